@@ -8,16 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewriter.batch.entry import Ending, Outcome
-from rewriter.batch.flags import arguments, variables
+from rewriter.batch.state import Ending, Outcome
 from rewriter.data.ranges import kept
 from rewriter.engines.user_cache import VARIABLE as CACHE
-from rewriter.pipeline.declaration import PREFIX
+from rewriter.pipeline.declaration import PREFIX, Declaration, Names, Paths, Shapes, declarations
 from rewriter.pipeline.options import FixOptions, VerifyOptions
 from rewriter.printable import printable
 
@@ -167,3 +166,52 @@ def _figures(report: Mapping[str, Any]) -> dict[str, Any]:
     if plan is not None:
         found |= {"fp32_nodes": len(plan["fp32"]) + len(plan["bf16"]), "float_nodes": plan["float_nodes"]}
     return found | {"all_fp32": plan is None and bool(report.get("repairs"))}
+
+
+# -- options as arguments of the command line ----------------------------------------------------
+
+
+def arguments(kind: type, options: Mapping[str, Any]) -> list[str]:
+    """The arguments that set these options of a command, each as one text `--name=value`.
+
+    Args:
+        kind: The class that declares them.
+        options: Values by name; None sets nothing.
+    """
+    declared = declarations(kind)
+    return [
+        text
+        for name, value in options.items()
+        if value is not None and name in declared
+        for text in _texts(declared[name], value)
+    ]
+
+
+def _texts(option: Declaration, value: Any) -> Iterator[str]:
+    if option.kind is bool:
+        yield from _switch(option, value=value)
+    elif option.kind == Shapes:
+        for name, dims in value.items():
+            yield f"{option.flag}={name}:{'x'.join(map(str, dims))}"
+    elif option.kind in (Names, Paths):
+        yield from (f"{option.flag}={part}" for part in value)
+    else:
+        yield f"{option.flag}={value}"
+
+
+def _switch(option: Declaration, *, value: bool) -> Iterator[str]:
+    on, _, off = (option.flags or (option.flag,))[0].partition("/")
+    if value:
+        yield on
+    elif off:
+        yield off
+
+
+def variables(kind: type, options: Mapping[str, Any]) -> dict[str, str]:
+    """Environment variables for what the command line cannot say: that a switch is off."""
+    declared = declarations(kind)
+    return {
+        declared[name].variable: "false"
+        for name, value in options.items()
+        if value is False and name in declared and not any("/" in flag for flag in declared[name].flags)
+    }

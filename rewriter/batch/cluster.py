@@ -1,25 +1,24 @@
 """Runs the models of a batch on a Ray cluster, whose workers need not share our disk.
 
-Ray runs a task again if its worker or its machine dies, so that nothing is lost.
+Models and samples travel as bytes. Ray runs a task again if its worker dies, so that nothing is lost.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rewriter.batch import memory, packing
-from rewriter.batch.entry import Entry, Outcome
-from rewriter.batch.flags import paths
-from rewriter.batch.packing import Packed
-from rewriter.batch.remote import Task, run
-from rewriter.batch.run import Display, Fixed, Verified
-from rewriter.batch.staging import land, workspace
+from rewriter import __version__
+from rewriter.batch.child import Child, fix_order, verify_order
+from rewriter.batch.machine import Display, Ends, land, memory_needed, workspace
+from rewriter.batch.models import Entry
+from rewriter.batch.state import Outcome, model_files, option_files
 from rewriter.errors import OutputError, UsageError
 from rewriter.pipeline.declaration import declarations
 from rewriter.pipeline.options import DataOptions, EngineOptions
@@ -35,13 +34,65 @@ TYPE = "accelerator_type:"
 VERIFY_OPTIONS = (*declarations(DataOptions), *declarations(EngineOptions))
 """Options of `fix` that `verify` has with the same meaning."""
 
+Packed = Mapping[str, bytes]
+"""Contents by path, relative to a folder, with `/`."""
+
+
+def pack(folder: Path, files: Iterable[Path]) -> Packed:
+    """Files, and all below those that are folders."""
+    every = (file for path in files for file in (sorted(path.rglob("*")) if path.is_dir() else [path]))
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in every if file.is_file()}
+
+
+def unpack(packed: Packed, folder: Path) -> None:
+    """Writes the files below a folder, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in packed.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
 
 @dataclass(frozen=True)
-class Job:
-    """A model to fix, or to verify on a type of GPU."""
+class Task:
+    """A model to fix or to verify, without its files.
 
-    entry: Entry
-    gpu: str = ""
+    Attributes:
+        model, result: Their names in their folders.
+        named: Options that name files and folders, with their last parts in the order of the contents.
+        version: Of the rewriter that sent it.
+    """
+
+    model: str
+    result: str
+    options: Mapping[str, Any]
+    named: Sequence[tuple[str, str]]
+    limit_s: float
+    version: str = __version__
+
+
+def run_task(task: Task, model: Packed, fixed: Packed | None, *files: Packed) -> tuple[Outcome, Packed]:
+    """Fixes a model, or verifies its result `fixed`, on a worker; returns the files that were made, too.
+
+    Args:
+        files: The contents of `task.named`.
+    """
+    if task.version != __version__:
+        versions = f"this worker has rewriter {__version__}, and {task.version} sent the model"
+        return Outcome("refused", f"{versions}: install one version"), {}
+    with tempfile.TemporaryDirectory(prefix="rewriter-batch-") as name, workspace(Path(name)) as parts:
+        folder, (result, scratch) = Path(name), parts
+        unpack(model, folder / "model")
+        options = dict(task.options)
+        for number, ((option, last), packed) in enumerate(zip(task.named, files, strict=True)):
+            unpack(packed, folder / f"file-{number}")
+            path = folder / f"file-{number}" / last
+            options[option] = [*options[option], path] if option in task.options else path
+        source, target = folder / "model" / task.model, result / task.result
+        unpack(fixed or {}, result)
+        order = (fix_order if fixed is None else verify_order)(source, target, options, task.limit_s)
+        outcome = Child(order, scratch).wait()
+        made = pack(result, [result]) if fixed is None else {}
+        return replace(outcome, text=outcome.text.replace(f"{folder}/", "")), made
 
 
 class Cluster:
@@ -57,80 +108,69 @@ class Cluster:
         self.ray, self.gpus, self.seconds = ray, gpus, seconds
         self.jobs = jobs or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self.shared: dict[Path, Any] = {}
-        self.task = ray.remote(run)
+        self.task = ray.remote(run_task)
 
-    def fix(self, entries: Sequence[Entry], display: Display) -> Generator[Fixed, None, None]:
+    def run(self, jobs: Sequence[tuple[Entry, str]], display: Display) -> Ends:
         """Yields each model with its outcome as it ends; closing the generator cancels the others."""
-        for job, outcome, files in self._results([Job(entry) for entry in entries], display):
-            yield job.entry, _landed(job.entry, outcome, files)
-
-    def verify(self, pairs: Sequence[tuple[Entry, str]], display: Display) -> Generator[Verified, None, None]:
-        """Yields the verdict on each fixed model on each type of GPU as it ends."""
-        for job, outcome, _ in self._results([Job(entry, gpu) for entry, gpu in pairs], display):
-            yield job.entry, job.gpu, outcome
-
-    def _results(self, jobs: Sequence[Job], display: Display) -> Iterator[tuple[Job, Outcome, Packed]]:
-        waiting, running = list(jobs), dict[Any, Job]()
+        waiting, running = list(jobs), dict[Any, tuple[Entry, str]]()
         try:
             while waiting or running:
                 display.tick()
                 while waiting and len(running) < self.jobs:
-                    job = waiting.pop(0)
-                    running[self._submit(job)] = job
-                    display.started(job.entry, job.gpu)
+                    entry, gpu = waiting.pop(0)
+                    running[self._submit(entry, gpu)] = entry, gpu
+                    display.started(entry, gpu)
                 for reference in self.ray.wait(list(running), timeout=WAIT_SECONDS)[0]:
-                    yield running.pop(reference), *self._result(reference)
+                    entry, gpu = running.pop(reference)
+                    yield entry, gpu, self._outcome(entry, gpu, reference)
         finally:
             for reference in running:
                 self.ray.cancel(reference, force=True)
 
-    def _result(self, reference: Any) -> tuple[Outcome, Packed]:
+    def _outcome(self, entry: Entry, gpu: str, reference: Any) -> Outcome:
         """What a task returned; its death counts as a crash when Ray has run it often enough."""
+        outcome: Outcome
         try:
             outcome, files = self.ray.get(reference)
         except self.ray.exceptions.RayError as error:
             last = str(error).strip().splitlines()[-1]
-            return Outcome("crashed", f"Ray ran it {RETRIES + 1} times: {last}"), {}
-        return outcome, files
+            return Outcome("crashed", f"Ray ran it {RETRIES + 1} times: {last}")
+        if gpu:
+            return outcome
+        try:
+            with workspace(entry.output.parent) as (result, _):
+                unpack(files, result)
+                return land(entry, outcome, result)
+        except (OSError, OutputError) as error:
+            return replace(outcome, ending="refused", text=str(error))
 
-    def _submit(self, job: Job) -> Any:
+    def _submit(self, entry: Entry, gpu: str) -> Any:
         """Starts a task; files that models share are stored once."""
-        entry, options = job.entry, dict(job.entry.options)
-        if job.gpu:
-            options = {name: value for name, value in options.items() if name in VERIFY_OPTIONS}
-        named = [(name, path) for name, files in paths(options).items() for path in files]
-        plain = {name: value for name, value in options.items() if name not in dict(named)}
-        lists: dict[str, Any] = {n: () for n, _ in named if isinstance(options[n], (list, tuple))}
-        task = Task(
-            entry.model.name, entry.output.name, plain | lists, [(n, p.name) for n, p in named], self.seconds
-        )
+        options = {n: v for n, v in entry.options.items() if not gpu or n in VERIFY_OPTIONS}
+        paths = option_files(options)
+        named = [(name, path) for name, files in paths.items() for path in files]
+        lists = {name: () for name in paths if isinstance(options[name], (list, tuple))}
+        plain = {name: value for name, value in options.items() if name not in paths}
+        last_parts = [(name, path.name) for name, path in named]
+        task = Task(entry.model.name, entry.output.name, {**plain, **lists}, last_parts, self.seconds)
+        model, output = entry.model, entry.output
+        packed = pack(model.parent, model_files(model))
+        fixed = pack(output.parent, model_files(output)) if gpu else None
         files = [self._stored(path) for _, path in named]
-        fixed = packing.pack_model(entry.output) if job.gpu else None
-        model = packing.pack_model(entry.model)
-        resources = {"num_cpus": 1, "max_retries": RETRIES, **self._resources(job)}
-        return self.task.options(**resources).remote(task, model, fixed, *files)
+        resources = {"num_cpus": 1, "max_retries": RETRIES, **self._resources(entry, gpu)}
+        return self.task.options(**resources).remote(task, packed, fixed, *files)
 
     def _stored(self, path: Path) -> Any:
         if path not in self.shared:
-            self.shared[path] = self.ray.put(packing.pack(path))
+            self.shared[path] = self.ray.put(pack(path.parent, [path]))
         return self.shared[path]
 
-    def _resources(self, job: Job) -> dict[str, Any]:
+    def _resources(self, entry: Entry, gpu: str) -> dict[str, Any]:
         """What the task reserves. No task asks for more memory than the largest machine has."""
-        if job.gpu:
-            return {"num_gpus": 1, "accelerator_type": job.gpu}
+        if gpu:
+            return {"num_gpus": 1, "accelerator_type": gpu}
         machines = [node["Resources"].get("memory", 0) for node in self.ray.nodes() if node["Alive"]]
-        needed = min(memory.needed(job.entry.model), int(max(machines)))
-        return {"num_gpus": self.gpus, "memory": needed}
-
-
-def _landed(entry: Entry, outcome: Outcome, files: Packed) -> Outcome:
-    try:
-        with workspace(entry) as folder:
-            packing.unpack(files, folder / "result")
-            return land(entry, outcome, folder / "result")
-    except (OSError, OutputError) as error:
-        return replace(outcome, ending="refused", text=str(error))
+        return {"num_gpus": self.gpus, "memory": min(memory_needed(entry.model), int(max(machines)))}
 
 
 @contextmanager
@@ -151,11 +191,9 @@ def connected(
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
+            what = f"no Ray cluster answers: {str(error).strip().splitlines()[0]}"
             hint = "start one: ray start --head; docs/batch.md shows how"
-            first = str(error).strip().splitlines()[0]
-            raise UsageError(
-                f"no Ray cluster answers: {first}", where=f"--ray {address}", hint=hint
-            ) from error
+            raise UsageError(what, where=f"--ray {address}", hint=hint) from error
         try:
             check_resources(ray.cluster_resources(), gpus=gpus, verify_on=verify_on)
             yield Cluster(ray, gpus=gpus, jobs=jobs, seconds=seconds)
@@ -179,5 +217,4 @@ def check_resources(resources: Mapping[str, float], *, gpus: float, verify_on: S
     for gpu in verify_on:
         if gpu not in there:
             has = f"it has {', '.join(sorted(there))}" if there else "it reports no types of GPU"
-            hint = "name one of them, or add a machine to the cluster"
             raise UsageError(f"the cluster has no {gpu}: {has}", where="--verify-on", hint=hint)

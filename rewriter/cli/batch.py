@@ -15,13 +15,13 @@ import typer
 
 from rewriter.cli.exits import FAILED, STDOUT, is_page, reader_may_leave, write_document
 from rewriter.cli.parameters import Json, Quiet, check_extra, read_configuration, with_options
-from rewriter.english import count as english
+from rewriter.english import count
 from rewriter.errors import UsageError
 from rewriter.pipeline.declaration import declarations
-from rewriter.pipeline.options import BatchCommand
+from rewriter.pipeline.options import BatchCommand, FixOptions
 
 if TYPE_CHECKING:
-    from rewriter.batch.run import Prover, Workers
+    from rewriter.batch.machine import Workers
     from rewriter.batch.summary import Summary
 
 Models = Annotated[
@@ -43,23 +43,24 @@ def batch(
     Samples are taken from net.npz beside net.onnx, if it is there. Exits with 0 if every model passed, with
     1 if one did not, with 2 on bad usage.
     """
-    from rewriter.batch.display import display
-    from rewriter.batch.plan import entries, of_fix
-    from rewriter.batch.run import Batch
-    from rewriter.batch.summary import Summary, print_summary
+    from rewriter.batch.machine import run_batch
+    from rewriter.batch.models import entries
+    from rewriter.batch.summary import Summary, display, print_summary
     from rewriter.report.terminal import console
 
     start = time.monotonic()
     configuration = read_configuration(quiet=quiet)
     listed, reports = given.get("manifest"), given.get("report", [])
-    todo = entries(models or [], output, of_fix(given), configuration, listed)
+    of_fix = {name: value for name, value in given.items() if name in declarations(FixOptions)}
+    todo = entries(models or [], output, of_fix, configuration, listed)
     inputs = [part for entry in todo for part in (entry.model, entry.output)]
     for flag, path in (("--json", json), *(("--report", path) for path in reports)):
         check_extra(flag, path, [*inputs, listed, configuration.file])
     _check_reports(reports)
     gpus = given.get("verify_on", ())
-    with _workers(given) as (workers, prover, where), display(len(todo), shown=not quiet) as shown:
-        records = Batch(todo, again=given.get("again", False), gpus=gpus).run(workers, shown, prover)
+    again = given.get("again", False)
+    with _workers(given) as (workers, where), display(len(todo), shown=not quiet) as shown:
+        records = run_batch(todo, workers, shown, gpus=gpus, again=again)
     summary = Summary(records, gpus, where, time.monotonic() - start)
     with reader_may_leave():
         print_summary(summary, console(stderr=json == STDOUT), quiet=quiet)
@@ -69,28 +70,24 @@ def batch(
 
 
 @contextmanager
-def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Workers, Prover | None, str]]:
+def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Workers, str]]:
     """What runs the models, and its name for people."""
-    from rewriter.batch import cluster, local, memory
+    from rewriter.batch import cluster, machine
 
     jobs, seconds = given.get("jobs", 0), given.get("time_limit", DEFAULTS["time_limit"].default)
     address, gpus = given.get("ray"), given.get("verify_on", ())
     if address is not None:
-        count = given.get("gpus", 0.0)
-        with cluster.connected(address, gpus=count, jobs=jobs, seconds=seconds, verify_on=gpus) as ray:
-            yield ray, ray if gpus else None, f"Ray at {address}"
+        reserved = given.get("gpus", 0.0)
+        with cluster.connected(address, gpus=reserved, jobs=jobs, seconds=seconds, verify_on=gpus) as ray:
+            yield ray, f"Ray at {address}"
         return
     for name in ("verify_on", "gpus"):
         if given.get(name):
             raise UsageError("it needs a Ray cluster", where=DEFAULTS[name].flag, hint="add --ray ADDRESS")
     jobs = jobs or max(1, (os.cpu_count() or 2) // 2)
     allowed = given.get("memory")
-    budget = memory.budget() if allowed is None else int(allowed * memory.GIB)
-    yield (
-        local.Processes(local.Limits(jobs, budget, seconds)),
-        None,
-        f"{english(jobs, 'job')} on this machine",
-    )
+    budget = machine.memory_budget() if allowed is None else int(allowed * machine.GIB)
+    yield machine.Processes(jobs, budget, seconds), f"{count(jobs, 'job')} on this machine"
 
 
 def _check_reports(reports: Sequence[Path]) -> None:
@@ -101,14 +98,12 @@ def _check_reports(reports: Sequence[Path]) -> None:
 
 
 def _write(summary: Summary, files: Sequence[Path]) -> None:
-    from rewriter.batch.junit import as_junit
-    from rewriter.batch.page import write
-    from rewriter.batch.summary import as_dict
+    from rewriter.batch.summary import as_dict, as_junit, write_page
     from rewriter.model import write_text
 
     for path in files:
         if is_page(path):
-            write(summary, path, shlex.join(["rewriter", *sys.argv[1:]]))
+            write_page(summary, path, shlex.join(["rewriter", *sys.argv[1:]]))
         elif path.suffix.lower() == JUNIT:
             write_text(as_junit(summary), path)
         else:

@@ -21,8 +21,8 @@ from typer.testing import CliRunner, Result
 
 from rewriter import cli
 from rewriter.batch.child import Child, fix_order
-from rewriter.batch.entry import Entry, Outcome, Record
-from rewriter.batch.key import key_of
+from rewriter.batch.models import Entry
+from rewriter.batch.state import Outcome, Record, key_of
 from rewriter.batch.summary import Summary, print_summary
 from rewriter.model import save
 

@@ -10,10 +10,12 @@ import onnx
 import pytest
 from graphs import graph, with_weights
 
-from rewriter.batch import flags, manifest, packing, plan, staging
-from rewriter.batch.entry import Entry, Outcome
-from rewriter.batch.key import digest, key_of
-from rewriter.batch.record import state_file
+from rewriter.batch import models
+from rewriter.batch.child import arguments
+from rewriter.batch.cluster import pack, unpack
+from rewriter.batch.machine import land, workspace
+from rewriter.batch.models import Entry
+from rewriter.batch.state import Outcome, digest, key_of, model_files, state_file
 from rewriter.errors import OutputError, UsageError
 from rewriter.model import save
 from rewriter.pipeline.config import Configuration
@@ -26,27 +28,27 @@ def test_a_model_is_packed_with_its_weights(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(model.whole(), path, save_as_external_data=True, location="net.data", size_threshold=0)
     (tmp_path / "other.txt").write_text("not of the model")
-    packed = packing.pack_model(path)
+    packed = pack(path.parent, model_files(path))
     assert sorted(packed) == ["net.data", "net.onnx"]
-    packing.unpack(packed, tmp_path / "there" / "deep")
+    unpack(packed, tmp_path / "there" / "deep")
     assert {file.name: file.read_bytes() for file in (tmp_path / "there" / "deep").iterdir()} == dict(packed)
 
 
 def test_a_file_that_is_no_model_is_packed_for_the_child_to_refuse(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     path.write_bytes(b"no model")
-    assert packing.pack_model(path) == {"net.onnx": b"no model"}
+    assert pack(path.parent, model_files(path)) == {"net.onnx": b"no model"}
 
 
 def test_a_folder_is_packed_with_its_name_and_all_below(tmp_path: Path) -> None:
     (tmp_path / "data" / "deep").mkdir(parents=True)
     (tmp_path / "data" / "deep" / "a.npz").write_bytes(b"a")
     (tmp_path / "data" / "b.npz").write_bytes(b"b")
-    packed = packing.pack(tmp_path / "data")
+    packed = pack(tmp_path, [tmp_path / "data"])
     assert packed == {"data/deep/a.npz": b"a", "data/b.npz": b"b"}
-    assert packing.pack(tmp_path / "data" / "b.npz") == {"b.npz": b"b"}
-    packing.unpack(packed, tmp_path / "there")
-    assert packing.pack(tmp_path / "there" / "data") == packed
+    assert pack(tmp_path / "data", [tmp_path / "data" / "b.npz"]) == {"b.npz": b"b"}
+    unpack(packed, tmp_path / "there")
+    assert pack(tmp_path / "there", [tmp_path / "there" / "data"]) == packed
 
 
 def test_a_digest_is_of_contents_and_of_names_in_a_folder(tmp_path: Path) -> None:
@@ -93,7 +95,7 @@ ARGUMENTS = [
 
 @pytest.mark.parametrize(("options", "expected"), ARGUMENTS)
 def test_options_as_arguments(options: dict[str, Any], expected: list[str]) -> None:
-    assert flags.arguments(FixOptions, options) == expected
+    assert arguments(FixOptions, options) == expected
 
 
 BAD = [
@@ -115,7 +117,7 @@ def test_a_manifest_that_makes_no_sense_is_refused(text: str, words: str, tmp_pa
     path = tmp_path / "models.toml"
     path.write_text(text)
     with pytest.raises(UsageError, match=words) as caught:
-        manifest.read(path, tmp_path / "out")
+        models.listed(path, tmp_path / "out")
     assert str(caught.value).startswith(str(path)) and caught.value.hint
 
 
@@ -124,51 +126,45 @@ def test_options_of_one_model_go_over_those_of_all(tmp_path: Path) -> None:
         save(graph("g (float[2] x) => (float[2] y) { y = Exp(x) }"), tmp_path / f"{name}.onnx")
     path = tmp_path / "models.toml"
     path.write_text("opset = 17\n[[model]]\npath = 'a.onnx'\nopset = 18\n[[model]]\npath = 'b.onnx'")
-    a, b = manifest.read(path, tmp_path / "out")
+    a, b = models.listed(path, tmp_path / "out")
     assert (a.options["opset"], b.options["opset"]) == (18, 17)
 
 
 def test_a_batch_of_nothing_and_one_over_its_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no models are named"):
-        plan.entries([], tmp_path / "out", {}, Configuration(()))
+        models.entries([], tmp_path / "out", {}, Configuration(()))
     model = save(graph("g (float[2] x) => (float[2] y) { y = Exp(x) }"), tmp_path / "net.onnx")
     linked = tmp_path / "linked"
     linked.mkdir()
     (linked / "net.onnx").symlink_to(model)
     with pytest.raises(UsageError, match="would replace the model"):
-        plan.entries([model], linked, {}, Configuration(()))
+        models.entries([model], linked, {}, Configuration(()))
     (tmp_path / "net.npz").write_bytes(b"")
-    (entry,) = plan.entries([model], tmp_path / "out", {}, Configuration(()))
+    (entry,) = models.entries([model], tmp_path / "out", {}, Configuration(()))
     assert (entry.output, entry.options["inputs"]) == (tmp_path / "out" / "net.onnx", tmp_path / "net.npz")
-    (shaped,) = plan.entries([model], tmp_path / "out", {"input_shapes": {"x": (2,)}}, Configuration(()))
+    (shaped,) = models.entries([model], tmp_path / "out", {"input_shapes": {"x": (2,)}}, Configuration(()))
     assert "inputs" not in shaped.options, "the user gave shapes for random data"
 
 
 def test_a_result_lands_with_the_model_last_and_without_the_old_state(tmp_path: Path) -> None:
-    output, result = tmp_path / "out" / "net.onnx", tmp_path / "result"
-    staging.make_folder(output.parent)
-    result.mkdir()
-    for name in ("net.onnx", "net.onnx.data", "zz.json"):
-        (result / name).write_text(name)
-    state_file(output).parent.mkdir(parents=True, exist_ok=True)
-    state_file(output).write_text("of an earlier run")
-    landed = staging.land(
-        Entry("net.onnx", tmp_path / "net.onnx", output, {}), Outcome("verified", "fixed"), result
-    )
+    output = tmp_path / "out" / "net.onnx"
+    with workspace(output.parent) as (result, _):
+        for name in ("net.onnx", "net.onnx.data", "zz.json"):
+            (result / name).write_text(name)
+        state_file(output).write_text("of an earlier run")
+        landed = land(Entry("net.onnx", tmp_path / "net.onnx", output), Outcome("verified", "fixed"), result)
     assert set(landed.files) == {"net.onnx.data", "zz.json", "net.onnx"}
     assert landed.files[-1] == "net.onnx"
-    assert not state_file(output).exists() and not list(result.iterdir())
+    assert not state_file(output).exists()
     assert output.read_text() == "net.onnx"
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(OutputError, match="cannot make the folder"):
-        staging.make_folder(tmp_path / "file" / "out")
-    result = tmp_path / "result"
-    result.mkdir()
-    (result / "net.onnx").write_text("model")
-    entry = Entry("net.onnx", tmp_path / "net.onnx", tmp_path / "nowhere" / "net.onnx", {})
-    with pytest.raises(OutputError, match="cannot write the model") as caught:
-        staging.land(entry, Outcome("verified", "fixed"), result)
-    assert str(caught.value).startswith(str(entry.output))
+    with pytest.raises(OutputError, match="cannot make the folder"), workspace(tmp_path / "file" / "out"):
+        pass
+    (tmp_path / "result").mkdir()
+    (tmp_path / "result" / "net.onnx").write_text("model")
+    entry = Entry("net.onnx", tmp_path / "net.onnx", tmp_path / "nowhere" / "net.onnx")
+    landed = land(entry, Outcome("verified", "fixed"), tmp_path / "result")
+    assert landed.ending == "refused" and landed.text.startswith(f"{entry.output}: cannot write the model")

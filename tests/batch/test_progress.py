@@ -8,10 +8,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from rewriter.batch.display import Bars
-from rewriter.batch.entry import Entry, Outcome, Record
-from rewriter.batch.page import write
-from rewriter.batch.summary import Summary, as_dict, print_summary
+from rewriter.batch.models import Entry
+from rewriter.batch.state import Outcome, Record
+from rewriter.batch.summary import Bars, Summary, as_dict, print_summary, write_page
 from rewriter.report import terminal
 
 ENTRY = Entry("nets/a.onnx", Path("a.onnx"), Path("out/a.onnx"))
@@ -53,6 +52,6 @@ def test_verdicts_on_gpus_are_columns_and_a_failure_is_explained(tmp_path: Path)
     assert not summary.passed
     assert "nets/a.onnx verified 6 of 44 0.0007 failed 0.3 1.5 1.0" in text
     assert "nets/a.onnx on L4: the engine's result is NOT within 0.005" in text
-    write(summary, tmp_path / "batch.html", "rewriter batch nets")
+    write_page(summary, tmp_path / "batch.html", "rewriter batch nets")
     assert "failed 0.3" in (tmp_path / "batch.html").read_text(encoding="utf-8")
     assert as_dict(summary)["models"][0]["verified_on"]["L4"]["ending"] == "failed"

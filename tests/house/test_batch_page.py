@@ -19,8 +19,8 @@ from graphs import graph
 from paths import ROOT
 from typer.testing import CliRunner
 
-from rewriter.batch import manifest
-from rewriter.batch.entry import Ending
+from rewriter.batch.models import listed
+from rewriter.batch.state import Ending
 from rewriter.cli import app
 from rewriter.model import save
 
@@ -53,9 +53,13 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("line", [line for line in COMMANDS if "--ray" not in line])
+RUN = [line for line in COMMANDS if "--ray" not in line]
+QUICK = [line for line in RUN if "--manifest" in line]
+
+
+@pytest.mark.parametrize("line", RUN if os.environ.get("REWRITER_NIGHTLY") == "1" else QUICK)
 def test_a_command_of_the_page_runs(line: str, shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a cluster run in tests/batch/test_ray.py."""
+    """By day the one with a manifest; those of a cluster run in tests/batch/test_ray.py."""
     monkeypatch.chdir(shelf)
     monkeypatch.setenv("REWRITER_BUILD", "false")
     monkeypatch.setenv("REWRITER_CACHE", str(shelf / "cache"))
@@ -71,7 +75,7 @@ def test_the_manifest_of_the_page_is_read(tmp_path: Path) -> None:
     (tmp_path / "detectors").mkdir()
     for name in ("resnet", "detectors/a"):
         save(graph(MODEL), tmp_path / f"{name}.onnx")
-    found = {one.name: one.options for one in manifest.read(tmp_path / "models.toml", tmp_path / "out")}
+    found = {one.name: one.options for one in listed(tmp_path / "models.toml", tmp_path / "out")}
     assert found == {
         "resnet.onnx": {"preset": "trt-fp16", "inputs": tmp_path / "resnet.npz"},
         "detectors/a.onnx": {"preset": "trt-fp16", "keep_fp32_op": ("Softmax",), "tolerance": 1e-3},

@@ -1,0 +1,192 @@
+"""The models of a batch with their options: from files, folders, patterns, and a manifest in TOML.
+
+preset = "trt-fp16"             # options of all its models
+
+[[model]]
+path = "detectors/*.onnx"       # a file, a folder or a pattern, relative to the manifest
+inputs = "detectors/samples"
+keep-fp32-op = ["Softmax"]
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rewriter.errors import UsageError, did_you_mean
+from rewriter.pipeline.config import Configuration
+from rewriter.pipeline.config.option_values import from_toml
+from rewriter.pipeline.declaration import Declaration, declarations
+from rewriter.pipeline.options import BatchCommand, FixOptions
+
+KEYS: Mapping[str, Declaration] = {
+    declared.key: declared
+    for name, declared in declarations(BatchCommand).items()
+    if name in declarations(FixOptions) and name not in ("in_place", "dry_run", "save_plan")
+}
+"""What a manifest may set, as in rewriter.toml."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model to fix.
+
+    Attributes:
+        name: Its path relative to the folder that was named, with `/`; it is unique in a batch.
+        output: Where the fixed model goes.
+        options: Arguments of `rewriter.fix` that the user set for it.
+    """
+
+    name: str
+    model: Path
+    output: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def entries(
+    paths: Sequence[Path],
+    output: Path,
+    options: Mapping[str, Any],
+    configuration: Configuration,
+    manifest: Path | None = None,
+) -> list[Entry]:
+    """Every model with its output and the options in force for it.
+
+    The command line decides over the manifest, and the manifest over the environment and the project's file.
+
+    Args:
+        options: Options of `fix` on the command line.
+
+    Raises:
+        UsageError: there is no model, two have one output, or an option makes no sense.
+    """
+    for name, value in options.items():
+        option = declarations(FixOptions)[name]
+        try:
+            if option.check:
+                option.check(value)
+        except ValueError as error:
+            raise UsageError(f"it cannot be {value!r}", where=option.flag, hint=str(error)) from error
+    models = [*named(paths, output), *(listed(manifest, output) if manifest else [])]
+    if not models:
+        hint = "name files or folders, or --manifest FILE.toml"
+        raise UsageError("no models are named", where="rewriter batch", hint=hint)
+    return [_resolved(entry, options, configuration) for entry in _merged(models)]
+
+
+def _resolved(entry: Entry, options: Mapping[str, Any], configuration: Configuration) -> Entry:
+    """The entry with all options in force, and the samples beside its model."""
+    if entry.output.resolve() == entry.model.resolve():
+        where, hint = str(entry.output), "name another folder"
+        raise UsageError("the result would replace the model", where=where, hint=hint)
+    resolved = configuration.resolve(**{**entry.options, **options})
+    with resolved.errors_name_sources():
+        arguments = resolved.arguments("fix")
+        FixOptions(**arguments)
+    beside = entry.model.with_suffix(".npz")
+    if beside.is_file() and not {"inputs", "input_shapes", "plan"} & arguments.keys():
+        arguments["inputs"] = beside
+    return replace(entry, options=arguments)
+
+
+def named(paths: Iterable[Path], output: Path) -> list[Entry]:
+    """The models that paths name: files, folders with all below them, and patterns such as `nets/**/*.onnx`.
+
+    The folder of the results is not searched.
+
+    Raises:
+        UsageError: a path or a pattern names no model.
+    """
+    found = []
+    for path in paths:
+        here = [pair for pair in _files(path) if not pair[1].resolve().is_relative_to(output.resolve())]
+        if not here:
+            hint = "name a file, a folder with .onnx files, or a pattern in quotes"
+            raise UsageError("no model is there", where=str(path), hint=hint)
+        found += [Entry(name, file, output / name) for name, file in here]
+    return found
+
+
+def _files(path: Path) -> Iterator[tuple[str, Path]]:
+    """Each model with its name."""
+    if path.is_dir():
+        for file in sorted(path.rglob("*.onnx")):
+            if file.is_file():
+                yield file.relative_to(path).as_posix(), file
+    elif path.is_file():
+        yield path.name, path
+    elif glob.has_magic(str(path)):
+        first = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
+        folder = Path(*path.parts[:first])
+        for text in sorted(glob.glob(str(path), recursive=True)):  # noqa: PTH207  # an absolute pattern, too
+            if Path(text).is_file():
+                yield Path(os.path.relpath(text, folder)).as_posix(), Path(text)
+
+
+def _merged(models: Iterable[Entry]) -> list[Entry]:
+    """The models with each file once; a manifest's options go to the same file from a folder.
+
+    Raises:
+        UsageError: two files would have the same output.
+    """
+    by_file: dict[Path, Entry] = {}
+    for entry in models:
+        first = by_file.get(entry.model.resolve(), entry)
+        by_file[entry.model.resolve()] = replace(first, options={**first.options, **entry.options})
+    names: dict[str, Path] = {}
+    for entry in by_file.values():
+        other = names.setdefault(entry.name, entry.model)
+        if other != entry.model:
+            what = f"{other} has the same name: one result would replace the other"
+            hint = "name the folder that holds both, so that results keep their folders"
+            raise UsageError(what, where=str(entry.model), hint=hint)
+    return list(by_file.values())
+
+
+def listed(manifest: Path, output: Path) -> list[Entry]:
+    """The models of a manifest with their options.
+
+    Raises:
+        UsageError: it cannot be read, or sets what is no option; the message names the entry.
+    """
+    try:
+        table = tomllib.loads(manifest.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        hint = "name a TOML file"
+        raise UsageError(f"it cannot be read: {error}", where=str(manifest), hint=hint) from error
+    tables = table.pop("model", [])
+    if not (isinstance(tables, list) and tables and all(isinstance(one, dict) for one in tables)):
+        hint = 'write a table for each model: [[model]] and path = "net.onnx"'
+        raise UsageError("it names no models", where=str(manifest), hint=hint)
+    common, folder, models = _options(table, str(manifest), manifest.parent), manifest.parent, []
+    for number, one in enumerate(tables, 1):
+        path, where = one.pop("path", None), f"{manifest}, model {number}"
+        if not isinstance(path, str) or not path:
+            raise UsageError("it has no path", where=where, hint='write path = "net.onnx"')
+        options = {**common, **_options(one, f"{where} ({path})", folder)}
+        for entry in named([folder / path], output):
+            relative = Path(os.path.relpath(entry.model, folder))
+            name = entry.name if relative.parts[:1] == ("..",) else relative.as_posix()
+            models.append(Entry(name, entry.model, output / name, options))
+    return models
+
+
+def _options(table: Mapping[str, Any], where: str, folder: Path) -> dict[str, Any]:
+    values = {}
+    for word, value in table.items():
+        if word not in KEYS:
+            hint = did_you_mean(word, KEYS) or "docs/configuration.md lists the keys"
+            raise UsageError(f"unknown key {word!r}", where=where, hint=hint)
+        key = KEYS[word]
+        try:
+            values[key.name] = from_toml(key, value, folder)
+            if key.check:
+                key.check(values[key.name])
+        except ValueError as error:
+            raise UsageError(f"{word} cannot be {value!r}", where=where, hint=str(error)) from error
+    return values
