@@ -12,7 +12,7 @@ from rewriter.plan import Plan
 from rewriter.search.cheapest import cheapest
 from rewriter.search.effort import MOST
 from rewriter.search.goal import Budget, ErrorLimit, Found, Goal
-from rewriter.search.trials import Problem, Trials
+from rewriter.search.trials import Candidate, Problem, Trials
 from rewriter.search.within import most_accurate
 from rewriter.verification.expected import run_all
 
@@ -46,6 +46,11 @@ def begin(problem: Problem, plan: Plan, goal: Goal) -> Trials:
 
 def reached(trials: Trials, goal: ErrorLimit | Budget) -> Found:
     return cheapest(trials, goal) if isinstance(goal, ErrorLimit) else most_accurate(trials, goal, MOST)
+
+
+def tried(trials: Trials) -> list[Candidate]:
+    """The evaluated candidates in order; of equal plans the first."""
+    return [c for c in trials.different(list(trials._plans), set()) if trials.types(c) in trials._values]
 
 
 def most_emulations(nodes: int) -> int:

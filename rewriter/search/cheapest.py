@@ -66,7 +66,8 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
     if needed is None:
         best = trials.value(added(ranked))
         if goal.first_found:
-            return trials.found(goal, _closest(ranked, trials, goal), met=False)
+            close = replace(goal, tolerance=AS_FP32 * best)  # as few nodes as come close to all of them
+            return trials.found(goal, added(ranked[: _bisect(ranked, trials, close) or 0]), met=False)
         return replace(trials.found(goal, rules, met=False, weights=trials.weights_alone()), value=best)
     kept = ranked[:needed]
     if goal.first_found:
@@ -78,12 +79,6 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
     if weights is not None and not goal.meets(weights):
         return trials.found(goal, rules, met=False, weights=weights)
     return trials.found(goal, _cheaper(trials, goal, candidate), weights=weights)
-
-
-def _closest(ranked: Sequence[str], trials: Trials, goal: ErrorLimit) -> Candidate:
-    """Returns as few of the best nodes as come close to what all nodes in FP32 reach."""
-    reached = replace(goal, tolerance=AS_FP32 * trials.value(added(ranked)))
-    return added(ranked[: _bisect(ranked, trials, reached) or 0])
 
 
 def _products_share(trials: Trials, candidate: Candidate) -> float:

@@ -18,7 +18,6 @@ from rewriter.figures.pair import is_float
 from rewriter.figures.tolerances import RELATIVE_L2
 from rewriter.model import Array, Model
 from rewriter.model import facts as tensor_facts
-from rewriter.model.facts import Facts
 from rewriter.plan import Plan
 from rewriter.search.cheapest import cheapest
 from rewriter.search.effort import Effort, RunCost, affordable
@@ -33,30 +32,25 @@ SAMPLES = 4
 
 
 @dataclass(frozen=True)
-class SearchInput:
-    """A model whose plans are compared with its original.
+class SearchRequest:
+    """A search from the rules' plan of a model.
 
     Attributes:
-        structured: The model fitted to the rules' plan; `facts`: its facts.
-        plan: The rules' plan.
+        original: The model that plans are compared with.
+        structured: The model fitted to the rules' plan, `plan`.
+        goal: What the plan shall reach.
+        accumulation: Type of the emulated sums.
         adapted: As for `Problem`.
     """
 
     original: Model
     structured: Model
-    facts: Facts
     samples: Samples
     plan: Plan
-    adapted: Callable[[Plan], Model] | None = None
-
-
-@dataclass(frozen=True)
-class SearchRequest:
-    """The options of a search."""
-
     goal: Goal
     accumulation: Accumulation
     target: Target
+    adapted: Callable[[Plan], Model] | None = None
 
 
 @dataclass(frozen=True)
@@ -74,15 +68,17 @@ class SearchOutcome:
     warnings: tuple[str, ...] = ()
 
 
-def run(given: SearchInput, request: SearchRequest) -> SearchOutcome:
+def run(request: SearchRequest) -> SearchOutcome:
     """Searches from the rules' plan of a model.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
-    start, goal = time.monotonic(), _with_rows_as_sets(request.goal, given.original)
-    problem, effort = _problem(given, replace(request, goal=goal))
-    trials = Trials(problem, given.plan, goal.measure, f"added by the search for {goal}")
+    start, goal = time.monotonic(), request.goal
+    if goal.metric == RELATIVE_L2 and selects_rows(request.original):
+        goal = replace(goal, metric=DETECTIONS)  # rows in another order differ in every element
+    problem, effort = _problem(replace(request, goal=goal))
+    trials = Trials(problem, request.plan, goal.measure, f"added by the search for {goal}")
     if isinstance(goal, ErrorLimit):
         found = cheapest(trials, goal)
     else:
@@ -91,52 +87,42 @@ def run(given: SearchInput, request: SearchRequest) -> SearchOutcome:
     return SearchOutcome(found.plan, check, (effort.reduced,) if effort.reduced else ())
 
 
-def _problem(given: SearchInput, request: SearchRequest) -> tuple[Problem, Effort]:
+def _problem(request: SearchRequest) -> tuple[Problem, Effort]:
     """Runs the original on as many samples as the search can afford; for the first plan found, on all."""
-    samples, goal, expected = list(islice(given.samples, SAMPLES)), request.goal, list[Outputs]()
+    samples, goal, expected = list(islice(request.samples, SAMPLES)), request.goal, list[Outputs]()
+    facts = tensor_facts.infer(request.structured)
     first_found = isinstance(goal, ErrorLimit) and goal.first_found
     effort = Effort(len(samples), request.accumulation, request.accumulation)
-    with Session(reference(given.original, tensor_facts.infer(given.original))) as session:
+    with Session(reference(request.original, tensor_facts.infer(request.original))) as session:
         start = time.process_time()
         for sample in samples:
             expected.append(session.run(sample))
             if len(expected) == 1 and not first_found:
-                cost = RunCost.of(given.structured, given.facts, time.process_time() - start)
+                cost = RunCost.of(request.structured, facts, time.process_time() - start)
                 effort = affordable(goal, cost, len(samples), request.accumulation)
             if len(expected) == effort.samples:
                 break
     places = [_strongest(expected)] if first_found else range(len(expected))
     problem = Problem(
-        given.structured,
-        given.facts,
+        request.structured,
+        facts,
         [samples[place] for place in places],
         [expected[place] for place in places],
         effort.judging_sums,
         effort.ranking_sums,
         request.target,
-        given.adapted,
+        request.adapted,
     )
     return problem, effort
 
 
-def _with_rows_as_sets(goal: Goal, original: Model) -> Goal:
-    """Returns the goal with rows matched as sets if the model selects rows and the metric is the default.
-
-    Rows in another order differ in every element.
-    """
-    by_default = goal.metric == RELATIVE_L2 and selects_rows(original)
-    return replace(goal, metric=DETECTIONS) if by_default else goal
-
-
 def _strongest(exact: Sequence[Outputs]) -> int:
     """The sample with the largest outputs: where a detector finds nothing, relative errors mean nothing."""
-    sizes = np.array([[_size(value) for value in outputs.values()] for outputs in exact])
+
+    def size(value: Array) -> float:
+        finite = value[np.isfinite(value)] if is_float(value) else np.zeros(1)
+        return float(np.linalg.norm(finite.astype(np.float64)))
+
+    sizes = np.array([[size(value) for value in outputs.values()] for outputs in exact])
     largest = np.maximum(sizes.max(axis=0), np.finfo(np.float64).tiny)
     return int(np.argmax((sizes / largest).sum(axis=1)))
-
-
-def _size(value: Array) -> float:
-    """The L2 norm of a float output's finite elements; 0.0 of other types."""
-    if not is_float(value):
-        return 0.0
-    return float(np.linalg.norm(value[np.isfinite(value)].astype(np.float64)))

@@ -103,17 +103,19 @@ class Problem:
         facts = self.facts if model is self.model else tensor_facts.infer(model)
         return retype(model, facts, request(model, plan, ""))
 
-    def emulated(self, plan: Plan, metric: Metric) -> float:
-        """Returns the metric of `plan`, the worst over samples, with TF32 for FP32 products."""
-        return self._run(plan, metric, lambda m, facts: emulation(m, facts, self.accumulation, tf32=True))
+    def value(self, plan: Plan, metric: Metric, *, weights_alone: bool = False) -> float:
+        """Returns the metric of `plan`, the worst over samples, with TF32 for FP32 products.
 
-    def with_rounded_constants(self, plan: Plan, metric: Metric) -> float:
-        """Returns the metric with the rounded weights of `plan` and all arithmetic in FP32."""
-        return self._run(plan, metric, reference)
-
-    def _run(self, plan: Plan, metric: Metric, fp32_form: Callable[[Model, Facts], Model]) -> float:
+        Args:
+            weights_alone: Emulate the rounded weights of `plan`, with all arithmetic in FP32.
+        """
         lowered = self.lowered(plan)
-        with Session(fp32_form(lowered, tensor_facts.infer(lowered))) as session:
+        facts = tensor_facts.infer(lowered)
+        if weights_alone:
+            model = reference(lowered, facts)
+        else:
+            model = emulation(lowered, facts, self.accumulation, tf32=True)
+        with Session(model) as session:
             values = [
                 metric.worst(expected, session.run(as_declared(lowered, sample)))
                 for sample, expected in zip(self.samples, self.expected, strict=True)
@@ -190,16 +192,12 @@ class Trials:
         """Returns the metric of a candidate's plan."""
         if (types := self.types(candidate)) not in self._values:
             self.count += 1
-            self._values[types] = self.problem.emulated(self.plan_of(candidate), self.metric)
+            self._values[types] = self.problem.value(self.plan_of(candidate), self.metric)
         return self._values[types]
 
     def latency_us(self, candidate: Candidate) -> float:
         """Returns the estimated time of a candidate's plan."""
         return self.prices.total_us(self.plan_of(candidate))
-
-    def tried(self) -> list[Candidate]:
-        """Returns the evaluated candidates in order; of equal plans the first."""
-        return [c for c in self.different(list(self._plans), set()) if self.types(c) in self._values]
 
     def different(self, candidates: Iterable[Candidate], seen: set[Types]) -> Iterator[Candidate]:
         """Yields candidates whose plans differ from each other and from those in `seen`, which grows."""
@@ -228,8 +226,8 @@ class Trials:
         """Returns the metric if only the weights of MatMul, Conv and their like are rounded."""
         self.count += 1
         graph = self.problem.model.proto.graph
-        others = frozenset(node_key(0, n) for n in graph.node if n.op_type not in COMPUTE_BOUND)
-        return self.problem.with_rounded_constants(self.plan_of(Candidate(others)), self.metric)
+        others = (node_key(0, n) for n in graph.node if n.op_type not in COMPUTE_BOUND)
+        return self.problem.value(self.plan_of(added(others)), self.metric, weights_alone=True)
 
     @cached_property
     def ranking(self) -> list[str]:
@@ -245,14 +243,13 @@ class Trials:
 
     def useful_nodes(self, *, norms: bool = False) -> list[str]:
         """Returns the ranking without nodes that make an engine worse; `norms` keeps norms that take sums."""
-        barred = self._in_attention if norms else self._in_attention | self._taking_sums
+        barred = self._in_attention if norms else self._worse
         return [key for key in self.ranking if key not in barred]
 
     def streams(self) -> list[str]:
         """Returns the residual streams, without nodes that make an engine worse in FP32."""
-        barred = self._in_attention | self._taking_sums
         survey = self.problem.survey(self.plan)
-        return [key for key in residual_streams(survey, self.prices, self.plan) if key not in barred]
+        return [key for key in residual_streams(survey, self.prices, self.plan) if key not in self._worse]
 
     def all_nodes(self) -> list[str]:
         """Returns the useful nodes, then, as a last resort, the other nodes of the ranking."""
@@ -263,5 +260,5 @@ class Trials:
         return in_attention(self.prices, self.plan)
 
     @cached_property
-    def _taking_sums(self) -> frozenset[str]:
-        return taking_sums(self.problem.survey(self.plan), self.plan)
+    def _worse(self) -> frozenset[str]:
+        return self._in_attention | taking_sums(self.problem.survey(self.plan), self.plan)

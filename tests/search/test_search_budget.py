@@ -7,6 +7,7 @@ from dataclasses import replace
 import graphs
 import numpy as np
 import pytest
+from searching import tried
 
 from rewriter.base import Target
 from rewriter.data.ranges import measure
@@ -71,9 +72,9 @@ def test_a_norm_that_reads_a_residual_sum_is_a_candidate_only_on_request() -> No
 def test_norms_are_tried_only_if_the_ranking_has_fp16_sums() -> None:
     fine, coarse = trials_of(graphs.graph(STREAM)), trials_of(graphs.graph(STREAM))
     coarse.problem = replace(coarse.problem, ranking_sums="fp32")
-    for one, tried in ((fine, True), (coarse, False)):
+    for one, expected in ((fine, True), (coarse, False)):
         most_accurate(one, Budget(10.0), MOST)
-        assert any("0:n" in candidate.added for candidate in one.tried()) == tried
+        assert any("0:n" in candidate.added for candidate in tried(one)) == expected
 
 
 CONVS = """
@@ -194,7 +195,7 @@ def test_a_net_of_convs_all_in_fp32_is_a_candidate_although_parts_cost_more() ->
     parts = [trials.latency_us(added(ranked[:count])) for count in range(1, len(ranked))]
     assert max(parts) > whole
     most_accurate(trials, Budget(whole / trials.latency_us(added([])) - 1.0 + 1e-6))
-    assert any(trials.plan_of(candidate).fp32 >= set(ranked) for candidate in trials.tried())
+    assert any(trials.plan_of(candidate).fp32 >= set(ranked) for candidate in tried(trials))
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 1.0, 5.0])
@@ -204,15 +205,15 @@ def test_a_dearer_plan_must_save_a_share_of_error_as_large_as_its_latency(share:
     cost = found.cost_us / found.base_us
     kept = 1.0 - min(MOST_GAIN, max(LEAST_GAIN, cost))
     assert found.plan == trials.plan or found.value <= kept * found.before
-    tried = [one for one in trials.tried() if trials.latency_us(one) <= (1.0 + share) * found.base_us]
-    dearer = [one for one in tried if trials.latency_us(one) > found.base_us + found.cost_us]
+    within = [one for one in tried(trials) if trials.latency_us(one) <= (1.0 + share) * found.base_us]
+    dearer = [one for one in within if trials.latency_us(one) > found.base_us + found.cost_us]
     assert all(trials.value(one) > (1.0 - MOST_GAIN) * found.value for one in dearer)
 
 
 def test_equal_plans_are_tried_once() -> None:
     trials = trials_of(weighted(NET))
     most_accurate(trials, Budget(5.0), 3)
-    assert len({trials.plan_of(candidate).fp32 for candidate in trials.tried()}) == 3
+    assert len({trials.plan_of(candidate).fp32 for candidate in tried(trials)}) == 3
 
 
 RESIDUAL = """
@@ -266,7 +267,7 @@ def test_nodes_that_the_rules_keep_are_no_stream() -> None:
 def test_streams_are_tried_first() -> None:
     trials = trials_of(weighted(RESIDUAL))
     most_accurate(trials, Budget(0.5), 2)
-    (_, first) = trials.tried()
+    (_, first) = tried(trials)
     assert first.added == frozenset(trials.streams())
 
 

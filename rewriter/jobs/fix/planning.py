@@ -24,7 +24,7 @@ from rewriter.planning import activations, free_fp32
 from rewriter.planning.plan_fit import fit, named_by, operators
 from rewriter.planning.planner import PlanRequest, extend_plan, make_plan
 from rewriter.search.goal import Goal
-from rewriter.search.run import SearchInput, SearchRequest, run
+from rewriter.search.run import SearchRequest, run
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,12 @@ class Planning:
         """
         job = self.job
         with self.record.stage("search"):
-            request = SearchRequest(goal, job.accumulation, job.target)
             adapted = partial(self.rewriting.adapted, structured) if job.phases.adapting else None
-            given = SearchInput(original, model, tensor_facts.infer(model), self.fitting, plan, adapted)
-            found = run(given, request)
+            found = run(
+                SearchRequest(
+                    original, model, self.fitting, plan, goal, job.accumulation, job.target, adapted
+                )
+            )
         self.record.search = found
         self.record.warnings.extend(found.warnings)
         return found.plan
