@@ -510,7 +510,6 @@ def test_help_fits_a_screen_in_groups() -> None:
         "presets",
         "passes",
         "hook",
-        "report",
     } <= {line.split()[1] for line in lines if "│" in line}
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from paths import MODELS
 from typer.testing import CliRunner, Result
 
 import rewriter
@@ -19,7 +18,6 @@ from rewriter.jobs.locate import MOST_SAMPLES
 from rewriter.model import load, save
 from rewriter.rewriting.rescaling.record import EXPONENTS, between, record, recorded
 
-NAFNET, DATA = MODELS / "nafnet.onnx", MODELS / "nafnet.npz"
 TWO = "g (float[n,4] x) => (float[n,4] y) { a = Tanh(x) y = Add(a, x) }"
 
 
@@ -32,28 +30,40 @@ def model(tmp_path: Path) -> Path:
     return save(graphs.graph(TWO), tmp_path / "model.onnx")
 
 
+OVERFLOWING = """
+    g (float[1,8,16,16] x, float[8,8,3,3] u, float[8,8,3,3] v, float[8,8,3,3] w) => (float[1,8,16,16] y) {
+        a = Conv<pads = [1,1,1,1]>(x, u)  b = Relu(a)
+        c = Conv<pads = [1,1,1,1]>(b, v)  d = Relu(c)
+        e = Conv<pads = [1,1,1,1]>(d, w)  y = Tanh(e)
+    }"""
+
+
 @pytest.fixture(scope="module")
-def wrong(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """NAFNet with tensors times 2^-14, and another weight of one Conv in its middle; its output."""
-    path = tmp_path_factory.mktemp("rescaled") / "wrong.onnx"
-    fixed = rewriter.fix(NAFNET, inputs=DATA, preset="trt11-migrate", verify=False).proto
-    assert recorded(load(fixed))
-    convs = [node for node in fixed.graph.node if node.op_type == "Conv"]
-    conv = convs[len(convs) // 2]
-    (weight,) = (tensor for tensor in fixed.graph.initializer if tensor.name == conv.input[1])
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model whose stream exceeds FP16, its data, and the rescaled file with a wrong Conv."""
+    folder, rng = tmp_path_factory.mktemp("rescaled"), np.random.default_rng(0)
+    scales = {"u": 1e5, "v": 0.1, "w": 1e-5}
+    weights = {name: (size * rng.standard_normal((8, 8, 3, 3))).astype("f4") for name, size in scales.items()}
+    original = save(graphs.with_weights(OVERFLOWING, weights), folder / "model.onnx")
+    np.savez(folder / "data.npz", x=rng.standard_normal((1, 8, 16, 16)).astype("f4"))
+    fixed = rewriter.fix(original, inputs=folder / "data.npz", passes="rescale,mixed-precision", verify=False)
+    proto = fixed.proto
+    assert recorded(load(proto))
+    (conv,) = (node for node in proto.graph.node if node.output[0] == "c")
+    (weight,) = (tensor for tensor in proto.graph.initializer if tensor.name == conv.input[1])
     weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float16(1.5), weight.name))
-    onnx.save(fixed, path)
-    return path, conv.output[0]
+    onnx.save(proto, folder / "wrong.onnx")
+    return folder
 
 
 @pytest.mark.parametrize("engine", ["emulation", "onnxruntime"])
-def test_what_is_rescaled_is_not_wrong(wrong: tuple[Path, str], engine: str, tmp_path: Path) -> None:
-    path, tensor = wrong
-    written = tmp_path / "found.json"
-    result = run(NAFNET, path, "--inputs", DATA, "--engine", engine, "--json", written)
+def test_what_is_rescaled_is_not_wrong(wrong: Path, engine: str, tmp_path: Path) -> None:
+    written, data = tmp_path / "found.json", wrong / "data.npz"
+    files = wrong / "model.onnx", wrong / "wrong.onnx"
+    result = run(*files, "--inputs", data, "--engine", engine, "--json", written)
     assert result.exit_code == 1, result.output
     found = json.loads(written.read_text())
-    assert (found["first"]["tensor"], found["exact"]) == (tensor, True)
+    assert (found["first"]["tensor"], found["exact"]) == ("c", True)
     assert all(step["error"] < 5e-3 for step in found["right"])
 
 
