@@ -117,16 +117,7 @@ def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> DepthChart:
         layers=layers,
         marks=[Layer("hazard", nodes.mark_label, _dots(tensors, marks, y), len(marks))] if marks else [],
         ticks=[Tick(y(value), power_of_ten(value)) for value in decades(*_span(tensors), 9)],
-        lines=[
-            Tick(y(LARGEST), "largest FP16 number, 65504"),
-            Tick(y(NORMAL), "smallest normal, 6.1e-5"),
-            Tick(y(SUBNORMAL), "smallest subnormal, 6e-8"),
-        ],
-        zones=[
-            (0.0, y(LARGEST), "infinite"),
-            (y(NORMAL), y(SUBNORMAL) - y(NORMAL), "coarse"),
-            (y(SUBNORMAL), HEIGHT - y(SUBNORMAL), "zero"),
-        ],
+        limits=(y(LARGEST), y(NORMAL), y(SUBNORMAL)),
         runs=runs,
         strip_label=nodes.strip_label,
         strip_summary=f"{nodes.strip_label}: {_strip_summary(runs, nodes.labels)}",

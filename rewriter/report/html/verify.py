@@ -9,8 +9,8 @@ from rewriter.report.checks import judging_check
 from rewriter.report.html.depth import typed_depth
 from rewriter.report.html.outputs import adding_most, error_tile, output_cards
 from rewriter.report.html.run import run_section
-from rewriter.report.html.tables import checks_table, columns, number
-from rewriter.report.html.view import Cell, Fact, Page, Section, Table, Tile
+from rewriter.report.html.tables import checks_table
+from rewriter.report.html.view import Fact, Page, Section, Tile
 from rewriter.verification.verdict import Check
 from rewriter.verification.verify_result import VerifyResult
 
@@ -45,7 +45,8 @@ def _tiles(result: VerifyResult) -> Iterator[Tile]:
     yield Tile("Engine", result.engine, f"on {result.device}")
     if len(result.builds) > 1:
         failed = sum(build.error is None for build in result.builds)
-        yield Tile("Builds", str(len(result.builds)), f"{failed} did not run" if failed else "all ran")
+        note = f"{failed} did not run" if failed else "all ran; the worst is judged"
+        yield Tile("Builds", str(len(result.builds)), note)
     if result.latency is not None:
         base = result.reference_latency
         note = f"± {result.latency.iqr_us:.1f}"
@@ -60,9 +61,6 @@ def _sections(result: VerifyResult, command: str) -> Iterator[Section]:
         lead = "Each output in its worst sample and build, element by element against the original in FP32."
         yield Section("outputs", "Outputs", lead, [output_cards(check, result.outputs)])
     yield typed_depth(result.depth, {})
-    if len(result.builds) > 1:
-        lead = "Builds of one model differ; the worst is judged."
-        yield Section("builds", "Builds", lead, [_builds(result)])
     lead = "Each step; one that was not done says why."
     yield Section("verification", "Checks", lead, [checks_table(result.checks)])
     facts = [
@@ -71,14 +69,3 @@ def _sections(result: VerifyResult, command: str) -> Iterator[Section]:
         Fact("Allowed", f"{result.tolerance.metric} {result.tolerance.value:.3g}: {result.tolerance.source}"),
     ]
     yield run_section(command, facts=facts, data=result.data, seconds=result.seconds)
-
-
-def _builds(result: VerifyResult) -> Table:
-    rows = []
-    for run in result.builds:
-        outcome = Cell(run.problem or run.status, state="warn" if run.problem else "good")
-        latency = number(run.latency.median_us if run.latency else None, "{:.1f}")
-        rows.append([number(run.number, "{:d}"), outcome, number(run.error), latency])
-    metric = result.tolerance.metric
-    heads = columns("Build", "Result", metric, "µs", numbers=["Build", metric, "µs"])
-    return Table("builds-table", "Builds of the fixed model", heads, rows)

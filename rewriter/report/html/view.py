@@ -177,7 +177,7 @@ class DepthChart:
     Attributes:
         width: Places along the depth: the unit of x. `height`: of the drawing, in pixels.
         stroke: Width of one bar in pixels of a drawing 1000 pixels wide.
-        lines: Limits of FP16, at their height. `zones`: top, height and CSS class of what is beyond them.
+        limits: Heights of FP16's largest, smallest normal and smallest subnormal number.
         data: Columns of every tensor, for the cursor.
         summary: The chart in a sentence. `strip_summary`: the strip under it.
     """
@@ -189,8 +189,7 @@ class DepthChart:
     layers: Sequence[Layer]
     marks: Sequence[Layer]
     ticks: Sequence[Tick]
-    lines: Sequence[Tick]
-    zones: Sequence[tuple[float, float, str]]
+    limits: tuple[float, float, float]
     runs: Sequence[Run]
     strip_label: str
     strip_summary: str
