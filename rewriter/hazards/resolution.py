@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 
 from onnx import NodeProto, TensorProto
 
 from rewriter.graph import attribute, label
-from rewriter.graph.ops import CHEAP, COMPUTE_BOUND, INEQUALITIES, SELECTIONS, VIEWS
+from rewriter.graph.ops import CHEAP, COMPUTE_BOUND, INEQUALITIES, SELECTIONS, SOFTMAX, VIEWS
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.survey import Survey, Through
 from rewriter.model.facts import FLOATS
@@ -15,6 +17,9 @@ from rewriter.model.schemas import FP32_INPUTS
 
 EXACT_INTEGERS: dict[int, int] = {TensorProto.FLOAT16: 2048, TensorProto.BFLOAT16: 256}
 """All integers up to this one are exact: significands have 11 and 8 bits."""
+
+RESOLUTIONS: dict[int, float] = {low: 1.0 / exact for low, exact in EXACT_INTEGERS.items()}
+"""Largest relative change of a number that is rounded: half a unit of 11 and 8 bits."""
 
 PHASE_LIMIT = 4.0
 """Rounding an angle to 11 bits turns it by up to 4 * 2^-12 = 1e-3 rad if it is 4 rad, and by more beyond."""
@@ -34,17 +39,28 @@ def phase(survey: Survey) -> Iterator[Hazard]:
         measured = survey.range(node.input[0])
         if measured is not None and measured.absmax <= PHASE_LIMIT:
             continue
-        sources = _position_arithmetic(survey, node.input[0])
+        sources = _from_inputs(survey, node.input[:1], lambda n: _computes_positions(survey, n))
         reason = f"angle of {label(node)}: rounding it to 11 bits turns it"
         for inner in (node, *sources) if sources else ():
             yield survey.hazard(inner, "phase", reason, node.input[0])
 
 
-def _position_arithmetic(survey: Survey, tensor: str) -> list[NodeProto]:
-    """The nodes that compute `tensor` from inputs and constants; [] if a layer takes part."""
-    found = list(survey.upstream(tensor, lambda n: True))
-    exact = all(n.op_type in POSITIONAL or _is_outer_product(survey, n) for n in found)
-    return found if exact else []
+def _from_inputs(survey: Survey, tensors: Iterable[str], accepts: Through) -> list[NodeProto] | None:
+    """The nodes that compute tensors from graph inputs and constants; None if one is not accepted."""
+    refused: list[NodeProto] = []
+
+    def through(node: NodeProto) -> bool:
+        if not accepts(node):
+            refused.append(node)
+        return not refused
+
+    seen: set[str] = set()
+    found = [node for tensor in tensors for node in survey.upstream(tensor, through, seen)]
+    return None if refused else found
+
+
+def _computes_positions(survey: Survey, node: NodeProto) -> bool:
+    return node.op_type in POSITIONAL or _is_outer_product(survey, node)
 
 
 def _is_outer_product(survey: Survey, node: NodeProto) -> bool:
@@ -79,15 +95,59 @@ def _counts(survey: Survey, node: NodeProto) -> bool:
 
 
 def integers(survey: Survey) -> Iterator[Hazard]:
-    """Floats that become integers: 799.8 is 799, but rounded to 11 bits it is 800."""
+    """Floats that become integers or decisions: 799.8 is 799, but rounded to 11 bits it is 800.
+
+    A Cast needs FP32 in the cheap nodes before it, as far as no matrix operator reads them. Floor, Ceil,
+    Round and comparisons occur in activations, too. They need FP32 where all before them is arithmetic on
+    graph inputs, which FP32 makes exact, and the measured ranges reach a step.
+    """
     seen: set[str] = set()
+    steps = ROUNDING | COMPARISONS
+    exact = made_of_integers(survey) if any(n.op_type in steps for n in survey.graph.nodes) else set()
     for node in survey.graph.nodes:
-        if node.op_type not in {"Cast", "CastLike"} or not survey.is_float(node.input[0]):
-            continue
-        if survey.graph.dtype(node.output[0]) in FLOATS | {TensorProto.BOOL}:
-            continue
-        for source in survey.upstream(node.input[0], _outside_stream(survey), seen):
-            yield Hazard(source, "integers", f"becomes an integer in {label(node)}")
+        floats = [t for t in node.input if survey.is_float(t)]
+        if node.op_type in {"Cast", "CastLike"} and floats:
+            if survey.graph.dtype(node.output[0]) not in FLOATS | {TensorProto.BOOL}:
+                for source in survey.upstream(node.input[0], _outside_stream(survey), seen):
+                    yield Hazard(source, "integers", f"becomes an integer in {label(node)}")
+        elif node.op_type in steps and _reaches_step(survey, node, exact):
+            sources = _from_inputs(survey, floats, lambda n: n.op_type in CHEAP - SOFTMAX)
+            rests = (r for t in node.output for _, r in survey.readers(t) if r.op_type == "Sub")
+            if sources is not None:
+                for source in (node, *sources, *(rests if node.op_type in ROUNDING else ())):
+                    yield Hazard(source, "integers", f"rounding would move it over a step of {label(node)}")
+
+
+ROUNDING = frozenset({"Floor", "Ceil", "Round"})
+COMPARISONS = INEQUALITIES | {"Equal"}
+
+
+def _reaches_step(survey: Survey, node: NodeProto, exact: AbstractSet[str]) -> bool:
+    """True if an operand may lie so close to an integer, or to the other operand, that rounding decides.
+
+    Rounding changes no sign. `exact`: tensors that hold integers, which the lower type holds, too.
+    """
+    step = RESOLUTIONS[survey.request.low]
+    ranges = [r for t in node.input if (r := _widened(survey, t, step)) is not None]
+    known = len(ranges) == len(node.input)
+    if not known or all(survey.is_constant(t) or survey.source(t) in exact for t in node.input):
+        return False
+    low, high = max(low for low, _ in ranges), min(high for _, high in ranges)
+    if node.op_type in ROUNDING:
+        half = 0.5 if node.op_type == "Round" else 0.0
+        return math.ceil(low - half) <= high - half
+    return low <= high and not any(survey.scalar(t) == 0 for t in node.input)
+
+
+def _widened(survey: Survey, tensor: str, step: float) -> tuple[float, float] | None:
+    """The range of a tensor with what rounding may add; None if it is unknown."""
+    value = survey.constant(tensor)
+    if value is not None and value.size:
+        return float(value.min()), float(value.max())
+    measured = survey.range(tensor)
+    if measured is None or not measured.finite:
+        return None
+    return measured.low - step * abs(measured.low), measured.high + step * abs(measured.high)
 
 
 def coordinates(survey: Survey) -> Iterator[Hazard]:

@@ -63,10 +63,19 @@ def node_key(scope: int, node: NodeProto) -> str:
     return f"{scope}:{logical_name(next((name for name in node.output if name), ''))}"
 
 
-def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], wish: PlanRequest) -> Plan:
+def make_plan(
+    model: Model,
+    facts: Facts,
+    ranges: Mapping[tuple[int, str], Range],
+    wish: PlanRequest,
+    *,
+    real: bool = False,
+) -> Plan:
     """The plan that the rules of `hazards` give for `model` with its measured `ranges`.
 
-    `ranges` is keyed by scope index and tensor name; a missing tensor counts as unmeasured.
+    Args:
+        ranges: By scope index and tensor name; a missing tensor counts as unmeasured.
+        real: True if they were measured on the user's data, so that they decide about decomposed norms.
     """
     if wish.precision == "fp32":
         return Plan("fp32", wish.io)
@@ -75,7 +84,7 @@ def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range
         wish.io,
         wish.keep_nodes,
         wish.keep_ops,
-        measured_norms=wish.measured_norms,
+        measured_norms=real or wish.measured_norms,
         target=wish.target,
     )
     decisions: list[Decision] = []
@@ -206,7 +215,7 @@ def _decide(survey: Survey, wish: PlanRequest) -> list[Decision]:
         extend_over_epilogues(survey, found)
         extend_over_norms(survey, found)
     keep_adjacent(survey, found)
-    if not survey.request.measured_norms:  # with them, rescaling keeps as little in FP32 as it can
+    if not wish.measured_norms:  # with them, rescaling keeps as little in FP32 as it can
         grow(survey, found)
     if wish.epilogues:
         extend_over_norms(survey, found)  # again: `grow` may have added the sums that norms read

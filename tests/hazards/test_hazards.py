@@ -416,6 +416,43 @@ class TestPositions:
             }}"""
         assert found("integers", text) == expected
 
+    STEPPING = """
+        g (float[4] x, float[4] z, float[4,4] w) => (TYPE[4] y, float[4] o)
+        <float s = {10.0}, float zero = {0.0}> {
+            a = Mul(x, s)
+            y = STEP
+            o = Neg(z)
+        }"""
+
+    @pytest.mark.parametrize(
+        ("step", "ranges", "expected"),
+        [
+            pytest.param("Floor(a)", {"a": (0, 9)}, "a y", id="Floor: back to the input"),
+            pytest.param("Ceil(x)", {"x": (0, 9)}, "y", id="Ceil of an input"),
+            pytest.param("Round(a)", {"a": (0.6, 1.4)}, "", id="Round: no half within the range"),
+            pytest.param("Round(a)", {"a": (0.6, 1.4999)}, "a y", id="Round: a half is as near as rounding"),
+            pytest.param("Floor(a)", {"a": (0.1, 0.9)}, "", id="Floor: no integer within the range"),
+            pytest.param("Floor(a)", {"a": (0.1, 0.9999)}, "a y", id="Floor: one is as near as rounding"),
+            pytest.param("Floor(a)", {}, "", id="not measured"),
+            pytest.param("Greater(a, s)", {"a": (0, 11)}, "a y", id="a threshold"),
+            pytest.param("Greater(a, s)", {"a": (0, 9)}, "", id="a threshold out of reach"),
+            pytest.param("Greater(a, zero)", {"a": (-1, 1)}, "", id="no rounding changes a sign"),
+            pytest.param("Less(a, x)", {"a": (0, 9), "x": (1, 2)}, "a y", id="two tensors"),
+        ],
+    )
+    def test_steps_of_arithmetic_on_inputs(self, step: str, ranges: Ranges, expected: str) -> None:
+        kind = "bool" if step.startswith(("Greater", "Less")) else "float"
+        text = self.STEPPING.replace("STEP", step).replace("TYPE", kind)
+        assert found("integers", text, ranges) == expected
+
+    def test_a_fraction_keeps_what_it_is_taken_from(self) -> None:
+        text = "g (float[4] x) => (float[4] y) { a = Exp(x) f = Floor(a) y = Sub(a, f) }"
+        assert found("integers", text, {"a": (0, 9)}) == "a f y"
+
+    def test_what_a_layer_computed_is_no_arithmetic_on_inputs(self) -> None:
+        text = "g (float[4,4] x, float[4,4] w) => (float[4,4] y) { a = MatMul(x, w) b = Abs(a) y = Floor(b) }"
+        assert found("integers", text, {"b": (0, 9)}) == ""
+
     def test_the_protected_float_arithmetic_is_exact(self) -> None:
         assert math.floor(np.float32(1333) * np.float32(0.6)) == 799
         assert math.floor(np.float16(1333) * np.float16(0.6)) == 800

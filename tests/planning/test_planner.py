@@ -51,6 +51,37 @@ def test_an_island_of_the_file_stays_where_a_hazard_asks_for_it(
     assert kept(planned(graphs.graph(CONVERTED), ranges=ranges)) == expected
 
 
+NORM = """
+    g (float[2,8] x) => (float[2,8] y) <float two = {2.0}, float e = {0.00001}> {
+        h = Exp(x)
+        s = Pow(h, two)
+        m = ReduceMean<axes = [1]>(s)
+        a = Add(m, e)
+        r = Sqrt(a)
+        n = Div(h, r)
+        y = Neg(n)
+    }"""
+
+
+@pytest.mark.parametrize(
+    ("real", "largest", "expected"),
+    [
+        pytest.param(True, 80.0, {"a", "r"}, id="squares of at most 80: epsilon and root"),
+        pytest.param(False, 80.0, {"s", "m", "a", "r", "n"}, id="on random data they may be any"),
+        pytest.param(True, 2e4, {"s", "m", "a", "r", "n"}, id="squares without head-room"),
+    ],
+)
+def test_squares_measured_on_real_data_decide_about_a_norm(
+    real: bool, largest: float, expected: set[str]
+) -> None:
+    source = graphs.graph(NORM)
+    ranges = {(0, name): Range(0.5, 9.0, 3.0, True) for name in "xhmarny"} | {
+        (0, "s"): Range(0.0, largest, 3.0, True)
+    }
+    plan = make_plan(source, facts.infer(source), ranges, PlanRequest(), real=real)
+    assert {name for name, rule in kept(plan).items() if rule == "unfused-norm"} == expected
+
+
 def test_fp32_is_no_plan() -> None:
     assert planned(graphs.graph(CHAIN), PlanRequest("fp32", keep_ops=("Exp",))) == Plan("fp32")
 

@@ -82,7 +82,7 @@ class Planning:
             facts = tensor_facts.infer(structured)
             if job.plan is not None:
                 return fit(structured, facts, job.plan, job.plan_source)
-            plan = make_plan(structured, facts, ranges, job.wish)
+            plan = make_plan(structured, facts, ranges, job.wish, real=self.samples.source.real)
             released = {d.key for d in plan.decisions if (d.rule, d.op) in job.released}
             plan = extend_plan(structured, facts, plan, {}, frozenset(released))
         self.record.warnings.extend((*_unmatched(job.wish, plan, structured), *_declined(job.wish)))
