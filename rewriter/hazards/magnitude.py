@@ -91,8 +91,8 @@ def _largest(survey: Survey, tensor: str) -> float:
 def unfused_norm(survey: Survey) -> Iterator[Hazard]:
     """Decomposed normalisations, whose squares overflow long before their input does.
 
-    With `measured_norms`, if the measured squares are in range, only the nodes that depend on epsilon
-    stay in FP32: without epsilon, a constant input would divide by zero.
+    With `measured_norms`, if the measured squares are in range, only the nodes that depend on epsilon stay in
+    FP32: without epsilon, a constant input would divide by zero.
     """
     for norm in survey.norms:
         tensor, severity, reason = _inside(survey, norm)
@@ -102,6 +102,8 @@ def unfused_norm(survey: Survey) -> Iterator[Hazard]:
             tensor = norm.input
             reason = f"{norm.epsilon:.3g} under the root of {norm.name} is below FP16's normal range"
             kept = _root(survey, norm) if norm.epsilon < FP16_MIN_NORMAL else ()
+            if any(norm.output in node.output for node in kept):
+                kept = norm.nodes  # in FP32 up to its end, it needs no more Casts whole
         yield from (survey.hazard(node, "unfused-norm", reason, tensor, severity) for node in kept)
 
 
