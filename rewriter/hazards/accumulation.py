@@ -83,18 +83,13 @@ def accumulator_error(survey: Survey) -> Iterator[Hazard]:
             yield Hazard(node, "accumulator-error", reason, node.output[0], severity=severity)
 
 
-def running_sums(survey: Survey) -> Iterator[Hazard]:
-    """CumSum over floats: increments below half a unit of the sum so far are lost."""
-    for node in survey.nodes:
-        if node.op_type == "CumSum":
-            reason = f"{label(node)} adds to a sum that grows, and loses what is small beside it"
-            yield survey.hazard(node, "accumulation", reason, node.output[0], "warning")
-
-
 def accumulation(survey: Survey) -> Iterator[Hazard]:
     """A running sum rounds at every step, and a Loop or Scan at every iteration."""
     for node in survey.nodes:
-        if node.op_type in LOOPS | {"CumSum"}:
+        if node.op_type == "CumSum":  # increments below half a unit of the sum so far are lost
+            reason = f"{label(node)} adds to a sum that grows, and loses what is small beside it"
+            yield survey.hazard(node, "accumulation", reason, node.output[0], "warning")
+        elif node.op_type in LOOPS:
             yield Hazard(node, "accumulation", "rounding would add up from step to step")
         elif holds_graphs(node) and node.op_type != "If":
             yield Hazard(node, "subgraph", f"{node.op_type} is not taken apart")

@@ -16,6 +16,7 @@ from rewriter.graph.ops import SOFTMAX
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL
 from rewriter.hazards.survey import Survey
+from rewriter.plan import Range
 
 NAIVE_LOG_SUM_EXP = "https://github.com/NVIDIA/TensorRT/issues/4772"
 
@@ -104,42 +105,42 @@ def long_softmax(survey: Survey) -> Iterator[Hazard]:
             yield survey.hazard(node, "internal-overflow", reason, node.input[0])
 
 
-def inner_squares(survey: Survey) -> Iterator[Hazard]:
-    """ReduceL2 squares inside: the sum of squares overflows long before its root does.
+def inner_values(survey: Survey) -> Iterator[Hazard]:
+    """Squares, exponentials, cubes and sums inside an operator that overflow although its result does not.
 
-    The sum of n squares is at least absmax^2, and at least n * mean(|x|)^2 (Jensen's inequality).
     ReduceSumSquare yields its sum as a tensor, which `overflow` sees.
     """
     for node in survey.nodes:
-        measured = survey.range(node.input[0]) if node.op_type == "ReduceL2" else None
-        if measured is None or not measured.finite:
-            continue
-        count = reduced_count(survey, node) or 1
-        total = max(measured.absmax**2, count * measured.mean_abs**2)
-        if total > survey.largest:
-            reason = f"{node.op_type} sums squares up to at least {total:.2g} inside: {_ELSEWHERE}"
+        measured = survey.range(node.input[0]) if node.op_type in _INNER else None
+        inside = _inside(survey, node, measured) if measured is not None else ""
+        if inside:
+            reason = f"{inside} inside: {_ELSEWHERE}"
             yield survey.hazard(node, "internal-overflow", reason, node.input[0], "note")
 
 
-def inner_exponentials(survey: Survey) -> Iterator[Hazard]:
-    """Softplus and Mish, whose naive form computes exp(x): infinite in FP16 beyond ln(65504) = 11.09."""
-    border = math.log(survey.largest)
-    for node in survey.nodes:
-        measured = survey.range(node.input[0]) if node.op_type in {"Softplus", "Mish"} else None
-        if measured is not None and measured.high > border:
-            text = f"exp({measured.high:.3g}) inside {node.op_type} is beyond {figure(survey.largest)}"
-            yield survey.hazard(node, "internal-overflow", f"{text}: {_ELSEWHERE}", node.input[0], "note")
+_SUMS = frozenset({"ReduceMean", "ReduceSum", "ReduceL1", "GlobalAveragePool"})
+_INNER = _SUMS | {"ReduceL2", "Softplus", "Mish", "Gelu"}
 
 
-def inner_cube(survey: Survey) -> Iterator[Hazard]:
-    """The tanh form of Gelu computes a cube: beyond 40.3 infinite in FP16, which tanh saturates to 1."""
-    for node in survey.nodes:
-        if node.op_type != "Gelu" or attribute(node, "approximate", "none") not in {"tanh", b"tanh"}:
-            continue
-        measured = survey.range(node.input[0])
-        if measured is not None and measured.absmax**3 > survey.largest:
-            reason = "the cube inside Gelu is infinite, which its tanh saturates to 1"
-            yield survey.hazard(node, "internal-overflow", reason, node.input[0], "note")
+def _inside(survey: Survey, node: NodeProto, measured: Range) -> str:
+    """What overflows inside an operator, as a phrase; "" if nothing does.
+
+    The naive forms of Softplus and Mish compute exp(x); Gelu's tanh saturates an infinite cube to 1. The sum
+    of n squares is at least absmax^2, and at least n * mean(|x|)^2 (Jensen's inequality).
+    """
+    op, largest, count = node.op_type, survey.largest, reduced_count(survey, node)
+    if op in {"Softplus", "Mish"} and measured.high > math.log(largest):
+        return f"{op} computes exp({measured.high:.3g}), beyond {figure(largest)},"
+    if op == "Gelu" and attribute(node, "approximate", "none") == "tanh" and measured.absmax**3 > largest:
+        return "Gelu computes an infinite cube, which its tanh saturates to 1,"
+    if op == "ReduceL2" and measured.finite:
+        total = max(measured.absmax**2, (count or 1) * measured.mean_abs**2)
+        return f"{op} sums squares up to at least {total:.2g}" if total > largest else ""
+    if op not in _SUMS or not survey.is_fp16 or count is None or not measured.finite:
+        return ""
+    result, total = survey.range(node.output[0]), count * measured.mean_abs
+    hidden = total > largest and (result is None or result.absmax <= survey.limit)
+    return f"{op} sums {count} values, about {total:.2g}," if hidden else ""
 
 
 def steep_powers(survey: Survey) -> Iterator[Hazard]:
@@ -168,21 +169,6 @@ def _power(survey: Survey, node: NodeProto) -> float:
         return 1.0
     exponent = survey.scalar(node.input[1])
     return 1.0 if exponent is None else exponent
-
-
-def inner_sums(survey: Survey) -> Iterator[Hazard]:
-    """Reductions whose sum overflows inside although their result does not, such as means of many."""
-    sums = {"ReduceMean", "ReduceSum", "ReduceL1", "GlobalAveragePool"}
-    for node in survey.nodes if survey.is_fp16 else ():
-        measured = survey.range(node.input[0]) if node.op_type in sums else None
-        count = reduced_count(survey, node) if measured is not None else None
-        if measured is None or count is None or not measured.finite:
-            continue
-        result = survey.range(node.output[0])
-        total = count * measured.mean_abs
-        if total > survey.largest and (result is None or result.absmax <= survey.limit):
-            reason = f"{node.op_type} sums {count} values, about {total:.2g}, inside: {_ELSEWHERE}"
-            yield survey.hazard(node, "internal-overflow", reason, node.input[0], "note")
 
 
 def reduced_count(survey: Survey, node: NodeProto) -> int | None:
