@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+
+from rewriter import __version__
 
 TYPE_CHECKING = False  # as in `rewriter`
 
@@ -16,6 +19,9 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Loads the command line and runs it; Ctrl-C while it loads ends the process at once."""
+    if sys.argv[1:] == ["--version"]:  # nobody waits for the libraries
+        sys.stdout.write(f"rewriter {__version__}\n")
+        return
     signal.signal(signal.SIGINT, _end_at_once)
     from rewriter import cli
 

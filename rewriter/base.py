@@ -174,7 +174,7 @@ class Target:
         if not match or not text.strip():
             raise UsageError(
                 f"unknown target {text!r}",
-                where="--target",
+                where="`target`",
                 hint="tensorrt, tensorrt-rtx, or a version such as 10.0.1",
             )
         version = tuple(int(part) for part in (match[2] or "").split(".") if part)
@@ -194,7 +194,7 @@ def _require_release(library: str, version: tuple[int, ...]) -> None:
     hint = f"its releases are {_ranges(known)}"
     if others and others != [library]:
         hint = f"{others[0]} {shown}? {hint[0].upper()}{hint[1:]}"
-    raise UsageError(f"there is no {library} {shown}", where="--target", hint=hint)
+    raise UsageError(f"there is no {library} {shown}", where="`target`", hint=hint)
 
 
 def _ranges(known: Mapping[int, Collection[int]]) -> str:

@@ -11,11 +11,26 @@ from rewriter.printable import printable
 LIKENESS = 0.5
 """From this likeness on (`difflib`), a name is taken for a misspelling of another."""
 
+SHOWN = 60
+"""Characters of a wrong value that a message shows."""
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`did you mean 'x'?`, for the known name that is closest; "" if none is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=LIKENESS)
     return f"did you mean {close[0]!r}?" if close else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns a hint: the known name closest to `name`, or all names if none is close."""
+    names = list(known)
+    return did_you_mean(name, names) or "choose from " + ", ".join(names)
+
+
+def shortened(value: object) -> str:
+    """The value as Python writes it, cut where it is long."""
+    text = " ".join((repr(str(value)) if isinstance(value, str) else repr(value)).split())
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}... (a {type(value).__name__})"
 
 
 class RewriterError(Exception):

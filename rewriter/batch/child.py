@@ -16,8 +16,8 @@ from typing import Any
 from rewriter.batch.state import Ending, Outcome
 from rewriter.data.ranges import kept
 from rewriter.engines.user_cache import VARIABLE as CACHE
-from rewriter.pipeline.declaration import PREFIX, Declaration, Names, Paths, Shapes, declarations
 from rewriter.pipeline.options import FixOptions, VerifyOptions
+from rewriter.pipeline.schema import PREFIX, Option, Shapes, declarations
 from rewriter.printable import printable
 
 GRACE_SECONDS = 5.0
@@ -35,13 +35,12 @@ class Order:
     """One command for a child process.
 
     Attributes:
-        arguments: After `rewriter`. `environment`: variables on top of ours.
+        arguments: After `rewriter`.
         limit_s: Deadline, in seconds.
         on_gpu: True if a verification without a GPU is none.
     """
 
     arguments: Sequence[str]
-    environment: Mapping[str, str]
     limit_s: float
     on_gpu: bool = False
 
@@ -49,14 +48,14 @@ class Order:
 def fix_order(model: Path, result: Path, options: Mapping[str, Any], limit_s: float) -> Order:
     """The command that fixes a model; `result` is where the model goes."""
     command = ["fix", str(model.absolute()), "-o", str(result.absolute())]
-    return Order([*command, *arguments(FixOptions, options)], variables(FixOptions, options), limit_s)
+    return Order([*command, *arguments(FixOptions, options)], limit_s)
 
 
 def verify_order(model: Path, fixed: Path, options: Mapping[str, Any], limit_s: float) -> Order:
     """The command that compares a fixed model with its original."""
     command = ["verify", str(model.absolute()), str(fixed.absolute())]
-    flags, environment = arguments(VerifyOptions, options), variables(VerifyOptions, options)
-    return Order([*command, *flags], environment, limit_s, on_gpu=options.get("engine") != EMULATION)
+    command += arguments(VerifyOptions, options)
+    return Order(command, limit_s, on_gpu=options.get("engine") != EMULATION)
 
 
 class Child:
@@ -68,7 +67,7 @@ class Child:
         self.stopped = False
         self.peak_bytes = 0
         environment = {n: v for n, v in os.environ.items() if n == CACHE or not n.startswith(PREFIX)}
-        environment |= {f"{PREFIX}CONFIG": "none", kept.VARIABLE: "1", **order.environment}
+        environment |= {f"{PREFIX}CONFIG": "none", kept.VARIABLE: "1"}
         with (scratch / LOG).open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "rewriter", *order.arguments, "--json", str(scratch / REPORT), "-q"],
@@ -116,7 +115,7 @@ class Child:
         seconds = time.monotonic() - self.start
         measured: dict[str, Any] = {"seconds": seconds, "peak_bytes": self.peak_bytes}
         if self.stopped:
-            text = f"stopped after {self.order.limit_s:g} s: --time-limit allows more"
+            text = f"stopped after {self.order.limit_s:g} s: `time-limit` allows more"
             return Outcome("timed out", text, **measured)
         report = self._report()
         if self.order.on_gpu and report is not None and report["engine"] == EMULATION:
@@ -143,7 +142,7 @@ class Child:
 
     def _crash(self, code: int) -> str:
         if code == -signal.SIGKILL:
-            return "killed, as a rule because memory ran out: --jobs 1 or --memory leaves it more"
+            return "killed, as a rule because memory ran out: `jobs=1` or `memory` leaves it more"
         last = self._log().splitlines()[-1][-300:]
         return f"signal {-code}" if code < 0 else f"exit code {code}: {last}"
 
@@ -187,31 +186,14 @@ def arguments(kind: type, options: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _texts(option: Declaration, value: Any) -> Iterator[str]:
+def _texts(option: Option, value: Any) -> Iterator[str]:
     if option.kind is bool:
-        yield from _switch(option, value=value)
+        yield from filter(None, (option.flag if value else option.off,))
     elif option.kind == Shapes:
-        for name, dims in value.items():
-            yield f"{option.flag}={name}:{'x'.join(map(str, dims))}"
-    elif option.kind in (Names, Paths):
+        yield from (f"{option.flag}={name}:{'x'.join(map(str, dims))}" for name, dims in value.items())
+    elif option.several:
         yield from (f"{option.flag}={part}" for part in value)
+    elif isinstance(value, (list, tuple)):
+        yield f"{option.flag}={','.join(value)}"
     else:
-        yield f"{option.flag}={value}"
-
-
-def _switch(option: Declaration, *, value: bool) -> Iterator[str]:
-    on, _, off = (option.flags or (option.flag,))[0].partition("/")
-    if value:
-        yield on
-    elif off:
-        yield off
-
-
-def variables(kind: type, options: Mapping[str, Any]) -> dict[str, str]:
-    """Environment variables for what the command line cannot say: that a switch is off."""
-    declared = declarations(kind)
-    return {
-        declared[name].variable: "false"
-        for name, value in options.items()
-        if value is False and name in declared and not any("/" in flag for flag in declared[name].flags)
-    }
+        yield f"{option.flag}={f'{value:.8%}' if option.read else value}"

@@ -20,8 +20,8 @@ from rewriter.batch.machine import Display, Ends, land, memory_needed, workspace
 from rewriter.batch.models import Entry
 from rewriter.batch.state import Outcome, model_files, option_files
 from rewriter.errors import OutputError, UsageError
-from rewriter.pipeline.declaration import declarations
 from rewriter.pipeline.options import DataOptions, EngineOptions
+from rewriter.pipeline.schema import declarations
 
 RETRIES = 5
 """Times that Ray runs a task again after the death of its worker."""
@@ -186,14 +186,14 @@ def connected(
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         hint = "pip install ray, on each machine of the cluster"
-        raise UsageError("Ray is not installed", where="--ray", hint=hint) from error
+        raise UsageError("Ray is not installed", where="`ray`", hint=hint) from error
     with redirect_stdout(sys.stderr):  # Ray prints there, until it is shut down; --json - goes there, too
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             what = f"no Ray cluster answers: {str(error).strip().splitlines()[0]}"
             hint = "start one: ray start --head; docs/batch.md shows how"
-            raise UsageError(what, where=f"--ray {address}", hint=hint) from error
+            raise UsageError(what, where=f"`ray={address}`", hint=hint) from error
         try:
             check_resources(ray.cluster_resources(), gpus=gpus, verify_on=verify_on)
             yield Cluster(ray, gpus=gpus, jobs=jobs, seconds=seconds)
@@ -209,12 +209,12 @@ def check_resources(resources: Mapping[str, float], *, gpus: float, verify_on: S
     """
     hint = "ray start --address=HOST:PORT adds a machine to the cluster"
     if resources.get("CPU", 0.0) < 1.0:
-        raise UsageError("no machine of the cluster has a CPU for tasks", where="--ray", hint=hint)
+        raise UsageError("no machine of the cluster has a CPU for tasks", where="`ray`", hint=hint)
     if resources.get("GPU", 0.0) < gpus:
         has = f"the cluster has {resources.get('GPU', 0.0):g}"
-        raise UsageError(f"{has}, and each model reserves {gpus:g}", where="--gpus", hint=hint)
+        raise UsageError(f"{has}, and each model reserves {gpus:g}", where="`gpus`", hint=hint)
     there = [name.removeprefix(TYPE) for name in resources if name.startswith(TYPE)]
     for gpu in verify_on:
         if gpu not in there:
             has = f"it has {', '.join(sorted(there))}" if there else "it reports no types of GPU"
-            raise UsageError(f"the cluster has no {gpu}: {has}", where="--verify-on", hint=hint)
+            raise UsageError(f"the cluster has no {gpu}: {has}", where="`verify-on`", hint=hint)

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rewriter.errors import UsageError, did_you_mean
+from rewriter.errors import UsageError
 from rewriter.pipeline.config import Configuration
-from rewriter.pipeline.config.option_values import from_toml
-from rewriter.pipeline.declaration import Declaration, declarations
 from rewriter.pipeline.options import BatchCommand, FixOptions
+from rewriter.pipeline.reader import read, unknown
+from rewriter.pipeline.schema import Option, declarations
 
-KEYS: Mapping[str, Declaration] = {
+KEYS: Mapping[str, Option] = {
     declared.key: declared
     for name, declared in declarations(BatchCommand).items()
     if name in declarations(FixOptions) and name not in ("in_place", "dry_run", "save_plan")
@@ -65,16 +65,9 @@ def entries(
     Raises:
         UsageError: there is no model, two have one output, or an option makes no sense.
     """
-    for name, value in options.items():
-        option = declarations(FixOptions)[name]
-        try:
-            if option.check:
-                option.check(value)
-        except ValueError as error:
-            raise UsageError(f"it cannot be {value!r}", where=option.flag, hint=str(error)) from error
     models = [*named(paths, output), *(listed(manifest, output) if manifest else [])]
     if not models:
-        hint = "name files or folders, or --manifest FILE.toml"
+        hint = "name files or folders, or `manifest=FILE.toml`"
         raise UsageError("no models are named", where="rewriter batch", hint=hint)
     return [_resolved(entry, options, configuration) for entry in _merged(models)]
 
@@ -177,16 +170,9 @@ def listed(manifest: Path, output: Path) -> list[Entry]:
 
 
 def _options(table: Mapping[str, Any], where: str, folder: Path) -> dict[str, Any]:
-    values = {}
-    for word, value in table.items():
-        if word not in KEYS:
-            hint = did_you_mean(word, KEYS) or "docs/configuration.md lists the keys"
-            raise UsageError(f"unknown key {word!r}", where=where, hint=hint)
-        key = KEYS[word]
-        try:
-            values[key.name] = from_toml(key, value, folder)
-            if key.check:
-                key.check(values[key.name])
-        except ValueError as error:
-            raise UsageError(f"{word} cannot be {value!r}", where=where, hint=str(error)) from error
-    return values
+    if wrong := next((word for word in table if word not in KEYS), None):
+        raise unknown(wrong, f"unknown key {wrong!r}", where, KEYS)
+    return {
+        KEYS[word].name: read(KEYS[word], value, f"{where}, key {word!r}", folder=folder)
+        for word, value in table.items()
+    }

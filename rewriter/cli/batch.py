@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, STDOUT, is_page, reader_may_leave, write_document
+from rewriter.cli.exits import FAILED, PAGES, STDOUT, is_page, reader_may_leave, write_document
 from rewriter.cli.parameters import Json, Quiet, check_extra, read_configuration, with_options
 from rewriter.english import count
 from rewriter.errors import UsageError
-from rewriter.pipeline.declaration import declarations
 from rewriter.pipeline.options import BatchCommand, FixOptions
+from rewriter.pipeline.schema import declarations
 
 if TYPE_CHECKING:
     from rewriter.batch.machine import Workers
@@ -53,10 +53,11 @@ def batch(
     listed, reports = given.get("manifest"), given.get("report", [])
     of_fix = {name: value for name, value in given.items() if name in declarations(FixOptions)}
     todo = entries(models or [], output, of_fix, configuration, listed)
-    inputs = [part for entry in todo for part in (entry.model, entry.output)]
-    for flag, path in (("--json", json), *(("--report", path) for path in reports)):
-        check_extra(flag, path, [*inputs, listed, configuration.file])
-    _check_reports(reports)
+    inputs: list[Path | None] = [part for entry in todo for part in (entry.model, entry.output)]
+    inputs += [listed, configuration.file]
+    check_extra("`json`", json, inputs)
+    for path in reports:
+        check_extra("`report`", path, inputs, (*PAGES, ".json", JUNIT))
     gpus = given.get("verify_on", ())
     again = given.get("again", False)
     with _workers(given) as (workers, where), display(len(todo), shown=not quiet) as shown:
@@ -83,18 +84,13 @@ def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Workers, str]]:
         return
     for name in ("verify_on", "gpus"):
         if given.get(name):
-            raise UsageError("it needs a Ray cluster", where=DEFAULTS[name].flag, hint="add --ray ADDRESS")
+            raise UsageError(
+                "it needs a Ray cluster", where=f"`{DEFAULTS[name].key}`", hint="add `ray=ADDRESS`"
+            )
     jobs = jobs or max(1, (os.cpu_count() or 2) // 2)
     allowed = given.get("memory")
     budget = machine.memory_budget() if allowed is None else int(allowed * machine.GIB)
     yield machine.Processes(jobs, budget, seconds), f"{count(jobs, 'job')} on this machine"
-
-
-def _check_reports(reports: Sequence[Path]) -> None:
-    for path in reports:
-        if not (is_page(path) or path.suffix.lower() in (JUNIT, ".json")):
-            hint = "name it .html, .json, or .xml for JUnit"
-            raise UsageError("a summary has another ending", where=f"--report {path}", hint=hint)
 
 
 def _write(summary: Summary, files: Sequence[Path]) -> None:

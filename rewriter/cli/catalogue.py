@@ -3,33 +3,52 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from rewriter.cli.echo import echo
-from rewriter.cli.exits import exit_codes, reader_may_leave
-from rewriter.cli.plain import Command, Group
-from rewriter.pipeline import completion
+from rewriter.cli.commands import Command, Group
+from rewriter.cli.exits import STDOUT, echo, exit_codes, reader_may_leave, write_document
+from rewriter.cli.parameters import Json, check_extra
+from rewriter.pipeline import checks
 
-passes, presets = typer.Typer(cls=Group), typer.Typer(cls=Group)
+passes = typer.Typer(cls=Group, help="What a pipeline can do; `passes show NAME`")
+presets = typer.Typer(cls=Group, help="Pipelines by name; `presets show NAME`")
 
 
 @passes.callback(invoke_without_command=True)
 @presets.callback(invoke_without_command=True)
 def _overview(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        with exit_codes(), reader_may_leave():
-            from rewriter.pipeline.catalogue import passes, presets
-            from rewriter.report.terminal import console
+        _list(context.info_name or "", None)
 
-            console().print(passes.overview() if context.info_name == "passes" else presets.overview())
+
+@passes.command("list", cls=Command)
+@presets.command("list", cls=Command)
+def _listed(context: typer.Context, json: Json = None) -> None:
+    """List all of them; * marks the default."""
+    assert context.parent is not None
+    _list(context.parent.info_name or "", json)
+
+
+def _list(name: str, json: Any) -> None:
+    with exit_codes(), reader_may_leave():
+        from rewriter.pipeline.catalogue import passes, presets
+        from rewriter.report.json import document
+        from rewriter.report.terminal import console
+
+        check_extra("`json`", json, [])
+        page = passes if name == "passes" else presets
+        if json is not None:
+            write_document(document({name: page.as_list()}), json)
+        if json != STDOUT:
+            console().print(page.overview())
 
 
 @passes.command("show", cls=Command)
 def _show_pass(
     name: Annotated[
-        str, typer.Argument(help="As `rewriter passes` lists it.", autocompletion=completion.passes)
+        str, typer.Argument(help="As `rewriter passes` lists it.", autocompletion=lambda: checks.passes())
     ],
 ) -> None:
     """Show why a pass exists, its options, an example before and after, and what it declines."""
@@ -44,7 +63,7 @@ def _show_pass(
 def _run_passes(
     pipeline: Annotated[
         str,
-        typer.Argument(help="A pass, or several: `simplify,clean-casts`.", autocompletion=completion.passes),
+        typer.Argument(help="A pass, or several: `simplify,clean-casts`."),
     ],
     graph: Annotated[Path, typer.Argument(help="A graph in the syntax of onnx.parser, or a model.")],
 ) -> None:
@@ -65,7 +84,10 @@ def _run_passes(
 @presets.command("show", cls=Command)
 def _show_preset(
     name: Annotated[
-        str, typer.Argument(help="As `rewriter presets` lists it.", autocompletion=completion.presets)
+        str,
+        typer.Argument(
+            help="As `rewriter presets` lists it.", autocompletion=lambda: [*checks.presets().items()]
+        ),
     ],
 ) -> None:
     """Show the pipeline of a preset, its defaults, and when to use it."""

@@ -37,7 +37,7 @@ def compare_inputs(
         from rewriter.report import compare_inputs as report
         from rewriter.report.progress import progress
 
-        check_extra("--json", json, [ours, theirs, images])
+        check_extra("`json`", json, [ours, theirs, images])
         with progress(shown=not quiet) as shown:
             result = job(ours, theirs, samples=samples, images=images, progress=shown)
         show(result, report, json, verbosity=int(verbose) - int(quiet))

@@ -39,7 +39,7 @@ def config(
         from rewriter.pipeline.config import load
         from rewriter.report.terminal import console
 
-        check_extra("--json", json, [])
+        check_extra("`json`", json, [])
         configuration = load(folder)
         if json is not None:
             write_document(_as_dict(configuration), json)
@@ -65,9 +65,9 @@ def _table(configuration: Configuration, folder: Path, *, everything: bool) -> R
     from rich.console import Group
     from rich.text import Text
 
-    from rewriter.pipeline.config.config_file import shown
-    from rewriter.pipeline.config.option_values import to_text
+    from rewriter.pipeline.config_file import shown
     from rewriter.pipeline.options import KEYS
+    from rewriter.pipeline.reader import to_text
     from rewriter.report.terminal import new_table
 
     resolved = configuration.resolve()

@@ -22,13 +22,25 @@ from typing import Any, NoReturn
 
 import typer
 
-from rewriter.cli.echo import echo
 from rewriter.errors import OutputError, RewriterError, UnbuildableError
+from rewriter.printable import printable
 from rewriter.report import signals
 
 FAILED, BAD_INPUT, UNBUILDABLE, DEFECT, INTERRUPTED = 1, 2, 3, 70, 130
 
 MEMORY = "take smaller samples, or a machine with more memory; save large weights as external data"
+
+
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Prints a text on stdout, or on stderr; control characters in it are spelled out."""
+    typer.echo(printable(text), err=err, nl=nl)
+
+
+def print_error(error: RewriterError) -> None:
+    """Prints an error of ours on stderr, with options as the command line has them."""
+    from rewriter.pipeline.options import with_flags
+
+    echo(with_flags(f"error: {error}"), err=True)
 
 
 @contextmanager
@@ -44,7 +56,8 @@ def exit_codes() -> Iterator[None]:
         if (handler := signals.current()) and handler.received:  # what it became in an extension module
             _end(handler.received)
         if isinstance(error, RewriterError):
-            _stop(f"error: {error}", UNBUILDABLE if isinstance(error, UnbuildableError) else BAD_INPUT)
+            print_error(error)
+            raise typer.Exit(UNBUILDABLE if isinstance(error, UnbuildableError) else BAD_INPUT) from None
         if isinstance(error, MemoryError):
             _stop(f"error: memory ran out: {error}\n  what to do: {MEMORY}", BAD_INPUT)
         echo(traceback.format_exc().rstrip(), err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,6 @@ import typer
 from rewriter.cli.exits import FAILED, UNBUILDABLE, show
 from rewriter.cli.parameters import (
     Json,
-    ModelPath,
     Quiet,
     Verbose,
     check_extra,
@@ -21,13 +21,14 @@ from rewriter.errors import UsageError
 from rewriter.pipeline.options import FixCommand, FixOptions
 
 Output = Annotated[
-    Path | None, typer.Option("-o", "--output", metavar="OUT", help="Where the fixed model goes")
+    Path | None, typer.Option("-o", "--output", metavar="OUT", help="The result [MODEL.fixed.onnx]")
 ]
+Models = Annotated[list[Path], typer.Argument(metavar="MODEL", hidden=True)]
 
 
 @with_options(FixCommand)
 def fix(
-    model: ModelPath,
+    models: Models,
     output: Output = None,
     json: Json = None,
     verbose: Verbose = False,
@@ -44,18 +45,22 @@ def fix(
     from rewriter.report import fix as report
     from rewriter.report.progress import progress
 
+    model, *others = models
+    if others:
+        hint = f"rewriter batch {shlex.join(map(str, models))} -o FOLDER fixes them all"
+        raise UsageError("it takes one model", where="rewriter fix", hint=hint)
     in_place = given.get("in_place", False)
     if output is None and not (in_place or given.get("dry_run")):
-        raise UsageError("nowhere to write to", hint="add -o OUT, --in-place or --dry-run")
+        output = _beside(model)
     resolved = configured(model, given, quiet=quiet)
     values, save_plan = resolved.values, given.get("save_plan")
     read = [model, *data_files(model), values["plan"], values["inputs"], resolved.file]
     read.extend(values["plugin_lib"] or [])
     written = values["report"]
-    check_extra("-o", output, read[1:])  # MODEL itself is a matter of --in-place
+    check_extra("`output`", output, read[1:])  # MODEL itself is a matter of --in-place
     check_extra(resolved.where("report"), written, [*read, output, save_plan])
-    check_extra("--json", json, [*read, output, save_plan, written])
-    check_extra("--save-plan", save_plan, [*read, output])
+    check_extra("`json`", json, [*read, output, save_plan, written])
+    check_extra("`save-plan`", save_plan, [*read, output])
     options = FixOptions(**resolved.arguments("fix"))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = api.fix(model, output or (model if in_place else None), options, progress=shown)
@@ -64,3 +69,12 @@ def fix(
         raise typer.Exit(UNBUILDABLE)
     if result.verdict is not None and not result.verdict.passed:
         raise typer.Exit(FAILED)
+
+
+def _beside(model: Path) -> Path:
+    """The output where none is named: `net.fixed.onnx` beside `net.onnx`."""
+    output = model.with_suffix(".fixed.onnx")
+    if output.exists():
+        hint = "name the result with -o, or say `in-place` or `dry-run`"
+        raise UsageError("it exists, and is not replaced unless you name it", where=str(output), hint=hint)
+    return output

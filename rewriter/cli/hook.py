@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewriter.cli.echo import echo
-from rewriter.cli.exits import BAD_INPUT, FAILED, exit_codes, reader_may_leave
+from rewriter.cli.commands import Command, Group
+from rewriter.cli.exits import BAD_INPUT, FAILED, echo, exit_codes, reader_may_leave
 from rewriter.cli.parameters import FLAG, Json, Verbose, check_extra, with_options
-from rewriter.cli.plain import Command, Group
 from rewriter.cli.scan import Sarif, write_all
 from rewriter.pipeline.options import FixCommand, ScanCommand
 
@@ -69,8 +68,8 @@ def scan(
     """
     from rewriter.hooks.precommit import scan_file
 
-    for flag, path in (("--json", json), ("--sarif", sarif)):
-        check_extra(flag, path, models)
+    for key, path in (("`json`", json), ("`sarif`", sarif)):
+        check_extra(key, path, models)
     done: list[FileOutcome] = []
     scanned = (scan_file(model, **given) for model in models)
     _run(_remembered(scanned, done), verbose=verbose, after=lambda: _write(done, json, sarif))

@@ -6,21 +6,18 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin, get_type_hints
 
 import typer
 from typer.models import ArgumentInfo
 
-from rewriter.cli.echo import echo
-from rewriter.cli.exits import STDOUT, exit_codes
+from rewriter.cli.exits import PAGES, STDOUT, echo, exit_codes
 from rewriter.errors import OutputError, UsageError
-from rewriter.model import data_files
-from rewriter.model.output_files import overwrites
-from rewriter.pipeline.config.option_values import shape_from_text
-from rewriter.pipeline.declaration import Declaration, Names, Paths, Shapes, declarations
 from rewriter.pipeline.options import DATA, OUTCOME, PANELS
+from rewriter.pipeline.reader import Text, read
+from rewriter.pipeline.schema import Option, declarations
 
 if TYPE_CHECKING:
     from rewriter.pipeline.config import Configuration, ResolvedOptions
@@ -28,8 +25,12 @@ if TYPE_CHECKING:
 FLAG = " "
 """Metavar of an option without a value; Typer would print `<bool>`."""
 
-KINDS = {Names: list[str], Shapes: list[str], Paths: list[Path]}
-"""Types of the command line for those of options; others are their own."""
+ENDINGS: Mapping[str, tuple[str, ...]] = {
+    "report": ("", *PAGES, ".json"),
+    "json": ("", ".json", ".txt", ".log"),
+    "sarif": ("", ".sarif", ".json"),
+}
+"""Suffixes of files by the options that name them."""
 
 
 def option(panel: str, metavar: str, text: str, *names: str, **more: Any) -> Any:
@@ -60,7 +61,8 @@ def with_options(kind: type, *only: str) -> Callable[[Callable[..., None]], Call
         @functools.wraps(command)
         def run(**values: Any) -> None:
             with exit_codes():
-                command(**{n: v for n, v in values.items() if n not in options}, **_given(options, values))
+                given = {n: _read(o, values[n]) for n, o in options.items() if values[n] not in (None, [])}
+                command(**{n: v for n, v in values.items() if n not in options}, **given)
 
         parameters = sorted([*_own(command), *map(_parameter, options.values())], key=_place)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -68,6 +70,15 @@ def with_options(kind: type, *only: str) -> Callable[[Callable[..., None]], Call
         return run
 
     return decorate
+
+
+def _read(declared: Option, value: Any) -> Any:
+    """The value of an option from its text, or from several."""
+    if isinstance(value, bool):
+        return value
+    if declared.several and not declared.commas:
+        return read(declared, [Text(one) for one in value])
+    return read(declared, Text(",".join(value) if declared.several else value))
 
 
 def _own(command: Callable[..., None]) -> Iterator[inspect.Parameter]:
@@ -78,15 +89,27 @@ def _own(command: Callable[..., None]) -> Iterator[inspect.Parameter]:
             yield parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
 
 
-def _parameter(declared: Declaration) -> inspect.Parameter:
-    """The parameter of an option; None: the user did not set it."""
-    kind: Any = str if declared.read else KINDS.get(declared.kind, declared.kind)
-    names = declared.flags or ((declared.flag,) if kind is bool else ())
-    more = {"autocompletion": declared.complete, "min": declared.least}
-    made = option(declared.panel, declared.metavar or FLAG, declared.help, *names, **more)
+def _parameter(declared: Option) -> inspect.Parameter:
+    """The parameter of an option, as text but for switches; None: the user did not set it."""
+    switch, off = declared.kind is bool, f"/{declared.off}" if declared.off else ""
+    kind: Any = bool if switch else list[str] if declared.several else str
+    names, metavar = ([declared.flag + off], FLAG) if switch else ([declared.flag], declared.metavar)
+    made = option(declared.panel, metavar, declared.help, *names, autocompletion=_completer(declared))
     return inspect.Parameter(
         declared.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, made]
     )
+
+
+def _completer(declared: Option) -> Callable[[str], list[tuple[str, str]]] | None:
+    """What the shell offers for an incomplete value: names, or the last name of a list with commas."""
+    if not declared.offers and get_origin(declared.kind) is not Literal:
+        return None
+
+    def complete(incomplete: str) -> list[tuple[str, str]]:
+        before, comma, last = incomplete.rpartition(",")
+        return [(before + comma + n, text) for n, text in declared.choices().items() if n.startswith(last)]
+
+    return complete
 
 
 def _place(parameter: inspect.Parameter) -> int:
@@ -96,38 +119,6 @@ def _place(parameter: inspect.Parameter) -> int:
         return -1
     panel = made.rich_help_panel or DATA
     return PANELS.index(panel) if panel in PANELS else len(PANELS)
-
-
-def _given(options: Mapping[str, Declaration], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that the user set, by their types."""
-    return {
-        name: _read(declared, values[name])
-        for name, declared in options.items()
-        if values[name] not in (None, [])
-    }
-
-
-def _read(declared: Declaration, value: Any) -> Any:
-    if declared.read is not None:
-        try:
-            return declared.read(value)
-        except ValueError as error:
-            raise UsageError(f"it cannot be {value!r}", where=declared.flag, hint=str(error)) from error
-    if declared.commas:
-        value = [part.strip() for text in value for part in text.split(",") if part.strip()]
-    return shapes(value, declared.flag) if declared.kind == Shapes else value
-
-
-def shapes(texts: list[str], flag: str) -> dict[str, tuple[int, ...]]:
-    """`["image:1x3x224x224"]` as `{"image": (1, 3, 224, 224)}`."""
-    found = {}
-    for text in texts:
-        try:
-            name, dims = shape_from_text(text)
-        except ValueError as error:
-            raise UsageError(f"{text!r} is not a shape", where=flag, hint=str(error)) from error
-        found[name] = dims
-    return found
 
 
 def configured(model: Path, given: Mapping[str, Any], *, quiet: bool) -> ResolvedOptions:
@@ -162,27 +153,39 @@ def _unused(file: Path | None, model: Path) -> Iterator[str]:
         yield f"{beside} is not read: configuration is that of the current folder's project"
 
 
-def check_extra(option: str, path: Path | None, inputs: Iterable[Any]) -> None:
+def check_extra(where: str, path: Path | None, inputs: Iterable[Any], endings: Sequence[str] = ()) -> None:
     """Refuses, before the work starts, an output that could not be written after it, or is an input.
 
     Args:
+        where: The key of the option in backticks, or the place of a file that set it.
         inputs: Other files and folders of the command; what is no path is ignored. The weights of models
             are inputs, too.
+        endings: Suffixes that it may have, if they are not those of `ENDINGS`.
     """
     if path in (None, STDOUT):
         return
+    from rewriter.model.output_files import overwrites
+
     assert path is not None
-    where = f"{option} {path}"
+    place = f"{where} {path}"
     if not path.absolute().parent.is_dir():
-        raise OutputError("its folder does not exist", where=where, hint="make it first")
+        raise OutputError("its folder does not exist", where=place, hint="make it first")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise OutputError("its folder cannot be written", where=place, hint="name another folder")
     if path.is_dir():
-        raise OutputError("it is a folder", where=where, hint="name a file in it")
+        raise OutputError("it is a folder", where=place, hint="name a file in it")
     named = [Path(other) for other in inputs if isinstance(other, (str, os.PathLike))]
     for other in named + (_weights(named) if path.is_file() else []):
         if overwrites(path, other):
-            raise UsageError(f"it would overwrite {other}", where=where, hint="name another file")
+            raise UsageError(f"it would overwrite {other}", where=place, hint="name another file")
+    endings = endings or next((known for key, known in ENDINGS.items() if key in where), (path.suffix,))
+    if path.suffix.lower() not in endings:
+        hint = f"its name may end in {', '.join(filter(None, endings))}"
+        raise UsageError(f"nothing of the kind {path.suffix} can be written", where=place, hint=hint)
 
 
 def _weights(files: Iterable[Path]) -> list[Path]:
     """The files with the weights of those that are models."""
+    from rewriter.model import data_files
+
     return [data for file in files if file.suffix == ".onnx" for data in data_files(file)]

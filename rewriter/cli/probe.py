@@ -30,8 +30,8 @@ def probe(
         from rewriter.report import probe as report
         from rewriter.report.progress import progress
 
-        check_extra("--json", json, [])
-        check_extra("--report", written, [])
+        check_extra("`json`", json, [])
+        check_extra("`report`", written, [])
         choice = this_machine.choose(engine)
         if choice.engine is None:
             if written is not None and not is_page(written):
@@ -54,7 +54,7 @@ def _without_gpu(reasons: str, json: Path | None, page: Path | None, *, verbosit
     if json is not None:
         raise EngineError(
             f"nothing was measured, so there is nothing to write: {reasons}",
-            where=f"--json {json}",
+            where=f"`json` {json}",
             hint="run it on a machine with a GPU",
         )
     out = console()

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewriter.cli.echo import echo
-from rewriter.cli.exits import BAD_INPUT, FAILED, STDOUT, is_page, reader_may_leave, show, write_document
+from rewriter.cli.exits import (
+    BAD_INPUT,
+    FAILED,
+    STDOUT,
+    is_page,
+    print_error,
+    reader_may_leave,
+    show,
+    write_document,
+)
 from rewriter.cli.parameters import (
     Json,
     Quiet,
@@ -52,8 +60,8 @@ def scan(
     from rewriter.report.progress import progress
 
     resolved = configured(models[0], given, quiet=quiet)
-    for flag, path in (("--json", json), ("--sarif", sarif), ("--report", written)):
-        check_extra(flag, path, [*models, resolved.values["inputs"], resolved.file])
+    for key, path in (("`json`", json), ("`sarif`", sarif), ("`report`", written)):
+        check_extra(key, path, [*models, resolved.values["inputs"], resolved.file])
     verbosity = int(verbose) - int(quiet)
     if len(models) > 1:
         results, unread = _scan_all(models, resolved, written, quiet=quiet)
@@ -81,7 +89,7 @@ def _scan_all(
 
     if written is not None and is_page(written):
         hint = "name it .json, or scan one model"
-        raise UsageError("a page shows one model", where=f"--report {written}", hint=hint)
+        raise UsageError("a page shows one model", where=f"`report` {written}", hint=hint)
     results, unread = [], list[RewriterError]()
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         for model in models:
@@ -110,7 +118,7 @@ def show_all(
         for result in results:
             report.print_result(result, console(stderr=STDOUT in named), verbosity=verbosity)
     for error in unread:
-        echo(f"error: {error}", err=True)
+        print_error(error)
     write_all(results, unread, named, sarif)
 
 

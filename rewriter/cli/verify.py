@@ -9,8 +9,8 @@ import typer
 
 from rewriter.cli.exits import FAILED, is_page, show
 from rewriter.cli.parameters import Json, Quiet, Report, Verbose, check_extra, configured, with_options
-from rewriter.pipeline.declaration import declarations
 from rewriter.pipeline.options import VerifyOptions
+from rewriter.pipeline.schema import declarations
 
 if TYPE_CHECKING:
     from rewriter.pipeline.config import ResolvedOptions
@@ -28,8 +28,6 @@ def verify(
 ) -> None:
     """Run FIXED and compare every output with ORIGINAL in FP32.
 
-    Engine: auto, tensorrt, tensorrt-rtx, onnxruntime, onnxruntime-cuda, emulation
-
     Exits with 0 if it is within the tolerance, 1 if not, 2 on bad usage or model.
     """
     from rewriter.jobs.verify import verify as job
@@ -37,8 +35,8 @@ def verify(
     from rewriter.report.progress import progress
 
     resolved = configured(original, given, quiet=quiet)
-    for flag, path in (("--json", json), ("--report", written)):
-        check_extra(flag, path, [original, fixed, resolved.values["inputs"], resolved.file])
+    for key, path in (("`json`", json), ("`report`", written)):
+        check_extra(key, path, [original, fixed, resolved.values["inputs"], resolved.file])
     asked = resolved.arguments("verify") | _tolerance(resolved, given.get("metric"))
     options = VerifyOptions(**asked, ranges=written is not None and is_page(written))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:

@@ -167,7 +167,7 @@ def _given(table: Mapping[str, Any], name: str, why: str, what: str) -> Any:
         raise EngineError(
             f"input {name!r} {why}, and nothing says {what}",
             where=name,
-            hint=f"give sample data (--inputs), or --input-shape {name}:1x3x224x224",
+            hint=f"give sample data (`inputs`), or `input-shapes={name}:1x3x224x224`",
         )
     return table[name]
 

@@ -19,7 +19,7 @@ ROUTINE = (
 PRECISION = (
     (
         r"overflow in FP16|Clipping to finite FP16 range",
-        "a weight does not fit FP16 and was clipped: keep the node that reads it in FP32 (--keep-fp32)",
+        "a weight does not fit FP16 and was clipped: keep the node that reads it in FP32 (`keep-fp32`)",
     ),
     (
         r"less than smallest positive FP16|minimum subnormal",

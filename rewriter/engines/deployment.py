@@ -16,11 +16,9 @@ from rewriter.model import Port, Signature
 
 EMULATION = "emulation"
 ENGINES = (AUTO, *get_args(EngineName), EMULATION)
-TENSORRT = (AUTO, "tensorrt", "tensorrt-rtx", EMULATION)
-"""Those of `ENGINES` that build models with TensorRT, if they build them."""
 
 Shapes = Mapping[str, Sequence[int]]
-_PROFILE = "--min-shapes, --opt-shapes, --max-shapes"
+_PROFILE = "`min-shapes`, `opt-shapes`, `max-shapes`"
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Deployment:
             EngineError: the one that was named cannot run here.
         """
         if self.engine == EMULATION:
-            return Choice(None, (f"--engine {EMULATION}",))
+            return Choice(None, (f"`engine={EMULATION}`",))
         return this_machine.choose(self.engine)
 
     @property
@@ -86,27 +84,22 @@ def deployment(
     min_shapes: Shapes | None = None,
     opt_shapes: Shapes | None = None,
     max_shapes: Shapes | None = None,
-    *,
-    engines: Sequence[str] = ENGINES,
 ) -> Deployment:
     """Make a deployment from the user's options, and check them.
-
-    Args:
-        engines: The names that may be given.
 
     Raises:
         EngineError: the engine cannot run here.
         UsageError: no such engine, a library that is not there, shapes that are not in order.
     """
-    if engine not in engines:
-        known = ", ".join(engines)
-        raise UsageError(f"there is no engine {engine!r}", where="--engine", hint=f"one of {known}")
+    if engine not in ENGINES:
+        known = ", ".join(ENGINES)
+        raise UsageError(f"there is no engine {engine!r}", where="`engine`", hint=f"one of {known}")
     if engine not in (AUTO, EMULATION):
         this_machine.require(engine)  # before any work
     libraries = tuple(Path(path).resolve() for path in plugin_lib)
     for path in libraries:
         if not path.is_file():
-            raise UsageError(f"no such file: {path}", where="--plugin-lib", hint="name a .so or .dll")
+            raise UsageError(f"no such file: {path}", where="`plugin-lib`", hint="name a .so or .dll")
     return Deployment(engine, libraries, dict(_spans(min_shapes or {}, opt_shapes or {}, max_shapes or {})))
 
 

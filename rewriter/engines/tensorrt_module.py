@@ -79,7 +79,7 @@ def load_plugins(trt: Any, registry: Any, plugins: Sequence[str]) -> None:
         trt.init_libnvinfer_plugins(None, "")
     for plugin in plugins:
         if not Path(plugin).is_file():
-            raise EngineError("no such plugin library", where=plugin, hint="--plugin-lib names a .so or .dll")
+            raise EngineError("no such plugin library", where=plugin, hint="`plugin-lib` names a .so or .dll")
         try:
             loaded = registry.load_library(plugin)
         except Exception as error:  # the bindings raise several types

@@ -209,7 +209,7 @@ class TensorRTProgram:
                 f"shape {list(array.shape)} of input {name!r} is outside the engine's profile "
                 f"({list(low)} to {list(high)})",
                 where=name,
-                hint="widen it with --min-shapes and --max-shapes",
+                hint="widen it with `min-shapes` and `max-shapes`",
             )
         if self._on_host(name):
             self._host[name] = array.copy()

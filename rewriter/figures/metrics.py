@@ -137,12 +137,12 @@ def named(name: str) -> Metric:
     place, colon, attribute = name.rpartition(":")
     if not (place and colon and attribute):
         hint = f"choose from {', '.join(METRICS)}, or name a function: file.py:function"
-        raise UsageError(f"it cannot be {name!r}", where="--metric", hint=hint)
+        raise UsageError(f"it cannot be {name!r}", where="`metric`", hint=hint)
     function = getattr(_module(place), attribute, None)
     if not callable(function):
         hint = f"define `def {attribute}(expected, actual) -> float` there"
-        raise UsageError(f"{place} has no function {attribute}", where="--metric", hint=hint)
-    return of_the_user(function, f"--metric {name}")
+        raise UsageError(f"{place} has no function {attribute}", where="`metric`", hint=hint)
+    return of_the_user(function, f"`metric={name}`")
 
 
 def _module(place: str) -> ModuleType:
@@ -156,8 +156,8 @@ def _module(place: str) -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except FileNotFoundError as error:
-        raise UsageError("there is no such file", where=f"--metric {place}", hint="check the path") from error
+        raise UsageError("there is no such file", where=f"`metric={place}`", hint="check the path") from error
     except Exception as error:
         text = f"it cannot be imported: {type(error).__name__}: {error}"
-        raise UsageError(text, where=f"--metric {place}", hint="does it import by itself?") from error
+        raise UsageError(text, where=f"`metric={place}`", hint="does it import by itself?") from error
     return module

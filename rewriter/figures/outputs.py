@@ -74,7 +74,7 @@ class OutputComparison:
             return (
                 f"the largest element of each row of {self.name} is at the same place in "
                 f"{self.same_best:.4g} of the rows; if it holds scores of classes, "
-                "--metric 'top-1' --tolerance 0.99 judges by that"
+                "`metric='top-1'` `tolerance=0.99` judges by that"
             )
         if fair is None:
             return ""

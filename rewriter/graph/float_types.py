@@ -46,6 +46,6 @@ def convert(value: Array, dtype: int, name: str) -> Array:
             f"the constant holds values up to {largest:.4g}, which {short} cannot represent, and its "
             f"consumer is planned as {short}",
             where=name,
-            hint="keep its consumers in FP32 (--keep-fp32), or clamp it (pass clamp-constants)",
+            hint="keep its consumers in FP32 (`keep-fp32`), or clamp it (pass clamp-constants)",
         )
     return converted

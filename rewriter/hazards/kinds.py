@@ -90,7 +90,7 @@ KINDS: dict[str, Kind] = {
         "power that is in range only on these samples",
         "note",
         "fp32-island",
-        "give more samples; keep it in FP32 (--keep-fp32) if inputs may grow",
+        "give more samples; keep it in FP32 (`keep-fp32`) if inputs may grow",
         True,
     ),
     "partial-sums": Kind(
@@ -105,7 +105,7 @@ KINDS: dict[str, Kind] = {
         "rounding error of a long FP16 accumulation",
         "note",
         "accumulate-fp32",
-        "accumulate in FP32 where the output's error matters (--keep-fp32)",
+        "accumulate in FP32 where the output's error matters (`keep-fp32`)",
     ),
     "accumulation": Kind("rounding that adds up from step to step", "note", "fp32-island", _ISLAND),
     "underflow": Kind(
@@ -150,20 +150,20 @@ KINDS: dict[str, Kind] = {
     "coordinates": Kind("sampling coordinates", "warning", "fp32-island", f"{_ISLAND}, at no cost"),
     "order": Kind("order of nearly equal values", "warning", "fp32-island", f"{_ISLAND}; compare as sets"),
     "comparison": Kind(
-        "comparison of computed floats", "note", "fp32-island", "keep what is compared in FP32 (--keep-fp32)"
+        "comparison of computed floats", "note", "fp32-island", "keep what is compared in FP32 (`keep-fp32`)"
     ),
     "cancellation": Kind(
         "difference of nearly equal numbers",
         "warning",
         "fp32-island",
-        "keep both operands in FP32 from where they are computed (--keep-fp32), or subtract earlier",
+        "keep both operands in FP32 from where they are computed (`keep-fp32`), or subtract earlier",
         True,
     ),
     "linear-attention": Kind(
         "linear attention without normalisation",
         "warning",
         "rescale",
-        "divide keys by the number of tokens before the product, or keep it in FP32 (--keep-fp32)",
+        "divide keys by the number of tokens before the product, or keep it in FP32 (`keep-fp32`)",
     ),
     "quantized": Kind("scale of Q/DQ below FP16's normal range", "note", "fp32-island", _ISLAND),
     "cast-pair": Kind(
@@ -193,7 +193,7 @@ KINDS: dict[str, Kind] = {
         "ranges of random inputs",
         "note",
         "data",
-        "measure on real data (--inputs): random inputs give false alarms and miss real overflows",
+        "measure on real data (`inputs`): random inputs give false alarms and miss real overflows",
     ),
     "user-rule": Kind("found by a rule of your own", "warning", "fp32-island", _ISLAND),
     "fp16-reference": Kind(

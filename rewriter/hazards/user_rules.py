@@ -23,7 +23,7 @@ def rules_of_the_user(
     """
     for rule in given:
         if not callable(rule):
-            raise UsageError(f"it is no rule: {rule!r}", where="--hazards", hint=_HINT)
+            raise UsageError(f"it is no rule: {rule!r}", where="`hazards`", hint=_HINT)
     return tuple(_held(rule) for rule in given)
 
 
@@ -31,7 +31,7 @@ _HINT = "give functions from a rewriter.hazards.Survey to rewriter.hazards.Hazar
 
 
 def _held(rule: Callable[[Survey], Iterable[Hazard]]) -> Callable[[Survey], Iterator[Hazard]]:
-    where = f"--hazards {getattr(rule, '__name__', type(rule).__name__)}"
+    where = f"`hazards={getattr(rule, '__name__', type(rule).__name__)}`"
 
     def hazards(survey: Survey) -> Iterator[Hazard]:
         for hazard in rule(survey) or ():

@@ -8,8 +8,8 @@ from typing import Any
 
 from rewriter.errors import UsageError
 from rewriter.pipeline.config import ResolvedOptions, load
-from rewriter.pipeline.declaration import declarations
 from rewriter.pipeline.options import FixOptions
+from rewriter.pipeline.schema import declarations
 
 OWN = frozenset({"model", "output", "in_place", "dry_run", "strict", "progress"})
 """Arguments of `rewriter.fix` that the hook sets itself."""

@@ -11,10 +11,9 @@ from rewriter.data.inputs.samples import Sample
 from rewriter.data.parity import InputComparison, SampleComparison, arrays_of, compare_samples
 from rewriter.data.parity.photographs import are_photographs, photographs
 from rewriter.english import count
-from rewriter.errors import InputsError, UsageError
+from rewriter.errors import InputsError, UsageError, shortened
 from rewriter.model import Array
 from rewriter.model.stopwatch import Progress
-from rewriter.pipeline.option_types import shortened
 
 SAMPLES = 8
 """Default number of samples: a pipeline treats all of them alike."""
@@ -51,7 +50,7 @@ def compare_inputs(
         _require(callable(data) or may_hold_samples(data), data, where, _SIDES)
     _require(images is None or are_photographs(images), images, "images=", _PHOTOGRAPHS)
     if samples < 1:
-        raise UsageError(f"it cannot be {samples}", where="--samples", hint="compare at least one")
+        raise UsageError(f"it cannot be {samples}", where="`samples`", hint="compare at least one")
     sides = _read(ours, "ours="), _read(theirs, "theirs=")
     pairs = list(zip(*sides, strict=False))[:samples]
     shown = [] if images is None else _shown(images, len(pairs))
@@ -89,6 +88,6 @@ def _shown(images: Any, needed: int) -> list[Array]:
     shown = photographs(images)
     if len(shown) < needed:
         what = f"it has {count(len(shown), 'photograph')} for {count(needed, 'sample')}"
-        where = str(images) if isinstance(images, (str, os.PathLike)) else "--images"
-        raise InputsError(what, where=where, hint="one photograph for each sample, or fewer --samples")
+        where = str(images) if isinstance(images, (str, os.PathLike)) else "`images`"
+        raise InputsError(what, where=where, hint="one photograph for each sample, or fewer `samples`")
     return shown

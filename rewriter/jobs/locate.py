@@ -61,9 +61,9 @@ def locate(
         RewriterError: bad model, data or option; an engine that was named and cannot run here.
     """
     if marks < 1 or max_builds < 1:
-        raise UsageError("at least one is needed", where="--marks, --max-builds", hint="8 and 48 do well")
+        raise UsageError("at least one is needed", where="`marks`, `max-builds`", hint="8 and 48 do well")
     if not timeout > 0:
-        raise UsageError(f"it cannot be {timeout:g}", where="--timeout", hint="seconds, such as 600")
+        raise UsageError(f"it cannot be {timeout:g}", where="`timeout`", hint="seconds, such as 600")
     options = LocateOptions(tolerance=tolerance, marks=marks, max_builds=max_builds)
     deployed = deployment(engine, plugin_lib, min_shapes, opt_shapes, max_shapes)
     models = load(original), load(other)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, Unpack
 
 from rewriter.base import Context, Target
 from rewriter.data.expectations import data_warnings
@@ -15,7 +15,7 @@ from rewriter.data.ranges import Ranges, measure
 from rewriter.data.ranges.depth import along_depth
 from rewriter.emulation import emulation, reference
 from rewriter.engines.probe.answers import known_target
-from rewriter.errors import ArithmeticRunError, UsageError
+from rewriter.errors import ArithmeticRunError
 from rewriter.figures.metrics import METRICS
 from rewriter.figures.tolerances import TOLERANCES
 from rewriter.graph import label
@@ -61,8 +61,6 @@ def scan(
     """
     request = combined(ScanOptions, options, keywords)
     precision = request.precision
-    if precision not in get_args(LowPrecision):
-        raise UsageError(f"it cannot be {precision!r}", where="--precision", hint="choose from fp16, bf16")
     run = _Scan(
         precision,
         known_target(Target.parse(request.target)),

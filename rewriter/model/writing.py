@@ -103,18 +103,25 @@ def set_metadata(proto: onnx.ModelProto, entries: Mapping[str, str]) -> None:
     refill(proto.metadata_props, [*kept, *made])
 
 
+ENDINGS = ("", ".onnx", ".pb")
+"""Suffixes of models."""
+
+
 def check_model_output(path: Path) -> None:
     """Refuses a path that no model can be written to.
 
     Raises:
-        OutputError: it is a device or a pipe.
+        OutputError: it is a device or a pipe, or is named as another kind of file.
     """
     if kind := special(path):
         raise OutputError(
             f"it is {kind}, and a model is written to a file",
             where=str(path),
-            hint="name a file; --dry-run does everything and writes no model",
+            hint="name a file; `dry-run` does everything and writes no model",
         )
+    if path.suffix.lower() not in ENDINGS:
+        hint = f"name it {path.stem}.onnx; TensorRT's own tools build the engine from it"
+        raise OutputError("a model is written as ONNX", where=str(path), hint=hint)
 
 
 def write_text(text: str, path: Path, what: str = "the report", newline: str | None = None) -> None:

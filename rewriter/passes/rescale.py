@@ -119,7 +119,7 @@ def _recorded(model: Model, events: Iterator[Event]) -> Iterator[Event]:
 def _made_up(survey: Survey) -> Iterator[Refusal]:
     """Declines: what overflows on random inputs may be small on real ones, and become zero in FP16."""
     if not in_range(survey):
-        why = "its ranges were measured on random inputs: give --inputs for exponents"
+        why = "its ranges were measured on random inputs: give `inputs` for exponents"
         yield Refusal("the graph" if survey.graph.is_main else f"graph {survey.scope}", why)
 
 

@@ -163,7 +163,7 @@ def _pass_error(model: Model, step: Pass, what: str, earlier: list[str]) -> Pass
     return PassError(
         f"pass {name} {what}",
         where=str(model.path) if model.path else None,
-        hint=f"run without it (--skip {step.name}) and {report}; "
+        hint=f"run without it (`skip={step.name}`) and {report}; "
         f"passes before it: {', '.join(earlier) or 'none'}",
     )
 

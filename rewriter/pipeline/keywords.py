@@ -12,14 +12,15 @@ from typing import Any, Literal, TypedDict
 from rewriter.base import Pass
 from rewriter.figures.tolerances import Tolerance
 from rewriter.hazards import Rule
-from rewriter.pipeline.declaration import AnyPath, Names, Paths, Shapes
+from rewriter.pipeline.options import Builder, Runner
+from rewriter.pipeline.schema import AnyPath, Names, Paths, Shapes
 from rewriter.plan import InputsOutputs, Plan, Precision
 
 
 class FixKeywords(TypedDict, total=False):
     """Keywords of `rewriter.fix`: the fields of `FixOptions`."""
 
-    engine: str
+    engine: Builder
     plugin_lib: Paths
     min_shapes: Shapes | None
     opt_shapes: Shapes | None
@@ -32,6 +33,7 @@ class FixKeywords(TypedDict, total=False):
     dry_run: bool
     preset: str
     passes: str | Sequence[str | Pass | EllipsisType] | None
+    add: str | Sequence[str | Pass]
     skip: Names
     opset: int | None
     target: str | None
@@ -52,7 +54,7 @@ class FixKeywords(TypedDict, total=False):
     repair: bool
     repair_seconds: float
     strict: bool
-    build_timeout: float
+    timeout: float
 
 
 class ScanKeywords(TypedDict, total=False):
@@ -70,7 +72,7 @@ class ScanKeywords(TypedDict, total=False):
 class VerifyKeywords(TypedDict, total=False):
     """Keywords of `rewriter.verify`: the fields of `VerifyOptions`."""
 
-    engine: str
+    engine: Runner
     plugin_lib: Paths
     min_shapes: Shapes | None
     opt_shapes: Shapes | None

@@ -12,9 +12,8 @@ from types import EllipsisType
 from typing import Any
 
 from rewriter.base import Pass
-from rewriter.errors import UsageError
+from rewriter.errors import UsageError, nearest
 from rewriter.pipeline import migration
-from rewriter.pipeline.pass_options import nearest
 from rewriter.plan import Precision
 
 OTHERWISE: Mapping[str, Any] = {
@@ -123,7 +122,7 @@ _ALL = (
         "tried: the report says so. A plan is taken if it saves as\n"
         "much of the error, in share, as it costs of latency, and 10 % at least, and else that of the\n"
         "rules, so that the result is never less accurate by that measure.\n"
-        "`--max-latency-cost` sets another budget, `--tolerance` an error in its place.",
+        "`max-latency-cost` sets another budget, `tolerance` an error in its place.",
     ),
     Preset(
         "weak-typing",
@@ -132,7 +131,7 @@ _ALL = (
         "For those who stay on `trtexec --fp16` of TensorRT 8 to 10: the model keeps its types. What the\n"
         "plan would keep in FP32 stands beside it twice: as arguments for trtexec (`--layerPrecisions`,\n"
         "`--layerOutputTypes`, `--precisionConstraints=obey`) and as Python that sets the same on a\n"
-        "network. `--weak-typing` does the same for any preset.",
+        "network. `weak-typing` does the same for any preset.",
     ),
     Preset(
         "structure-only",
@@ -154,7 +153,7 @@ def preset_named(name: str) -> Preset:
     """
     if name not in PRESETS:
         hint = f"{nearest(name, PRESETS)}; `rewriter presets` lists them"
-        raise UsageError(f"unknown preset {name!r}", where="--preset", hint=hint)
+        raise UsageError(f"unknown preset {name!r}", where="`preset`", hint=hint)
     return PRESETS[name]
 
 
@@ -162,11 +161,13 @@ def select(
     preset: str = DEFAULT_PRESET,
     passes: str | Sequence[str | Pass | EllipsisType] | None = None,
     skip: Iterable[str] = (),
+    add: str | Sequence[str | Pass | EllipsisType] = (),
 ) -> tuple[Pass, ...]:
-    """Returns the passes of `preset`, or `passes` in its place, without those named in `skip`.
+    """Returns the passes of `preset`, or `passes` in its place, without those in `skip`, with those in `add`.
 
     Args:
         passes: A pipeline as text, or a list of such texts and passes; `...` stands for the preset's.
+        add: As `passes`. Each replaces the one of its name, or stands before the first of a later stage.
 
     Raises:
         UsageError: an unknown preset, pass or option, or something else than a pass.
@@ -176,5 +177,11 @@ def select(
 
     own = preset_named(preset).steps
     chosen = own if passes is None else listed(passes, own)
-    dropped = {check_name(name.strip(), "--skip") for name in skip}
-    return tuple(step for step in chosen if step.name not in dropped)
+    dropped = {check_name(name.strip(), "`skip`") for name in skip}
+    steps = [step for step in chosen if step.name not in dropped]
+    for step in listed(add):
+        same = [at for at, other in enumerate(steps) if other.name == step.name]
+        later = [at for at, other in enumerate(steps) if other.stage > step.stage]
+        at, end = (same[0], same[0] + 1) if same else ([*later, len(steps)][0],) * 2
+        steps[at:end] = [step]
+    return tuple(steps)

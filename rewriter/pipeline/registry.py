@@ -16,8 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from rewriter.base import Exactness, GraphPass, ModelPass, Pass
-from rewriter.errors import UsageError
-from rewriter.pipeline.pass_options import nearest, options_of
+from rewriter.errors import UsageError, nearest
 
 GROUP = "rewriter.passes"
 
@@ -148,6 +147,8 @@ def _flaws(kind: Any, name: str) -> Iterator[str]:
             yield f"it has no example: {attribute!r} is missing"
     if not isinstance(kind.exactness, Exactness):
         yield "its exactness is no Exactness of rewriter.base"
+    from rewriter.pipeline.text import options_of
+
     try:
         options_of(kind)
         kind()

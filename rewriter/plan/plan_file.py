@@ -90,10 +90,10 @@ def from_text(text: str, where: str = "plan") -> Plan:
         hint = f"line {error.lineno}, column {error.colno}"
         raise UsageError(f"not JSON: {error.msg}", where=where, hint=f"correct {hint}") from error
     if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
-        raise UsageError("not a plan", where=where, hint=f'--save-plan writes one; "schema" is "{SCHEMA}"')
+        raise UsageError("not a plan", where=where, hint=f'`save-plan` writes one; "schema" is "{SCHEMA}"')
     if fields.get("version") != VERSION:
         found = f"a plan of version {fields.get('version')!r}, this is version {VERSION}"
-        raise UsageError(found, where=where, hint="save it again with this release: --save-plan")
+        raise UsageError(found, where=where, hint="save it again with this release: `save-plan`")
     _check(fields, FIELDS, where)
     decisions = tuple(
         _decision(entry, repair, f"{where}: {repair}[{index}]")
@@ -116,7 +116,7 @@ def read(path: Path) -> Plan:
     try:
         return from_text(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
-        hint = "--save-plan writes a plan"
+        hint = "`save-plan` writes a plan"
         raise UsageError(f"cannot read it: {error.strerror}", where=str(path), hint=hint) from error
     except UnicodeDecodeError as error:
         raise UsageError("not a plan: no UTF-8 text", where=str(path), hint="is it the model?") from error
@@ -134,10 +134,10 @@ def given_plan(
         return None
     given = plan if isinstance(plan, Plan) else read(Path(plan))
     others = {
-        "--keep-fp32": bool(keep_fp32),
-        "--keep-fp32-op": bool(keep_fp32_op),
-        "--precision": precision not in (None, given.precision),
-        "--io": io not in (None, "keep", given.io),
+        "`keep-fp32`": bool(keep_fp32),
+        "`keep-fp32-op`": bool(keep_fp32_op),
+        "`precision`": precision not in (None, given.precision),
+        "`io`": io not in (None, "keep", given.io),
     }
     for option, contradicts in others.items():
         if contradicts:

@@ -18,8 +18,8 @@ from rewriter.plan import Decision, Plan
 from rewriter.planning.planner import LOW_TYPES, has_bf16, node_key, surveys
 
 SAME_MODEL = (
-    "a plan fits the model that it was saved for, with the same --passes, --skip, --opset and --target; "
-    "save a new one with --save-plan"
+    "a plan fits the model that it was saved for, with the same `passes`, `skip`, `opset` and `target`; "
+    "save a new one with `save-plan`"
 )
 LIKENESS = 0.8
 """Share of a name that must agree (difflib's ratio) for a suggestion."""
@@ -68,7 +68,7 @@ def fit(model: Model, facts: Facts, plan: Plan, where: str = "the plan") -> Plan
         key = nodes.key_of(decision, where)
         node = nodes.by_key[key]
         if decision.repair == "bf16" and not has_bf16(node, model.opsets):
-            hint = "put it under fp32, or give a higher --opset: Conv has BF16 from 22 on"
+            hint = "put it under fp32, or give a higher `opset`: Conv has BF16 from 22 on"
             raise UsageError(
                 f"{label(node)}: {node.op_type} has no BF16 in this opset", where=where, hint=hint
             )

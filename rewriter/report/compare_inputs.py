@@ -56,7 +56,7 @@ def _details(array: ArrayComparison, alike: list[ArrayComparison]) -> Iterator[s
 def _summary(result: InputComparison) -> Iterator[Text]:
     compared = f"{count(len(result.samples), 'sample')} compared"
     left = min(result.counts) - len(result.samples)
-    compared += f" of {min(result.counts)} (--samples)" if left else ""
+    compared += f" of {min(result.counts)} (`samples`)" if left else ""
     verdict, style = ("differ", "bold red") if result.differ else ("agree", "green")
     yield Text(f"The two pipelines {verdict}: {compared}", style=style)
     ours, theirs = result.counts

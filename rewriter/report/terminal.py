@@ -14,6 +14,7 @@ from rich.text import Text
 
 from rewriter.base import Target
 from rewriter.data.source import DataSource
+from rewriter.pipeline.options import with_flags
 from rewriter.printable import printable
 
 MORE = "-v shows all"
@@ -91,6 +92,7 @@ def print_report(
         details: Returns the tables that follow with verbosity 1.
         commands: What to run next, each printed as one line, to be copied.
     """
+    verdict.plain = with_flags(verdict.plain)
     out.print(verdict, soft_wrap=True)  # one line, for grep
     if verbosity < 0:
         return
@@ -113,7 +115,7 @@ def _summary(rows: Iterable[Row], out: Console) -> Text:
     for label, text in rows:
         loud = label in ("Failed", "Limit") or text.startswith(("NaN", "NOT "))
         shown = Text("" if label == last else label, style="bold")
-        wrapped = Text(text, style="red" if loud else "").wrap(out, max(out.width - LABEL, 20))
+        wrapped = Text(with_flags(text), style="red" if loud else "").wrap(out, max(out.width - LABEL, 20))
         for part in wrapped:
             shown.align("left", LABEL)
             part.rstrip()

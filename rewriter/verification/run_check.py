@@ -130,7 +130,7 @@ def _emulate(workspace: Workspace, accumulation: Accumulation) -> StoredSamples:
             found = map(session.run, workspace.stored(workspace.fixed, "fixed"))
             return write_samples(workspace.folder / "emulated", found)
     except ArithmeticRunError as error:
-        error.hint = error.hint or "--engine tensorrt-rtx needs no emulation, but a GPU"
+        error.hint = error.hint or "`engine=tensorrt-rtx` needs no emulation, but a GPU"
         raise
 
 
@@ -148,7 +148,7 @@ def _engine_as_reference(workspace: Workspace, original: EngineOutcome, missing:
         raise EngineError(
             f"nothing can be compared: {missing}, and the original did not run in FP32: {original.problem}",
             where=str(workspace.original.path or "the original"),
-            hint=original.hint or "--plugin-lib names the library of its plugins",
+            hint=original.hint or "`plugin-lib` names the library of its plugins",
         )
     workspace.expected = StoredSamples(original.outputs)
     summary = f"not checked: {missing}; the fixed model is compared with the original's FP32 engine"

@@ -205,7 +205,7 @@ def ended(child: Child) -> Outcome:
 
 def test_a_model_past_its_deadline_is_stopped(tmp_path: Path) -> None:
     outcome = ended(running(tmp_path, 0.3))
-    assert (outcome.ending, outcome.text) == ("timed out", "stopped after 0.3 s: --time-limit allows more")
+    assert (outcome.ending, outcome.text) == ("timed out", "stopped after 0.3 s: `time-limit` allows more")
     assert not (tmp_path / "out.onnx").exists()
 
 

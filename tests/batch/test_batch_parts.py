@@ -89,7 +89,7 @@ ARGUMENTS = [
     pytest.param({"build": True}, ["--build"], id="a switch that is on"),
     pytest.param({"build": False}, ["--no-build"], id="a switch that is off"),
     pytest.param({"keep_fp32_op": ("Exp", "Log")}, ["--keep-fp32-op=Exp", "--keep-fp32-op=Log"], id="names"),
-    pytest.param({"input_shapes": {"x": (1, 3)}}, ["--input-shape=x:1x3"], id="shapes"),
+    pytest.param({"input_shapes": {"x": (1, 3)}}, ["--input-shapes=x:1x3"], id="shapes"),
 ]
 
 
@@ -106,8 +106,8 @@ BAD = [
     pytest.param("[[model]]\nopset = 17", "model 1: it has no path", id="no path"),
     pytest.param('[[model]]\npath = ""', "model 1: it has no path", id="an empty path"),
     pytest.param('[[model]]\npath = "net.onnx"\n[[model]]\npath = 3', "model 2: it has no path", id="3"),
-    pytest.param('opset = "x"\n[[model]]\npath = "net.onnx"', "opset cannot be 'x'", id="no number"),
-    pytest.param("[[model]]\npath = 'net.onnx'\nopset = 99", "opset cannot be 99", id="out of range"),
+    pytest.param('opset = "x"\n[[model]]\npath = "net.onnx"', "opset.: it cannot be .x.", id="no number"),
+    pytest.param("[[model]]\npath = 'net.onnx'\nopset = 99", "opset.: it cannot be 99", id="out of range"),
 ]
 
 

@@ -22,9 +22,10 @@ from typer.testing import CliRunner
 
 from rewriter import cli
 from rewriter.cli import exits
-from rewriter.cli.parameters import shapes
 from rewriter.errors import UsageError
 from rewriter.model import Array, save
+from rewriter.pipeline.options import KEYS
+from rewriter.pipeline.reader import Text, read
 from rewriter.report.progress import progress
 
 Arguments = Callable[[Path], list[str]]
@@ -95,7 +96,7 @@ def test_says_that_data_were_random(model: Path, tmp_path: Path) -> None:
 
 def test_dynamic_shapes_are_in_the_next_command(tmp_path: Path) -> None:
     source = save(graph("g (float[batch,3] x) => (float[batch,3] y) { y = Relu(x) }"), tmp_path / "m.onnx")
-    options = ("--input-shape", "x:4x3", "--no-verify", "--target", "tensorrt-rtx")
+    options = ("--input-shapes", "x:4x3", "--no-verify", "--target", "tensorrt-rtx")
     code, out, error = quick("fix", source, "-o", tmp_path / "f.onnx", *options)
     assert code == 0, error
     engine = f"tensorrt_rtx --onnx={tmp_path / 'f.onnx'} --saveEngine={tmp_path / 'f.engine'}"
@@ -134,7 +135,7 @@ def test_the_engine_that_builds_is_the_one_that_was_named(model: Path, tmp_path:
     assert "--engine emulation" in flat(out)
     code, _, error = quick("fix", model, "-o", tmp_path / "g.onnx", "--engine", "openvino")
     assert (code, (tmp_path / "g.onnx").exists()) == (2, False)
-    assert "there is no engine 'openvino'" in error
+    assert "--engine: it cannot be 'openvino'" in error
 
 
 def test_a_failed_verification_is_1_and_the_file_is_written(tmp_path: Path) -> None:
@@ -256,10 +257,14 @@ BAD = [
     pytest.param(options("--preset", "trt-int8"), ["unknown preset 'trt-int8'"], id="a preset"),
     pytest.param(options("--precision", "int8"), ["int8", "fp16"], id="a precision"),
     pytest.param(options("--target", "openvino"), ["unknown target 'openvino'"], id="a target"),
-    pytest.param(options("--input-shape", "x:1xA"), ["'x:1xA' is not a shape"], id="a shape"),
+    pytest.param(
+        options("--input-shapes", "x:1xA"), ["--input-shapes", "'x:1xA'", "a shape is"], id="a shape"
+    ),
     pytest.param(options("--inputs", "absent.npz"), ["absent.npz"], id="no such data"),
-    pytest.param(options("--opset", "many"), ["--opset", "integer"], id="an opset that is no number"),
-    pytest.param(options("--opset", "99"), ["--opset", "cannot be 99", "1 to "], id="an opset of the future"),
+    pytest.param(options("--opset", "many"), ["--opset", "a whole number"], id="an opset that is no number"),
+    pytest.param(
+        options("--opset", "99"), ["--opset", "cannot be '99'", "1 to "], id="an opset of the future"
+    ),
     pytest.param(options("--seed", "-1"), ["--seed"], id="a negative seed"),
     pytest.param(options("--colour"), ["--colour"], id="an unknown option"),
     pytest.param(
@@ -324,7 +329,9 @@ OUTPUTS = [
     pytest.param(
         ["-o", "{}/f.onnx", "--report", "{}/model.onnx"], "overwrite", id="the report over the model"
     ),
-    pytest.param([], "nowhere to write to", id="no output"),
+    pytest.param(["-o", "{}/f.engine"], "a model is written as ONNX", id="an engine"),
+    pytest.param(["-o", "{}/f.onnx", "--report", "{}/r.pdf"], ".html", id="a report in PDF"),
+    pytest.param(["-o", "{}/f.onnx", "--json", "{}/r.html"], ".json", id="JSON that is called a page"),
 ]
 
 
@@ -336,6 +343,48 @@ def test_bad_outputs_are_refused_before_the_work(
     assert code == exits.BAD_INPUT
     assert words in error
     assert list(tmp_path.iterdir()) == [model]
+
+
+def test_without_an_output_the_result_lies_beside_the_model(model: Path, tmp_path: Path) -> None:
+    code, out, error = quick("fix", model, "--no-verify", *STRUCTURE)
+    assert code == 0, error
+    written = tmp_path / "model.fixed.onnx"
+    assert str(written) in flat(out)
+    before = written.read_bytes()
+    code, _, error = quick("fix", model, "--no-verify", *STRUCTURE)
+    assert (code, written.read_bytes()) == (exits.BAD_INPUT, before)
+    assert "it exists" in error and "--in-place" in error
+
+
+FINGERS = [
+    pytest.param(["--fp16"], "FP16 is the default", id="--fp16"),
+    pytest.param(["--bf16"], "--preset trt-bf16", id="--bf16"),
+    pytest.param(["--best"], "--preset trt-bf16", id="--best"),
+    pytest.param(["--calibration-data", "d.npz"], "did you mean --inputs?", id="--calibration-data"),
+    pytest.param(["--data=d.npz"], "did you mean --inputs?", id="--data"),
+    pytest.param(["--input-shape", "x:1"], "did you mean --input-shapes?", id="--input-shape"),
+    pytest.param(["--build-timeout", "3"], "did you mean --timeout?", id="--build-timeout"),
+    pytest.param(["b.onnx"], "rewriter batch {} b.onnx -o FOLDER", id="two models"),
+    pytest.param(["--seed"], "--help`", id="no value"),
+    pytest.param(
+        ["--engine", "onnxruntime"], "choose from auto, tensorrt, tensorrt-rtx, emulation", id="engine"
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "answer"), FINGERS)
+def test_what_the_fingers_expect_is_answered(model: Path, words: list[str], answer: str) -> None:
+    """Options of other tools, and lines that are not whole: one style of error, with what to do."""
+    code, out, error = quick("fix", model, *words)
+    assert (code, out) == (exits.BAD_INPUT, "")
+    first, second = error.splitlines()
+    assert first.startswith("error: ") and second.startswith("  what to do: ")
+    assert answer.format(model) in error
+
+
+def test_a_command_that_does_not_exist() -> None:
+    code, _, error = quick("fixx")
+    assert code == exits.BAD_INPUT and error.startswith("error: ") and "'fix'" in error
 
 
 def python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -471,21 +520,22 @@ def test_a_defect_of_ours_is_neither_1_nor_2(
 
 
 SHAPES = [
-    pytest.param("x:1x3x224x224", ("x", (1, 3, 224, 224)), id="an image"),
-    pytest.param("a:b:7", ("a:b", (7,)), id="a name with a colon"),
-    pytest.param("s:", ("s", ()), id="a scalar"),
+    pytest.param("x:1x3x224x224", {"x": (1, 3, 224, 224)}, id="an image"),
+    pytest.param("a:b:7", {"a:b": (7,)}, id="a name with a colon"),
+    pytest.param("s:", {"s": ()}, id="a scalar"),
+    pytest.param("x:1,y:2x2", {"x": (1,), "y": (2, 2)}, id="two"),
 ]
 
 
 @pytest.mark.parametrize(("text", "expected"), SHAPES)
-def test_shapes(text: str, expected: tuple[str, tuple[int, ...]]) -> None:
-    assert shapes([text], "--input-shape") == dict([expected])
+def test_shapes(text: str, expected: dict[str, tuple[int, ...]]) -> None:
+    assert read(KEYS["input_shapes"], Text(text)) == expected
 
 
 @pytest.mark.parametrize("text", ["x", ":1x2", "x:1x", "x:0x3", "x:-1", "x:1,2"])
 def test_what_is_no_shape(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a shape"):
-        shapes(["image:1x3", text], "--input-shape")
+    with pytest.raises(UsageError, match="a shape is"):
+        read(KEYS["input_shapes"], Text(f"image:1x3,{text}"))
 
 
 SCREEN_LINES, SCREEN_COLUMNS = 24, 80
@@ -541,6 +591,7 @@ COMPLETED = [
     pytest.param("presets show acc", ["accurate"], id="a preset to show"),
     pytest.param("passes show isol", ["isolate-clip"], id="a pass to show"),
     pytest.param("conf", ["config"], id="a command"),
+    pytest.param("fix --engine e", ["emulation"], id="an engine"),
 ]
 
 
@@ -567,3 +618,41 @@ def test_version_and_passes() -> None:
     assert code == 0
     assert "`when` (auto | always | never; default auto)" in out
     assert quick("passes", "show", "isolate-clop")[0] == 2
+
+
+def test_passes_and_presets_are_listed_with_the_default_marked() -> None:
+    shown, listed = quick("passes"), quick("passes", "list")
+    assert shown == listed
+    assert "* rescale" in shown[1] and "  stamp" not in shown[1]
+    made = {one["name"]: one for one in json.loads(quick("passes", "list", "--json", "-")[1])["passes"]}
+    assert made["isolate-clip"]["default"] and made["isolate-clip"]["options"]["when"]["default"] == "auto"
+    presets = json.loads(quick("presets", "list", "--json", "-")[1])["presets"]
+    assert [one["name"] for one in presets if one["default"]] == ["trt-fp16"]
+
+
+ASKED = [
+    pytest.param(["--version"], {}, id="the version"),
+    pytest.param(
+        [],
+        {"_REWRITER_COMPLETE": "complete_bash", "COMP_WORDS": "rewriter fix --pre", "COMP_CWORD": "2"},
+        id="a key of completion",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "variables"), ASKED)
+def test_what_a_shell_waits_for_loads_no_library(words: list[str], variables: dict[str, str]) -> None:
+    """Neither onnx nor NumPy, which take longer than all else."""
+    code = f"""
+import sys
+sys.argv[1:] = {words}
+from rewriter.__main__ import main
+try:
+    main()
+finally:
+    print([name for name in ("numpy", "onnx", "rewriter.jobs") if name in sys.modules])"""
+    environment = {**os.environ, **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr

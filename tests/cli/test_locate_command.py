@@ -98,11 +98,11 @@ def test_a_few_samples_do_and_odd_data_is_told(model: Path, tmp_path: Path) -> N
 
 
 BAD_OPTIONS = {
-    "an engine that there is not": (("--engine", "openvino"), "there is no engine 'openvino'"),
-    "no time": (("--timeout", "0"), "--timeout: it cannot be 0"),
+    "an engine that there is not": (("--engine", "openvino"), "--engine: it cannot be 'openvino'"),
+    "no time": (("--timeout", "0"), "--timeout: it cannot be '0'"),
     "a library that is not there": (("--plugin-lib", "gone.so"), "no such file"),
     "an input that there is not": (("--max-shapes", "z:1x2"), "the model has no input 'z'"),
-    "no build": (("--max-builds", "0"), "at least one is needed"),
+    "no build": (("--max-builds", "0"), "--max-builds: it cannot be '0'"),
 }
 
 

@@ -54,7 +54,7 @@ COMMANDS = [
     pytest.param("fix {} --dry-run -v --engine emulation", "third", id="fix"),
     pytest.param("verify {} {} --engine emulation -v", "", id="verify"),
     pytest.param("locate {} {} --engine emulation", "", id="locate"),
-    pytest.param("scan {} --input-shape z:1x2", "x", id="an error"),
+    pytest.param("scan {} --input-shapes z:1x2", "x", id="an error"),
     pytest.param("hook scan {} -v", "second", id="hook"),
 ]
 

@@ -16,7 +16,7 @@ from graphs import graph
 from paths import ROOT
 
 from rewriter import cli
-from rewriter.cli import plain
+from rewriter.cli import commands
 from rewriter.model import save
 from rewriter.report.signals import AGAIN_S, current, listening
 
@@ -65,7 +65,7 @@ def ended(
     return done, [path.name for path in temporary.iterdir() if path.name != TELEMETRY]
 
 
-IMPORTS = ["typer", "rewriter.cli.fix", "rich.console", "onnx", "rewriter.jobs.scan", "onnxruntime"]
+IMPORTS = ["typer", "rewriter.cli.scan", "rich.console", "onnx", "rewriter.jobs.scan", "onnxruntime"]
 """From the first import of the command line to libraries that load in the middle of the work."""
 
 
@@ -91,7 +91,7 @@ def test_ctrl_c_while_the_arguments_are_read(
 ) -> None:
     """Typer turns it into an exit code of 1, without a word."""
     monkeypatch.setattr(gc, "set_threshold", lambda _: None)
-    monkeypatch.setattr(plain.Command, "get_params", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(commands.Command, "get_params", lambda *_: signal.raise_signal(signal.SIGINT))
     monkeypatch.setattr(sys, "argv", ["rewriter", "scan", "m.onnx"])
     with pytest.raises(SystemExit) as end:
         cli.main()

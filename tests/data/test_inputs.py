@@ -450,7 +450,7 @@ def test_shapes_that_contradict_the_model(shapes: dict[str, tuple[int, ...]], wo
     with pytest.raises(InputsError) as caught:
         random_samples(TWO, input_shapes=shapes)
     assert words in str(caught.value)
-    assert "--input-shape" in str(caught.value)
+    assert "`input-shapes" in str(caught.value)
 
 
 def of_unknown_rank() -> Model:
@@ -460,7 +460,7 @@ def of_unknown_rank() -> Model:
 
 
 def test_an_input_of_unknown_rank_needs_a_shape() -> None:
-    with pytest.raises(InputsError, match="--input-shape x:1x3x224x224"):
+    with pytest.raises(InputsError, match="`input-shapes=x:1x3x224x224`"):
         random_samples(of_unknown_rank())
     assert first(of_unknown_rank(), input_shapes={"x": (2,)})["x"].shape == (2,)
 

@@ -161,7 +161,7 @@ def test_wrong_steps_are_named(steps: str, words: str, photographs: Path) -> Non
 
 
 def test_photographs_without_steps_are_explained(photographs: Path) -> None:
-    with pytest.raises(InputsError, match=r"(?s)photographs.*--image-preprocess 'size=256"):
+    with pytest.raises(InputsError, match=r"(?s)photographs.*`image-preprocess` 'size=256"):
         load_samples(photographs, PHOTO)
 
 

@@ -187,7 +187,7 @@ def test_a_user_function_from_a_module() -> None:
     ],
 )
 def test_an_unknown_metric_is_refused(name: str, words: str, own: Path) -> None:
-    with pytest.raises(UsageError, match=rf"(?s)--metric.*{words}|{words}.*--metric"):
+    with pytest.raises(UsageError, match=rf"(?s)`metric.*{words}|{words}.*`metric"):
         named(name.replace("OWN", str(own)))
 
 

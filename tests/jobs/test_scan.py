@@ -251,14 +251,14 @@ class TestCommand:
             pytest.param(("--fail-on", "error"), 1, id="unless they shall"),
             pytest.param(("--fail-on", "warning"), 1, id="nor pass as less than a warning"),
             pytest.param(("--fail-on", "error", "--precision", "bf16"), 0, id="no error in BF16"),
-            pytest.param(("--input-shape", "x:3x3"), 2, id="a shape that does not fit"),
+            pytest.param(("--input-shapes", "x:3x3"), 2, id="a shape that does not fit"),
             pytest.param(("--target", "teapot"), 2, id="no such target"),
             pytest.param(("--json", "/nowhere/x.json"), 2, id="no such folder"),
         ],
     )
     def test_exit_codes(self, tmp_path: Path, arguments: tuple[str, ...], code: int) -> None:
         path = save(LARGE, tmp_path / "model.onnx")
-        if "--input-shape" not in arguments:
+        if "--input-shapes" not in arguments:
             np.savez(tmp_path / "data.npz", **FEEDS)  # type: ignore[arg-type]
             arguments = (*arguments, "--inputs", str(tmp_path / "data.npz"))
         done = command(path, *arguments)

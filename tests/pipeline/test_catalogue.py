@@ -15,8 +15,8 @@ from rewriter.passes.isolate_clip import IsolateClip
 from rewriter.pipeline.catalogue import hazards
 from rewriter.pipeline.catalogue import passes as catalogue
 from rewriter.pipeline.catalogue.__main__ import PAGES, ROOT, main
-from rewriter.pipeline.pass_options import options_of
 from rewriter.pipeline.registry import own_passes
+from rewriter.pipeline.text import options_of
 from rewriter.planning import free_fp32
 
 KINDS = list(own_passes().values())

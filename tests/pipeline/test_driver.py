@@ -124,7 +124,7 @@ def test_a_broken_pass_is_named_with_those_before_it(body: Rewrite, message: str
     text = str(caught.value)
     assert message in text
     assert "pass broken broke its contract" in text
-    assert "--skip broken" in text
+    assert "`skip=broken`" in text
     assert "passes before it: neg-to-abs, free-signature" in text
     assert source.same_as(untouched)
 

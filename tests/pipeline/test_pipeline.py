@@ -16,10 +16,9 @@ from rewriter.base import Context, Event, GraphPass, Pass
 from rewriter.errors import UsageError
 from rewriter.graph import GraphEditor
 from rewriter.passes.isolate_clip import IsolateClip
-from rewriter.pipeline.pass_options import options_of
 from rewriter.pipeline.presets import PRESETS, preset_named, select
 from rewriter.pipeline.registry import own_passes
-from rewriter.pipeline.text import parse, render
+from rewriter.pipeline.text import options_of, parse, render
 
 
 @dataclass(frozen=True)
@@ -91,12 +90,12 @@ REFUSED = [
         "isolate-clip{whem=auto}", "column 14: isolate-clip has no option 'whem'", "'when'", id="an option"
     ),
     pytest.param("isolate-clip{when=alway}", "cannot be 'alway'", "did you mean 'always'", id="a choice"),
-    pytest.param("sample-pass{flag=yes}", "cannot be 'yes'", "true, false", id="a bool is true or false"),
+    pytest.param("sample-pass{flag=ja}", "cannot be 'ja'", "true or false", id="a bool is true or false"),
     pytest.param(
-        "sample-pass{count=1.5}", "cannot be '1.5'", "type int, such as 3", id="an int has no fraction"
+        "sample-pass{count=1.5}", "cannot be '1.5'", "a whole number, such as 3", id="an int has no fraction"
     ),
-    pytest.param("sample-pass{factor=much}", "cannot be 'much'", "type float, such as 0.5", id="a float"),
-    pytest.param("sample-pass{factor=nan}", "cannot be 'nan'", "type float", id="NaN is not a setting"),
+    pytest.param("sample-pass{factor=much}", "cannot be 'much'", "a number, such as 0.5", id="a float"),
+    pytest.param("sample-pass{factor=nan}", "cannot be 'nan'", "a number", id="NaN is not a setting"),
     pytest.param("sample-pass{count=1,2}", "cannot be '1,2'", "takes one value", id="two values for one"),
     pytest.param("sample-pass{count=}", "cannot be ''", "takes one value", id="no value"),
     pytest.param(
@@ -220,9 +219,9 @@ def test_passes_keep_their_options() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        pytest.param(lambda: preset_named("trt-fp61"), "--preset: unknown preset 'trt-fp61'", id="a preset"),
+        pytest.param(lambda: preset_named("trt-fp61"), "`preset`: unknown preset 'trt-fp61'", id="a preset"),
         pytest.param(
-            lambda: select(passes="", skip=["isolate"]), "--skip: unknown pass 'isolate'", id="a skip"
+            lambda: select(passes="", skip=["isolate"]), "`skip`: unknown pass 'isolate'", id="a skip"
         ),
     ],
 )

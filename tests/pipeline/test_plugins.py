@@ -162,7 +162,8 @@ BROKEN = [
     pytest.param(
         "no-import",
         [
-            "pass 'no-import' of bad-passes 0.1 (bad_passes.missing_library:Pass): it cannot be imported",
+            "(pass 'no-import' of bad-passes 0.1 (bad_passes.missing_library:Pass))",
+            "it cannot be imported",
             "No module named 'acme_runtime'",
             "uninstall that package",
         ],

@@ -15,8 +15,8 @@ from graphs import graph
 
 from rewriter.errors import RewriterError
 from rewriter.model import facts, load
+from rewriter.pipeline import config
 from rewriter.pipeline import text as pipeline
-from rewriter.pipeline.config import resolve
 from rewriter.pipeline.preset_steps import STEPS
 from rewriter.plan import plan_file
 
@@ -57,7 +57,7 @@ def _pipeline(data: bytes) -> None:
 def _configuration(data: bytes) -> None:
     with tempfile.TemporaryDirectory(prefix="rewriter-fuzz-") as folder:
         (Path(folder) / "rewriter.toml").write_bytes(data)
-        resolve.load(Path(folder), {})
+        config.load(Path(folder), {})
 
 
 _MODEL = graph(

@@ -346,7 +346,7 @@ def test_an_unknown_shape_is_no_verdict(tmp_path: Path) -> None:
     check = checked(graph("g (float[n,8] x) => (float[n,8] y) { y = Relu(x) }"), tmp_path)
     assert check.passed is None
     assert "'x' has dynamic axes" in check.summary
-    assert "--input-shape" in details(check)
+    assert "`input-shapes" in details(check)
 
 
 @needs_rtx

@@ -55,7 +55,7 @@ def load_samples(
     deployment.check_data(samples.source.spans)
     noted = [
         f"the first axis of {name!r}, usually the batch, goes from {low[0]} to {high[0]} in the samples and "
-        "so in the engine's profile: --min-shapes and --max-shapes set another"
+        "so in the engine's profile: `min-shapes` and `max-shapes` set another"
         for name, (low, _, high) in samples.source.spans.items()
         if len(low) > 1 and low[0] != high[0] and name not in deployment.profile
     ]

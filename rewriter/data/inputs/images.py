@@ -21,7 +21,7 @@ from rewriter.model import Array, Port, Signature
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 
-OPTION = "--image-preprocess"
+OPTION = "`image-preprocess`"
 EXAMPLE = "size=256,crop=224,scale=255,mean=0.485:0.456:0.406,std=0.229:0.224:0.225"
 
 

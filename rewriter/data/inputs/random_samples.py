@@ -72,7 +72,7 @@ def _check_sizes(shapes: Mapping[str, Sequence[int]]) -> None:
             raise InputsError(
                 f"random values for its shape {list(shape)} do not fit into memory",
                 where=f"input {name!r}",
-                hint="give data of a smaller size with --inputs, or correct the model's input",
+                hint="give data of a smaller size with `inputs`, or correct the model's input",
             )
 
 
@@ -87,7 +87,7 @@ class _Sizes:
 
     def fix(self, name: str, shape: tuple[int, ...]) -> None:
         ports = {port.name: port for port in self.ports}
-        where = f"--input-shape {name}:{'x'.join(map(str, shape))}"
+        where = f"`input-shapes={name}:{'x'.join(map(str, shape))}`"
         if name not in ports:
             raise no_such_input(name, ports, where)
         declared = ports[name].shape
@@ -116,7 +116,7 @@ class _Sizes:
             raise InputsError(
                 "the model does not say how many axes it has",
                 where=f"input {port.name!r}",
-                hint=f"give it: --input-shape {port.name}:1x3x224x224, or give data with --inputs",
+                hint=f"give it: `input-shapes={port.name}:1x3x224x224`, or give data with `inputs`",
             )
         return tuple(self._size(port, axis, dim) for axis, dim in enumerate(port.shape))
 
@@ -148,7 +148,7 @@ def _maker(port: Port, limit: int | None) -> Maker:
         raise InputsError(
             "only numbers can be random",
             where=f"input {port.name!r}",
-            hint="give data with --inputs",
+            hint="give data with `inputs`",
         )
     dtype: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
     if "mask" in port.name.lower() or dtype.kind == "b":

@@ -44,7 +44,7 @@ def read_samples(data: Any, model: Model, image_preprocess: str | None = None) -
         return data
     if callable(data) and not isinstance(data, Iterable):
         data = data()
-    _require_type(data, "--inputs")
+    _require_type(data, "`inputs`")
     path, steps, found = "", "", list[str]()
     if isinstance(data, (str, os.PathLike)):
         samples, path = _opened(Path(data), signature, image_preprocess), str(data)

@@ -38,7 +38,7 @@ smaller. Two antialiasing kernels differ by 0.6 at least, but for Lanczos and bi
 FP16 = 2.0**-11
 """Relative rounding error of FP16."""
 
-ASK = "--images with the photographs that both read tells how each side resized them"
+ASK = "`images` with the photographs that both read tells how each side resized them"
 
 SHIFT_NOTE = "the code repeats the border: ours lacks the pixels there"
 

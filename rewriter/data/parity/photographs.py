@@ -60,7 +60,7 @@ def photographs(source: Any) -> list[Array]:
     if isinstance(source, (list, tuple)):
         return [pixels for one in source for pixels in photographs(one)]
     if not isinstance(source, (str, os.PathLike)):
-        return [_checked(np.asarray(as_array(source)), "--images")]
+        return [_checked(np.asarray(as_array(source)), "`images`")]
     path = Path(source)
     if not path.exists():
         raise InputsError("no such file or folder", where=str(path), hint="name the photographs, in order")
@@ -151,7 +151,7 @@ def methods() -> list[Method]:
     there = [name for name, module in LIBRARIES.items() if find_spec(module.partition(".")[0])]
     if not there:
         hint = 'install one of them: pip install "rewriter[images]"'
-        raise InputsError("comparing resizes needs OpenCV, Pillow or PyTorch", where="--images", hint=hint)
+        raise InputsError("comparing resizes needs OpenCV, Pillow or PyTorch", where="`images`", hint=hint)
     return [method for method in METHODS if any(name in method.line for name in there)]
 
 

@@ -75,7 +75,7 @@ def conclude(done: Sequence[Check], tried: Tried) -> Conclusion:
         return Conclusion("unbuildable", "does not build as it came", limit, remedy, remarks)
     if not failed and not any(check.passed for check in checked):
         asked = tried.job.request.verify
-        why = "no check could be made" if asked else "--no-verify"
+        why = "no check could be made" if asked else "`verify=false`"
         return Conclusion("unverified", f"not verified ({why})", remarks=remarks)
     if Verdict(tuple(done)).passed:
         excused = next((c for c in done if c.excuse == "as-fp32"), None)
@@ -113,12 +113,12 @@ def _reasons(failed: Sequence[Check], done: Sequence[Check], tried: Tried) -> It
         worst = next((check.worst for check in done if check.worst), ())
         yield _arithmetic(deciding, worst, tried, _without_tf32(done))
     other = failed[0] if failed else done[0]
-    yield other.summary, "a larger --tolerance or budget, if that is acceptable; or --precision fp32"
+    yield other.summary, "a larger `tolerance` or budget, if that is acceptable; or `precision=fp32`"
 
 
 def _leave_out(tried: Tried) -> str:
     names = ", ".join(tried.changed)
-    return f"leave out one of the passes that changed it ({names}) with --skip, and report this as a defect"
+    return f"leave out one of the passes that changed it ({names}) with `skip`, and report this as a defect"
 
 
 def _broken_build(build: Check, done: Sequence[Check], tried: Tried) -> tuple[str, str]:
@@ -136,7 +136,7 @@ def _broken_build(build: Check, done: Sequence[Check], tried: Tried) -> tuple[st
 def _without_tf32(done: Sequence[Check]) -> str:
     """What to do where TF32 is the limit: this very file may be enough without it."""
     cured = any(check.tf32_off is not None and check.tf32_off <= 1.0 for check in done)
-    return f"build this file {TF32_OFF}" if cured else f"take --precision fp32, and build it {TF32_OFF}"
+    return f"build this file {TF32_OFF}" if cured else f"take `precision=fp32`, and build it {TF32_OFF}"
 
 
 def _arithmetic(check: Check, worst: Sequence[NodeError], tried: Tried, remedy: str) -> tuple[str, str]:
@@ -154,13 +154,13 @@ def _arithmetic(check: Check, worst: Sequence[NodeError], tried: Tried, remedy: 
             f"build it {TF32_OFF}",
         )
     if job.plan is not None:
-        return f"the given plan has too few nodes in FP32: {size}", "add nodes to it, or leave out --plan"
+        return f"the given plan has too few nodes in FP32: {size}", "add nodes to it, or leave out `plan`"
     if job.weak_typing:
         return f"the constrained build is not accurate enough: {size}", "build it in FP32, without --fp16"
     if not request.repair:
-        return f"the rules' plan is not enough: {size}", "leave out --no-repair"
+        return f"the rules' plan is not enough: {size}", "leave out `repair=false`"
     if tried.stopped:
-        return f"repair {tried.stopped}; {size}", "give it more time: --repair-seconds"
+        return f"repair {tried.stopped}; {size}", "give it more time: `repair-seconds`"
     fp32 = ""
     if tried.in_fp32 is not None:
         fp32 = f"; all of it in FP32 (TF32) errs {tried.in_fp32:.2g} times what is allowed"

@@ -94,6 +94,8 @@ class FixJob:
         path, source = Path(self.output), self.source
         if not path.parent.is_dir():
             raise UsageError("its folder does not exist", where=str(path), hint=f"mkdir -p {path.parent}")
+        if not os.access(path.parent, os.W_OK):
+            raise UsageError("its folder cannot be written", where=str(path), hint="name another folder")
         if path.is_dir():
             raise UsageError("the output is a folder", where=str(path), hint="name a file in it")
         check_model_output(path)
@@ -102,6 +104,6 @@ class FixJob:
             raise UsageError(
                 "the output is the input",
                 where=str(path),
-                hint="write elsewhere, or say --in-place to replace the model",
+                hint="write elsewhere, or say `in-place` to replace the model",
             )
         return path

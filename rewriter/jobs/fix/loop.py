@@ -151,7 +151,7 @@ class _Loop:
             for candidate in self._candidates():
                 spent = time.monotonic() - self.start
                 if spent > self._seconds():
-                    self.stopped = f"stopped after {spent:.0f} s (--repair-seconds)"
+                    self.stopped = f"stopped after {spent:.0f} s (`repair-seconds`)"
                     break
                 self.given.stage.progress(f"{LASTING}{spent:.0f} s: {candidate.words}", 0, 0)
                 self.attempts.append(attempt(candidate.job, self.given))

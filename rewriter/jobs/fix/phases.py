@@ -51,4 +51,4 @@ def _check_order(steps: Sequence[Pass]) -> None:
         for other in steps[place + 1 :]:
             if Stage.STRUCTURE < other.stage < step.stage:
                 hint = f"name {step.name} after {other.name}"
-                raise UsageError(f"{step.name} has to follow {other.name}", where="--passes", hint=hint)
+                raise UsageError(f"{step.name} has to follow {other.name}", where="`passes`", hint=hint)

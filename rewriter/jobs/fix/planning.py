@@ -142,13 +142,12 @@ def _unmatched(wish: PlanRequest, plan: Plan, model: Model) -> Iterator[str]:
     nodes = list(model.proto.graph.node)
     reasons = {d.reason for d in plan.decisions if d.rule == "user"}
     requests = [
-        *(("--keep-fp32", name, by_pattern(name)) for name in wish.keep_nodes),
-        *(("--keep-fp32-op", name, by_operator(name)) for name in wish.keep_ops),
+        *(("`keep-fp32`", name, by_pattern(name)) for name in wish.keep_nodes),
+        *(("`keep-fp32-op`", name, by_operator(name)) for name in wish.keep_ops),
     ]
     for option, name, words in requests:
         if not any(reason.endswith(words) for reason in reasons):
-            there = map(label, nodes) if option == "--keep-fp32" else (node.op_type for node in nodes)
+            there = map(label, nodes) if option == "`keep-fp32`" else (node.op_type for node in nodes)
             near = near_names(name, there)
-            yield f"{option} {name!r} names no node that computes on floats" + f": there are {near}" * bool(
-                near
-            )
+            instead = f": there are {near}" if near else ""
+            yield f"{option} {name!r} names no node that computes on floats{instead}"

@@ -36,7 +36,7 @@ def refuse_unknown_names(model: Model, patterns: Iterable[str]) -> None:
         above = pattern.rpartition("/")[0]
         if not any(fnmatchcase(name, p) for p in (pattern, above) if p for name in names):
             hint = f"there are {near_names(pattern, map(label, nodes))}"
-            raise UsageError(f"no node has the name {pattern!r}", where="--keep-fp32", hint=hint)
+            raise UsageError(f"no node has the name {pattern!r}", where="`keep-fp32`", hint=hint)
 
 
 def near_names(name: str, present: Iterable[str]) -> str:

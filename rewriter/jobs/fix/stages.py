@@ -40,7 +40,7 @@ from rewriter.verification.not_finite import nan_warnings
 from rewriter.verification.verdict import Verdict
 from rewriter.verification.workspace import MOST_SAMPLES
 
-NO_PLAN = "--save-plan: no plan was written, since all of it is FP32: --precision fp32 gives the same"
+NO_PLAN = "`save-plan`: no plan was written, since all of it is FP32: `precision=fp32` gives the same"
 
 CHECKED_S = 60.0
 """Most processor seconds of a check's emulation with FP16 sums that nobody asked for."""
@@ -127,7 +127,7 @@ def _written(
     if destination is None:
         return None
     if job.request.strict and job.request.verify and (verdict is None or not verdict.passed):
-        warnings.append(f"--strict: {destination} was not written")
+        warnings.append(f"`strict`: {destination} was not written")
         return None
     return save(fixed, destination)
 
@@ -227,7 +227,7 @@ def _judge(
 ) -> Judge:
     """The judge; it holds every precision to the user's tolerance, or to its own by a fair measure."""
     limit, fair = job.limit, job.request.metric is None
-    asked = None if limit is None else Tolerance(limit.tolerance, limit.metric, "--tolerance")
+    asked = None if limit is None else Tolerance(limit.tolerance, limit.metric, "`tolerance`")
     return Judge(
         source=job.source,
         samples=samples,
@@ -237,7 +237,7 @@ def _judge(
         spans=spans,
         verify=job.request.verify,
         build=job.request.build,
-        build_timeout_s=job.request.build_timeout,
+        build_timeout_s=job.request.timeout,
         folder=folder,
         stage=stage,
         asked=asked is not None,

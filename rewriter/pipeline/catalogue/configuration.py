@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rewriter.pipeline.config.option_values import expected, to_text
-from rewriter.pipeline.declaration import Declaration
 from rewriter.pipeline.options import KEYS, readers
 from rewriter.pipeline.presets import OTHERWISE
+from rewriter.pipeline.reader import expected, to_text
+from rewriter.pipeline.schema import Option
 
 BEGIN, END = "<!-- keys: written by `python -m rewriter.pipeline.catalogue` -->\n", "<!-- end of keys -->\n"
 
@@ -25,8 +25,8 @@ def table() -> str:
     return "\n".join([*head, *map(_row, KEYS.values())]) + "\n"
 
 
-def _row(key: Declaration) -> str:
+def _row(key: Option) -> str:
     default = key.default if key.default is not None else OTHERWISE.get(key.name)
     shown = "none" if default in (None, (), {}) else f"`{to_text(default)}`"
-    cells = (f"`{key.key}`", expected(key), shown, ", ".join(readers(key.name)), key.text)
+    cells = (f"`{key.key}`", expected(key.kind), shown, ", ".join(readers(key.name)), key.text)
     return f"| {' | '.join(cells)} |"

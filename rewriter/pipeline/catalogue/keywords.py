@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from rewriter.pipeline.declaration import declarations
 from rewriter.pipeline.options import JOBS
+from rewriter.pipeline.schema import declarations
 
 HEAD = '''\
 """Keywords of `rewriter.fix`, `scan` and `verify`. Generated from `pipeline/options.py`: change that.
@@ -23,7 +23,8 @@ from typing import Any, Literal, TypedDict
 from rewriter.base import Pass
 from rewriter.figures.tolerances import Tolerance
 from rewriter.hazards import Rule
-from rewriter.pipeline.declaration import AnyPath, Names, Paths, Shapes
+from rewriter.pipeline.options import Builder, Runner
+from rewriter.pipeline.schema import AnyPath, Names, Paths, Shapes
 from rewriter.plan import InputsOutputs, Plan, Precision
 '''
 

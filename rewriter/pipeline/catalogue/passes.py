@@ -8,16 +8,15 @@ import re
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from rewriter.base import Exactness, Pass, with_header
+from rewriter.base import Exactness, Pass, Stage, with_header
 from rewriter.errors import UsageError
-from rewriter.pipeline.declaration import entries
-from rewriter.pipeline.pass_options import Option, options_of
-from rewriter.pipeline.presets import PRESETS
+from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS
 from rewriter.pipeline.registry import clashes, origin, own_passes, plugins
-from rewriter.pipeline.text import render
+from rewriter.pipeline.schema import entries
+from rewriter.pipeline.text import PassOption, options_of, render
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,6 +26,14 @@ _HEADER = """\
 
 Written by `python -m rewriter.pipeline.catalogue` from the passes themselves: change them, not this page.
 """
+
+GROUPS: Mapping[Stage, str] = {
+    Stage.STRUCTURE: "structure",
+    Stage.RANGES: "after ranges were measured",
+    Stage.ADAPTING: "for a plan",
+    Stage.LOWERING: "carries the plan out",
+}
+"""Titles of the stages."""
 
 _SECTION = re.compile(r"^(Options|Declines):$", re.MULTILINE)
 
@@ -68,36 +75,63 @@ def page(kind: type[Pass]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def overview() -> RenderableType:
-    """A table of all passes for the terminal; those of other packages are marked with them."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
+def as_list() -> list[dict[str, Any]]:
+    """Every pass that a pipeline may name, as data: ours in their order, then those of other packages."""
+    default = {step.name for step in PRESETS[DEFAULT_PRESET].steps}
+    return [
+        {
+            "name": kind.name,
+            "default": kind.name in default,
+            "group": GROUPS[kind.stage],
+            "exactness": exactness_text(kind.exactness),
+            "summary": summary(kind),
+            "options": {
+                o.name: {"type": o.type_text, "default": o.default} for o in options_of(kind).values()
+            },
+            "package": package,
+        }
+        for kind, package in _offered([])
+    ]
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1))
-    table.add_column("pass", no_wrap=True)
-    table.add_column("FP32 result", no_wrap=True)
-    table.add_column("why", overflow="fold")
+
+def _offered(warnings: list[str]) -> Iterator[tuple[type[Pass], str | None]]:
+    """The passes with the packages of those that are not ours; adds what is wrong with a package."""
+    yield from ((kind, None) for kind in own_passes().values())
     found = list(plugins())
-    warnings = list(clashes(found))
-    own = own_passes()
-    for kind in own.values():
-        table.add_row(kind.name, exactness_text(kind.exactness), summary(kind))
-    names = Counter([*own, *(plugin.name for plugin in found)])
+    warnings.extend(clashes(found))
+    names = Counter([*own_passes(), *(plugin.name for plugin in found)])
     for plugin in found:
         if names[plugin.name] > 1:
             continue
         try:
-            kind = plugin.load()
-            why = f"{summary(kind)} [{plugin.distribution}]"
-            table.add_row(plugin.name, exactness_text(kind.exactness), why)
+            yield plugin.load(), plugin.distribution
         except UsageError as error:
             warnings.append(f"{error.where}: {error.what}")
-    parts: list[RenderableType] = [
-        table,
-        "",
-        Text("rewriter passes show NAME tells more; `rewriter presets`: which run, and in what order."),
-    ]
+
+
+def overview() -> RenderableType:
+    """A table of all passes for the terminal; * marks those of the default preset."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    warnings = list[str]()
+    offered = list(_offered(warnings))
+    default = {step.name for step in PRESETS[DEFAULT_PRESET].steps}
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    table.add_column("pass", no_wrap=True)
+    table.add_column("FP32 result", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for stage, title in GROUPS.items():
+        table.add_row(f"[{title}]")
+        for kind, package in offered:
+            if kind.stage is stage:
+                why = summary(kind) + (f" [{package}]" if package else "")
+                table.add_row(
+                    f"{'*' if kind.name in default else ' '} {kind.name}", exactness_text(kind.exactness), why
+                )
+    note = f"* runs in {DEFAULT_PRESET}, the default. `rewriter passes show NAME` explains one."
+    parts: list[RenderableType] = [table, "", Text(note)]
     if warnings:
         parts += ["", *[Text(f"warning: {text}") for text in warnings]]
     return Group(*parts)
@@ -148,7 +182,7 @@ def _documentation(kind: type[Pass]) -> tuple[str, dict[str, str]]:
     }
 
 
-def _option_line(option: Option, text: str) -> str:
+def _option_line(option: PassOption, text: str) -> str:
     default = option.default_text or "nothing"
     return f"- `{option.name}` ({option.type_text}; default {default})" + (f": {text}" if text else "")
 

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rewriter.pipeline import migration
-from rewriter.pipeline.config.option_values import to_text
-from rewriter.pipeline.presets import PRESETS, Preset
+from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS, Preset
+from rewriter.pipeline.reader import to_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
 WIDTH = 78
+
+
+def as_list() -> list[dict[str, Any]]:
+    """Every preset as data."""
+    return [
+        {
+            "name": preset.name,
+            "default": preset.name == DEFAULT_PRESET,
+            "summary": preset.summary,
+            "sets": {name.replace("_", "-"): value for name, value in preset.defaults.items()},
+            "pipeline": preset.pipeline,
+        }
+        for preset in PRESETS.values()
+    ]
 
 
 def overview() -> RenderableType:
@@ -24,7 +38,8 @@ def overview() -> RenderableType:
     parts = []
     for preset in PRESETS.values():
         summary = textwrap.indent(textwrap.fill(preset.summary, WIDTH - 2), "  ")
-        lines = [preset.name, summary, f"  sets {_defaults(preset)}", _folded(preset.pipeline)]
+        name = f"{preset.name} (default)" if preset.name == DEFAULT_PRESET else preset.name
+        lines = [name, summary, f"  sets {_defaults(preset)}", _folded(preset.pipeline)]
         parts.append("\n".join(lines) + "\n")
     return Group(Text("\n".join(parts)), Text("rewriter presets show NAME tells more."))
 

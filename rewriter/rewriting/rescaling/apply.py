@@ -16,8 +16,8 @@ DEFAULT_EPSILON = 1e-5
 """Default in ONNX of LayerNormalization, RMSNormalization, InstanceNormalization and GroupNormalization."""
 
 HINT = (
-    'correct "rescaled" in the plan, or save a new one with --save-plan: a plan fits only the model, '
-    "--passes and --skip that it was saved with"
+    'correct "rescaled" in the plan, or save a new one with `save-plan`: a plan fits only the model, '
+    "`passes` and `skip` that it was saved with"
 )
 
 

@@ -1,7 +1,8 @@
 """Declares an option once, as the field of a dataclass, and reads the declarations back.
 
 The command line's parameter, the key in files, the variable, the keyword of the API and the row of
-docs/configuration.md all come from the field's `Declaration`.
+docs/configuration.md all come from the field: its name, type and default, and its entry in the docstring of
+the class, whose first sentence is the line in `--help`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from os import PathLike
+from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 PREFIX = "REWRITER_"
 
@@ -29,55 +31,55 @@ EVERYWHERE: tuple[Place, ...] = ("python", "command line", "file")
 ONE_RUN: tuple[Place, ...] = ("python", "command line")
 """For what belongs to one run, so that no file may set it. `file` stands for the environment, too."""
 
+COMMAND: tuple[Place, ...] = ("command line",)
+"""For what belongs to one command, and to no function of the API."""
+
+METAVARS: Mapping[Any, str] = {int: "N", float: "NUMBER", Path: "FILE", Names: "A,B", Paths: "FILE"}
+
 
 @dataclass(frozen=True)
-class Declaration:
+class Option:
     """One option of a command.
 
     Attributes:
         name: The name of its field, which is the keyword of the API.
-        kind: The type of its value on the command line and in files, without `None`.
+        kind: The type of its value in texts and files, without `None`.
         default: The value where nobody sets it; None: the preset or the model decides.
-        help: The line in `--help`.
-        about: The text of docs/configuration.md and of `help(rewriter.fix)`: its entry in the docstring of
-            the class. "": that of `help`.
+        text: Its explanation; the first sentence is the line in `--help`.
         panel: The group in `--help`.
-        metavar: Its value in `--help`; "" for a switch.
-        flags: Its names on the command line, if they are not `--name`.
+        metavar: Its value in `--help`.
         places: Where it may be set.
-        check: Raises `UsageError` or `ValueError` for a value of the right type that makes no sense.
         read: Reads its value from text, where the type alone does not say how.
-        complete: Returns what the shell offers for an incomplete value.
+        check: Raises `UsageError` or `ValueError` for a value of the right type that makes no sense.
+        offers: Returns the names that the shell offers, with their explanations.
         commas: Whether one text of the command line lists several values.
-        least: The smallest value, for a whole number.
-        words: Other names that users may try; for hints.
+        least: The smallest number.
+        above: A number that is too small.
     """
 
     name: str = ""
     kind: Any = None
     default: Any = None
-    help: str = ""
-    about: str = ""
+    text: str = ""
     panel: str = ""
     metavar: str = ""
-    flags: tuple[str, ...] = ()
     places: tuple[Place, ...] = EVERYWHERE
-    check: Callable[[Any], object] | None = None
     read: Callable[[str], Any] | None = None
-    complete: Callable[[str], list[Any]] | None = None
-    commas: bool = False
-    least: int | None = None
-    words: tuple[str, ...] = ()
+    check: Callable[[Any], object] | None = None
+    offers: Callable[[], Iterable[str] | Mapping[str, str]] | None = None
+    commas: bool = True
+    least: float | None = None
+    above: float | None = None
 
     @property
     def key(self) -> str:
-        """As in a file: `keep-fp32`."""
+        """As in a file and in messages: `keep-fp32`."""
         return self.name.replace("_", "-")
 
     @property
     def flag(self) -> str:
         """As on the command line: `--keep-fp32`."""
-        return self.flags[0].partition("/")[0] if self.flags else f"--{self.key}"
+        return f"--{self.key}"
 
     @property
     def variable(self) -> str:
@@ -85,15 +87,37 @@ class Declaration:
         return PREFIX + self.name.upper()
 
     @property
-    def text(self) -> str:
-        """The explanation outside `--help`."""
-        return self.about or f"{self.help}."
+    def several(self) -> bool:
+        """True if the command line may name it several times."""
+        return self.kind in (Names, Paths, Shapes)
+
+    @property
+    def help(self) -> str:
+        """The line in `--help`, with the default."""
+        line, default = self.text.partition(". ")[0].removesuffix("."), self.default
+        if default is None or default is False or default == () or "[" in line or str(default) in line:
+            return line
+        return f"{line} [{'on' if default is True else f'{default:g}' if self.kind is float else default}]"
+
+    @property
+    def off(self) -> str:
+        """As on the command line, for a switch that a file may have turned on: `--no-strict`; else ""."""
+        turned = self.kind is bool and self.default is not None and "file" in self.places
+        return f"--no-{self.key}" if turned else ""
+
+    def choices(self) -> Mapping[str, str]:
+        """The names that the shell offers, each with its explanation."""
+        found = (
+            self.offers() if self.offers else get_args(self.kind) if get_origin(self.kind) is Literal else ()
+        )
+        return found if isinstance(found, Mapping) else dict.fromkeys(found, "")
 
 
-def option(default: Any, text: str, panel: str = "", metavar: str = "", **more: Any) -> Any:
-    """A field of an options class; `text` is its help, and `more` are attributes of `Declaration`."""
-    declared = Declaration(default=default, help=text, panel=panel, metavar=metavar, **more)
-    return field(default=default, metadata={"option": declared})
+def option(default: Any, panel: str = "", metavar: str = "", **more: Any) -> Any:
+    """A field of an options class; `more` are attributes of `Option`."""
+    return field(
+        default=default, metadata={"option": Option(default=default, panel=panel, metavar=metavar, **more)}
+    )
 
 
 def like(options: type, name: str, /, **changed: Any) -> Any:
@@ -103,15 +127,16 @@ def like(options: type, name: str, /, **changed: Any) -> Any:
 
 
 @cache
-def declarations(kind: type) -> Mapping[str, Declaration]:
+def declarations(kind: Any) -> Mapping[str, Option]:
     """The options of an options class by name, in the order of its fields."""
     found = {}
     for item in fields(kind):
-        declared: Declaration = item.metadata["option"]
+        declared: Option = item.metadata["option"]
         owner = next(base for base in kind.__mro__ if item.name in vars(base).get("__annotations__", {}))
         taken = declared.kind or _without_none(_annotation(owner, item.name))
-        about = entries(owner.__doc__ or "", "Attributes").get(item.name, declared.about)
-        found[item.name] = replace(declared, name=item.name, kind=taken, about=about)
+        text = entries(owner.__doc__ or "", "Attributes").get(item.name, declared.text)
+        metavar = declared.metavar or METAVARS.get(taken, "TYPE")
+        found[item.name] = replace(declared, name=item.name, kind=taken, text=text, metavar=metavar)
     return found
 
 

@@ -1,24 +1,31 @@
-"""Resolves every option to one value from the sources in their order, and records its origin."""
+"""Configuration: options from files and the environment, for the command line and for hooks.
+
+    resolved = load().resolve(preset="accurate")
+    rewriter.fix(model_path, output, **resolved.arguments("fix"))
+
+The first of these sources that sets an option decides: the command line, the environment (`REWRITER_*`), the
+file of the project one works in, the preset, and the default of `rewriter.fix`.
+`rewriter.fix` and `rewriter.scan` themselves read neither files nor the environment.
+"""
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from rewriter.errors import UsageError
-from rewriter.pipeline.config import config_file
-from rewriter.pipeline.config.option_values import from_text, from_toml, to_text
-from rewriter.pipeline.config.trust import require_own
-from rewriter.pipeline.declaration import PREFIX, Declaration, declarations
+from rewriter.pipeline import config_file
+from rewriter.pipeline.config_file import ConfigFile
 from rewriter.pipeline.options import JOBS, KEYS, Command
-from rewriter.pipeline.pass_options import nearest
 from rewriter.pipeline.presets import DEFAULT_OPSETS, preset_named
+from rewriter.pipeline.reader import Text, read, unknown
+from rewriter.pipeline.schema import PREFIX, declarations
 
 CONFIG = f"{PREFIX}CONFIG"
 """Variable that names the configuration file, in place of the nearest one; with `none`, no file is read."""
@@ -35,14 +42,12 @@ OVERRIDES: Mapping[str, tuple[str, ...]] = {
 SIMILAR = 0.75
 """Similarity (`difflib`) above which an unknown variable is a misspelling, and not another program's."""
 
-SourceKind = Literal["command line", "environment", "file"]
-
 
 @dataclass(frozen=True)
 class OptionSource:
     """One place that sets options, with their values by name."""
 
-    kind: SourceKind
+    kind: Literal["command line", "environment", "file"]
     title: str
     values: Mapping[str, Any]
 
@@ -50,12 +55,7 @@ class OptionSource:
         """Returns the option as the user wrote it there."""
         key = KEYS[name]
         places = {"environment": key.variable, "file": f"{self.title}, key {key.key!r}"}
-        return places.get(self.kind, f"--{key.key}")
-
-    def origin(self, name: str) -> Origin:
-        return Origin(
-            f"environment ({KEYS[name].variable})" if self.kind == "environment" else self.title, self
-        )
+        return places.get(self.kind, f"`{key.key}`")
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ class ResolvedOptions:
         return {n: v for n, v in values.items() if v is not None and (n, v) != ("precision", "fp32")}
 
     def where(self, name: str) -> str:
-        """Returns the option as the user wrote it, or as on the command line for presets and defaults."""
+        """Returns the option as the user wrote it, or its key for presets and defaults."""
         source = self.origins[name].source
-        return source.where(name) if source else f"--{KEYS[name].key}"
+        return source.where(name) if source else f"`{KEYS[name].key}`"
 
     def messages(self) -> Iterator[str]:
         """Yields a sentence for each source but the command line, and for each ignored value."""
@@ -120,13 +120,18 @@ class ResolvedOptions:
         try:
             yield
         except UsageError as error:
-            name = (error.where or "").removeprefix("--").replace("-", "_")
+            key = re.match(r"`([a-z0-9-]+)`", error.where or "")
+            name = key[1].replace("-", "_") if key else ""
             hint = error.hint
             for other in (other for other, names in OVERRIDES.items() if name in names):
                 source = self.origins[other].source
                 if source and source.kind != "command line":
                     hint = f"{hint} ({other} is set by {source.where(other)})"
-            where = self.where(name) if name in self.origins else error.where
+            where = (
+                self.where(name) + (error.where or "")[key.end() :]
+                if key and name in self.origins
+                else error.where
+            )
             raise UsageError(error.what, where=where, hint=hint) from error
 
 
@@ -144,18 +149,22 @@ class Configuration:
     file: Path | None = None
     warnings: tuple[str, ...] = ()
 
-    def resolve(self, **given: Any) -> ResolvedOptions:
-        """Resolves all options; `given` holds those of the command line, where None and empty set nothing."""
-        own = {name: value for name, value in given.items() if value not in (None, [], (), {})}
-        sources = (OptionSource("command line", "command line", own), *self.sources)
+    def resolve(self, **own: Any) -> ResolvedOptions:
+        """Returns every option with its value and its origin; `own` are those of the command line."""
+        given = {n: v for n, v in own.items() if n in KEYS and v not in (None, [], ())}
+        sources = (OptionSource("command line", "command line", given), *self.sources)
         found = {name: next((s for s in sources if name in s.values), None) for name in KEYS}
         ignored = tuple(_override(sources, found))
-        set_by = {name: source for name, source in found.items() if source}
-        values = {name: source.values[name] for name, source in set_by.items()}
+        values = {name: source.values[name] for name, source in found.items() if source}
         preset = preset_named(values.get("preset", KEYS["preset"].default))
-        origins = {name: source.origin(name) for name, source in set_by.items()}
+        origins = {}
         for name, key in KEYS.items():
-            if name not in values:
+            if source := found[name]:
+                in_variable = source.kind == "environment"
+                origins[name] = Origin(
+                    f"environment ({key.variable})" if in_variable else source.title, source
+                )
+            else:
                 values[name] = key.default if key.default is not None else preset.choose(name)
                 origins[name] = Origin(f"preset {preset.name}" if name in preset.defaults else "default")
         if values["opset"] is None:
@@ -187,7 +196,7 @@ def load(folder: Path | None = None, environment: Mapping[str, str] | None = Non
     return Configuration(tuple(sources), file.path if file and file.read else None, warnings)
 
 
-def _file(folder: Path, named: str) -> config_file.ConfigFile | None:
+def _file(folder: Path, named: str) -> ConfigFile | None:
     if named == "none":
         return None
     if named and not Path(named).is_file():
@@ -199,38 +208,17 @@ def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Any]]
     for name, key in KEYS.items():
         text = variables.get(key.variable, "").strip()
         if text:  # an empty variable sets nothing, as in most shells and CI files
-            yield name, _checked(key, key.variable, text, partial(from_text, key, text))
+            yield name, read(key, Text(text), key.variable)
 
 
-def _from_file(file: config_file.ConfigFile, *, named: bool) -> Iterator[tuple[str, Any]]:
+def _from_file(file: ConfigFile, *, named: bool) -> Iterator[tuple[str, Any]]:
     keys = {key.key: key for key in KEYS.values()}
     for word, value in file.table.items():
         if word not in keys:
-            raise UsageError(f"unknown key {word!r}", where=file.title, hint=_nearest_key(word))
+            raise unknown(word, f"unknown key {word!r}", file.title, keys)
         if not named:
-            require_own(word, value, file.title, file.path)
-        where, read = f"{file.title}, key {word!r}", partial(from_toml, keys[word], value, file.path.parent)
-        yield keys[word].name, _checked(keys[word], where, value, read)
-
-
-def _checked(key: Declaration, where: str, given: Any, read: Callable[[], Any]) -> Any:
-    """Returns the value from `read` after the option's own check."""
-    try:
-        value = read()
-        if key.check:
-            key.check(value)
-    except UsageError as error:
-        inside = f" ({error.where})" if error.where and not error.where.startswith("--") else ""
-        raise UsageError(error.what + inside, where=where, hint=error.hint) from error
-    except ValueError as error:
-        raise UsageError(f"it cannot be {to_text(given)}", where=where, hint=str(error)) from error
-    return value
-
-
-def _nearest_key(word: str) -> str:
-    called = {word_: key.key for key in KEYS.values() for word_ in (key.key, *key.words)}
-    close = difflib.get_close_matches(word.replace("_", "-"), called, n=1, cutoff=0.5)
-    return f"did you mean {called[close[0]]!r}?" if close else nearest(word, [k.key for k in KEYS.values()])
+            config_file.require_own(word, value, file)
+        yield keys[word].name, read(keys[word], value, f"{file.title}, key {word!r}", folder=file.path.parent)
 
 
 def _misspelt(variables: Mapping[str, str]) -> Iterator[str]:

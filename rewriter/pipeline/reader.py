@@ -1,0 +1,245 @@
+"""Reads the value of an option, whoever gives it: the command line, a variable, a file, a pipeline or Python.
+
+All go through `converted`, by the type of the option; those that have texts alone wrap them in `Text`. Fields
+that list something take one value, too: `keep_fp32="*/norm*"` is one pattern.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from rewriter.errors import UsageError, did_you_mean, nearest, shortened
+from rewriter.pipeline.schema import AnyPath, Option, Paths
+
+TRUTH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+
+WANTED: Mapping[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    Path: "a path",
+    os.PathLike: "a path",
+    Mapping: "shapes, such as { image = [1, 3, 224, 224] }",
+}
+
+CALLED: Mapping[str, str] = {
+    "inputs": "data samples calibration calibration-data calib",
+    "image-preprocess": "preprocess transform",
+    "input-shapes": "shapes input-shape",
+    "plugin-lib": "plugins",
+    "passes": "pipeline",
+    "skip": "exclude",
+    "precision": "dtype",
+    "io": "io-types",
+    "keep-fp32": "nodes kept-nodes nodes-to-exclude",
+    "keep-fp32-op": "ops op-types op-types-to-exclude",
+    "max-latency-cost": "latency-cost budget",
+    "timeout": "build-timeout",
+}
+"""Words that users of other tools try for our options."""
+
+INSTEAD: Mapping[str, str] = {
+    "fp16": "leave it out: FP16 is the default",
+    "bf16": "use `preset=trt-bf16`",
+    "best": "build with `preset=trt-fp16` and with `preset=trt-bf16`, and compare",
+    "fp32": "use `preset=structure-only`",
+    "int8": "add Q/DQ nodes to the model first: they are kept",
+    "stronglyTyped": "leave it out: results are strongly typed",
+    "noTF32": "leave it out: it is an option of the engine's builder",
+}
+"""What to do instead of options that others have."""
+
+
+class Text(str):
+    """A value as the command line and variables have it: text, whatever the type of the option."""
+
+    __slots__ = ()
+
+
+def read(option: Option, given: Any, where: str = "", *, kind: Any = None, folder: Path | None = None) -> Any:
+    """Returns the value of an option, of its type and checked.
+
+    Args:
+        where: The place that set it; "": the option itself.
+        kind: The type, where it is not that of texts and files.
+        folder: What paths of a file are relative to.
+
+    Raises:
+        UsageError: it has another type, or makes no sense; the message names `where`, and what is accepted.
+    """
+    where = where or f"`{option.key}`"
+    try:
+        given = option.read(given) if option.read and isinstance(given, str) else given
+        value = converted(given, kind or option.kind, folder)
+        if value is not None:
+            _check(option, value)
+    except UsageError as error:
+        inside = f" ({error.where})" if error.where and not error.where.startswith("`") else ""
+        raise UsageError(error.what + inside, where=where, hint=error.hint) from error
+    except ValueError as error:
+        raise UsageError(f"it cannot be {shortened(given)}", where=where, hint=str(error)) from error
+    return value
+
+
+def _check(option: Option, value: Any) -> None:
+    if option.least is not None and value < option.least and value != option.default:
+        raise ValueError(f"it takes {expected(option.kind)} from {option.least:g} on")
+    if option.above is not None and not value > option.above:
+        raise ValueError(f"it takes a number above {option.above:g}")
+    if option.check and value is not option.default:
+        option.check(value)
+
+
+def converted(given: Any, kind: Any, folder: Path | None = None) -> Any:
+    """Returns a value as a type has it.
+
+    Raises:
+        ValueError: it has another type; the message names the expected type.
+    """
+    origin = get_origin(kind) or kind
+    if origin is Any:
+        return given
+    if origin in (Union, types.UnionType):
+        return _of_any(given, kind, folder)
+    if origin is Literal and isinstance(given, str):
+        if given not in get_args(kind):
+            raise ValueError(nearest(given, get_args(kind)))
+        return str(given)
+    if origin is Mapping:
+        return dict(_shape(name, sizes) for name, sizes in _shapes(given))
+    if origin is Sequence:
+        return _list(given, kind, folder)
+    if origin is Path and isinstance(given, (str, os.PathLike)) and str(given):
+        return (folder or Path()) / Path(given).expanduser() if folder or isinstance(given, str) else given
+    if origin in (bool, int, float):
+        return _number(given, origin)
+    if callable(given) if origin is Callable else isinstance(origin, type) and isinstance(given, origin):
+        return str(given) if isinstance(given, Text) else given
+    raise ValueError(f"it takes {expected(kind)}")
+
+
+def _of_any(given: Any, kind: Any, folder: Path | None) -> Any:
+    """The value as the first of several types that has it."""
+    for choice in get_args(kind):
+        try:
+            return converted(given, choice, folder)
+        except ValueError:
+            if isinstance(given, str) and get_origin(choice) is Literal:
+                raise
+    raise ValueError(f"it takes {expected(kind)}")
+
+
+def _number(given: Any, kind: type) -> Any:
+    if isinstance(given, Text):
+        try:
+            given = TRUTH[given.lower()] if kind is bool else kind(given)
+        except (KeyError, ValueError):
+            raise ValueError(f"it takes {expected(kind)}") from None
+    switch = isinstance(given, bool)
+    fits = switch if kind is bool else not switch and isinstance(given, Integral if kind is int else Real)
+    if not fits or given != given:  # NaN
+        raise ValueError(f"it takes {expected(kind)}")
+    return kind(given)
+
+
+def _list(given: Any, kind: Any, folder: Path | None) -> tuple[Any, ...]:
+    several = list(_several(given, kind))
+    texts = folder is not None or any(isinstance(one, Text) for one in several)
+    inner = Path if kind == Paths and texts else get_args(kind)[0]
+    try:
+        return tuple(converted(one, inner, folder) for one in several)
+    except ValueError:
+        raise ValueError(f"it takes {expected(kind)}") from None
+
+
+def _several(given: Any, kind: Any) -> Iterable[Any]:
+    if isinstance(given, Text):
+        return [Text(part.strip()) for part in given.split(",") if part.strip()]
+    if isinstance(given, (str, os.PathLike)):
+        return (given,)
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise ValueError(f"it takes {expected(kind)}")
+    return given
+
+
+def _shapes(given: Any) -> Iterable[tuple[Any, Any]]:
+    """`image:1x3x224x224` or a mapping: a name may contain colons, the shape of a scalar is empty."""
+    if isinstance(given, Mapping):
+        return given.items()
+    if not isinstance(given, Text):
+        raise ValueError(f"it takes {expected(Mapping)}")
+    parts = (part.strip().rpartition(":") for part in given.split(","))
+    return [
+        (name, [int(n) if n.isdigit() else 0 for n in sizes.split("x")] if sizes else [])
+        for name, _, sizes in parts
+    ]
+
+
+def _shape(name: Any, sizes: Any) -> tuple[str, tuple[int, ...]]:
+    listed = isinstance(sizes, Iterable) and not isinstance(sizes, str)
+    found = tuple(sizes) if listed else (0,)
+    if not (isinstance(name, str) and name and all(isinstance(n, Integral) and int(n) > 0 for n in found)):
+        raise ValueError("a shape is NAME:1x3x224x224, or a list of sizes from 1 in files and in Python")
+    return name, tuple(map(int, found))
+
+
+def expected(kind: Any) -> str:
+    """Returns a type for people: `true or false`, `fp16, bf16 or fp32`, `a list of texts`."""
+    origin, inner = get_origin(kind) or kind, get_args(kind)
+    if origin is Literal:
+        return f"{', '.join(inner[:-1])} or {inner[-1]}"
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(expected(one) for one in inner if one is not types.NoneType))
+    if origin in (Sequence, tuple):
+        return {str: "a list of texts", AnyPath: "a list of paths"}.get(inner[0] if inner else None, "a list")
+    return WANTED.get(origin) or f"a {getattr(origin, '__name__', 'value')}"
+
+
+def to_text(value: Any) -> str:
+    """Returns the value as written in a file; `-` for none."""
+    if value is None or value in ((), {}):
+        return "-"
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_bare(k)} = {list(v)}" for k, v in value.items()) + " }"
+    return json.dumps(value, default=str, ensure_ascii=False)
+
+
+def _bare(name: str) -> str:
+    plain = name.replace("_", "").replace("-", "").isalnum() and name.isascii()
+    return name if plain else json.dumps(name)
+
+
+@cache
+def type_hints(kind: Any) -> Mapping[str, Any]:
+    """The evaluated annotations of a class or function."""
+    from rewriter.base import Pass
+    from rewriter.figures.tolerances import Tolerance
+    from rewriter.hazards import Rule
+
+    later = {"Tolerance": Tolerance, "Pass": Pass, "Rule": Rule, "EllipsisType": types.EllipsisType}
+    return get_type_hints(kind, localns=later)
+
+
+def unknown(word: str, what: str, where: str, known: Iterable[str]) -> UsageError:
+    """The error for an option that is none, with what to use instead."""
+    return UsageError(what, where=where or f"`{word}`", hint=instead(word, known))
+
+
+def instead(word: str, known: Iterable[str]) -> str:
+    """What to use in place of an option that does not exist; `known` are names or keys of those that do."""
+    keys = [name.replace("_", "-") for name in known]
+    called = {one: key for key in keys for one in (key, *CALLED.get(key, "").split())}
+    tried = word.lstrip("-").replace("_", "-")
+    if tried in INSTEAD:
+        return INSTEAD[tried]
+    close = did_you_mean(tried, called)
+    found = called.get(close.partition("'")[2].rpartition("'")[0])
+    return f"did you mean `{found}`?" if found else f"choose from {', '.join(keys)}"
