@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from onnx import TensorProto
@@ -15,13 +15,12 @@ from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.model import Model, facts
 from rewriter.plan import Plan, Range
 from rewriter.rewriting.rescaling import (
-    RescaledClass,
+    RescaledPart,
     Rescaling,
     apply_planned,
     in_range,
     record,
     rescale,
-    to_count,
 )
 
 NAMED = 3
@@ -34,18 +33,14 @@ class Rescale(ModelPass):
 
     Tensors that overflow are multiplied by a power of two, 2^k, and their consumers take the factor back.
     Weights, biases and tables absorb the factors, and the epsilon of a norm is scaled with the square of its
-    input. No operator is added, and none needs FP32 for it. An integer programme finds the exponents. It
-    leaves as few tensors as possible out of range, as few as possible that lose bits among the subnormal
-    numbers, and edits as few constants as that needs. docs/rescaling.md has the rule of each operator.
+    input. No operator is added, and none needs FP32 for it. The exponents are chosen so that few tensors stay
+    out of range, few lose bits among the subnormal numbers, and few constants are edited.
+    docs/rescaling.md has the rule of each operator.
 
-    Decomposed norms stay as they are and compute in FP32; only the tensors around them count. With `norms`,
-    their squares are brought into range as well, and whatever then fits FP16 computes in FP16.
+    Decomposed norms stay as they are and compute in FP32; only the tensors around them count.
 
     The pass needs ranges measured on real data (`fix --inputs`). Without ranges it only looks at constants.
     Only FP32 tensors are scaled.
-
-    Options:
-        norms: Whether the inside of decomposed norms shall fit FP16, too.
 
     Declines:
         - tensors whose scale is tied to inputs, outputs or operators that are not linear
@@ -58,7 +53,6 @@ class Rescale(ModelPass):
     )
     stage = Stage.RANGES
     requires = Requires(precisions=frozenset({"fp16"}))  # only FP16 has so few exponents
-    norms: bool = False
     before = """
         g (float[2,2] x) => (float[2,2] y)
         <float[2,2] w = {100000.0, 2.0, 3.0, 400000.0}, float[2,2] v = {1.0, 0.5, 0.25, 2.0}> {
@@ -74,37 +68,30 @@ class Rescale(ModelPass):
             y = MatMul(r, v)
         }"""
 
-    def spread_of(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Collection[str]:
-        if isinstance(ranges, Ranges) and not ranges.real:
-            return ()
-        survey = next(self._surveys(model, ranges))
-        return to_count(survey, survey.graph)
-
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         if context.plan is not None:
             graphs = open_graphs(model, facts.infer(model), tag=self.name)
             yield from _recorded(model, _as_planned(graphs, context.plan))
             return
         ranges = context.ranges if context.ranges is not None else {}
-        counted = ranges.binades if isinstance(ranges, Ranges) else {}
-        for survey in reversed(list(self._surveys(model, ranges))):
+        for survey in reversed(list(_surveys(model, ranges))):
             graph = survey.graph
             if isinstance(ranges, Ranges) and not ranges.real:
                 yield from _made_up(survey)
                 continue
             with graph:
-                spread = counted if graph.is_main else {}
-                done = rescale(survey, graph, measured=context.ranges is not None, spread=spread)
+                done = rescale(survey, graph, measured=context.ranges is not None)
                 yield from _recorded(model, _events(survey, graph, done))
 
-    def _surveys(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Iterator[Survey]:
-        """Yields the survey of every graph, the main one first."""
-        settings = PrecisionRequest(TensorProto.FLOAT16, measured_norms=self.norms)
-        made: dict[int, Survey] = {}
-        for scope, graph in enumerate(open_graphs(model, facts.infer(model), tag=self.name)):
-            parent = made.get(id(graph.parent)) if graph.parent is not None else None
-            made[id(graph)] = survey = Survey(graph, scope, ranges, model.opsets, settings, parent=parent)
-            yield survey
+
+def _surveys(model: Model, ranges: Mapping[tuple[int, str], Range]) -> Iterator[Survey]:
+    """Yields the survey of every graph, the main one first."""
+    settings = PrecisionRequest(TensorProto.FLOAT16)
+    made: dict[int, Survey] = {}
+    for scope, graph in enumerate(open_graphs(model, facts.infer(model), tag=Rescale.name)):
+        parent = made.get(id(graph.parent)) if graph.parent is not None else None
+        made[id(graph)] = survey = Survey(graph, scope, ranges, model.opsets, settings, parent=parent)
+        yield survey
 
 
 def _recorded(model: Model, events: Iterator[Event]) -> Iterator[Event]:
@@ -137,7 +124,7 @@ def _as_planned(graphs: list[GraphEditor], plan: Plan) -> Iterator[Rescaled]:
 
 
 def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Event]:
-    saved = _by_exponent(done.classes)
+    saved = _by_exponent(done.parts)
     exponents = tuple((survey.scope, tensor, k) for tensor, k in done.exponents.items())
     for index, part in enumerate(saved):
         many = f"{part.size} tensors" if part.size > 1 else "a tensor"
@@ -149,24 +136,22 @@ def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Eve
     yield from _left(survey, graph, done)
 
 
-def _by_exponent(parts: tuple[RescaledClass, ...]) -> list[RescaledClass]:
+def _by_exponent(parts: tuple[RescaledPart, ...]) -> list[RescaledPart]:
     """Groups the saved tensors by exponent: each group is one line of the report."""
-    together: dict[int, RescaledClass] = {}
+    together: dict[int, RescaledPart] = {}
     for part in (part for part in parts if part.saved):
-        known = together.get(part.exponent, RescaledClass(part.exponent, (), (), 0))
+        known = together.get(part.exponent, RescaledPart(part.exponent, (), (), 0))
         saved = known.saved + part.saved
-        together[part.exponent] = RescaledClass(part.exponent, saved, (), known.size + part.size)
+        together[part.exponent] = RescaledPart(part.exponent, saved, (), known.size + part.size)
     return list(together.values())
 
 
 def _left(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Refusal]:
     """Yields one refusal for each part that still overflows."""
-    for part in done.classes:
+    for part in done.parts:
         if part.left:
-            reason = "their operators allow no such factor" if done.solved else "no solution in time"
-            yield Refusal(
-                _node(graph, part.left[0]), f"{_names(survey, part.left)} stay out of range: {reason}"
-            )
+            reason = "stay out of range: their operators allow no such factor"
+            yield Refusal(_node(graph, part.left[0]), f"{_names(survey, part.left)} {reason}")
     groups: dict[str, list[str]] = {}
     for tensor, reason in done.tied.items():
         groups.setdefault(reason, []).append(tensor)
@@ -175,7 +160,7 @@ def _left(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Refus
         yield Refusal(_node(graph, tensors[0]), f"{_names(survey, tensors)} cannot be scaled: {why}")
 
 
-def _before_and_after(survey: Survey, part: RescaledClass) -> str:
+def _before_and_after(survey: Survey, part: RescaledPart) -> str:
     """Lists the ranges of the largest saved tensors."""
     ranges: Mapping[str, float] = {t: m.absmax for t in part.saved if (m := survey.range(t)) is not None}
     largest = sorted(part.saved, key=lambda t: -ranges.get(t, 0.0))[:NAMED]

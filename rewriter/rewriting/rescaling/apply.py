@@ -1,16 +1,20 @@
-"""Applies exponents: constants and epsilons are multiplied by powers of two, nothing else changes."""
+"""Applies exponents: constants and epsilons are multiplied by powers of two, nothing else changes.
+
+They are noted in the model's metadata, so that comparisons with the original can undo them.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import numpy as np
 
 from rewriter.errors import UsageError
 from rewriter.graph import GraphEditor
-from rewriter.model import Array
-from rewriter.rewriting.rescaling.classes import ZERO
-from rewriter.rewriting.rescaling.constraints import Constraints, collect
+from rewriter.model import Array, Model
+from rewriter.model.json_text import from_json
+from rewriter.rewriting.rescaling.exponents import Constraints, collect
 
 DEFAULT_EPSILON = 1e-5
 """Default in ONNX of LayerNormalization, RMSNormalization, InstanceNormalization and GroupNormalization."""
@@ -21,21 +25,25 @@ HINT = (
 )
 
 
-def apply(graph: GraphEditor, constraints: Constraints, exponents: Mapping[int, int]) -> int:
-    """Scale every use of a constant and every epsilon by its exponent.
+EXPONENTS = "rewriter.exponents"
+"""Metadata key of a JSON object: exponent of two by tensor of the main graph."""
+
+
+def apply(graph: GraphEditor, constraints: Constraints, free: Mapping[int, int]) -> int:
+    """Scales every use of a constant and every epsilon by its exponent.
 
     Uses of one constant with equal exponents share one new constant. A constant without remaining uses is
     removed.
 
     Args:
-        exponents: By class; missing ones are 0.
+        free: The free exponents; missing ones are 0.
 
     Returns:
         The number of constants and epsilons with a new value.
     """
     made: dict[tuple[str, int], str] = {}
     for use in constraints.constants:
-        k = exponents.get(constraints.classes.root(use.number), 0)
+        k = constraints.exponent(use.number, free)
         value = graph.constant(use.tensor) if k else None
         if value is None or not np.any(np.isfinite(value) & (value != 0)):
             continue
@@ -44,7 +52,7 @@ def apply(graph: GraphEditor, constraints: Constraints, exponents: Mapping[int, 
         graph.set_input(use.node, use.index, made[use.tensor, k])
     for tensor in dict.fromkeys(name for name, _ in made):
         graph.sweep(tensor)
-    return len(made) + _scale_epsilons(graph, constraints, exponents)
+    return len(made) + _scale_epsilons(graph, constraints, free)
 
 
 def scaled(value: Array, k: int) -> Array:
@@ -52,24 +60,20 @@ def scaled(value: Array, k: int) -> Array:
     return np.ldexp(value, k).astype(value.dtype)
 
 
-def _scale_epsilons(graph: GraphEditor, constraints: Constraints, exponents: Mapping[int, int]) -> int:
-    count = 0
-    for use in constraints.epsilons:
-        k = exponents.get(constraints.classes.root(use.number), 0)
-        if not k:
-            continue
-        stored = next((item for item in use.node.attribute if item.name == "epsilon"), None)
-        epsilon = stored.f if stored is not None else DEFAULT_EPSILON
+def _scale_epsilons(graph: GraphEditor, constraints: Constraints, free: Mapping[int, int]) -> int:
+    exponents = [(node, constraints.exponent(number, free)) for node, number in constraints.epsilons]
+    moved = [(node, k) for node, k in exponents if k]
+    for node, k in moved:
+        stored = next((item for item in node.attribute if item.name == "epsilon"), None)
         if stored is None:
-            stored = use.node.attribute.add(name="epsilon", type=1)
-        stored.f = float(np.ldexp(np.float32(epsilon), 2 * k))
+            stored = node.attribute.add(name="epsilon", type=1, f=DEFAULT_EPSILON)
+        stored.f = float(np.ldexp(np.float32(stored.f), 2 * k))
         graph.edited = True
-        count += 1
-    return count
+    return len(moved)
 
 
 def apply_planned(graph: GraphEditor, exponents: Mapping[str, int]) -> int:
-    """Apply the exponents of a saved plan; tensors that it does not name keep their scale.
+    """Applies the exponents of a saved plan; tensors that it does not name keep their scale.
 
     Returns:
         The number of constants and epsilons with a new value.
@@ -81,29 +85,44 @@ def apply_planned(graph: GraphEditor, exponents: Mapping[str, int]) -> int:
     constraints = collect(graph)
     for tensor in exponents:
         if tensor not in constraints.tensors:
-            raise UsageError(
-                f"it scales {tensor}, which the model does not compute", where="the plan", hint=HINT
-            )
-    return apply(graph, constraints, _by_class(constraints, exponents))
-
-
-def _by_class(constraints: Constraints, exponents: Mapping[str, int]) -> dict[int, int]:
-    """Exponents of all classes; those of constants follow from the equations."""
-    found, names = {ZERO: 0}, {ZERO: "a tensor that cannot be scaled"}
-    for tensor, number in constraints.tensors.items():
-        root, k = constraints.classes.root(number), exponents.get(tensor, 0)
-        names.setdefault(root, tensor)
-        if found.setdefault(root, k) != k:
-            text = (
-                f"it scales {tensor} by 2^{k} and {names[root]} by 2^{found[root]}: they must scale together"
-            )
+            text = f"it scales {tensor}, which the model does not compute"
             raise UsageError(text, where="the plan", hint=HINT)
-    for terms in constraints.classes.equations():
-        rest = -sum(c * found[root] for root, c in terms.items() if root in found)
-        unknown = next((root for root in terms if root not in found), None)
-        if unknown is not None and not rest % terms[unknown]:
-            found[unknown] = rest // terms[unknown]
-        elif rest:
-            named = ", ".join(names[root] for root in terms if root in names)
-            raise UsageError(f"the exponents of {named} contradict each other", where="the plan", hint=HINT)
-    return {root: k for root, k in found.items() if k}
+    names = {number: tensor for tensor, number in constraints.tensors.items()}
+    free = {number: exponents.get(tensor, 0) for number, tensor in names.items()}
+    for number, tensor in names.items():
+        if constraints.exponent(number, free) != free[number]:
+            others = [one for one, _ in constraints.exponents.form(number)]
+            known = " and ".join(f"{names.get(one, 'a constant')} by 2^{free.get(one, 0)}" for one in others)
+            text = f"it scales {tensor} by 2^{free[number]} and {known or 'what keeps its scale by 2^0'}"
+            raise UsageError(f"{text}: they must scale together", where="the plan", hint=HINT)
+    return apply(graph, constraints, free)
+
+
+def record(model: Model, exponents: Mapping[str, int]) -> None:
+    """Add exponents of tensors of the main graph to those already noted."""
+    found = recorded(model)
+    for tensor, exponent in exponents.items():
+        found[tensor] = found.get(tensor, 0) + exponent
+    text = json.dumps({tensor: k for tensor, k in sorted(found.items()) if k})
+    entry = next((e for e in model.proto.metadata_props if e.key == EXPONENTS), None)
+    if entry is None:
+        entry = model.proto.metadata_props.add(key=EXPONENTS)
+    entry.value = text
+
+
+def recorded(model: Model) -> dict[str, int]:
+    """The noted exponents by tensor; empty if another program wrote something else under this key."""
+    text = next((e.value for e in model.proto.metadata_props if e.key == EXPONENTS), "{}")
+    try:
+        found = from_json(text)
+    except ValueError:
+        return {}
+    known = isinstance(found, dict) and all(type(k) is int for k in found.values())
+    return dict(found) if known else {}
+
+
+def between(original: Model, other: Model) -> dict[str, int]:
+    """The exponents by which tensors of `other` differ from those of `original`."""
+    before, after = recorded(original), recorded(other)
+    steps = {name: after.get(name, 0) - before.get(name, 0) for name in {**before, **after}}
+    return {name: k for name, k in steps.items() if k}

@@ -24,7 +24,7 @@ from rewriter.figures.tolerances import TOLERANCES
 from rewriter.model import Array, Model, save
 from rewriter.model import facts as tensor_facts
 from rewriter.model.stopwatch import LASTING, Progress
-from rewriter.rewriting.rescaling.record import between
+from rewriter.rewriting.rescaling.apply import between
 from rewriter.verification.expected import as_declared
 from rewriter.verification.locate.bisection import MARKS, MAX_BUILDS, Bisection, Marked, Measure
 from rewriter.verification.locate.lineup import Lineup, SharedTensor, line_up
