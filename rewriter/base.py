@@ -307,10 +307,6 @@ class Pass(ABC):
         """
         return 0
 
-    def spread_of(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Collection[str]:
-        """Returns the tensors of the main graph whose `Ranges.binades` it needs: they cost one more run."""
-        return ()
-
 
 class GraphPass(Pass):
     """A pass that works on one graph at a time; the driver calls it for every subgraph, too."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx import TensorProto
@@ -15,7 +15,6 @@ from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.model import Model, facts
 from rewriter.plan import Plan, Range
 from rewriter.rewriting.rescaling import (
-    RescaledPart,
     Rescaling,
     apply_planned,
     in_range,
@@ -124,54 +123,35 @@ def _as_planned(graphs: list[GraphEditor], plan: Plan) -> Iterator[Rescaled]:
 
 
 def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Event]:
-    saved = _by_exponent(done.parts)
     exponents = tuple((survey.scope, tensor, k) for tensor, k in done.exponents.items())
-    for index, part in enumerate(saved):
-        many = f"{part.size} tensors" if part.size > 1 else "a tensor"
-        what = f"{many} times 2^{part.exponent}: {_before_and_after(survey, part)}"
+    for index, (k, tensors) in enumerate(done.saved.items()):
+        many = f"{len(tensors)} tensors" if len(tensors) > 1 else "a tensor"
+        what = f"{many} times 2^{k}: {_before_and_after(survey, tensors, k)}"
         if not index:
             in_all = f"{count(len(exponents), 'computed tensor')}, {count(done.edits, 'constant')}"
             what += f" (scaled in all: {in_all})"
-        yield Rescaled(_node(graph, part.saved[0]), what, () if index else exponents)
-    yield from _left(survey, graph, done)
-
-
-def _by_exponent(parts: tuple[RescaledPart, ...]) -> list[RescaledPart]:
-    """Groups the saved tensors by exponent: each group is one line of the report."""
-    together: dict[int, RescaledPart] = {}
-    for part in (part for part in parts if part.saved):
-        known = together.get(part.exponent, RescaledPart(part.exponent, (), (), 0))
-        saved = known.saved + part.saved
-        together[part.exponent] = RescaledPart(part.exponent, saved, (), known.size + part.size)
-    return list(together.values())
-
-
-def _left(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Refusal]:
-    """Yields one refusal for each part that still overflows."""
-    for part in done.parts:
-        if part.left:
-            reason = "stay out of range: their operators allow no such factor"
-            yield Refusal(_node(graph, part.left[0]), f"{_names(survey, part.left)} {reason}")
+        yield Rescaled(_node(graph, tensors[0]), what, () if index else exponents)
+    if done.left:
+        reason = "stay out of range: their operators allow no such factor"
+        yield Refusal(_node(graph, done.left[0]), f"{_names(survey, done.left)} {reason}")
     groups: dict[str, list[str]] = {}
     for tensor, reason in done.tied.items():
         groups.setdefault(reason, []).append(tensor)
-    for reason, tensors in groups.items():
+    for reason, tied in groups.items():
         why = reason or "their scale is tied to that of inputs, outputs or operators that are not linear"
-        yield Refusal(_node(graph, tensors[0]), f"{_names(survey, tensors)} cannot be scaled: {why}")
+        yield Refusal(_node(graph, tied[0]), f"{_names(survey, tied)} cannot be scaled: {why}")
 
 
-def _before_and_after(survey: Survey, part: RescaledPart) -> str:
-    """Lists the ranges of the largest saved tensors."""
-    ranges: Mapping[str, float] = {t: m.absmax for t in part.saved if (m := survey.range(t)) is not None}
-    largest = sorted(part.saved, key=lambda t: -ranges.get(t, 0.0))[:NAMED]
-    texts = [
-        f"{t} {m} to {m.scaled(part.exponent)}" if (m := survey.range(t)) is not None else t for t in largest
-    ]
-    more = len(part.saved) - len(largest)
+def _before_and_after(survey: Survey, tensors: Sequence[str], k: int) -> str:
+    """Lists the ranges of the largest tensors."""
+    ranges = {t: m for t in tensors if (m := survey.range(t)) is not None}
+    largest = sorted(tensors, key=lambda t: -ranges[t].absmax if t in ranges else 0.0)[:NAMED]
+    texts = [f"{t} {ranges[t]} to {ranges[t].scaled(k)}" if t in ranges else t for t in largest]
+    more = len(tensors) - len(largest)
     return "; ".join(texts) + (f"; and {more} more like these" if more else "")
 
 
-def _names(survey: Survey, tensors: list[str] | tuple[str, ...]) -> str:
+def _names(survey: Survey, tensors: Sequence[str]) -> str:
     texts = [f"{t} {m}" if (m := survey.range(t)) is not None else t for t in tensors[:NAMED]]
     more = len(tensors) - len(texts)
     return ", ".join(texts) + (f" and {more} more" if more else "")

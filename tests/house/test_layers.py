@@ -48,7 +48,6 @@ HEAVY = (
     "onnxruntime",
     "onnxsim",
     "scipy",
-    "highspy",
     "onnx_graphsurgeon",
     "polygraphy",
     "tensorrt",

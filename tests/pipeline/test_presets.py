@@ -85,7 +85,7 @@ def test_a_pass_is_in_a_preset_or_stands_alone(kind: type[Pass]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(lambda: replaced(STRUCTURE, Rescale(norms=True)), id="replaced"),
+        pytest.param(lambda: replaced(STRUCTURE, Rescale()), id="replaced"),
         pytest.param(lambda: inserted(STRUCTURE, MixedPrecision, CleanCasts()), id="inserted"),
         pytest.param(lambda: replaced((CleanCasts(), CleanCasts()), CleanCasts()), id="twice"),
     ],

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from types import MappingProxyType
 
 import numpy as np
 from onnx import NodeProto, helper
 
-from rewriter.data.ranges.binades import Binades
 from rewriter.data.ranges.instrument import Instrumented, instrument
 from rewriter.data.ranges.reductions import Key
 from rewriter.engines.onnxruntime import Session, qualified
@@ -45,13 +43,11 @@ class Ranges(dict[Key, Range]):
         unsupported: Operators without a kernel, sorted.
         samples: The number of samples that were run.
         real: False for random samples: on the user's data, a tensor may be far smaller.
-        binades: Distributions of some tensors of the main graph, where they were counted.
     """
 
     unsupported: tuple[str, ...] = ()
     samples: int = 0
     real: bool = True
-    binades: Mapping[str, Binades] = MappingProxyType({})
 
     def rescaled(self, exponents: Iterable[tuple[int, str, int]]) -> Ranges:
         """The ranges after tensors (scope, name) are multiplied by 2^exponent."""

@@ -18,7 +18,6 @@ from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.stages import run
 from rewriter.model.stopwatch import Progress
 from rewriter.passes.mixed_precision import MixedPrecision
-from rewriter.passes.rescale import Rescale
 from rewriter.pipeline.keywords import FixKeywords
 from rewriter.pipeline.options import FixOptions, combined, documented
 from rewriter.pipeline.presets import DEFAULT_OPSETS, Preset, preset_named, select
@@ -108,7 +107,6 @@ def _job(
             chosen_io,
             tuple(request.keep_fp32),
             tuple(request.keep_fp32_op),
-            measured_norms=any(isinstance(step, Rescale) and step.norms for step in steps),
             epilogues=any(isinstance(step, MixedPrecision) and step.epilogues for step in steps),
             target=known,
             rules=rules_of_the_user(request.hazards),

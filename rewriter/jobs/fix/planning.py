@@ -9,7 +9,6 @@ from functools import partial
 from rewriter.base import Merged, Pass, Rescaled, by_operator, by_pattern
 from rewriter.data.inputs import Samples
 from rewriter.data.ranges import Ranges
-from rewriter.data.ranges.binades import measure_binades
 from rewriter.data.ranges.kept import kept_or_measured
 from rewriter.data.ranges.merged import merged_ranges
 from rewriter.emulation import reference
@@ -60,10 +59,6 @@ class Planning:
     ) -> tuple[Model, Ranges]:
         """Returns the model after passes that need ranges, with its ranges: derived, or measured again."""
         first = len(self.record.passes)
-        if wanted := {tensor for step in steps for tensor in step.spread_of(model, ranges)}:
-            with self.record.stage("ranges"):
-                widened = reference(model, tensor_facts.infer(model))
-                ranges.binades = measure_binades(widened, self.samples, wanted)
         rewritten = self.rewriting.rewrite(model, steps, ranges=ranges)
         made = self.record.passes[first:]
         if not all(isinstance(change, (Merged, Rescaled)) for result in made for change in result.changes):

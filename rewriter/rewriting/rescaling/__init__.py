@@ -12,7 +12,7 @@ results are bit-equal as long as nothing leaves FP32's normal range. docs/rescal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rewriter.graph import GraphEditor, reached
@@ -22,24 +22,7 @@ from rewriter.rewriting.rescaling.demands import demands, in_range
 from rewriter.rewriting.rescaling.exponents import Form, collect
 from rewriter.rewriting.rescaling.solve import Demand, solve
 
-__all__ = ["RescaledPart", "Rescaling", "apply_planned", "in_range", "record", "rescale"]
-
-
-@dataclass(frozen=True)
-class RescaledPart:
-    """Outcome for the tensors of one exponent, some of which needed scaling.
-
-    Attributes:
-        exponent: 0 if they keep their scale.
-        saved: Tensors that overflowed or had sunk, and now are in range.
-        left: Tensors that still overflow.
-        size: Number of tensors that are scaled together.
-    """
-
-    exponent: int
-    saved: tuple[str, ...]
-    left: tuple[str, ...]
-    size: int
+__all__ = ["Rescaling", "apply_planned", "in_range", "record", "rescale"]
 
 
 @dataclass(frozen=True)
@@ -47,13 +30,15 @@ class Rescaling:
     """Outcome for one graph.
 
     Attributes:
-        parts: One entry for every exponent with a tensor that overflowed or had sunk.
+        saved: Tensors that overflowed or had sunk and now are in range, by the exponent that they got.
+        left: Tensors that still overflow.
         tied: Tensors that overflow and cannot be scaled, each with the reason if one is known.
         exponents: Exponents other than 0 of the computed tensors.
         edits: Number of constants and epsilons with a new value.
     """
 
-    parts: tuple[RescaledPart, ...] = ()
+    saved: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    left: Sequence[str] = ()
     tied: Mapping[str, str] = field(default_factory=dict)
     exponents: Mapping[str, int] = field(default_factory=dict)
     edits: int = 0
@@ -74,18 +59,19 @@ def rescale(survey: Survey, graph: GraphEditor, *, measured: bool) -> Rescaling:
     tied = {tensor: constraints.pins.get(tensor, "") for tensor in overflowing}
     demanded = {form: known.get(form, Demand()) for form in (*forms, *known) if form}
     free = solve(demanded, _movable(demanded, forms))
-    parts = tuple(
-        _part(demand, sum(c * free.get(one, 0) for one, c in form), max(1, len(forms.get(form, ()))))
-        for form, demand in demanded.items()
-        if demand.needs_scaling
-    )
-    if not any(part.saved for part in parts):
-        return Rescaling(parts, tied)
+    saved: dict[int, list[str]] = {}
+    left: list[str] = []
+    for form, demand in demanded.items():
+        k = sum(c * free.get(one, 0) for one, c in form)
+        left += (tensor for tensor, level in demand.hazards.items() if k > level)
+        helped = [tensor for tensor, level in demand.hazards.items() if k <= level]
+        if helped := [*helped, *(tensor for tensor, level in demand.sunken.items() if k >= level)]:
+            saved.setdefault(k, []).extend(helped)
+    if not saved:
+        return Rescaling({}, left, tied)
     edits = apply(graph, constraints, free)
-    exponents = {
-        t: k for t, number in constraints.tensors.items() if (k := constraints.exponent(number, free))
-    }
-    return Rescaling(parts, tied, exponents, edits)
+    exponents = {t: constraints.exponent(number, free) for t, number in constraints.tensors.items()}
+    return Rescaling(saved, left, tied, {tensor: k for tensor, k in exponents.items() if k}, edits)
 
 
 def _movable(demanded: Mapping[Form, Demand], tensors: Iterable[Form]) -> set[int]:
@@ -99,10 +85,3 @@ def _movable(demanded: Mapping[Form, Demand], tensors: Iterable[Form]) -> set[in
         for one, _ in form:
             beside.setdefault(one, set()).update(other for other, _ in form)
     return set(reached(dict.fromkeys(one for form in needing for one, _ in form), lambda one: beside[one]))
-
-
-def _part(demand: Demand, k: int, size: int) -> RescaledPart:
-    helped = {t: k <= level for t, level in demand.hazards.items()}
-    helped |= {t: k >= level for t, level in demand.sunken.items()}
-    left = tuple(t for t in demand.hazards if not helped[t])
-    return RescaledPart(k, tuple(t for t, is_helped in helped.items() if is_helped), left, size)

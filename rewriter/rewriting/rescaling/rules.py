@@ -50,7 +50,8 @@ def relations(graph: GraphEditor, node: NodeProto) -> Relations | None:
     return rule(graph, node) if rule else None
 
 
-def _tied(slots: list[Slot]) -> tuple[Equation, ...]:
+def _tied(*slots: Slot) -> tuple[Equation, ...]:
+    """Equations that give all slots one exponent."""
     return tuple(((slots[0], 1), (slot, -1)) for slot in slots[1:])
 
 
@@ -60,15 +61,7 @@ def _outputs(node: NodeProto) -> list[Slot]:
 
 def _same(*inputs: Slot) -> Rule:
     """Returns a rule: the named inputs, where present, and all outputs have one exponent."""
-    return lambda graph, node: Relations(_tied([OUT, *inputs, *_outputs(node)[1:]]))
-
-
-def _all_same(_: GraphEditor, node: NodeProto) -> Relations:
-    return Relations(_tied([*_outputs(node), *range(len(node.input))]))
-
-
-def _compared(_: GraphEditor, node: NodeProto) -> Relations:
-    return Relations(_tied(list(range(len(node.input)))))
+    return lambda graph, node: Relations(_tied(OUT, *inputs, *_outputs(node)[1:]))
 
 
 def _fixed(*equations: Equation, free: tuple[Slot, ...] = ()) -> Rule:
@@ -78,7 +71,7 @@ def _fixed(*equations: Equation, free: tuple[Slot, ...] = ()) -> Rule:
 
 def _unless(refuses: Callable[[NodeProto], bool], *slots: Slot) -> Rule:
     """Returns a rule: these slots have one exponent, and nodes that `refuses` is true for allow none."""
-    return lambda graph, node: None if refuses(node) else Relations(_tied(list(slots)))
+    return lambda graph, node: None if refuses(node) else Relations(_tied(*slots))
 
 
 def _pow(graph: GraphEditor, node: NodeProto) -> Relations | None:
@@ -87,10 +80,6 @@ def _pow(graph: GraphEditor, node: NodeProto) -> Relations | None:
     if exponent not in (1.0, 2.0, 3.0):
         return None
     return Relations((((OUT, 1), (0, -int(exponent))),))
-
-
-def _product(_: GraphEditor, node: NodeProto) -> Relations:
-    return Relations((((OUT, 1), *((index, -1) for index in range(len(node.input)))),))
 
 
 def _normalised(_: GraphEditor, node: NodeProto) -> Relations | None:
@@ -117,11 +106,20 @@ _FIRST = (
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_FIRST.split(), _same(0)),
-    **dict.fromkeys("Concat Add Sub Sum Mean Max Min".split(), _all_same),
-    **dict.fromkeys("Equal Less Greater LessOrEqual GreaterOrEqual".split(), _compared),
+    **dict.fromkeys(
+        "Concat Add Sub Sum Mean Max Min".split(),
+        lambda _, node: Relations(_tied(*_outputs(node), *range(len(node.input)))),
+    ),
+    **dict.fromkeys(
+        "Equal Less Greater LessOrEqual GreaterOrEqual".split(),
+        lambda _, node: Relations(_tied(*range(len(node.input)))),
+    ),
     # their results do not depend on a positive factor
     **dict.fromkeys("Shape Size IsNaN IsInf Sign LpNormalization".split(), _fixed(free=(0,))),
-    **dict.fromkeys("Mul MatMul Einsum".split(), _product),
+    **dict.fromkeys(
+        "Mul MatMul Einsum".split(),
+        lambda _, node: Relations((((OUT, 1), *((index, -1) for index in range(len(node.input)))),)),
+    ),
     # a product, and a bias that scales with the result
     **dict.fromkeys(
         "Conv ConvTranspose Gemm".split(), _fixed(((OUT, 1), (0, -1), (1, -1)), ((OUT, 1), (2, -1)))
@@ -134,7 +132,7 @@ RULES: dict[str, Rule] = {
     ),
     "BatchNormalization": _batch_norm,
     # x / scale is rounded to an integer: if both scale together, no integer changes
-    "QuantizeLinear": _fixed(*_tied([0, 1])),
+    "QuantizeLinear": _fixed(*_tied(0, 1)),
     "DequantizeLinear": _same(1),
     "Where": _same(1, 2),
     "Pad": _unless(lambda node: bool(attribute(node, "value")), OUT, 0, 2),
