@@ -43,8 +43,7 @@ import onnx
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.children import THREADS, last_words
-from benchmarks.comparison import errors, read_json, write_json
+from benchmarks.comparison import THREADS, errors, last_words, read_json, write_json
 from rewriter.engines import nvidia_driver
 from rewriter.engines.measure import build_variant, measure
 from rewriter.engines.protocol import EngineOutcome, MeasureSettings, Timing, Variant

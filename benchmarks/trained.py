@@ -5,7 +5,7 @@
 
 Each network is judged on four samples that no tool saw: an error is that of all of them as one array. `plain` is the preset trt11-migrate; `rules` is the default plan as
 the rules make it, `fix` what is handed out after it was checked and repaired on the GPU. FOLDER/autocast/NAME.onnx is
-AutoCast's file, if there is one: `variants.py` has the call that makes it, with the first of the tool's samples.
+AutoCast's file, if there is one: `variants.py autocast` makes it, with the first of the tool's samples.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ SET_SHARE = 0.95
 
 SET_FACTOR = 2.0
 """Factor on the tolerance of a comparison as sets. Detections attend to one another, so that one exchanged
-row moves its neighbours: the TF32 engine of an RT-DETR R101 errs by 1.0e-2 as a set on one H200
-(benchmarks/gpu_cases.json)."""
+row moves its neighbours: the TF32 engine of an RT-DETR R101 errs by 1.0e-2 as a set on one H200."""
 
 MOST_ROWS = 2048
 """Matching costs time with the cube of the rows, and memory with their square (32 MiB at 2048)."""

@@ -74,9 +74,8 @@ class Preset:
 
 ACCURATE_COST = 0.16
 """Share of latency that the preset `accurate` may spend on top of `trt-fp16`, by the estimate; that takes
-0.87 of AutoCast's in the geometric mean of fourteen networks on an H200 (benchmarks/side_by_side.md). Nets of
-Convs got a third of plain FP16's error so (docs/accuracy.md); a search takes less where more gains
-nothing."""
+0.87 of AutoCast's in the geometric mean of fourteen networks on an H200. Nets of Convs got
+a third of plain FP16's error so (docs/accuracy.md); a search takes less where more gains nothing."""
 
 _ALL = (
     Preset(

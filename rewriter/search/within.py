@@ -11,7 +11,7 @@ from rewriter.search.trials import Candidate, Trials, added, bisect
 
 LEAST_GAIN, MOST_GAIN = 0.1, 0.5
 """Limits on the share of a cheaper plan's error that a plan must save: the share of latency that it adds, but
-at least the difference of emulated and measured errors (benchmarks/side_by_side.md), and at most a half.
+at least the difference of emulated and measured errors, and at most a half.
 Nobody wants an RT-DETR that errs 10 % less for 20 % more latency."""
 
 MOST_OF_BUDGET = 1 / 3

@@ -1,8 +1,12 @@
-"""Results of packages compared, and the table of what each pass and rule is worth."""
+"""Results of packages compared, and the files that stages of a benchmark write."""
 
 from __future__ import annotations
 
-from benchmarks.ablation import table
+from pathlib import Path
+
+import pytest
+
+from benchmarks.comparison import last_words, write_json
 from benchmarks.trained_results import Item, compared
 
 
@@ -23,8 +27,18 @@ def test_a_result_too_many_or_twice_is_no_equal_one() -> None:
     assert compared([[line, line]], [[line]])["same"] == 1
 
 
-def test_what_a_pass_is_worth_is_told_apart_for_trained_networks() -> None:
-    rows = {"all": {"error": 1e-3}, "simplify": {"changes": 1}, "fold-strides": {"changes": 1, "error": 2e-3}}
-    broken = {"all": {"error": 1e-3}, "rule overflow": {"changes": 2, "error": None}}
-    lines = table({"magika": {"rows": rows}, "resnet": {"rows": broken}}).splitlines()
-    assert lines[2:] == ["| fold-strides | magika 2.00 | - |", "| rule overflow | - | resnet not finite |"]
+def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    write_json(file, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(file, {"a": object()})
+    assert file.read_text() == '{\n "a": 1\n}\n'
+
+
+def test_the_last_words_of_a_failed_command_are_its_note(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"started\nerror: {tmp_path}/x.onnx is no model\nwhat to do: export it again\n")
+    assert last_words(log, 2) == "error: x.onnx is no model"
+    assert last_words(log, 0) == ""
+    log.write_text("")
+    assert last_words(log, -9) == "exit code -9"
