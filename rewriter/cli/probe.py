@@ -47,6 +47,7 @@ def _without_gpu(reasons: str, json: Path | None, page: Path | None, *, verbosit
     from rewriter.engines.probe.answers import recorded
     from rewriter.engines.probe.ask import build_all
     from rewriter.errors import EngineError
+    from rewriter.hazards.quirks import every_probe
     from rewriter.report import probe as report
     from rewriter.report.progress import progress
     from rewriter.report.terminal import console
@@ -65,7 +66,7 @@ def _without_gpu(reasons: str, json: Path | None, page: Path | None, *, verbosit
         return
     try:
         with progress(shown=True) as shown:
-            builds = list(build_all(progress=shown))
+            builds = list(build_all(every_probe(), progress=shown))
         report.print_builds(builds, out)
     except EngineError as error:
         out.print(f"The probes' models were not built: {error.what}", soft_wrap=True)

@@ -7,6 +7,7 @@ from rewriter.engines.probe import ask as probes
 from rewriter.engines.probe.answers import Answers, remember
 from rewriter.engines.this_machine import AUTO
 from rewriter.errors import EngineError
+from rewriter.hazards.quirks import every_probe
 from rewriter.model.stopwatch import Progress
 
 
@@ -28,9 +29,10 @@ def probe(engine: str = AUTO, *, again: bool = False, progress: Progress | None 
             hint="run it on a machine with a GPU",
         )
     on_cpu = choice.engine == "onnxruntime"
-    found = None if again or on_cpu else probes.known_here(choice.engine)
+    found = None if again or on_cpu else probes.known_here(choice.engine, every_probe())
     if found is None:
-        found = probes.ask(choice.engine, progress=progress or (lambda stage, done, total: None))
+        shown = progress or (lambda stage, done, total: None)
+        found = probes.ask(choice.engine, every_probe(), progress=shown)
         if not on_cpu:
             remember(found)
     return found

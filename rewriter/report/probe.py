@@ -10,9 +10,10 @@ from rich.text import Text
 
 from rewriter.base import Target
 from rewriter.engines.probe.answers import Answers, plain_fields
-from rewriter.engines.probe.ask import PROBES, Buildable
+from rewriter.engines.probe.ask import Buildable
 from rewriter.engines.probe.question import UNKNOWN, Answer
 from rewriter.english import count
+from rewriter.hazards.quirks import every_probe
 from rewriter.report.terminal import new_table
 
 
@@ -27,7 +28,7 @@ def print_result(found: Answers, out: Console, *, verbosity: int = 0) -> None:
         return
     verbose = verbosity > 0
     rows = new_table("", "question", "answer", "figures")
-    for probe in PROBES:
+    for probe in every_probe():
         answer = found.answers.get(probe.name, Answer(UNKNOWN, problem="not measured"))
         known = answer.value != UNKNOWN
         text = probe.values.get(answer.value, answer.value) if known else f"unknown: {answer.problem}"
@@ -46,8 +47,8 @@ def _origin(found: Answers) -> Text:
     origin = (
         "Recorded answers, not measured on this machine" if found.recorded else "Measured on this machine"
     )
-    known = sum(found.answers.get(probe.name, Answer(UNKNOWN)).value != UNKNOWN for probe in PROBES)
-    return Text(f"{origin}: {found.title} ({known} of {count(len(PROBES), 'question')} answered)")
+    known = sum(found.answers.get(probe.name, Answer(UNKNOWN)).value != UNKNOWN for probe in every_probe())
+    return Text(f"{origin}: {found.title} ({known} of {count(len(every_probe()), 'question')} answered)")
 
 
 def as_dict(found: Answers) -> dict[str, Any]:

@@ -15,14 +15,17 @@ from rewriter.hazards import PrecisionRequest
 from rewriter.hazards.quirks import known_defects, places, table
 from rewriter.model import facts
 
+UNASKED = {"clip-hides-nan", "grid-sample-attention", "fused-attention-sm120"}
+"""Rows from threads without a graph to ask."""
+
 BY_ID = {quirk.id: quirk for quirk in table()}
 
 
 @pytest.mark.parametrize("quirk", table(), ids=lambda q: q.id)
 def test_every_row_is_complete(quirk: object) -> None:
     row = BY_ID[getattr(quirk, "id")]  # noqa: B009
-    assert re.fullmatch(r"https://github\.com/\S+/\d+", row.link) or (not row.link and row.probe)
-    assert row.chain and row.title and row.workaround
+    assert re.match(r"https://github\.com/\S+", row.source) or row.source == "measured here"
+    assert row.chain and row.title and row.remedy
     first, last = (Target.parse(f"{row.library} {text}").version for text in (row.first, row.last))
     assert not last or last >= first
 
@@ -70,13 +73,31 @@ def test_a_probe_decides_before_the_table(answer: str, expected: bool | None) ->
         assert quirk.concerns(Target("tensorrt-rtx", (1, 6), {quirk.probe: answer})) is expected
 
 
-def test_the_probe_of_a_row_exists() -> None:
-    from rewriter.engines.probe.ask import PROBES
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [("wrong", True), ("right", None)],
+    ids=["seen", "a case that was never seen to fail"],
+)
+def test_right_proves_nothing_where_no_case_is_known_to_fail(answer: str, expected: bool | None) -> None:
+    assert (
+        BY_ID["rotary-attention"].concerns(Target("tensorrt", (), {"rotary-attention": answer})) is expected
+    )
 
-    known = {probe.name: probe.values for probe in PROBES}
-    named = {quirk.probe for quirk in table() if quirk.probe}
-    assert named
-    assert all(set(known[name]) == {"right", "wrong"} for name in named)
+
+def test_every_probe_of_a_row_has_a_case() -> None:
+    assert all(quirk.case for quirk in table() if quirk.probe)
+    assert all(quirk.case or quirk.smallest or quirk.id in UNASKED for quirk in table())
+
+
+@pytest.mark.parametrize(
+    ("low", "expected"), [(TensorProto.BFLOAT16, {"error"}), (TensorProto.FLOAT16, set())]
+)
+def test_a_defect_of_one_type_concerns_that_alone(low: int, expected: set[str]) -> None:
+    text = """
+        g (float[1,1,4,4] x, float[1,1,2,2] w) => (float[1,1,5,5] y) { y = ConvTranspose(x, w) }"""
+    request = PrecisionRequest(low, target=Target.parse("11.0"))
+    found = list(known_defects(surveyed(text, request=request)))
+    assert {h.severity for h in found if "ConvTranspose in BF16" in h.reason} == expected
 
 
 def conv(kernel: int, stride: int, more: str = "y = Relu(c)") -> str:
@@ -106,6 +127,10 @@ ATTENTION = """
         y = MatMul(p, v)
     }"""
 
+TWICE = """
+    g (float[2,2] x, float[2,2] w, float[2,2] u) => (float[2,2] y) {
+        a = MatMul(x, w) b = MatMul(x, u) y = Add(a, b)
+    }"""
 SCALED = """
     g (float[4] x) => (float[4] y) {
         low = ReduceMin(x)
@@ -145,6 +170,8 @@ SCALED = """
             id="attention with scale and mask",
         ),
         pytest.param("fused-attention-sm120", ATTENTION.replace("BODY", "t = Neg(s)"), "", id="no attention"),
+        pytest.param("shared-input-products", TWICE, "a b", id="two products of one input"),
+        pytest.param("shared-input-products", TWICE.replace("MatMul(x, u)", "MatMul(w, u)"), "", id="of two"),
         pytest.param("minimum-maximum-fusion", SCALED, "y", id="scaled by the span"),
         pytest.param("minimum-maximum-fusion", SCALED.replace("Mul", "Max"), "", id="a maximum of the span"),
     ],

@@ -1,4 +1,1 @@
-"""Probes: small models that show how a TensorRT computes on a GPU.
-
-Making the models takes half a second, so only `ask` imports them.
-"""
+"""Probes: small graphs that show how a TensorRT computes on a GPU."""

@@ -1,9 +1,9 @@
-"""Runs the probes on an engine, each build in a child process, and judges the results."""
+"""Runs probes on an engine, each build in a child process, and judges the results."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from rewriter.base import Target
 from rewriter.engines import this_machine
 from rewriter.engines.build_options import BuildOptions
 from rewriter.engines.measure import measure
-from rewriter.engines.probe import arithmetic, epilogue_rounding, island_latency, operators, reciprocals
 from rewriter.engines.probe.answers import Answers, driver_text, measured
 from rewriter.engines.probe.question import Case, Probe, Seen
 from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Timing, Variant
@@ -23,14 +22,6 @@ from rewriter.engines.tensorrt_build import build
 from rewriter.errors import NativeError
 from rewriter.model import Array
 from rewriter.model.stopwatch import Progress
-
-PROBES: tuple[Probe, ...] = (
-    *arithmetic.PROBES,
-    *epilogue_rounding.PROBES,
-    *reciprocals.PROBES,
-    *operators.PROBES,
-    *island_latency.PROBES,
-)
 
 BUILD_TIMEOUT_S = 120.0
 """A build of one model needs about a second."""
@@ -43,7 +34,7 @@ ON_CPU = Timing(1, 3)
 
 def ask(
     engine: EngineName,
-    probes: Sequence[Probe] = PROBES,
+    probes: Sequence[Probe],
     timing: Timing | None = None,
     progress: Progress = lambda *_: None,
 ) -> Answers:
@@ -55,23 +46,20 @@ def ask(
     Raises:
         EngineError: the library is not installed.
     """
+    timing = timing or (ON_CPU if engine == "onnxruntime" else Timing())
     seen: dict[tuple[str, str], Seen] = {}
     library = ""
-    pairs = [(probe, case) for probe in probes for case in probe.cases]
     with tempfile.TemporaryDirectory(prefix="rewriter-probe-") as name:
+        expected = _expected(probes, Path(name) / "expected")
         for timed in (False, True):
-            group = [(p, c) for p, c in pairs if c.timed == timed]
+            group = [(probe, case) for probe in probes for case in probe.cases if case.timed == timed]
             progress(f"probing with {len(group)} models", 0, 0)
-            settings = MeasureSettings(
-                engine,
-                timing=(timing or (ON_CPU if engine == "onnxruntime" else Timing())) if timed else None,
-                build_timeout_s=BUILD_TIMEOUT_S,
-                run_timeout_s=RUN_TIMEOUT_S,
-            )
+            settings = _settings(engine, timing if timed else None)
             folder = Path(name) / str(timed)
-            variants = [_variant(p, c, folder / f"{i:03d}") for i, (p, c) in enumerate(group)]
+            names = [f"{probe.name}/{case.name}" for probe, case in group]
+            variants = [_variant(names[i], c, folder / f"{i:03d}") for i, (_, c) in enumerate(group)]
             for (probe, case), outcome in zip(group, measure(variants, settings, folder), strict=True):
-                seen[probe.name, case.name] = _seen(case, outcome)
+                seen[probe.name, case.name] = _seen(case, outcome, outcome.variant, expected)
                 library = outcome.library or library
     answers = {p.name: p.answer({c.name: seen[p.name, c.name] for c in p.cases}) for p in probes}
     gpu = None if engine == "onnxruntime" else this_machine.gpu()
@@ -85,21 +73,44 @@ def ask(
     )
 
 
-def _variant(probe: Probe, case: Case, folder: Path) -> Variant:
+def _settings(engine: EngineName, timing: Timing | None) -> MeasureSettings:
+    return MeasureSettings(
+        engine, timing=timing, build_timeout_s=BUILD_TIMEOUT_S, run_timeout_s=RUN_TIMEOUT_S
+    )
+
+
+def _expected(probes: Sequence[Probe], folder: Path) -> dict[str, Array]:
+    """Outputs of the graphs in FP32 on ONNX Runtime; with `/c` after the name, those with reciprocals."""
+    variants: list[Variant] = []
+    for name, case in ((f"{p.name}/{c.name}", c) for p in probes for c in p.cases):
+        if case.measure in ("error", "reciprocal"):
+            variants.append(_variant(name, case, folder / f"{len(variants):03d}", fp32=True))
+        if case.measure == "reciprocal":
+            place = folder / f"{len(variants):03d}"
+            variants.append(_variant(f"{name}/c", case, place, fp32=True, data=case.by_reciprocal))
+    outcomes = measure(variants, _settings("onnxruntime", None), folder / "outputs") if variants else []
+    return {o.variant: np.array(next(iter(o.values(0).values()))) for o in outcomes if o.ran}
+
+
+def _variant(
+    name: str, case: Case, folder: Path, *, fp32: bool = False, data: Mapping[str, Array] | None = None
+) -> Variant:
     folder.mkdir(parents=True)
-    onnx.save(case.proto(), folder / "model.onnx")
-    samples = write_samples(folder / "samples", [case.feeds])
-    return Variant(f"{probe.name}/{case.name}", folder / "model.onnx", samples, tf32=case.tf32)
+    onnx.save(case.proto(fp32=fp32, data=data), folder / "model.onnx")
+    samples = write_samples(folder / "samples", [case.feeds(fp32=fp32)])
+    return Variant(name, folder / "model.onnx", samples, tf32=case.tf32)
 
 
-def _seen(case: Case, outcome: EngineOutcome) -> Seen:
+def _seen(case: Case, outcome: EngineOutcome, name: str, expected: Mapping[str, Array]) -> Seen:
     if not outcome.ran:
         return Seen(problem=outcome.problem or outcome.status)
-    value: Array = np.array(next(iter(outcome.values(0).values())))
     us = outcome.latency.median_us if outcome.latency else None
     if case.timed and us is None:
         return Seen(problem="it was not timed")
-    return Seen(value, case.expected, us=us)
+    value: Array = np.array(next(iter(outcome.values(0).values())))
+    if case.measure in ("error", "reciprocal") and name not in expected:
+        return Seen(value, problem="ONNX Runtime does not run it in FP32")
+    return Seen(value, expected.get(name), expected.get(f"{name}/c"), us=us)
 
 
 @dataclass(frozen=True)
@@ -111,13 +122,13 @@ class Buildable:
     problem: str
 
 
-def known_here(engine: EngineName) -> Answers | None:
+def known_here(engine: EngineName, probes: Sequence[Probe]) -> Answers | None:
     """The answers measured on this machine; None if there are none, or if probes are missing."""
     found = measured(Target(engine))
-    return found if found and all(probe.name in found.answers for probe in PROBES) else None
+    return found if found and all(probe.name in found.answers for probe in probes) else None
 
 
-def build_all(probes: Sequence[Probe] = PROBES, progress: Progress = lambda *_: None) -> Iterator[Buildable]:
+def build_all(probes: Sequence[Probe], progress: Progress = lambda *_: None) -> Iterator[Buildable]:
     """Parse and build all models without running them, which TensorRT-RTX does without a GPU.
 
     Raises:

@@ -75,8 +75,8 @@ def _kind(name: str, kind: Kind) -> tuple[str, ...]:
 
 
 def _defect(quirk: quirks.Quirk) -> tuple[str, ...]:
-    link = f"[link]({quirk.link})" if quirk.link else ""
-    return f"`{quirk.id}`: {quirk.title}", quirk.releases, quirk.workaround, link
+    link = f"[link]({quirk.link})" if quirk.link else quirk.source
+    return f"`{quirk.id}`: {quirk.title}", quirk.releases, quirk.remedy, link
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

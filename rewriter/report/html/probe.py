@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rewriter.engines.probe.answers import Answers
-from rewriter.engines.probe.ask import PROBES
 from rewriter.engines.probe.question import UNKNOWN, Answer
+from rewriter.hazards.quirks import every_probe
 from rewriter.report.html.run import run_section
 from rewriter.report.html.tables import columns
 from rewriter.report.html.view import Cell, Fact, Page, Section, State, Table, Tile
@@ -25,8 +25,8 @@ def page(found: Answers, command: str = "") -> Page:
     return Page(
         verb="probe",
         subject=found.title,
-        verdict=f"{len(found.values)} of {len(PROBES)} questions answered, {origin}",
-        state="warn" if found.recorded or len(found.values) < len(PROBES) else "good",
+        verdict=f"{len(found.values)} of {len(every_probe())} questions answered, {origin}",
+        state="warn" if found.recorded or len(found.values) < len(every_probe()) else "good",
         tiles=[Tile("Wrong", str(wrong), "answers that fix works around", "bad" if wrong else "good")],
         warnings=[],
         sections=[_section(found, 0), run_section(command, facts=[Fact("Source", found.source or origin)])],
@@ -52,7 +52,7 @@ def _section(found: Answers, place: int) -> Section:
 
 def _table(found: Answers, place: int) -> Table:
     rows = []
-    for probe in PROBES:
+    for probe in every_probe():
         answer = found.answers.get(probe.name, Answer(UNKNOWN, problem="not measured"))
         known = answer.value != UNKNOWN
         text = probe.values.get(answer.value, answer.value) if known else f"unknown: {answer.problem}"
