@@ -206,7 +206,7 @@ class TestReports:
 
     def test_the_first_line_counts(self) -> None:
         line = printed(scanned("bert")).splitlines()[0]
-        assert "bert.onnx in FP16: 1 error, 0 warnings, 6 notes" in line
+        assert "bert.onnx in FP16: 1 error, 0 warnings, 8 notes" in line
         assert printed(scanned("bert"), -1) == line + "\n"
 
     def test_many_findings_are_cut_unless_asked_for(self) -> None:
