@@ -84,10 +84,6 @@ class ArithmeticRunError(RewriterError):
     """ONNX Runtime could not load or run a model."""
 
 
-class TimeUpError(ArithmeticRunError):
-    """A run on ONNX Runtime was stopped at its deadline."""
-
-
 class PassError(RewriterError):
     """A pass broke its contract: a defect of the pass, not of the model."""
 

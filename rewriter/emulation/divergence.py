@@ -62,7 +62,6 @@ def diverge(
     samples: Iterable[Mapping[str, Array]],
     accumulation: Accumulation = "fp16",
     exponents: Mapping[str, int] = UNSCALED,
-    until: float = math.inf,
 ) -> Divergence:
     """Compares `fixed` with `original`, tensor by tensor, over all samples together.
 
@@ -71,11 +70,9 @@ def diverge(
         fixed: The same nodes in reduced precision.
         accumulation: As for `emulation.emulation`.
         exponents: Tensors of `original` that `fixed` has multiplied by 2^exponent (pass `rescale`).
-        until: As for `Session.run`.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run one of the two.
-        TimeUpError: the deadline has passed.
     """
     exact = reference(original, tensor_facts.infer(original))
     pair = SideBySide(
@@ -87,7 +84,7 @@ def diverge(
     squares = np.zeros((len(pair.rows), 3))
     with Session(pair.model) as session:
         for sample in samples:
-            found = {name: float(value) for name, value in session.run(sample, until=until).items()}
+            found = {name: float(value) for name, value in session.run(sample).items()}
             norms = [[found.get(name, 0.0) for name in row.norms] for row in pair.rows]
             squares += np.square(np.asarray(norms, np.float64).reshape(-1, 3))
     rows = zip(pair.rows, np.sqrt(squares).tolist(), strict=True)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from rewriter.engines.deadline import stopped_at, time_up
 from rewriter.engines.onnxruntime_copies import keep_captured_casts, protect_inputs, take_version
 from rewriter.engines.onnxruntime_errors import explained
 from rewriter.engines.onnxruntime_module import import_onnxruntime
@@ -91,29 +88,20 @@ class LocalSession:
         """ONNX Runtime's types of the outputs by name, such as `tensor(float)`."""
         return {value.name: value.type for value in self._opened().get_outputs()}
 
-    def run(
-        self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None, until: float = math.inf
-    ) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """Values of the outputs, or of those named, by name.
 
         Args:
             feeds: One array for each input, in its type and shape; BF16 as ml_dtypes.bfloat16.
-            until: time.monotonic() at which the run stops, after the current node.
 
         Raises:
             ArithmeticRunError: a feed does not fit, or a node failed, which is named.
-            TimeUpError: the deadline passed.
         """
         session = self._opened()
         names = list(self.outputs if outputs is None else outputs)
-        try:
-            with self._running(), stopped_at(until) as options:
-                given = {name: value_of(array) for name, array in feeds.items()}
-                values = session.run_with_ort_values(names, self._inputs | given, options)
-        except ArithmeticRunError as error:
-            if time.monotonic() >= until:
-                raise time_up() from error
-            raise
+        with self._running():
+            given = {name: value_of(array) for name, array in feeds.items()}
+            values = session.run_with_ort_values(names, self._inputs | given)
         return {name: array_of(name, value) for name, value in zip(names, values, strict=True)}
 
     def bound(self, feeds: Mapping[str, Array]) -> Callable[[], None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -90,7 +89,7 @@ def build_variant(
         plugins=[str(plugin) for plugin in settings.plugins],
         timing_cache=settings.builds == 1,
     )
-    limit_s = settings.left(settings.build_timeout_s)
+    limit_s = settings.build_timeout_s
     try:
         built = build(variant.path, options, timeout_s=limit_s, memory_bytes=settings.memory_bytes)
     except NativeError as error:
@@ -129,14 +128,11 @@ def _accident(name: str, number: int, error: RewriterError) -> EngineOutcome:
 
 
 def _run_group(group: Sequence[RunOrder], settings: MeasureSettings) -> Iterator[EngineOutcome]:
-    """Run all together; if that process crashes or hangs, run each alone, and then the survivors together.
-
-    Nothing is run again after `settings.until`.
-    """
+    """Run all together; if that process crashes or hangs, run each alone, and then the survivors together."""
     try:
         yield from _run(group, settings)
     except RewriterError as error:
-        if len(group) == 1 or time.monotonic() >= settings.until:
+        if len(group) == 1:
             yield from (_failed(one, error) for one in group)
             return
     alone = [_alone(one, settings) for one in group]
@@ -168,7 +164,7 @@ def _run(group: Sequence[RunOrder], settings: MeasureSettings) -> list[EngineOut
         group,
         settings.timing,
         doing="the run",
-        limit_s=settings.left(settings.run_timeout_s),
+        limit_s=settings.run_timeout_s,
         env=None if group[0].variant.tf32 else NO_TF32,
         memory_bytes=settings.memory_bytes,
     )

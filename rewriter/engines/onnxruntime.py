@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -11,7 +9,6 @@ from types import TracebackType
 import onnx
 
 from rewriter import children
-from rewriter.engines.deadline import time_up
 from rewriter.engines.local_session import LocalSession
 from rewriter.engines.onnxruntime_copies import learn_versions
 from rewriter.engines.onnxruntime_module import import_onnxruntime
@@ -22,9 +19,6 @@ from rewriter.model import Array, Model, walk_nodes
 
 RUN_S = 600.0
 """Wall time of one run, and of loading a model: the slowest model of `models/` needs seconds."""
-
-GRACE_S = 30.0
-"""How long a run may go on after its deadline, for the node that is computed at that moment."""
 
 
 def qualified(node: onnx.NodeProto) -> str:
@@ -63,39 +57,32 @@ class Session:
             )
             self.outputs = self._child.call("named")
 
-    def run(
-        self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None, until: float = math.inf
-    ) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """Values of the outputs, or of those named, by name.
 
         Args:
             feeds: One array for each input, in its type and shape; BF16 as ml_dtypes.bfloat16.
-            until: time.monotonic() at which the run stops, after the current node.
 
         Raises:
             ArithmeticRunError: a feed does not fit, or a node failed, which is named.
-            TimeUpError: the deadline passed.
         """
         if self._local is not None:
-            return self._local.run(feeds, outputs, until)
+            return self._local.run(feeds, outputs)
         if self._child is None:
             raise ArithmeticRunError(
                 "the session is closed", where=self._file, hint="make another session of the same model"
             )
-        limit = min(RUN_S, max(0.0, until - time.monotonic()) + GRACE_S)
         names = None if outputs is None else list(outputs)
-        with self._explained(until):
-            values: dict[str, Array] = self._child.call("run", dict(feeds), names, until, limit_s=limit)
+        with self._explained():
+            values: dict[str, Array] = self._child.call("run", dict(feeds), names, limit_s=RUN_S)
         return values
 
     @contextmanager
-    def _explained(self, until: float = math.inf) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
         """Turns the end of the child into the error of a run."""
         try:
             yield
         except NativeError as error:
-            if time.monotonic() >= until:
-                raise time_up() from error
             loops = f": {', '.join(self._loops[:3])}" if self._loops and error.cause == "timeout" else ""
             raise ArithmeticRunError(error.what + loops, where=self._file, hint=error.hint) from error
 

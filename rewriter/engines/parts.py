@@ -6,7 +6,6 @@ inputs and outputs of the graph, by name (1.31, benchmarks/README.md#what-fix-co
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -83,9 +82,7 @@ class PartedSession:
         """Names of the outputs."""
         return self.outputs
 
-    def run(
-        self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None, until: float = math.inf
-    ) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """As `LocalSession.run`. A tensor between parts is in memory until the last part that reads it."""
         names = self.outputs if outputs is None else tuple(outputs)
         known = dict(feeds)
@@ -94,7 +91,7 @@ class PartedSession:
             given = {name: known[name] for name in part.given if name in known}
             wanted = [n for n in part.results if n in names or self._last.get(n, -1) > index]
             if wanted:  # ONNX Runtime takes an empty list for all outputs
-                known.update(session.run({**given, **first}, wanted, until))
+                known.update(session.run({**given, **first}, wanted))
                 first = {}
             for name in part.given:
                 if self._last[name] == index and name not in names:

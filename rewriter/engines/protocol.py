@@ -21,8 +21,6 @@ what it likes, crash, hang, or raise `EngineError`; all of that becomes an `Engi
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,7 +102,6 @@ class MeasureSettings:
         optimization_level: 0 (quick) to 5; None: the library's default.
         build_timeout_s: For each build. `run_timeout_s`: for the child that runs all of them.
         memory_bytes: Limit on the address space of each child; leave it out on a GPU.
-        until: Deadline by time.monotonic(), at which builds and runs are stopped.
         runtime_cache: File in which TensorRT-RTX keeps compiled kernels from one engine to the next.
     """
 
@@ -116,12 +113,7 @@ class MeasureSettings:
     build_timeout_s: float = 600.0
     run_timeout_s: float = 600.0
     memory_bytes: int | None = None
-    until: float = math.inf
     runtime_cache: Path | None = None
-
-    def left(self, limit_s: float) -> float:
-        """Seconds of `limit_s` that are left before `until`."""
-        return max(0.0, min(limit_s, self.until - time.monotonic()))
 
 
 @dataclass(frozen=True)

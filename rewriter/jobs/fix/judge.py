@@ -102,9 +102,12 @@ class Judge:
         engine = self.deployment.choose().engine
         if engine is None or not (self.verify and self.build) or self.expected is None:
             return None
-        timeout = self.build_timeout_s
         return MeasureSettings(
-            engine, plugins=self.deployment.plugins, build_timeout_s=timeout, run_timeout_s=timeout
+            engine,
+            plugins=self.deployment.plugins,
+            build_timeout_s=self.build_timeout_s,
+            run_timeout_s=self.build_timeout_s,
+            runtime_cache=self.folder / "kernels",  # plans of one network share most of them
         )
 
     @property

@@ -334,11 +334,12 @@ class _Loop:
         limit = _limit_of(made)
         if limit is None:
             return None
+        asked, closer = self.job.limit, share * _optimism(made)
+        if asked is not None:  # a metric of which more is better has no share
+            return asked if asked.measure.least else replace(asked, tolerance=asked.tolerance * closer)
         if not self.given.judge.asked:
             limit = max(limit, AS_FP32 * self._error_in_fp32(made))
-        return ErrorLimit(
-            limit * share * _optimism(made), self.job.metric, first_found=self.job.limit is None
-        )
+        return ErrorLimit(limit * closer, self.job.metric, first_found=True)
 
     def _error_in_fp32(self, made: Attempt) -> float:
         """The smallest error that the original has in FP32 on a failed output: no plan has to be closer."""
