@@ -1,4 +1,4 @@
-"""Fixes an exported model in place, or keeps the plain export. Independent of PyTorch."""
+"""Options of every hook; fixes an exported model in place, or keeps the plain export. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -6,20 +6,103 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import onnx
 
-from rewriter.errors import RewriterError
-from rewriter.hooks.hook_options import HookOptions
+from rewriter.errors import RewriterError, UsageError
 from rewriter.jobs.fix.result import FixResult
 from rewriter.model import Array, Model, load, save
+from rewriter.pipeline.config import ResolvedOptions
+from rewriter.pipeline.config import load as load_configuration
+from rewriter.pipeline.options import FixOptions
+from rewriter.pipeline.schema import declarations
 from rewriter.printable import printable
 from rewriter.verification.verdict import Verdict
 
 Feeds = Callable[[Model], Iterable[Mapping[str, Array]] | None]
 """Returns feeds for a model; None: `rewriter.fix` generates random data."""
+
+
+OWN = frozenset({"model", "output", "in_place", "dry_run", "strict", "progress"})
+"""Arguments of `rewriter.fix` that the hook sets itself."""
+
+SAMPLES = 32
+"""Most samples used of `calibration`, since a DataLoader holds a whole data set."""
+
+
+@dataclass(frozen=True)
+class HookOptions:
+    """How exports are inspected and fixed.
+
+    Attributes:
+        fix: Arguments of `rewriter.fix`, such as `{"preset": "trt-bf16", "keep_fp32": ["*/head/*"]}`. The
+            others come from the environment and `[tool.rewriter]`, as on the command line.
+        calibration: Samples for measuring ranges: an iterable of arguments of the model, such as a
+            DataLoader, or of dicts of arrays by input. None: the example arguments of the export.
+        samples: Most samples to use.
+        strict: Raise errors, instead of keeping the plain export with a warning.
+        keep_raw: Keep the plain export beside the result, as `<name>.raw.onnx`.
+        quiet: Print nothing; warnings are still issued.
+    """
+
+    fix: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Iterable[Any] | None = None
+    samples: int = SAMPLES
+    strict: bool = False
+    keep_raw: bool = False
+    quiet: bool = False
+
+    @classmethod
+    def of(cls, preset: str | None, fix: Mapping[str, Any] | None, options: Mapping[str, Any]) -> HookOptions:
+        """Options as every hook takes them; `preset` is short for `fix={"preset": ...}`."""
+        return cls({**({"preset": preset} if preset else {}), **(fix or {})}, **options)
+
+    def __post_init__(self) -> None:
+        """Refuses arguments that `rewriter.fix` lacks or the hook sets itself, where they are written."""
+        known = [name for name in declarations(FixOptions) if name not in OWN]
+        for name in self.fix:
+            if name not in known:
+                raise UsageError(
+                    "the hook sets it itself" if name in OWN else "rewriter.fix has no such argument",
+                    where=f"fix={{{name!r}: ...}}",
+                    hint=f"choose from {', '.join(known)}",
+                )
+        if self.calibration is not None and self.fix.get("inputs") is not None:
+            raise UsageError("samples are given twice", where="calibration=", hint="remove fix['inputs']")
+        if self.samples < 1:
+            raise UsageError(f"it cannot be {self.samples}", where="samples=", hint="use at least one")
+
+    def resolve(self) -> ResolvedOptions:
+        """These options over the configuration of the project that one works in.
+
+        Raises:
+            UsageError: the file has an unknown argument.
+        """
+        return load_configuration().resolve(**{n: v for n, v in self.fix.items() if n != "inputs"})
+
+
+def require(module: str, package: str, hook: str) -> Any:
+    """Returns a module of a training library.
+
+    Args:
+        package: Its name for pip.
+        hook: The hook that needs it, for the message.
+
+    Raises:
+        ImportError: it is not installed; one line says what to do.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or module.partition(".")[0] != error.name.partition(".")[0]:
+            raise  # the library is installed, but a dependency of it is not
+        raise ImportError(
+            f"{hook} needs {package}, which is not installed: pip install {package}", name=error.name
+        ) from None
 
 
 class FixWarning(UserWarning):

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rewriter.errors import UsageError
-from rewriter.hooks.fixing import Fixed, attempt
-from rewriter.hooks.library import require
+from rewriter.hooks.fixing import Fixed, attempt, require
 
 _OLD = "pytorch_lightning" in sys.modules and "lightning" not in sys.modules
 _lightning = require("pytorch_lightning" if _OLD else "lightning.pytorch", "lightning", __name__)
 
-from rewriter.hooks.observe import eval_mode  # noqa: E402  # the message about Lightning comes first
+from rewriter.hooks.norms import eval_mode  # noqa: E402  # the message about Lightning comes first
 from rewriter.hooks.torch import Exported, patched  # noqa: E402
 
 When = Literal["train_end", "checkpoint"]
@@ -56,7 +55,6 @@ class FixOnExport(_lightning.Callback):  # type: ignore[misc, name-defined]
         self.path, self.when, self.example = Path(path), when, example
         self.export = dict(export or {})
         self.hook = patched(preset, **options)
-        self.hook.options.check()
         self.exports: list[Exported] = []
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

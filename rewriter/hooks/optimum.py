@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.errors import ModelError
-from rewriter.hooks.fixing import Fixed, fix_file
-from rewriter.hooks.hook_options import HookOptions
+from rewriter.hooks.fixing import Fixed, HookOptions, fix_file
 from rewriter.hooks.torch_feeds import calibration_source
 
 
@@ -33,7 +32,7 @@ def fix_export(
         ModelError: there is no .onnx file.
         UsageError: an option does not exist.
     """
-    base = HookOptions.of(preset, fix, options).check()
+    base = HookOptions.of(preset, fix, {**options, "calibration": calibration})
     files = sorted(path for path in Path(folder).glob("*.onnx") if not path.stem.endswith(".raw"))
     if not files:
         raise ModelError("there is no .onnx file in it", where=str(folder), hint="name the export's output")

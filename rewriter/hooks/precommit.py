@@ -114,6 +114,7 @@ def _keep_original(path: Path) -> Path | None:
         hint = f"move it away, or commit {path.name} first"
         raise OutputError(what, where=str(raw), hint=hint)
     copy_model(path, raw)
+    _ignore(raw)
     return raw
 
 
@@ -123,16 +124,27 @@ def _is_committed(path: Path) -> bool:
 
 
 def _is_in_head(path: Path) -> bool:
-    def git(*arguments: str) -> str:
-        command = ["git", *arguments]
-        try:
-            done = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, check=False)
-        except OSError:  # no git
-            return ""
-        return done.stdout.strip() if done.returncode == 0 else ""
+    committed = _git(path.parent, "rev-parse", f"HEAD:./{path.name}")
+    return bool(committed) and committed == _git(path.parent, "hash-object", "--", path.name)
 
-    committed = git("rev-parse", f"HEAD:./{path.name}")
-    return bool(committed) and committed == git("hash-object", "--", path.name)
+
+def _git(folder: Path, *arguments: str) -> str:
+    """What git prints; "" without git, or after an error."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _ignore(raw: Path) -> None:
+    """Makes git ignore copies of originals, in this clone alone: no file of the repository changes."""
+    exclude = _git(raw.parent, "rev-parse", "--git-path", "info/exclude")
+    if exclude and not _git(raw.parent, "check-ignore", "--", raw.name):
+        file = raw.parent / exclude
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write("*.raw.onnx*\n")
 
 
 def data_beside(path: Path) -> dict[str, Any]:

@@ -6,26 +6,33 @@ Raises:
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ContextDecorator, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any
 
 import onnx
 
-from rewriter.hooks.library import require
+from rewriter.hooks.fixing import (
+    SAMPLES,
+    Fixed,
+    FixWarning,
+    HookOptions,
+    attempt,
+    fix_file,
+    fix_proto,
+    require,
+    say,
+)
 
 torch = require("torch", "torch", __name__)
 
 from rewriter.errors import UsageError  # noqa: E402  # the message about PyTorch comes first
-from rewriter.hooks.advice import Advice, advise, inspect_module  # noqa: E402
-from rewriter.hooks.export_call import ExportCall  # noqa: E402
-from rewriter.hooks.fixing import Fixed, FixWarning, attempt, fix_file, fix_proto, say  # noqa: E402
-from rewriter.hooks.hook_options import SAMPLES, HookOptions  # noqa: E402
-from rewriter.hooks.norm_modules import NormModule, replaced  # noqa: E402
-from rewriter.hooks.observe import eval_mode  # noqa: E402
+from rewriter.hooks.norms import Advice, advise, eval_mode  # noqa: E402
 from rewriter.hooks.torch_feeds import calibration_feeds, example_feeds, is_blank  # noqa: E402
 from rewriter.model import Array, Model  # noqa: E402
 
@@ -38,13 +45,11 @@ class Exported(Fixed):
 
     Attributes:
         program: Result of `torch.onnx.export`: None, or an ONNXProgram with the plain export.
-        advice: Problems found in the module before the export.
-        swaps: Norms that were replaced during the export (`prepare`).
+        advice: Norms written by hand that were found before the export.
     """
 
     program: Any = None
     advice: tuple[Advice, ...] = ()
-    swaps: tuple[NormModule, ...] = ()
 
 
 def export(
@@ -55,7 +60,6 @@ def export(
     fix: Mapping[str, Any] | None = None,
     calibration: Iterable[Any] | None = None,
     samples: int = SAMPLES,
-    prepare: bool = False,
     strict: bool = False,
     keep_raw: bool = False,
     quiet: bool = False,
@@ -70,9 +74,77 @@ def export(
     Raises:
         Exception: the export failed, or the fix failed and `strict` is set.
     """
-    options = HookOptions(dict(fix or {}), calibration, samples, prepare, strict, keep_raw, quiet)
+    options = HookOptions(dict(fix or {}), calibration, samples, strict, keep_raw, quiet)
     given = (model, args, *(() if f is None and not positional else (f,)), *positional)
     return _export(ExportCall.of(_original(), given, kwargs), options)
+
+
+@dataclass(frozen=True)
+class ExportCall:
+    """The arguments of one export.
+
+    Attributes:
+        export: The exporter.
+        args, kwargs: The arguments as they were given, which are passed on.
+        named: The same by parameter name, with the defaults of this release.
+    """
+
+    export: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    named: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, export: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportCall:
+        """Binds the arguments.
+
+        Raises:
+            TypeError: this PyTorch's exporter does not take these arguments.
+        """
+        bound = inspect.signature(export).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return cls(export, args, kwargs, bound.arguments)
+
+    def run(self) -> Any:
+        """Export; returns None, or the ONNXProgram of the newer exporter."""
+        return self.export(*self.args, **self.kwargs)
+
+    @property
+    def model(self) -> Any:
+        return self.named["model"]
+
+    @property
+    def target(self) -> Any:
+        """A path, a stream, or None."""
+        return self.named.get("f")
+
+    @property
+    def path(self) -> Path | None:
+        """The target if it is a path, else None."""
+        return None if self.target is None or hasattr(self.target, "write") else Path(self.target)
+
+    @property
+    def dynamo(self) -> bool:
+        """True if the newer exporter runs; it is the default since PyTorch 2.9."""
+        exported = isinstance(self.model, torch.export.ExportedProgram)
+        return exported or bool(self.named.get("dynamo", False))
+
+    @property
+    def opset(self) -> int | None:
+        """The requested operator set."""
+        return self.named.get("opset_version")
+
+    @property
+    def example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments that the model is exported with.
+
+        A dict at the end of the tuple holds keyword arguments, as in all releases of both exporters.
+        """
+        args, named = self.named.get("args", ()), dict(self.named.get("kwargs") or {})
+        args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+        if args and not named and isinstance(args[-1], dict):
+            return args[:-1], args[-1]
+        return args, named
 
 
 class patched(ContextDecorator):  # noqa: N801  # a context manager that reads as a word
@@ -159,67 +231,34 @@ def _original() -> Callable[..., Any]:
     return original
 
 
-@dataclass(frozen=True)
-class _Plain:
-    """The plain export, with what the inspection before it found."""
-
-    program: Any
-    advice: tuple[Advice, ...]
-    swaps: tuple[NormModule, ...] = ()
-
-
 def _export(call: ExportCall, options: HookOptions) -> Exported:
-    return _fixed(call, _plain(call, options), options)
+    return _fixed(call, *_plain(call, options), options)
 
 
-def _plain(call: ExportCall, options: HookOptions) -> _Plain:
-    """Inspect the module, print advice, and export it, with `prepare` if that works."""
-    with _same_randomness():
-        seen = inspect_module(call.model, *call.example, opset_version=call.opset, dynamo=call.dynamo)
-    norms = seen.norms if options.prepare else ()
-    for advice in seen.advice:
-        if advice.kind != "norm" or not set(advice.modules) <= {norm.name for norm in norms}:
-            say(f"before the export: {advice}", options)
-    if norms:
-        try:
-            with replaced(norms), _as_deployed(call, options):
-                program = call.run()
-            say(_prepared(norms), options)
-            return _Plain(program, seen.advice, norms)
-        except Exception as error:
-            if options.strict:
-                raise
-            say(f"prepare: exported without it, since the prepared module failed: {error}", options)
-    with _as_deployed(call, options):
-        return _Plain(call.run(), seen.advice)
+def _plain(call: ExportCall, options: HookOptions) -> tuple[Any, tuple[Advice, ...]]:
+    """The plain export, with the advice that is printed before it.
 
-
-def _as_deployed(call: ExportCall, options: HookOptions) -> Any:
-    """Returns a context in which a module in training mode is in eval mode, unless `training=` was given.
-
-    The older exporter does so itself. The newer one exports a live Dropout, whose random results nothing can
-    be compared with.
+    A module in training mode is exported in eval mode, unless `training=` was given. The older exporter does
+    so itself; the newer one exports a live Dropout, whose random results nothing can be compared with.
     """
+    with _same_randomness():
+        advice = advise(call.model, *call.example, opset_version=call.opset)
+    for one in advice:
+        say(f"before the export: {one}", options)
     modules = call.model.modules() if isinstance(call.model, torch.nn.Module) else ()
-    live = call.dynamo and any(module.training for module in modules)
-    if not live or "training" in call.kwargs:
-        return nullcontext()
-    say("the module is in training mode: it is exported in eval mode, and its mode is restored", options)
-    return eval_mode(call.model)
+    live = call.dynamo and any(module.training for module in modules) and "training" not in call.kwargs
+    if live:
+        say("the module is in training mode: it is exported in eval mode, and its mode is restored", options)
+    with eval_mode(call.model) if live else nullcontext():
+        return call.run(), tuple(advice)
 
 
-def _prepared(norms: Sequence[NormModule]) -> str:
-    names = ", ".join(norm.name for norm in norms[:3]) + (", ..." if len(norms) > 3 else "")
-    worst = max(norm.error for norm in norms)
-    return f"prepared {len(norms)} norms ({names}), each as one operator, equal to {worst:.1g}"
-
-
-def _fixed(call: ExportCall, plain: _Plain, options: HookOptions) -> Exported:
+def _fixed(call: ExportCall, program: Any, advice: tuple[Advice, ...], options: HookOptions) -> Exported:
     """Fix the export wherever it went: a file, a stream, or an ONNXProgram."""
     feeds = partial(_feeds, call, options)
 
     def in_memory() -> Fixed:
-        return fix_proto(plain.program.model_proto, feeds, options, "it")
+        return fix_proto(program.model_proto, feeds, options, "it")
 
     with _same_randomness():
         if call.path is not None:
@@ -228,7 +267,7 @@ def _fixed(call: ExportCall, plain: _Plain, options: HookOptions) -> Exported:
             fixed = attempt(in_memory, options, "the program")
         else:
             fixed = attempt(lambda: _fix_stream(call.target, feeds, options), options, "the stream")
-    return Exported(**vars(fixed), **vars(plain))
+    return Exported(**vars(fixed), program=program, advice=advice)
 
 
 def _fix_stream(stream: Any, feeds: Callable[[Model], Any], options: HookOptions) -> Fixed:
@@ -248,18 +287,18 @@ def _fix_stream(stream: Any, feeds: Callable[[Model], Any], options: HookOptions
 
 def _fixed_when_saved(call: ExportCall, options: HookOptions, exports: list[Exported]) -> Any:
     """Export without a file; the fix follows `program.save(path)`."""
-    plain = _plain(call, options)
-    save = plain.program.save
+    program, advice = _plain(call, options)
+    save = program.save
 
     @wraps(save)
     def saved(destination: Any, *args: Any, **kwargs: Any) -> Any:
         answer = save(destination, *args, **kwargs)
         written = replace(call, named={**call.named, "f": destination})
-        exports.append(_fixed(written, plain, options))
+        exports.append(_fixed(written, program, advice, options))
         return answer
 
-    plain.program.save = saved
-    return plain.program
+    program.save = saved
+    return program
 
 
 def _feeds(call: ExportCall, options: HookOptions, model: Model) -> Iterable[Mapping[str, Array]] | None:

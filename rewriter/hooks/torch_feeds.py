@@ -11,8 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from rewriter.errors import InputsError
-from rewriter.hooks.fixing import Feeds
-from rewriter.hooks.library import require
+from rewriter.hooks.fixing import Feeds, require
 from rewriter.model import Array, Model, Port
 
 torch = require("torch", "torch", __name__)

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rewriter.hooks.fixing import fix_file, say
-from rewriter.hooks.hook_options import HookOptions
+from rewriter.hooks.fixing import HookOptions, fix_file, say
 from rewriter.hooks.torch_feeds import calibration_source
 
 
@@ -22,7 +21,7 @@ class FixOnExport:
 
     Args:
         preset: Short for `fix={"preset": ...}`.
-        options: Those of `HookOptions`; `prepare` has no effect after the export.
+        options: Those of `HookOptions`.
 
     Raises:
         UsageError: an option does not exist.
@@ -31,7 +30,7 @@ class FixOnExport:
     def __init__(
         self, preset: str | None = None, *, fix: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
-        self.options = HookOptions.of(preset, fix, options).check()
+        self.options = HookOptions.of(preset, fix, options)
 
     def __call__(self, exporter: Any) -> None:
         """Fix the file of an `ultralytics.engine.exporter.Exporter`: it is beside the weights, its `file`."""

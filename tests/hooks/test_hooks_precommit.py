@@ -218,6 +218,12 @@ class TestCommands:
         assert (again.exit_code, "only copy" in again.output) == (2, True)
         assert path.read_bytes() == raw.read_bytes() == before
 
+    def test_git_ignores_the_copy_of_an_original(self, repo: Path) -> None:
+        path = self.copy("nafnet", repo)
+        assert "kept as nafnet.raw.onnx" in run("hook", "fix", str(path)).output
+        done = subprocess.run(["git", "status", "--porcelain"], cwd=repo, capture_output=True, text=True)
+        assert done.stdout.splitlines() == ["?? nafnet.npz", "?? nafnet.onnx"]
+
     def test_what_a_commit_holds_needs_no_copy(self, repo: Path) -> None:
         path = self.copy("nafnet", repo)
         git("add", ".", cwd=repo)

@@ -17,6 +17,8 @@ hooked = pytest.importorskip("hooked", reason="PyTorch is not installed: pip ins
 from hooked import HAS_DYNAMO, QUICK, fixed, image, net, newer, torch  # noqa: E402
 
 import rewriter.hooks.torch as hooks  # noqa: E402
+from rewriter.hooks.optimum import fix_export  # noqa: E402
+from rewriter.hooks.ultralytics import FixOnExport  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -86,24 +88,12 @@ class TestExport:
         fixed(exported)
         assert load(raw).whole().graph.node == load(plain).whole().graph.node
 
-    def test_prepare_gives_one_operator(self, exporter: dict[str, Any], tmp_path: Path) -> None:
-        model = net()
-        before, forward = dict(model.state_dict(keep_vars=True)), model.norm.forward
-        exported = hooks.export(model, (image(),), tmp_path / "n.onnx", fix=QUICK, prepare=True, **exporter)
-        assert [node.op_type for node in fixed(exported).graph.node].count("LayerNormalization") == 1
-        assert [swap.name for swap in exported.swaps] == ["norm"]
-        assert model.norm.forward == forward
-        assert "forward" not in model.norm.__dict__
-        after = model.state_dict(keep_vars=True)
-        assert all(after[name] is parameter for name, parameter in before.items())
-
     def test_the_random_state_is_restored(self, exporter: dict[str, Any], tmp_path: Path) -> None:
         model = net()
         hooks.export(model, (image(),), tmp_path / "first.onnx", fix=QUICK, **exporter)  # libraries load
         loader = torch.utils.data.DataLoader([(image(i)[0],) for i in range(4)], shuffle=True)
         random = torch.get_rng_state()
-        more = {"calibration": loader, "prepare": True}
-        hooks.export(model, (image(),), tmp_path / "n.onnx", fix=QUICK, **more, **exporter)
+        hooks.export(model, (image(),), tmp_path / "n.onnx", fix=QUICK, calibration=loader, **exporter)
         assert torch.equal(torch.get_rng_state(), random)
 
 
@@ -170,15 +160,32 @@ def test_pytorch_gets_the_arguments_unchanged(tmp_path: Path) -> None:
     assert listed(tmp_path) == []
 
 
+REFUSED: list[Any] = [
+    pytest.param({"fix": {"precison": "fp16"}}, "has no such argument", id="typing error"),
+    pytest.param({"fix": {"output": "x"}}, "the hook sets it itself", id="the hook's own argument"),
+    pytest.param({"samples": 0}, "samples=", id="no samples"),
+    pytest.param({"fix": {"inputs": "x"}, "calibration": []}, "given twice", id="two sources"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_a_wrong_option_raises_where_it_is_written(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    for write in (
+        lambda: hooks.export(net(), (image(),), tmp_path / "net.onnx", dynamo=False, **options),
+        lambda: hooks.patched(**options),
+        lambda: FixOnExport(**options),
+        lambda: fix_export(tmp_path, **options),
+    ):
+        with pytest.raises(UsageError, match=message):
+            write()
+    assert listed(tmp_path) == []
+
+
 WIDE = hooked.torch.rand(1, 4, 16, 16)
 BAD: list[Any] = [
-    pytest.param({"fix": {"precison": "fp16"}}, UsageError, "has no such argument", id="typing error"),
-    pytest.param(
-        {"fix": {"output": "x"}}, UsageError, "the hook sets it itself", id="the hook's own argument"
-    ),
     pytest.param({"fix": {"preset": "trt-fp12"}}, RewriterError, "trt-fp12", id="a preset that is none"),
-    pytest.param({"samples": 0}, UsageError, "samples=", id="no samples"),
-    pytest.param({"fix": {"inputs": "x"}, "calibration": []}, UsageError, "given twice", id="two sources"),
     pytest.param({"calibration": []}, RewriterError, "no sample", id="an empty loader"),
     pytest.param({"calibration": [WIDE]}, RewriterError, "axis 1 must be 3", id="a wrong shape"),
     pytest.param({"calibration": ["a"]}, RewriterError, "0 tensors", id="samples that are none"),
@@ -202,27 +209,6 @@ def test_a_failed_fix_leaves_the_plain_export(
     assert listed(tmp_path) == ["net.onnx"]
     with pytest.raises(kind, match=message):
         hooks.export(net(), (image(),), path, strict=True, dynamo=False, **options)
-
-
-def test_a_prepared_export_that_fails_is_repeated_without(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = net()
-
-    class Fussy(type(model.norm)):  # type: ignore[misc]
-        """Notices that it was exchanged."""
-
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            if torch.onnx.is_in_onnx_export() and "forward" in self.__dict__:
-                raise RuntimeError("not with me")
-            return super().__call__(*args, **kwargs)
-
-    model.norm.__class__ = Fussy
-    exported = hooks.export(model, (image(),), tmp_path / "n.onnx", fix=QUICK, prepare=True, dynamo=False)
-    fixed(exported)
-    assert exported.swaps == ()
-    assert "not with me" in capsys.readouterr().err
-    assert "forward" not in model.norm.__dict__
 
 
 def test_constant_examples_are_replaced_by_random_data(

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from command_lines import parsed
 from graphs import graph
+from nightly import NIGHTLY
 from paths import ROOT
 from typer.testing import CliRunner
 
@@ -57,7 +58,7 @@ RUN = [line for line in COMMANDS if "--ray" not in line]
 QUICK = [line for line in RUN if "--manifest" in line]
 
 
-@pytest.mark.parametrize("line", RUN if os.environ.get("REWRITER_NIGHTLY") == "1" else QUICK)
+@pytest.mark.parametrize("line", RUN if NIGHTLY else QUICK)
 def test_a_command_of_the_page_runs(line: str, shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By day the one with a manifest; those of a cluster run in tests/batch/test_ray.py."""
     monkeypatch.chdir(shelf)
