@@ -199,7 +199,8 @@ def expected(kind: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(expected(one) for one in inner if one is not types.NoneType))
     if origin in (Sequence, tuple):
-        return {str: "a list of texts", AnyPath: "a list of paths"}.get(inner[0] if inner else None, "a list")
+        texts = bool(inner) and (inner[0] is str or str in get_args(inner[0]))
+        return "a list of paths" if inner[:1] == (AnyPath,) else "a list of texts" if texts else "a list"
     return WANTED.get(origin) or f"a {getattr(origin, '__name__', 'value')}"
 
 

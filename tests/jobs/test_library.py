@@ -94,8 +94,8 @@ WRONG_CALLS = [
     pytest.param(
         wrong(rewriter.fix, passes=3), r"`passes`.*\n.*it takes a text or a list of texts", id="passes"
     ),
-    pytest.param(wrong(rewriter.fix, passes=[3]), r"passes=", id="no pass"),
-    pytest.param(wrong(rewriter.fix, hazards=[3]), r"hazards=", id="no rule"),
+    pytest.param(wrong(rewriter.fix, passes=[3]), r"`passes`: it cannot", id="no pass"),
+    pytest.param(wrong(rewriter.fix, hazards=[3]), r"`hazards`: it cannot", id="no rule"),
     pytest.param(
         wrong(rewriter.fix, tolerance=1e-3, max_latency_cost=0.1),
         r"`tolerance`: one goal",
