@@ -7,19 +7,24 @@ import os
 NIGHTLY = os.environ.get("REWRITER_NIGHTLY") == "1"
 
 ALONE = (
+    "benchmarks/test_side_by_side.py",
     "hooks/test_hooks_libraries.py::TestLightning",
     "hooks/test_hooks_libraries.py::TestOptimum",
     "hooks/test_hooks_libraries.py::TestUltralytics",
     "hooks/test_hooks_page.py::test_the_example_repository",
     "hooks/test_hooks_precommit.py::test_installed_hooks",
     "hooks/test_hooks_precommit.py::test_the_manifest_s_hooks",
+    "house/test_install.py::test_the_light_install",
     "house/test_package.py",
+    "house/test_pages.py::test_a_command_runs",
+    "house/test_pages.py::test_quoted_output",
     "house/test_site.py",
+    "house/test_troubleshooting.py",
     "report/test_page_in_browser.py",
     "suites/test_light_install.py",
 )
-"""Starts of ids within tests/: real libraries of hooks, the wheel, the site, Chromium. A file that is named
-on pytest's command line runs by day, too."""
+"""Starts of ids within tests/: real libraries of hooks, the wheel, the site, commands of pages, Chromium.
+A file that is named on pytest's command line runs by day, too."""
 
 
 def sized(usual: int, nightly: int) -> int:

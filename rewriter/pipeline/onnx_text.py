@@ -24,6 +24,10 @@ from rewriter.model import Model, walk_graphs
 from rewriter.pipeline.driver import PassResult
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SYNTAX = (
+    "`rewriter passes show NAME` shows such a text; the syntax: https://onnx.ai/onnx/repo-docs/Syntax.html"
+)
+
 _OF_THE_RESULT = re.compile(r"^\+.*$|^(changed|declined) .*: .*$|^-", re.MULTILINE)
 """What `outcome` adds to the text of a graph."""
 
@@ -46,7 +50,11 @@ def read(path: Path) -> ModelProto:
     try:
         return parse(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"it cannot be read as text: {error}", where=str(path)) from error
+        raise ModelError(
+            f"it cannot be read as text: {error}",
+            where=str(path),
+            hint="name a text file or an .onnx file",
+        ) from error
 
 
 def parse(text: str) -> ModelProto:
@@ -58,7 +66,7 @@ def parse(text: str) -> ModelProto:
     try:
         proto = onnx.parser.parse_model(with_header(_OF_THE_RESULT.sub("", text)))
     except onnx.parser.ParseError as error:
-        raise ModelError(f"it is not ONNX text: {_parser_message(error)}") from error
+        raise ModelError(f"it is not ONNX text: {_parser_message(error)}", hint=_SYNTAX) from error
     for graph in walk_graphs(proto.graph):
         _add_random_weights(graph)
     return proto
@@ -75,7 +83,9 @@ def _add_random_weights(graph: GraphProto) -> None:
         kind = value.type.tensor_type
         shape = [dim.dim_value for dim in kind.shape.dim]
         if kind.elem_type not in _FLOATS or not all(shape):
-            raise ModelError("only a float constant of known shape can have no values", where=value.name)
+            raise ModelError(
+                "only a float constant of known shape can have no values", where=value.name, hint=_SYNTAX
+            )
         graph.initializer.append(_random(value.name, kind.elem_type, shape))
         graph.value_info.remove(value)
 

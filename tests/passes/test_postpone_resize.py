@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from needs import needs_rtx
 from onnx import TensorProto, helper, numpy_helper
-from resized import LINEAR, holds
+from resized import LINEAR, SHAPED, holds, model
 
 from rewriter.jobs.fix import api
 from rewriter.model import Model, load
@@ -31,6 +31,15 @@ MODES: list[dict[str, Any]] = [
     {"mode": "cubic", "coordinate_transformation_mode": "half_pixel"},
     {"mode": "cubic", "coordinate_transformation_mode": "half_pixel", "exclude_outside": 1},
 ]
+
+
+def test_sizes_with_a_symbolic_batch_are_declined() -> None:
+    before = model(SHAPED, "float[N,6,4,4] b", constants="int64[2] s = {8, 8}").whole()
+    shape = next(v for v in before.graph.value_info if v.name == "p").type.tensor_type.shape
+    shape.dim[0].dim_param = "N"
+    after, report = apply(PostponeResize(work=0), load(before))
+    assert ops(after)[-1] == "Conv"
+    assert ["an unknown batch" in refusal.reason for refusal in report.refusals] == [True]
 
 
 @st.composite
