@@ -10,6 +10,7 @@ import onnx
 import pytest
 from graphs import apply, graph, ops, run
 from needs import needs_rtx
+from nightly import some
 from onnx import TensorProto, numpy_helper
 from paths import MODELS
 
@@ -159,7 +160,7 @@ def test_a_conv_whose_partial_sums_overflow_stays_a_conv_in_fp32() -> None:
 
 
 @needs_rtx
-@pytest.mark.parametrize("name", ["resnet", "nafnet", "rtdetr"])
+@pytest.mark.parametrize("name", some("nafnet", "resnet", "rtdetr"))
 def test_tensorrt_builds_the_transposed_model(name: str) -> None:
     result = _case(name)
     assert "ConvTranspose" in ops(load(result.proto))

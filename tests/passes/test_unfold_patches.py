@@ -13,6 +13,7 @@ from graphs import apply, keeps_results, ops, with_constants
 from hypothesis import given
 from hypothesis import strategies as st
 from needs import needs_rtx
+from nightly import some
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
 
@@ -123,7 +124,7 @@ def _fixed(name: str, **options: Any) -> Any:
     return api.fix(model, passes=_pipeline(), inputs=model.with_suffix(".npz"), **options)
 
 
-@pytest.mark.parametrize("name", ["vit", "convnext"])
+@pytest.mark.parametrize("name", some("convnext", "vit", "swin", "nafnet"))
 def test_the_product_gets_an_fp32_epilogue(name: str) -> None:
     """MatMul in FP16, Cast, Add in FP32: the form that sums in FP32."""
     result = _fixed(name, build=False)
@@ -181,8 +182,9 @@ def test_a_plan_of_unfolded_patches_fits_them_again(tmp_path: Path) -> None:
 
 
 @needs_rtx
-def test_tensorrt_builds_the_unfolded_model() -> None:
-    result = _fixed("convnext")
+@pytest.mark.parametrize("name", some("convnext", "vit", "swin"))
+def test_tensorrt_builds_the_unfolded_model(name: str) -> None:
+    result = _fixed(name)
     assert result.verdict is not None
     build = next(check for check in result.verdict.checks if check.name == "build")
     assert build.passed
