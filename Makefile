@@ -13,8 +13,8 @@ demo: $(VENV)/with-rtx
 	@mkdir -p demo
 	$(BIN)/rewriter fix models/nafnet.onnx -o demo/nafnet.fixed.onnx --inputs models/nafnet.npz
 
-# one process for each core; PYTEST= runs the tests in one
-PYTEST ?= -n auto --dist loadgroup
+# one process for each core, and each file in one of them, which computes what its tests share once
+PYTEST ?= -n auto --dist loadfile
 
 test: lint
 	$(BIN)/python -m pytest -q $(PYTEST)

@@ -97,13 +97,11 @@ def answers() -> dict[str, Answer | Crash]:
     return {case.name: answer for case, answer in over(wanted, check, children=CHILDREN, timeout_s=600.0)}
 
 
-@pytest.mark.xdist_group("backend")
 def test_no_case_ends_its_process(answers: dict[str, Answer | Crash]) -> None:
     assert len(answers) >= (FEWEST if NIGHTLY else SAMPLE)
     assert {name: answer.how for name, answer in answers.items() if isinstance(answer, Crash)} == {}
 
 
-@pytest.mark.xdist_group("backend")
 @pytest.mark.parametrize("question", ["structure", "fp16"])
 def test_every_case_is_good_or_has_a_reason(
     answers: dict[str, Answer | Crash], question: str, record_property: Callable[[str, object], None]
