@@ -9,6 +9,8 @@ import pytest
 from hypothesis import settings
 from nightly import ALONE, NIGHTLY, sized
 
+from rewriter import children
+
 settings.register_profile("own", deadline=None, max_examples=sized(20, 300))
 """A busy machine is no failure."""
 
@@ -33,6 +35,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         alone = item.nodeid.removeprefix("tests/").startswith(ALONE)
         if alone and not NIGHTLY and not item.nodeid.startswith(named):
             item.add_marker(pytest.mark.skip(reason="`make nightly` runs it"))
+
+
+WALLED = ("batch", "cli", "engines", "model", "suites")
+"""Rooms of tests whose subject is the child process around native code. In others, by day, it runs in the test's
+own process: children cost up to half of the time."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    children.inside = not NIGHTLY and item.path.parent.name not in WALLED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
