@@ -70,6 +70,9 @@ LEAST_S, LAST_S = 15.0, 6.0
 FAMILIES = dict.fromkeys(ELEMENTWISE, "elementwise")
 """Operators whose nodes are left out together."""
 
+LONG = 80
+"""Letters of a variant in the names of its files."""
+
 RULE = "no-fp32 "
 PASS = "no-pass "
 ALL_FREE = "no-fp32 that is free"
@@ -103,6 +106,7 @@ class Work:
     Attributes:
         done: Results of earlier runs, by name: what they hold is not done again.
         package: The checkout whose `rewriter` makes all but AutoCast's variant.
+        variants: Names, and options of `fix` that make a variant of their own, such as `--skip rescale`.
     """
 
     folder: Path
@@ -111,6 +115,7 @@ class Work:
     fix_gpu: bool
     gpu: bool
     done: Mapping[str, dict[str, Any]]
+    variants: Sequence[str] = COMMON
 
     def jobs(self, name: str) -> list[Job]:
         """The steps of a network that can be done next; none if it is finished."""
@@ -125,7 +130,7 @@ class Work:
         if read_json(exported)["exit_code"]:
             return []
         ablated = self._ablates(name) and "ablated" not in known.get("stages", ())
-        wanted = [*COMMON, *(("rules",) if ablated else ())]
+        wanted = [*self.variants, *(("rules",) if ablated else ())]
         if ablated and (folder / "tool rules.json").exists():
             wanted += ablations(folder)
         if left := [job for variant in wanted for job in self._made(folder, variant)]:
@@ -190,13 +195,14 @@ class Work:
     def _with_gpu(self, folder: Path) -> list[Job]:
         if left := self._made(folder, "fix-gpu"):
             return left
-        variants = (*COMMON, "fix-gpu")
+        variants = (*self.variants, "fix-gpu")
         step = Job(folder, "again", self._own("measure", str(folder), "again", *variants), RUN_S, "gpu")
         return [] if step.marker.exists() else [step]
 
 
 def file_name(text: str) -> str:
-    return re.sub(r"[^\w .+-]", "_", text)
+    name = re.sub(r"[^\w .+-]", "_", text)
+    return name if len(name) < LONG else f"{name[:LONG]} {hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def options(folder: Path, variant: str) -> tuple[str, ...]:
@@ -213,7 +219,7 @@ def options(folder: Path, variant: str) -> tuple[str, ...]:
         plan = folder / f"{file_name(variant)}.plan"
         write_json(plan, without(read_json(folder / "rules.plan"), variant))
         return ("--no-verify", "--plan", str(plan))
-    return ()
+    return ("--no-verify", *variant.split()) if variant.startswith("--") else ()
 
 
 def group(decision: Mapping[str, Any]) -> str:
@@ -364,8 +370,9 @@ def _rows(folder: Path, stage: str) -> dict[str, Any]:
         return {}
     rows = {}
     for path in sorted(folder.glob("tool *.json")):
-        variant, tool = path.stem.removeprefix("tool "), read_json(path)
-        built = read_json(folder / f"build {variant}.json")
+        tool = read_json(path)
+        variant = tool["step"].removeprefix("tool ")
+        built = read_json(folder / f"{file_name(f'build {variant}')}.json")
         same = built.get("same_as")
         row = {"made_s": tool["wall_s"], "build_s": built.get("wall_s"), "exit": tool["exit_code"]}
         row |= {"said": tool["said"]} if tool.get("said") else {}
@@ -479,6 +486,7 @@ def bounded(job: Job, until: float) -> dict[str, Any] | None:
         return None
     code = process.returncode
     ended = {
+        "step": job.step,
         "wall_s": round(time.monotonic() - start, 2),
         "exit_code": code,
         "note": note or last_words(log, code),
@@ -509,6 +517,7 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.fix_gpu,
         nvidia_driver.has_gpu() and not arguments.no_gpu,
         done,
+        arguments.variants,
     )
     work.folder.mkdir(parents=True, exist_ok=True)
     sizes = {"cpu": arguments.jobs, "gpu": arguments.measure_jobs, "fix-gpu": arguments.gpu_jobs}
@@ -588,7 +597,8 @@ def read(folders: Sequence[Path], half: str | None) -> list[dict[str, Any]]:
 
 def table(arguments: argparse.Namespace) -> None:
     results = read(arguments.folders, arguments.half)
-    shown = ("fp32", "autocast", "plain", "rules", "fix", "fix-gpu")
+    own = {v: None for one in results for v in one.get("variants", {}) if v.startswith("--")}
+    shown = ("fp32", "autocast", "plain", "rules", *own, "fix", "fix-gpu")
     first = [Network(one["name"], one.get("variants", {})) for one in results]
     again = [Network(one["name"], one["again"]) for one in results if one.get("again")]
     later = {one.name: one for one in again}
@@ -596,7 +606,8 @@ def table(arguments: argparse.Namespace) -> None:
     for one, result in zip(first, results, strict=True):
         cells = [(later.get(one.name, one) if v == "fix-gpu" else one).cell(v) for v in shown]
         print(f"| {one.name} | {' | '.join([*cells[:-1], cells[-1]])} | {result.get('note', '')}")
-    for variant, networks in (("fix", first), ("rules", first), ("fix", again), ("fix-gpu", again)):
+    compared = [(v, first) for v in ("fix", "rules", *own)]
+    for variant, networks in (*compared, ("fix", again), ("fix-gpu", again)):
         if any(variant in one.rows for one in networks):
             print(f"\n{variant}{', timed again with fix-gpu' if networks is again else ''}:")
             print("\n".join(f"- {line}" for line in figures(variant, networks)))
@@ -694,6 +705,7 @@ def main() -> None:
     start.add_argument("--no-gpu", action="store_true", help="build and run nothing on a GPU")
     start.add_argument("--package", type=Path, default=ROOT, help="checkout whose rewriter is measured")
     start.add_argument("--done", type=Path, action="append", default=[], help="results of earlier runs")
+    start.add_argument("--variants", type=lambda text: text.split(";"), default=COMMON)
     start.add_argument("--jobs", type=int, default=14, help="processes on the CPU")
     start.add_argument("--measure-jobs", type=int, default=2, help="load engines at a time; one times")
     start.add_argument("--gpu-jobs", type=int, default=4, help="`fix` with the GPU at a time")

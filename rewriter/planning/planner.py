@@ -210,8 +210,8 @@ def _decide(survey: Survey, wish: PlanRequest) -> list[Decision]:
     for rule in (*wish.rules, *RULES):
         for hazard in rule(survey):
             found.setdefault(id(hazard.node), hazard)
+    extend_over_dot_products(survey, found)
     if wish.epilogues:
-        extend_over_dot_products(survey, found)
         extend_over_epilogues(survey, found)
         extend_over_norms(survey, found)
     keep_adjacent(survey, found)
@@ -222,8 +222,7 @@ def _decide(survey: Survey, wish: PlanRequest) -> list[Decision]:
         # after `grow`, which would add masks to the island and break the fused kernel
         extend_over_softmax(survey, found)
     absorb(survey, found)
-    if wish.epilogues:
-        extend_over_rounded_reciprocals(survey, found)  # alone: with its neighbours it would not be free
+    extend_over_rounded_reciprocals(survey, found)  # alone: with its neighbours it would not be free
     return _decisions(survey, found)
 
 
