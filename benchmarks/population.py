@@ -327,7 +327,7 @@ def measure_network(folder: Path, stage: str, variants: Sequence[str]) -> None:
                 row["error"] = worst([value for one in found for value in one.values()])
             if outcome.ran and outcome.latency is not None:
                 row |= {"us": round(outcome.latency.median_us, 2), "iqr": round(outcome.latency.iqr_us, 2)}
-            rows[outcome.variant] = row
+            rows[file_name(outcome.variant)] = row
     write_json(folder / f"{stage}.rows", rows)
 
 
@@ -379,8 +379,8 @@ def _rows(folder: Path, stage: str) -> dict[str, Any]:
         row |= {"same_as": same} if same else {}
         note = tool["note"] if not built else built["note"]
         row |= {"problem": note} if note and not (built and not built["exit_code"]) else {}
-        rows[variant] = row | measured.get(same or variant, {})
-        if marker.get("exit_code") and variant not in measured:
+        rows[variant] = row | measured.get(same or file_name(variant), {})
+        if marker.get("exit_code") and file_name(variant) not in measured:
             rows[variant].setdefault("problem", f"run: {marker['note']}")
     return rows if marker or not nvidia_driver.has_gpu() else {}
 
