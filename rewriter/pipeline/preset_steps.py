@@ -92,11 +92,11 @@ DEFAULT: Steps = (
     UnflattenProducts(),
     PostponeResize(),
     Rescale(),
+    MergeProjections(longest=256),
     *LOWER,
 )
 EPILOGUES: Steps = (
-    *DEFAULT[: -len(LOWER)],
-    MergeProjections(),
+    *replaced(DEFAULT, MergeProjections())[: -len(LOWER)],
     KeepEpilogues(),
     *replaced(LOWER, MixedPrecision(epilogues=True)),
 )

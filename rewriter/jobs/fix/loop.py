@@ -3,8 +3,9 @@
     Of the plans that pass every check, the fastest; of those within 2 % of it, the most accurate.
 
 `--max-latency-cost` puts its share in the place of these 2 %. Latency is measured on an engine of this
-machine; where none runs, it is the sum of recorded costs. The candidates, in their order: the rules' plan,
-without what only makes a result better, with more FP32 where the error is, and all of it in FP32.
+machine; where none runs, it is the sum of recorded costs. The candidates, in their order: the rules' plan;
+on an engine, FP32 that may cost nothing there, plain FP16, and what is left without single passes and groups
+of FP32 nodes; more FP32 where the error is; all of it in FP32.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from rewriter.base import Pass, Stage
 from rewriter.graph import label
+from rewriter.graph.ops import PRODUCTS
 from rewriter.hazards import Hazard, Rule, Survey
 from rewriter.jobs.fix.attempt import Attempt, Given, attempt, estimated_us
 from rewriter.jobs.fix.job import NOISE, FixJob
@@ -24,7 +26,7 @@ from rewriter.jobs.fix.judge import ARITHMETIC
 from rewriter.jobs.fix.rewriting import Record, Rewriting
 from rewriter.model.stopwatch import LASTING
 from rewriter.passes.mixed_precision import MixedPrecision
-from rewriter.pipeline.preset_steps import STEPS
+from rewriter.pipeline.preset_steps import EPILOGUES, STEPS
 from rewriter.planning.costs.node_times import ORIGIN
 from rewriter.planning.free_fp32 import FREE
 from rewriter.search.goal import Budget, ErrorLimit
@@ -227,7 +229,7 @@ class _Loop:
         yield from self._without_culprits()
         yield from self._without_what_is_refused()
         if self.given.judge.engine is not None:
-            yield from self._with_less()
+            yield from self._shown_by_engines()
         if not self.passed and self.job.phases.lowering:
             yield from self._with_more_fp32()
             yield from self._without_what_is_refused()
@@ -282,24 +284,25 @@ class _Loop:
             words = ", ".join([*(f"all {op}" for op in sorted(whole)), *sorted(single)])
             yield Candidate(f"{words} in FP32", _trial(replace(job, wish=replace(job.wish, rules=rules))))
 
-    def _with_less(self) -> Iterator[Candidate]:
-        """Without what is only preferred, all of it and one by one: an engine shows what pays here."""
+    def _shown_by_engines(self) -> Iterator[Candidate]:
+        """What pays on some networks and costs on others: an engine shows it."""
         yield from self._within_budget()
         first = self.first
         if first.plan is None or not first.job.prefers:
             return
-        if groups := _preferred(first):
-            yield Candidate("without FP32 that is only preferred", _released(first.job, *groups))
+        if _has_products(first):
+            yield Candidate("FP32 epilogues", _with_epilogues(first.job))
         if any(first.changed(step) for step in _preferred_steps(first.job)):
             yield Candidate(f"plain FP16, as {PLAIN}", _plain(first.job))
-        for rule, op in groups:
-            if self.base.job.released != {(rule, op)} and (self.base.job.released or not self.passed):
-                kept = self.base.job.released ^ {(rule, op)}
-                verb = "with" if (rule, op) in self.base.job.released else "without"
-                yield Candidate(f"{verb} {op} in FP32 ({rule})", _released(first.job, *kept))
+        for rule, op in _preferred(self.base):
+            base = self.base
+            if (rule, op) in _preferred(base):
+                released = base.job.released | {(rule, op)}
+                yield Candidate(f"without {op} in FP32 ({rule})", _released(base.job, released))
         for step in _preferred_steps(self.base.job):
-            if first.changed(step) and step in self.base.job.steps:
-                yield Candidate(f"without {step.name}", _trial(self.base.job.without(step)))
+            base = self.base
+            if base.changed(step) and step in base.job.steps:
+                yield Candidate(f"without {step.name}", _trial(base.job.without(step)))
 
     def _within_budget(self) -> Iterator[Candidate]:
         """The rules' plan, and cheaper ones if the plan for a budget takes more of it than it may."""
@@ -387,12 +390,25 @@ def _trial(job: FixJob) -> FixJob:
     return replace(job, repairing=True)
 
 
-def _released(job: FixJob, *groups: tuple[str, str]) -> FixJob:
-    return replace(job, repairing=True, emulated=False, released=frozenset(groups))
+def _released(job: FixJob, groups: frozenset[tuple[str, str]]) -> FixJob:
+    return replace(job, repairing=True, emulated=False, released=groups)
+
+
+def _has_products(made: Attempt) -> bool:
+    """True if FP32 epilogues may stand after products."""
+    return any(node.op_type in PRODUCTS for node in made.structured.proto.graph.node)
+
+
+def _with_epilogues(job: FixJob) -> FixJob:
+    """The job with FP32 after products and in Softmax, without the passes that the user leaves out."""
+    skipped = job.request.skip or ()
+    steps = tuple(step for step in EPILOGUES if step.name not in skipped)
+    wish = replace(job.wish, epilogues=True)
+    return replace(job, steps=steps, wish=wish, repairing=True, emulated=False)
 
 
 def _preferred(made: Attempt) -> list[tuple[str, str]]:
-    """Rules and operators of the FP32 nodes that no hazard asks for, the largest groups first."""
+    """Rules and operators of FP32 nodes that no hazard asks for, the largest groups first."""
     decisions = made.plan.decisions if made.plan is not None else ()
     sizes = Counter((one.rule, one.op) for one in decisions if one.rule in FREE)
     return [group for group, _ in sizes.most_common()]
