@@ -86,8 +86,8 @@ _ALL = (
         "is scaled away where weights can take powers of two (docs/rescaling.md); the rest is kept in FP32.\n"
         "Convs of images are written for faster kernels (`unfold-patches`, `fold-strides`), heads of short\n"
         "sequences are projected at once, and a 1x1 Conv after a Resize that enlarges is done before it.\n"
-        "Nothing is in it that cost more than 1 % of latency on a drawn network (benchmarks/README.md). What\n"
-        "pays on some and costs on others, such as FP32 after products, is tried where a GPU shows it.",
+        "Nothing in it cost more than 1 % of latency on a drawn network (benchmarks/README.md). What pays\n"
+        "on some and costs on others, such as FP32 after products, is tried where a GPU shows it.",
     ),
     Preset(
         "trt-bf16",
