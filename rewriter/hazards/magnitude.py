@@ -98,12 +98,11 @@ def unfused_norm(survey: Survey) -> Iterator[Hazard]:
         tensor, severity, reason = _inside(survey, norm)
         reason += ", and their variance E[x^2] - E[x]^2 cancels" if norm.cancels else ""
         kept: tuple[NodeProto, ...] = norm.nodes
-        if fits_inside(survey, norm):
-            tensor = norm.input
+        root = _root(survey, norm) if norm.epsilon < FP16_MIN_NORMAL else ()
+        whole = any(norm.output in node.output for node in root)  # it needs no more Casts so
+        if fits_inside(survey, norm) and not whole:
+            tensor, kept = norm.input, root
             reason = f"{norm.epsilon:.3g} under the root of {norm.name} is below FP16's normal range"
-            kept = _root(survey, norm) if norm.epsilon < FP16_MIN_NORMAL else ()
-            if any(norm.output in node.output for node in kept):
-                kept = norm.nodes  # in FP32 up to its end, it needs no more Casts whole
         yield from (survey.hazard(node, "unfused-norm", reason, tensor, severity) for node in kept)
 
 
