@@ -116,13 +116,13 @@ WRONG: list[Any] = [
     ),
     pytest.param({"images": 3}, UsageError, "images=: it cannot be 3", id="a photograph"),
     pytest.param({"images": [3]}, UsageError, r"images=: it cannot be \[3\]", id="photographs"),
-    pytest.param({"samples": "8"}, UsageError, "samples=: it cannot be '8'", id="samples"),
-    pytest.param({"samples": 0}, UsageError, "samples=: it cannot be 0", id="no samples"),
+    pytest.param({"samples": "8"}, UsageError, "`samples`: it cannot be '8'", id="samples"),
+    pytest.param({"samples": 0}, UsageError, "`samples`: it cannot be 0", id="no samples"),
     pytest.param({"ours": []}, InputsError, "there is no sample", id="an empty list"),
     pytest.param({"ours": {"x": ["a"]}}, InputsError, "not numbers", id="text"),
     pytest.param({"ours": {"x": [[1], [1, 2]]}}, InputsError, "parts differ in shape", id="ragged"),
-    pytest.param({"images": RGB}, InputsError, r"images=: .*not uint8 \[H, W, 3\]", id="no photograph"),
-    pytest.param({"images": []}, InputsError, "images=: it has 0 photographs for 1 sample", id="too few"),
+    pytest.param({"images": RGB}, InputsError, r"`images`: .*not uint8 \[H, W, 3\]", id="no photograph"),
+    pytest.param({"images": []}, InputsError, "`images`: it has 0 photographs for 1 sample", id="too few"),
 ]
 
 
