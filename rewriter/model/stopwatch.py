@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 LASTING = "search: "
 """Prefix of stages whose progress is printed line by line where no bar can be shown."""
@@ -31,3 +33,10 @@ class Stopwatch:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def interrupt_handled() -> None:
+    """Marks Ctrl-C as acted on, for a handler that remembers signals: the work goes on to its end."""
+    handler: Any = signal.getsignal(signal.SIGINT)
+    if hasattr(handler, "received"):
+        handler.received = 0

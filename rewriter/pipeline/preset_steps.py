@@ -89,14 +89,13 @@ DEFAULT: Steps = (
     FoldStrides(),
     ShufflePixels(),
     UnfoldDotProducts(),
-    UnflattenProducts(),
     PostponeResize(),
     Rescale(),
     MergeProjections(longest=256),
     *LOWER,
 )
 EPILOGUES: Steps = (
-    *replaced(DEFAULT, MergeProjections())[: -len(LOWER)],
+    *inserted(replaced(DEFAULT, MergeProjections()), UnfoldDotProducts, UnflattenProducts())[: -len(LOWER)],
     KeepEpilogues(),
     *replaced(LOWER, MixedPrecision(epilogues=True)),
 )

@@ -127,7 +127,7 @@ def test_every_goal_is_judged_on_the_sample_that_is_kept(options: dict[str, Any]
     assert found["emulation"].passed is False
     assert found["emulation"].outputs[0].tolerance == options.get("tolerance", 5e-3)
     assert found.get("tolerance", found["structure"]).passed, "the search was content with its own samples"
-    assert alone.conclusion.remedy == "leave out repair=False"
+    assert alone.conclusion.remedy == "leave out `repair=false`"
     assert rewriter.fix(source, **given, **options).verified
 
 
@@ -174,7 +174,7 @@ def test_what_is_recorded_of_the_target_decides_on_sums() -> None:
 def test_no_repair_starts_after_its_deadline() -> None:
     result = rewriter.fix(graph(CANCELLING).whole(), inputs=samples(), build=False, repair_seconds=1e-9)
     assert result.verified is False
-    assert any("repair_seconds=" in line for line in result.repairs)
+    assert any("`repair-seconds`" in line for line in result.repairs)
 
 
 def test_a_given_plan_is_applied_and_not_repaired() -> None:

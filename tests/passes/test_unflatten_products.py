@@ -12,6 +12,7 @@ from plans import kept, planned
 import rewriter
 from rewriter.model import Model
 from rewriter.passes.unflatten_products import UnflattenProducts
+from rewriter.pipeline.preset_steps import EPILOGUES
 from rewriter.pipeline.presets import PRESETS
 from rewriter.planning.planner import PlanRequest
 
@@ -68,8 +69,8 @@ def test_fix_makes_a_flattened_mlp_more_accurate() -> None:
         {"x": np.random.default_rng(i).standard_normal((2, 6, 256)).astype(np.float32)} for i in range(2)
     ]
     errors = []
-    for skipped in (["unflatten-products"], []):
-        result = rewriter.fix(source.whole(), inputs=inputs, skip=skipped, build=False, accumulation="fp16")
+    for steps in ([step for step in EPILOGUES if step.name != "unflatten-products"], list(EPILOGUES)):
+        result = rewriter.fix(source.whole(), inputs=inputs, passes=steps, build=False, accumulation="fp16")
         assert result.verdict is not None
         (check,) = (check for check in result.verdict.checks if check.name == "emulation")
         errors.append(max(output.relative_l2 for output in check.outputs))
@@ -84,8 +85,9 @@ def test_a_plan_with_a_node_that_took_over_a_name_fits_again(
     product: str, operator: str, tmp_path: Path
 ) -> None:
     source, plan = _model(product).whole(), tmp_path / "plan.json"
-    first = rewriter.fix(source, keep_fp32_op=[operator], save_plan=plan, build=False)
-    again = rewriter.fix(source, plan=plan, build=False)
+    steps = list(EPILOGUES)
+    first = rewriter.fix(source, passes=steps, keep_fp32_op=[operator], save_plan=plan, build=False)
+    again = rewriter.fix(source, passes=steps, plan=plan, build=False)
     assert first.proto == again.proto
     assert again.plan is not None
     assert any(d.rule == "user" for d in again.plan.decisions)
@@ -93,4 +95,4 @@ def test_a_plan_with_a_node_that_took_over_a_name_fits_again(
 
 def test_it_is_a_part_of_the_presets_that_have_epilogues() -> None:
     having = {name for name, preset in PRESETS.items() if "unflatten-products" in preset.pipeline}
-    assert having == {"trt-fp16", "accurate"}
+    assert having == {"accurate"}

@@ -66,8 +66,11 @@ def test_a_quotient_that_only_the_output_reads_stays_fp16() -> None:
     assert kept(source) == {}
 
 
-def test_plain_fp16_has_no_such_rule() -> None:
-    assert kept(divided("6.0"), preset="trt11-migrate") == {}
+@pytest.mark.parametrize("function", ["Erf", "Sigmoid", "Tanh"])
+def test_the_argument_of_a_bounded_function_stays_fp16(function: str) -> None:
+    """As in GELU: a bias of it adds up no further."""
+    assert kept(divided("1.4142135", f"y = {function}(b)")) == {}
+    assert kept(divided("1.4142135", f"d = {function}(b) y = Mul(d, b)")) == {"Div": "rounded-reciprocal"}
 
 
 def test_the_bias_of_one_sixth_is_the_measured_one() -> None:

@@ -22,7 +22,7 @@ from rewriter.figures.tolerances import precision_of
 from rewriter.graph.ops import TENSOR_CORE
 from rewriter.model import Array, Model, load, map_saved, save
 from rewriter.model import facts as tensor_facts
-from rewriter.model.stopwatch import Stopwatch
+from rewriter.model.stopwatch import Stopwatch, interrupt_handled
 from rewriter.plan import Plan
 from rewriter.verification.arithmetic_checks import (
     as_fp32,
@@ -80,6 +80,7 @@ class Judge:
         verify, build: The options; `build_timeout_s`: deadline of a build.
         folder: For engines; what is in it lives as long as the run.
         asked: True if the tolerance is the user's own: nothing excuses an error beyond it but conditioning.
+        interrupted: True after Ctrl-C in the first build: its model is handed out, not verified to the end.
     """
 
     source: Any
@@ -94,6 +95,7 @@ class Judge:
     folder: Path
     stage: Stopwatch
     asked: bool = False
+    interrupted: bool = field(default=False, init=False)
     _built: int = field(default=0, init=False)
 
     @cached_property
@@ -152,9 +154,19 @@ class Judge:
         Returns:
             The checks, and the engine if there is one.
         """
-        if not (self.verify and self.build):
+        if not (self.verify and self.build) or self.interrupted:
             return [], None
         self._built += 1
+        try:
+            return self._built_and_run(fixed, plan)
+        except KeyboardInterrupt:
+            if self._built > 1:
+                raise
+            interrupt_handled()
+            self.interrupted = True
+            return [], None
+
+    def _built_and_run(self, fixed: Model, plan: Plan | None) -> tuple[list[Check], Engine | None]:
         folder = self.folder / f"{self._built:03d}"
         folder.mkdir()
         path, checks = self._save(fixed, folder / "model.onnx"), list[Check]()

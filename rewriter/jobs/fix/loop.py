@@ -24,7 +24,7 @@ from rewriter.jobs.fix.attempt import Attempt, Given, attempt, estimated_us
 from rewriter.jobs.fix.job import NOISE, FixJob
 from rewriter.jobs.fix.judge import ARITHMETIC
 from rewriter.jobs.fix.rewriting import Record, Rewriting
-from rewriter.model.stopwatch import LASTING
+from rewriter.model.stopwatch import LASTING, interrupt_handled
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.preset_steps import EPILOGUES, STEPS
 from rewriter.planning.costs.node_times import ORIGIN
@@ -113,7 +113,7 @@ def run(job: FixJob, given: Given) -> Result:
     Ctrl-C ends the loop, and the best so far is the result; before the first result it ends the run.
     """
     loop = _Loop(given, job, attempt(job, given))
-    if loop.first.job.may_change:
+    if loop.first.job.may_change and not given.judge.interrupted:
         loop.try_all()
     return loop.result()
 
@@ -159,6 +159,7 @@ class _Loop:
                 self.attempts.append(attempt(candidate.job, self.given))
                 self.words.append(candidate.words)
         except KeyboardInterrupt:
+            interrupt_handled()
             spent = time.monotonic() - self.start
             self.stopped = f"interrupted after {spent:.0f} s: the best attempt so far is the result"
 
@@ -202,6 +203,7 @@ class _Loop:
             for place, us in zip(near, self.given.judge.timed_in_turn(engines), strict=True):
                 latencies[place] = latencies[place] if us is None else us
         except KeyboardInterrupt:
+            interrupt_handled()
             self.stopped = self.stopped or "interrupted while the best attempts were timed"
         return latencies
 

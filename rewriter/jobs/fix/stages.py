@@ -66,6 +66,8 @@ def run(job: FixJob) -> FixResult:
             written = _written(job, fixed, destination, verdict, warnings)
         if changed:
             note_verdict(fixed, written, verdict)
+        if given.judge.interrupted:
+            raise KeyboardInterrupt(f"{written} is written, but not verified to the end" if written else "")
         _save_plan(job, made.plan, warnings)
         constraints = None
         if job.weak_typing and written is not None and made.plan is not None:
