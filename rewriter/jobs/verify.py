@@ -23,6 +23,7 @@ from rewriter.figures.metrics import named
 from rewriter.figures.outputs import OutputStatistics
 from rewriter.figures.tolerances import Tolerance, default_tolerance
 from rewriter.jobs.depth import measured_depth
+from rewriter.jobs.fix.provenance import noted_sums
 from rewriter.model import load
 from rewriter.model.stopwatch import Progress, Stopwatch
 from rewriter.pipeline.keywords import VerifyKeywords
@@ -81,14 +82,15 @@ def verify(
                 image_preprocess=request.image_preprocess,
             )
             workspace = Workspace(*models, samples, Path(folder), deployed.profile)
-        tf32 = chosen.engine not in (None, "onnxruntime")
+        tf32 = chosen.engine != "onnxruntime"
         held = asked or default_tolerance(workspace.fixed_facts, tf32=tf32)
         with watch("reference"):
             missing = _without_reference(workspace, chosen)
             made_nan = nan_warnings(models[0], islice(samples, MOST_SAMPLES), workspace.expected)
         if chosen.engine is None:
             with watch("emulation"):
-                done = run_emulated(workspace, held, request.accumulation)
+                sums = request.accumulation or noted_sums(models[1]) or "fp16"
+                done = run_emulated(workspace, held, sums, asked=asked is not None)
             with watch("build"):
                 built = build_without_gpu(workspace, timeout, deployed.plugins)
                 done = replace(done, checks=(*done.checks, built))

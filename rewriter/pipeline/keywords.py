@@ -85,6 +85,6 @@ class VerifyKeywords(TypedDict, total=False):
     timeout: float
     tolerance: float | Tolerance | None
     metric: str
-    accumulation: Literal["fp32", "fp16"]
+    accumulation: Literal["fp32", "fp16"] | None
     timing: bool
     ranges: bool

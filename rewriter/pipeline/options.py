@@ -247,7 +247,7 @@ class VerifyOptions(DataOptions, EngineOptions):
         tolerance: What is allowed [by the types]. Largest error of the worst output, sample and build, in
             the unit of `metric`. A `Tolerance` has its own metric and source.
         metric: Of the tolerance.
-        accumulation: Emulated sums of FP16: fp16 or fp32.
+        accumulation: Emulated sums of FP16 [as in `fix`]. Default: what `fix` judged the file by, else fp16.
         timing: Measure latency, too.
         ranges: Measure the ranges of the original on one sample, for the chart of the page.
     """
@@ -256,7 +256,7 @@ class VerifyOptions(DataOptions, EngineOptions):
     timeout: float = like(FixOptions, "timeout", panel=ENGINE)
     tolerance: float | Tolerance | None = like(FixOptions, "tolerance", panel=OUTCOME, metavar="VALUE")
     metric: str = like(FixOptions, "metric", default="relative-l2", panel=OUTCOME)
-    accumulation: Literal["fp32", "fp16"] = like(FixOptions, "accumulation", default="fp16")
+    accumulation: Literal["fp32", "fp16"] | None = like(FixOptions, "accumulation")
     timing: bool = option(True, places=("python",))
     ranges: bool = option(False, places=("python",))
 

@@ -130,6 +130,14 @@ def check_tf32(
     return replace(check, summary=check.summary + hint)
 
 
+def tf32_errors(
+    expected: Expected, original: Model, samples: Iterable[Mapping[str, Array]]
+) -> dict[str, float]:
+    """Relative L2 error of each finite output of an FP32 model whose products are rounded to TF32."""
+    check = check_tf32(expected, original, samples)
+    return {output.name: output.relative_l2 for output in check.outputs if output.finite}
+
+
 def excused(check: Check, conditioning: Callable[[], Mapping[str, float]]) -> Check:
     """Judges a failed check again where another order of the original's own sums explains the error.
 

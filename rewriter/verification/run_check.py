@@ -16,8 +16,9 @@ from rewriter.errors import ArithmeticRunError, EngineError
 from rewriter.figures.metrics import named
 from rewriter.figures.tolerances import RELATIVE_L2, TOLERANCES, Tolerance
 from rewriter.model import Array, Model
+from rewriter.verification.arithmetic_checks import as_fp32, excused, tf32_errors
 from rewriter.verification.build_check import check_model_build, expectation, judged_report
-from rewriter.verification.expected import as_declared
+from rewriter.verification.expected import Expected, as_declared, conditioning, widened
 from rewriter.verification.judge import Judged, Standard, fair_words, judge
 from rewriter.verification.verdict import Check, MetricValue, log_lines
 from rewriter.verification.workspace import Workspace
@@ -102,8 +103,13 @@ def run_built(
     return replace(check, summary=check.summary + timed, latency=latency, statistics=judged.outputs)
 
 
-def run_emulated(workspace: Workspace, tolerance: Tolerance, accumulation: Accumulation) -> Execution:
-    """Emulates the fixed model on ONNX Runtime's CPU, with a rounding after every tensor.
+def run_emulated(
+    workspace: Workspace, tolerance: Tolerance, accumulation: Accumulation, *, asked: bool = False
+) -> Execution:
+    """Emulates the fixed model on ONNX Runtime's CPU, with a rounding after every tensor, as `fix` does.
+
+    Args:
+        asked: True if the tolerance is the user's own: only conditioning excuses an error beyond it.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run it.
@@ -121,12 +127,18 @@ def run_emulated(workspace: Workspace, tolerance: Tolerance, accumulation: Accum
         time.perf_counter() - start,
         pictures=judged.pictures,
     )
+    wide = widened(workspace.original)
+    exact, samples = list(workspace.expected), list(workspace.stored(wide, "wide"))
+    check = excused(check, lambda: conditioning(workspace.original, samples, exact))
+    if not asked:
+        fp32 = "its FP32 engine (TF32, emulated)"
+        check = as_fp32(check, lambda: tf32_errors(Expected(exact, exact), wide, samples), fp32)
     return Execution("emulation", "CPU", judged, (check,))
 
 
 def _emulate(workspace: Workspace, accumulation: Accumulation) -> StoredSamples:
     try:
-        with Session(emulation(workspace.fixed, workspace.fixed_facts, accumulation)) as session:
+        with Session(emulation(workspace.fixed, workspace.fixed_facts, accumulation, tf32=True)) as session:
             found = map(session.run, workspace.stored(workspace.fixed, "fixed"))
             return write_samples(workspace.folder / "emulated", found)
     except ArithmeticRunError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from graphs import graph
+from paths import ROOT
 from typer.testing import CliRunner
 
 import rewriter
@@ -264,3 +265,32 @@ def test_the_command_refuses_a_bad_shape(files: tuple[Path, Path]) -> None:
     code, text = run_cli(*files, "--min-shapes", "x:1x4,y:2", "--max-shapes", "x:8x4", "--engine", "lost")
     assert code == 2
     assert "no engine 'lost'" in text
+
+
+@pytest.mark.parametrize("name", ["nafnet", "bert", "t5_encoder", "qdq"])
+def test_verify_confirms_the_number_of_fix(name: str, tmp_path: Path) -> None:
+    model, written = ROOT / f"models/{name}.onnx", tmp_path / "fixed.onnx"
+    data = model.with_suffix(".npz")
+    made = rewriter.fix(model, written, inputs=data, build=False)
+    found = rewriter.verify(model, written, inputs=data)
+    assert made.verdict is not None
+    (judged,) = (check for check in made.verdict.checks if check.name in ("emulation", "tf32"))
+    (confirmed,) = (check for check in found.checks if check.name == "emulation")
+    assert confirmed.passed == judged.passed
+    assert [o.relative_l2 for o in confirmed.outputs] == [o.relative_l2 for o in judged.outputs]
+
+
+def test_verify_confirms_a_verdict_on_several_samples(tmp_path: Path) -> None:
+    """One sample of three errs: both report it, wherever it stands."""
+    source, written = tmp_path / "net.onnx", tmp_path / "fixed.onnx"
+    body = "g (float[2,64] x) => (float[2,64] y) <float k = {300.0}> { a = Add(x, k) y = Sub(a, k) }"
+    save(graph(body), source)
+    rng = np.random.default_rng(0)
+    for number, size in enumerate((1.0, 1e3, 1e3)):
+        np.savez(tmp_path / f"{number}.npz", x=(size * rng.standard_normal((2, 64))).astype(np.float32))
+    made = rewriter.fix(source, written, inputs=tmp_path, build=False, repair=False)
+    found = rewriter.verify(source, written, inputs=tmp_path)
+    assert made.verdict is not None and made.verified is False and not found.passed
+    checks = [one for one in (*made.verdict.checks, *found.checks) if one.name == "emulation"]
+    assert len(checks) == 2
+    assert checks[0].outputs[0].relative_l2 == checks[1].outputs[0].relative_l2

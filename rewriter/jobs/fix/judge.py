@@ -31,6 +31,7 @@ from rewriter.verification.arithmetic_checks import (
     check_tf32,
     excused,
     explained,
+    tf32_errors,
     without_tf32,
 )
 from rewriter.verification.build_check import check_model_build, check_original_build
@@ -245,8 +246,7 @@ class Judge:
         """Error of each output of the original in FP32 with TF32, emulated; empty if that is impossible."""
         if self.expected is None:
             return {}
-        check = check_tf32(self.expected, widened(load(self.source)), self.samples)
-        return {output.name: output.relative_l2 for output in check.outputs if output.finite}
+        return tf32_errors(self.expected, widened(load(self.source)), self.samples)
 
     @property
     def fp32_errors(self) -> Errors:

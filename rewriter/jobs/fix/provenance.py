@@ -15,6 +15,7 @@ from typing import Any
 
 from onnx import NodeProto
 
+from rewriter.emulation import Accumulation
 from rewriter.jobs.fix.job import FixJob
 from rewriter.model import Model, data_files, set_metadata, update_metadata, walk_graphs
 from rewriter.plan import Decision, Plan, plan_file
@@ -23,7 +24,7 @@ from rewriter.verification.verdict import Verdict
 
 VERSION, PRESET, PIPELINE = "rewriter.version", "rewriter.preset", "rewriter.pipeline"
 PLAN, SOURCE, SOURCE_HASH = "rewriter.plan.sha256", "rewriter.source", "rewriter.source.sha256"
-VERDICT = "rewriter.verdict"
+VERDICT, SUMS = "rewriter.verdict", "rewriter.sums"
 """Keys of the model's metadata."""
 
 KEPT = "rewriter.kept"
@@ -70,10 +71,17 @@ def stamp(model: Model, job: FixJob, pipeline: str, plan: Plan | None, source: s
         SOURCE: Path(job.source).name if named else "",
         SOURCE_HASH: source,
         VERDICT: UNFINISHED,
+        SUMS: job.accumulation,
     }
     set_metadata(model.proto, entries)
     if plan is not None:
         _note_reasons(model, plan.decisions)
+
+
+def noted_sums(model: Model) -> Accumulation | None:
+    """The type of the emulated sums that `fix` judged a model by; None if it was not made by `fix`."""
+    noted = {entry.key: entry.value for entry in model.proto.metadata_props}.get(SUMS)
+    return "fp32" if noted == "fp32" else "fp16" if noted == "fp16" else None
 
 
 def note_verdict(model: Model, written: Path | None, verdict: Verdict | None) -> None:
