@@ -31,23 +31,33 @@ def print_result(result: FixResult, out: Console, *, verbosity: int = 0) -> None
 
 
 def verdict_line(result: FixResult) -> Text:
-    """One line: verified or not, the file, and the number of nodes in FP32."""
+    """One line: how it was verified, the file, and the number of nodes in FP32."""
     where = str(result.output) if result.output else "nothing written"
     if result.conclusion.ending == "unbuildable":
         return Text(f"Does not build as it came: {where}", style="bold red")
     if result.verified is None:
         why = result.conclusion.summary.removeprefix("not verified")
         text, style = f"Fixed, NOT verified{why}: {where}", "yellow"
-    elif result.conclusion.ending == "as-fp32":
-        text, style = f"Fixed, as accurate as FP32 here: {where}", "green"
     elif result.verified and not (result.verdict and result.verdict.compared):
         text, style = f"Fixed, and builds, but no result could be compared: {where}", "yellow"
     elif result.verified:
-        text, style = f"Fixed and verified: {where}", "green"
+        alike = ", as accurate as FP32 here" if result.conclusion.ending == "as-fp32" else ""
+        how, style = _proof(result)
+        text = f"{how}{alike}: {where}"
     else:
         made = result.verdict.checks if result.verdict else ()
         text, style = f"VERIFICATION FAILED ({_failed(made)}): {where}", "bold red"
     return Text(text + _share(result), style=style)
+
+
+def _proof(result: FixResult) -> tuple[str, str]:
+    """How a result was verified, and a style: emulation on random data proves nothing about the user's."""
+    made = result.verdict.checks if result.verdict else ()
+    if any(check.name == "run" and check.passed for check in made):
+        return "Verified on this GPU", "green"
+    if result.data is not None and not result.data.real:
+        return "Emulated on random data, which is no proof", "yellow"
+    return "Verified by emulation", "green"
 
 
 def _failed(made: Sequence[Check]) -> str:

@@ -115,7 +115,7 @@ CAUSE = Cause(
 def test_the_summary_says_what_was_wrong_what_was_done_and_what_is_next() -> None:
     shown = result(causes=(CAUSE,), before=(output(error=0.32),))
     lines = [flat(line) for line in printed(shown).splitlines()]
-    assert lines[0] == "Fixed and verified: out/fixed.onnx (17 of 100 float nodes in FP32)"
+    assert lines[0] == "Verified by emulation: out/fixed.onnx (17 of 100 float nodes in FP32)"
     text = " ".join(lines)
     assert "Error 0.32 in plain FP16, now 0.0007, within 0.005 (relative L2 of y; emulated)" in text
     assert f"Wrong {CAUSE.what}: 3 norms (17 nodes in FP32)" in text
@@ -216,7 +216,7 @@ def test_texts_are_grouped(texts: list[str], groups: list[str]) -> None:
 def test_quiet_is_one_line() -> None:
     assert (
         printed(result(), verbosity=-1)
-        == "Fixed and verified: out/fixed.onnx (17 of 100 float nodes in FP32)\n"
+        == "Verified by emulation: out/fixed.onnx (17 of 100 float nodes in FP32)\n"
     )
 
 
@@ -266,11 +266,21 @@ def test_a_failure_names_the_check_the_output_and_the_file() -> None:
         ),
         pytest.param(
             {"verdict": Verdict((REACHED, *GOOD.checks))},
-            "Fixed and verified: out/fixed.onnx",
+            "Verified by emulation: out/fixed.onnx",
             id="a goal and a verification",
         ),
-        pytest.param({"output": None}, "Fixed and verified: nothing written", id="a dry run"),
-        pytest.param({"plan": None}, "Fixed and verified: out/fixed.onnx\n", id="structure only"),
+        pytest.param({"output": None}, "Verified by emulation: nothing written", id="a dry run"),
+        pytest.param(
+            {"data": DataSource("1 random sample", 1, real=False)},
+            "Emulated on random data, which is no proof: out/fixed.onnx",
+            id="random data",
+        ),
+        pytest.param(
+            {"verdict": Verdict((*GOOD.checks[:2], Check("run", True, "on a GPU", (output(),))))},
+            "Verified on this GPU: out/fixed.onnx",
+            id="an engine ran it",
+        ),
+        pytest.param({"plan": None}, "Verified by emulation: out/fixed.onnx\n", id="structure only"),
         pytest.param({"verdict": Verdict(())}, "VERIFICATION FAILED (no check could be made)", id="no check"),
         pytest.param(
             {"verdict": Verdict((Check("structure", None, "not checked"), Check("build", True, "built")))},

@@ -51,4 +51,4 @@ def test_a_fresh_light_install_is_small_and_verifies_a_model(environment: Path, 
     model, data = MODELS / "nafnet.onnx", MODELS / "nafnet.npz"
     assert "10 errors" in run(program, "scan", model, "--inputs", data, cwd=tmp_path)
     fixed = run(program, "fix", model, "-o", "fixed.onnx", "--inputs", data, "--strict", cwd=tmp_path)
-    assert fixed.startswith("Fixed and verified: fixed.onnx")
+    assert fixed.startswith("Emulated on random data, which is no proof: fixed.onnx")
