@@ -509,30 +509,36 @@ def _answered(its: socket.socket, work: Callable[[], Any]) -> bool:
 
 
 def _send(connection: socket.socket, message: object) -> None:
-    """Sends a pickled object; on Linux in a file in memory that both map."""
+    """Sends a pickled object; on Linux in a file in memory that both map, where one can be written."""
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     parts: list[bytes | memoryview] = [body, *(buffer.raw() for buffer in buffers)]
     sizes = list(map(len, parts))
     head = struct.pack(f"<{len(sizes) + 2}Q", 8 * (len(sizes) + 1) + sum(sizes), len(sizes), *sizes)
     connection.settimeout(None)
-    if not FORKS:
-        for part in (head, *parts):
-            connection.sendall(part)
-        return
-    with _scratch() as file:
-        for part in (head[8:], *parts):
-            file.write(part)
-        file.flush()
-        socket.send_fds(connection, [b"m"], [file.fileno()])
+    if FORKS:
+        try:
+            with _scratch() as file:
+                file.writelines((head[8:], *parts))
+                file.flush()
+                socket.send_fds(connection, [b"m"], [file.fileno()])
+            return
+        except ConnectionError:
+            raise
+        except OSError:  # limits of memory, and of the size of files, hold for it, too
+            connection.sendall(b"s")
+    for part in (head, *parts):
+        connection.sendall(part)
 
 
 def _receive(connection: socket.socket) -> Any:
     """The next object; its arrays are views of the memory that they came in."""
+    descriptors: list[int] = []
     if FORKS:
-        _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
-        if not descriptors:
+        mark, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+        if not mark:
             raise _ClosedError
+    if descriptors:
         content = memoryview(mmap.mmap(descriptors[0], 0))
         os.close(descriptors[0])
     else:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from rewriter.pipeline import checks
 from rewriter.pipeline.schema import (
@@ -297,7 +297,7 @@ def _keys() -> dict[str, Option]:
         for name, declared in declarations(kind).items():
             words = (*get_args(found[name].kind), *get_args(declared.kind)) if name in found else ()
             if get_origin(declared.kind) is Literal and words:
-                found[name] = replace(found[name], kind=Literal.__getitem__(tuple(dict.fromkeys(words))))
+                found[name] = replace(found[name], kind=cast("Any", Literal)[tuple(dict.fromkeys(words))])
             found.setdefault(name, declared)
     names = sorted(filter(readers, found), key=lambda name: PANELS.index(found[name].panel))
     return {name: found[name] for name in names}

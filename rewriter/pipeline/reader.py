@@ -13,12 +13,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from rewriter.errors import UsageError, did_you_mean, nearest, shortened
 from rewriter.pipeline.schema import AnyPath, Option, Paths
 
-TRUTH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+TRUTH = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
 
 WANTED: Mapping[Any, str] = {
     bool: "true or false",
@@ -147,7 +156,7 @@ def _number(given: Any, kind: type) -> Any:
     fits = switch if kind is bool else not switch and isinstance(given, Integral if kind is int else Real)
     if not fits or given != given:  # NaN
         raise ValueError(f"it takes {expected(kind)}")
-    return kind(given)
+    return cast("Any", kind)(given)
 
 
 def _list(given: Any, kind: Any, folder: Path | None) -> tuple[Any, ...]:

@@ -65,7 +65,7 @@ def ended(
     return done, [path.name for path in temporary.iterdir() if path.name != TELEMETRY]
 
 
-IMPORTS = ["typer", "rewriter.cli.scan", "rich.console", "onnx", "rewriter.jobs.scan", "onnxruntime"]
+IMPORTS = ["typer", "rewriter.pipeline.options", "rich.console", "onnx", "rewriter.jobs.scan", "onnxruntime"]
 """From the first import of the command line to libraries that load in the middle of the work."""
 
 

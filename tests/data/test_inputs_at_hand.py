@@ -156,7 +156,7 @@ def test_letterbox_keeps_the_ratio_and_crop_takes_the_centre(photographs: Path) 
     ],
 )
 def test_wrong_steps_are_named(steps: str, words: str, photographs: Path) -> None:
-    with pytest.raises(UsageError, match=r"(?s)image_preprocess=.*" + words):
+    with pytest.raises(UsageError, match=r"(?s)`image-preprocess`: .*" + words):
         rewriter.scan(PHOTO, inputs=photographs, image_preprocess=steps)
 
 

@@ -205,7 +205,7 @@ ALONE = [
         lambda p: tensor(stretched(p, HALF_PIXEL)),
         lambda p: tensor(stretched(p, pytorch("bilinear", align_corners=True))),
         "is resampled in another way",
-        "--images with the photographs",
+        "`images` with the photographs",
         id="align-corners",
     ),
     pytest.param(

@@ -174,7 +174,7 @@ def test_onnx_runtime_runs_the_file_itself_several_times(files: tuple[Path, Path
 def test_the_user_sets_the_tolerance(files: tuple[Path, Path]) -> None:
     strict = rewriter.verify(*files, inputs=feeds(3.0), engine="emulation", tolerance=1e-7)
     assert not strict.passed
-    assert strict.tolerance == Tolerance(1e-7, "relative-l2", "tolerance=")
+    assert strict.tolerance == Tolerance(1e-7, "relative-l2", "`tolerance`")
     loose = rewriter.verify(
         *files, inputs=feeds(3.0), engine="onnxruntime", tolerance=40.0, metric="psnr", timing=False
     )
@@ -206,9 +206,9 @@ def test_models_that_are_not_versions_of_each_other_are_refused(
         ({"max_shapes": {"image": (2, 4)}}, "no input 'image'"),
         ({"max_shapes": {"x": (2, 5)}}, "2x5 does not fit input 'x', which is nx4"),
         ({"inputs": feeds(3.0), "max_shapes": {"x": (1, 4)}}, "is 2x4 in the data, and the profile goes"),
-        ({"tolerance": math.nan}, "tolerance=: it cannot be nan"),
+        ({"tolerance": math.nan}, "`tolerance`: it cannot be nan"),
         ({"tolerance": -1e-3}, "cannot be -0.001"),
-        ({"timeout": 0.0}, "timeout=: it cannot be 0"),
+        ({"timeout": 0.0}, "`timeout`: it cannot be 0"),
         ({"plugin_lib": ["nowhere.so"]}, "no such file: .*nowhere.so"),
     ],
 )
@@ -264,6 +264,7 @@ def test_the_command_refuses_a_bad_shape(files: tuple[Path, Path]) -> None:
     assert "--min-shapes: it cannot be 'x:0x4'" in text
     code, text = run_cli(*files, "--min-shapes", "x:1x4,y:2", "--max-shapes", "x:8x4", "--engine", "lost")
     assert code == 2
+    assert "--engine: it cannot be 'lost'" in text
     assert "no engine 'lost'" in text
 
 

@@ -79,7 +79,7 @@ def test_infinities_survive_in_standard_json() -> None:
     ("text", "words"),
     [
         pytest.param("{", "not JSON line 1", id="no JSON"),
-        pytest.param("[]", "not a plan --save-plan", id="another JSON"),
+        pytest.param("[]", "not a plan `save-plan`", id="another JSON"),
         pytest.param(plan_of(version=2), "version 2", id="a newer version"),
         pytest.param(plan_of(precision="fp8"), "'precision' 'fp8' fp16, bf16", id="an unknown precision"),
         pytest.param(plan_of(precision="fp32"), "'precision' 'fp32'", id="FP32 is no plan"),
@@ -282,10 +282,10 @@ def test_a_plan_may_be_handed_over_as_data() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        pytest.param({"keep_fp32": ("gemm",)}, "keep_fp32=", id="--keep-fp32"),
-        pytest.param({"keep_fp32_op": ("Mul",)}, "keep_fp32_op=", id="--keep-fp32-op"),
-        pytest.param({"precision": "bf16"}, "precision=", id="another precision"),
-        pytest.param({"io": "fp32"}, "io=", id="other types of inputs"),
+        pytest.param({"keep_fp32": ("gemm",)}, "`keep-fp32`", id="--keep-fp32"),
+        pytest.param({"keep_fp32_op": ("Mul",)}, "`keep-fp32-op`", id="--keep-fp32-op"),
+        pytest.param({"precision": "bf16"}, "`precision`", id="another precision"),
+        pytest.param({"io": "fp32"}, "`io`", id="other types of inputs"),
         pytest.param({"passes": "isolate-clip"}, "mixed-precision", id="no pass that uses it"),
     ],
 )

@@ -236,7 +236,7 @@ def test_on_the_command_line_and_where_there_is_no_plan(tmp_path: Path) -> None:
     assert outcome.exit_code == 0, outcome.output
     assert "out.trtexec.txt" in outcome.output.replace("\n", "")
     assert (tmp_path / "out_constraints.py").exists()
-    with pytest.raises(UsageError, match="weak_typing="):
+    with pytest.raises(UsageError, match="`weak-typing`"):
         rewriter.fix(path, weak_typing=True, precision="fp32")
 
 
@@ -245,7 +245,7 @@ def test_targets_that_are_always_strongly_typed_are_refused(target: str, tmp_pat
     path = save(source(), tmp_path / "m.onnx")
     with pytest.raises(UsageError, match="has strongly typed networks alone") as caught:
         rewriter.fix(path, weak_typing=True, target=target, verify=False)
-    assert caught.value.where == "weak_typing="
+    assert caught.value.where == "`weak-typing`"
 
 
 def test_the_preset_does_the_same_and_names_the_command(tmp_path: Path) -> None:

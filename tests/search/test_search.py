@@ -168,11 +168,17 @@ def test_a_tolerance_out_of_reach_is_a_failed_verification(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        pytest.param({"metric": "mse"}, "metric=.*relative-l2", id="an unknown metric"),
-        pytest.param({"tolerance": -1.0}, "tolerance=", id="a negative error"),
-        pytest.param({"tolerance": float("nan")}, "tolerance=", id="no number"),
-        pytest.param({"tolerance": 1.0, "plan": Plan("fp16")}, "tolerance=", id="a given plan"),
-        pytest.param({"tolerance": 1.0, "passes": "isolate-clip"}, "tolerance=", id="nothing to plan"),
+        pytest.param({"metric": "mse"}, "`metric`: .*relative-l2", id="an unknown metric"),
+        pytest.param({"tolerance": -1.0}, "`tolerance`: it cannot be -1", id="a negative error"),
+        pytest.param({"tolerance": float("nan")}, "`tolerance`: it cannot be nan", id="no number"),
+        pytest.param(
+            {"tolerance": 1.0, "plan": Plan("fp16")}, "`tolerance`: the plan is given", id="a given plan"
+        ),
+        pytest.param(
+            {"tolerance": 1.0, "passes": "isolate-clip"},
+            "`tolerance`: no plan is needed",
+            id="nothing to plan",
+        ),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:

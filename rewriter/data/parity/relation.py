@@ -301,7 +301,7 @@ def _zoomed(parts: Array, mine: Window, other: Window) -> Placement:
     for part, own, their in zip(parts.tolist(), mine, other, strict=True):
         scale.append(part * (own.stop - own.start) / (their.stop - their.start))
         offset.append((own.start + own.stop - 1 - scale[-1] * (their.start + their.stop - 1)) / 2)
-    return Placement((False,) * 3, (scale[0], scale[1]), (offset[0], offset[1]), (parts[0], parts[1]))
+    return Placement(scale=(scale[0], scale[1]), offset=(offset[0], offset[1]), parts=(parts[0], parts[1]))
 
 
 def _shrunk(plane: Array, side: int) -> Array:

@@ -134,14 +134,10 @@ class Judge:
         if self.expected is None:
             return
         with self.stage("verify"):
-            if plan is None:
-                check = check_tf32(self.expected, fixed, self.samples, self.standards["tf32"])
-            else:
-                held = self.standards[plan.precision]
-                emulate = partial(
-                    check_emulation, self.expected, fixed, plan.precision, self.samples, sums, held
-                )
-                check = emulate()
+            held = self.standards["tf32" if plan is None else plan.precision]
+            precision = "tf32" if plan is None else plan.precision
+            emulate = partial(check_emulation, self.expected, fixed, precision, self.samples, sums, held)
+            check = check_tf32(self.expected, fixed, self.samples, held) if plan is None else emulate()
             check = excused(check, lambda: self.conditioning)
             if not self.asked:
                 check = as_fp32(check, lambda: self.emulated_fp32, "its FP32 engine (TF32, emulated)")

@@ -48,7 +48,7 @@ CHECKED_S = 60.0
 
 def run(job: FixJob) -> FixResult:
     """Fix one model; see `rewriter.fix` for what it raises."""
-    destination, stage = job.destination(), Stopwatch(job.progress)  # may refuse the job
+    destination, stage, _ = job.destination(), Stopwatch(job.progress), job.phases  # may refuse the job
     with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
         job, given = _given(job, stage, Path(folder))
         before = _before(job, given)
