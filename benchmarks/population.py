@@ -46,7 +46,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.comparison import THREADS, errors, last_words, read_json, write_json
 from rewriter.engines import nvidia_driver
 from rewriter.engines.measure import build_variant, measure
-from rewriter.engines.protocol import EngineOutcome, MeasureSettings, Timing, Variant
+from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Timing, Variant
 from rewriter.engines.tensor_files import write_samples
 from rewriter.graph.ops import ELEMENTWISE
 from rewriter.model import load
@@ -300,7 +300,9 @@ def _first_of(folder: Path, path: Path, name: str) -> str:
     return name
 
 
-def measure_network(folder: Path, stage: str, variants: Sequence[str]) -> None:
+def measure_network(
+    folder: Path, stage: str, variants: Sequence[str], engine: EngineName = "tensorrt-rtx"
+) -> None:
     """Runs and times all engines of a network in turn; writes STAGE.rows."""
     model, samples = load(folder / "model.onnx"), held(folder)
     expected = [dict(np.load(path)) for path in sorted(folder.glob("expected-*.npz"))]
@@ -313,13 +315,8 @@ def measure_network(folder: Path, stage: str, variants: Sequence[str]) -> None:
             for v, e in engines.items()
             if e.exists()
         ]
-        settings = MeasureSettings(
-            "tensorrt-rtx",
-            timing=Timing(seconds=0.3),
-            run_timeout_s=RUN_S / 2,
-            until=time.monotonic() + RUN_S - 20,
-            runtime_cache=folder / "kernels.cache",
-        )
+        timing, cache = Timing(seconds=0.3), folder / "kernels.cache"
+        settings = MeasureSettings(engine, timing=timing, run_timeout_s=RUN_S / 2, runtime_cache=cache)
         for outcome in measure(ready, settings, Path(place)):
             row: dict[str, Any] = {"problem": outcome.problem[:300]} if not outcome.ran else {}
             if outcome.ran:
