@@ -1,8 +1,8 @@
 """`fix` on networks that no rule was made for, beside AutoCast, plain FP16 and FP32, and the default plan taken apart.
 
     python benchmarks/population.py draw [--seed N] [--draw FILE]
-    python benchmarks/population.py run WORK [NAME ...] [--half development] [--ablate] [--fix-gpu] --seconds 570
-    python benchmarks/population.py table FOLDER [FOLDER ...] [--half judging]
+    python benchmarks/population.py [--half development] run WORK [NAME ...] [--ablate] [--fix-gpu] --seconds 570
+    python benchmarks/population.py [--half judging] table FOLDER_OR_FILE ...
 
 The networks are those of population_networks.py. A hash of the name puts half of them into `development`, after which
 rules may be changed, and half into `judging`. `run` does what WORK does not hold yet and stops before its time is up:
@@ -582,12 +582,15 @@ class Network:
         return f"{self.us(variant):.1f}, {self.error(variant):.1e}{'' if self.valid(variant) else ' WRONG'}"
 
 
-def read(folders: Sequence[Path], half: str | None) -> list[dict[str, Any]]:
-    files = {path.stem: path for folder in folders for path in sorted(folder.glob("*.json"))}
-    found = [read_json(path) for _, path in sorted(files.items())]
+def read(places: Sequence[Path], half: str | None) -> list[dict[str, Any]]:
+    """Results of folders, and of files with the results of many networks by name."""
+    found: dict[str, dict[str, Any]] = {}
+    for place in places:
+        files = sorted(place.glob("*.json")) if place.is_dir() else []
+        found |= {path.stem: read_json(path) for path in files} if files else read_json(place)
     return [
         one
-        for one in found
+        for _, one in sorted(found.items())
         if "stages" in one and (not half or one.get("half", half_of(one["name"])) == half)
     ]
 

@@ -83,6 +83,9 @@ def test_the_table_compares_with_the_faster_valid_rival(
     assert "1.100 of plain's latency, 0.500 of its error, on 1 where both are valid" in text
     assert "within 1.05x on 0 of 1; not on net" in text
     assert "| pass rescale | 1 | 1 | 1.980, 1.980, 1.980 |" in text
+    write_json(tmp_path / "all", {"net": read_json(tmp_path / "net.json")})
+    table(argparse.Namespace(folders=[tmp_path / "all"], half="judging"))
+    assert capsys.readouterr().out == text
     table(argparse.Namespace(folders=[tmp_path], half="development"))
     assert "net" not in capsys.readouterr().out.splitlines()[2:]
 
