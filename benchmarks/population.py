@@ -535,6 +535,7 @@ def drawn(arguments: argparse.Namespace) -> list[str]:
 
 
 def half_of(name: str) -> str:
+    """Rules may be changed after looking at one half; the other judges."""
     return "development" if int(hashlib.sha256(name.encode()).hexdigest(), 16) % 2 else "judging"
 
 
@@ -591,7 +592,7 @@ def read(places: Sequence[Path], half: str | None) -> list[dict[str, Any]]:
     return [
         one
         for _, one in sorted(found.items())
-        if "stages" in one and (not half or one.get("half", half_of(one["name"])) == half)
+        if "stages" in one and (not half or half_of(one["name"]) == half)
     ]
 
 
@@ -605,7 +606,7 @@ def table(arguments: argparse.Namespace) -> None:
     print(f"| network | {' | '.join(shown)} |\n|---{'|---' * len(shown)}|")
     for one, result in zip(first, results, strict=True):
         cells = [(later.get(one.name, one) if v == "fix-gpu" else one).cell(v) for v in shown]
-        print(f"| {one.name} | {' | '.join([*cells[:-1], cells[-1]])} | {result.get('note', '')}")
+        print(f"| {one.name} | {' | '.join(cells)} | {result.get('note', '')}")
     compared = [(v, first) for v in ("fix", "rules", *own)]
     for variant, networks in (*compared, ("fix", again), ("fix-gpu", again)):
         if any(variant in one.rows for one in networks):

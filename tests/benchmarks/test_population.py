@@ -76,7 +76,7 @@ def test_the_table_compares_with_the_faster_valid_rival(
         "rules": {"us": 99.0, "error": 1e-3, "exit": 0},
         "no-pass rescale": {"us": 50.0, "error": 1e-3, "exit": 0},
     }
-    write_json(tmp_path / "net.json", {"name": "net", "half": "judging", "stages": [], "variants": rows})
+    write_json(tmp_path / "net.json", {"name": "net", "stages": [], "variants": rows})
     table(argparse.Namespace(folders=[tmp_path], half="judging"))
     text = capsys.readouterr().out
     assert "| 90.0, 1.0e+00 WRONG | 100.0, 2.0e-03 |" in text
