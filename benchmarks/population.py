@@ -1,8 +1,8 @@
 """`fix` on networks that no rule was made for, beside AutoCast, plain FP16 and FP32, and the default plan taken apart.
 
     python benchmarks/population.py draw [--seed N] [--draw FILE]
-    python benchmarks/population.py run WORK [NAME ...] [--half development] [--ablate] [--fix-gpu] --seconds 570
-    python benchmarks/population.py table FOLDER [FOLDER ...] [--half judging]
+    python benchmarks/population.py [--half development] run WORK [NAME ...] [--ablate] [--fix-gpu] --seconds 570
+    python benchmarks/population.py [--half judging] table FOLDER_OR_FILE ...
 
 The networks are those of population_networks.py. A hash of the name puts half of them into `development`, after which
 rules may be changed, and half into `judging`. `run` does what WORK does not hold yet and stops before its time is up:
@@ -46,7 +46,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.comparison import THREADS, errors, last_words, read_json, write_json
 from rewriter.engines import nvidia_driver
 from rewriter.engines.measure import build_variant, measure
-from rewriter.engines.protocol import EngineOutcome, MeasureSettings, Timing, Variant
+from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Timing, Variant
 from rewriter.engines.tensor_files import write_samples
 from rewriter.graph.ops import ELEMENTWISE
 from rewriter.model import load
@@ -300,7 +300,9 @@ def _first_of(folder: Path, path: Path, name: str) -> str:
     return name
 
 
-def measure_network(folder: Path, stage: str, variants: Sequence[str]) -> None:
+def measure_network(
+    folder: Path, stage: str, variants: Sequence[str], engine: EngineName = "tensorrt-rtx"
+) -> None:
     """Runs and times all engines of a network in turn; writes STAGE.rows."""
     model, samples = load(folder / "model.onnx"), held(folder)
     expected = [dict(np.load(path)) for path in sorted(folder.glob("expected-*.npz"))]
@@ -313,13 +315,8 @@ def measure_network(folder: Path, stage: str, variants: Sequence[str]) -> None:
             for v, e in engines.items()
             if e.exists()
         ]
-        settings = MeasureSettings(
-            "tensorrt-rtx",
-            timing=Timing(seconds=0.3),
-            run_timeout_s=RUN_S / 2,
-            until=time.monotonic() + RUN_S - 20,
-            runtime_cache=folder / "kernels.cache",
-        )
+        timing, cache = Timing(seconds=0.3), folder / "kernels.cache"
+        settings = MeasureSettings(engine, timing=timing, run_timeout_s=RUN_S / 2, runtime_cache=cache)
         for outcome in measure(ready, settings, Path(place)):
             row: dict[str, Any] = {"problem": outcome.problem[:300]} if not outcome.ran else {}
             if outcome.ran:
@@ -538,6 +535,7 @@ def drawn(arguments: argparse.Namespace) -> list[str]:
 
 
 def half_of(name: str) -> str:
+    """Rules may be changed after looking at one half; the other judges."""
     return "development" if int(hashlib.sha256(name.encode()).hexdigest(), 16) % 2 else "judging"
 
 
@@ -585,13 +583,16 @@ class Network:
         return f"{self.us(variant):.1f}, {self.error(variant):.1e}{'' if self.valid(variant) else ' WRONG'}"
 
 
-def read(folders: Sequence[Path], half: str | None) -> list[dict[str, Any]]:
-    files = {path.stem: path for folder in folders for path in sorted(folder.glob("*.json"))}
-    found = [read_json(path) for _, path in sorted(files.items())]
+def read(places: Sequence[Path], half: str | None) -> list[dict[str, Any]]:
+    """Results of folders, and of files with the results of many networks by name."""
+    found: dict[str, dict[str, Any]] = {}
+    for place in places:
+        files = sorted(place.glob("*.json")) if place.is_dir() else []
+        found |= {path.stem: read_json(path) for path in files} if files else read_json(place)
     return [
         one
-        for one in found
-        if "stages" in one and (not half or one.get("half", half_of(one["name"])) == half)
+        for _, one in sorted(found.items())
+        if "stages" in one and (not half or half_of(one["name"]) == half)
     ]
 
 
@@ -605,7 +606,7 @@ def table(arguments: argparse.Namespace) -> None:
     print(f"| network | {' | '.join(shown)} |\n|---{'|---' * len(shown)}|")
     for one, result in zip(first, results, strict=True):
         cells = [(later.get(one.name, one) if v == "fix-gpu" else one).cell(v) for v in shown]
-        print(f"| {one.name} | {' | '.join([*cells[:-1], cells[-1]])} | {result.get('note', '')}")
+        print(f"| {one.name} | {' | '.join(cells)} | {result.get('note', '')}")
     compared = [(v, first) for v in ("fix", "rules", *own)]
     for variant, networks in (*compared, ("fix", again), ("fix-gpu", again)):
         if any(variant in one.rows for one in networks):

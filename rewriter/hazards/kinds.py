@@ -140,7 +140,7 @@ KINDS: dict[str, Kind] = {
         "Softmax of scores that FP16 holds in large steps",
         "note",
         "fp32-island",
-        "compute Softmax in FP32: `rewriter fix` does where it costs nothing; TF32 rounds what is multiplied "
+        "compute Softmax in FP32: the preset `accurate` does; TF32 rounds what is multiplied "
         "alike, so only FP32 without TF32 is exact",
         True,
     ),

@@ -73,9 +73,8 @@ class Preset:
 
 
 ACCURATE_COST = 0.16
-"""Share of latency that the preset `accurate` may spend on top of `trt-fp16`, by the estimate; that takes
-0.87 of AutoCast's in the geometric mean of fourteen networks on an H200. Nets of Convs got
-a third of plain FP16's error so (docs/accuracy.md); a search takes less where more gains nothing."""
+"""Share of latency that the preset `accurate` may spend on top of `trt-fp16`, by the estimate. Nets of Convs
+got a third of plain FP16's error so (docs/accuracy.md); a search takes less where more gains nothing."""
 
 _ALL = (
     Preset(
@@ -112,7 +111,8 @@ _ALL = (
             "metric": "relative-l2",
             "accumulation": "fp16",
         },
-        "The passes of `trt-fp16`, with deep Convs of patches of any channels as products, and Convs of\n"
+        "The passes of `trt-fp16`, with FP32 after products, round norms and in Softmax, projections of any\n"
+        "length merged, deep Convs of patches of any channels as products, and Convs of\n"
         "stride 1 as ConvTransposes where the target was probed to sum those alone in FP32. Then a search\n"
         "keeps in FP32 what lowers the error most for its cost. Errors are emulated with sums as\n"
         "Tensor Cores do them in FP16, and costs are recorded ones; for large models, which would take too\n"

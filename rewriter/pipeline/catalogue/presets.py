@@ -72,7 +72,7 @@ def migration_page() -> str:
             preset.about,
             "",
             f"The preset sets {_defaults(preset)}. Its pipeline is that of `trt-fp16` without\n"
-            "`merge-projections`, and without nodes that are in FP32 because it is free (docs/accuracy.md).",
+            "the passes that rewrite products for faster or more accurate kernels (docs/accuracy.md).",
             "",
             *table,
             "",
