@@ -292,10 +292,11 @@ class _Loop:
         first = self.first
         if first.plan is None or not first.job.prefers:
             return
+        job = self.base.job  # without passes that were shown to be wrong
         if _has_products(first):
-            yield Candidate("FP32 epilogues", _with_epilogues(first.job))
-        if any(first.changed(step) for step in _preferred_steps(first.job)):
-            yield Candidate(f"plain FP16, as {PLAIN}", _plain(first.job))
+            yield Candidate("FP32 epilogues", _with_epilogues(job, self.job))
+        if any(first.changed(step) for step in _preferred_steps(job)):
+            yield Candidate(f"plain FP16, as {PLAIN}", _plain(job))
         for rule, op in _preferred(self.base):
             base = self.base
             if (rule, op) in _preferred(base):
@@ -355,8 +356,8 @@ class _Loop:
     def _in_fp32(self) -> Iterator[Candidate]:
         """All of it in FP32 if nothing passes, or if it may be faster; unchanged if nothing builds."""
         if self.job.wish.precision != "fp32" and (not self.passed or self._fp32_may_be_faster()):
-            steps = tuple(step for step in self.first.job.steps if step.stage is Stage.STRUCTURE)
-            yield Candidate("all of it in FP32 (TF32)", _fp32(self.first.job, steps))
+            steps = tuple(step for step in self.base.job.steps if step.stage is Stage.STRUCTURE)
+            yield Candidate("all of it in FP32 (TF32)", _fp32(self.base.job, steps))
         if self._unbuilt() and not self.passed:
             yield Candidate("all of it in FP32 (TF32), unchanged", _fp32(self.first.job, ()))
 
@@ -401,9 +402,10 @@ def _has_products(made: Attempt) -> bool:
     return any(node.op_type in PRODUCTS for node in made.structured.proto.graph.node)
 
 
-def _with_epilogues(job: FixJob) -> FixJob:
-    """The job with FP32 after products and in Softmax, without the passes that the user leaves out."""
-    skipped = job.request.skip or ()
+def _with_epilogues(job: FixJob, first: FixJob) -> FixJob:
+    """The job with FP32 after products and in Softmax, without the passes that were left out of `first`."""
+    left_out = {step.name for step in first.steps} - {step.name for step in job.steps}
+    skipped = left_out.union(job.request.skip or ())
     steps = tuple(step for step in EPILOGUES if step.name not in skipped)
     wish = replace(job.wish, epilogues=True)
     return replace(job, steps=steps, wish=wish, repairing=True, emulated=False)
