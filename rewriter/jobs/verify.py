@@ -104,7 +104,7 @@ def verify(
                 run_timeout_s=timeout,
             )
             with watch("run"):
-                done = run_on_engine(workspace, settings, held, missing)
+                done = run_on_engine(workspace, settings, held, missing, asked=asked is not None)
         depth = Depth()
         if request.ranges:
             with watch("ranges"):

@@ -39,7 +39,7 @@ SEARCHED = "tolerance"
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The user's options for a plan; `PrecisionRequest` explains `measured_norms` and `target`.
+    """The user's options for a plan; `PrecisionRequest` explains `target`.
 
     `epilogues`: use FP32 where it is free, by the rules of `rewriter.planning.free_fp32`. `rules`: the
     user's own, which come before ours.
@@ -49,7 +49,6 @@ class PlanRequest:
     io: InputsOutputs = "keep"
     keep_nodes: tuple[str, ...] = ()
     keep_ops: tuple[str, ...] = ()
-    measured_norms: bool = False
     epilogues: bool = False
     rules: tuple[Rule, ...] = ()
     target: Target = field(default_factory=Target)
@@ -84,7 +83,7 @@ def make_plan(
         wish.io,
         wish.keep_nodes,
         wish.keep_ops,
-        measured_norms=real or wish.measured_norms,
+        measured_norms=real,
         target=wish.target,
     )
     decisions: list[Decision] = []
@@ -215,8 +214,7 @@ def _decide(survey: Survey, wish: PlanRequest) -> list[Decision]:
         extend_over_epilogues(survey, found)
         extend_over_norms(survey, found)
     keep_adjacent(survey, found)
-    if not wish.measured_norms:  # with them, rescaling keeps as little in FP32 as it can
-        grow(survey, found)
+    grow(survey, found)
     if wish.epilogues:
         extend_over_norms(survey, found)  # again: `grow` may have added the sums that norms read
         # after `grow`, which would add masks to the island and break the fused kernel

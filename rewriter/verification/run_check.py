@@ -14,11 +14,12 @@ from rewriter.engines.protocol import EngineOutcome, Latency, MeasureSettings, V
 from rewriter.engines.tensor_files import StoredSamples, write_samples
 from rewriter.errors import ArithmeticRunError, EngineError
 from rewriter.figures.metrics import named
+from rewriter.figures.outputs import compare_samples
 from rewriter.figures.tolerances import RELATIVE_L2, TOLERANCES, Tolerance
 from rewriter.model import Array, Model
 from rewriter.verification.arithmetic_checks import as_fp32, excused, tf32_errors
 from rewriter.verification.build_check import check_model_build, expectation, judged_report
-from rewriter.verification.expected import Expected, as_declared, conditioning, widened
+from rewriter.verification.expected import Expected, as_declared, conditioning, selects_rows, widened
 from rewriter.verification.judge import Judged, Standard, fair_words, judge
 from rewriter.verification.verdict import Check, MetricValue, log_lines
 from rewriter.verification.workspace import Workspace
@@ -38,13 +39,19 @@ class Execution:
 
 
 def run_on_engine(
-    workspace: Workspace, settings: MeasureSettings, tolerance: Tolerance, missing: str = ""
+    workspace: Workspace,
+    settings: MeasureSettings,
+    tolerance: Tolerance,
+    missing: str = "",
+    *,
+    asked: bool = False,
 ) -> Execution:
     """Builds and runs the fixed model, and once the original in FP32 without TF32.
 
     Args:
         missing: The reason why ONNX Runtime gave no reference; "" if it did. Without one, the original's FP32
             engine is the reference.
+        asked: As for `run_emulated`.
 
     Raises:
         EngineError: the library is not installed, or there is no reference.
@@ -59,7 +66,10 @@ def run_on_engine(
     if fixed[0].report is not None:
         expected = expectation(workspace.fixed, workspace.fixed_facts)
         checks.append(judged_report(fixed[0].report, expected))
-    checks.append(run_check(fixed, judged, tolerance, time.perf_counter() - start))
+    check = run_check(fixed, judged, tolerance, time.perf_counter() - start)
+    if not asked:
+        check = as_fp32(check, lambda: _fp32_errors(workspace, once), "the network's own FP32 engine")
+    checks.append(check)
     notes = dict.fromkeys(note for outcome in (*fixed, original) for note in outcome.notes)
     ran = next((outcome for outcome in fixed if outcome.ran), fixed[0])
     return Execution(
@@ -71,6 +81,18 @@ def run_on_engine(
         original.latency,
         tuple(notes),
     )
+
+
+def _fp32_errors(workspace: Workspace, settings: MeasureSettings) -> dict[str, float]:
+    """Error of each finite output of the original's FP32 engine, with TF32; empty if it does not run."""
+    variant = replace(workspace.reference_variant(), name="fp32", tf32=True)
+    (outcome,) = measure([variant], replace(settings, timing=None), workspace.folder / "fp32")
+    if not outcome.ran:
+        return {}
+    actual = (outcome.values(number) for number in range(len(outcome.outputs)))
+    rows = selects_rows(workspace.original)
+    compared = compare_samples(list(workspace.expected), list(actual), 0.0, as_sets=rows)
+    return {one.name: one.relative_l2 for one in compared if one.finite}
 
 
 def run_built(
