@@ -11,10 +11,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rewriter.figures.outputs import compare
-from rewriter.figures.tolerances import TOLERANCES
-from rewriter.model import Array, Model
-from rewriter.verification.expected import selects_rows
+from rewriter.ir.model import Array, Model
+from rewriter.judge.expected import selects_rows
+from rewriter.runtime.figures.outputs import compare
+from rewriter.runtime.figures.tolerances import TOLERANCES
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables that limit the threads of numpy's linear algebra and other libraries."""

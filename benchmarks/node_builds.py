@@ -24,11 +24,11 @@ from onnx import TensorProto
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import rewriter
-from rewriter.engines.build_options import BuildOptions
-from rewriter.engines.measure import shape_values
-from rewriter.engines.tensorrt_build import build
-from rewriter.errors import NativeError
-from rewriter.model import Array
+from rewriter.ir.errors import NativeError
+from rewriter.ir.model import Array
+from rewriter.runtime.engines.build_options import BuildOptions
+from rewriter.runtime.engines.measure import shape_values
+from rewriter.runtime.engines.tensorrt_build import build
 
 EACH, OPSET, IR = 8, 22, 10
 """Most cases of an operator, and the newest opset and IR version that ONNX Runtime has."""

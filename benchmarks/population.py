@@ -44,14 +44,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.comparison import THREADS, errors, last_words, read_json, write_json
-from rewriter.engines import nvidia_driver
-from rewriter.engines.measure import build_variant, measure
-from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Timing, Variant
-from rewriter.engines.tensor_files import write_samples
-from rewriter.graph.ops import ELEMENTWISE
-from rewriter.model import load
-from rewriter.planning.free_fp32 import FREE
-from rewriter.verification.expected import expected_outputs
+from rewriter.hazards.planning.free_fp32 import FREE
+from rewriter.ir.graph.ops import ELEMENTWISE
+from rewriter.ir.model import load
+from rewriter.judge.expected import expected_outputs
+from rewriter.runtime.engines import nvidia_driver
+from rewriter.runtime.engines.measure import build_variant, measure
+from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Timing, Variant
+from rewriter.runtime.engines.tensor_files import write_samples
 
 COMMON = ("fp32", "autocast", "plain", "fix")
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}

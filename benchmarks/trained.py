@@ -28,13 +28,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.comparison import errors
-from rewriter.data.inputs import load_samples
-from rewriter.engines import this_machine
-from rewriter.engines.measure import measure
-from rewriter.engines.protocol import MeasureSettings, Variant
-from rewriter.engines.tensor_files import write_samples
-from rewriter.model import Array, Model, load
-from rewriter.verification.expected import expected_outputs
+from rewriter.ir.model import Array, Model, load
+from rewriter.judge.expected import expected_outputs
+from rewriter.runtime.engines import this_machine
+from rewriter.runtime.engines.measure import measure
+from rewriter.runtime.engines.protocol import MeasureSettings, Variant
+from rewriter.runtime.engines.tensor_files import write_samples
+from rewriter.runtime.inputs import load_samples
 
 TARGET = ["--target", "tensorrt-rtx"]
 VARIANTS: dict[str, list[str]] = {

@@ -16,10 +16,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rewriter.engines import this_machine
-from rewriter.engines.measure import measure
-from rewriter.engines.protocol import EngineName, MeasureSettings, Variant
-from rewriter.engines.tensor_files import write_samples
+from rewriter.runtime.engines import this_machine
+from rewriter.runtime.engines.measure import measure
+from rewriter.runtime.engines.protocol import EngineName, MeasureSettings, Variant
+from rewriter.runtime.engines.tensor_files import write_samples
 
 
 def run(model: Path, feeds: list[Path], engine: EngineName, work: Path) -> str:

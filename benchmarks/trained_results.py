@@ -41,8 +41,8 @@ SPEECH, SILENCE = 0.5, 0.35
 
 def emulate(fixed: Path, work: Path) -> None:
     """Writes the emulation of every fixed model."""
-    from rewriter.emulation import emulation
-    from rewriter.model import facts, load, save
+    from rewriter.ir.model import facts, load, save
+    from rewriter.runtime.emulation import emulation
 
     work.mkdir(parents=True, exist_ok=True)
     for path in sorted(fixed.glob("*.onnx")):

@@ -11,50 +11,51 @@ TYPE_CHECKING = False  # `typing` takes longer to load than all that Ctrl-C is n
 
 if TYPE_CHECKING:
     from rewriter import hazards, passes
-    from rewriter.api import compare_inputs, fix, locate, probe, scan, verify
-    from rewriter.base import Target
-    from rewriter.data.parity import InputComparison
-    from rewriter.engines.probe.answers import Answers
-    from rewriter.errors import RewriterError
+    from rewriter.ir.base import Target
+    from rewriter.ir.errors import RewriterError
+    from rewriter.ir.model import Model, load, save
+    from rewriter.ir.plan import Plan
+    from rewriter.jobs.api import compare_inputs, fix, locate, probe, run_passes, scan, verify
     from rewriter.jobs.findings import Finding, ScanResult
     from rewriter.jobs.fix.result import FixResult
-    from rewriter.model import Model, load, save
+    from rewriter.judge.locate import Location
+    from rewriter.judge.verdict import Verdict
+    from rewriter.judge.verify_result import VerifyResult
+    from rewriter.parity import InputComparison
     from rewriter.pipeline.options import FixOptions, ScanOptions, VerifyOptions
-    from rewriter.plan import Plan
-    from rewriter.verification.locate import Location
-    from rewriter.verification.verdict import Verdict
-    from rewriter.verification.verify_result import VerifyResult
+    from rewriter.runtime.engines.probe.answers import Answers
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Answers": "engines.probe.answers",
+    "Answers": "runtime.engines.probe.answers",
     "Finding": "jobs.findings",
     "FixOptions": "pipeline.options",
     "FixResult": "jobs.fix.result",
-    "InputComparison": "data.parity",
-    "Location": "verification.locate",
-    "Model": "model",
-    "Plan": "plan",
-    "RewriterError": "errors",
+    "InputComparison": "parity",
+    "Location": "judge.locate",
+    "Model": "ir.model",
+    "Plan": "ir.plan",
+    "RewriterError": "ir.errors",
     "ScanOptions": "pipeline.options",
     "ScanResult": "jobs.findings",
-    "Target": "base",
-    "Verdict": "verification.verdict",
+    "Target": "ir.base",
+    "Verdict": "judge.verdict",
     "VerifyOptions": "pipeline.options",
-    "VerifyResult": "verification.verify_result",
-    "compare_inputs": "api",
-    "fix": "api",
-    "load": "model",
-    "locate": "api",
-    "probe": "api",
-    "save": "model",
-    "scan": "api",
-    "verify": "api",
+    "VerifyResult": "judge.verify_result",
+    "compare_inputs": "jobs.api",
+    "fix": "jobs.api",
+    "load": "ir.model",
+    "locate": "jobs.api",
+    "probe": "jobs.api",
+    "run_passes": "jobs.api",
+    "save": "ir.model",
+    "scan": "jobs.api",
+    "verify": "jobs.api",
 }
 
 _ROOMS = ("hazards", "passes")
-"""Packages that are part of the API as a whole: `rewriter.passes.run`, `rewriter.hazards.Hazard`."""
+"""Packages that are part of the API as a whole: `rewriter.passes.ALL`, `rewriter.hazards.Hazard`."""
 
 __all__ = [
     "Answers",
@@ -80,6 +81,7 @@ __all__ = [
     "locate",
     "passes",
     "probe",
+    "run_passes",
     "save",
     "scan",
     "verify",

@@ -8,8 +8,8 @@ import numpy as np
 from graphs import apply, with_constants
 from onnx import helper, numpy_helper
 
-from rewriter.base import Context
-from rewriter.model import Model, load
+from rewriter.ir.base import Context
+from rewriter.ir.model import Model, load
 from rewriter.passes.merge_branches import MergeBranches
 from rewriter.pipeline.driver import PassResult
 

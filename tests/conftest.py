@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from nightly import ALONE, NIGHTLY, sized
 
-from rewriter import children
+from rewriter.ir import children
 
 settings.register_profile("own", deadline=None, max_examples=sized(20, 300))
 """A busy machine is no failure."""

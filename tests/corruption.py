@@ -27,8 +27,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from onnx import numpy_helper
 
-from rewriter import children
-from rewriter.errors import NativeError, PassError, RewriterError
+from rewriter.ir import children
+from rewriter.ir.errors import NativeError, PassError, RewriterError
 from rewriter.jobs.fix.api import fix
 from rewriter.jobs.scan import scan
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rewriter.emulation import emulation
-from rewriter.engines.measure import measure as measure_files
-from rewriter.engines.onnxruntime import Session
-from rewriter.engines.protocol import EngineOutcome, Latency, MeasureSettings, Variant
-from rewriter.engines.tensor_files import write_samples
-from rewriter.engines.this_machine import Choice
-from rewriter.model import Model, load
-from rewriter.model.facts import infer
+from rewriter.ir.model import Model, load
+from rewriter.ir.model.facts import infer
+from rewriter.runtime.emulation import emulation
+from rewriter.runtime.engines.measure import measure as measure_files
+from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.engines.protocol import EngineOutcome, Latency, MeasureSettings, Variant
+from rewriter.runtime.engines.tensor_files import write_samples
+from rewriter.runtime.engines.this_machine import Choice
 
 FP16_US, FP32_US = 10.0, 20.0
 
@@ -51,12 +51,12 @@ def _outcome(variant: Variant, folder: Path) -> EngineOutcome:
 def use_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes ONNX Runtime the engine that judges results on this machine."""
     choice = Choice("onnxruntime")
-    monkeypatch.setattr("rewriter.engines.this_machine.choose", lambda engine="auto": choice)
+    monkeypatch.setattr("rewriter.runtime.engines.this_machine.choose", lambda engine="auto": choice)
 
 
 def use_emulation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the emulation with FP16 sums the engine that judges results on this machine."""
     use_onnxruntime(monkeypatch)
-    for user in ("rewriter.verification.run_check", "rewriter.jobs.fix.judge"):
+    for user in ("rewriter.judge.run_check", "rewriter.jobs.fix.judge"):
         monkeypatch.setattr(f"{user}.measure", measure)
     assert measure_files is not measure

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import graphs
 from onnx import TensorProto
 
-from rewriter.base import Target
-from rewriter.graph import open_graphs
 from rewriter.hazards import RULES, SCAN_RULES, PrecisionRequest, Survey
 from rewriter.hazards.kinds import KINDS
-from rewriter.model import facts
-from rewriter.plan import Range
+from rewriter.ir.base import Target
+from rewriter.ir.graph import open_graphs
+from rewriter.ir.model import facts
+from rewriter.ir.plan import Range
 
 NAMES = {rule.__name__: rule for rule in RULES}
 SCANNED = {rule.__name__: rule for rule in SCAN_RULES}

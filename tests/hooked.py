@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 import pytest
 
-from rewriter.model import load
+from rewriter.ir.model import load
 
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[hooks]'")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rewriter.model import Model, facts
-from rewriter.plan import Plan, Range
-from rewriter.planning.planner import PlanRequest, make_plan
+from rewriter.hazards.planning.planner import PlanRequest, make_plan
+from rewriter.ir.model import Model, facts
+from rewriter.ir.plan import Plan, Range
 
 SMALL = Range(-1.0, 1.0, 0.5, True)
 

@@ -8,7 +8,7 @@ import onnx.parser
 from graphs import keeps_results
 from onnx import numpy_helper
 
-from rewriter.model import Model, load
+from rewriter.ir.model import Model, load
 from rewriter.passes.postpone_resize import PostponeResize
 
 TWICE = "float[4] twice = {1, 1, 2, 2}, float[4] four = {1, 1, 4, 4}, float[4] same = {1, 1, 1, 1}"

@@ -6,15 +6,15 @@ import math
 
 import graphs
 
-from rewriter.emulation import Accumulation, reference
-from rewriter.model import Array, Model, facts
-from rewriter.plan import Plan
-from rewriter.search.cheapest import cheapest
-from rewriter.search.effort import MOST
-from rewriter.search.goal import Budget, ErrorLimit, Found, Goal
-from rewriter.search.trials import Candidate, Problem, Trials
-from rewriter.search.within import most_accurate
-from rewriter.verification.expected import run_all
+from rewriter.ir.model import Array, Model, facts
+from rewriter.ir.plan import Plan
+from rewriter.jobs.search.cheapest import cheapest
+from rewriter.jobs.search.effort import MOST
+from rewriter.jobs.search.goal import Budget, ErrorLimit, Found, Goal
+from rewriter.jobs.search.trials import Candidate, Problem, Trials
+from rewriter.jobs.search.within import most_accurate
+from rewriter.judge.expected import run_all
+from rewriter.runtime.emulation import Accumulation, reference
 
 CANCELLING = """
     g (float[256] x) => (float[256] y) <float big = {64.0}, float k = {0.7}> {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphs import keeps_results, with_constants
 
-from rewriter.model import Model
+from rewriter.ir.model import Model
 from rewriter.passes.fold_strides import FoldStrides
 
 FOLDED = ["Reshape", "Transpose", "Reshape", "Conv"]

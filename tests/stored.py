@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from rewriter.model import Model, load
+from rewriter.ir.model import Model, load
 
 
 def made(value: float) -> Model:

@@ -6,7 +6,7 @@ import numpy as np
 import onnx.parser
 from onnx import numpy_helper
 
-from rewriter.model import Array, Model, load
+from rewriter.ir.model import Array, Model, load
 
 
 def weighted(text: str, **shapes: tuple[int, ...]) -> Model:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from graphs import graph
 
-from rewriter.graph import open_graphs
-from rewriter.model import Model, facts
-from rewriter.patterns.norms import Norm, find_norms
+from rewriter.ir.graph import open_graphs
+from rewriter.ir.model import Model, facts
+from rewriter.ir.patterns.norms import Norm, find_norms
 
 INPUTS = "float[2,4,8] x, float[8] s, float[8] b"
 

@@ -9,9 +9,9 @@ import numpy as np
 from data import WHITE, Pictures
 
 import rewriter
-from rewriter import emulation
-from rewriter.engines.onnxruntime import Session
-from rewriter.model import facts
+from rewriter.ir.model import facts
+from rewriter.runtime import emulation
+from rewriter.runtime.engines.onnxruntime import Session
 
 PICTURES, SIZE = 8, 128
 

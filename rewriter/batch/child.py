@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.batch.state import Ending, Outcome
-from rewriter.data.ranges import kept
-from rewriter.engines.user_cache import VARIABLE as CACHE
+from rewriter.ir.printable import printable
 from rewriter.pipeline.options import FixOptions, VerifyOptions
 from rewriter.pipeline.schema import PREFIX, Option, Shapes, declarations
-from rewriter.printable import printable
+from rewriter.runtime.engines.user_cache import VARIABLE as CACHE
+from rewriter.runtime.ranges import kept
 
 GRACE_SECONDS = 5.0
 """Time between the request to end and the kill."""

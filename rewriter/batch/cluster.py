@@ -19,7 +19,7 @@ from rewriter.batch.child import Child, fix_order, verify_order
 from rewriter.batch.machine import Display, Ends, land, memory_needed, workspace
 from rewriter.batch.models import Entry
 from rewriter.batch.state import Outcome, model_files, option_files
-from rewriter.errors import OutputError, UsageError
+from rewriter.ir.errors import OutputError, UsageError
 from rewriter.pipeline.options import DataOptions, EngineOptions
 from rewriter.pipeline.schema import declarations
 

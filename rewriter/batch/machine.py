@@ -13,8 +13,8 @@ from typing import Protocol
 from rewriter.batch.child import Child, fix_order
 from rewriter.batch.models import Entry
 from rewriter.batch.state import FINISHED, Outcome, Record, finished, key_of, model_files, save, state_file
-from rewriter.children import available_memory
-from rewriter.errors import OutputError
+from rewriter.ir.children import available_memory
+from rewriter.ir.errors import OutputError
 
 POLL_SECONDS = 0.05
 

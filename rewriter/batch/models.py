@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rewriter.errors import UsageError
+from rewriter.ir.errors import UsageError
 from rewriter.pipeline.config import Configuration
 from rewriter.pipeline.options import BatchCommand, FixOptions
 from rewriter.pipeline.reader import read, unknown

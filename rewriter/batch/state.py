@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rewriter.batch.models import Entry
-from rewriter.model import data_files, write_json
+from rewriter.ir.model import data_files, write_json
 from rewriter.report.json import installed_versions
 
 Ending = Literal[

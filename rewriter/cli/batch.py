@@ -15,8 +15,8 @@ import typer
 
 from rewriter.cli.exits import FAILED, PAGES, STDOUT, is_page, reader_may_leave, write_document
 from rewriter.cli.parameters import Json, Quiet, check_extra, read_configuration, with_options
-from rewriter.english import count
-from rewriter.errors import UsageError
+from rewriter.ir.english import count
+from rewriter.ir.errors import UsageError
 from rewriter.pipeline.options import BatchCommand, FixOptions
 from rewriter.pipeline.schema import declarations
 
@@ -95,7 +95,7 @@ def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Workers, str]]:
 
 def _write(summary: Summary, files: Sequence[Path]) -> None:
     from rewriter.batch.summary import as_dict, as_junit, write_page
-    from rewriter.model import write_text
+    from rewriter.ir.model import write_text
 
     for path in files:
         if is_page(path):

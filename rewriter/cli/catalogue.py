@@ -72,7 +72,7 @@ def _run_passes(
     That is a whole report of a bug: GRAPH may be such a text, too.
     """
     with exit_codes(), reader_may_leave():
-        from rewriter.model import load
+        from rewriter.ir.model import load
         from rewriter.pipeline import onnx_text
         from rewriter.pipeline.run import run
 

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from rewriter.cli.exits import BAD_INPUT, INTERRUPTED, print_error
 from rewriter.cli.parameters import FLAG
-from rewriter.errors import UsageError
+from rewriter.ir.errors import UsageError
 
 COMPLETION = {
     "install_completion": "Complete names on TAB in this shell",

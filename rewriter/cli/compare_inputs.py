@@ -33,7 +33,7 @@ def compare_inputs(
     Exits with 0 if they do the same, with 1 if they differ, with 2 on bad usage or data.
     """
     with exit_codes():
-        from rewriter.jobs.compare_inputs import compare_inputs as job
+        from rewriter.parity.job import compare_inputs as job
         from rewriter.report import compare_inputs as report
         from rewriter.report.progress import progress
 

@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from rewriter.errors import OutputError, RewriterError, UnbuildableError
-from rewriter.printable import printable
+from rewriter.ir.errors import OutputError, RewriterError, UnbuildableError
+from rewriter.ir.printable import printable
 from rewriter.report import signals
 
 FAILED, BAD_INPUT, UNBUILDABLE, DEFECT, INTERRUPTED = 1, 2, 3, 70, 130
@@ -163,8 +163,8 @@ def _files(
 
 def write_document(content: Any, json: Path) -> None:
     """Write JSON to a file, or to the standard output."""
-    from rewriter.model import write_json
-    from rewriter.model.writing import json_text
+    from rewriter.ir.model import write_json
+    from rewriter.ir.model.writing import json_text
 
     if json != STDOUT:
         write_json(content, json)

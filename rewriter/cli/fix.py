@@ -17,7 +17,7 @@ from rewriter.cli.parameters import (
     configured,
     with_options,
 )
-from rewriter.errors import UsageError
+from rewriter.ir.errors import UsageError
 from rewriter.pipeline.options import FixCommand, FixOptions
 
 Output = Annotated[
@@ -40,8 +40,8 @@ def fix(
     Exits with 0 if it is verified, 1 if a check failed, 2 on bad usage or model, 3 if TensorRT does not build
     MODEL as it came.
     """
+    from rewriter.ir.model import data_files
     from rewriter.jobs.fix import api
-    from rewriter.model import data_files
     from rewriter.report import fix as report
     from rewriter.report.progress import progress
 

@@ -14,7 +14,7 @@ import typer
 from typer.models import ArgumentInfo
 
 from rewriter.cli.exits import PAGES, STDOUT, echo, exit_codes
-from rewriter.errors import OutputError, UsageError
+from rewriter.ir.errors import OutputError, UsageError
 from rewriter.pipeline.options import DATA, OUTCOME, PANELS
 from rewriter.pipeline.reader import Text, read
 from rewriter.pipeline.schema import Option, declarations
@@ -164,7 +164,7 @@ def check_extra(where: str, path: Path | None, inputs: Iterable[Any], endings: S
     """
     if path in (None, STDOUT):
         return
-    from rewriter.model.output_files import overwrites
+    from rewriter.ir.model.output_files import overwrites
 
     assert path is not None
     place = f"{where} {path}"
@@ -186,6 +186,6 @@ def check_extra(where: str, path: Path | None, inputs: Iterable[Any], endings: S
 
 def _weights(files: Iterable[Path]) -> list[Path]:
     """The files with the weights of those that are models."""
-    from rewriter.model import data_files
+    from rewriter.ir.model import data_files
 
     return [data for file in files if file.suffix == ".onnx" for data in data_files(file)]

@@ -25,10 +25,10 @@ def probe(
     Without a GPU: build the probes' models, and show the recorded answers.
     """
     with exit_codes():
-        from rewriter.engines import this_machine
         from rewriter.jobs.probe import probe as job
         from rewriter.report import probe as report
         from rewriter.report.progress import progress
+        from rewriter.runtime.engines import this_machine
 
         check_extra("`json`", json, [])
         check_extra("`report`", written, [])
@@ -44,13 +44,13 @@ def probe(
 
 
 def _without_gpu(reasons: str, json: Path | None, page: Path | None, *, verbosity: int) -> None:
-    from rewriter.engines.probe.answers import recorded
-    from rewriter.engines.probe.ask import build_all
-    from rewriter.errors import EngineError
     from rewriter.hazards.quirks import every_probe
+    from rewriter.ir.errors import EngineError
     from rewriter.report import probe as report
     from rewriter.report.progress import progress
     from rewriter.report.terminal import console
+    from rewriter.runtime.engines.probe.answers import recorded
+    from rewriter.runtime.engines.probe.ask import build_all
 
     if json is not None:
         raise EngineError(

@@ -29,7 +29,7 @@ from rewriter.cli.parameters import (
     option,
     with_options,
 )
-from rewriter.errors import InputsError, ModelError, RewriterError, UsageError
+from rewriter.ir.errors import InputsError, ModelError, RewriterError, UsageError
 from rewriter.pipeline.options import OUTCOME, ScanCommand, ScanOptions
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def write_all(
 
 def write_sarif(results: Sequence[ScanResult], unread: Sequence[RewriterError], path: Path) -> None:
     """Write results as one SARIF log."""
-    from rewriter.model import write_json
+    from rewriter.ir.model import write_json
     from rewriter.report.sarif import as_sarif
 
     write_json(as_sarif(results, unread), path)

@@ -48,7 +48,7 @@ def verify(
 
 def _tolerance(resolved: ResolvedOptions, metric: str | None) -> dict[str, Any]:
     """The tolerance with the place that set it; a file's metric alone is a goal of `fix`, and ignored."""
-    from rewriter.figures.tolerances import Tolerance
+    from rewriter.runtime.figures.tolerances import Tolerance
 
     usual = declarations(VerifyOptions)["metric"].default
     given = resolved.arguments("verify")

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.graph import GraphEditor, attribute, label
-from rewriter.graph.fusion import conv_depth, is_plain_transpose
-from rewriter.graph.ops import CHEAP, LOOPS, TENSOR_CORE, VIEWS
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.survey import Survey
-from rewriter.model import holds_graphs
+from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph.fusion import conv_depth, is_plain_transpose
+from rewriter.ir.graph.ops import CHEAP, LOOPS, TENSOR_CORE, VIEWS
+from rewriter.ir.model import holds_graphs
 
 ERROR_PER_ROOT_DEPTH = 3.7e-5
 """Relative L2 error over sqrt(depth), docs/hazards.md#fp16-accumulators."""

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.graph import label
-from rewriter.graph.ops import CHEAP, SOFTMAX
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.survey import Survey
-from rewriter.patterns.masks import LARGEST_BIAS, Follower, Use, huge_uses
+from rewriter.ir.graph import label
+from rewriter.ir.graph.ops import CHEAP, SOFTMAX
+from rewriter.ir.patterns.masks import LARGEST_BIAS, Follower, Use, huge_uses
 
 BEFORE_SOFTMAX = CHEAP - SOFTMAX
 

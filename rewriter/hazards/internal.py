@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 
 from onnx import NodeProto
 
-from rewriter.english import figure
-from rewriter.graph import attribute
-from rewriter.graph.ops import SOFTMAX
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL
 from rewriter.hazards.survey import Survey
-from rewriter.plan import Range
+from rewriter.ir.english import figure
+from rewriter.ir.graph import attribute
+from rewriter.ir.graph.ops import SOFTMAX
+from rewriter.ir.plan import Range
 
 NAIVE_LOG_SUM_EXP = "https://github.com/NVIDIA/TensorRT/issues/4772"
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from onnx import NodeProto
 
-from rewriter.plan import Range
+from rewriter.ir.plan import Range
 
 Severity = Literal["note", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("note", "warning", "error")

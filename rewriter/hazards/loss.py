@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.english import figure
-from rewriter.graph import attribute, label
-from rewriter.graph.ops import CHEAP, INEQUALITIES, SCALING, TENSOR_CORE, VIEWS
 from rewriter.hazards.attention import mask_uses
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL, UNDERFLOW
 from rewriter.hazards.resolution import made_of_integers
 from rewriter.hazards.survey import Survey
-from rewriter.model import Array
-from rewriter.plan import Range
+from rewriter.ir.english import figure
+from rewriter.ir.graph import attribute, label
+from rewriter.ir.graph.ops import CHEAP, INEQUALITIES, SCALING, TENSOR_CORE, VIEWS
+from rewriter.ir.model import Array
+from rewriter.ir.plan import Range
 
 WEIGHT_ERROR = 1e-3
 """Relative L2 error of rounded weights; normal numbers lose 2^-11 = 4.9e-4 at most."""

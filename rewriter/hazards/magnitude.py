@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.english import figure
-from rewriter.graph import label
-from rewriter.graph.ops import VIEWS
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.survey import Survey
-from rewriter.patterns.norms import Norm
-from rewriter.plan import Range
+from rewriter.ir.english import figure
+from rewriter.ir.graph import label
+from rewriter.ir.graph.ops import VIEWS
+from rewriter.ir.patterns.norms import Norm
+from rewriter.ir.plan import Range
 
 FP16_MIN_NORMAL = 2.0**-14
 """IEEE 754 binary16: smaller numbers lose bits."""

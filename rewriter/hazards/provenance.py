@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from rewriter.graph import attribute, casts_to, label
-from rewriter.graph.ops import VIEWS
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.survey import Survey
+from rewriter.ir.graph import attribute, casts_to, label
+from rewriter.ir.graph.ops import VIEWS
 
 NATIVE_INT64 = (9,)
 """From TensorRT 9.0 on INT64 is a type of its own; before, the parser clamps to INT32 (its change log)."""

@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.base import Target
-from rewriter.engines.probe import question
-from rewriter.engines.probe.question import UNKNOWN, Case, Probe
-from rewriter.graph import GraphEditor, attribute
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.survey import Survey
-from rewriter.patterns.round_trips import lost_round_trips
+from rewriter.ir.base import Target
+from rewriter.ir.graph import GraphEditor, attribute
+from rewriter.ir.patterns.round_trips import lost_round_trips
+from rewriter.runtime.engines.probe import question
+from rewriter.runtime.engines.probe.question import UNKNOWN, Case, Probe
 
 PATCH = 8
 """Smallest kernel of `kernel-is-stride`: patches of vision transformers have 8 to 32."""

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.graph import label
-from rewriter.graph.ops import INEQUALITIES, PRODUCTS, SCALING, TENSOR_CORE, VIEWS
 from rewriter.hazards.front_ends import LINEAR, POWERS, is_root, steep_operand
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL, MEAN_RATIO, UNDERFLOW
 from rewriter.hazards.survey import Survey
-from rewriter.model import Array
+from rewriter.ir.graph import label
+from rewriter.ir.graph.ops import INEQUALITIES, PRODUCTS, SCALING, TENSOR_CORE, VIEWS
+from rewriter.ir.model import Array
 
 SMALL_ROOT = 2.0**8 * FP16_FLUSH**0.5
 """Mean of a root below which flushed values show: their roots, up to sqrt(2^-25), are then 2^-8 of it."""

@@ -12,14 +12,14 @@ from functools import cached_property
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.base import Target
-from rewriter.graph import GraphEditor, casts_floats
-from rewriter.graph.float_types import EXCHANGEABLE
 from rewriter.hazards.kinds import Hazard, Severity
-from rewriter.model import Array
-from rewriter.model.schemas import TypeRule, TypeRules, ports
-from rewriter.patterns.norms import Norm, find_norms
-from rewriter.plan import InputsOutputs, Range
+from rewriter.ir.base import Target
+from rewriter.ir.graph import GraphEditor, casts_floats
+from rewriter.ir.graph.float_types import EXCHANGEABLE
+from rewriter.ir.model import Array
+from rewriter.ir.model.schemas import TypeRule, TypeRules, ports
+from rewriter.ir.patterns.norms import Norm, find_norms
+from rewriter.ir.plan import InputsOutputs, Range
 
 LARGEST: dict[int, float] = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16: 3.3895313892515355e38}
 """Largest finite number: IEEE 754 binary16, and the upper half of a binary32."""

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Kept
-from rewriter.graph import label
-from rewriter.graph.ops import QUANTISING, RECURRENT, SAME_VALUES
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL
 from rewriter.hazards.survey import Survey
-from rewriter.model.schemas import READS_BITS
+from rewriter.ir.base import Kept
+from rewriter.ir.graph import label
+from rewriter.ir.graph.ops import QUANTISING, RECURRENT, SAME_VALUES
+from rewriter.ir.model.schemas import READS_BITS
 
 SEQUENCE_LENS = 4
 """Place of the lengths of the sequences among the inputs of LSTM, GRU and RNN."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from rewriter.errors import UsageError
 from rewriter.hazards.kinds import KINDS, Hazard
 from rewriter.hazards.survey import Survey
+from rewriter.ir.errors import UsageError
 
 USER_KIND = "user-rule"
 """The kind of a hazard whose rule is not one of `KINDS`."""

@@ -13,15 +13,15 @@ from typing import Any
 
 import onnx
 
-from rewriter.errors import RewriterError, UsageError
+from rewriter.ir.errors import RewriterError, UsageError
+from rewriter.ir.model import Array, Model, load, save
+from rewriter.ir.printable import printable
 from rewriter.jobs.fix.result import FixResult
-from rewriter.model import Array, Model, load, save
+from rewriter.judge.verdict import Verdict
 from rewriter.pipeline.config import ResolvedOptions
 from rewriter.pipeline.config import load as load_configuration
 from rewriter.pipeline.options import FixOptions
 from rewriter.pipeline.schema import declarations
-from rewriter.printable import printable
-from rewriter.verification.verdict import Verdict
 
 Feeds = Callable[[Model], Iterable[Mapping[str, Array]] | None]
 """Returns feeds for a model; None: `rewriter.fix` generates random data."""

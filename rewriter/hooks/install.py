@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rewriter.errors import UsageError
-from rewriter.model import write_text
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model import write_text
 
 PRE_COMMIT, PYPROJECT = ".pre-commit-config.yaml", "pyproject.toml"
 HOOKS = ("rewriter-scan", "rewriter-fix")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewriter.errors import OutputError, RewriterError
-from rewriter.graph import made_by
 from rewriter.hazards.kinds import Severity
 from rewriter.hooks.fixing import Unverified, copy_model, raw_path
-from rewriter.model import Model, data_files, load, save
+from rewriter.ir.errors import OutputError, RewriterError
+from rewriter.ir.graph import made_by
+from rewriter.ir.model import Model, data_files, load, save
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.config import ResolvedOptions
 from rewriter.pipeline.config import load as load_configuration

@@ -31,10 +31,10 @@ from rewriter.hooks.fixing import (
 
 torch = require("torch", "torch", __name__)
 
-from rewriter.errors import UsageError  # noqa: E402  # the message about PyTorch comes first
 from rewriter.hooks.norms import Advice, advise, eval_mode  # noqa: E402
 from rewriter.hooks.torch_feeds import calibration_feeds, example_feeds, is_blank  # noqa: E402
-from rewriter.model import Array, Model  # noqa: E402
+from rewriter.ir.errors import UsageError  # noqa: E402  # the message about PyTorch comes first
+from rewriter.ir.model import Array, Model  # noqa: E402
 
 __all__ = ["Advice", "Exported", "FixWarning", "advise", "export", "patched"]
 

@@ -10,9 +10,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from rewriter.errors import InputsError
 from rewriter.hooks.fixing import Feeds, require
-from rewriter.model import Array, Model, Port
+from rewriter.ir.errors import InputsError
+from rewriter.ir.model import Array, Model, Port
 
 torch = require("torch", "torch", __name__)
 

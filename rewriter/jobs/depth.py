@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from rewriter.data.inputs import Samples
-from rewriter.data.ranges import measure
-from rewriter.data.ranges.depth import Depth, along_depth
-from rewriter.emulation import reference
-from rewriter.errors import ArithmeticRunError
+from rewriter.ir.errors import ArithmeticRunError
+from rewriter.ir.model import Model, walk_graphs
+from rewriter.ir.model import facts as tensor_facts
 from rewriter.jobs.scan import inlined
-from rewriter.model import Model, walk_graphs
-from rewriter.model import facts as tensor_facts
+from rewriter.runtime.emulation import reference
+from rewriter.runtime.inputs import Samples
+from rewriter.runtime.ranges import measure
+from rewriter.runtime.ranges.depth import Depth, along_depth
 
 TYPES: dict[int, str] = {
     TensorProto.FLOAT16: "fp16",

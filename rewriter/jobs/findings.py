@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rewriter.base import Target
-from rewriter.data.ranges.depth import TensorAtDepth
-from rewriter.data.source import DataSource
-from rewriter.english import count
 from rewriter.hazards.kinds import SEVERITIES, Severity
-from rewriter.plan import Precision, Range
-from rewriter.summary import Row, Summary, listed
+from rewriter.ir.base import Target
+from rewriter.ir.english import count
+from rewriter.ir.plan import Precision, Range
+from rewriter.ir.summary import Row, Summary, listed
+from rewriter.runtime.ranges.depth import TensorAtDepth
+from rewriter.runtime.source import DataSource
 
 
 @dataclass(frozen=True)

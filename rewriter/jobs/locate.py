@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rewriter.data.expectations import data_warnings
-from rewriter.data.inputs import Samples, load_samples
-from rewriter.data.ranges.depth import Depth
-from rewriter.engines.deployment import deployment
-from rewriter.engines.protocol import MeasureSettings, Shape
-from rewriter.engines.this_machine import AUTO
-from rewriter.errors import UsageError
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model import Model, load
+from rewriter.ir.model.stopwatch import Progress
 from rewriter.jobs.depth import measured_depth
-from rewriter.model import Model, load
-from rewriter.model.stopwatch import Progress
-from rewriter.verification import locate as search
-from rewriter.verification.locate import TOLERANCE, LocateOptions, Location
-from rewriter.verification.locate.bisection import MARKS, MAX_BUILDS
+from rewriter.judge import locate as search
+from rewriter.judge.locate import TOLERANCE, LocateOptions, Location
+from rewriter.judge.locate.bisection import MARKS, MAX_BUILDS
+from rewriter.runtime.engines.deployment import deployment
+from rewriter.runtime.engines.protocol import MeasureSettings, Shape
+from rewriter.runtime.engines.this_machine import AUTO
+from rewriter.runtime.expectations import data_warnings
+from rewriter.runtime.inputs import Samples, load_samples
+from rewriter.runtime.ranges.depth import Depth
 
 MOST_SAMPLES = 4
 """Samples that are used: every build of the search runs all of them."""

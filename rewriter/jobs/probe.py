@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rewriter.engines import this_machine
-from rewriter.engines.probe import ask as probes
-from rewriter.engines.probe.answers import Answers, remember
-from rewriter.engines.this_machine import AUTO
-from rewriter.errors import EngineError
 from rewriter.hazards.quirks import every_probe
-from rewriter.model.stopwatch import Progress
+from rewriter.ir.errors import EngineError
+from rewriter.ir.model.stopwatch import Progress
+from rewriter.runtime.engines import this_machine
+from rewriter.runtime.engines.probe import ask as probes
+from rewriter.runtime.engines.probe.answers import Answers, remember
+from rewriter.runtime.engines.this_machine import AUTO
 
 
 def probe(engine: str = AUTO, *, again: bool = False, progress: Progress | None = None) -> Answers:

@@ -8,30 +8,30 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, Unpack
 
-from rewriter.base import Context, Target
-from rewriter.data.expectations import data_warnings
-from rewriter.data.inputs import Samples, load_samples
-from rewriter.data.ranges import Ranges, measure
-from rewriter.data.ranges.depth import along_depth
-from rewriter.emulation import emulation, reference
-from rewriter.engines.probe.answers import known_target
-from rewriter.errors import ArithmeticRunError
-from rewriter.figures.metrics import METRICS
-from rewriter.figures.tolerances import TOLERANCES
-from rewriter.graph import label
 from rewriter.hazards import KEPT, SCAN_RULES, Hazard, PrecisionRequest, Rule, Survey, is_kept
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
+from rewriter.hazards.planning.planner import LOW_TYPES, surveys
 from rewriter.hazards.user_rules import rules_of_the_user
+from rewriter.ir.base import Context, Target
+from rewriter.ir.errors import ArithmeticRunError
+from rewriter.ir.graph import label
+from rewriter.ir.model import Model, load
+from rewriter.ir.model import facts as tensor_facts
+from rewriter.ir.model.stopwatch import Progress, Stopwatch
 from rewriter.jobs.findings import Finding, ScanResult
-from rewriter.model import Model, load
-from rewriter.model import facts as tensor_facts
-from rewriter.model.stopwatch import Progress, Stopwatch
+from rewriter.judge.expected import run_all
 from rewriter.pipeline import text as pipeline
 from rewriter.pipeline.driver import Driver
 from rewriter.pipeline.keywords import ScanKeywords
 from rewriter.pipeline.options import ScanOptions, combined, documented
-from rewriter.planning.planner import LOW_TYPES, surveys
-from rewriter.verification.expected import run_all
+from rewriter.runtime.emulation import emulation, reference
+from rewriter.runtime.engines.probe.answers import known_target
+from rewriter.runtime.expectations import data_warnings
+from rewriter.runtime.figures.metrics import METRICS
+from rewriter.runtime.figures.tolerances import TOLERANCES
+from rewriter.runtime.inputs import Samples, load_samples
+from rewriter.runtime.ranges import Ranges, measure
+from rewriter.runtime.ranges.depth import along_depth
 
 TF32_NOTED = 2e-3
 """Relative L2 error of TF32 that is worth a note: twice what well-conditioned networks show on an H200."""

@@ -11,29 +11,29 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
 
-from rewriter.data.expectations import data_warnings
-from rewriter.data.inputs import Samples, load_samples
-from rewriter.data.ranges.depth import Depth
-from rewriter.engines.deployment import deployment
-from rewriter.engines.onnxruntime_errors import NoKernelError
-from rewriter.engines.protocol import MeasureSettings, Timing
-from rewriter.engines.this_machine import Choice
-from rewriter.errors import UsageError
-from rewriter.figures.metrics import named
-from rewriter.figures.outputs import OutputStatistics
-from rewriter.figures.tolerances import Tolerance, default_tolerance
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model import load
+from rewriter.ir.model.stopwatch import Progress, Stopwatch
 from rewriter.jobs.depth import measured_depth
 from rewriter.jobs.fix.provenance import noted_sums
-from rewriter.model import load
-from rewriter.model.stopwatch import Progress, Stopwatch
+from rewriter.judge.judge import BuildRun
+from rewriter.judge.not_finite import nan_warnings
+from rewriter.judge.run_check import build_without_gpu, run_emulated, run_on_engine
+from rewriter.judge.verdict import Verdict
+from rewriter.judge.verify_result import VerifyResult
+from rewriter.judge.workspace import MOST_SAMPLES, Workspace
 from rewriter.pipeline.keywords import VerifyKeywords
 from rewriter.pipeline.options import VerifyOptions, combined, documented
-from rewriter.verification.judge import BuildRun
-from rewriter.verification.not_finite import nan_warnings
-from rewriter.verification.run_check import build_without_gpu, run_emulated, run_on_engine
-from rewriter.verification.verdict import Verdict
-from rewriter.verification.verify_result import VerifyResult
-from rewriter.verification.workspace import MOST_SAMPLES, Workspace
+from rewriter.runtime.engines.deployment import deployment
+from rewriter.runtime.engines.onnxruntime_errors import NoKernelError
+from rewriter.runtime.engines.protocol import MeasureSettings, Timing
+from rewriter.runtime.engines.this_machine import Choice
+from rewriter.runtime.expectations import data_warnings
+from rewriter.runtime.figures.metrics import named
+from rewriter.runtime.figures.outputs import OutputStatistics
+from rewriter.runtime.figures.tolerances import Tolerance, default_tolerance
+from rewriter.runtime.inputs import Samples, load_samples
+from rewriter.runtime.ranges.depth import Depth
 
 __all__ = ["BuildRun", "OutputStatistics", "Tolerance", "VerifyResult", "verify"]
 

@@ -1,14 +1,13 @@
 """The passes, one file each. `ALL` is the registry's list; `pipeline.preset_steps` has those of presets.
 
-`rewriter.passes.run(model, ["simplify", MyPass()])` runs some of them, or your own, on a model.
+`rewriter.run_passes(model, ["simplify", MyPass()])` runs some of them, or your own, on a model.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from rewriter.base import Pass
+from rewriter.ir.base import Pass
 from rewriter.passes.clamp_constants import ClampConstants
 from rewriter.passes.clean_casts import CleanCasts
 from rewriter.passes.drop_double import DropDouble
@@ -68,10 +67,3 @@ ALL: tuple[type[Pass], ...] = (
     MixedPrecision,
 )
 """Every pass of ours, in any order that reads well."""
-
-
-def __getattr__(name: str) -> object:
-    """Imports `run` on first use (PEP 562): the driver is built on passes, and no pass needs it."""
-    if name != "run":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module("rewriter.api").run_passes

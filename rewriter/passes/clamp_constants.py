@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 from onnx import numpy_helper
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
-from rewriter.graph import GraphEditor, label
-from rewriter.graph.match import produced
-from rewriter.model import Array
-from rewriter.patterns.masks import FP16_MAX, LARGEST_BIAS, Effect, Follower, Use, huge_uses, widened
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal
+from rewriter.ir.graph import GraphEditor, label
+from rewriter.ir.graph.match import produced
+from rewriter.ir.model import Array
+from rewriter.ir.patterns.masks import FP16_MAX, LARGEST_BIAS, Effect, Follower, Use, huge_uses, widened
 
 MASK = 16384.0
 """Magnitude of a clamped mask constant; the docstring of `ClampConstants` derives it."""

@@ -9,9 +9,9 @@ from typing import TypeGuard
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from rewriter.base import Change, Context, Event, GraphPass, Refusal
-from rewriter.graph import GraphEditor, attribute, is_op, label
-from rewriter.model import Array
+from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal
+from rewriter.ir.graph import GraphEditor, attribute, is_op, label
+from rewriter.ir.model import Array
 
 SIGNIFICAND: dict[int, tuple[int, int]] = {
     TensorProto.BFLOAT16: (8, 8),

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
-from rewriter.graph import GraphEditor, attribute, label, reached, reads
-from rewriter.graph.match import produced
-from rewriter.model import Array, holds_graphs
-from rewriter.model.facts import FLOATS
-from rewriter.model.schemas import ANY_TYPE_OPS, TYPE_ATTRIBUTES, schema_of
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal
+from rewriter.ir.graph import GraphEditor, attribute, label, reached, reads
+from rewriter.ir.graph.match import produced
+from rewriter.ir.model import Array, holds_graphs
+from rewriter.ir.model.facts import FLOATS
+from rewriter.ir.model.schemas import ANY_TYPE_OPS, TYPE_ATTRIBUTES, schema_of
 
 DOUBLE, FLOAT = int(TensorProto.DOUBLE), int(TensorProto.FLOAT)
 

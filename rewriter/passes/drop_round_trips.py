@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal, Target
-from rewriter.graph import GraphEditor, label
-from rewriter.patterns.round_trips import RoundTrip, lost_round_trips
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Target
+from rewriter.ir.graph import GraphEditor, label
+from rewriter.ir.patterns.round_trips import RoundTrip, lost_round_trips
 
 PROBE = "cast-round-trip-output"
 """The probe that asks the GPU whether such results are right."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
-from rewriter.graph import GraphEditor, attribute, label
-from rewriter.graph.new_weights import NewWeights
-from rewriter.graph.replacement import Replacement
-from rewriter.model import Array
-from rewriter.patterns.windows import IMAGE_CHANNELS, Windows, pads_of, reason_against, windows_of
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
+from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph.new_weights import NewWeights
+from rewriter.ir.graph.replacement import Replacement
+from rewriter.ir.model import Array
+from rewriter.ir.patterns.windows import IMAGE_CHANNELS, Windows, pads_of, reason_against, windows_of
 
 STRIDES = frozenset({2, 4})
 """The measured strides (docs/accuracy.md#stems-with-a-stride). Blocks of larger strides would have more

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
-from rewriter.graph import GraphEditor
-from rewriter.patterns.norms import Norm, find_norms
-from rewriter.patterns.norms.operator import frame, replace
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
+from rewriter.ir.graph import GraphEditor
+from rewriter.ir.patterns.norms import Norm, find_norms
+from rewriter.ir.patterns.norms.operator import frame, replace
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires, Target
-from rewriter.graph import GraphEditor, open_graphs
-from rewriter.model import Model, facts
-from rewriter.patterns.norms import Norm, find_norms
-from rewriter.patterns.norms.operator import frame, replace
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires, Target
+from rewriter.ir.graph import GraphEditor, open_graphs
+from rewriter.ir.model import Model, facts
+from rewriter.ir.patterns.norms import Norm, find_norms
+from rewriter.ir.patterns.norms.operator import frame, replace
 
 MAPPED_FROM = {"tensorrt": (10, 15), "tensorrt-rtx": (1, 6)}
 """First releases known to map RMSNormalization: TensorRT by its changelog, TensorRT-RTX was measured."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
-from rewriter.graph import GraphEditor
-from rewriter.patterns.softmax import find_softmax
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
+from rewriter.ir.graph import GraphEditor
+from rewriter.ir.patterns.softmax import find_softmax
 
 
 @dataclass(frozen=True)

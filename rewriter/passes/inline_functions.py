@@ -11,12 +11,12 @@ from typing import NamedTuple
 from onnx import FunctionProto, ModelProto, NodeProto
 from onnx.inliner import inline_local_functions
 
-from rewriter import children
-from rewriter.base import Change, Context, Event, ModelPass, Refusal
-from rewriter.errors import ModelError, NativeError
-from rewriter.graph import TAG, label
-from rewriter.model import STANDARD_DOMAINS, Model, check, refill, walk_nodes
-from rewriter.model.schemas import schema_of
+from rewriter.ir import children
+from rewriter.ir.base import Change, Context, Event, ModelPass, Refusal
+from rewriter.ir.errors import ModelError, NativeError
+from rewriter.ir.graph import TAG, label
+from rewriter.ir.model import STANDARD_DOMAINS, Model, check, refill, walk_nodes
+from rewriter.ir.model.schemas import schema_of
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Literal
 
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, GraphPass, Refusal, Target
-from rewriter.graph import GraphEditor, attribute, label
-from rewriter.graph.match import optional_input, produced
-from rewriter.graph.ops import TENSOR_CORE
+from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal, Target
+from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph.match import optional_input, produced
+from rewriter.ir.graph.ops import TENSOR_CORE
 
 DEFECTS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((10, 0), (10, 1)),  # Conv+Clip on L4, NVIDIA/TensorRT#3938, reported for 10.0.1

@@ -8,10 +8,10 @@ from typing import Any
 
 from onnx import NodeProto
 
-from rewriter.base import Context, Event, GraphPass, Merged, Refusal, Requires
-from rewriter.graph import GraphEditor, attribute, label
-from rewriter.graph.fusion import after_products
-from rewriter.graph.ops import ROW_NORMS
+from rewriter.ir.base import Context, Event, GraphPass, Merged, Refusal, Requires
+from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph.fusion import after_products
+from rewriter.ir.graph.ops import ROW_NORMS
 
 MOST_AXES = 8
 """TensorRT's Dims::MAX_DIMS."""

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, refused
-from rewriter.graph import GraphEditor, attribute, is_op, is_quantised, label, made_by
-from rewriter.graph.match import optional_input, produced
-from rewriter.graph.new_weights import NewWeights, layout_obstacle
-from rewriter.model import Array
-from rewriter.patterns.windows import Windows, pads_of, windows_of
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, refused
+from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised, label, made_by
+from rewriter.ir.graph.match import optional_input, produced
+from rewriter.ir.graph.new_weights import NewWeights, layout_obstacle
+from rewriter.ir.model import Array
+from rewriter.ir.patterns.windows import Windows, pads_of, windows_of
 
 APART = "its Convs stay apart"
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Context, Event, Exactness, GraphPass, Merged, Refusal, Requires, refused
-from rewriter.graph import GraphEditor, constant_row, is_op, is_quantised, label
-from rewriter.graph.match import consumed, optional_input, other_operand
-from rewriter.graph.new_weights import (
+from rewriter.ir.base import Context, Event, Exactness, GraphPass, Merged, Refusal, Requires, refused
+from rewriter.ir.graph import GraphEditor, constant_row, is_op, is_quantised, label
+from rewriter.ir.graph.match import consumed, optional_input, other_operand
+from rewriter.ir.graph.new_weights import (
     NewWeights,
     float_matrix,
     gemm_obstacle,
@@ -19,10 +19,10 @@ from rewriter.graph.new_weights import (
     layout_obstacle,
     row_obstacle,
 )
-from rewriter.graph.ops import PRODUCTS
-from rewriter.graph.replacement import Replacement
-from rewriter.model import Array
-from rewriter.patterns.heads import Heads, find_heads, part_of
+from rewriter.ir.graph.ops import PRODUCTS
+from rewriter.ir.graph.replacement import Replacement
+from rewriter.ir.model import Array
+from rewriter.ir.patterns.heads import Heads, find_heads, part_of
 
 SIZES_AS_INPUT = 13
 """From opset 13 on Split takes its sizes as an input; before, as an attribute."""

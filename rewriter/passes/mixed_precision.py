@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal, Stage
-from rewriter.english import count
-from rewriter.graph.casts import TypeRequest, retype
-from rewriter.model import Model, facts
-from rewriter.plan import Plan
-from rewriter.planning.planner import LOW_TYPES, node_key
+from rewriter.hazards.planning.planner import LOW_TYPES
+from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refusal, Stage
+from rewriter.ir.english import count
+from rewriter.ir.graph.casts import TypeRequest, retype
+from rewriter.ir.model import Model, facts
+from rewriter.ir.plan import Plan, node_key
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, refused
-from rewriter.graph import GraphEditor, attribute, is_op, is_quantised, label
-from rewriter.graph.match import optional_input, produced
-from rewriter.graph.new_weights import layout_obstacle
-from rewriter.graph.ops import RESIZES
-from rewriter.graph.replacement import Replacement
-from rewriter.patterns.resizes import inputs_for, reason_against, scales_of
-from rewriter.planning.costs.node_times import LOW_US, PRODUCTS_PER_US, TYPICAL
+from rewriter.hazards.planning.costs.node_times import LOW_US, PRODUCTS_PER_US, TYPICAL
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, refused
+from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised, label
+from rewriter.ir.graph.match import optional_input, produced
+from rewriter.ir.graph.new_weights import layout_obstacle
+from rewriter.ir.graph.ops import RESIZES
+from rewriter.ir.graph.replacement import Replacement
+from rewriter.ir.patterns.resizes import inputs_for, reason_against, scales_of
 
 
 @dataclass(frozen=True)

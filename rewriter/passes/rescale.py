@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from rewriter.base import Context, Event, Exactness, ModelPass, Refusal, Requires, Rescaled, Stage
-from rewriter.data.ranges import Ranges
-from rewriter.english import count
-from rewriter.graph import GraphEditor, label, open_graphs
 from rewriter.hazards.survey import PrecisionRequest, Survey
-from rewriter.model import Model, facts
-from rewriter.plan import Plan, Range
-from rewriter.rewriting.rescaling import (
+from rewriter.ir.base import Context, Event, Exactness, ModelPass, Refusal, Requires, Rescaled, Stage
+from rewriter.ir.english import count
+from rewriter.ir.graph import GraphEditor, label, open_graphs
+from rewriter.ir.model import Model, facts
+from rewriter.ir.plan import Plan, Range
+from rewriter.passes.algorithms.rescaling import (
     Rescaling,
     apply_planned,
     in_range,
     record,
     rescale,
 )
+from rewriter.runtime.ranges import Ranges
 
 NAMED = 3
 """Number of tensors that a message names."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
-from rewriter.graph import GraphEditor, attribute, label
-from rewriter.graph.match import operands, other_operand, produced
-from rewriter.graph.ops import LAYOUTS, SCALING
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal
+from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph.match import operands, other_operand, produced
+from rewriter.ir.graph.ops import LAYOUTS, SCALING
 
 LONGEST = 12
 """Most nodes that are searched after one MatMul: no exporter puts more before its Softmax."""

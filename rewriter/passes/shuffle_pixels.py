@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
-from rewriter.graph import GraphEditor, attribute, is_op, label
-from rewriter.graph.match import optional_input
-from rewriter.graph.new_weights import NewWeights, layout_obstacle
-from rewriter.graph.replacement import Replacement
-from rewriter.graph.weights import is_quantised
-from rewriter.planning.costs.node_times import ALIGNED
+from rewriter.hazards.planning.costs.node_times import ALIGNED
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
+from rewriter.ir.graph import GraphEditor, attribute, is_op, label
+from rewriter.ir.graph.match import optional_input
+from rewriter.ir.graph.new_weights import NewWeights, layout_obstacle
+from rewriter.ir.graph.replacement import Replacement
+from rewriter.ir.graph.weights import is_quantised
 
 
 @dataclass(frozen=True)

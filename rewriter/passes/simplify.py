@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from rewriter import children
-from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
-from rewriter.errors import NativeError
-from rewriter.graph import TAG, GraphEditor, casts_to, is_op, open_graphs, reads
-from rewriter.graph.ops import QUANTISING
-from rewriter.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, facts, refill, subgraphs, walk_nodes
-from rewriter.model.schemas import schema_of
-from rewriter.patterns.expands import repeated_expands
-from rewriter.patterns.selections import selected
+from rewriter.ir import children
+from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refusal
+from rewriter.ir.errors import NativeError
+from rewriter.ir.graph import TAG, GraphEditor, casts_to, is_op, open_graphs, reads
+from rewriter.ir.graph.ops import QUANTISING
+from rewriter.ir.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, facts, refill, subgraphs, walk_nodes
+from rewriter.ir.model.schemas import schema_of
+from rewriter.ir.patterns.expands import repeated_expands
+from rewriter.ir.patterns.selections import selected
 
 OPTIMIZERS = frozenset(
     """

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, Kept, ModelPass, Refusal, Stage
-from rewriter.graph import GraphEditor, attribute, label, open_graphs
-from rewriter.graph.new_weights import NewWeights, layout_obstacle
-from rewriter.model import Model, facts
-from rewriter.patterns.windows import Windows, pads_of, windows_of
-from rewriter.planning.costs.node_times import TYPICAL
-from rewriter.planning.planner import node_key
+from rewriter.hazards.planning.costs.node_times import TYPICAL
+from rewriter.ir.base import Change, Context, Event, Exactness, Kept, ModelPass, Refusal, Stage
+from rewriter.ir.graph import GraphEditor, attribute, label, open_graphs
+from rewriter.ir.graph.new_weights import NewWeights, layout_obstacle
+from rewriter.ir.model import Model, facts
+from rewriter.ir.patterns.windows import Windows, pads_of, windows_of
+from rewriter.ir.plan import node_key
 
 NEEDED_ANSWERS = {"conv-accumulation": "fp16", "conv-transpose-accumulation": "fp32"}
 """The answers of `rewriter probe` that the pass needs, by question."""

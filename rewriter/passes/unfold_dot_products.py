@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Requires, refused
-from rewriter.english import article
-from rewriter.english import count as counted
-from rewriter.graph import GraphEditor, is_op
-from rewriter.graph.match import optional_input
-from rewriter.graph.new_weights import NewWeights, gemm_obstacle, is_transposed, layout_obstacle
-from rewriter.graph.ops import PRODUCTS
-from rewriter.graph.replacement import Replacement
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Requires, refused
+from rewriter.ir.english import article
+from rewriter.ir.english import count as counted
+from rewriter.ir.graph import GraphEditor, is_op
+from rewriter.ir.graph.match import optional_input
+from rewriter.ir.graph.new_weights import NewWeights, gemm_obstacle, is_transposed, layout_obstacle
+from rewriter.ir.graph.ops import PRODUCTS
+from rewriter.ir.graph.replacement import Replacement
 
 
 @dataclass(frozen=True)

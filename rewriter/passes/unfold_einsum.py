@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
-from rewriter.graph import GraphEditor, attribute, is_op, label
-from rewriter.patterns.einsum import Product, Size, merged, product_of, split
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal
+from rewriter.ir.graph import GraphEditor, attribute, is_op, label
+from rewriter.ir.patterns.einsum import Product, Size, merged, product_of, split
 
 
 @dataclass(frozen=True)

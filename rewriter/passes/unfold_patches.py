@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
-from rewriter.graph import GraphEditor, attribute, label
-from rewriter.graph.match import optional_input
-from rewriter.graph.new_weights import NewWeights
-from rewriter.graph.replacement import Replacement
-from rewriter.model.facts import Shape
-from rewriter.patterns.windows import IMAGE_CHANNELS, Windows, reason_against, windows_of
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
+from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph.match import optional_input
+from rewriter.ir.graph.new_weights import NewWeights
+from rewriter.ir.graph.replacement import Replacement
+from rewriter.ir.model.facts import Shape
+from rewriter.ir.patterns.windows import IMAGE_CHANNELS, Windows, reason_against, windows_of
 
 MOST_AXES = 3
 """Patches of more spatial axes need a Transpose of more than 8 axes, TensorRT's Dims::MAX_DIMS."""

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
-from rewriter.graph import GraphEditor, label, open_graphs
-from rewriter.model import STANDARD_DOMAINS, Model, facts, refill
+from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refusal
+from rewriter.ir.graph import GraphEditor, label, open_graphs
+from rewriter.ir.model import STANDARD_DOMAINS, Model, facts, refill
+from rewriter.passes.algorithms.opsets import NodeConverter, Request
+from rewriter.passes.algorithms.opsets.rules import CannotConvertError
 from rewriter.passes.inline_functions import inline
-from rewriter.rewriting.opsets import NodeConverter, Request
-from rewriter.rewriting.opsets.rules import CannotConvertError
 
 Replacements = list[tuple[NodeProto, GraphProto]]
 """Nodes of one graph with the graphs that replace them."""

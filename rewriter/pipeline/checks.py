@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rewriter.errors import nearest
+from rewriter.ir.errors import nearest
 
 
 def presets() -> Mapping[str, str]:
@@ -55,14 +55,14 @@ def targets() -> tuple[str, ...]:
 
 def require_target(text: str) -> None:
     """Accepts a target: a library, a version, or both."""
-    from rewriter.base import Target
+    from rewriter.ir.base import Target
 
     Target.parse(text)
 
 
 def metrics() -> Iterable[str]:
     """Metrics of ours."""
-    from rewriter.figures.metrics import METRICS
+    from rewriter.runtime.figures.metrics import METRICS
 
     return METRICS
 
@@ -84,7 +84,7 @@ def require_opset(number: int) -> None:
 
 def require_image_steps(text: str) -> None:
     """Accepts the steps of `data.inputs.images.Preprocessing`."""
-    from rewriter.data.inputs.images import Preprocessing
+    from rewriter.runtime.inputs.images import Preprocessing
 
     Preprocessing.parse(text)
 

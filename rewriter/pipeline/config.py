@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rewriter.errors import UsageError
+from rewriter.ir.errors import UsageError
 from rewriter.pipeline import config_file
 from rewriter.pipeline.config_file import ConfigFile
 from rewriter.pipeline.options import JOBS, KEYS, Command

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewriter.errors import UsageError
+from rewriter.ir.errors import UsageError
 
 OWN, SHARED = "rewriter.toml", "pyproject.toml"
 TABLE = "[tool.rewriter]"

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rewriter.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal
-from rewriter.errors import ModelError, NativeError, PassError, RewriterError
-from rewriter.graph import GraphEditor, open_graphs
-from rewriter.model import Model, check
-from rewriter.model import facts as tensor_facts
-from rewriter.model.constants import with_lifted_weights
-from rewriter.model.facts import Facts
+from rewriter.ir.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal
+from rewriter.ir.errors import ModelError, NativeError, PassError, RewriterError
+from rewriter.ir.graph import GraphEditor, open_graphs
+from rewriter.ir.model import Model, check
+from rewriter.ir.model import facts as tensor_facts
+from rewriter.ir.model.constants import with_lifted_weights
+from rewriter.ir.model.facts import Facts
 from rewriter.pipeline.registry import origin
 
 

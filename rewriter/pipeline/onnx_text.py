@@ -18,9 +18,9 @@ import onnx
 import onnx.parser
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
-from rewriter.base import with_header
-from rewriter.errors import ModelError
-from rewriter.model import Model, walk_graphs
+from rewriter.ir.base import with_header
+from rewriter.ir.errors import ModelError
+from rewriter.ir.model import Model, walk_graphs
 from rewriter.pipeline.driver import PassResult
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

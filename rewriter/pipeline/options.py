@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin
 
+from rewriter.ir.plan import InputsOutputs, Plan, Precision
 from rewriter.pipeline import checks
 from rewriter.pipeline.schema import (
     COMMAND,
@@ -28,14 +29,13 @@ from rewriter.pipeline.schema import (
     like,
     option,
 )
-from rewriter.plan import InputsOutputs, Plan, Precision
 
 if TYPE_CHECKING:
     from types import EllipsisType
 
-    from rewriter.base import Pass
-    from rewriter.figures.tolerances import Tolerance
     from rewriter.hazards import Rule
+    from rewriter.ir.base import Pass
+    from rewriter.runtime.figures.tolerances import Tolerance
 
 Command = Literal["fix", "scan", "verify"]
 Builder = Literal["auto", "tensorrt", "tensorrt-rtx", "emulation"]
@@ -341,7 +341,7 @@ def combined(kind: type[Options], options: Options | None, keywords: Mapping[str
     Raises:
         UsageError: a keyword is no option, or a value has the wrong type or makes no sense.
     """
-    from rewriter.errors import UsageError, shortened
+    from rewriter.ir.errors import UsageError, shortened
     from rewriter.pipeline.reader import read, type_hints, unknown
 
     if options is not None and not isinstance(options, kind):

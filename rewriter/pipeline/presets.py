@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from types import EllipsisType
 from typing import Any
 
-from rewriter.base import Pass
-from rewriter.errors import UsageError, nearest
+from rewriter.ir.base import Pass
+from rewriter.ir.errors import UsageError, nearest
+from rewriter.ir.plan import Precision
 from rewriter.pipeline import migration
-from rewriter.plan import Precision
 
 OTHERWISE: Mapping[str, Any] = {
     "precision": "fp16",

@@ -15,7 +15,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from rewriter.errors import UsageError, did_you_mean, nearest, shortened
+from rewriter.ir.errors import UsageError, did_you_mean, nearest, shortened
 from rewriter.pipeline.schema import AnyPath, Option, Paths
 
 TRUTH = {
@@ -230,9 +230,9 @@ def _bare(name: str) -> str:
 @cache
 def type_hints(kind: Any) -> Mapping[str, Any]:
     """The evaluated annotations of a class or function."""
-    from rewriter.base import Pass
-    from rewriter.figures.tolerances import Tolerance
     from rewriter.hazards import Rule
+    from rewriter.ir.base import Pass
+    from rewriter.runtime.figures.tolerances import Tolerance
 
     later = {"Tolerance": Tolerance, "Pass": Pass, "Rule": Rule, "EllipsisType": types.EllipsisType}
     return get_type_hints(kind, localns=later)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from rewriter.base import Exactness, GraphPass, ModelPass, Pass
-from rewriter.errors import UsageError, nearest
+from rewriter.ir.base import Exactness, GraphPass, ModelPass, Pass
+from rewriter.ir.errors import UsageError, nearest
 
 GROUP = "rewriter.passes"
 
@@ -135,7 +135,7 @@ def _check(name: str, where: str, own: dict[str, type[Pass]], others: list[Plugi
 def _flaws(kind: Any, name: str) -> Iterator[str]:
     """The reasons why `kind` cannot be a pass of that name; our own passes are tested for the same."""
     if not _is_pass(kind):
-        yield "it is no class that derives from GraphPass or ModelPass of rewriter.base"
+        yield "it is no class that derives from GraphPass or ModelPass of rewriter.ir.base"
         return
     if getattr(kind, "name", None) != name:
         yield f"its class has the name {getattr(kind, 'name', None)!r}: it has to be that of the entry point"
@@ -146,7 +146,7 @@ def _flaws(kind: Any, name: str) -> Iterator[str]:
         if not isinstance(getattr(kind, attribute, None), str):
             yield f"it has no example: {attribute!r} is missing"
     if not isinstance(kind.exactness, Exactness):
-        yield "its exactness is no Exactness of rewriter.base"
+        yield "its exactness is no Exactness of rewriter.ir.base"
     from rewriter.pipeline.text import options_of
 
     try:

@@ -1,4 +1,4 @@
-"""Runs a pipeline of passes on a model, without ranges, plan and verification: `rewriter.passes.run`."""
+"""Runs a pipeline of passes on a model, without ranges, plan and verification: `rewriter.run_passes`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import onnx
 
-from rewriter.base import Context, Pass, Stage, Target
-from rewriter.english import count
-from rewriter.errors import UsageError
-from rewriter.model import Model, load
+from rewriter.ir.base import Context, Pass, Stage, Target
+from rewriter.ir.english import count
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model import Model, load
+from rewriter.ir.summary import Row, Summary
 from rewriter.pipeline.driver import Driver, PassResult
 from rewriter.pipeline.text import listed, render
-from rewriter.summary import Row, Summary
 
 
 @dataclass(frozen=True, repr=False)

@@ -19,8 +19,8 @@ from functools import cache
 from types import EllipsisType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from rewriter.base import GraphPass, ModelPass, Pass
-from rewriter.errors import UsageError, nearest
+from rewriter.ir.base import GraphPass, ModelPass, Pass
+from rewriter.ir.errors import UsageError, nearest
 from rewriter.pipeline import registry
 from rewriter.pipeline.reader import Text, converted, expected
 
@@ -124,7 +124,7 @@ def _given(entry: Any) -> Pass:
     if isinstance(entry, type) and issubclass(entry, Pass):
         entry = entry()
     if not isinstance(entry, (GraphPass, ModelPass)):
-        hint = "give names, or objects of classes that derive from GraphPass or ModelPass of rewriter.base"
+        hint = "give names, or objects of classes that derive from GraphPass or ModelPass of rewriter.ir.base"
         raise UsageError(f"it is no pass: {entry!r}", where="`passes`", hint=hint)
     if not isinstance(getattr(entry, "name", None), str):
         hint = 'give its class a name: name = "my-pass"'

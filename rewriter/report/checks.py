@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from rewriter.figures.outputs import OutputComparison
+from rewriter.judge.verdict import Check
 from rewriter.report.terminal import new_table
-from rewriter.verification.verdict import Check
+from rewriter.runtime.figures.outputs import OutputComparison
 
 _RESULTS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("not done", "yellow")}
 

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from rewriter.data.parity.comparison import ArrayComparison, InputComparison
-from rewriter.english import count
+from rewriter.ir.english import count
+from rewriter.parity.comparison import ArrayComparison, InputComparison
 from rewriter.report.json import document
 from rewriter.report.terminal import listed
 

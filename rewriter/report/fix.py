@@ -11,16 +11,16 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from rewriter.english import count
+from rewriter.hazards.planning.free_fp32 import FREE
+from rewriter.ir.english import count
+from rewriter.ir.plan import Decision, Plan
 from rewriter.jobs.fix.result import FixResult
+from rewriter.judge.verdict import Check
 from rewriter.pipeline.driver import PassResult
-from rewriter.plan import Decision, Plan
-from rewriter.planning.free_fp32 import FREE
 from rewriter.report import checks, fix_summary
 from rewriter.report.json import data_dict, document
 from rewriter.report.next_step import next_step
 from rewriter.report.terminal import about_target, grouped, new_table, print_report, time_line
-from rewriter.verification.verdict import Check
 
 
 def print_result(result: FixResult, out: Console, *, verbosity: int = 0) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rewriter.base import Stage
-from rewriter.english import count, figure
-from rewriter.figures.outputs import OutputComparison
 from rewriter.hazards.kinds import KINDS
+from rewriter.hazards.planning.free_fp32 import FREE
+from rewriter.ir.base import Stage
+from rewriter.ir.english import count, figure
+from rewriter.ir.plan import Plan
 from rewriter.jobs.fix.result import FixResult
+from rewriter.judge.verdict import GOALS, Check
 from rewriter.pipeline.driver import PassResult
 from rewriter.pipeline.registry import own_passes
-from rewriter.plan import Plan
-from rewriter.planning.free_fp32 import FREE
 from rewriter.report.next_step import next_step
 from rewriter.report.terminal import NAME, Row, first_rows, shortened
-from rewriter.verification.verdict import GOALS, Check
+from rewriter.runtime.figures.outputs import OutputComparison
 
 CAUSES, WARNINGS, REPAIRS = 4, 3, 3
 """Lines of each kind without `-v`."""

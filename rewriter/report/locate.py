@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from rewriter.english import count, figure
+from rewriter.ir.english import count, figure
+from rewriter.judge.locate.location import Location, Step
 from rewriter.report.json import document
 from rewriter.report.terminal import Row, first_rows, new_table, print_report
-from rewriter.verification.locate.location import Location, Step
 
 NAMED = 3
 """Tensors of each kind that the summary names."""

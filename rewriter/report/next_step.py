@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rewriter.base import ALWAYS_TYPED_SINCE, TYPED_SINCE, Target
-from rewriter.data.source import Shape
+from rewriter.ir.base import ALWAYS_TYPED_SINCE, TYPED_SINCE, Target
+from rewriter.ir.model import Port
 from rewriter.jobs.fix.result import FixResult
-from rewriter.model import Port
+from rewriter.runtime.source import Shape
 
 LARGEST_BATCH = 8
 """Proposed for a dynamic first axis of which one size was seen, if that is smaller."""

@@ -8,13 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from rewriter.base import Target
-from rewriter.engines.probe.answers import Answers, plain_fields
-from rewriter.engines.probe.ask import Buildable
-from rewriter.engines.probe.question import UNKNOWN, Answer
-from rewriter.english import count
 from rewriter.hazards.quirks import every_probe
+from rewriter.ir.base import Target
+from rewriter.ir.english import count
 from rewriter.report.terminal import new_table
+from rewriter.runtime.engines.probe.answers import Answers, plain_fields
+from rewriter.runtime.engines.probe.ask import Buildable
+from rewriter.runtime.engines.probe.question import UNKNOWN, Answer
 
 
 def print_result(found: Answers, out: Console, *, verbosity: int = 0) -> None:

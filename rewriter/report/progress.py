@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rewriter.model.stopwatch import LASTING
+from rewriter.ir.model.stopwatch import LASTING
 from rewriter.report.signals import listening
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from rewriter.english import count
-from rewriter.errors import RewriterError
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
+from rewriter.ir.english import count
+from rewriter.ir.errors import RewriterError
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report.json import data_dict, document
 from rewriter.report.terminal import (

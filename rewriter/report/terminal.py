@@ -12,10 +12,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from rewriter.base import Target
-from rewriter.data.source import DataSource
+from rewriter.ir.base import Target
+from rewriter.ir.printable import printable
 from rewriter.pipeline.options import with_flags
-from rewriter.printable import printable
+from rewriter.runtime.source import DataSource
 
 MORE = "-v shows all"
 

@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from rewriter.engines.protocol import Latency
-from rewriter.english import count, figure
-from rewriter.figures.outputs import DECADES, OutputComparison, OutputStatistics
+from rewriter.ir.english import count, figure
+from rewriter.judge.verify_result import VerifyResult
 from rewriter.report import checks
 from rewriter.report.json import data_dict, document
 from rewriter.report.terminal import Row, data_rows, new_table, print_report, time_line
-from rewriter.verification.verify_result import VerifyResult
+from rewriter.runtime.engines.protocol import Latency
+from rewriter.runtime.figures.outputs import DECADES, OutputComparison, OutputStatistics
 
 BARS = " ▁▂▃▄▅▆▇█"
 """Steps of a histogram's bars; the first is blank, for empty bins only."""

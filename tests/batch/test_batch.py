@@ -24,7 +24,7 @@ from rewriter.batch.child import Child, fix_order
 from rewriter.batch.models import Entry
 from rewriter.batch.state import Outcome, Record, key_of
 from rewriter.batch.summary import Summary, print_summary
-from rewriter.model import save
+from rewriter.ir.model import save
 
 FAST = ("--no-build", "--accumulation=fp32")
 BODIES = {

@@ -16,8 +16,8 @@ from rewriter.batch.cluster import pack, unpack
 from rewriter.batch.machine import land, workspace
 from rewriter.batch.models import Entry
 from rewriter.batch.state import Outcome, digest, key_of, model_files, state_file
-from rewriter.errors import OutputError, UsageError
-from rewriter.model import save
+from rewriter.ir.errors import OutputError, UsageError
+from rewriter.ir.model import save
 from rewriter.pipeline.config import Configuration
 from rewriter.pipeline.options import FixOptions
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rewriter.batch.cluster import check_resources
-from rewriter.errors import UsageError
+from rewriter.ir.errors import UsageError
 
 GPUS = {"CPU": 2.0, "GPU": 1.0, "accelerator_type:L4": 1.0}
 

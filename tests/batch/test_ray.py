@@ -14,7 +14,7 @@ import pytest
 from graphs import graph
 from paths import ROOT
 
-from rewriter.model import save
+from rewriter.ir.model import save
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install ray"),

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 
 from rewriter import cli
 from rewriter.cli import exits
-from rewriter.errors import UsageError
-from rewriter.model import Array, save
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model import Array, save
 from rewriter.pipeline.options import KEYS
 from rewriter.pipeline.reader import Text, read
 from rewriter.report.progress import progress

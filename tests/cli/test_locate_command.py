@@ -14,9 +14,9 @@ from typer.testing import CliRunner, Result
 
 import rewriter
 from rewriter.cli import app
+from rewriter.ir.model import load, save
 from rewriter.jobs.locate import MOST_SAMPLES
-from rewriter.model import load, save
-from rewriter.rewriting.rescaling.apply import EXPONENTS, between, record, recorded
+from rewriter.passes.algorithms.rescaling.apply import EXPONENTS, between, record, recorded
 
 TWO = "g (float[n,4] x) => (float[n,4] y) { a = Tanh(x) y = Add(a, x) }"
 

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 import rewriter
 from rewriter import cli
-from rewriter.errors import OutputError
-from rewriter.model import save
+from rewriter.ir.errors import OutputError
+from rewriter.ir.model import save
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="devices, pipes, links and modes of POSIX")
 

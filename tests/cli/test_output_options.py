@@ -13,7 +13,7 @@ from graphs import graph
 from typer.testing import CliRunner
 
 from rewriter.cli import app
-from rewriter.model import save
+from rewriter.ir.model import save
 from rewriter.pipeline.checks import share_from_text
 from rewriter.report import progress as progress_report
 

@@ -11,7 +11,7 @@ from graphs import graph
 from typer.testing import CliRunner
 
 from rewriter import cli
-from rewriter.model import save
+from rewriter.ir.model import save
 
 OVERFLOWS = "g (float[2] x) => (float[2] y) <float k = {1e5}> { a = Mul(x, k) y = Neg(a) }"
 SOUND = "g (float[2] x) => (float[2] y) { y = Relu(x) }"

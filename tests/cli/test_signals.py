@@ -17,7 +17,7 @@ from paths import ROOT
 
 from rewriter import cli
 from rewriter.cli import commands
-from rewriter.model import save
+from rewriter.ir.model import save
 from rewriter.report.signals import AGAIN_S, current, listening
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")

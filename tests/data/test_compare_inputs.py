@@ -15,12 +15,12 @@ from scipy.ndimage import gaussian_filter, zoom
 from typer.testing import CliRunner
 
 from rewriter.cli import app
-from rewriter.data.parity import ArrayComparison, compare_arrays
-from rewriter.data.parity.code import run
-from rewriter.errors import InputsError
-from rewriter.figures.pair import relative_l2
-from rewriter.jobs.compare_inputs import compare_inputs
-from rewriter.model import Array
+from rewriter.ir.errors import InputsError
+from rewriter.ir.model import Array
+from rewriter.parity import ArrayComparison, compare_arrays
+from rewriter.parity.code import run
+from rewriter.parity.job import compare_inputs
+from rewriter.runtime.figures.pair import relative_l2
 
 CONSTANTS: dict[str, tuple[float, Any, Any]] = {
     "0..255": (1.0, 0.0, 1.0),

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 import rewriter
-from rewriter.errors import InputsError, UsageError
-from rewriter.model import Array
+from rewriter.ir.errors import InputsError, UsageError
+from rewriter.ir.model import Array
 
 RNG = np.random.default_rng(0)
 PHOTO: Array = RNG.integers(0, 256, (24, 32, 3), np.uint8)

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import rewriter
 from rewriter.cli import app
-from rewriter.data.expectations import input_expectations, unexpected
-from rewriter.model import Array, Model, save
+from rewriter.ir.model import Array, Model, save
+from rewriter.runtime.expectations import input_expectations, unexpected
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (1, 3, 16, 16)).astype(np.float32)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from polygraphy.json import save_json
 
-from rewriter.data.inputs import Samples, load_samples, random_samples
-from rewriter.engines.deployment import Deployment
-from rewriter.errors import InputsError, UsageError
-from rewriter.model import Array, Model
+from rewriter.ir.errors import InputsError, UsageError
+from rewriter.ir.model import Array, Model
+from rewriter.runtime.engines.deployment import Deployment
+from rewriter.runtime.inputs import Samples, load_samples, random_samples
 
 TWO = graphs.graph("g (float[N,3] image, int64[N] ids) => (float[N,3] y) { y = Relu(image) }")
 ONE = graphs.graph("g (float[2] x) => (float[2] y) { y = Relu(x) }")

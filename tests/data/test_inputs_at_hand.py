@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 import rewriter
 from rewriter.cli import app
-from rewriter.data.inputs import load_samples
-from rewriter.data.inputs.arranging import MOST_ITEMS
-from rewriter.data.inputs.images import Preprocessing, prepared
-from rewriter.errors import InputsError, UsageError
-from rewriter.model import Model
+from rewriter.ir.errors import InputsError, UsageError
+from rewriter.ir.model import Model
+from rewriter.runtime.inputs import load_samples
+from rewriter.runtime.inputs.arranging import MOST_ITEMS
+from rewriter.runtime.inputs.images import Preprocessing, prepared
 
 ONE = graphs.graph("g (float[1,3] x) => (float[1,3] y) { y = Relu(x) }")
 FREE = graphs.graph("g (float[N,3] x) => (float[N,3] y) { y = Relu(x) }")

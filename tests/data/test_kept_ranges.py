@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from graphs import graph
 
-from rewriter.data.inputs import load_samples
-from rewriter.data.ranges import Ranges, kept, measure
-from rewriter.model import facts as tensor_facts
+from rewriter.ir.model import facts as tensor_facts
+from rewriter.runtime.inputs import load_samples
+from rewriter.runtime.ranges import Ranges, kept, measure
 
 BODY = "g (float[4] x) => (float[4] y) <float k = {K}> { a = Mul(x, k) b = Log(a) y = Exp(b) }"
 

@@ -7,14 +7,14 @@ import pytest
 from graphs import graph
 from paths import MODELS
 
-from rewriter.base import Context
-from rewriter.data.inputs import load_samples
-from rewriter.data.ranges import Ranges, measure
-from rewriter.data.ranges.merged import merged_ranges
-from rewriter.graph.editor import TAG
-from rewriter.model import Model, facts, load
+from rewriter.ir.base import Context
+from rewriter.ir.graph.editor import TAG
+from rewriter.ir.model import Model, facts, load
 from rewriter.pipeline.driver import Driver
 from rewriter.pipeline.text import parse
+from rewriter.runtime.inputs import load_samples
+from rewriter.runtime.ranges import Ranges, measure
+from rewriter.runtime.ranges.merged import merged_ranges
 
 TAGS = {"merge-projections"}
 

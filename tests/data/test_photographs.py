@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from rewriter.cli import app
-from rewriter.data.parity import compare_arrays, photographs
-from rewriter.data.parity.photographs import METHODS, recognise
-from rewriter.errors import InputsError
-from rewriter.jobs.compare_inputs import compare_inputs
-from rewriter.model import Array
+from rewriter.ir.errors import InputsError
+from rewriter.ir.model import Array
+from rewriter.parity import compare_arrays, photographs
+from rewriter.parity.job import compare_inputs
+from rewriter.parity.photographs import METHODS, recognise
 
 cv2 = pytest.importorskip("cv2")
 torch = pytest.importorskip("torch")

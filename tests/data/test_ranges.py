@@ -16,15 +16,15 @@ import onnx
 import pytest
 from paths import ROOT
 
-from rewriter.data.ranges import Ranges, measure, mostly_windows, range_of
-from rewriter.data.ranges.instrument import instrument
-from rewriter.data.ranges.reductions import BLOCK, SMALL
-from rewriter.emulation import reference
-from rewriter.engines.onnxruntime import Session
-from rewriter.errors import ArithmeticRunError
-from rewriter.model import Array, Model, load
-from rewriter.model import facts as tensor_facts
-from rewriter.plan import Range
+from rewriter.ir.errors import ArithmeticRunError
+from rewriter.ir.model import Array, Model, load
+from rewriter.ir.model import facts as tensor_facts
+from rewriter.ir.plan import Range
+from rewriter.runtime.emulation import reference
+from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.ranges import Ranges, measure, mostly_windows, range_of
+from rewriter.runtime.ranges.instrument import instrument
+from rewriter.runtime.ranges.reductions import BLOCK, SMALL
 
 MODELS = ROOT / "models"
 FP32_MAX = float(np.finfo(np.float32).max)
@@ -591,8 +591,8 @@ def test_the_case_with_if_loop_and_scan() -> None:
 CHAIN = """
 import resource, sys, numpy as np
 from graphs import graph
-from rewriter.model import facts
-from rewriter.data.ranges import measure
+from rewriter.ir.model import facts
+from rewriter.runtime.ranges import measure
 import onnxruntime
 side, nodes = 1448, 60  # 8 MiB each
 lines = " ".join(f"t{i} = {('Sigmoid', 'Neg', 'Exp')[i % 3]}(t{i - 1})" for i in range(1, nodes))

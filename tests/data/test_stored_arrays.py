@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from graphs import graph
 
-from rewriter.data.inputs import load_samples, random_samples
-from rewriter.errors import InputsError
+from rewriter.ir.errors import InputsError
+from rewriter.runtime.inputs import load_samples, random_samples
 
 MODEL = graph("g (float[2,8] x, float[n,8] z) => (float[2,8] y) { y = Relu(x) }")
 TRILLION = (10**6, 10**6)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import rewriter
-from rewriter.emulation import Accumulation, emulation
-from rewriter.emulation.accumulate import DOMAIN
-from rewriter.emulation.kernel_chunks import CHUNK, boxes
-from rewriter.figures.pair import relative_l2
-from rewriter.model import Array, Model, facts
-from rewriter.plan import Plan
-from rewriter.verification.expected import run_all
+from rewriter.ir.model import Array, Model, facts
+from rewriter.ir.plan import Plan
+from rewriter.judge.expected import run_all
+from rewriter.runtime.emulation import Accumulation, emulation
+from rewriter.runtime.emulation.accumulate import DOMAIN
+from rewriter.runtime.emulation.kernel_chunks import CHUNK, boxes
+from rewriter.runtime.figures.pair import relative_l2
 
 
 def emulated(source: Model, feeds: dict[str, Array], accumulation: Accumulation = "fp16") -> Array:

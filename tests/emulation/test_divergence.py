@@ -12,14 +12,14 @@ from onnx import numpy_helper
 from weighted import weighted
 
 import rewriter
-from rewriter.base import Context
-from rewriter.emulation import Accumulation, emulation, reference
-from rewriter.emulation.divergence import Divergence, NodeError, diverge
-from rewriter.figures.pair import relative_l2
-from rewriter.model import Array, Model, facts, load, save
+from rewriter.ir.base import Context
+from rewriter.ir.model import Array, Model, facts, load, save
+from rewriter.ir.plan import Decision, InputsOutputs, Plan
+from rewriter.judge.expected import run_all
 from rewriter.passes.mixed_precision import MixedPrecision
-from rewriter.plan import Decision, InputsOutputs, Plan
-from rewriter.verification.expected import run_all
+from rewriter.runtime.emulation import Accumulation, emulation, reference
+from rewriter.runtime.emulation.divergence import Divergence, NodeError, diverge
+from rewriter.runtime.figures.pair import relative_l2
 
 
 def lowered(source: Model, *fp32: str, io: InputsOutputs = "keep") -> Model:
@@ -220,8 +220,8 @@ def test_large_weights_are_widened_in_the_graph_and_change_no_bit(monkeypatch: p
     low, feeds = lowered(source), graphs.random_feeds(source)
     known = facts.infer(low)
     copied, before = emulation(low, known, tf32=True), diverged(source)
-    monkeypatch.setattr("rewriter.emulation.LARGE_WEIGHTS", 0)
-    monkeypatch.setattr("rewriter.emulation.CAST_BYTES", 0)
+    monkeypatch.setattr("rewriter.runtime.emulation.LARGE_WEIGHTS", 0)
+    monkeypatch.setattr("rewriter.runtime.emulation.CAST_BYTES", 0)
     shared = emulation(low, known, tf32=True)
     assert copied.weights["w"].dtype == np.float32
     assert shared.weights["w"] is low.weights["w"]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from rewriter.emulation import emulation, reference
-from rewriter.model import Array, Model, facts
+from rewriter.ir.model import Array, Model, facts
+from rewriter.runtime.emulation import emulation, reference
 
 HALF = np.dtype(np.float16)
 BRAIN = np.dtype(ml_dtypes.bfloat16)

@@ -12,11 +12,11 @@ from onnx import helper
 from paths import ROOT
 
 import rewriter
-from rewriter.emulation import emulation
-from rewriter.figures.pair import relative_l2
-from rewriter.graph.product_kernels import operands_of
-from rewriter.model import Array, Model, facts
-from rewriter.verification.expected import run_all
+from rewriter.ir.graph.product_kernels import operands_of
+from rewriter.ir.model import Array, Model, facts
+from rewriter.judge.expected import run_all
+from rewriter.runtime.emulation import emulation
+from rewriter.runtime.figures.pair import relative_l2
 
 
 def emulated(source: Model, feeds: dict[str, Array]) -> Array:

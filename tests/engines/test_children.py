@@ -20,12 +20,12 @@ from paths import ROOT
 from rich.console import Console
 from rich.progress import Progress
 
-from rewriter import children
-from rewriter.engines import onnxruntime as engine
-from rewriter.engines.onnxruntime import Session
-from rewriter.errors import ArithmeticRunError, ModelError, NativeError, RewriterError
-from rewriter.model import Array, Model, facts, native
+from rewriter.ir import children
+from rewriter.ir.errors import ArithmeticRunError, ModelError, NativeError, RewriterError
+from rewriter.ir.model import Array, Model, facts, native
 from rewriter.passes.simplify import Simplify
+from rewriter.runtime.engines import onnxruntime as engine
+from rewriter.runtime.engines.onnxruntime import Session
 
 pytestmark = pytest.mark.skipif(not children.FORKS, reason="forks are used on Linux alone")
 
@@ -127,7 +127,7 @@ def test_an_endless_loop_is_stopped_and_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_crash_of_onnx_runtime_is_an_error_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rewriter.engines.local_session.LocalSession.run", crash)
+    monkeypatch.setattr("rewriter.runtime.engines.local_session.LocalSession.run", crash)
     session = Session(graph("g (float[2] x) => (float[2] y) { y = Relu(x) }"))
     with session, pytest.raises(ArithmeticRunError, match=r"ONNX Runtime crashed \(SIGFPE\)"):
         session.run({"x": np.ones(2, np.float32)})
@@ -170,7 +170,7 @@ def expanding(depth: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("end", [crash, hang])
 def test_a_crash_of_onnxsim_is_a_refusal(end: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    from rewriter.base import Context, Refusal
+    from rewriter.ir.base import Context, Refusal
 
     monkeypatch.setattr("onnxsim.simplify", end)
     monkeypatch.setattr("rewriter.passes.simplify._skipped", lambda proto: [])
@@ -183,7 +183,7 @@ def test_a_crash_of_onnxsim_is_a_refusal(end: Callable[[], None], monkeypatch: p
 
 BUSY = """
 import ctypes, os, time
-from rewriter import children
+from rewriter.ir import children
 def idle(): pass
 def hang(): time.sleep(60)
 def hang_with_the_lock_of_python(): ctypes.PyDLL(None).sleep(60)
@@ -233,7 +233,7 @@ def test_data_that_comes_while_a_child_works_does_not_end_it() -> None:
 def test_errors_can_be_pickled() -> None:
     import pickle
 
-    from rewriter.engines.onnxruntime_errors import NoKernelError
+    from rewriter.runtime.engines.onnxruntime_errors import NoKernelError
 
     error: RewriterError = NoKernelError("my.Op", "node", "file")
     copy = pickle.loads(pickle.dumps(error))

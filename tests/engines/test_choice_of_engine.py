@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rewriter.engines import nvidia_driver, this_machine
-from rewriter.engines.nvidia_driver import Gpu
-from rewriter.engines.onnxruntime_module import import_onnxruntime
-from rewriter.engines.this_machine import Choice
-from rewriter.errors import EngineError
+from rewriter.ir.errors import EngineError
+from rewriter.runtime.engines import nvidia_driver, this_machine
+from rewriter.runtime.engines.nvidia_driver import Gpu
+from rewriter.runtime.engines.onnxruntime_module import import_onnxruntime
+from rewriter.runtime.engines.this_machine import Choice
 
 H200 = Gpu("NVIDIA H200", (9, 0), (13, 0))
 ADA = Gpu("NVIDIA L4", (8, 9), (13, 0))

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rewriter.engines.gpu_turn import gpu_turn
-from rewriter.engines.user_cache import VARIABLE
+from rewriter.runtime.engines.gpu_turn import gpu_turn
+from rewriter.runtime.engines.user_cache import VARIABLE
 
 HOLDER = """
 import sys
-from rewriter.engines.gpu_turn import gpu_turn
+from rewriter.runtime.engines.gpu_turn import gpu_turn
 with gpu_turn():
     print("mine", flush=True)
     sys.stdin.read()
@@ -60,7 +60,7 @@ def test_nothing_waits_where_no_lock_can_be_written(tmp_path: Path, monkeypatch:
 
 
 def test_no_turn_is_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rewriter.engines.gpu_turn.MOST_S", 0.2)
+    monkeypatch.setattr("rewriter.runtime.engines.gpu_turn.MOST_S", 0.2)
     with holder() as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "mine\n"

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from rewriter import children
-from rewriter.errors import EngineError, NativeError
+from rewriter.ir import children
+from rewriter.ir.errors import EngineError, NativeError
 
 
 def add(a: int, b: int) -> dict[str, int]:

@@ -16,13 +16,13 @@ import pytest
 from graphs import graph
 from needs import needs_rtx
 
-from rewriter.engines.measure import measure
-from rewriter.engines.measure_in_child import LEAST_REPEATS
-from rewriter.engines.onnxruntime import Session
-from rewriter.engines.protocol import EngineOutcome, MeasureSettings, Timing, Variant
-from rewriter.engines.tensor_files import StoredSamples, read_tensors, write_samples, write_tensors
-from rewriter.errors import EngineError
-from rewriter.model import Array, save
+from rewriter.ir.errors import EngineError
+from rewriter.ir.model import Array, save
+from rewriter.runtime.engines.measure import measure
+from rewriter.runtime.engines.measure_in_child import LEAST_REPEATS
+from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing, Variant
+from rewriter.runtime.engines.tensor_files import StoredSamples, read_tensors, write_samples, write_tensors
 
 DOUBLED = "g (float[n,4] x) => (float[n,4] y) { a = Relu(x)\n y = Add(a, a) }"
 
@@ -136,7 +136,7 @@ def test_a_killed_child_is_an_outcome(tmp_path: Path, samples: StoredSamples) ->
     def kill() -> None:
         while not stop.is_set():
             for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-                if b"rewriter.children" in Path(f"/proc/{child}/cmdline").read_bytes():
+                if b"rewriter.ir.children" in Path(f"/proc/{child}/cmdline").read_bytes():
                     time.sleep(1.0)
                     os.kill(int(child), signal.SIGKILL)
             time.sleep(0.05)

@@ -14,10 +14,10 @@ from graphs import graph
 from onnx import helper, numpy_helper
 from paths import ROOT
 
-from rewriter.engines.onnxruntime import Session
-from rewriter.engines.onnxruntime_copies import newest_ir, newest_opset
-from rewriter.errors import ArithmeticRunError
-from rewriter.model import Array, Model, load
+from rewriter.ir.errors import ArithmeticRunError
+from rewriter.ir.model import Array, Model, load
+from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.engines.onnxruntime_copies import newest_ir, newest_opset
 
 CHANNELS = 512
 """A weight of this many numbers is detached."""
@@ -110,8 +110,8 @@ def test_casts_that_undo_each_other_reach_a_branch(optimize: bool) -> None:
 
 MAPPED = """
 import sys, numpy as np
-from rewriter.engines.onnxruntime import Session
-from rewriter.model import load
+from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.ir.model import load
 with Session(load(sys.argv[1])) as session:
     session.run({"x": np.ones((2, 512, 4), np.float32)})
 print("lives")
@@ -146,7 +146,7 @@ def test_every_ir_of_onnx_runs(ir: int) -> None:
 
 
 def test_a_newer_operator_set_is_declined_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rewriter.engines.onnxruntime_copies.newest_opset", lambda: 20)
+    monkeypatch.setattr("rewriter.runtime.engines.onnxruntime_copies.newest_opset", lambda: 20)
     model = negated(8, 21)
     model.path = Path("m.onnx")
     with pytest.raises(

@@ -16,11 +16,11 @@ import onnx
 import pytest
 from paths import ROOT
 
-from rewriter.engines.local_session import LocalSession
-from rewriter.engines.onnxruntime import Session
-from rewriter.engines.onnxruntime_errors import NoKernelError
-from rewriter.errors import ArithmeticRunError
-from rewriter.model import Array, Model
+from rewriter.ir.errors import ArithmeticRunError
+from rewriter.ir.model import Array, Model
+from rewriter.runtime.engines.local_session import LocalSession
+from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.engines.onnxruntime_errors import NoKernelError
 
 
 def linear() -> tuple[Model, Array]:
@@ -159,9 +159,9 @@ def test_the_error_names_the_file_before_the_node() -> None:
 
 MEMORY = """
 import gc, numpy as np, onnx
-from rewriter.engines.local_session import LocalSession
-from rewriter.engines.onnxruntime import Session
-from rewriter.model import Model
+from rewriter.runtime.engines.local_session import LocalSession
+from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.ir.model import Model
 def resident():
     return int(next(l for l in open("/proc/self/status") if l.startswith("RssAnon")).split()[1]) // 1024
 size = 4096

@@ -7,13 +7,13 @@ import numpy as np
 import onnx
 import pytest
 
-from rewriter.engines import parts
-from rewriter.engines.local_session import LocalSession
-from rewriter.engines.onnxruntime import Session
-from rewriter.engines.onnxruntime_errors import NoKernelError
-from rewriter.engines.parts import PartedSession, opened
-from rewriter.errors import ArithmeticRunError
-from rewriter.model import Model
+from rewriter.ir.errors import ArithmeticRunError
+from rewriter.ir.model import Model
+from rewriter.runtime.engines import parts
+from rewriter.runtime.engines.local_session import LocalSession
+from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.engines.onnxruntime_errors import NoKernelError
+from rewriter.runtime.engines.parts import PartedSession, opened
 
 
 @pytest.fixture(autouse=True)

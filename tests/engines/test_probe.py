@@ -15,22 +15,22 @@ import pytest
 from typer.testing import CliRunner
 
 from passes.isolate_clip import IsolateClip
-from rewriter.base import Context, Target
 from rewriter.cli import app
-from rewriter.data.ranges import measure as measure_ranges
-from rewriter.engines import this_machine
-from rewriter.engines.nvidia_driver import Gpu
-from rewriter.engines.onnxruntime import Session
-from rewriter.engines.probe import answers as store
-from rewriter.engines.probe.answers import Answers, recorded, remember
-from rewriter.engines.probe.ask import ask, build_all, known_here
-from rewriter.engines.probe.question import UNKNOWN, Answer, Case, Probe, Seen
-from rewriter.errors import OutputError
+from rewriter.hazards.planning.planner import PlanRequest, make_plan
 from rewriter.hazards.quirks import every_probe, table
 from rewriter.hazards.survey import PrecisionRequest
-from rewriter.model import Array, Model
-from rewriter.model import facts as tensor_facts
-from rewriter.planning.planner import PlanRequest, make_plan
+from rewriter.ir.base import Context, Target
+from rewriter.ir.errors import OutputError
+from rewriter.ir.model import Array, Model
+from rewriter.ir.model import facts as tensor_facts
+from rewriter.runtime.engines import this_machine
+from rewriter.runtime.engines.nvidia_driver import Gpu
+from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.engines.probe import answers as store
+from rewriter.runtime.engines.probe.answers import Answers, recorded, remember
+from rewriter.runtime.engines.probe.ask import ask, build_all, known_here
+from rewriter.runtime.engines.probe.question import UNKNOWN, Answer, Case, Probe, Seen
+from rewriter.runtime.ranges import measure as measure_ranges
 
 PROBES = every_probe()
 ALL_CASES = [(probe, case) for probe in PROBES for case in probe.cases]
@@ -406,7 +406,7 @@ def test_a_norm_stays_in_fp32_if_its_probe_says_so() -> None:
 
 def test_partial_sums_are_no_hazard_where_accumulators_are_fp32() -> None:
     from rewriter.hazards.accumulation import accumulator_error
-    from rewriter.planning.planner import surveys
+    from rewriter.hazards.planning.planner import surveys
 
     deep = graphs.graph("g (float[1,9000] x, float[9000,2] w) => (float[1,2] y) { y = MatMul(x, w) }")
     facts = tensor_facts.infer(deep)
@@ -433,7 +433,7 @@ def test_a_stable_log_sum_exp_is_no_hazard() -> None:
 def test_the_command_measures_on_the_requested_engine(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    import rewriter.engines.probe.ask as room
+    import rewriter.runtime.engines.probe.ask as room
 
     monkeypatch.setattr(room, "ask", lambda engine, probes, progress: ask(engine, [named("cast-round-trip")]))
     written = tmp_path / "answers.json"
@@ -446,7 +446,7 @@ def test_the_command_measures_on_the_requested_engine(
 def test_without_a_gpu_the_command_builds_and_shows_recorded_answers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    import rewriter.engines.probe.ask as room
+    import rewriter.runtime.engines.probe.ask as room
 
     monkeypatch.setattr(room, "build_all", lambda probes, progress: build_all([named("cast-round-trip")]))
     result = CliRunner().invoke(app, ["probe"])

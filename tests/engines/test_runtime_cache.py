@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rewriter.engines.runtime_cache import RuntimeCache, open_cache
+from rewriter.runtime.engines.runtime_cache import RuntimeCache, open_cache
 
 
 class Cache:

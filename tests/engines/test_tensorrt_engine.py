@@ -12,13 +12,13 @@ import pytest
 from graphs import graph, model
 from needs import needs_rtx
 
-from rewriter.engines.build_in_child import onnx_node
-from rewriter.engines.build_options import BuildOptions
-from rewriter.engines.build_report import BuildReport, NetworkLayer
-from rewriter.engines.tensorrt_build import build
-from rewriter.engines.tensorrt_module import without_noise
-from rewriter.errors import EngineError, NativeError
-from rewriter.model import Model, save
+from rewriter.ir.errors import EngineError, NativeError
+from rewriter.ir.model import Model, save
+from rewriter.runtime.engines.build_in_child import onnx_node
+from rewriter.runtime.engines.build_options import BuildOptions
+from rewriter.runtime.engines.build_report import BuildReport, NetworkLayer
+from rewriter.runtime.engines.tensorrt_build import build
+from rewriter.runtime.engines.tensorrt_module import without_noise
 
 pytestmark = needs_rtx
 

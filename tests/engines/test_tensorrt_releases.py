@@ -13,13 +13,13 @@ import pytest
 from fake_tensorrt import Fake
 from trt_surface import releases
 
-from rewriter.engines import nvidia_driver, tensorrt_program
-from rewriter.engines.build_in_child import build_here
-from rewriter.engines.build_options import BuildOptions
-from rewriter.engines.build_report import BuildReport
-from rewriter.engines.protocol import RunOrder, Variant
-from rewriter.engines.tensor_files import read_tensors, write_samples
-from rewriter.planning.weak_typing import Constraint, python_code
+from rewriter.hazards.planning.weak_typing import Constraint, python_code
+from rewriter.runtime.engines import nvidia_driver, tensorrt_program
+from rewriter.runtime.engines.build_in_child import build_here
+from rewriter.runtime.engines.build_options import BuildOptions
+from rewriter.runtime.engines.build_report import BuildReport
+from rewriter.runtime.engines.protocol import RunOrder, Variant
+from rewriter.runtime.engines.tensor_files import read_tensors, write_samples
 
 GPU = nvidia_driver.Gpu("NVIDIA H100", (9, 0), (13, 0))
 X = np.ones((2, 2), np.float32)

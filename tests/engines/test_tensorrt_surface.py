@@ -11,9 +11,9 @@ from paths import DOCS, ROOT
 from trt_calls import problems
 from trt_surface import Release, releases
 
-from rewriter.planning.weak_typing import Constraint, python_code
+from rewriter.hazards.planning.weak_typing import Constraint, python_code
 
-ENGINES = ROOT / "rewriter/engines"
+ENGINES = ROOT / "rewriter/runtime/engines"
 USES = re.compile(r"\btrt\b")
 
 

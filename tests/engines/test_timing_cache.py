@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rewriter.engines import nvidia_driver
-from rewriter.engines.nvidia_driver import Gpu
-from rewriter.engines.timing_cache import TimingCache, open_cache
+from rewriter.runtime.engines import nvidia_driver
+from rewriter.runtime.engines.nvidia_driver import Gpu
+from rewriter.runtime.engines.timing_cache import TimingCache, open_cache
 
 
 class Config:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rewriter.figures.assignment import assignment
-from rewriter.model import Array
+from rewriter.ir.model import Array
+from rewriter.runtime.figures.assignment import assignment
 
 
 def _swapped_rows() -> Array:

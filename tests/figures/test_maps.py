@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rewriter.figures.maps import map_error
-from rewriter.model import Array
+from rewriter.ir.model import Array
+from rewriter.runtime.figures.maps import map_error
 
 
 def squares(*sides: int, shape: tuple[int, ...] = (1, 1, 32, 32), value: float = 1.0) -> list[Array]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rewriter.errors import UsageError
-from rewriter.figures.metrics import METRICS, named
-from rewriter.model import Array
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model import Array
+from rewriter.runtime.figures.metrics import METRICS, named
 
 A = np.asarray([[3.0, 4.0], [0.0, 0.0]], np.float32)
 ROWS = np.asarray([[5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5]], np.float32)

@@ -8,16 +8,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rewriter.figures.outputs import (
+from rewriter.ir.model import Array
+from rewriter.runtime.figures.outputs import (
     DECADES,
     OutputComparison,
     compare,
     statistics,
     worst_of_samples,
 )
-from rewriter.figures.pair import Pair, relative_l2
-from rewriter.figures.rows import row_groups
-from rewriter.model import Array
+from rewriter.runtime.figures.pair import Pair, relative_l2
+from rewriter.runtime.figures.rows import row_groups
 
 NAN, INF = np.nan, np.inf
 

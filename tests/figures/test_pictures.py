@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rewriter.figures.pair import Pair
-from rewriter.figures.pictures import Picture, picture_of
-from rewriter.model import Array
+from rewriter.ir.model import Array
+from rewriter.runtime.figures.pair import Pair
+from rewriter.runtime.figures.pictures import Picture, picture_of
 
 NAN = np.nan
 

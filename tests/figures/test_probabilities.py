@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from graphs import graph
 
-from rewriter.figures.maps import MapError
-from rewriter.figures.outputs import OutputComparison, compare
-from rewriter.figures.probabilities import (
+from rewriter.ir.model import Array
+from rewriter.judge.judge import Standard
+from rewriter.runtime.figures.maps import MapError
+from rewriter.runtime.figures.outputs import OutputComparison, compare
+from rewriter.runtime.figures.probabilities import (
     Probabilities,
     ProbabilityError,
     finds_nothing,
     probabilities,
 )
-from rewriter.figures.tolerances import TOLERANCES, Tolerance
-from rewriter.model import Array
-from rewriter.verification.judge import Standard
+from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance
 
 SOFTMAX = Probabilities("Softmax(y) (Softmax) makes it", classes=-1)
 FP16 = TOLERANCES["fp16"].value

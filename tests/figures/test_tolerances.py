@@ -7,8 +7,8 @@ import math
 import pytest
 from graphs import graph
 
-from rewriter.figures.tolerances import TOLERANCES, Tolerance, default_tolerance, precision_of
-from rewriter.model import facts
+from rewriter.ir.model import facts
+from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance, default_tolerance, precision_of
 
 FP32 = "g (float[2] x) => (float[2] y) { y = Relu(x) }"
 FP16 = "g (float[2] x) => (float[2] y) { a = Cast<to = 10>(x) b = Relu(a) y = Cast<to = 1>(b) }"

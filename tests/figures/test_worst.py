@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rewriter.figures.pair import Pair
-from rewriter.figures.worst import WorstOutputs
+from rewriter.runtime.figures.pair import Pair
+from rewriter.runtime.figures.worst import WorstOutputs
 
 IMAGE = np.zeros((1, 1, 16, 16), np.float32)
 IMAGE[0, 0, 0, 0] = 1.0

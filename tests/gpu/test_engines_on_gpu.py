@@ -12,11 +12,11 @@ import pytest
 from graphs import graph
 
 import rewriter
-from rewriter.engines import this_machine
-from rewriter.engines.measure import measure
-from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Variant
-from rewriter.engines.tensor_files import StoredSamples, write_samples
-from rewriter.model import Array, Model, save
+from rewriter.ir.model import Array, Model, save
+from rewriter.runtime.engines import this_machine
+from rewriter.runtime.engines.measure import measure
+from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Variant
+from rewriter.runtime.engines.tensor_files import StoredSamples, write_samples
 
 pytestmark = pytest.mark.gpu
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.emulation import emulation, reference
-from rewriter.errors import PassError
-from rewriter.graph.casts import TypeRequest, retype
-from rewriter.graph.float_types import logical_name
-from rewriter.model import Array, Model, facts, load, walk_graphs
+from rewriter.ir.errors import PassError
+from rewriter.ir.graph.casts import TypeRequest, retype
+from rewriter.ir.graph.float_types import logical_name
+from rewriter.ir.model import Array, Model, facts, load, walk_graphs
+from rewriter.runtime.emulation import emulation, reference
 
 FP32, FP16, BF16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 

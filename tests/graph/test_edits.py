@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto
 
-from rewriter.graph import TAG, GraphEditor, attribute, captured, constant_value, label, open_graphs, reads
-from rewriter.model import Model, check, facts
+from rewriter.ir.graph import TAG, GraphEditor, attribute, captured, constant_value, label, open_graphs, reads
+from rewriter.ir.model import Model, check, facts
 
 BRANCHES = """
     g (float[4] x, bool c) => (float[4] y) <float[4] w = {1, 2, 3, 4}> {

@@ -9,8 +9,8 @@ import pytest
 from graphs import graph, model
 from onnx import helper
 
-from rewriter.graph import GraphEditor, is_op, open_graphs, ops
-from rewriter.graph.match import (
+from rewriter.ir.graph import GraphEditor, is_op, open_graphs, ops
+from rewriter.ir.graph.match import (
     along,
     back,
     consumed,
@@ -20,7 +20,7 @@ from rewriter.graph.match import (
     produced,
     with_scalar,
 )
-from rewriter.model import Model, facts
+from rewriter.ir.model import Model, facts
 
 FAMILIES = {name: value for name, value in vars(ops).items() if isinstance(value, frozenset)}
 

@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 from graphs import graph
 
-from rewriter.graph import open_graphs
-from rewriter.graph.new_weights import NewWeights, gemm_obstacle, is_transposed, layout_obstacle, row_obstacle
-from rewriter.model import facts
+from rewriter.ir.graph import open_graphs
+from rewriter.ir.graph.new_weights import (
+    NewWeights,
+    gemm_obstacle,
+    is_transposed,
+    layout_obstacle,
+    row_obstacle,
+)
+from rewriter.ir.model import facts
 
 GEMM = "g (float[3,2] x, float[2,2] m) => (float[3,2] y) <float[2,2] w = {1, 2, 3, 4}, float[2] b = {5, 6}>"
 

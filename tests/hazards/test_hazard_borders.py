@@ -7,7 +7,7 @@ import math
 import pytest
 from hazard_rules import Ranges, one, said
 
-from rewriter.plan import Range
+from rewriter.ir.plan import Range
 
 LARGEST, LIMIT = 65504.0, 32752.0
 """FP16's largest number, and the largest measured value that leaves a head-room of 2."""

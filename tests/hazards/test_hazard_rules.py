@@ -11,7 +11,7 @@ from hazard_rules import SCANNED, Ranges, one, said, surveyed
 from onnx import TensorProto
 
 from rewriter.hazards import RULES, SCAN_RULES
-from rewriter.plan import Range
+from rewriter.ir.plan import Range
 
 FP16, BF16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
 NAN = Range(-1.0, 1.0, math.nan, False)

@@ -11,7 +11,7 @@ from hazard_rules import NAMES, Ranges, found, surveyed
 from onnx import TensorProto
 
 from rewriter.hazards import PrecisionRequest, types
-from rewriter.plan import Range
+from rewriter.ir.plan import Range
 
 FP16, BF16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
 

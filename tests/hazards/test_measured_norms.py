@@ -9,7 +9,7 @@ from hazard_rules import found
 from onnx import TensorProto
 
 from rewriter.hazards.survey import PrecisionRequest
-from rewriter.plan import Range
+from rewriter.ir.plan import Range
 
 TRUSTING = PrecisionRequest(TensorProto.FLOAT16, measured_norms=True)
 

@@ -9,11 +9,11 @@ import pytest
 from hazard_rules import surveyed
 from onnx import TensorProto
 
-from rewriter.base import Target
-from rewriter.graph import open_graphs
 from rewriter.hazards import PrecisionRequest
 from rewriter.hazards.quirks import known_defects, places, table
-from rewriter.model import facts
+from rewriter.ir.base import Target
+from rewriter.ir.graph import open_graphs
+from rewriter.ir.model import facts
 
 PROJECTS = ("TensorRT-Model-Connect, qwen_vl", "TensorRT-Model-Connect, builder_policy.py")
 UNASKED = {"clip-hides-nan", "grid-sample-attention", "fused-attention-sm120"}

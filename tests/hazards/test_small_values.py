@@ -7,7 +7,7 @@ from hazard_rules import Ranges, found
 from onnx import TensorProto
 
 from rewriter.hazards import PrecisionRequest
-from rewriter.plan import Range
+from rewriter.ir.plan import Range
 
 BF16 = PrecisionRequest(TensorProto.BFLOAT16)
 

@@ -14,9 +14,9 @@ import onnx
 import pytest
 from paths import ROOT
 
-from rewriter.errors import ModelError, UsageError
 from rewriter.hooks.fixing import FixWarning
-from rewriter.model import load, save
+from rewriter.ir.errors import ModelError, UsageError
+from rewriter.ir.model import load, save
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-from rewriter.model import load
+from rewriter.ir.model import load
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[hooks]'")
 

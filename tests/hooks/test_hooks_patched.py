@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rewriter.model import load
+from rewriter.ir.model import load
 
 hooked = pytest.importorskip("hooked", reason="PyTorch is not installed: pip install '.[hooks]'")
 from hooked import QUICK, fixed, image, net, newer, torch  # noqa: E402

@@ -14,8 +14,8 @@ from paths import ROOT
 from typer.testing import CliRunner, Result
 
 from rewriter import cli
-from rewriter.errors import UsageError
 from rewriter.hooks.install import HOOKS, TABLE, apply, edits, repository
+from rewriter.ir.errors import UsageError
 
 MODELS = ROOT / "models"
 

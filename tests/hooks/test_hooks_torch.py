@@ -9,9 +9,9 @@ from typing import Any
 import onnx
 import pytest
 
-from rewriter.errors import RewriterError, UsageError
 from rewriter.hooks.fixing import FixWarning, Unverified
-from rewriter.model import load
+from rewriter.ir.errors import RewriterError, UsageError
+from rewriter.ir.model import load
 
 hooked = pytest.importorskip("hooked", reason="PyTorch is not installed: pip install '.[hooks]'")
 from hooked import HAS_DYNAMO, QUICK, fixed, image, net, newer, torch  # noqa: E402

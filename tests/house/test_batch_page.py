@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from rewriter.batch.models import listed
 from rewriter.batch.state import Ending
 from rewriter.cli import app
-from rewriter.model import save
+from rewriter.ir.model import save
 
 PAGE = (ROOT / "docs/batch.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

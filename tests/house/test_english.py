@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewriter.english import article, count, figure
+from rewriter.ir.english import article, count, figure
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 from graphs import graph
 
 import rewriter
-from rewriter.errors import InputsError, ModelError, UsageError
-from rewriter.model import save
+from rewriter.ir.errors import InputsError, ModelError, UsageError
+from rewriter.ir.model import save
 
 
 def small() -> rewriter.Model:

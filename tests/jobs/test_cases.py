@@ -14,12 +14,12 @@ from paths import MODELS
 
 import rewriter
 from models import measure
-from rewriter.graph import open_graphs
+from rewriter.ir.graph import open_graphs
+from rewriter.ir.model import Array, facts, load
+from rewriter.ir.patterns.round_trips import lost_round_trips
 from rewriter.jobs.fix.result import FixResult
-from rewriter.model import Array, facts, load
-from rewriter.patterns.round_trips import lost_round_trips
-from rewriter.verification.expected import expected_outputs
-from rewriter.verification.verdict import Check
+from rewriter.judge.expected import expected_outputs
+from rewriter.judge.verdict import Check
 
 CASES: dict[str, dict[str, Any]] = tomllib.loads((MODELS / "cases.toml").read_text())
 DEFAULT_BOUND = 5e-3

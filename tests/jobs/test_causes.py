@@ -9,13 +9,13 @@ from graphs import graph
 from onnx import helper, numpy_helper
 
 import rewriter
-from rewriter.base import Change, with_header
+from rewriter.ir.base import Change, with_header
+from rewriter.ir.model import Model, load
+from rewriter.ir.plan import Decision, Plan, Range
 from rewriter.jobs.fix.before import errors_before
 from rewriter.jobs.fix.causes import FusedNorm, causes
-from rewriter.model import Model, load
+from rewriter.judge.expected import expected_outputs
 from rewriter.pipeline.driver import PassResult
-from rewriter.plan import Decision, Plan, Range
-from rewriter.verification.expected import expected_outputs
 
 
 def decision(index: int, rule: str, reason: str, high: float, *, finite: bool = True) -> Decision:

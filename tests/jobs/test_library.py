@@ -13,10 +13,10 @@ import pytest
 from graphs import graph
 
 import rewriter
-from rewriter.base import Change, Context, Event, GraphPass
-from rewriter.errors import ModelError, UsageError
-from rewriter.graph import GraphEditor, label
 from rewriter.hazards import Hazard, Survey
+from rewriter.ir.base import Change, Context, Event, GraphPass
+from rewriter.ir.errors import ModelError, UsageError
+from rewriter.ir.graph import GraphEditor, label
 from rewriter.pipeline.options import EVERY, with_flags
 from rewriter.report import html
 
@@ -184,7 +184,7 @@ def test_a_plan_is_saved_edited_and_applied(tmp_path: Path) -> None:
 class TestPassesOfYourOwn:
     def test_run_alone(self) -> None:
         model = small()
-        done = rewriter.passes.run(model, ["simplify", TagRelu()])
+        done = rewriter.run_passes(model, ["simplify", TagRelu()])
         assert [n.name for n in done.model.proto.graph.node if n.op_type == "Relu"] == ["tagged"]
         assert all(n.name != "tagged" for n in model.proto.graph.node)
         assert done.pipeline == "simplify,tag-relu"
@@ -207,11 +207,11 @@ class TestPassesOfYourOwn:
 
     def test_what_needs_a_plan_runs_in_fix(self) -> None:
         with pytest.raises(UsageError, match=r"(?s)mixed-precision.*rewriter\.fix"):
-            rewriter.passes.run(small(), "mixed-precision")
+            rewriter.run_passes(small(), "mixed-precision")
 
     def test_an_unknown_pass_is_named(self) -> None:
         with pytest.raises(UsageError, match=r"(?s)simplfy.*simplify"):
-            rewriter.passes.run(small(), ["simplfy"])
+            rewriter.run_passes(small(), ["simplfy"])
 
 
 class TestRulesOfYourOwn:
@@ -255,7 +255,7 @@ RESULTS: list[Any] = [
     pytest.param(
         lambda: rewriter.locate(small(), small(), engine="emulation"), ["first wrong", "none"], id="locate"
     ),
-    pytest.param(lambda: rewriter.passes.run(small(), "simplify"), ["simplify"], id="passes.run"),
+    pytest.param(lambda: rewriter.run_passes(small(), "simplify"), ["simplify"], id="run_passes"),
 ]
 
 
@@ -333,7 +333,7 @@ def test_input_comparisons_show_themselves(tmp_path: Path) -> None:
 
 
 def test_a_result_in_place_of_a_model_is_explained(tmp_path: Path) -> None:
-    done = rewriter.passes.run(small(), "simplify")
+    done = rewriter.run_passes(small(), "simplify")
     with pytest.raises(ModelError, match=r"(?s)a Rewritten is no model.*pass its \.model"):
         rewriter.save(done, tmp_path / "x.onnx")  # type: ignore[arg-type]
     with pytest.raises(ModelError, match=r"(?s)Rewritten.*pass its \.model"):

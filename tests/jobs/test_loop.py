@@ -17,15 +17,15 @@ from graphs import graph
 from onnx import numpy_helper
 
 import rewriter
-from rewriter.engines.protocol import EngineOutcome, MeasureSettings, Variant
+from rewriter.ir.model import Array, Model, load
+from rewriter.ir.model.facts import infer
 from rewriter.jobs.fix.attempt import Attempt, Given, attempt
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.loop import best
 from rewriter.jobs.fix.result import FixResult
-from rewriter.model import Array, Model, load
-from rewriter.model.facts import infer
-from rewriter.search.goal import Budget
-from rewriter.verification.verdict import Check
+from rewriter.jobs.search.goal import Budget
+from rewriter.judge.verdict import Check
+from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
 
 CANCELLING = """
     g (float[4,64] x) => (float[4,64] y) <float offset = {300.0}, float share = {0.37}> {
@@ -246,7 +246,7 @@ def test_a_result_that_does_not_run_gives_way_to_one_that_does(
             for variant, one in zip(variants, outcomes, strict=True)
         ]
 
-    for user in ("rewriter.verification.run_check", "rewriter.jobs.fix.judge"):
+    for user in ("rewriter.judge.run_check", "rewriter.jobs.fix.judge"):
         monkeypatch.setattr(f"{user}.measure", defective)
     result = rewriter.fix(**projections())
     assert result.verified and merged(result.model)

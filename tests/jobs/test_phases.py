@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rewriter
-from rewriter.errors import UsageError
+from rewriter.ir.errors import UsageError
 from rewriter.jobs.fix.phases import Phases
 from rewriter.pipeline.presets import PRESETS
 from rewriter.pipeline.text import parse

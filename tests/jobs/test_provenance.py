@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import rewriter
-from rewriter.graph.editor import TAG
+from rewriter.ir.graph.editor import TAG
+from rewriter.ir.model import walk_nodes
 from rewriter.jobs.fix.provenance import KEPT
-from rewriter.model import walk_nodes
 
 HUGE = """
     <ir_version: 9, opset_import: ["" : 17]>

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 import rewriter
 from rewriter.cli import app
-from rewriter.engines import tensorrt_build
-from rewriter.engines.build_options import BuildOptions
-from rewriter.engines.build_report import BuildReport
-from rewriter.errors import InputsError, ModelError, UnbuildableError, UsageError
+from rewriter.ir.errors import InputsError, ModelError, UnbuildableError, UsageError
+from rewriter.ir.model import Array
 from rewriter.jobs.fix.refusals import refuse_unknown_names
-from rewriter.model import Array
+from rewriter.runtime.engines import tensorrt_build
+from rewriter.runtime.engines.build_options import BuildOptions
+from rewriter.runtime.engines.build_report import BuildReport
 
 DYNAMIC = """
     g (float[2,4] x) => (float[2,3] y) <int8[4,3] w = {1,2,3,4,5,6,7,8,9,1,2,3}, int8 zero = {0}> {

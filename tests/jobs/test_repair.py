@@ -14,16 +14,16 @@ import pytest
 from graphs import graph
 
 import rewriter
-from rewriter.base import Change, Context, Event, Exactness, ModelPass
-from rewriter.data.inputs import load_samples
+from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass
+from rewriter.ir.model import Array, Model, load
 from rewriter.jobs.fix import stages
 from rewriter.jobs.fix.attempt import Attempt, Given, attempt
 from rewriter.jobs.fix.conclusion import Conclusion
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.result import FixResult
-from rewriter.model import Array, Model, load
+from rewriter.judge.expected import conditioning, expected_outputs
 from rewriter.passes.simplify import Simplify
-from rewriter.verification.expected import conditioning, expected_outputs
+from rewriter.runtime.inputs import load_samples
 
 CANCELLING = """
     g (float[4,64] x) => (float[4,64] y) <float offset = {300.0}, float share = {0.37}> {

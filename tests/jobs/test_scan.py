@@ -18,11 +18,11 @@ from graphs import graph, model
 from paths import MODELS, ROOT
 
 import rewriter
-from rewriter.errors import UsageError
 from rewriter.hazards import KEPT
 from rewriter.hazards.kinds import KINDS, SEVERITIES
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model import save, write_json
 from rewriter.jobs.findings import Finding, ScanResult
-from rewriter.model import save, write_json
 from rewriter.report import scan as scan_report
 from rewriter.report import terminal
 

@@ -16,13 +16,13 @@ from needs import needs_rtx
 from typer.testing import CliRunner
 
 import rewriter
-from rewriter.base import Change, Context, Event
 from rewriter.cli import app
+from rewriter.ir.base import Change, Context, Event
+from rewriter.ir.model import Model
+from rewriter.ir.plan import Precision
 from rewriter.jobs.fix import stages
 from rewriter.jobs.fix.job import FixJob
-from rewriter.model import Model
 from rewriter.passes.simplify import Simplify
-from rewriter.plan import Precision
 
 LARGE_TOPK = """
     g (float[2,9000] x) => (float[2,5000] y, int64[2,5000] i) <int64[1] k = {5000}> {

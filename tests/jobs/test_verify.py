@@ -15,15 +15,15 @@ from typer.testing import CliRunner
 
 import rewriter
 from rewriter.cli import app
-from rewriter.engines.onnxruntime_module import import_onnxruntime
-from rewriter.engines.protocol import EngineOutcome
-from rewriter.engines.tensor_files import write_tensors
-from rewriter.errors import UsageError
-from rewriter.figures.tolerances import Tolerance
-from rewriter.model import Array, save
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model import Array, save
+from rewriter.judge.judge import Standard, judge
+from rewriter.judge.workspace import MOST_SAMPLES
 from rewriter.report.verify import bars
-from rewriter.verification.judge import Standard, judge
-from rewriter.verification.workspace import MOST_SAMPLES
+from rewriter.runtime.engines.onnxruntime_module import import_onnxruntime
+from rewriter.runtime.engines.protocol import EngineOutcome
+from rewriter.runtime.engines.tensor_files import write_tensors
+from rewriter.runtime.figures.tolerances import Tolerance
 
 ORIGINAL = """
     g (float[n,4] x) => (float[n,4] y, float[n] total) {

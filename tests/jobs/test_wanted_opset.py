@@ -9,8 +9,8 @@ import pytest
 from paths import MODELS
 
 import rewriter
-from rewriter.base import Target
-from rewriter.model import load
+from rewriter.ir.base import Target
+from rewriter.ir.model import load
 from rewriter.passes.fuse_rms_norm import FuseRmsNorm
 
 

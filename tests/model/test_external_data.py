@@ -18,10 +18,10 @@ from stored import foreign, made, value
 from typer.testing import CliRunner
 
 from rewriter import cli
-from rewriter.errors import ModelError, OutputError
-from rewriter.model import Model, external_data, load, map_saved, save
-from rewriter.model.external_source import MOST_MAPPED
-from rewriter.model.tensors import release
+from rewriter.ir.errors import ModelError, OutputError
+from rewriter.ir.model import Model, external_data, load, map_saved, save
+from rewriter.ir.model.external_source import MOST_MAPPED
+from rewriter.ir.model.tensors import release
 
 
 def names(folder: Path) -> set[str]:
@@ -149,7 +149,7 @@ import os, shutil, signal, sys
 from itertools import count
 from pathlib import Path
 from stored import made, value
-from rewriter.model import save
+from rewriter.ir.model import save
 
 start, folder = Path(sys.argv[1]), Path(sys.argv[2])
 CHANGES = {"open", "os.chmod", "os.chown", "os.rename", "os.remove"}

@@ -7,9 +7,9 @@ import pytest
 from graphs import graph
 from onnx import TensorProto, helper
 
-from rewriter.errors import ModelError
-from rewriter.model import Model, facts, load
-from rewriter.model.facts import TensorFacts
+from rewriter.ir.errors import ModelError
+from rewriter.ir.model import Model, facts, load
+from rewriter.ir.model.facts import TensorFacts
 
 
 def test_inputs_initializers_results_and_outputs() -> None:

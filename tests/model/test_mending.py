@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import rewriter
 from rewriter import cli
-from rewriter.base import with_header
-from rewriter.model import load
+from rewriter.ir.base import with_header
+from rewriter.ir.model import load
 
 TEXT = """
     g (float[2,3] x) => (float[2,3] y, float[2,3] z) {

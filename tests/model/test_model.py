@@ -17,8 +17,8 @@ from graphs import graph, model, random_feeds, run
 from onnx import TensorProto, helper, numpy_helper
 from paths import ROOT
 
-from rewriter.errors import ModelError, OutputError
-from rewriter.model import DETACH_BYTES, UNKNOWN_DOMAIN, Array, Model, facts, load, refill, save
+from rewriter.ir.errors import ModelError, OutputError
+from rewriter.ir.model import DETACH_BYTES, UNKNOWN_DOMAIN, Array, Model, facts, load, refill, save
 
 COMMITTED = [pytest.param(path, id=path.stem) for path in sorted((ROOT / "models").glob("*.onnx"))]
 
@@ -337,8 +337,8 @@ class TestFailingToSave:
         names = {p.name for p in tmp_path.iterdir()}
         script = """
             import resource, sys
-            from rewriter.errors import OutputError
-            from rewriter.model import load, save
+            from rewriter.ir.errors import OutputError
+            from rewriter.ir.model import load, save
             source = load(sys.argv[1])
             resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from onnx import NodeProto, TensorProto, helper
 
-from rewriter.model.schemas import TypeRule, ports, schema_of, set_type_attributes
+from rewriter.ir.model.schemas import TypeRule, ports, schema_of, set_type_attributes
 
 FP16, BF16, FP32 = TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT
 F, S, A = TypeRule.FOLLOWS, TypeRule.FP32, TypeRule.ANY

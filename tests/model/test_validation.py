@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from rewriter.errors import ModelError
-from rewriter.model import data_files, load
+from rewriter.ir.errors import ModelError
+from rewriter.ir.model import data_files, load
 
 Change = Callable[[onnx.ModelProto], object]
 

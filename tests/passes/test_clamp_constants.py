@@ -8,7 +8,7 @@ from graphs import apply, graph, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewriter.model import Array, Model
+from rewriter.ir.model import Array, Model
 from rewriter.passes.clamp_constants import ClampConstants
 
 FLT_MAX = float(np.finfo(np.float32).max)

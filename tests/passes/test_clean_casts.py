@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from rewriter.model import Array, Model, load
+from rewriter.ir.model import Array, Model, load
 from rewriter.passes.clean_casts import CleanCasts, embeds
 
 F32, F16, BF16, F64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE

@@ -6,7 +6,7 @@ import numpy as np
 from graphs import apply, graph, random_feeds, run
 from onnx import TensorProto
 
-from rewriter.model import Model, facts
+from rewriter.ir.model import Model, facts
 from rewriter.passes.drop_double import DropDouble
 
 

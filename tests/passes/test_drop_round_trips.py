@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from graphs import apply, graph
 
-from rewriter.base import Context, Target
+from rewriter.ir.base import Context, Target
 from rewriter.passes.drop_round_trips import PROBE, DropRoundTrips
 
 

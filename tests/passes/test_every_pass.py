@@ -18,12 +18,12 @@ from onnx import helper
 from paths import MODELS
 
 import rewriter.passes
-from rewriter.base import Context, Exactness, GraphPass, ModelPass, Pass, Target
-from rewriter.figures.tolerances import TOLERANCES
-from rewriter.graph import TAG
-from rewriter.model import Array, Model, load, walk_graphs
+from rewriter.hazards.planning.free_fp32 import PROBE
+from rewriter.ir.base import Context, Exactness, GraphPass, ModelPass, Pass, Target
+from rewriter.ir.graph import TAG
+from rewriter.ir.model import Array, Model, load, walk_graphs
 from rewriter.passes.transpose_convs import NEEDED_ANSWERS
-from rewriter.planning.free_fp32 import PROBE
+from rewriter.runtime.figures.tolerances import TOLERANCES
 
 
 def _discovered() -> dict[str, type[Pass]]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from rewriter.model import Model
+from rewriter.ir.model import Model
 from rewriter.passes.fold_quantized_bias import FoldQuantizedBias
 
 int32 = st.integers(-(2**31), 2**31 - 1)

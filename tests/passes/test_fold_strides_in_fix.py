@@ -16,7 +16,7 @@ from paths import MODELS
 from stems import FOLDED, STEM, same_results, stem_model
 
 import rewriter
-from rewriter.model import Array, Model, load
+from rewriter.ir.model import Array, Model, load
 from rewriter.passes.fold_strides import FoldStrides
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS

@@ -12,8 +12,8 @@ from onnx import TensorProto, numpy_helper
 from paths import MODELS
 from written_norms import AFFINE, CORE, LAYER_NORMS, build, units
 
-from rewriter.graph import attribute
-from rewriter.model import Model, load
+from rewriter.ir.graph import attribute
+from rewriter.ir.model import Model, load
 from rewriter.passes.fuse_layer_norm import FuseLayerNorm
 
 SINGLE = 1e-6

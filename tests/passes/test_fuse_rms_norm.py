@@ -10,8 +10,8 @@ from onnx.reference import ReferenceEvaluator
 from paths import MODELS
 from written_norms import RMS_NORMS, build
 
-from rewriter.base import Context
-from rewriter.model import Model, load
+from rewriter.ir.base import Context
+from rewriter.ir.model import Model, load
 from rewriter.passes.fuse_rms_norm import FuseRmsNorm
 
 NEW = Context(opset=23)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from graphs import apply, graph, run
 
-from rewriter.model import Model
+from rewriter.ir.model import Model
 from rewriter.passes.fuse_softmax import FuseSoftmax
 
 

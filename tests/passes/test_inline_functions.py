@@ -7,8 +7,8 @@ import onnx
 import pytest
 from graphs import apply, model
 
-from rewriter.base import Refusal
-from rewriter.graph import TAG
+from rewriter.ir.base import Refusal
+from rewriter.ir.graph import TAG
 from rewriter.passes.inline_functions import InlineFunctions, inline
 
 GATE = """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from graphs import apply, graph, random_feeds, run
 
-from rewriter.base import Context, Target
+from rewriter.ir.base import Context, Target
 from rewriter.passes.isolate_clip import DEFECTS, IsolateClip
 
 

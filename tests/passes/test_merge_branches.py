@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
 
+from rewriter.ir.model import Model, load
 from rewriter.jobs.fix import api
-from rewriter.model import Model, load
 from rewriter.passes.merge_branches import MergeBranches
 from rewriter.pipeline.presets import PRESETS
 

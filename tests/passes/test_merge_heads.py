@@ -14,14 +14,14 @@ from needs import needs_rtx
 from onnx import helper, numpy_helper
 from paths import MODELS
 
-from rewriter.base import Context
-from rewriter.data.ranges import measure
-from rewriter.data.ranges.merged import merged_ranges
+from rewriter.ir.base import Context
+from rewriter.ir.model import Array, Model, facts, load
 from rewriter.jobs.fix import api
-from rewriter.model import Array, Model, facts, load
 from rewriter.passes.merge_projections import MergeProjections
 from rewriter.pipeline.driver import Driver
 from rewriter.pipeline.text import parse
+from rewriter.runtime.ranges import measure
+from rewriter.runtime.ranges.merged import merged_ranges
 
 WEIGHTS = {"a": (8, 8), "b": (8, 4), "c": (8,), "e": (8, 12)}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
 
-from rewriter.model import Model, load
+from rewriter.ir.model import Model, load
 from rewriter.passes.merge_projections import MergeProjections
 
 

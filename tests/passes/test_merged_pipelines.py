@@ -14,13 +14,13 @@ from needs import needs_rtx
 from nightly import some
 from paths import MODELS
 
-from rewriter.base import Context
-from rewriter.emulation.product_sums import find_product_sums
-from rewriter.errors import UsageError
+from rewriter.ir.base import Context
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model import Model, facts, load
 from rewriter.jobs.fix import api
-from rewriter.model import Model, facts, load
 from rewriter.pipeline.driver import Driver
 from rewriter.pipeline.text import parse
+from rewriter.runtime.emulation.product_sums import find_product_sums
 
 STRUCTURE = "upgrade-opset,simplify,clean-casts,fuse-layer-norm,fuse-rms-norm"
 LOWER = "mixed-precision{epilogues=true},clean-casts"

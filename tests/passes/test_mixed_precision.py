@@ -12,18 +12,18 @@ from onnx import TensorProto
 from paths import MODELS
 
 import rewriter
-from rewriter.base import Change, Context
-from rewriter.data.ranges import measure
-from rewriter.emulation import emulation, reference
-from rewriter.errors import PassError
-from rewriter.figures.metrics import METRICS
-from rewriter.figures.outputs import compare
-from rewriter.model import Array, Model, facts, load
+from rewriter.hazards.planning.planner import PlanRequest, make_plan
+from rewriter.ir.base import Change, Context
+from rewriter.ir.errors import PassError
+from rewriter.ir.model import Array, Model, facts, load
+from rewriter.ir.plan import Decision, Plan
+from rewriter.judge.expected import run_all
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.driver import Driver
-from rewriter.plan import Decision, Plan
-from rewriter.planning.planner import PlanRequest, make_plan
-from rewriter.verification.expected import run_all
+from rewriter.runtime.emulation import emulation, reference
+from rewriter.runtime.figures.metrics import METRICS
+from rewriter.runtime.figures.outputs import compare
+from rewriter.runtime.ranges import measure
 
 FP16_TOLERANCE = 5e-3
 """As the pass states for well-conditioned networks."""

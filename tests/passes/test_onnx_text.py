@@ -9,8 +9,8 @@ from paths import MODELS
 from typer.testing import CliRunner
 
 from rewriter.cli import app
-from rewriter.errors import ModelError
-from rewriter.model import load
+from rewriter.ir.errors import ModelError
+from rewriter.ir.model import load
 from rewriter.pipeline import onnx_text
 
 EVERYTHING = """<ir_version: 10, opset_import: ["" : 21, "local" : 1]>

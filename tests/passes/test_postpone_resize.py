@@ -16,8 +16,8 @@ from needs import needs_rtx
 from onnx import TensorProto, helper, numpy_helper
 from resized import LINEAR, SHAPED, holds, model
 
+from rewriter.ir.model import Model, load
 from rewriter.jobs.fix import api
-from rewriter.model import Model, load
 from rewriter.passes.postpone_resize import PostponeResize
 from rewriter.pipeline.presets import PRESETS
 

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 from paths import MODELS
 
-from rewriter.base import Context, Rescaled
-from rewriter.data.ranges import Ranges, measure
-from rewriter.model import Array, Model, load
-from rewriter.model.facts import infer
+from rewriter.ir.base import Context, Rescaled
+from rewriter.ir.model import Array, Model, load
+from rewriter.ir.model.facts import infer
+from rewriter.ir.plan import Range
+from rewriter.passes.algorithms.rescaling.rules import RULES
 from rewriter.passes.rescale import Rescale
 from rewriter.pipeline.driver import PassResult
-from rewriter.plan import Range
-from rewriter.rewriting.rescaling.rules import RULES
+from rewriter.runtime.ranges import Ranges, measure
 
 FP16_LARGEST = 65504.0
 LIMIT = FP16_LARGEST / 2

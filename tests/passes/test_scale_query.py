@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from graphs import apply, graph, random_feeds, run
 
-from rewriter.model import Array, Model
+from rewriter.ir.model import Array, Model
 from rewriter.passes.scale_query import ScaleQuery
 
 

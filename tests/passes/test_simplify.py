@@ -12,8 +12,8 @@ import onnx.inliner
 import pytest
 from graphs import apply, graph, ops, random_feeds, run
 
-from rewriter.graph import TAG
-from rewriter.model import Model, load
+from rewriter.ir.graph import TAG
+from rewriter.ir.model import Model, load
 from rewriter.passes.simplify import OPTIMIZERS, Simplify, skipped_always
 
 
@@ -60,7 +60,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[onnx.ModelProto]:
         return simplify(proto, **options)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(onnxsim, "simplify", spy)
-    monkeypatch.setattr("rewriter.children.inside", True)  # no child, whose calls the spy would not see
+    monkeypatch.setattr("rewriter.ir.children.inside", True)  # no child, whose calls the spy would not see
     return seen
 
 
@@ -141,7 +141,7 @@ def test_a_model_that_onnxsim_cannot_read_is_declined(monkeypatch: pytest.Monkey
     source = graph("g (float[3] x) => (float[3] y) { i = Identity(x) y = Relu(i) }")
     source.proto.graph.node[1].attribute.append(onnx.helper.make_attribute("nonsense", 1))
     step = Simplify()
-    from rewriter.base import Context, Refusal
+    from rewriter.ir.base import Context, Refusal
 
     (event,) = step.rewrite_model(source, Context())
     assert isinstance(event, Refusal)

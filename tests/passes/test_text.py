@@ -31,8 +31,8 @@ import onnx
 import pytest
 from graphs import apply, run
 
-from rewriter.base import Context, Exactness, Kept, Pass, Target
-from rewriter.model import Array, Model, load
+from rewriter.ir.base import Context, Exactness, Kept, Pass, Target
+from rewriter.ir.model import Array, Model, load
 from rewriter.pipeline import onnx_text
 from rewriter.pipeline.text import parse
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
 
-from rewriter.base import Context, Target
-from rewriter.model import Model, load
+from rewriter.hazards.planning.planner import SEARCHED
+from rewriter.ir.base import Context, Target
+from rewriter.ir.model import Model, load
+from rewriter.ir.plan import Decision, Plan, Precision
 from rewriter.passes.transpose_convs import NEEDED_ANSWERS, TransposeConvs
-from rewriter.plan import Decision, Plan, Precision
-from rewriter.planning.planner import SEARCHED
 
 TARGET = Target(answers=NEEDED_ANSWERS)
 ANY = TransposeConvs(depth=1, work=0)

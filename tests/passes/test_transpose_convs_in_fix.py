@@ -14,16 +14,16 @@ from nightly import some
 from onnx import TensorProto, numpy_helper
 from paths import MODELS
 
-from rewriter.base import Context, Target
-from rewriter.emulation import emulation
+from rewriter.hazards.planning.planner import SEARCHED
+from rewriter.ir.base import Context, Target
+from rewriter.ir.model import facts, load
+from rewriter.ir.plan import Decision, Plan
 from rewriter.jobs.fix import api
-from rewriter.model import facts, load
+from rewriter.jobs.search.trials import Problem
+from rewriter.judge.expected import run_all
 from rewriter.passes.transpose_convs import NEEDED_ANSWERS, TransposeConvs
 from rewriter.pipeline.driver import Driver
-from rewriter.plan import Decision, Plan
-from rewriter.planning.planner import SEARCHED
-from rewriter.search.trials import Problem
-from rewriter.verification.expected import run_all
+from rewriter.runtime.emulation import emulation
 
 PIPELINE = "transpose-convs{depth=1 work=0},mixed-precision,clean-casts"
 CHANGED = 10

@@ -10,11 +10,11 @@ from graphs import apply, with_constants
 from plans import kept, planned
 
 import rewriter
-from rewriter.model import Model
+from rewriter.hazards.planning.planner import PlanRequest
+from rewriter.ir.model import Model
 from rewriter.passes.unflatten_products import UnflattenProducts
 from rewriter.pipeline.preset_steps import EPILOGUES
 from rewriter.pipeline.presets import PRESETS
-from rewriter.planning.planner import PlanRequest
 
 SHAPES = {
     "w": (4, 5),

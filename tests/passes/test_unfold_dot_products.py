@@ -9,9 +9,9 @@ from plans import kept, planned
 from weighted import weighted, weights
 
 import rewriter
-from rewriter.model import Array, Model, load
+from rewriter.hazards.planning.planner import PlanRequest
+from rewriter.ir.model import Array, Model, load
 from rewriter.pipeline.presets import PRESETS
-from rewriter.planning.planner import PlanRequest
 
 
 def _network() -> tuple[Model, list[dict[str, Array]]]:

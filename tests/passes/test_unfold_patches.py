@@ -17,8 +17,8 @@ from nightly import some
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
 
+from rewriter.ir.model import Model, load
 from rewriter.jobs.fix import api
-from rewriter.model import Model, load
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS
 

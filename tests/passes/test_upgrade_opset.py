@@ -8,11 +8,11 @@ import pytest
 from graphs import apply, graph, random_feeds, run
 from onnx import helper
 
-from rewriter.base import Context
-from rewriter.model import Array, Model, load
-from rewriter.model.facts import TensorFacts
+from rewriter.ir.base import Context
+from rewriter.ir.model import Array, Model, load
+from rewriter.ir.model.facts import TensorFacts
+from rewriter.passes.algorithms.opsets import NodeConverter, Request
 from rewriter.passes.upgrade_opset import UpgradeOpset
-from rewriter.rewriting.opsets import NodeConverter, Request
 
 NORM = """(float[2,3,4] x, float[3] a, float[3] b, float[3] c, float[3] d) => (y)
     { v = Abs(d) y = BatchNormalization(x, a, b, c, v) }"""
@@ -250,7 +250,7 @@ def test_many_nodes_go_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
         return convert(proto, target)
 
     monkeypatch.setattr(onnx.version_converter, "convert_version", counted)
-    monkeypatch.setattr("rewriter.children.inside", True)  # no child, whose calls are not counted here
+    monkeypatch.setattr("rewriter.ir.children.inside", True)  # no child, whose calls are not counted here
     result, _ = apply(UpgradeOpset(), source)
     assert calls == [3]
     feeds = random_feeds(source)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 import rewriter
-from rewriter.graph import open_graphs
-from rewriter.model import Model, facts, load
-from rewriter.patterns.round_trips import lost_round_trips
+from rewriter.ir.graph import open_graphs
+from rewriter.ir.model import Model, facts, load
+from rewriter.ir.patterns.round_trips import lost_round_trips
 
 FP32, FP16 = TensorProto.FLOAT, TensorProto.FLOAT16
 SIZE = 4

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from rewriter.base import Pass
-from rewriter.figures.metrics import METRICS
 from rewriter.hazards.kinds import KINDS as KINDS_OF_HAZARD
+from rewriter.hazards.planning import free_fp32
+from rewriter.ir.base import Pass
 from rewriter.passes.isolate_clip import IsolateClip
 from rewriter.pipeline.catalogue import hazards
 from rewriter.pipeline.catalogue import passes as catalogue
 from rewriter.pipeline.catalogue.__main__ import PAGES, ROOT, main
 from rewriter.pipeline.registry import own_passes
 from rewriter.pipeline.text import options_of
-from rewriter.planning import free_fp32
+from rewriter.runtime.figures.metrics import METRICS
 
 KINDS = list(own_passes().values())
 

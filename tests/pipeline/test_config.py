@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from rewriter import cli
 from rewriter.cli.commands import loaded as loaded_command
-from rewriter.errors import UsageError
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model import save
 from rewriter.jobs.fix import api
-from rewriter.model import save
 from rewriter.pipeline import keywords
 from rewriter.pipeline.config import Configuration, load
 from rewriter.pipeline.options import COMMANDS, JOBS, KEYS, Command, FixOptions, ScanOptions

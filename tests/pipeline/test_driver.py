@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from graphs import graph, ops
 
-from rewriter.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal, Requires, Target
-from rewriter.errors import PassError, UsageError
-from rewriter.graph import TAG, GraphEditor, label
-from rewriter.model import Model, load, save
+from rewriter.ir.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal, Requires, Target
+from rewriter.ir.errors import PassError, UsageError
+from rewriter.ir.graph import TAG, GraphEditor, label
+from rewriter.ir.model import Model, load, save
 from rewriter.pipeline.driver import Driver
 
 TEXT = "g (float[2] x) => (float[2] y) { a = Exp(x) y = Neg(a) }"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rewriter.base import Context, Event, GraphPass
-from rewriter.errors import UsageError
-from rewriter.graph import GraphEditor
+from rewriter.ir.base import Context, Event, GraphPass
+from rewriter.ir.errors import UsageError
+from rewriter.ir.graph import GraphEditor
 from rewriter.passes.clean_casts import CleanCasts
 from rewriter.passes.simplify import Simplify
 from rewriter.pipeline.text import listed, parse, render

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewriter import passes as catalogue
-from rewriter.base import Context, Event, GraphPass, Pass
-from rewriter.errors import UsageError
-from rewriter.graph import GraphEditor
+from rewriter.ir.base import Context, Event, GraphPass, Pass
+from rewriter.ir.errors import UsageError
+from rewriter.ir.graph import GraphEditor
 from rewriter.passes.isolate_clip import IsolateClip
 from rewriter.pipeline.presets import PRESETS, preset_named, select
 from rewriter.pipeline.registry import own_passes

@@ -13,7 +13,7 @@ import pytest
 from graphs import graph
 from paths import TESTS
 
-from rewriter.model import save
+from rewriter.ir.model import save
 
 NEGS = """
     g (float[2] x) => (float[2] y) {
@@ -90,9 +90,9 @@ def test_its_example_is_true(good: Path) -> None:
     """`before` becomes `after`, and a second run changes nothing."""
     code = """
 import onnx.parser
-from rewriter.base import Context
+from rewriter.ir.base import Context
 from rewriter.pipeline.driver import Driver
-from rewriter.model import load
+from rewriter.ir.model import load
 from rewriter.pipeline.registry import find
 kind = find("drop-double-neg", "")
 model = load(onnx.parser.parse_model(kind.before))

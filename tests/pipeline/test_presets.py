@@ -15,8 +15,8 @@ from paths import MODELS
 from typer.testing import CliRunner
 
 from rewriter import cli
-from rewriter.base import Pass
-from rewriter.errors import UsageError
+from rewriter.ir.base import Pass
+from rewriter.ir.errors import UsageError
 from rewriter.jobs.fix import api
 from rewriter.passes import ALL
 from rewriter.passes.clean_casts import CleanCasts

@@ -8,9 +8,9 @@ import graphs
 import pytest
 from plans import kept, planned
 
-from rewriter.base import Target
-from rewriter.planning.free_fp32 import FREE, PROBE, SOFTMAX_PROBE, refusals
-from rewriter.planning.planner import PlanRequest
+from rewriter.hazards.planning.free_fp32 import FREE, PROBE, SOFTMAX_PROBE, refusals
+from rewriter.hazards.planning.planner import PlanRequest
+from rewriter.ir.base import Target
 
 WISH = PlanRequest(epilogues=True)
 

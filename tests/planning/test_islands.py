@@ -6,7 +6,7 @@ import graphs
 import pytest
 from plans import kept, planned
 
-from rewriter.planning.planner import PlanRequest
+from rewriter.hazards.planning.planner import PlanRequest
 
 STREAM = """
     g (float[4,4] x) => (float[4,4] y) {

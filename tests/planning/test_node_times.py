@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from onnx import NodeProto, helper
 
-from rewriter.planning.costs.node_times import base_us, is_attention, more_us, terms
+from rewriter.hazards.planning.costs.node_times import base_us, is_attention, more_us, terms
 
 Sizes = tuple[int, ...]
 

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 import rewriter
 from rewriter import cli
 from rewriter.cli import exits
-from rewriter.errors import OutputError, UsageError
-from rewriter.model import Model, facts, save
-from rewriter.plan import Decision, Plan, Range, plan_file
-from rewriter.planning.free_fp32 import FREE
-from rewriter.planning.plan_fit import fit
+from rewriter.hazards.planning.free_fp32 import FREE
+from rewriter.hazards.planning.plan_fit import fit
+from rewriter.ir.errors import OutputError, UsageError
+from rewriter.ir.model import Model, facts, save
+from rewriter.ir.plan import Decision, Plan, Range, plan_file
 
 PAGE = DOCS / "plans.md"
 

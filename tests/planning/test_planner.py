@@ -6,10 +6,10 @@ import graphs
 import pytest
 from plans import kept, planned
 
-from rewriter.model import facts, walk_graphs
-from rewriter.plan import Decision, Plan, Range
-from rewriter.planning.planner import SEARCHED, PlanRequest, extend_plan, make_plan, node_key
-from rewriter.planning.rescaled_nodes import hazards_first, unscaled_overflows
+from rewriter.hazards.planning.planner import SEARCHED, PlanRequest, extend_plan, make_plan
+from rewriter.hazards.planning.rescaled_nodes import hazards_first, unscaled_overflows
+from rewriter.ir.model import facts, walk_graphs
+from rewriter.ir.plan import Decision, Plan, Range, node_key
 
 CONVERTED = """
     g (float16[1,2,4,4] x) => (float16[1,2,8,8] y) <float[4] s = {1.0, 1.0, 2.0, 2.0}> {

@@ -8,13 +8,13 @@ import graphs
 import numpy as np
 import pytest
 
-from rewriter.base import Target
-from rewriter.model import facts
-from rewriter.plan import Decision, Plan
-from rewriter.planning.costs.estimate import all_terms, priced
-from rewriter.planning.costs.node_times import LOW_US, MORE_US
-from rewriter.planning.costs.prices import Prices
-from rewriter.planning.planner import SEARCHED
+from rewriter.hazards.planning.costs.estimate import all_terms, priced
+from rewriter.hazards.planning.costs.node_times import LOW_US, MORE_US
+from rewriter.hazards.planning.costs.prices import Prices
+from rewriter.hazards.planning.planner import SEARCHED
+from rewriter.ir.base import Target
+from rewriter.ir.model import facts
+from rewriter.ir.plan import Decision, Plan
 
 
 def prices(text: str, target: Target | None = None) -> Prices:

@@ -13,18 +13,18 @@ import pytest
 from paths import MODELS
 
 import rewriter
-from rewriter.data.ranges import measure
-from rewriter.emulation import emulation, reference
-from rewriter.errors import PassError
-from rewriter.figures.outputs import compare
-from rewriter.graph import open_graphs
-from rewriter.graph.casts import retype
 from rewriter.hazards import SCAN_RULES, PrecisionRequest, Survey
-from rewriter.model import Array, Model, facts
+from rewriter.hazards.planning.planner import LOW_TYPES
+from rewriter.ir.errors import PassError
+from rewriter.ir.graph import open_graphs
+from rewriter.ir.graph.casts import retype
+from rewriter.ir.model import Array, Model, facts
+from rewriter.ir.plan import Plan
+from rewriter.judge.expected import run_all
 from rewriter.passes.mixed_precision import request
-from rewriter.plan import Plan
-from rewriter.planning.planner import LOW_TYPES
-from rewriter.verification.expected import run_all
+from rewriter.runtime.emulation import emulation, reference
+from rewriter.runtime.figures.outputs import compare
+from rewriter.runtime.ranges import measure
 
 REPAIRED = 2e-3
 """Relative L2 error of every output, or the share of elements that differ."""

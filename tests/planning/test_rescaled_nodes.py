@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rewriter.plan import Decision, Plan, Range
-from rewriter.planning.rescaled_nodes import hazards_first, unscaled_overflows
+from rewriter.hazards.planning.rescaled_nodes import hazards_first, unscaled_overflows
+from rewriter.ir.plan import Decision, Plan, Range
 
 FREE = Decision("n", "Add", "0:y", "epilogue", "free", "m")
 PLAN = Plan("fp16", decisions=(FREE,), exponents=((0, "m", -2),))

@@ -8,10 +8,10 @@ from graphs import graph, run
 from onnx import TensorProto
 
 import rewriter
-from rewriter.emulation import emulation
-from rewriter.graph.casts import TypeRequest, retype
-from rewriter.model import Model, facts
-from rewriter.planning.rounded_reciprocals import LEAST_BIAS, reciprocal_bias
+from rewriter.hazards.planning.rounded_reciprocals import LEAST_BIAS, reciprocal_bias
+from rewriter.ir.graph.casts import TypeRequest, retype
+from rewriter.ir.model import Model, facts
+from rewriter.runtime.emulation import emulation
 
 FEEDS = {"x": np.linspace(1.0, 2.0, 64, dtype=np.float32).reshape(1, 64)}
 

@@ -12,14 +12,14 @@ from needs import needs_rtx
 from onnx import NodeProto
 from paths import MODELS
 
-from rewriter.base import Target
-from rewriter.emulation import emulation
-from rewriter.figures.pair import relative_l2
+from rewriter.hazards.planning.activations import PROBE, extend_over_activations, refusals
+from rewriter.hazards.planning.free_fp32 import RULE
+from rewriter.ir.base import Target
+from rewriter.ir.model import Array, facts, load
+from rewriter.ir.plan import Plan, Precision
 from rewriter.jobs.fix import api
-from rewriter.model import Array, facts, load
-from rewriter.plan import Plan, Precision
-from rewriter.planning.activations import PROBE, extend_over_activations, refusals
-from rewriter.planning.free_fp32 import RULE
+from rewriter.runtime.emulation import emulation
+from rewriter.runtime.figures.pair import relative_l2
 
 TARGET = Target(answers={"conv-transpose-accumulation": "fp32"})
 

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 import rewriter
 from rewriter import cli
-from rewriter.errors import UsageError
-from rewriter.model import Model, facts, load, save, walk_graphs
-from rewriter.plan import Decision, Plan
-from rewriter.planning import weak_typing
+from rewriter.hazards.planning import weak_typing
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model import Model, facts, load, save, walk_graphs
+from rewriter.ir.plan import Decision, Plan
+from rewriter.judge.expected import run_all
 from rewriter.report.next_step import next_step
-from rewriter.verification.expected import run_all
 
 SOURCE = """
     g (float[4,64] x, float[64,8] w) => (float[4,8] y)

@@ -8,15 +8,15 @@ import numpy as np
 from graphs import with_weights
 from onnx import numpy_helper
 
+from rewriter.ir.model import Array, Model
 from rewriter.jobs.findings import ScanResult
 from rewriter.jobs.fix.api import fix
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.locate import locate
 from rewriter.jobs.scan import scan
 from rewriter.jobs.verify import verify
-from rewriter.model import Array, Model
-from rewriter.verification.locate.location import Location
-from rewriter.verification.verify_result import VerifyResult
+from rewriter.judge.locate.location import Location
+from rewriter.judge.verify_result import VerifyResult
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>\"'&"
 """A node's name that would run code in a page that does not escape it."""

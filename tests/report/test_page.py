@@ -19,20 +19,20 @@ from markupsafe import escape
 from pages import HOSTILE
 from typer.testing import CliRunner
 
-from rewriter.base import Change, Refusal
 from rewriter.cli import app
-from rewriter.data.ranges.depth import Depth, TensorAtDepth
-from rewriter.emulation.divergence import NodeError
-from rewriter.figures.pair import Pair
-from rewriter.figures.pictures import LARGEST_SIDE, picture_of
+from rewriter.ir.base import Change, Refusal
+from rewriter.ir.plan import Decision, Plan, Range
 from rewriter.jobs.fix.conclusion import Conclusion
+from rewriter.judge.verdict import Verdict
 from rewriter.pipeline.driver import PassResult
-from rewriter.plan import Decision, Plan, Range
 from rewriter.report import html
 from rewriter.report.html.depth import MOST
 from rewriter.report.html.png import encoded
 from rewriter.report.html.scales import decades, logarithmic
-from rewriter.verification.verdict import Verdict
+from rewriter.runtime.emulation.divergence import NodeError
+from rewriter.runtime.figures.pair import Pair
+from rewriter.runtime.figures.pictures import LARGEST_SIDE, picture_of
+from rewriter.runtime.ranges.depth import Depth, TensorAtDepth
 
 LIMIT = 2_000_000
 """Bytes of a page."""

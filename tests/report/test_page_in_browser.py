@@ -11,8 +11,8 @@ import pytest
 from browser import needs_chromium, opened, running
 from pages import HOSTILE
 
-from rewriter.engines.probe.answers import recorded
 from rewriter.report import html
+from rewriter.runtime.engines.probe.answers import recorded
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -14,22 +14,22 @@ import numpy as np
 import pytest
 from graphs import graph
 
-from rewriter.base import Change, Refusal, Target
-from rewriter.data.ranges.depth import TensorAtDepth
-from rewriter.data.source import DataSource
-from rewriter.errors import OutputError
-from rewriter.figures.outputs import OutputComparison
+from rewriter.ir.base import Change, Refusal, Target
+from rewriter.ir.errors import OutputError
+from rewriter.ir.model import write_json
+from rewriter.ir.plan import Decision, Plan, Range
 from rewriter.jobs.fix.causes import Cause
 from rewriter.jobs.fix.result import FixResult
-from rewriter.model import write_json
+from rewriter.judge.verdict import Check, Verdict
 from rewriter.pipeline.driver import PassResult
-from rewriter.plan import Decision, Plan, Range
 from rewriter.report import fix as report
 from rewriter.report import next_step as next_step_module
 from rewriter.report import terminal
 from rewriter.report.next_step import next_step
 from rewriter.report.terminal import grouped, shortened
-from rewriter.verification.verdict import Check, Verdict
+from rewriter.runtime.figures.outputs import OutputComparison
+from rewriter.runtime.ranges.depth import TensorAtDepth
+from rewriter.runtime.source import DataSource
 
 STATIC = graph("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }")
 DYNAMIC = graph(

@@ -13,11 +13,11 @@ import pytest
 from graphs import graph
 
 import rewriter
-from rewriter.errors import ModelError
 from rewriter.hazards.kinds import KINDS
+from rewriter.ir.errors import ModelError
+from rewriter.ir.model import write_json
+from rewriter.ir.plan import Range
 from rewriter.jobs.findings import Finding, ScanResult
-from rewriter.model import write_json
-from rewriter.plan import Range
 from rewriter.report import sarif
 
 LEVELS = ("none", "note", "warning", "error")

@@ -12,20 +12,20 @@ from graphs import assert_bit_equal, graph, matrix, random_feeds
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
 
-from rewriter.data.ranges import measure
-from rewriter.emulation import emulation
-from rewriter.graph import open_graphs
 from rewriter.hazards.survey import LARGEST
+from rewriter.ir.graph import open_graphs
+from rewriter.ir.model import Model, load
+from rewriter.ir.model.facts import infer
+from rewriter.ir.plan import Decision
 from rewriter.jobs.fix import api
 from rewriter.jobs.fix.result import FixResult
-from rewriter.model import Model, load
-from rewriter.model.facts import infer
+from rewriter.judge.expected import expected_outputs, run_all
+from rewriter.passes.algorithms.rescaling.apply import apply as shift
+from rewriter.passes.algorithms.rescaling.exponents import collect
+from rewriter.passes.algorithms.rescaling.solve import Demand, solve
 from rewriter.pipeline.presets import PRESETS
-from rewriter.plan import Decision
-from rewriter.rewriting.rescaling.apply import apply as shift
-from rewriter.rewriting.rescaling.exponents import collect
-from rewriter.rewriting.rescaling.solve import Demand, solve
-from rewriter.verification.expected import expected_outputs, run_all
+from rewriter.runtime.emulation import emulation
+from rewriter.runtime.ranges import measure
 
 ERROR_RATIO = 1.3
 """How much larger an emulated error may be than that of FP32 islands, which round less."""

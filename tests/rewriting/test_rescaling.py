@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from graphs import graph
 
-from rewriter.graph import open_graphs
-from rewriter.model import Model
-from rewriter.model.facts import infer
-from rewriter.rewriting.rescaling.apply import scaled
-from rewriter.rewriting.rescaling.exponents import Constraints, Exponents, Form, collect
-from rewriter.rewriting.rescaling.solve import Demand, solve
+from rewriter.ir.graph import open_graphs
+from rewriter.ir.model import Model
+from rewriter.ir.model.facts import infer
+from rewriter.passes.algorithms.rescaling.apply import scaled
+from rewriter.passes.algorithms.rescaling.exponents import Constraints, Exponents, Form, collect
+from rewriter.passes.algorithms.rescaling.solve import Demand, solve
 
 
 def constraints(source: Model) -> Constraints:

@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 import rewriter
 from rewriter import cli
 from rewriter.cli import exits
-from rewriter.errors import UsageError
-from rewriter.model import Array, Model, facts, save
-from rewriter.plan import Decision, InputsOutputs, Plan
-from rewriter.planning.planner import extend_plan
-from rewriter.search.goal import Budget, ErrorLimit, Found
-from rewriter.search.trials import Trials
-from rewriter.search.within import most_accurate
+from rewriter.hazards.planning.planner import extend_plan
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model import Array, Model, facts, save
+from rewriter.ir.plan import Decision, InputsOutputs, Plan
+from rewriter.jobs.search.goal import Budget, ErrorLimit, Found
+from rewriter.jobs.search.trials import Trials
+from rewriter.jobs.search.within import most_accurate
 
 
 def searched(

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from searching import tried
 
-from rewriter.base import Target
-from rewriter.data.ranges import measure
-from rewriter.emulation import Accumulation, reference
-from rewriter.emulation.accumulate import sum_error
+from rewriter.hazards.planning.planner import PlanRequest, make_plan
+from rewriter.ir.base import Target
+from rewriter.ir.model import Array, Model, facts
+from rewriter.ir.plan import Decision, InputsOutputs
 from rewriter.jobs.fix import api
-from rewriter.model import Array, Model, facts
-from rewriter.plan import Decision, InputsOutputs
-from rewriter.planning.planner import PlanRequest, make_plan
-from rewriter.search.effort import FEWER, FEWEST, MOST, RunCost, affordable
-from rewriter.search.goal import Budget, ErrorLimit
-from rewriter.search.node_sets import residual_streams
-from rewriter.search.trials import Problem, Trials, added
-from rewriter.search.within import LEAST_GAIN, MOST_GAIN, most_accurate
-from rewriter.verification.expected import run_all
+from rewriter.jobs.search.effort import FEWER, FEWEST, MOST, RunCost, affordable
+from rewriter.jobs.search.goal import Budget, ErrorLimit
+from rewriter.jobs.search.node_sets import residual_streams
+from rewriter.jobs.search.trials import Problem, Trials, added
+from rewriter.jobs.search.within import LEAST_GAIN, MOST_GAIN, most_accurate
+from rewriter.judge.expected import run_all
+from rewriter.runtime.emulation import Accumulation, reference
+from rewriter.runtime.emulation.accumulate import sum_error
+from rewriter.runtime.ranges import measure
 
 STREAM = """
     g (float[8,4] x, float[4,4] v) => (float[8,4] y)

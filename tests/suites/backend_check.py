@@ -13,13 +13,13 @@ from backend_cases import Case
 from nightly import NIGHTLY
 
 import rewriter
-from rewriter import children
-from rewriter.errors import ArithmeticRunError, RewriterError
-from rewriter.figures.pair import Pair, is_float
-from rewriter.model import Model, load, walk_graphs
+from rewriter.ir import children
+from rewriter.ir.errors import ArithmeticRunError, RewriterError
+from rewriter.ir.model import Model, load, walk_graphs
+from rewriter.judge.arithmetic_checks import check_emulation
+from rewriter.judge.expected import expected_outputs
 from rewriter.pipeline.registry import own_passes
-from rewriter.verification.arithmetic_checks import check_emulation
-from rewriter.verification.expected import expected_outputs
+from rewriter.runtime.figures.pair import Pair, is_float
 
 Outcome = Literal["good", "repaired", "declined", "not compared", "bad", "crash"]
 

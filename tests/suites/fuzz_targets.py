@@ -13,12 +13,12 @@ from pathlib import Path
 
 from graphs import graph
 
-from rewriter.errors import RewriterError
-from rewriter.model import facts, load
+from rewriter.ir.errors import RewriterError
+from rewriter.ir.model import facts, load
+from rewriter.ir.plan import plan_file
 from rewriter.pipeline import config
 from rewriter.pipeline import text as pipeline
 from rewriter.pipeline.preset_steps import STEPS
-from rewriter.plan import plan_file
 
 
 @dataclass(frozen=True)

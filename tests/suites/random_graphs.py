@@ -12,7 +12,7 @@ import onnx
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from rewriter.model import Array, Model, load
+from rewriter.ir.model import Array, Model, load
 
 Draw = st.DrawFn
 

@@ -18,8 +18,8 @@ from paths import ROOT
 from stored import foreign, made, value
 
 import rewriter
-from rewriter.errors import OutputError
-from rewriter.model import save
+from rewriter.ir.errors import OutputError
+from rewriter.ir.model import save
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks, signals and limits of POSIX")
 

@@ -77,4 +77,4 @@ def test_one_seed_draws_one_sample_of_all_rooms_in_turn() -> None:
 
 
 def test_a_file_without_a_place_has_no_mutant() -> None:
-    assert mutation.mutant_of(Path("rewriter/figures/__init__.py"), random.Random(0)) is None
+    assert mutation.mutant_of(Path("rewriter/runtime/figures/__init__.py"), random.Random(0)) is None

@@ -14,15 +14,15 @@ from nightly import sized
 from random_graphs import models
 
 import rewriter
-from rewriter.base import Context, Pass, Stage, Target
-from rewriter.emulation import emulation
-from rewriter.engines.onnxruntime import Session
-from rewriter.figures.pair import Pair
-from rewriter.figures.tolerances import TOLERANCES
-from rewriter.model import Array, Model, facts
+from rewriter.ir.base import Context, Pass, Stage, Target
+from rewriter.ir.model import Array, Model, facts
 from rewriter.passes import ALL
 from rewriter.pipeline.driver import Driver
 from rewriter.pipeline.text import render
+from rewriter.runtime.emulation import emulation
+from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.figures.pair import Pair
+from rewriter.runtime.figures.tolerances import TOLERANCES
 
 STRUCTURAL = tuple(kind() for kind in ALL if kind.stage is Stage.STRUCTURE and kind.keeps_signature)
 LATER = tuple(sorted((kind() for kind in ALL if kind.stage > Stage.STRUCTURE), key=lambda step: step.stage))

@@ -9,18 +9,18 @@ import pytest
 from graphs import apply, graph, with_weights
 from onnx import numpy_helper
 
-from rewriter.base import Context
-from rewriter.figures.outputs import OutputComparison
-from rewriter.figures.tolerances import Tolerance
-from rewriter.model import Array, Model, load
+from rewriter.ir.base import Context
+from rewriter.ir.model import Array, Model, load
+from rewriter.ir.plan import Plan
+from rewriter.judge import arithmetic_checks
+from rewriter.judge.arithmetic_checks import check_emulation, check_structure, check_tf32
+from rewriter.judge.expected import Expected, expected_outputs
+from rewriter.judge.judge import Standard
+from rewriter.judge.verdict import Check
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.unfold_patches import UnfoldPatches
-from rewriter.plan import Plan
-from rewriter.verification import arithmetic_checks
-from rewriter.verification.arithmetic_checks import check_emulation, check_structure, check_tf32
-from rewriter.verification.expected import Expected, expected_outputs
-from rewriter.verification.judge import Standard
-from rewriter.verification.verdict import Check
+from rewriter.runtime.figures.outputs import OutputComparison
+from rewriter.runtime.figures.tolerances import Tolerance
 
 DOUBLED = "g (float[4] x) => (float[4] y) { y = Add(x, x) }"
 

@@ -13,15 +13,15 @@ from needs import needs_rtx
 from onnx import TensorProto
 from paths import MODELS
 
-from rewriter.engines import tensorrt_build
-from rewriter.engines.build_report import BuildReport
-from rewriter.engines.builder_warnings import other_warnings, precision_warnings
-from rewriter.graph.casts import TypeRequest, retype
-from rewriter.model import Model, load, save
-from rewriter.model.facts import infer
-from rewriter.verification import build_check
-from rewriter.verification.build_check import BuildExpectation, check_build, expectation, judged_report
-from rewriter.verification.verdict import Check, Verdict
+from rewriter.ir.graph.casts import TypeRequest, retype
+from rewriter.ir.model import Model, load, save
+from rewriter.ir.model.facts import infer
+from rewriter.judge import build_check
+from rewriter.judge.build_check import BuildExpectation, check_build, expectation, judged_report
+from rewriter.judge.verdict import Check, Verdict
+from rewriter.runtime.engines import tensorrt_build
+from rewriter.runtime.engines.build_report import BuildReport
+from rewriter.runtime.engines.builder_warnings import other_warnings, precision_warnings
 
 NORM = """
     g (float16[2,8] x, float16[8] s, float16[8] b) => (float[2,8] y) {

@@ -11,10 +11,10 @@ import pytest
 from graphs import graph
 
 import rewriter
-from rewriter.figures.outputs import OutputComparison
-from rewriter.verification.arithmetic_checks import allowing, as_fp32, check_tf32, excused, without_tf32
-from rewriter.verification.expected import Expected
-from rewriter.verification.verdict import Check, MetricValue
+from rewriter.judge.arithmetic_checks import allowing, as_fp32, check_tf32, excused, without_tf32
+from rewriter.judge.expected import Expected
+from rewriter.judge.verdict import Check, MetricValue
+from rewriter.runtime.figures.outputs import OutputComparison
 
 
 def output(name: str, error: float, tolerance: float = 5e-3) -> OutputComparison:

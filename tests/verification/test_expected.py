@@ -7,8 +7,8 @@ import pytest
 from graphs import graph
 from onnx import TensorProto
 
-from rewriter.model import facts
-from rewriter.verification.expected import expected_outputs, widened
+from rewriter.ir.model import facts
+from rewriter.judge.expected import expected_outputs, widened
 
 FLOAT = graph("g (float[2] x) => (float[2] y) { a = Neg(x) y = Exp(a) }")
 HALF = "g (float16[2] x) => (float16[2] y) { a = Neg(x) y = Exp(a) }"

@@ -12,11 +12,7 @@ import pytest
 from graphs import graph
 from onnx import TensorProto
 
-from rewriter.engines.build_report import BuildReport, NetworkLayer, ParserError
-from rewriter.engines.protocol import EngineOutcome, Status
-from rewriter.figures.outputs import OutputComparison
-from rewriter.figures.tolerances import Tolerance
-from rewriter.verification.build_check import (
+from rewriter.judge.build_check import (
     LACKING,
     NO_INT8_CONV,
     BuildExpectation,
@@ -24,9 +20,13 @@ from rewriter.verification.build_check import (
     check_original_build,
     judged_report,
 )
-from rewriter.verification.expected import selects_rows
-from rewriter.verification.judge import Judged, Standard, weigh
-from rewriter.verification.run_check import run_check
+from rewriter.judge.expected import selects_rows
+from rewriter.judge.judge import Judged, Standard, weigh
+from rewriter.judge.run_check import run_check
+from rewriter.runtime.engines.build_report import BuildReport, NetworkLayer, ParserError
+from rewriter.runtime.engines.protocol import EngineOutcome, Status
+from rewriter.runtime.figures.outputs import OutputComparison
+from rewriter.runtime.figures.tolerances import Tolerance
 
 HALF = int(TensorProto.FLOAT16)
 CONV = NetworkLayer("layer", "CONVOLUTION", "conv", (("c", "HALF"),))

@@ -18,19 +18,19 @@ from needs import without_gpu
 from typer.testing import CliRunner
 
 from rewriter.cli import app
-from rewriter.engines import this_machine
-from rewriter.engines.onnxruntime import Session
-from rewriter.engines.protocol import MeasureSettings, Variant
-from rewriter.engines.tensor_files import write_samples
-from rewriter.engines.tensorrt_program import context_hint
-from rewriter.errors import EngineError, RewriterError, UsageError
-from rewriter.graph.casts import TypeRequest, retype
-from rewriter.model import Array, Model, load, save
-from rewriter.model import facts as tensor_facts
-from rewriter.verification.locate import LocateOptions, Location, locate, locate_by_emulation, locate_with
-from rewriter.verification.locate.bisection import Bisection, Marked
-from rewriter.verification.locate.lineup import Lineup, SharedTensor, line_up
-from rewriter.verification.locate.runs import EngineBuild, Exact, Run
+from rewriter.ir.errors import EngineError, RewriterError, UsageError
+from rewriter.ir.graph.casts import TypeRequest, retype
+from rewriter.ir.model import Array, Model, load, save
+from rewriter.ir.model import facts as tensor_facts
+from rewriter.judge.locate import LocateOptions, Location, locate, locate_by_emulation, locate_with
+from rewriter.judge.locate.bisection import Bisection, Marked
+from rewriter.judge.locate.lineup import Lineup, SharedTensor, line_up
+from rewriter.judge.locate.runs import EngineBuild, Exact, Run
+from rewriter.runtime.engines import this_machine
+from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.engines.protocol import MeasureSettings, Variant
+from rewriter.runtime.engines.tensor_files import write_samples
+from rewriter.runtime.engines.tensorrt_program import context_hint
 
 # -- the search alone ---------------------------------------------------------------------------
 
@@ -507,8 +507,8 @@ def test_a_model_in_memory_and_a_profile_are_passed_to_the_engine(monkeypatch: p
         seen.append((build, rest[0]))
         return Location("none", 1e-3, ())
 
-    monkeypatch.setattr("rewriter.verification.locate.locate_with", stop)
-    monkeypatch.setattr("rewriter.verification.locate.builds_at_a_time", lambda *_: 99)
+    monkeypatch.setattr("rewriter.judge.locate.locate_with", stop)
+    monkeypatch.setattr("rewriter.judge.locate.builds_at_a_time", lambda *_: 99)
     profile = {"x": ((1, 8), (2, 8), (4, 8))}
     locate(network(), network(3), SAMPLES, ORT, profile=profile)
     locate(network(), network(3), SAMPLES, ORT)

@@ -9,14 +9,14 @@ import pytest
 from graphs import graph
 
 import rewriter
-from rewriter.engines.protocol import EngineOutcome
-from rewriter.figures.outputs import OutputComparison
-from rewriter.figures.tolerances import Tolerance
-from rewriter.verification.judge import Judged
-from rewriter.verification.locate import Location
-from rewriter.verification.locate.location import Step
-from rewriter.verification.run_check import run_check
-from rewriter.verification.verdict import Check, MetricValue, Verdict, log_lines
+from rewriter.judge.judge import Judged
+from rewriter.judge.locate import Location
+from rewriter.judge.locate.location import Step
+from rewriter.judge.run_check import run_check
+from rewriter.judge.verdict import Check, MetricValue, Verdict, log_lines
+from rewriter.runtime.engines.protocol import EngineOutcome
+from rewriter.runtime.figures.outputs import OutputComparison
+from rewriter.runtime.figures.tolerances import Tolerance
 
 VALUE = MetricValue("psnr", 38.0, 40.0, False)
 

@@ -9,13 +9,13 @@ import pytest
 from graphs import graph
 
 import rewriter
-from rewriter.data.inputs import load_samples
-from rewriter.engines.protocol import MeasureSettings
-from rewriter.errors import ArithmeticRunError, EngineError
-from rewriter.figures.tolerances import Tolerance
-from rewriter.model import load, save
-from rewriter.verification.run_check import Execution, run_on_engine
-from rewriter.verification.workspace import Workspace
+from rewriter.ir.errors import ArithmeticRunError, EngineError
+from rewriter.ir.model import load, save
+from rewriter.judge.run_check import Execution, run_on_engine
+from rewriter.judge.workspace import Workspace
+from rewriter.runtime.engines.protocol import MeasureSettings
+from rewriter.runtime.figures.tolerances import Tolerance
+from rewriter.runtime.inputs import load_samples
 
 CUSTOM = "g (float[2,4] x) => (float[2,4] y) { a = Relu(x) y = Acme(a) }"
 PLAIN = "g (float[2,4] x) => (float[2,4] y) <float k = {K}> { a = Mul(x, k) y = Relu(a) }"

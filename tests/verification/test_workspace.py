@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from graphs import graph
 
-from rewriter.data.inputs import Samples, load_samples
-from rewriter.engines.protocol import EngineOutcome
-from rewriter.engines.tensor_files import write_samples
-from rewriter.errors import UsageError
-from rewriter.figures.tolerances import TOLERANCES, Tolerance
-from rewriter.model import load, save
-from rewriter.verification.workspace import MOST_SAMPLES, Workspace, require_same_ports
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model import load, save
+from rewriter.judge.workspace import MOST_SAMPLES, Workspace, require_same_ports
+from rewriter.runtime.engines.protocol import EngineOutcome
+from rewriter.runtime.engines.tensor_files import write_samples
+from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance
+from rewriter.runtime.inputs import Samples, load_samples
 
 TEXT = "g (float[2,3] x) => (float[2,3] y) { y = Softmax(x) }"
 

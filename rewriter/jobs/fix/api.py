@@ -6,25 +6,25 @@ import os
 from dataclasses import replace
 from typing import Any, Unpack
 
-from rewriter.base import Stage, Target
-from rewriter.emulation import Accumulation
-from rewriter.engines.deployment import deployment
-from rewriter.engines.probe.answers import known_target
-from rewriter.errors import UsageError
-from rewriter.figures.metrics import named
+from rewriter.hazards.planning.planner import PlanRequest
 from rewriter.hazards.user_rules import rules_of_the_user
+from rewriter.ir.base import Stage, Target
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model.stopwatch import Progress
+from rewriter.ir.plan import InputsOutputs, Plan
+from rewriter.ir.plan.plan_file import given_plan
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.stages import run
-from rewriter.model.stopwatch import Progress
+from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.keywords import FixKeywords
 from rewriter.pipeline.options import FixOptions, combined, documented
 from rewriter.pipeline.presets import DEFAULT_OPSETS, Preset, preset_named, select
-from rewriter.plan import InputsOutputs, Plan
-from rewriter.plan.plan_file import given_plan
-from rewriter.planning.planner import PlanRequest
-from rewriter.search.goal import Budget, ErrorLimit, Goal
+from rewriter.runtime.emulation import Accumulation
+from rewriter.runtime.engines.deployment import deployment
+from rewriter.runtime.engines.probe.answers import known_target
+from rewriter.runtime.figures.metrics import named
 
 
 @documented(FixOptions)

@@ -7,24 +7,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import fsum
 
-from rewriter.base import Pass, Stage
-from rewriter.data.inputs import Samples
-from rewriter.data.ranges import Ranges
-from rewriter.data.ranges.depth import TensorAtDepth, along_depth
+from rewriter.hazards.planning.costs.estimate import priced
+from rewriter.hazards.planning.rescaled_nodes import hazards_first, unscaled_overflows
+from rewriter.ir.base import Pass, Stage
+from rewriter.ir.model import Model
+from rewriter.ir.model import facts as tensor_facts
+from rewriter.ir.model.stopwatch import Stopwatch
+from rewriter.ir.plan import Plan, Range
 from rewriter.jobs.fix.causes import Cause, causes, folded_statistics, fused_norms
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.judge import ARITHMETIC, Engine, Judge, engine_first
 from rewriter.jobs.fix.planning import Planning
 from rewriter.jobs.fix.rewriting import Record, Rewriting
-from rewriter.model import Model
-from rewriter.model import facts as tensor_facts
-from rewriter.model.stopwatch import Stopwatch
+from rewriter.jobs.search.run import SearchOutcome
+from rewriter.judge.verdict import GOALS, Check
 from rewriter.pipeline.driver import PassResult
-from rewriter.plan import Plan, Range
-from rewriter.planning.costs.estimate import priced
-from rewriter.planning.rescaled_nodes import hazards_first, unscaled_overflows
-from rewriter.search.run import SearchOutcome
-from rewriter.verification.verdict import GOALS, Check
+from rewriter.runtime.inputs import Samples
+from rewriter.runtime.ranges import Ranges
+from rewriter.runtime.ranges.depth import TensorAtDepth, along_depth
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,22 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from rewriter.base import Context
-from rewriter.emulation import Accumulation
-from rewriter.errors import RewriterError
-from rewriter.figures.outputs import OutputComparison
-from rewriter.graph.casts import TypeRequest, retype
 from rewriter.hazards.kinds import Hazard
+from rewriter.hazards.planning.planner import LOW_TYPES, surveys
 from rewriter.hazards.survey import LARGEST, PrecisionRequest, Survey
 from rewriter.hazards.types import generated, no_lower_type
-from rewriter.model import Array, Model, walk_graphs
-from rewriter.model import facts as tensor_facts
+from rewriter.ir.base import Context
+from rewriter.ir.errors import RewriterError
+from rewriter.ir.graph.casts import TypeRequest, retype
+from rewriter.ir.model import Array, Model, walk_graphs
+from rewriter.ir.model import facts as tensor_facts
+from rewriter.ir.plan import Precision, node_key
+from rewriter.judge.arithmetic_checks import check_emulation
+from rewriter.judge.expected import Expected
 from rewriter.pipeline import text as pipeline
 from rewriter.pipeline.driver import Driver
-from rewriter.plan import Precision
-from rewriter.planning.planner import LOW_TYPES, node_key, surveys
-from rewriter.verification.arithmetic_checks import check_emulation
-from rewriter.verification.expected import Expected
+from rewriter.runtime.emulation import Accumulation
+from rewriter.runtime.figures.outputs import OutputComparison
 
 
 def errors_before(

@@ -10,19 +10,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rewriter.base import Change
-from rewriter.english import count, figure
-from rewriter.graph import label
-from rewriter.graph.editor import made_by
-from rewriter.graph.ops import ROW_NORMS
 from rewriter.hazards.kinds import KINDS
 from rewriter.hazards.loss import batch_statistics
+from rewriter.hazards.planning.planner import LOW_TYPES, surveys
 from rewriter.hazards.survey import LARGEST, PrecisionRequest
-from rewriter.model import Model, walk_graphs
-from rewriter.model import facts as tensor_facts
+from rewriter.ir.base import Change
+from rewriter.ir.english import count, figure
+from rewriter.ir.graph import label
+from rewriter.ir.graph.editor import made_by
+from rewriter.ir.graph.ops import ROW_NORMS
+from rewriter.ir.model import Model, walk_graphs
+from rewriter.ir.model import facts as tensor_facts
+from rewriter.ir.plan import Decision, Plan, Range
 from rewriter.pipeline.driver import PassResult
-from rewriter.plan import Decision, Plan, Range
-from rewriter.planning.planner import LOW_TYPES, surveys
 
 BATCH = "BatchNormalization"
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rewriter.emulation.divergence import NodeError
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.judge import ARITHMETIC
-from rewriter.verification.verdict import GOALS, ORIGINAL, Check, Verdict
+from rewriter.judge.verdict import GOALS, ORIGINAL, Check, Verdict
+from rewriter.runtime.emulation.divergence import NodeError
 
 Ending = Literal["verified", "as-fp32", "unverified", "failed", "unbuildable"]
 """`as-fp32`: verified, as the network's own FP32 engine errs as much; `unbuildable`: TensorRT does not build

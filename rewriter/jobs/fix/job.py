@@ -8,17 +8,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rewriter.base import Pass, Target
-from rewriter.emulation import Accumulation
-from rewriter.engines.deployment import Deployment
-from rewriter.errors import UsageError
+from rewriter.hazards.planning.planner import PlanRequest
+from rewriter.ir.base import Pass, Target
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model import check_model_output
+from rewriter.ir.model.stopwatch import Progress
+from rewriter.ir.plan import Plan
 from rewriter.jobs.fix.phases import Phases
-from rewriter.model import check_model_output
-from rewriter.model.stopwatch import Progress
+from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
 from rewriter.pipeline.options import FixOptions
-from rewriter.plan import Plan
-from rewriter.planning.planner import PlanRequest
-from rewriter.search.goal import Budget, ErrorLimit, Goal
+from rewriter.runtime.emulation import Accumulation
+from rewriter.runtime.engines.deployment import Deployment
 
 NOISE = 0.02
 """Share of a latency by which two runs of one engine differ."""

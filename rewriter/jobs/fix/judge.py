@@ -9,22 +9,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from rewriter.base import Pass
-from rewriter.emulation import Accumulation
-from rewriter.engines import this_machine
-from rewriter.engines.deployment import Deployment
-from rewriter.engines.measure import UNBUILT, measure
-from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Span, Variant
-from rewriter.engines.tensor_files import write_samples
-from rewriter.errors import EngineError
-from rewriter.figures.outputs import compare_samples
-from rewriter.figures.tolerances import precision_of
-from rewriter.graph.ops import TENSOR_CORE
-from rewriter.model import Array, Model, load, map_saved, save
-from rewriter.model import facts as tensor_facts
-from rewriter.model.stopwatch import Stopwatch, interrupt_handled
-from rewriter.plan import Plan
-from rewriter.verification.arithmetic_checks import (
+from rewriter.ir.base import Pass
+from rewriter.ir.errors import EngineError
+from rewriter.ir.graph.ops import TENSOR_CORE
+from rewriter.ir.model import Array, Model, load, map_saved, save
+from rewriter.ir.model import facts as tensor_facts
+from rewriter.ir.model.stopwatch import Stopwatch, interrupt_handled
+from rewriter.ir.plan import Plan
+from rewriter.judge.arithmetic_checks import (
     as_fp32,
     check_emulation,
     check_structure,
@@ -34,17 +26,25 @@ from rewriter.verification.arithmetic_checks import (
     tf32_errors,
     without_tf32,
 )
-from rewriter.verification.build_check import check_model_build, check_original_build
-from rewriter.verification.expected import (
+from rewriter.judge.build_check import check_model_build, check_original_build
+from rewriter.judge.expected import (
     Expected,
     as_declared,
     conditioning,
     selects_rows,
     widened,
 )
-from rewriter.verification.judge import Standard
-from rewriter.verification.run_check import run_built
-from rewriter.verification.verdict import Check
+from rewriter.judge.judge import Standard
+from rewriter.judge.run_check import run_built
+from rewriter.judge.verdict import Check
+from rewriter.runtime.emulation import Accumulation
+from rewriter.runtime.engines import this_machine
+from rewriter.runtime.engines.deployment import Deployment
+from rewriter.runtime.engines.measure import UNBUILT, measure
+from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Span, Variant
+from rewriter.runtime.engines.tensor_files import write_samples
+from rewriter.runtime.figures.outputs import compare_samples
+from rewriter.runtime.figures.tolerances import precision_of
 
 ARITHMETIC = ("run", "emulation", "tf32")
 """Checks of a result's arithmetic; an engine's own figure decides over its emulation."""

@@ -16,22 +16,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from rewriter.base import Pass, Stage
-from rewriter.graph import label
-from rewriter.graph.ops import PRODUCTS
 from rewriter.hazards import Hazard, Rule, Survey
+from rewriter.hazards.planning.costs.node_times import ORIGIN
+from rewriter.hazards.planning.free_fp32 import FREE
+from rewriter.ir.base import Pass, Stage
+from rewriter.ir.graph import label
+from rewriter.ir.graph.ops import PRODUCTS
+from rewriter.ir.model.stopwatch import LASTING, interrupt_handled
 from rewriter.jobs.fix.attempt import Attempt, Given, attempt, estimated_us
 from rewriter.jobs.fix.job import NOISE, FixJob
 from rewriter.jobs.fix.judge import ARITHMETIC
 from rewriter.jobs.fix.rewriting import Record, Rewriting
-from rewriter.model.stopwatch import LASTING, interrupt_handled
+from rewriter.jobs.search.goal import Budget, ErrorLimit
+from rewriter.judge.arithmetic_checks import AS_FP32, check_structure
+from rewriter.judge.verdict import Check
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.preset_steps import EPILOGUES, STEPS
-from rewriter.planning.costs.node_times import ORIGIN
-from rewriter.planning.free_fp32 import FREE
-from rewriter.search.goal import Budget, ErrorLimit
-from rewriter.verification.arithmetic_checks import AS_FP32, check_structure
-from rewriter.verification.verdict import Check
 
 PLAIN = "trt11-migrate"
 """The preset that changes types, and what they require, alone."""

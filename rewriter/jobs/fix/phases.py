@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rewriter.base import Pass, Stage
-from rewriter.errors import UsageError
+from rewriter.ir.base import Pass, Stage
+from rewriter.ir.errors import UsageError
 
 
 @dataclass(frozen=True)

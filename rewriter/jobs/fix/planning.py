@@ -6,24 +6,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rewriter.base import Merged, Pass, Rescaled, by_operator, by_pattern
-from rewriter.data.inputs import Samples
-from rewriter.data.ranges import Ranges
-from rewriter.data.ranges.kept import kept_or_measured
-from rewriter.data.ranges.merged import merged_ranges
-from rewriter.emulation import reference
-from rewriter.graph import label
+from rewriter.hazards.planning import activations, free_fp32
+from rewriter.hazards.planning.plan_fit import fit, named_by, operators
+from rewriter.hazards.planning.planner import PlanRequest, extend_plan, make_plan
+from rewriter.ir.base import Merged, Pass, Rescaled, by_operator, by_pattern
+from rewriter.ir.graph import label
+from rewriter.ir.model import Model
+from rewriter.ir.model import facts as tensor_facts
+from rewriter.ir.plan import Plan
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.refusals import near_names
 from rewriter.jobs.fix.rewriting import Record, Rewriting
-from rewriter.model import Model
-from rewriter.model import facts as tensor_facts
-from rewriter.plan import Plan
-from rewriter.planning import activations, free_fp32
-from rewriter.planning.plan_fit import fit, named_by, operators
-from rewriter.planning.planner import PlanRequest, extend_plan, make_plan
-from rewriter.search.goal import Goal
-from rewriter.search.run import SearchRequest, run
+from rewriter.jobs.search.goal import Goal
+from rewriter.jobs.search.run import SearchRequest, run
+from rewriter.runtime.emulation import reference
+from rewriter.runtime.inputs import Samples
+from rewriter.runtime.ranges import Ranges
+from rewriter.runtime.ranges.kept import kept_or_measured
+from rewriter.runtime.ranges.merged import merged_ranges
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 The model holds the tool and its version, the preset and the passes, the plan's hash, the source's name and
 hash, and the verdict. Each node that the plan keeps in FP32 or BF16 holds its reason; each node that a pass
-made holds the pass (`rewriter.graph.editor.TAG`). A model that no pass changed gets no metadata.
+made holds the pass (`rewriter.ir.graph.editor.TAG`). A model that no pass changed gets no metadata.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any
 
 from onnx import NodeProto
 
-from rewriter.emulation import Accumulation
+from rewriter.ir.model import Model, data_files, set_metadata, update_metadata, walk_graphs
+from rewriter.ir.plan import Decision, Plan, node_key, plan_file
 from rewriter.jobs.fix.job import FixJob
-from rewriter.model import Model, data_files, set_metadata, update_metadata, walk_graphs
-from rewriter.plan import Decision, Plan, plan_file
-from rewriter.planning.planner import node_key
-from rewriter.verification.verdict import Verdict
+from rewriter.judge.verdict import Verdict
+from rewriter.runtime.emulation import Accumulation
 
 VERSION, PRESET, PIPELINE = "rewriter.version", "rewriter.preset", "rewriter.pipeline"
 PLAN, SOURCE, SOURCE_HASH = "rewriter.plan.sha256", "rewriter.source", "rewriter.source.sha256"

@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 
 from onnx import NodeProto
 
-from rewriter.errors import LIKENESS, UnbuildableError, UsageError
-from rewriter.graph import label
-from rewriter.graph.ops import DYNAMIC_INT8
-from rewriter.model import Model, walk_graphs
+from rewriter.ir.errors import LIKENESS, UnbuildableError, UsageError
+from rewriter.ir.graph import label
+from rewriter.ir.graph.ops import DYNAMIC_INT8
+from rewriter.ir.model import Model, walk_graphs
 
 LISTED = 3
 """Nodes that a refusal names, and names that it offers in place of one that fits nothing."""

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import onnx
 
-from rewriter.base import Target
-from rewriter.data.ranges.depth import TensorAtDepth
-from rewriter.data.source import DataSource
-from rewriter.english import count
-from rewriter.figures.outputs import OutputComparison
+from rewriter.ir.base import Target
+from rewriter.ir.english import count
+from rewriter.ir.model import Model
+from rewriter.ir.plan import Plan
+from rewriter.ir.summary import Row, Summary, listed
 from rewriter.jobs.fix.causes import Cause
 from rewriter.jobs.fix.conclusion import UNVERIFIED, Conclusion
-from rewriter.model import Model
+from rewriter.judge.verdict import GOALS, Verdict
 from rewriter.pipeline.driver import PassResult
-from rewriter.plan import Plan
-from rewriter.summary import Row, Summary, listed
-from rewriter.verification.verdict import GOALS, Verdict
+from rewriter.runtime.figures.outputs import OutputComparison
+from rewriter.runtime.ranges.depth import TensorAtDepth
+from rewriter.runtime.source import DataSource
 
 
 @dataclass(repr=False)

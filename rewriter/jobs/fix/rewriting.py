@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from rewriter.base import Context, Kept, Pass, Rescaled
-from rewriter.data.ranges import Ranges
+from rewriter.hazards.planning.plan_fit import kept_by_user
+from rewriter.ir.base import Context, Kept, Pass, Rescaled
+from rewriter.ir.model import Model, load
+from rewriter.ir.model.stopwatch import Stopwatch
+from rewriter.ir.plan import Plan
 from rewriter.jobs.fix.job import FixJob
-from rewriter.model import Model, load
-from rewriter.model.stopwatch import Stopwatch
+from rewriter.jobs.search.run import SearchOutcome
 from rewriter.pipeline.driver import Driver, PassResult
-from rewriter.plan import Plan
-from rewriter.planning.plan_fit import kept_by_user
-from rewriter.search.run import SearchOutcome
+from rewriter.runtime.ranges import Ranges
 
 
 @dataclass

@@ -10,14 +10,13 @@ from itertools import islice
 from pathlib import Path
 
 from rewriter import __version__
-from rewriter.base import Stage
-from rewriter.data.expectations import data_warnings
-from rewriter.data.inputs import Samples, load_samples
-from rewriter.engines.protocol import Span
-from rewriter.errors import ArithmeticRunError
-from rewriter.figures.outputs import OutputComparison
-from rewriter.figures.probabilities import finds_nothing, probabilities
-from rewriter.figures.tolerances import TOLERANCES, Tolerance
+from rewriter.hazards.planning import weak_typing
+from rewriter.ir.base import Stage
+from rewriter.ir.errors import ArithmeticRunError
+from rewriter.ir.model import Array, Model, load, save
+from rewriter.ir.model import facts as tensor_facts
+from rewriter.ir.model.stopwatch import Stopwatch
+from rewriter.ir.plan import Plan, plan_file
 from rewriter.jobs.fix import loop
 from rewriter.jobs.fix.attempt import Attempt, Given, explained
 from rewriter.jobs.fix.before import errors_before
@@ -27,18 +26,19 @@ from rewriter.jobs.fix.judge import Judge
 from rewriter.jobs.fix.provenance import note_verdict, source_hash, stamp
 from rewriter.jobs.fix.refusals import refuse_unbuildable, refuse_unknown_names
 from rewriter.jobs.fix.result import FixResult
-from rewriter.model import Array, Model, load, save
-from rewriter.model import facts as tensor_facts
-from rewriter.model.stopwatch import Stopwatch
+from rewriter.jobs.search.effort import RunCost, with_sums
+from rewriter.judge.expected import Expected, Outputs, expected_outputs
+from rewriter.judge.judge import Standard
+from rewriter.judge.not_finite import nan_warnings
+from rewriter.judge.verdict import Verdict
+from rewriter.judge.workspace import MOST_SAMPLES
 from rewriter.pipeline import text as pipeline
-from rewriter.plan import Plan, plan_file
-from rewriter.planning import weak_typing
-from rewriter.search.effort import RunCost, with_sums
-from rewriter.verification.expected import Expected, Outputs, expected_outputs
-from rewriter.verification.judge import Standard
-from rewriter.verification.not_finite import nan_warnings
-from rewriter.verification.verdict import Verdict
-from rewriter.verification.workspace import MOST_SAMPLES
+from rewriter.runtime.engines.protocol import Span
+from rewriter.runtime.expectations import data_warnings
+from rewriter.runtime.figures.outputs import OutputComparison
+from rewriter.runtime.figures.probabilities import finds_nothing, probabilities
+from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance
+from rewriter.runtime.inputs import Samples, load_samples
 
 NO_PLAN = "`save-plan`: no plan was written, since all of it is FP32: `precision=fp32` gives the same"
 

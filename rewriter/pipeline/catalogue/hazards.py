@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rewriter.hazards import quirks
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Kind
-from rewriter.planning import dot_products, free_fp32, islands
+from rewriter.hazards.planning import dot_products, free_fp32, islands
 
 OTHER_RULES: Mapping[str, str] = {
     "user": "you named the node, its operator, or a plan that has it",

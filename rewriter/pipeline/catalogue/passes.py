@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rewriter.base import Exactness, Pass, Stage, with_header
-from rewriter.errors import UsageError
+from rewriter.ir.base import Exactness, Pass, Stage, with_header
+from rewriter.ir.errors import UsageError
 from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS
 from rewriter.pipeline.registry import clashes, origin, own_passes, plugins
 from rewriter.pipeline.schema import entries

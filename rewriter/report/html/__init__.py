@@ -10,17 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rewriter.engines.probe.answers import Answers
-from rewriter.english import article
-from rewriter.errors import UsageError
+from rewriter.ir.english import article
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model import write_text
 from rewriter.jobs.findings import ScanResult
 from rewriter.jobs.fix.result import FixResult
-from rewriter.model import write_text
+from rewriter.judge.locate.location import Location
+from rewriter.judge.verify_result import VerifyResult
 from rewriter.report.html import fix, locate, probe, scan, verify
 from rewriter.report.html.render import html
 from rewriter.report.html.view import Page
-from rewriter.verification.locate.location import Location
-from rewriter.verification.verify_result import VerifyResult
+from rewriter.runtime.engines.probe.answers import Answers
 
 PAGES: dict[type, Callable[[Any, str], Page]] = {
     FixResult: fix.page,

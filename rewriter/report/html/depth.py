@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from rewriter.data.ranges.depth import Depth, TensorAtDepth
-from rewriter.english import count
-from rewriter.plan import Range
+from rewriter.ir.english import count
+from rewriter.ir.plan import Range
 from rewriter.report.html.scales import Scale, decades, logarithmic, power_of_ten
 from rewriter.report.html.view import DepthChart, Layer, Run, Section, Tick
+from rewriter.runtime.ranges.depth import Depth, TensorAtDepth
 
 LARGEST, NORMAL, SUBNORMAL = 65504.0, 2.0**-14, 2.0**-24
 """FP16's largest number, its smallest normal (6.1e-5) and smallest subnormal one (6e-8), by IEEE 754."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rewriter.data.ranges.depth import TensorAtDepth
 from rewriter.hazards.kinds import KINDS
+from rewriter.hazards.planning.free_fp32 import FREE
+from rewriter.ir.plan import Decision, Plan
 from rewriter.jobs.fix.result import FixResult
-from rewriter.plan import Decision, Plan
-from rewriter.planning.free_fp32 import FREE
+from rewriter.judge.verdict import Check
 from rewriter.report import fix as text
 from rewriter.report import fix_summary
 from rewriter.report.checks import judging_check
@@ -25,7 +25,7 @@ from rewriter.report.html.view import (
     Tile,
 )
 from rewriter.report.next_step import next_step
-from rewriter.verification.verdict import Check
+from rewriter.runtime.ranges.depth import TensorAtDepth
 
 SUMMED = ("Wrong", "Done", "Repair")
 """Lines of the summary on the terminal that the page has, too: the others have parts of their own."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rewriter.judge.locate.location import Location, Step
 from rewriter.report.html.depth import typed_depth
 from rewriter.report.html.run import run_section
 from rewriter.report.html.tables import columns, number, without_empty
 from rewriter.report.html.view import Cell, Fact, Page, Section, State, Table, Tile
 from rewriter.report.locate import verdict
-from rewriter.verification.locate.location import Location, Step
 
 
 def page(found: Location, command: str = "") -> Page:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rewriter.figures.outputs import OutputComparison, OutputStatistics
-from rewriter.figures.pictures import Picture
+from rewriter.judge.verdict import Check
 from rewriter.report.html.png import data_uri, heat
 from rewriter.report.html.scales import logarithmic
 from rewriter.report.html.view import Fact, Image, Output, Outputs, State, Tile
-from rewriter.verification.verdict import Check
+from rewriter.runtime.figures.outputs import OutputComparison, OutputStatistics
+from rewriter.runtime.figures.pictures import Picture
 
 MOST_CARDS = 24
 """Outputs with a card; all of them are in the table of checks."""

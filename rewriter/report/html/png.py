@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 
-from rewriter.model import Array
+from rewriter.ir.model import Array
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _RGB = 0, 2

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rewriter.engines.probe.answers import Answers
-from rewriter.engines.probe.question import UNKNOWN, Answer
 from rewriter.hazards.quirks import every_probe
 from rewriter.report.html.run import run_section
 from rewriter.report.html.tables import columns
 from rewriter.report.html.view import Cell, Fact, Page, Section, State, Table, Tile
 from rewriter.report.probe import use
+from rewriter.runtime.engines.probe.answers import Answers
+from rewriter.runtime.engines.probe.question import UNKNOWN, Answer
 
 _LEAD = (
     "What the library does in FP16 on this GPU. Figures are relative L2 errors of small models against FP32, "

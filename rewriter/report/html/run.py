@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rewriter.base import Target
-from rewriter.data.source import DataSource
+from rewriter.ir.base import Target
 from rewriter.report.html.view import Body, Command, Fact, Facts, Section
 from rewriter.report.json import installed_versions
 from rewriter.report.terminal import about_target
+from rewriter.runtime.source import DataSource
 
 
 def run_section(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rewriter.data.ranges.depth import TensorAtDepth
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report import scan as text
@@ -10,6 +9,7 @@ from rewriter.report.html.depth import Nodes, beyond_limits, depth_section
 from rewriter.report.html.run import run_section
 from rewriter.report.html.tables import NamesLeft, columns, number
 from rewriter.report.html.view import Cell, Page, Section, State, Table, Tile
+from rewriter.runtime.ranges.depth import TensorAtDepth
 
 STATES: dict[Severity, State] = {"error": "bad", "warning": "warn", "note": "plain"}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from rewriter.ir.plan import Decision
+from rewriter.judge.verdict import Check
 from rewriter.pipeline.driver import PassResult
-from rewriter.plan import Decision
 from rewriter.report.html.view import Cell, Column, State, Table
 from rewriter.report.terminal import grouped
-from rewriter.verification.verdict import Check
 
 MOST_NAMES = 2500
 """Names that all cells of a table list together; JSON has the others."""

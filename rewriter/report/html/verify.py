@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rewriter.judge.verdict import Check
+from rewriter.judge.verify_result import VerifyResult
 from rewriter.report import verify as text
 from rewriter.report.checks import judging_check
 from rewriter.report.html.depth import typed_depth
@@ -11,8 +13,6 @@ from rewriter.report.html.outputs import adding_most, error_tile, output_cards
 from rewriter.report.html.run import run_section
 from rewriter.report.html.tables import checks_table
 from rewriter.report.html.view import Fact, Page, Section, Tile
-from rewriter.verification.verdict import Check
-from rewriter.verification.verify_result import VerifyResult
 
 
 def page(result: VerifyResult, command: str = "") -> Page:

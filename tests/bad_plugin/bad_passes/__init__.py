@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rewriter.base import Change, Context, Event, ModelPass
-from rewriter.model import Model
+from rewriter.ir.base import Change, Context, Event, ModelPass
+from rewriter.ir.model import Model
 
 NOTHING = "no class at all"
 

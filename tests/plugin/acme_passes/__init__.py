@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, GraphPass, Refusal
-from rewriter.graph import GraphEditor, label
+from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal
+from rewriter.ir.graph import GraphEditor, label
 
 
 @dataclass(frozen=True)

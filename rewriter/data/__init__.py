@@ -1,1 +1,0 @@
-"""Samples: read, generated, checked against the model, and the ranges measured on them."""

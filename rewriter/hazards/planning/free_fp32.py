@@ -1,0 +1,194 @@
+"""Rules that keep nodes in FP32 where TensorRT computes in FP32 at no cost.
+
+- Epilogues: an FP16 product whose elementwise readers are FP32 sums in FP32, and rounds once, at the end of
+  its kernel (docs/accuracy.md#what-was-measured).
+- Norms of one operator compute in FP32 inside, so that FP32 around them costs bandwidth alone. With no view
+  before it, a norm takes the epilogue from the product: it then stays FP16
+  (docs/accuracy.md#norms-and-transposes).
+- Attention's Softmax alone in FP32 makes the scores sum in FP32. Scaling, masks, IsNaN and Where around it
+  stay FP16, or attention is several kernels (docs/accuracy.md#attention).
+
+Not free: epilogues of a Conv, or of several products of one tensor that no pass merged (merge-projections).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+
+from onnx import NodeProto, TensorProto
+
+from rewriter.hazards import Hazard
+from rewriter.hazards.attention import of_activations
+from rewriter.hazards.planning import dot_products
+from rewriter.hazards.survey import Survey
+from rewriter.ir.base import Target
+from rewriter.ir.graph.fusion import has_fp32_epilogue, projected
+from rewriter.ir.graph.ops import ELEMENTWISE, LAYOUTS, ROW_NORMS, SCALING
+
+RULE = "epilogue"
+NORM_RULE = "norm"
+SOFTMAX_RULE = "softmax"
+RECIPROCAL_RULE = "rounded-reciprocal"
+FREE = frozenset({RULE, NORM_RULE, SOFTMAX_RULE, RECIPROCAL_RULE, dot_products.RULE})
+"""Rules that keep nodes in FP32 because it costs nothing, not because of a hazard."""
+
+PROBE = "matmul-epilogue"
+"""Probe: does a product sum in FP32 for an FP32 epilogue? `fp16` means no."""
+
+SOFTMAX_PROBE = "attention-islands"
+"""Probe: which FP32 islands leave attention one kernel? `none` means none."""
+
+_ON_SCORES = SCALING | {"Add", "Where"}
+"""Operators between the scores of attention and their Softmax."""
+
+_REASON = "the FP16 product before it then sums in FP32, at no cost"
+_NORM_REASON = "it computes in FP32 inside: FP32 operands and results cost nothing extra"
+_SOFTMAX_REASON = "attention stays one kernel with it in FP32, and the product before it sums in FP32"
+
+
+def refusals(target: Target) -> Iterator[str]:
+    """One sentence for each rule that `rewriter probe` switched off for the target."""
+    if _refused(target):
+        yield (
+            f"no FP32 epilogues: `rewriter probe` found that on {target} an FP16 MatMul sums in FP16 even "
+            "where its epilogue is FP32"
+        )
+    if _softmax_refused(target):
+        yield (
+            f"attention's Softmax stays FP16: `rewriter probe` found that on {target} attention is one "
+            "kernel only without FP32 in it"
+        )
+
+
+def _refused(target: Target) -> bool:
+    return target.answers.get(PROBE) == "fp16"
+
+
+def _softmax_refused(target: Target) -> bool:
+    return target.answers.get(SOFTMAX_PROBE) == "none"
+
+
+def extend_over_epilogues(survey: Survey, found: dict[int, Hazard]) -> None:
+    """Add the epilogues of FP16 matrix products to `found`, hazards by the identity of their nodes.
+
+    An epilogue starts at the first operator after a product and ends at the next matrix product, view or
+    output: Casts then stand where FP16 is read, and nowhere between. Operators that lead to the Softmax of
+    attention stay FP16.
+    """
+    if survey.request.low != TensorProto.FLOAT16 or _refused(survey.request.target):
+        return
+    masked = scores_of_attention(survey)
+    queue: list[NodeProto] = []
+    for product, first in _starts(survey, found.keys(), masked):
+        if id(first) not in found:
+            found[id(first)] = Hazard(first, RULE, _REASON, product.output[0])
+            queue.append(first)
+    while queue:
+        node = queue.pop()
+        for out in filter(survey.is_float, node.output):
+            for _, reader in survey.readers(out):
+                grows = reader.op_type in ELEMENTWISE and id(reader) not in masked
+                if grows and id(reader) not in found:
+                    found[id(reader)] = Hazard(reader, RULE, _REASON, out)
+                    queue.append(reader)
+
+
+def extend_over_norms(survey: Survey, found: dict[int, Hazard]) -> None:
+    """Add to `found` the norms of one operator, and the views between them and FP32 nodes.
+
+    A norm that reads an FP32 sum directly stays FP16.
+    """
+    if survey.request.low != TensorProto.FLOAT16 or _refused(survey.request.target):
+        return
+    for node in survey.nodes:
+        if node.op_type not in ROW_NORMS:
+            continue
+        before = list(survey.upstream(node.input[0], _moves))
+        source = survey.producer(before[-1].input[0] if before else node.input[0])
+        fed = id(source) in found or any(id(view) in found for view in before)
+        if fed and not before:
+            continue
+        after = [view for view in _views_of(survey, node) if _is_read(survey, view, found)]
+        for kept in (node, *(before if fed else ()), *after):
+            found.setdefault(id(kept), Hazard(kept, NORM_RULE, _NORM_REASON, node.input[0]))
+
+
+def _moves(node: NodeProto) -> bool:
+    return node.op_type in LAYOUTS
+
+
+def _views_of(survey: Survey, node: NodeProto) -> list[NodeProto]:
+    """The views of a node's result, and the views of these."""
+    return [reader for _, reader in survey.downstream(node.output[0], _moves) if _moves(reader)]
+
+
+def _is_read(survey: Survey, node: NodeProto, found: Mapping[int, Hazard]) -> bool:
+    """True if a node of `found` reads the node's result, through views or not."""
+    return any(id(reader) in found for _, reader in survey.downstream(node.output[0], _moves))
+
+
+def extend_over_softmax(survey: Survey, found: dict[int, Hazard]) -> None:
+    """Add to `found` the Softmax of each attention whose products are FP16, and nothing around it."""
+    if survey.request.low != TensorProto.FLOAT16 or _softmax_refused(survey.request.target):
+        return
+    for softmax in _attention(survey):
+        found.setdefault(id(softmax), Hazard(softmax, SOFTMAX_RULE, _SOFTMAX_REASON, softmax.input[0]))
+
+
+def scores_of_attention(survey: Survey) -> AbstractSet[int]:
+    """The identities of the nodes that scale and mask the scores of attention."""
+    return {id(node) for softmax in _attention(survey) for node in _before(survey, softmax)}
+
+
+def _starts(
+    survey: Survey, kept: AbstractSet[int], masked: AbstractSet[int]
+) -> Iterator[tuple[NodeProto, NodeProto]]:
+    """FP16 products that can have an FP32 epilogue, each with all of its readers.
+
+    Products with a reader in `masked` are skipped: it stays FP16.
+    """
+    for node in survey.nodes:
+        if id(node) in kept or projected(survey, node) is None:
+            continue
+        ends = list(survey.readers(node.output[0]))
+        if has_fp32_epilogue(survey, node, ends, kept) and not any(id(n) in masked for _, n in ends):
+            yield from ((node, reader) for _, reader in ends)
+
+
+def _attention(survey: Survey) -> Iterator[NodeProto]:
+    """The Softmax of each attention: over a product of computed tensors, read by such products alone."""
+    for node in survey.nodes:
+        if node.op_type == "Softmax" and not survey.graph.is_output(node.output[0]):
+            readers = _readers_of_weights(survey, node)
+            second = bool(readers) and all(of_activations(survey, r) for r in readers)
+            if second and any(
+                producer is not None and of_activations(survey, producer)
+                for n in (node, *_before(survey, node))
+                for producer in map(survey.producer, n.input)
+            ):
+                yield node
+
+
+def _readers_of_weights(survey: Survey, softmax: NodeProto) -> list[NodeProto]:
+    """The readers of a Softmax, or of PyTorch's Where after it, which replaces the NaN of masked rows."""
+    readers = [reader for _, reader in survey.readers(softmax.output[0]) if reader.op_type != "IsNaN"]
+    guards = [reader for reader in readers if _replaces_nan(survey, reader, softmax)]
+    if len(guards) == len(readers) == 1 and not survey.is_output(guards[0].output[0]):
+        return [reader for _, reader in survey.readers(guards[0].output[0])]
+    return readers
+
+
+def _replaces_nan(survey: Survey, node: NodeProto, softmax: NodeProto) -> bool:
+    """True for Where(IsNaN(weights), constant, weights)."""
+    if node.op_type != "Where" or not survey.is_constant(node.input[1]):
+        return False
+    asked = survey.graph.producer(node.input[0])
+    if asked is None or asked.op_type != "IsNaN":
+        return False
+    return all(survey.producer(name) is softmax for name in (node.input[2], asked.input[0]))
+
+
+def _before(survey: Survey, softmax: NodeProto) -> list[NodeProto]:
+    """Scaling and masks, from the Softmax up."""
+    return list(survey.upstream(softmax.input[0], lambda n: n.op_type in _ON_SCORES))

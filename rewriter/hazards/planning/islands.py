@@ -1,0 +1,157 @@
+"""FP32 islands merge where they meet, and grow over residual sums if that needs no more Casts.
+
+The norms of a network read its residual stream: if they are FP32 islands, every sum of the stream is cast up
+for them. With the sums in FP32, too, only the branch that each of them adds is cast. That is as many Casts,
+and the stream is no longer rounded once per layer. Its price is 4 bytes per element instead of 2
+(docs/accuracy.md#residual-streams). A stream begins with the sum of embeddings, all but one of which may be
+constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+
+from onnx import NodeProto
+
+from rewriter.hazards import Hazard
+from rewriter.hazards.survey import Survey
+from rewriter.ir.graph import label
+from rewriter.ir.graph.ops import CHEAP, SUMS, VIEWS
+
+RULE = "residual-sum"
+
+BETWEEN = "between-islands"
+"""Rule of a node that is FP32 only because its neighbours are."""
+
+
+def grow(survey: Survey, found: dict[int, Hazard]) -> None:
+    """Add to `found`, hazards by the identity of their nodes, the sums that need no more Casts.
+
+    Sums that feed one another are added together or not at all.
+    """
+    for stream in _streams(survey, found):
+        tensors = _border(survey, stream)
+        kept = found.keys()
+        grown = kept | {id(node) for node in stream}
+        before, after = (sum(_is_cast(survey, t, fp32) for t in tensors) for fp32 in (kept, grown))
+        if 0 < after <= before:
+            for node in stream:
+                found[id(node)] = Hazard(node, RULE, "the FP32 nodes around it need as many Casts without it")
+
+
+def is_residual_sum(survey: Survey, node: NodeProto) -> bool:
+    """True if the node adds several computed tensors."""
+    return node.op_type in SUMS and sum(1 for t in node.input if not survey.is_constant(t)) > 1
+
+
+def _streams(survey: Survey, found: dict[int, Hazard]) -> list[list[NodeProto]]:
+    """The sums without a hazard, grouped by streams: sums that feed one another."""
+    streams: dict[int, list[NodeProto]] = {}
+    fp32 = set(found)
+    for node in survey.nodes:
+        if id(node) in found:
+            continue
+        if _begins_stream(survey, node, fp32):
+            fp32.add(id(node))
+        elif not is_residual_sum(survey, node):
+            continue
+        own = streams[id(node)] = [node]
+        for producer in map(survey.producer, node.input):
+            fed = streams.get(id(producer), own)
+            if fed is not own:
+                own, joining = (fed, own) if len(fed) >= len(own) else (own, fed)
+                own.extend(joining)
+                streams.update(dict.fromkeys(map(id, joining), own))
+    return list({id(stream): stream for stream in streams.values()}.values())
+
+
+def _begins_stream(survey: Survey, node: NodeProto, fp32: AbstractSet[int]) -> bool:
+    """True if the node adds a constant (positions) to the rows of a table, or to an FP32 tensor.
+
+    A constant added to a product is a bias, and one added to scores a mask: neither begins a stream.
+    """
+    computed = [t for t in node.input if not survey.is_constant(t)]
+    if node.op_type != "Add" or len(computed) != 1 or survey.producer(computed[0]) is None:
+        return False
+    views = list(survey.upstream(computed[0], lambda n: n.op_type in VIEWS))
+    read = (t for n in views for t in n.input if survey.is_float(t) and not survey.is_constant(t))
+    sources = map(survey.producer, (computed[0], *read))
+    return all(n is not None and (n.op_type in VIEWS or id(n) in fp32) for n in sources)
+
+
+def _border(survey: Survey, nodes: Iterable[NodeProto]) -> list[str]:
+    """The computed tensors that the nodes read or write, each once."""
+    names = (survey.source(t) for node in nodes for t in (*node.input, *node.output))
+    return list(dict.fromkeys(t for t in names if not survey.is_constant(t)))
+
+
+def _is_cast(survey: Survey, tensor: str, fp32: AbstractSet[int]) -> bool:
+    """True if a reader of the tensor needs another type than its producer computes."""
+    producer = survey.producer(tensor)
+    made = id(producer) in fp32 if producer is not None else survey.stays_fp32(tensor)
+    return any(wanted != made for wanted in _wanted(survey, tensor, fp32))
+
+
+def _wanted(survey: Survey, tensor: str, fp32: AbstractSet[int]) -> Iterator[bool]:
+    """For each reader of a tensor: True if it needs FP32."""
+    for _, reader in survey.readers(tensor):
+        yield id(reader) in fp32
+    for name in survey.aliases(tensor):
+        if survey.graph.is_output(name):
+            yield survey.stays_fp32(name)
+
+
+def keep_adjacent(survey: Survey, found: dict[int, Hazard]) -> None:
+    """Give Q/DQ nodes and their operators one type: TensorRT does not fuse them across a Cast."""
+    partners: dict[int, list[NodeProto]] = {}
+    for node, other in _quantized_pairs(survey):
+        partners.setdefault(id(node), []).append(other)
+        partners.setdefault(id(other), []).append(node)
+    queue = [hazard.node for hazard in found.values()]
+    while queue:
+        node = queue.pop()
+        for other in partners.get(id(node), ()):
+            if id(other) not in found:
+                found[id(other)] = Hazard(other, "quantized", f"next to {label(node)}, with no Cast between")
+                queue.append(other)
+
+
+def _quantized_pairs(survey: Survey) -> Iterator[tuple[NodeProto, NodeProto]]:
+    """Pairs of DequantizeLinear and a reader, through views, and of QuantizeLinear and its producer."""
+    for node in survey.nodes:
+        if node.op_type == "DequantizeLinear":
+            pairs = survey.downstream(node.output[0], lambda n: n.op_type in VIEWS)
+            yield from ((node, reader) for _, reader in pairs)
+        elif node.op_type == "QuantizeLinear":
+            producer = survey.producer(node.input[0])
+            if producer is not None:
+                yield node, producer
+
+
+def absorb(survey: Survey, found: dict[int, Hazard]) -> None:
+    """Add cheap nodes that have only FP32 around them to the island: two borders become none."""
+    for node in survey.nodes:  # once: a neighbour of one that is absorbed was FP32 before
+        if id(node) not in found and node.op_type in CHEAP and _surrounded(survey, node, found):
+            found[id(node)] = Hazard(node, BETWEEN, "all its neighbours are in FP32")
+
+
+def _surrounded(survey: Survey, node: NodeProto, found: Mapping[int, Hazard]) -> bool:
+    """True if the node has neighbours, and all are FP32 nodes or FP32 inputs and outputs."""
+    neighbours = list(_neighbours(survey, node))
+    sources = [t for t in node.input if survey.is_float(t) and not survey.is_constant(t)]
+    sinks = [name for t in node.output if survey.is_float(t) for name in survey.aliases(t)]
+    ends = [survey.source(t) for t in sources if survey.producer(t) is None]
+    ends += [name for name in sinks if survey.graph.is_output(name)]
+    inside = all(id(n) in found for n in neighbours) and all(survey.stays_fp32(t) for t in ends)
+    return bool(neighbours) and inside
+
+
+def _neighbours(survey: Survey, node: NodeProto) -> Iterator[NodeProto]:
+    for tensor in node.input:
+        producer = survey.producer(tensor) if survey.is_float(tensor) else None
+        if producer is not None:
+            yield producer
+    for tensor in node.output:
+        if survey.is_float(tensor):
+            yield from (reader for _, reader in survey.readers(tensor))

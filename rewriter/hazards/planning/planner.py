@@ -1,0 +1,228 @@
+"""Turns hazards into a plan: the FP32 nodes, with islands that share a border merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from onnx import NodeProto, TensorProto
+
+from rewriter.hazards import RULES, Hazard, Rule
+from rewriter.hazards.magnitude import fits_inside
+from rewriter.hazards.planning.dot_products import extend_over_dot_products
+from rewriter.hazards.planning.free_fp32 import (
+    extend_over_epilogues,
+    extend_over_norms,
+    extend_over_softmax,
+)
+from rewriter.hazards.planning.islands import BETWEEN, absorb, grow, keep_adjacent
+from rewriter.hazards.planning.rounded_reciprocals import extend_over_rounded_reciprocals
+from rewriter.hazards.survey import PrecisionRequest, Survey
+from rewriter.ir.base import Target
+from rewriter.ir.graph import GraphEditor, label, open_graphs
+from rewriter.ir.graph.float_types import logical_name
+from rewriter.ir.model import Model
+from rewriter.ir.model.facts import Facts
+from rewriter.ir.model.schemas import ports
+from rewriter.ir.plan import Decision, InputsOutputs, Plan, Precision, Range, node_key
+
+LOW_TYPES: dict[Precision, int] = {
+    "fp32": TensorProto.FLOAT,
+    "fp16": TensorProto.FLOAT16,
+    "bf16": TensorProto.BFLOAT16,
+}
+
+SEARCHED = "tolerance"
+"""Rule of a node that a search keeps in FP32."""
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """The user's options for a plan; `PrecisionRequest` explains `target`.
+
+    `epilogues`: use FP32 where it is free (`rewriter.hazards.planning.free_fp32`). `rules`: the user's
+    own, which come before ours.
+    """
+
+    precision: Precision = "fp16"
+    io: InputsOutputs = "keep"
+    keep_nodes: tuple[str, ...] = ()
+    keep_ops: tuple[str, ...] = ()
+    epilogues: bool = False
+    rules: tuple[Rule, ...] = ()
+    target: Target = field(default_factory=Target)
+
+
+def make_plan(
+    model: Model,
+    facts: Facts,
+    ranges: Mapping[tuple[int, str], Range],
+    wish: PlanRequest,
+    *,
+    real: bool = False,
+) -> Plan:
+    """The plan that the rules of `hazards` give for `model` with its measured `ranges`.
+
+    Args:
+        ranges: By scope index and tensor name; a missing tensor counts as unmeasured.
+        real: True if they were measured on the user's data, so that they decide about decomposed norms.
+    """
+    if wish.precision == "fp32":
+        return Plan("fp32", wish.io)
+    settings = PrecisionRequest(
+        LOW_TYPES[wish.precision],
+        wish.io,
+        wish.keep_nodes,
+        wish.keep_ops,
+        measured_norms=real,
+        target=wish.target,
+    )
+    decisions: list[Decision] = []
+    in_range: set[str] = set()
+    float_nodes = 0
+    for survey in surveys(model, facts, ranges, settings):
+        float_nodes += len(survey.nodes)
+        decisions.extend(_decide(survey, wish))
+        in_range.update(_in_range(survey))
+    return Plan(wish.precision, wish.io, tuple(decisions), float_nodes, frozenset(in_range))
+
+
+def _in_range(survey: Survey) -> Iterator[str]:
+    """The reductions of norms whose squares were measured to be in range, without those of other norms."""
+    inside = {True: set[int](), False: set[int]()}
+    for norm in survey.norms:
+        inside[fits_inside(survey, norm)].update(id(node) for node in norm.nodes)
+    if inside[True]:
+        for node in survey.nodes:
+            if node.op_type.startswith(("Reduce", "Global")) and id(node) not in inside[False]:
+                yield logical_name(node.output[0])
+
+
+def extend_plan(
+    model: Model,
+    facts: Facts,
+    plan: Plan,
+    extra: Mapping[str, str],
+    released: frozenset[str] = frozenset(),
+) -> Plan:
+    """`plan` with more nodes in FP32, and without those of `released`; islands that meet merge.
+
+    Args:
+        extra: Keys of the nodes to add, with the reason.
+        released: Keys of the nodes to remove.
+    """
+    if not extra and not released:
+        return plan
+    left = [d for d in plan.decisions if d.key not in released]
+    if released:
+        left = [d for d in left if d.rule != BETWEEN]
+
+    def extend(survey: Survey, found: dict[int, Hazard]) -> None:
+        for node in survey.nodes:
+            key = node_key(survey.scope, node)
+            if key in extra and id(node) not in found:
+                found[id(node)] = Hazard(node, SEARCHED, extra[key])
+
+    settings = PrecisionRequest(LOW_TYPES[plan.precision], plan.io)
+    return replanned(model, facts, replace(plan, decisions=tuple(left)), settings, extend)
+
+
+def replanned(
+    model: Model,
+    facts: Facts,
+    plan: Plan,
+    settings: PrecisionRequest,
+    extend: Callable[[Survey, dict[int, Hazard]], None],
+) -> Plan:
+    """`plan` with the nodes that `extend` adds; islands that meet merge.
+
+    Args:
+        extend: Called for every graph of the model, with the kept nodes as hazards by identity.
+    """
+    given = {d.key: d for d in plan.decisions}
+    decisions: list[Decision] = []
+    for survey in surveys(model, facts, {}, settings):
+        found: dict[int, Hazard] = {}
+        for node in survey.nodes:
+            old = given.get(node_key(survey.scope, node))
+            if old is not None:
+                found[id(node)] = Hazard(node, old.rule, old.reason, old.tensor, old.range)
+        extend(survey, found)
+        keep_adjacent(survey, found)
+        absorb(survey, found)
+        decisions += _decisions(survey, found)
+    repairs = {d.key: d.repair for d in plan.decisions}
+    made = (replace(d, repair=repairs.get(d.key, "fp32")) for d in decisions)
+    return replace(plan, decisions=tuple(made))
+
+
+def in_bf16(plan: Plan, keys: AbstractSet[str]) -> Plan:
+    """`plan` with the given FP32 nodes in BF16."""
+    decisions = (replace(d, repair="bf16") if d.key in keys else d for d in plan.decisions)
+    return replace(plan, decisions=tuple(decisions))
+
+
+def has_bf16(node: NodeProto, opsets: Mapping[str, int]) -> bool:
+    """True if the node's operator supports BF16 in its operator set."""
+    rules = ports(node, opsets, LOW_TYPES["bf16"])
+    return rules is not None and rules.can_follow
+
+
+def surveys(
+    model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], settings: PrecisionRequest
+) -> Iterator[Survey]:
+    """The survey of every graph of the model, in the order of `Facts.scopes`."""
+    graphs = open_graphs(model, facts)
+    mixed = any(_computes_low(graph) for graph in graphs)
+    made: dict[int, Survey] = {}
+    for scope, graph in enumerate(graphs):
+        parent = made.get(id(graph.parent)) if graph.parent is not None else None
+        made[id(graph)] = survey = Survey(graph, scope, ranges, model.opsets, settings, mixed, parent)
+        yield survey
+
+
+def _decisions(survey: Survey, found: Mapping[int, Hazard]) -> list[Decision]:
+    return [_decision(survey.scope, found[id(node)]) for node in survey.nodes if id(node) in found]
+
+
+def _computes_low(graph: GraphEditor) -> bool:
+    low = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    return any(
+        graph.dtype(out) in low
+        for node in graph.nodes
+        if node.op_type not in {"Cast", "Constant"}
+        for out in node.output
+    )
+
+
+def _decide(survey: Survey, wish: PlanRequest) -> list[Decision]:
+    found: dict[int, Hazard] = {}
+    for rule in (*wish.rules, *RULES):
+        for hazard in rule(survey):
+            found.setdefault(id(hazard.node), hazard)
+    extend_over_dot_products(survey, found)
+    if wish.epilogues:
+        extend_over_epilogues(survey, found)
+        extend_over_norms(survey, found)
+    keep_adjacent(survey, found)
+    grow(survey, found)
+    if wish.epilogues:
+        extend_over_norms(survey, found)  # again: `grow` may have added the sums that norms read
+        # after `grow`, which would add masks to the island and break the fused kernel
+        extend_over_softmax(survey, found)
+    absorb(survey, found)
+    extend_over_rounded_reciprocals(survey, found)  # alone: with its neighbours it would not be free
+    return _decisions(survey, found)
+
+
+def _decision(scope: int, hazard: Hazard) -> Decision:
+    return Decision(
+        label(hazard.node),
+        hazard.node.op_type,
+        node_key(scope, hazard.node),
+        hazard.rule,
+        hazard.reason,
+        hazard.tensor,
+        hazard.range,
+    )

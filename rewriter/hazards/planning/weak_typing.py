@@ -1,0 +1,182 @@
+"""Writes a plan as constraints for a weakly typed build of the FP32 model with TensorRT 8 to 10.
+
+Weakly typed builds take precisions from the builder: `--fp16`, and per layer `--layerPrecisions` and
+`--layerOutputTypes`, or `layer.precision` and `layer.set_output_type`, which OBEY_PRECISION_CONSTRAINTS makes
+binding. TensorRT 11 has none of these.
+
+The parser names a layer after its node. If a node becomes several layers, the others get a suffix, `_` and
+a number (onnx-tensorrt's registerLayer), and the metadata `[ONNX Layer: name]`. trtexec only takes exact
+names, separated by commas, with a colon before the type: nodes get names without these characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from rewriter.ir.model import Model, holds_graphs, walk_graphs, write_text
+from rewriter.ir.model.facts import FLOATS, Facts
+from rewriter.ir.plan import Plan, Repair, node_key
+
+UNSAFE = re.compile(r"[^A-Za-z0-9_./-]")
+"""Characters to avoid: trtexec splits at `,` and `:`, shells at more, and the metadata ends at `]`."""
+
+DATA_TYPES: dict[Repair, str] = {"fp32": "FLOAT", "bf16": "BF16"}
+"""TensorRT's `DataType` for each repair of a plan; the repair is trtexec's name of the type."""
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A layer that must not compute in the builder's FP16.
+
+    Attributes:
+        layer: Its name, the same as its node's.
+        floats: True if all outputs are floats, so that one word gives them a type.
+        outputs: The number of outputs.
+    """
+
+    layer: str
+    repair: Repair
+    floats: bool
+    outputs: int
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files beside a model `x.onnx`: `x.trtexec.txt` and `x_constraints.py`."""
+
+    trtexec: Path
+    python: Path
+
+    @classmethod
+    def beside(cls, model: Path) -> Files:
+        stem = re.sub(r"\W", "_", model.stem)  # the module must be importable
+        return cls(model.with_name(f"{model.stem}.trtexec.txt"), model.with_name(f"{stem}_constraints.py"))
+
+
+def named(model: Model) -> Model:
+    """The model with node names that are unique in all its graphs and that trtexec accepts."""
+    result = model.copy()
+    nodes = [node for graph in walk_graphs(result.proto.graph) for node in graph.node]
+    taken: set[str] = set()
+    counts: dict[str, int] = {}
+    for node in nodes:
+        wanted = node.name or next(filter(None, node.output), node.op_type) + "/" + node.op_type
+        base = name = UNSAFE.sub("_", wanted)
+        while name in taken:
+            counts[base] = counts.get(base, 1) + 1
+            name = f"{base}.{counts[base]}"
+        taken.add(name)
+        node.name = name
+    return result
+
+
+def constraints(model: Model, facts: Facts, plan: Plan) -> tuple[Constraint, ...]:
+    """The plan's nodes in FP32 and BF16, in the model's order.
+
+    Args:
+        model: As `named` gives it.
+    """
+    repairs: dict[str, Repair] = {d.key: d.repair for d in plan.decisions}
+    found = []
+    for scope, graph in enumerate(walk_graphs(model.proto.graph)):
+        known = facts.main | facts.scopes[scope]
+        for node in graph.node:
+            repair = repairs.get(node_key(scope, node))
+            if repair is not None and not holds_graphs(node):  # If, Loop and Scan are no layers
+                outputs = [name for name in node.output if name]
+                floats = all(name in known and known[name].dtype in FLOATS for name in outputs)
+                found.append(Constraint(node.name, repair, floats, len(outputs)))
+    return tuple(found)
+
+
+def trtexec_arguments(wanted: Sequence[Constraint]) -> str:
+    """The arguments of trtexec as one line; an output that is no float keeps its type."""
+    flags = ["--fp16", *(["--bf16"] if any(c.repair == "bf16" for c in wanted) else [])]
+    if not wanted:
+        return " ".join(flags)
+    precisions = ",".join(f"{c.layer}:{c.repair}" for c in wanted)
+    types = ",".join(f"{c.layer}:{'+'.join([c.repair] * c.outputs)}" for c in wanted if c.floats)
+    given = ["--precisionConstraints=obey", f"--layerPrecisions={precisions}"]
+    return " ".join([*flags, *given, *([f"--layerOutputTypes={types}"] if types else [])])
+
+
+def python_code(wanted: Sequence[Constraint], model: str) -> str:
+    """The source of a module that sets the constraints on a parsed network."""
+    rows = "\n".join(f"    {c.layer!r}: {DATA_TYPES[c.repair]!r}," for c in wanted)
+    flags = ", ".join(repr(f) for f in ("FP16", *(["BF16"] if "'BF16'" in rows else [])))
+    return _CODE.substitute(model=model, rows=rows, flags=flags)
+
+
+def write(model: Model, facts: Facts, plan: Plan, path: Path) -> Files:
+    """Write the constraints beside the model's file.
+
+    Args:
+        model: As written to `path`.
+
+    Raises:
+        OutputError: they cannot be written.
+    """
+    wanted, files = constraints(model, facts, plan), Files.beside(path)
+    texts = {files.trtexec: trtexec_arguments(wanted) + "\n", files.python: python_code(wanted, path.name)}
+    for file, text in texts.items():
+        write_text(text, file, "the constraints")
+    return files
+
+
+_CODE = Template('''"""Precisions of the layers of $model, for a weakly typed build with TensorRT 8 to 10.
+
+    parser.parse_from_file("$model")
+    constrain(network, config)
+"""
+
+import re
+import warnings
+
+LAYERS = {
+$rows
+}
+"""Nodes that must not compute in FP16, with the type that they shall have."""
+
+FLOATS = ("FLOAT", "HALF", "BF16")
+
+
+def node_of(layer):
+    """The ONNX node that a layer comes from; one node may become several layers."""
+    told = re.search(r"\\[ONNX Layer: ([^\\]]*)\\]", getattr(layer, "metadata", "") or "")
+    if told:
+        return told[1]
+    return layer.name if layer.name in LAYERS else re.sub(r"_\\d+$$", "", layer.name)
+
+
+def chosen(network):
+    """Pairs of a layer and the name of its type; a node that the parser folded has no layer."""
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    found = [(layer, LAYERS[node_of(layer)]) for layer in layers if node_of(layer) in LAYERS]
+    missing = LAYERS.keys() - {node_of(layer) for layer, _ in found}
+    if missing and not found:
+        raise ValueError(f"not in the network: {sorted(missing)}; is it $model that was parsed?")
+    if missing:
+        warnings.warn(f"these nodes have no layer: {sorted(missing)}")
+    return [(layer, kind) for layer, kind in found if floats_of(layer)]
+
+
+def floats_of(layer):
+    """Positions of the outputs that hold floats."""
+    return [i for i in range(layer.num_outputs) if layer.get_output(i).dtype.name in FLOATS]
+
+
+def constrain(network, config):
+    """Let the builder use FP16, except for these layers."""
+    import tensorrt as trt
+
+    for flag in ($flags, "OBEY_PRECISION_CONSTRAINTS"):
+        config.set_flag(getattr(trt.BuilderFlag, flag))
+    for layer, kind in chosen(network):
+        layer.precision = getattr(trt.DataType, kind)
+        for index in floats_of(layer):
+            layer.set_output_type(index, getattr(trt.DataType, kind))
+''')

@@ -1,0 +1,324 @@
+"""Defines a pass: a frozen dataclass whose fields are its options, and the events that it reports."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import textwrap
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rewriter.ir.graph import label
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+    from rewriter.ir.graph import GraphEditor
+    from rewriter.ir.model import Model
+    from rewriter.ir.plan import Plan, Precision, Range
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that a pass did. `node` is the node (or tensor) as the user knows it."""
+
+    node: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Rescaled(Change):
+    """A change after which tensors hold their values times a power of two, and nothing else is new.
+
+    Attributes:
+        exponents: Index of the scope (the order of `Facts.scopes`), tensor and exponent.
+    """
+
+    exponents: tuple[tuple[int, str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Merged(Change):
+    """A change after which tensors are parts or views of others; all that there was has its values still."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Something that a pass recognised and did not change, with the reason."""
+
+    node: str
+    reason: str
+
+
+Event = Change | Refusal
+
+
+def refused(node: NodeProto, kept: str, reason: str | None) -> Refusal | None:
+    """Returns the refusal to change a node, with what stays as it is; None if there is no reason."""
+    return Refusal(label(node), f"{kept}: {reason}") if reason else None
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """How closely a pass keeps the model's FP32 results on ONNX Runtime, optimisations off.
+
+    Attributes:
+        tolerance: Largest relative L2 difference of an output; 0 means bit-equal.
+        source: Where the figure comes from.
+    """
+
+    tolerance: float
+    source: str
+
+
+EXACT = Exactness(0.0, "the arithmetic is the same, operation for operation")
+
+
+class Stage(IntEnum):
+    """When a pass runs, and the data that it reads. A pipeline goes through the stages in this order.
+
+    Passes of `STRUCTURE` need nothing but the graph and may stand anywhere.
+    """
+
+    STRUCTURE = 0
+    """Reads the graph alone."""
+
+    RANGES = 1
+    """Reads `Context.ranges`: `fix` measures before the first such pass."""
+
+    ADAPTING = 2
+    """Chooses operators by the plan, without samples. A search does so for each candidate."""
+
+    LOWERING = 3
+    """Carries the plan out: `mixed-precision`."""
+
+    @property
+    def reduces_precision(self) -> bool:
+        """True for the stages that an FP32 result goes without."""
+        return self >= Stage.ADAPTING
+
+
+@dataclass(frozen=True)
+class Requires:
+    """Conditions for a pass to run.
+
+    Attributes:
+        opset: Lowest default operator set of the model. Below it the driver reports what the pass would
+            have changed as refusals.
+        precisions: Precisions that a preset's pipeline runs the pass for.
+    """
+
+    opset: int = 0
+    precisions: frozenset[Precision] = frozenset({"fp32", "fp16", "bf16"})
+
+    def refusal(self, opset: int) -> str | None:
+        """Reason why a model of that operator set stays unchanged; None if its operator set will do."""
+        if opset >= self.opset:
+            return None
+        return f"it needs opset {self.opset}, the model has {opset}: run upgrade-opset"
+
+
+RELEASES: Mapping[str, Mapping[int, Collection[int]]] = {
+    "tensorrt": {8: (0, 2, 4, 5, 6), 9: range(4), 10: range(17), 11: range(5)},
+    "tensorrt-rtx": {1: range(8)},
+}
+"""Releases of each library, major and minor numbers (NVIDIA's release notes, packages on PyPI)."""
+
+TYPED_SINCE = (9,)
+"""The first TensorRT with strongly typed networks; the builders of earlier ones choose all types."""
+
+ALWAYS_TYPED_SINCE = (11,)
+"""The first TensorRT with no other networks: no precision of a layer, no FP16 flag of the builder."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The TensorRT that the model is for. `version` is () when it is not known.
+
+    `answers` holds the answer of each probe of `rewriter probe`, by name, and `figures` what they measured.
+    `known_from` names the library, the GPU and the source of these; "" if there are no probe results.
+    """
+
+    library: str = "tensorrt"
+    version: tuple[int, ...] = ()
+    answers: Mapping[str, str] = field(default_factory=dict, compare=False)
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict, compare=False)
+    known_from: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return self.library + (f" {'.'.join(map(str, self.version))}" if self.version else "")
+
+    def is_wrong(self, probe: str, *, unprobed: bool) -> bool:
+        """True if the probe found the target wrong; `unprobed` where it has no result."""
+        return self.answers[probe] == "wrong" if probe in self.answers else unprobed
+
+    @property
+    def weakly_typed(self) -> bool:
+        """True if the builder takes precisions of layers: TensorRT before 11, or of an unknown release."""
+        return self.library == "tensorrt" and self.version < ALWAYS_TYPED_SINCE
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """`tensorrt`, `tensorrt-rtx`, a version such as `10.0.1`, or both: `tensorrt-rtx 1.6`.
+
+        Raises:
+            UsageError: no such library or release.
+        """
+        from rewriter.ir.errors import UsageError
+
+        number = r"(?:0|[1-9]\d*)"
+        match = re.fullmatch(rf"(tensorrt(?:-rtx)?)?[ =:-]*({number}(?:\.{number})*)?", text.strip().lower())
+        if not match or not text.strip():
+            raise UsageError(
+                f"unknown target {text!r}",
+                where="`target`",
+                hint="tensorrt, tensorrt-rtx, or a version such as 10.0.1",
+            )
+        version = tuple(int(part) for part in (match[2] or "").split(".") if part)
+        library = match[1] or "tensorrt"
+        _require_release(library, version)
+        return cls(library, version)
+
+
+def _require_release(library: str, version: tuple[int, ...]) -> None:
+    from rewriter.ir.errors import UsageError
+
+    known = RELEASES[library]
+    if not version or (version[0] in known and (len(version) == 1 or version[1] in known[version[0]])):
+        return
+    shown = ".".join(map(str, version))
+    others = [name for name in RELEASES if version[0] in RELEASES[name]]
+    hint = f"its releases are {_ranges(known)}"
+    if others and others != [library]:
+        hint = f"{others[0]} {shown}? {hint[0].upper()}{hint[1:]}"
+    raise UsageError(f"there is no {library} {shown}", where="`target`", hint=hint)
+
+
+def _ranges(known: Mapping[int, Collection[int]]) -> str:
+    """Oldest and newest release of each major number."""
+    return ", ".join(f"{major}.{min(minors)} to {major}.{max(minors)}" for major, minors in known.items())
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The nodes that the user keeps in FP32.
+
+    Attributes:
+        nodes: Patterns (fnmatch) of node or output names.
+        ops: Operators.
+        planned: Names of nodes or outputs, each with the operator that it has in a given plan: passes hand
+            tensors on under their old names, so that a name alone may mean the node that made it before.
+    """
+
+    nodes: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+    planned: frozenset[tuple[str, str]] = frozenset()
+
+    def requests(self, node: NodeProto) -> Iterator[str]:
+        """The user's requests that a node fits, in words for the command line and Python alike."""
+        names = (node.name, *node.output)
+        for pattern in self.nodes:
+            if any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                yield by_pattern(pattern)
+        if node.op_type in self.ops:
+            yield by_operator(node.op_type)
+        yield from (f"the plan, as {name}" for name in names if (name, node.op_type) in self.planned)
+
+    def reason(self, *nodes: NodeProto) -> str | None:
+        """Returns why nodes stay unchanged: a request keeps one of them in FP32; None if none does."""
+        for node in nodes:
+            for request in self.requests(node):
+                return f"{'it' if len(nodes) == 1 else label(node)} is kept in FP32 by {request}"
+        return None
+
+
+def by_pattern(pattern: str) -> str:
+    """The request that keeps the nodes of a name in FP32."""
+    return f"your pattern {pattern!r}"
+
+
+def by_operator(op_type: str) -> str:
+    """The request that keeps all nodes of an operator in FP32."""
+    return f"your request for every {op_type}"
+
+
+@dataclass(frozen=True)
+class Context:
+    """The settings that all passes of a run share; a pass's own options are its fields.
+
+    Attributes:
+        opset: The default operator set that the result may use at most.
+        target: The TensorRT that the result is for.
+        plan: Element type of every node and tensor; None until ranges were measured.
+        ranges: By scope and tensor; None before the first pass that needs them.
+        kept: What the user keeps in FP32, by option or in a plan.
+    """
+
+    opset: int = 17
+    target: Target = field(default_factory=Target)
+    plan: Plan | None = None
+    ranges: Mapping[tuple[int, str], Range] | None = None
+    kept: Kept = field(default_factory=Kept)
+
+
+def with_header(example: str) -> str:
+    """Returns an example as a whole model for onnx.parser: one without a header is of opset 17."""
+    text = textwrap.dedent(example).strip()
+    return text if text.startswith("<") else f'<ir_version: 8, opset_import: ["" : 17]>\n{text}'
+
+
+@dataclass(frozen=True)
+class Pass(ABC):
+    """A rewrite with a name. The class docstring says why it exists; its fields are its options.
+
+    Class attributes:
+        name: As in a pipeline's text, e.g. `fuse-layer-norm`.
+        exactness: How closely FP32 results are kept; the tests and `fix` hold it to that.
+        before, after: A small example in the syntax of onnx.parser; `with_header` completes it. The
+            catalogue shows it and the tests run it: `before` goes in and a graph with the operators of
+            `after` comes out.
+        example: Options of the example; {}: the defaults.
+        imported: True when a library rewrites the graph: what breaks the contract is rolled back
+            and reported as a refusal, instead of being raised as a defect of ours.
+        stage: When it runs. `fix` checks that the stages of a pipeline are in order.
+        requires: Conditions for it to run; the driver and `fix` check them.
+        keeps_signature: False for a pass whose purpose is to change the types of inputs or outputs.
+        stands_alone: True for a pass that no preset runs: users name it.
+    """
+
+    name: ClassVar[str]
+    exactness: ClassVar[Exactness] = EXACT
+    before: ClassVar[str]
+    after: ClassVar[str]
+    example: ClassVar[Mapping[str, Any]] = {}
+    imported: ClassVar[bool] = False
+    stage: ClassVar[Stage] = Stage.STRUCTURE
+    requires: ClassVar[Requires] = Requires()
+    keeps_signature: ClassVar[bool] = True
+    stands_alone: ClassVar[bool] = False
+
+    def opset_for(self, model: Model, target: Target) -> int:
+        """Returns the operator set that the pass has a use for on this model and target; 0: any will do.
+
+        `fix` converts to the highest of these where the user names no operator set.
+        """
+        return 0
+
+
+class GraphPass(Pass):
+    """A pass that works on one graph at a time; the driver calls it for every subgraph, too."""
+
+    @abstractmethod
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        """Edit `graph` through the editor and yield what was done and what was declined."""
+
+
+class ModelPass(Pass):
+    """A pass that needs the whole model."""
+
+    @abstractmethod
+    def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        """Change `model` in place and yield what was done and what was declined."""

@@ -1,0 +1,606 @@
+"""Runs native code on a user's model in a child process, so that its crash, hang or greed is an error.
+
+    inferred = children.call(infer, proto_bytes, doing="shape inference")
+    report, log = children.run(build_here, path, options, doing="the TensorRT build", limit_s=600)
+
+`call` uses a fork of this process, kept warm: it starts in milliseconds, has the libraries that are imported
+here, and shares this process's memory, weights included, without a copy. `run` starts an interpreter, which
+can use CUDA whatever this process did, and can have another environment. `Child` is either, with an object.
+
+Large arrays travel through shared memory. A child that crashes or exceeds its limits is gone: the call
+raises `NativeError`, and the next one starts another child. Forks are used on Linux alone: they are not safe
+on macOS and do not exist on Windows, where `call` runs the code in this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import gc
+import json
+import math
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, TypeVar, cast
+
+from rewriter.ir.errors import NativeError, RewriterError
+
+FORKS = sys.platform == "linux"
+
+CALL_S = 60.0
+"""Wall time of one call in seconds; shape inference of 50,000 nodes needs two."""
+
+QUIET = {"ORT_DISABLE_TELEMETRY": "1"}
+"""Environment in which ONNX Runtime keeps no records of the models that it runs, and opens no connection."""
+
+LEAST_BYTES = 4 << 30
+"""Address space that a fork may always take on top of this process's own."""
+
+SHARE = 0.9
+"""Share of the machine's available memory that a fork may take."""
+
+PATIENCE = 10
+"""Times its limit that a fork may take which waits for a processor: on a busy machine it is not to blame."""
+
+POLL_S = 0.5
+"""Interval at which a fork whose time is up is checked."""
+
+LOG_BYTES = 256 * 1024
+"""Size of the end of a child's output that is kept: a builder can print gigabytes."""
+
+UNKNOWN = "a native library raised it: run again with a smaller model to find the node"
+
+_BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from rewriter.ir.children import _begin; _begin(*sys.argv[2:])"
+)
+"""An interpreter has this process's import path, so that `rewriter` need not be installed."""
+
+T = TypeVar("T")
+
+inside = False
+"""True in a child: its own calls need no other."""
+
+
+def enter() -> None:
+    """Mark this process as a child."""
+    global inside  # a process is a child from its start to its end
+    inside = True
+
+
+class _ClosedError(ConnectionError):
+    """The process at the other end closed the connection, or is gone."""
+
+
+class Child:
+    """A child process that holds one object and calls its methods, or calls functions; a context manager.
+
+    Args:
+        make: Makes the object, in a fork; None: an interpreter is started, without an object.
+        doing: Name of its work for messages: `a run on ONNX Runtime`.
+        limit_s: Wall time of the start and, unless given there, of each call.
+        env: Environment variables of an interpreter, on top of this process's.
+        memory_bytes: Limit on the address space of an interpreter (not on Windows). CUDA reserves far more
+            addresses than it uses: leave it out where a GPU is used.
+
+    Raises:
+        NativeError: the child did not survive `make`, or exceeded a limit. Exceptions are passed on.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any] | None,
+        *,
+        doing: str,
+        limit_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        memory_bytes: int | None = None,
+    ) -> None:
+        self.doing = doing
+        self._limit_s = limit_s
+        self._lock = threading.Lock()
+        self._log = _scratch()
+        self._socket: socket.socket | None
+        self._socket, its = socket.socketpair()
+        self._process: _Fork | subprocess.Popen[bytes]
+        with its:
+            if make is None:
+                self._process = _interpreter(its, self._log, env or {}, memory_bytes)
+            else:
+                self._process = _Fork(make, its, self._log)
+        _children.add(self)
+        self._answer(self._seconds(None))
+
+    def call(
+        self,
+        function: str | Callable[..., Any],
+        *arguments: Any,
+        limit_s: float | None = None,
+        **keywords: Any,
+    ) -> Any:
+        """Call a method of the object by its name, or a function of a module; all values are pickled.
+
+        Raises:
+            NativeError: the child crashed or exceeded a limit. Exceptions of the function are passed on.
+        """
+        with self._lock:
+            if self._socket is None:
+                raise NativeError(f"{self.doing}: its process is gone", hint="start again: it crashed before")
+            try:
+                _send(self._socket, (function, arguments, keywords))
+            except ConnectionError:
+                raise self._ended() from None
+            except KeyboardInterrupt:
+                self.close()
+                raise
+            return self._answer(self._seconds(limit_s))
+
+    @property
+    def alive(self) -> bool:
+        return self._socket is not None
+
+    @property
+    def log(self) -> str:
+        """End of the output so far, of Python and of native code."""
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - LOG_BYTES))
+        return self._log.read().decode(errors="replace")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self) -> None:
+        """End the child and its own children."""
+        if self._socket is not None:
+            self._end()
+            self._let_go()
+
+    def disown(self) -> None:
+        """Let go of the child without ending it: it belongs to the process that this one is a fork of."""
+        self._lock = threading.Lock()  # a thread of the other process may have held it
+        if self._socket is not None:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        assert self._socket is not None
+        self._socket.close()
+        self._socket = None
+        self._log.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def _seconds(self, limit_s: float | None) -> float:
+        return next((s for s in (limit_s, self._limit_s) if s is not None), CALL_S)
+
+    def _answer(self, seconds: float) -> Any:
+        """Waits for the child's answer; the child is ended if there is none, KeyboardInterrupt included."""
+        assert self._socket is not None
+        try:
+            if not self._answers(self._socket, seconds):
+                raise self._ended(after_s=seconds)
+            success, value = _receive(self._socket)
+        except ConnectionError:
+            raise self._ended() from None
+        except BaseException:
+            self.close()
+            raise
+        if success:
+            return value
+        raise value
+
+    def _answers(self, connection: socket.socket, seconds: float) -> bool:
+        """True if there is an answer in time; a fork's time is not up while it waits for a processor."""
+        before = 0.0 if isinstance(self._process, subprocess.Popen) else _usage(self.pid)[0]
+        if _readable(connection, seconds if math.isfinite(seconds) else None):
+            return True
+        if isinstance(self._process, subprocess.Popen):
+            return False
+        for _ in range(int((PATIENCE - 1) * seconds / POLL_S)):
+            used, busy = _usage(self.pid)
+            if used - before >= seconds or not busy:
+                return False
+            if _readable(connection, POLL_S):
+                return True
+        return False
+
+    def _ended(self, after_s: float | None = None) -> NativeError:
+        """The error for a child that is gone, or is ended now because its time was up."""
+        code, log = self._end(), self.log
+        self._let_go()
+        if after_s is not None:
+            return NativeError(
+                f"{self.doing} gave no result within {after_s:.0f} s, and was stopped",
+                hint="the model may hold a loop without an end, or grow without measure when it is expanded",
+                cause="timeout",
+                log=log,
+            )
+        cause = _signal_name(-code) if code < 0 else f"exit code {code}"
+        hint = "the model makes a native library fail: look at the attributes and shapes of its nodes"
+        if cause == "SIGKILL":
+            hint = "the kernel sends SIGKILL when memory runs out: free some, or take a smaller model"
+        return NativeError(f"{self.doing} crashed ({cause})", hint=hint, cause=cause, log=log)
+
+    def _end(self) -> int:
+        """Kills the child's whole group; of a child that has ended, the exit code is its own."""
+        if self._process.returncode is None:
+            if sys.platform == "win32":
+                self._process.kill()
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+        return self._process.wait()
+
+    def __del__(self) -> None:
+        if getattr(self, "_process", None) is not None:
+            self.close()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_idle: list[Child] = []
+"""Warm forks that nobody uses at the moment: one, or as many as threads called at once."""
+
+_children: weakref.WeakSet[Child] = weakref.WeakSet()
+"""All children of this process."""
+
+
+def _disown_all() -> None:
+    """Two processes that write to one child would read each other's answers."""
+    for child in _children:
+        child.disown()
+    _children.clear()
+    _idle.clear()
+
+
+if FORKS:
+    os.register_at_fork(after_in_child=_disown_all)
+
+
+def call(function: Callable[..., T], *arguments: Any, doing: str, limit_s: float | None = None) -> T:
+    """Call a function of a module in the warm fork; arguments and result are pickled.
+
+    Args:
+        doing: Name of the work for messages: `shape inference`.
+        limit_s: Wall time; None: `CALL_S`.
+
+    Raises:
+        NativeError: it crashed, or exceeded the limits of time and memory.
+    """
+    if inside or not FORKS:
+        return function(*arguments)
+    child = _idle.pop() if _idle else Child(_nothing, doing="a new process")
+    child.doing = doing
+    try:
+        return cast("T", child.call(function, *arguments, limit_s=limit_s))
+    finally:
+        if child.alive:
+            _idle.append(child)
+
+
+def run(
+    function: Callable[..., T],
+    *arguments: Any,
+    doing: str,
+    limit_s: float,
+    env: Mapping[str, str] | None = None,
+    memory_bytes: int | None = None,
+) -> tuple[T, str]:
+    """Call a function of a module in an interpreter of its own (see `Child`); its result and its log.
+
+    Raises:
+        NativeError: it crashed, exceeded a limit, or raised what is no `RewriterError`; those are passed on.
+    """
+    with Child(None, doing=doing, limit_s=limit_s, env=env, memory_bytes=memory_bytes) as child:
+        try:
+            return cast("T", child.call(function, *arguments)), child.log
+        except RewriterError:
+            raise
+        except Exception as error:
+            raise NativeError(f"{type(error).__name__}: {error}", hint=UNKNOWN, log=child.log) from error
+
+
+def _nothing() -> None:
+    """The object of a child that calls functions alone."""
+
+
+@atexit.register
+def close() -> None:
+    """End the warm forks; the next call starts another one."""
+    while _idle:
+        _idle.pop().close()
+
+
+# -- the start of a child ----------------------------------------------------------------------
+
+
+class _Fork:
+    """A fork of this process, with the members of `subprocess.Popen` that `Child` uses.
+
+    Attributes:
+        stdin: A pipe that closes when this process ends.
+    """
+
+    def __init__(self, make: Callable[[], Any], its: socket.socket, log: IO[bytes]) -> None:
+        limit = _address_space() + max(LEAST_BYTES, int(SHARE * available_memory()))
+        watched, lifeline = os.pipe()
+        self.returncode: int | None = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks in a process with threads
+            self.pid = os.fork()
+        if not self.pid:
+            try:
+                _detach(its.fileno(), watched, log.fileno())
+                _settle(limit)
+                _serve(its, make)
+            finally:
+                os._exit(1)
+        with contextlib.suppress(OSError):  # it does so, too; the first one counts
+            os.setpgid(self.pid, self.pid)
+        os.close(watched)
+        self.stdin = os.fdopen(lifeline, "wb")
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = -signal.SIGKILL
+            with contextlib.suppress(ChildProcessError):
+                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+def _interpreter(
+    its: socket.socket, log: IO[bytes], env: Mapping[str, str], memory_bytes: int | None
+) -> subprocess.Popen[bytes]:
+    inherited = () if sys.platform == "win32" else (its.fileno(),)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            _BOOTSTRAP,
+            json.dumps(sys.path),
+            str(memory_bytes or ""),
+            *map(str, inherited),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **QUIET, **env},
+        start_new_session=True,
+        pass_fds=inherited,
+    )
+    if sys.platform == "win32":
+        assert process.stdin is not None
+        pickle.dump(its.share(process.pid), process.stdin)
+        process.stdin.flush()
+    return process
+
+
+def _begin(memory_bytes: str, descriptor: str = "") -> None:
+    """The life of an interpreter, which ends without the destructors of native libraries."""
+    if sys.platform == "win32":
+        its = socket.fromshare(pickle.load(sys.stdin.buffer))
+    else:
+        its = socket.socket(fileno=int(descriptor))
+    _settle(int(memory_bytes) if memory_bytes else None)
+    _serve(its, _nothing)
+    os._exit(0)
+
+
+def _detach(connection: int, watched: int, log: int) -> None:
+    """Makes a fork a process of its own: its files, its signals."""
+    gc.freeze()  # objects of the parent must not be collected: finalizers would delete its files
+    os.setpgid(0, 0)  # Ctrl-C is the parent's
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGIO):
+        signal.signal(number, signal.SIG_DFL)
+    for descriptor, source in ((0, watched), (1, log), (2, log)):
+        os.dup2(source, descriptor)
+    # a thread that draws progress may hold the locks of the old ones for ever: here it does not run
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    for other in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - {0, 1, 2, connection}:
+        with contextlib.suppress(OSError):
+            os.close(other)
+
+
+def _settle(memory_bytes: int | None) -> None:
+    """Gives a child its environment, its limits, and its end with its parent."""
+    enter()
+    os.environ.update(QUIET)
+    faulthandler.enable()
+    if FORKS:
+        _end_with_parent()
+    else:
+        threading.Thread(target=_wait_for_parent, daemon=True).start()
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if memory_bytes is not None:
+            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+            resource.setrlimit(
+                resource.RLIMIT_AS, (memory_bytes if hard < 0 else min(memory_bytes, hard), hard)
+            )
+
+
+def _end_with_parent() -> None:
+    """Lets the kernel end this group as soon as the parent ends, even if native code holds Python's lock.
+
+    It sends SIGIO, whose default action is that, when the other end of stdin closes (O_ASYNC of open(2)).
+    PR_SET_PDEATHSIG would come when the thread ends that started this process. Linux alone. Nothing may come
+    through stdin, since the kernel sends the same signal for data, and may do so after the data was read.
+    """
+    import fcntl
+
+    fcntl.fcntl(0, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    closed = select.poll()
+    closed.register(0, 0)
+    if closed.poll(0):  # it had closed before
+        os._exit(1)
+
+
+def _wait_for_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    if sys.platform != "win32":
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def _serve(its: socket.socket, make: Callable[[], Any]) -> None:
+    """Makes the object and calls its methods, and functions, until the parent closes the connection."""
+    target: Any = None
+
+    def start() -> None:
+        nonlocal target
+        target = make()
+
+    def carry_out() -> Any:
+        function, arguments, keywords = _receive(its)
+        return (getattr(target, function) if isinstance(function, str) else function)(*arguments, **keywords)
+
+    if _answered(its, start):
+        with contextlib.suppress(ConnectionError):
+            while True:
+                _answered(its, carry_out)
+
+
+def _answered(its: socket.socket, work: Callable[[], Any]) -> bool:
+    """Does one piece of work and sends its result or its exception; True if there was none."""
+    try:
+        answer = True, work()
+    except _ClosedError:
+        raise
+    except MemoryError:
+        answer = False, NativeError("memory ran out", hint="a tensor of the model may be larger than memory")
+    except BaseException as error:
+        traceback.print_exc()
+        answer = False, error
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        _send(its, answer)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        problem = error if answer[0] else answer[1]
+        _send(its, (False, NativeError(f"{type(problem).__name__}: {problem}", hint=UNKNOWN)))
+    return answer[0]
+
+
+# -- messages ----------------------------------------------------------------------------------
+
+
+def _send(connection: socket.socket, message: object) -> None:
+    """Sends a pickled object; on Linux in a file in memory that both map, where one can be written."""
+    buffers: list[pickle.PickleBuffer] = []
+    body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+    parts: list[bytes | memoryview] = [body, *(buffer.raw() for buffer in buffers)]
+    sizes = list(map(len, parts))
+    head = struct.pack(f"<{len(sizes) + 2}Q", 8 * (len(sizes) + 1) + sum(sizes), len(sizes), *sizes)
+    connection.settimeout(None)
+    if FORKS:
+        try:
+            with _scratch() as file:
+                file.writelines((head[8:], *parts))
+                file.flush()
+                socket.send_fds(connection, [b"m"], [file.fileno()])
+            return
+        except ConnectionError:
+            raise
+        except OSError:  # limits of memory, and of the size of files, hold for it, too
+            connection.sendall(b"s")
+    for part in (head, *parts):
+        connection.sendall(part)
+
+
+def _receive(connection: socket.socket) -> Any:
+    """The next object; its arrays are views of the memory that they came in."""
+    descriptors: list[int] = []
+    if FORKS:
+        mark, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+        if not mark:
+            raise _ClosedError
+    if descriptors:
+        content = memoryview(mmap.mmap(descriptors[0], 0))
+        os.close(descriptors[0])
+    else:
+        (total,) = struct.unpack("<Q", _exactly(connection, 8))
+        content = _exactly(connection, total)
+    (count,) = struct.unpack_from("<Q", content)
+    sizes = struct.unpack_from(f"<{count}Q", content, 8)
+    parts, start = [], 8 * (count + 1)
+    for size in sizes:
+        parts.append(content[start : start + size])
+        start += size
+    return pickle.loads(parts[0], buffers=parts[1:])
+
+
+def _exactly(connection: socket.socket, size: int) -> memoryview:
+    content = memoryview(bytearray(size))
+    place = 0
+    while place < size:
+        received = connection.recv_into(content[place:])
+        if not received:
+            raise _ClosedError
+        place += received
+    return content
+
+
+def _scratch() -> IO[bytes]:
+    """A file in memory where there are such, which goes when the last process closes it."""
+    if FORKS:
+        return os.fdopen(os.memfd_create("rewriter"), "w+b")
+    return cast("IO[bytes]", tempfile.TemporaryFile())
+
+
+# -- the state of a child ------------------------------------------------------------------------
+
+
+def _readable(connection: socket.socket, seconds: float | None) -> bool:
+    return bool(select.select([connection], [], [], seconds)[0])
+
+
+def _signal_name(number: int) -> str:
+    return next((s.name for s in signal.Signals if s == number), f"signal {number}")
+
+
+def _usage(pid: int) -> tuple[float, bool]:
+    """Seconds on a processor, and whether a thread runs, waits for its turn, or waits for a disk."""
+    seconds, busy = 0.0, False
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            # the name, in parentheses, may hold spaces; utime and stime of proc(5)
+            state, *fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            seconds += (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")
+            busy |= state in "RD"
+    return seconds, busy
+
+
+def _address_space() -> int:
+    """Bytes of addresses that this process has."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * mmap.PAGESIZE
+
+
+def available_memory() -> int:
+    """Bytes of memory that the machine can give without swapping; 0 if the system does not tell."""
+    with contextlib.suppress(OSError, StopIteration), Path("/proc/meminfo").open(encoding="ascii") as table:
+        return next(int(line.split()[1]) for line in table if line.startswith("MemAvailable:")) * 1024
+    return 0

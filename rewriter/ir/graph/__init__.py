@@ -1,0 +1,47 @@
+"""Safe edits of a graph, and an index of its tensors and nodes.
+
+A `GraphEditor` keeps producers and consumers indexed while it edits, so that a look-up or edit takes no
+walk over the graph. The edits of a `with` block reach the model at its end.
+"""
+
+from __future__ import annotations
+
+from rewriter.ir.graph.editor import TAG, GraphEditor, made_by, open_graphs
+from rewriter.ir.graph.nodes import (
+    all_names,
+    attribute,
+    casts_floats,
+    casts_to,
+    constant_value,
+    fresh_name,
+    is_op,
+    label,
+    reached,
+    without_unread,
+)
+from rewriter.ir.graph.view import GraphView
+from rewriter.ir.graph.weights import constant_row, is_own, is_quantised
+from rewriter.ir.model.graphs import captured, reads
+
+__all__ = [
+    "TAG",
+    "GraphEditor",
+    "GraphView",
+    "all_names",
+    "attribute",
+    "captured",
+    "casts_floats",
+    "casts_to",
+    "constant_row",
+    "constant_value",
+    "fresh_name",
+    "is_op",
+    "is_own",
+    "is_quantised",
+    "label",
+    "made_by",
+    "open_graphs",
+    "reached",
+    "reads",
+    "without_unread",
+]

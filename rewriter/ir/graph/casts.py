@@ -1,0 +1,225 @@
+"""Changes the float types of a model, with as few Casts as possible.
+
+One algorithm serves the precision pass (types from a plan), the reference (everything FP32) and
+the emulation (everything FP32, with an explicit round to the planned type after every tensor).
+Casts between float types are removed first, and inserted where a consumer needs another type than
+the tensor is stored in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+from rewriter.ir.graph import all_names, attribute, casts_floats, label, without_unread
+from rewriter.ir.graph.float_types import EXCHANGEABLE, convert
+from rewriter.ir.graph.ops import CONTROL_FLOW, VALUE_PRESERVING
+from rewriter.ir.graph.typed_tensors import Book, Tensors
+from rewriter.ir.model import Model, holds_graphs, subgraphs
+from rewriter.ir.model.facts import Facts
+from rewriter.ir.model.schemas import TypeRule, TypeRules, ports, set_type_attributes
+
+
+@dataclass(frozen=True)
+class TypeRequest:
+    """The types that a model is to have.
+
+    Attributes:
+        node_type: Element type in which a node computes, from the index of its scope (the order
+            of `Facts.scopes`) and the node.
+        inputs, outputs: Element types of graph inputs and outputs by name; the rest keep theirs.
+        rounding: Round after every tensor that is FP16 or BF16 in the given model.
+        exact: Tensors that are not rounded all the same: index of the scope, and name.
+        tag: Name for new nodes' metadata.
+        cast_bytes: Weights of at least so many bytes stay FP16 or BF16, with a Cast where FP32 is read.
+    """
+
+    node_type: Callable[[int, NodeProto], int]
+    inputs: Mapping[str, int] = field(default_factory=dict)
+    outputs: Mapping[str, int] = field(default_factory=dict)
+    rounding: bool = False
+    exact: AbstractSet[tuple[int, str]] = frozenset()
+    tag: str = ""
+    cast_bytes: float = math.inf
+
+
+def retype(model: Model, facts: Facts, request: TypeRequest) -> Model:
+    """Returns a copy of the model with the types of `request`.
+
+    Only FP32, FP16 and BF16 are exchanged. Nodes without a schema, and nodes with a tensor of unknown
+    type (sequences and optionals among them), keep their types. An output that is itself an input has
+    that input's type.
+
+    Raises:
+        PassError: a constant exceeds the type that its consumer is to have.
+    """
+    result = model.copy()
+    graph = result.proto.graph
+    for value in graph.input:
+        if value.name in request.inputs and value.type.tensor_type.elem_type in EXCHANGEABLE:
+            value.type.tensor_type.elem_type = request.inputs[value.name]
+    own = {v.name: v.type.tensor_type.elem_type for v in graph.input}
+    wanted = [
+        own.get(v.name) or request.outputs.get(v.name, v.type.tensor_type.elem_type) for v in graph.output
+    ]
+    book = Book(result, all_names(graph), request.tag, request.cast_bytes)
+    _Walk(facts, request, result.opsets, book).graph(graph, None, wanted)
+    return result
+
+
+@dataclass
+class _Walk:
+    """Visits the nodes of all graphs in the order of `Facts.scopes`; `Tensors` writes the new ones."""
+
+    facts: Facts
+    request: TypeRequest
+    opsets: Mapping[str, int]
+    book: Book
+    opened: int = 0
+
+    def graph(self, graph: GraphProto, parent: Tensors | None, output_types: Sequence[int]) -> None:
+        """Retypes one graph; `output_types` are the element types of its outputs, in order."""
+        scope = self.opened
+        self.opened += 1
+        tensors = Tensors(self.book, graph, self.facts.scopes[scope], parent)
+        outputs = zip(graph.output, output_types, strict=True)
+        tensors.wanted = {v.name: dtype for v, dtype in outputs if tensors.is_float(v.name)}
+        given = list(graph.node)
+        self._release_names(tensors, given)
+        # an unread Cast would count as a consumer of its input
+        given, _ = without_unread(
+            given, [v.name for v in graph.output], lambda n: casts_floats(n, tensors.is_float)
+        )
+        for tensor in graph.initializer:
+            if tensor.data_type in EXCHANGEABLE:
+                tensors.add_initializer(tensor)
+        for value in graph.input:
+            if tensors.is_float(value.name) and not tensors.owns(value.name):
+                tensors.add_input(value.name, value.type.tensor_type.elem_type)
+        detours = _detours(tensors, given)
+        for node in given:
+            self._visit(tensors, scope, node, detours)
+        tensors.finish_outputs()
+        tensors.write()
+
+    def _release_names(self, tensors: Tensors, nodes: Sequence[NodeProto]) -> None:
+        """Frees the names of the Casts that will be removed: the same new Casts then get the same names."""
+        for node in nodes:
+            if casts_floats(node, tensors.is_float):
+                self.book.names.discard(node.name)
+                if node.output[0] not in tensors.wanted:
+                    self.book.names.discard(node.output[0])
+
+    def _visit(self, tensors: Tensors, scope: int, node: NodeProto, detours: set[int]) -> None:
+        if node.op_type == "Constant" and tensors.is_float(node.output[0]):
+            tensors.add_constant(node)
+        elif casts_floats(node, tensors.is_float):
+            self._visit_float_cast(tensors, node, detour=id(node) in detours)
+        elif holds_graphs(node):
+            self._visit_control_flow(tensors, scope, node)
+        else:
+            self._visit_plain(tensors, scope, node)
+
+    def _visit_float_cast(self, tensors: Tensors, node: NodeProto, *, detour: bool) -> None:
+        source, name, to = node.input[0], node.output[0], attribute(node, "to")
+        if self.request.rounding and to != TensorProto.FLOAT and tensors.given(source) != to:
+            tensors.add_rounded(tensors.as_type(source, TensorProto.FLOAT), name, to)
+        elif detour and not self.request.rounding:
+            tensors.add_narrowed(name, source, to)
+        else:
+            tensors.add_alias(name, source)
+
+    def _visit_plain(self, tensors: Tensors, scope: int, node: NodeProto) -> None:
+        dtype = self.request.node_type(scope, node)
+        rules = self._rules(tensors, node, dtype)
+        if rules is None:
+            self._read(tensors, node, [tensors.given(name) for name in node.input])
+            self._add(tensors, scope, node, [0] * len(node.output))
+            return
+        follow = {TypeRule.FOLLOWS: dtype, TypeRule.FP32: TensorProto.FLOAT, TypeRule.ANY: 0}
+        self._read(tensors, node, [follow[port] for port in rules.inputs])
+        outputs = [follow[port] for port in rules.outputs]
+        if outputs and outputs[0]:
+            set_type_attributes(node, outputs[0])
+        if node.op_type == "ConstantOfShape" and tensors.is_float(node.output[0]):
+            _fill_with(node, dtype)
+        self._add(tensors, scope, node, outputs)
+
+    def _rules(self, tensors: Tensors, node: NodeProto, dtype: int) -> TypeRules | None:
+        """None if the node must keep its types."""
+        if any(name and not tensors.given(name) for name in (*node.input, *node.output)):
+            return None
+        return ports(node, self.opsets, dtype)
+
+    def _read(self, tensors: Tensors, node: NodeProto, types: Sequence[int]) -> None:
+        for index, (name, dtype) in enumerate(zip(node.input, types, strict=True)):
+            if name and tensors.is_float(name):
+                node.input[index] = tensors.as_type(name, dtype)
+
+    def _add(self, tensors: Tensors, scope: int, node: NodeProto, types: list[int]) -> None:
+        """Adds the node; its outputs are rounded where the given model has a lower type."""
+        rounded: list[tuple[str, str, int]] = []
+        for index, name in enumerate(node.output if self.request.rounding else ()):
+            given = tensors.given(name) if name else 0
+            lower = given in EXCHANGEABLE - {TensorProto.FLOAT} and (scope, name) not in self.request.exact
+            if lower and node.op_type not in VALUE_PRESERVING:
+                node.output[index] = self.book.fresh(f"{name}/exact")
+                rounded.append((node.output[index], name, given))
+        tensors.add(node, types)
+        for exact, name, given in rounded:
+            tensors.add_rounded(exact, name, given)
+
+    def _visit_control_flow(self, tensors: Tensors, scope: int, node: NodeProto) -> None:
+        """Gives all floats that cross the border of If, Loop and Scan the node's type."""
+        border = self._border_type(tensors, scope, node)
+        self._read(tensors, node, [border or tensors.given(name) for name in node.input])
+        for child in subgraphs(node):
+            facts = self.facts.scopes[self.opened]
+            for value in child.input:
+                if border and value.name in facts and facts[value.name].dtype in EXCHANGEABLE:
+                    value.type.tensor_type.elem_type = border
+            given = [facts[v.name].dtype if v.name in facts else tensors.given(v.name) for v in child.output]
+            self.graph(child, tensors, [border or dtype for dtype in given])
+        self._add(tensors, scope, node, [border] * len(node.output))
+
+    def _border_type(self, tensors: Tensors, scope: int, node: NodeProto) -> int:
+        """0 if the node keeps its types."""
+        dtype = self.request.node_type(scope, node)
+        rules = ports(node, self.opsets, dtype) if node.op_type in CONTROL_FLOW else None
+        if rules is None:
+            return 0
+        return dtype if rules.can_follow else TensorProto.FLOAT
+
+
+def _detours(tensors: Tensors, nodes: Sequence[NodeProto]) -> set[int]:
+    """Casts that round on purpose: from FP32 to a lower type, with a Cast back to FP32 as consumer."""
+    widened = {
+        node.input[0]
+        for node in nodes
+        if casts_floats(node, tensors.is_float) and attribute(node, "to") == TensorProto.FLOAT
+    }
+    return {
+        id(node)
+        for node in nodes
+        if node.output
+        and node.output[0] in widened
+        and casts_floats(node, tensors.is_float)
+        and attribute(node, "to") != TensorProto.FLOAT
+        and tensors.given(node.input[0]) == TensorProto.FLOAT
+    }
+
+
+def _fill_with(node: NodeProto, dtype: int) -> None:
+    """Lets ConstantOfShape make `dtype`; without the attribute its zeros are FP32."""
+    for item in node.attribute:
+        if item.name == "value":
+            value = convert(numpy_helper.to_array(item.t), dtype, label(node))
+            item.t.CopyFrom(numpy_helper.from_array(value))
+            return
+    if dtype != TensorProto.FLOAT:
+        zero = TensorProto(data_type=dtype, dims=[1], raw_data=bytes(2))
+        node.attribute.append(helper.make_attribute("value", zero))

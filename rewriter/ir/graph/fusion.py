@@ -1,0 +1,313 @@
+"""Which nodes TensorRT computes in one kernel, as far as types and results depend on it.
+
+A kernel begins with a product or a convolution, and computes what follows it elementwise, too. With an FP32
+epilogue, a product of FP16 operands sums in FP32: `has_fp32_epilogue` says when, `products_taken_over` where
+the kernel of a norm or Transpose takes the epilogue from it (docs/accuracy.md#norms-and-transposes).
+
+The same rules serve graphs without types, before a plan, and graphs with types. `Dataflow` is what they need
+of either. A graph without types looks through Casts between floats (`rewriter.hazards.Survey`); in a graph
+with types (`TypedGraph`) Casts are nodes, and FP32 readers are those that read a Cast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Protocol
+
+import numpy as np
+from onnx import GraphProto, NodeProto, TensorProto
+
+from rewriter.ir.graph import GraphView, attribute, casts_to, is_op
+from rewriter.ir.graph.ops import (
+    CONVOLUTIONS,
+    ELEMENTWISE,
+    LAYOUTS,
+    NORMS,
+    PRODUCTS,
+    REDUCTIONS,
+    ROW_NORMS,
+    SOFTMAX,
+)
+from rewriter.ir.model.facts import TensorFacts
+
+_REDUCING = NORMS | REDUCTIONS | SOFTMAX | {"GlobalAveragePool", "GlobalMaxPool"}
+
+Test = Callable[[NodeProto], bool]
+
+
+# -- single nodes ---------------------------------------------------------------------------------
+
+
+def is_depthwise(node: NodeProto, weight: Sequence[object]) -> bool:
+    """True if each group of a Conv or ConvTranspose reads one channel: it does not run on Tensor Cores.
+
+    Args:
+        weight: Shape of the node's weight; () if it is unknown, which gives False.
+    """
+    grouped = node.op_type in CONVOLUTIONS and attribute(node, "group", 1) > 1
+    if not grouped or len(weight) < 2:
+        return False
+    return weight[1] == 1 if node.op_type == "Conv" else weight[0] == attribute(node, "group", 1)
+
+
+def is_plain_transpose(node: NodeProto) -> bool:
+    """True for a dense ConvTranspose of stride 1, the kind that was measured to sum in FP32."""
+    if not is_op(node, "ConvTranspose"):
+        return False
+    return bool(attribute(node, "group", 1) == math.prod(attribute(node, "strides", [1])) == 1)
+
+
+def conv_depth(node: NodeProto, weight: Sequence[int]) -> int:
+    """Number of products that one element of a Conv's result sums; for a ConvTranspose, the average.
+
+    Args:
+        weight: Shape of the node's weight; () if it is unknown, which gives 1.
+    """
+    if node.op_type == "Conv":
+        return math.prod(weight[1:])
+    read = next(iter(weight), 1) // int(attribute(node, "group", 1))
+    overlap = max(1, int(math.prod(attribute(node, "strides", [1]))))
+    return max(1, read * math.prod(weight[2:]) // overlap)
+
+
+def reduces(node: NodeProto) -> bool:
+    """True if the operator's kernel takes elementwise operators before it away from a product's kernel."""
+    return node.op_type in _REDUCING
+
+
+def rounded_reciprocal(divisor: float) -> float | None:
+    """The factor by which TensorRT multiplies where an FP16 tensor is divided by a constant.
+
+    None if FP16 has no such number (docs/accuracy.md#rounded-reciprocals).
+    """
+    with np.errstate(all="ignore"):
+        factor = float(np.float16(np.float64(1.0) / divisor))
+    return factor if math.isfinite(factor) and factor else None
+
+
+# -- kernels --------------------------------------------------------------------------------------
+
+
+def kernel_results(
+    nodes: Iterable[NodeProto], begins: Test, belongs: Test, source: Callable[[str], str] = str
+) -> dict[str, int]:
+    """The tensors that kernels compute, each with the position of the node that begins its kernel.
+
+    A node that needs several kernels belongs to the last one: it cannot run before.
+
+    Args:
+        nodes: In topological order.
+        begins: True for a node that begins a kernel, such as a product.
+        belongs: True for a node that the kernel of its operand computes, too.
+        source: The tensor that another stands for, such as the operand of a Cast that does not count.
+    """
+    found: dict[str, int] = {}
+    for position, node in enumerate(nodes):
+        needed = max((found[s] for s in map(source, node.input) if s in found), default=None)
+        if begins(node):
+            found.update(dict.fromkeys(filter(None, node.output), position))
+        elif needed is not None and belongs(node):
+            found.update(dict.fromkeys(filter(None, node.output), needed))
+    return found
+
+
+def after_products(graph: GraphView) -> AbstractSet[str]:
+    """The results of matrix products by constants, and what is computed elementwise from them."""
+
+    def by_constant(node: NodeProto) -> bool:
+        return node.op_type in PRODUCTS and any(graph.constant(name) is not None for name in node.input[:2])
+
+    return kernel_results(
+        graph.nodes, by_constant, lambda n: n.op_type == "Cast" or n.op_type in ELEMENTWISE
+    ).keys()
+
+
+# -- graphs with and without types ----------------------------------------------------------------
+
+
+class Dataflow(Protocol):
+    """What the rules ask of a graph."""
+
+    def source(self, tensor: str) -> str:
+        """The tensor that `tensor` stands for: in a graph without types, the one before its Casts."""
+        ...
+
+    def is_constant(self, tensor: str) -> bool: ...
+
+    def is_output(self, tensor: str) -> bool:
+        """True if the graph hands the tensor out."""
+        ...
+
+    def readers(self, tensor: str) -> Iterable[tuple[str, NodeProto]]:
+        """The nodes that compute with a tensor, each with the name under which it reads it."""
+        ...
+
+
+def projected(flow: Dataflow, node: NodeProto) -> str | None:
+    """The tensor that a matrix product multiplies by a constant weight; None for other nodes."""
+    if node.op_type not in PRODUCTS:
+        return None
+    computed = [flow.source(name) for name in node.input[:2] if not flow.is_constant(name)]
+    return computed[0] if len(computed) == 1 else None
+
+
+def multiplies_computed(flow: Dataflow, node: NodeProto) -> bool:
+    """True for a MatMul of two computed tensors, such as both products of attention."""
+    return node.op_type == "MatMul" and not any(map(flow.is_constant, node.input[:2]))
+
+
+def stands_alone(flow: Dataflow, node: NodeProto, apart: AbstractSet[int] = frozenset()) -> bool:
+    """True if the node is the only product of its data with a constant weight.
+
+    TensorRT merges several (Q, K and V) into one product, which sums in FP16.
+
+    Args:
+        apart: Nodes, by identity, that are not merged with it because their type is another one.
+    """
+    data = projected(flow, node)
+    if data is None:
+        return False
+    readers = (reader for _, reader in flow.readers(data) if id(reader) not in apart)
+    return sum(projected(flow, reader) == data for reader in readers) == 1
+
+
+def has_fp32_epilogue(
+    flow: Dataflow,
+    product: NodeProto,
+    ends: Sequence[tuple[str, NodeProto]],
+    apart: AbstractSet[int] = frozenset(),
+) -> bool:
+    """True if an FP16 product sums in FP32 for its readers where these are FP32.
+
+    All of them are elementwise, or views that norms alone read, and nothing else sees the result.
+
+    Args:
+        ends: Its readers, each with the name that it reads.
+        apart: As for `stands_alone`.
+    """
+    seen = {product.output[0], *(name for name, _ in ends)}
+    hidden = bool(ends) and not any(map(flow.is_output, seen))
+    return hidden and all(_may_end(flow, n) for _, n in ends) and stands_alone(flow, product, apart)
+
+
+def _may_end(flow: Dataflow, reader: NodeProto) -> bool:
+    """True if the reader, in FP32, can begin the epilogue of a product."""
+    if reader.op_type in ELEMENTWISE:
+        return True
+    read = [n for _, n in flow.readers(reader.output[0])] if reader.op_type in LAYOUTS else []
+    return bool(read) and all(n.op_type in ROW_NORMS for n in read)
+
+
+def _nothing(_: NodeProto) -> bool:
+    return False
+
+
+def elementwise_after(flow: Dataflow, tensor: str, stop: Test = _nothing) -> list[NodeProto]:
+    """The elementwise nodes that compute from a tensor and constants alone; none if anything else reads it.
+
+    Args:
+        stop: True for a node that does not belong to them, and neither does what it computes.
+    """
+    inside, kept, stack = {tensor}, dict[int, NodeProto](), [tensor]
+    while stack:
+        for _, reader in flow.readers(stack.pop()):
+            computed = {flow.source(name) for name in reader.input if not flow.is_constant(name)}
+            new = reader.op_type in ELEMENTWISE and id(reader) not in kept and not stop(reader)
+            if new and computed <= inside:
+                kept[id(reader)] = reader
+                inside.update(reader.output)
+                stack.extend(reader.output)
+    alone = all(id(reader) in kept for _, reader in flow.readers(tensor))
+    return list(kept.values()) if alone and not flow.is_output(tensor) else []
+
+
+class TypedGraph:
+    """One graph that has its types: Casts are nodes of it."""
+
+    def __init__(self, graph: GraphProto, known: Mapping[str, TensorFacts]) -> None:
+        self.nodes = list(graph.node)
+        self._known = known
+        self._producers = {name: node for node in self.nodes for name in node.output}
+        self._readers: dict[str, list[NodeProto]] = {}
+        for node in self.nodes:
+            for name in node.input:
+                self._readers.setdefault(name, []).append(node)
+        self._outputs = {value.name for value in graph.output}
+        self._constants = {tensor.name for tensor in graph.initializer}
+        self._constants |= {node.output[0] for node in self.nodes if node.op_type == "Constant"}
+
+    def source(self, tensor: str) -> str:
+        return tensor
+
+    def is_constant(self, tensor: str) -> bool:
+        return tensor in self._constants
+
+    def is_output(self, tensor: str) -> bool:
+        return tensor in self._outputs
+
+    def producer(self, tensor: str) -> NodeProto | None:
+        return self._producers.get(tensor)
+
+    def readers(self, tensor: str) -> list[tuple[str, NodeProto]]:
+        return [(tensor, node) for node in self._readers.get(tensor, ())]
+
+    def only_reader(self, tensor: str) -> NodeProto | None:
+        """The node that reads the tensor, if it is one alone and the tensor is no output."""
+        found = self._readers.get(tensor, [])
+        return found[0] if len(found) == 1 and tensor not in self._outputs else None
+
+    def widened(self, node: NodeProto) -> list[str]:
+        """The results of Casts to FP32, if they alone read what the node computes; else none."""
+        name = node.output[0]
+        casts = [] if name in self._outputs else self._readers.get(name, [])
+        widens = all(casts_to(cast, TensorProto.FLOAT) for cast in casts)
+        return [cast.output[0] for cast in casts] if widens else []
+
+    def fp32_readers(self, names: Iterable[str]) -> Iterator[tuple[str, NodeProto]]:
+        """The readers of tensors, seen through Split."""
+        for name in names:
+            for reader in self._readers.get(name, ()):
+                if reader.op_type == "Split":
+                    yield from self.fp32_readers(reader.output)
+                else:
+                    yield name, reader
+
+    def products_taken_over(self) -> set[str]:
+        """The products whose FP32 epilogue the kernel of a norm or Transpose computes: they sum in FP16."""
+        results = kernel_results(self.nodes, lambda n: n.op_type in PRODUCTS, self._continues_in_fp32)
+        taken = set()
+        for node in self.nodes:
+            fed = [results[name] for name in node.input if name in results]
+            ends = results.keys().isdisjoint(node.output) and self._outputs.isdisjoint(node.input)
+            if fed and ends and self._takes(node):
+                taken.add(self.nodes[max(fed)].output[0])
+        return taken
+
+    def _takes(self, node: NodeProto) -> bool:
+        """True if the node's kernel computes the elementwise operators before it: a norm's, a Transpose's.
+
+        A Transpose does so if it alone reads them and needs no view of the product, which has two axes.
+        """
+        if node.op_type != "Transpose":
+            return reduces(node)
+        found = self._known.get(node.input[0])
+        flat = found is not None and found.shape is not None and all(d == 1 for d in found.shape[:-2])
+        return flat and self.only_reader(node.input[0]) is node
+
+    def _continues_in_fp32(self, node: NodeProto) -> bool:
+        """True if no kernel ends at the node: elementwise, a Split, and some Casts.
+
+        Those are a Cast to FP32, and one to FP16 that Casts back alone read. A Cast to FP16 for a norm or
+        Transpose is one, too, if nothing else reads the FP32 tensor.
+        """
+        if node.op_type == "Split" or node.op_type in ELEMENTWISE:
+            return True
+        if not casts_to(node, TensorProto.FLOAT16):
+            return casts_to(node, TensorProto.FLOAT)
+        readers = self._readers.get(node.output[0], [])
+        if readers and all(casts_to(reader, TensorProto.FLOAT) for reader in readers):
+            return True
+        alone = self.only_reader(node.input[0]) is node
+        return alone and all(reader.op_type in ROW_NORMS | {"Transpose"} for reader in readers)

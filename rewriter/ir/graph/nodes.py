@@ -1,0 +1,108 @@
+"""Functions of nodes and names that need no index of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeGuard, TypeVar
+
+import numpy as np
+import onnx
+from onnx import NodeProto, helper, numpy_helper
+
+from rewriter.ir.model import STANDARD_DOMAINS, Array, walk_graphs
+from rewriter.ir.model.graphs import reads
+
+T = TypeVar("T", bound=Hashable)
+
+
+def is_op(node: NodeProto | None, *ops: str) -> TypeGuard[NodeProto]:
+    """True if there is a node, of the standard domain, and its operator is one of `ops`."""
+    return node is not None and node.op_type in ops and node.domain in STANDARD_DOMAINS
+
+
+def fresh_name(base: str, taken: set[str]) -> str:
+    """A name made of `base` that is not in `taken`; it is added there."""
+    name, count = base, 0
+    while name in taken:
+        count += 1
+        name = f"{base}_{count}"
+    taken.add(name)
+    return name
+
+
+def reached(start: Iterable[T], onward: Callable[[T], Iterable[T]]) -> dict[T, None]:
+    """All that `onward` leads to from `start`, which is included; each once."""
+    found = dict.fromkeys(start)
+    stack = list(found)
+    while stack:
+        new = [item for item in dict.fromkeys(onward(stack.pop())) if item not in found]
+        found.update(dict.fromkeys(new))
+        stack.extend(new)
+    return found
+
+
+def without_unread(
+    nodes: Sequence[NodeProto], outputs: Iterable[str], may_go: Callable[[NodeProto], bool]
+) -> tuple[list[NodeProto], set[str]]:
+    """The nodes, in topological order, without those that `may_go` and whose outputs nothing reads.
+
+    Returns:
+        The nodes that stay, and the names that they and `outputs` read.
+    """
+    read = set(outputs)
+    kept: list[NodeProto] = []
+    for node in reversed(nodes):
+        if may_go(node) and read.isdisjoint(node.output):
+            continue
+        kept.append(node)
+        read.update(reads(node))
+    return kept[::-1], read
+
+
+def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
+    """Value of a node's attribute as a Python object (strings as str), or `default`."""
+    for item in node.attribute:
+        if item.name == name:
+            value = helper.get_attribute_value(item)
+            return value.decode() if isinstance(value, bytes) else value
+    return default
+
+
+def casts_to(node: NodeProto, dtype: int) -> bool:
+    """True if the node is a Cast to `dtype`."""
+    return node.op_type == "Cast" and attribute(node, "to") == dtype
+
+
+def constant_value(node: NodeProto) -> Array | None:
+    """Value of a Constant node; None for strings and sparse tensors."""
+    for item in node.attribute:
+        if item.name == "value":
+            return numpy_helper.to_array(item.t)
+        if item.name in ("value_float", "value_floats"):
+            return np.asarray(helper.get_attribute_value(item), np.float32)
+        if item.name in ("value_int", "value_ints"):
+            return np.asarray(helper.get_attribute_value(item), np.int64)
+    return None
+
+
+def label(node: NodeProto) -> str:
+    """The node's name in messages: its own, or its operator and first output."""
+    return node.name or f"{node.op_type}({next((o for o in node.output if o), '?')})"
+
+
+def all_names(graph: onnx.GraphProto) -> set[str]:
+    """Every name of a tensor or node in a graph and its subgraphs."""
+    names: set[str] = set()
+    for scope in walk_graphs(graph):
+        values = (*scope.input, *scope.output, *scope.value_info)  # value_info may hold tensors that are gone
+        names.update(v.name for v in values)
+        names.update(t.name for t in scope.initializer)
+        for node in scope.node:
+            names.add(node.name)
+            names.update(node.output)
+    return names
+
+
+def casts_floats(node: NodeProto, is_float: Callable[[str], bool]) -> bool:
+    """True if a node is a Cast from one float type to another; `is_float` knows the tensors."""
+    return is_op(node, "Cast") and is_float(node.input[0]) and is_float(node.output[0])

@@ -1,0 +1,295 @@
+"""Names and stored types of the tensors of a model whose types change.
+
+Nodes are visited with the names of the given model and written with new ones. A tensor is stored in
+one type. Consumers that need another one share a Cast of it; constants are converted instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+from rewriter.ir.graph import TAG, constant_value, fresh_name, without_unread
+from rewriter.ir.graph.float_types import EXCHANGEABLE, SHORT_NAMES, convert
+from rewriter.ir.model import Array, Model, subgraphs
+from rewriter.ir.model.facts import TensorFacts
+from rewriter.ir.model.graphs import refill
+from rewriter.ir.model.tensors import release
+
+
+@dataclass
+class Book:
+    """The weights and the names in use, which all graphs of a model share.
+
+    Attributes:
+        cast_bytes: Least size of a weight that a Cast widens in the graph; a smaller one is widened here.
+    """
+
+    model: Model
+    names: set[str]
+    tag: str = ""
+    cast_bytes: float = math.inf
+
+    def fresh(self, base: str) -> str:
+        """A name made of `base` that is unique in the model."""
+        return fresh_name(base, self.names)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The new name and type of a tensor of the given model, and the graph that owns it."""
+
+    name: str
+    dtype: int
+    owner: Tensors
+    constant: bool = False
+
+
+@dataclass
+class Tensors:
+    """The tensors of one graph, and the new nodes so far.
+
+    Attributes:
+        facts: Element types in the given model.
+        wanted: Requested element type of each float output of the graph.
+    """
+
+    book: Book
+    graph: GraphProto
+    facts: Mapping[str, TensorFacts]
+    parent: Tensors | None
+    wanted: dict[str, int] = field(default_factory=dict)
+    nodes: list[NodeProto] = field(default_factory=list)
+    _stored: dict[str, Stored] = field(default_factory=dict)
+    _casts: dict[tuple[str, int], str] = field(default_factory=dict)
+    _sources: dict[str, str] = field(default_factory=dict)
+    _own: set[int] = field(default_factory=set)
+    _converted: dict[tuple[str, int], TensorProto] = field(default_factory=dict)
+    _constants: dict[str, Callable[[], Array]] = field(default_factory=dict)
+
+    # -- look-ups ----------------------------------------------------------------------------
+
+    def given(self, name: str) -> int:
+        """Element type of a tensor in the given model; 0 if it is not known or not a tensor."""
+        facts = self.facts.get(name)
+        if facts is not None:
+            return facts.dtype
+        return self.parent.given(name) if self.parent is not None else 0
+
+    def is_float(self, name: str) -> bool:
+        return self.given(name) in EXCHANGEABLE
+
+    def find(self, name: str) -> Stored:
+        """The stored form of a float tensor of this graph or of an enclosing one."""
+        if name in self._stored:
+            return self._stored[name]
+        assert self.parent is not None, name
+        return self.parent.find(name)
+
+    def owns(self, name: str) -> bool:
+        return name in self._stored
+
+    def as_type(self, name: str, dtype: int) -> str:
+        """The tensor that holds `name` in `dtype` (0: in its stored type)."""
+        stored = self.find(name)
+        if dtype in (0, stored.dtype):
+            return stored.name
+        return stored.owner._in_type(stored, dtype)
+
+    # -- additions ---------------------------------------------------------------------------
+
+    def add_input(self, name: str, dtype: int) -> None:
+        self._stored[name] = Stored(name, dtype, self)
+
+    def add_initializer(self, tensor: TensorProto) -> None:
+        name, dtype = tensor.name, int(tensor.data_type)
+        if self._differs(name, dtype):
+            tensor.name = self.book.fresh(f"{name}/{SHORT_NAMES[dtype]}")
+            weights = self.book.model.weights
+            if self.parent is None and name in weights:
+                weights[tensor.name] = weights.pop(name)
+        self._constants[tensor.name] = lambda: self.book.model.array(tensor)
+        self._store(name, Stored(tensor.name, dtype, self, True))
+
+    def add_constant(self, node: NodeProto) -> None:
+        """Adds a Constant node that holds floats."""
+        name = node.output[0]
+        value = constant_value(node)
+        if value is None:  # sparse: a Cast converts it
+            self.add(node, [self.given(name)])
+            return
+        dtype = self.given(name)
+        if self._differs(name, dtype):
+            node.output[0] = self.book.fresh(f"{name}/{SHORT_NAMES[dtype]}")
+        self._constants[node.output[0]] = lambda: value
+        self.nodes.append(node)
+        self._store(name, Stored(node.output[0], dtype, self, True))
+
+    def add(self, node: NodeProto, types: list[int]) -> None:
+        """Adds a node with rewritten inputs, and the types of its outputs (0: as given)."""
+        given = list(node.output)
+        self.nodes.append(node)
+        for index, (name, dtype) in enumerate(zip(given, types, strict=True)):
+            if name and self.is_float(name):
+                dtype = dtype or self.given(name)
+                if self._differs(name, dtype):
+                    node.output[index] = self.book.fresh(f"{name}/{SHORT_NAMES[dtype]}")
+                self._store(name, Stored(node.output[index], dtype, self))
+
+    def add_alias(self, name: str, source: str) -> None:
+        """Lets `name` stand for `source`, as after a Cast that is removed."""
+        self._store(name, self.find(source))
+
+    def add_narrowed(self, name: str, source: str, dtype: int) -> None:
+        """Stores `source`, rounded to `dtype` on purpose, as `name`."""
+        stored = self.find(source)
+        if stored.dtype != dtype:
+            stored = Stored(stored.owner._cast_of(stored, dtype), dtype, stored.owner)
+        self._store(name, stored)
+
+    def add_rounded(self, source: str, name: str, dtype: int) -> None:
+        """Rounds the FP32 tensor `source` to `dtype` and back, and stores it as `name`."""
+        low = self.book.fresh(f"{name}/{SHORT_NAMES[dtype]}")
+        self.nodes.append(self._cast(source, low, dtype))
+        stored = name
+        if self._differs(name, TensorProto.FLOAT):
+            stored = self.book.fresh(f"{name}/fp32")
+        self.nodes.append(self._cast(low, stored, TensorProto.FLOAT))
+        self._store(name, Stored(stored, TensorProto.FLOAT, self))
+
+    def finish_outputs(self) -> None:
+        """Adds Casts for outputs that are tensors of an enclosing graph: ONNX Runtime refuses those."""
+        for value in self.graph.output:
+            if value.name not in self.wanted:
+                continue
+            dtype = self.wanted[value.name]
+            value.type.tensor_type.elem_type = dtype
+            if not self.owns(value.name):
+                out = self.book.fresh(f"{value.name}/{SHORT_NAMES[dtype]}")
+                self.nodes.append(self._cast(self.find(value.name).name, out, dtype))
+                value.name = out
+
+    def write(self) -> None:
+        """Writes nodes, initializers and value_info into the graph."""
+        outputs = [v.name for v in self.graph.output]
+        # new Casts that only removed Casts would have read
+        self.nodes, read = without_unread(self.nodes, outputs, lambda node: id(node) in self._own)
+        self._take_over_names(read)
+        nodes = [n for n in self.nodes if n.op_type != "Constant" or n.output[0] in read]
+        refill(self.graph.node, nodes)
+        self._write_initializers(read)
+        self._write_value_info()
+        # these refer to `self`: the weights would stay in memory until cycles are collected
+        self._stored.clear()
+        self._constants.clear()
+
+    # -- internals ---------------------------------------------------------------------------
+
+    def _differs(self, name: str, dtype: int) -> bool:
+        """True if `name` is a graph output of another requested type, so that a Cast writes it."""
+        return self.wanted.get(name, dtype) != dtype
+
+    def _store(self, name: str, stored: Stored) -> None:
+        self._stored[name] = stored
+        if name in self.wanted and stored.name != name:
+            dtype = self.wanted[name]
+            # a second run would remove a Cast of a Cast to the same type
+            source = self._sources.get(stored.name, stored.name) if stored.dtype == dtype else stored.name
+            self.nodes.append(self._cast(source, name, dtype))
+            if stored.owner is self and stored.dtype != dtype:
+                self._casts.setdefault((stored.name, dtype), name)
+
+    def _in_type(self, stored: Stored, dtype: int) -> str:
+        converts = stored.constant and not self._is_cast(stored, dtype)
+        return (self._converted_of if converts else self._cast_of)(stored, dtype)
+
+    def _is_cast(self, stored: Stored, dtype: int) -> bool:
+        """True for a weight that is so large that a Cast widens it in each run."""
+        weight = self.book.model.weights.get(stored.name) if self.parent is None else None
+        return weight is not None and dtype == TensorProto.FLOAT and weight.nbytes >= self.book.cast_bytes
+
+    def _cast_of(self, stored: Stored, dtype: int) -> str:
+        key = (stored.name, dtype)
+        if key not in self._casts:
+            out = self.book.fresh(f"{stored.name}/{SHORT_NAMES[dtype]}")
+            self.nodes.append(self._cast(stored.name, out, dtype))
+            self._sources[out] = stored.name
+            self._casts[key] = out
+        return self._casts[key]
+
+    def _converted_of(self, stored: Stored, dtype: int) -> str:
+        key = (stored.name, dtype)
+        if key not in self._converted:
+            given = self._constants[stored.name]()
+            value = convert(given, dtype, stored.name)
+            release(given)
+            name = self.book.fresh(f"{stored.name}/{SHORT_NAMES[dtype]}")
+            main = self.parent is None
+            self._converted[key] = (
+                self.book.model.detached_tensor(name, value) if main else numpy_helper.from_array(value, name)
+            )
+        return self._converted[key].name
+
+    def _cast(self, source: str, out: str, dtype: int) -> NodeProto:
+        node = helper.make_node("Cast", [source], [out], name=self.book.fresh(f"{out}/Cast"), to=dtype)
+        if self.book.tag:
+            node.metadata_props.add(key=TAG, value=self.book.tag)
+        self._own.add(id(node))
+        return node
+
+    def _take_over_names(self, read: set[str]) -> None:
+        """Gives converted constants the names of originals that nothing reads any more."""
+        renamed: dict[str, str] = {}
+        taken: set[str] = set()
+        weights = self.book.model.weights
+        for (base, _), tensor in self._converted.items():
+            if base in read or base in taken:
+                continue
+            taken.add(base)
+            renamed[tensor.name] = base
+            if self.parent is None:
+                weights.pop(base, None)
+                if tensor.name in weights:
+                    weights[base] = weights.pop(tensor.name)
+            tensor.name = base
+        for node in self.nodes if renamed else ():
+            _rename_inputs(node, renamed)
+
+    def _write_initializers(self, read: set[str]) -> None:
+        new = {tensor.name for tensor in self._converted.values()}
+        listed = {v.name for v in self.graph.input}
+        kept = []
+        for tensor in self.graph.initializer:
+            if tensor.name in read or tensor.name not in self._constants or tensor.name in listed - new:
+                kept.append(tensor)
+            elif self.parent is None and tensor.name not in new:
+                self.book.model.weights.pop(tensor.name, None)
+        refill(self.graph.initializer, [*kept, *self._converted.values()])
+
+    def _write_value_info(self) -> None:
+        """Writes the stored types, and drops tensors that are gone."""
+        types = {s.name: s.dtype for given, s in self._stored.items() if given == s.name}
+        types |= {t.name: t.data_type for t in self.graph.initializer}
+        for value in self.graph.input:  # IR 3 lists initializers as inputs
+            if self.is_float(value.name):
+                value.type.tensor_type.elem_type = types[value.name]
+        kept = []
+        for value in self.graph.value_info:
+            if self.is_float(value.name):
+                if value.name not in types:
+                    continue
+                value.type.tensor_type.elem_type = types[value.name]
+            kept.append(value)
+        refill(self.graph.value_info, kept)
+
+
+def _rename_inputs(node: NodeProto, renamed: Mapping[str, str]) -> None:
+    for index, name in enumerate(node.input):
+        if name in renamed:
+            node.input[index] = renamed[name]
+    for graph in subgraphs(node):
+        for inner in graph.node:
+            _rename_inputs(inner, renamed)

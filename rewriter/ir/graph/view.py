@@ -1,0 +1,163 @@
+"""A graph with an index: producer, consumers, type, shape and value of each tensor."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import NodeProto, TensorProto
+
+from rewriter.ir.graph.nodes import attribute, constant_value
+from rewriter.ir.model import Array, Model, holds_graphs
+from rewriter.ir.model.facts import Shape, TensorFacts
+from rewriter.ir.model.graphs import reads
+
+
+class GraphView:
+    """One graph of a model: `parent` is the graph that encloses it, `owner` the node that holds it.
+
+    Facts and values of tensors of enclosing graphs are found by name, too.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        graph: onnx.GraphProto,
+        facts: dict[str, TensorFacts],
+        *,
+        parent: GraphView | None = None,
+        owner: NodeProto | None = None,
+    ) -> None:
+        self.model = model
+        self.owner = owner
+        self.graph = graph
+        self.parent = parent
+        self._facts = facts
+        self._original = list(graph.node)  # held, so that no other object gets the id of a node
+        self._nodes: dict[int, NodeProto] = {id(n): n for n in self._original}
+        self._initializers = {t.name: t for t in graph.initializer}
+        self._new_initializers: dict[str, TensorProto] = {}
+        self._outputs = {v.name for v in graph.output}
+        self._inputs = {v.name for v in graph.input} - self._initializers.keys()
+        self._producer: dict[str, NodeProto] = {}
+        self._uses: dict[str, dict[int, NodeProto]] = {}
+        self._constants: dict[str, Array | None] = {}
+        for node in self._nodes.values():
+            self._index(node)
+
+    @property
+    def nodes(self) -> list[NodeProto]:
+        """The original nodes that are left, in topological order; new nodes are not among them."""
+        return [n for n in self._original if id(n) in self._nodes]
+
+    @property
+    def is_main(self) -> bool:
+        """True if this is the model's main graph."""
+        return self.parent is None
+
+    def producer(self, tensor: str) -> NodeProto | None:
+        """The node of this graph that writes `tensor`; None for inputs, initializers and outer tensors."""
+        return self._producer.get(tensor)
+
+    def consumers(self, tensor: str) -> list[NodeProto]:
+        """The nodes of this graph that read `tensor`, themselves or in their subgraphs."""
+        return list(self._uses.get(tensor, {}).values())
+
+    def is_input(self, tensor: str) -> bool:
+        return tensor in self._inputs
+
+    def is_output(self, tensor: str) -> bool:
+        return tensor in self._outputs
+
+    def is_initializer(self, tensor: str) -> bool:
+        return tensor in self._initializers or tensor in self._new_initializers
+
+    def only_consumer(self, tensor: str) -> NodeProto | None:
+        """The consumer of `tensor`, if there is exactly one and the tensor is no graph output."""
+        uses = self._uses.get(tensor, {})
+        return next(iter(uses.values())) if len(uses) == 1 and tensor not in self._outputs else None
+
+    def facts(self, tensor: str) -> TensorFacts | None:
+        """Type and shape of a tensor of this graph or an enclosing one; None if they are not known."""
+        found = self._facts.get(tensor)
+        return found if found or self.parent is None else self.parent.facts(tensor)
+
+    def dtype(self, tensor: str) -> int | None:
+        """TensorProto.DataType of a tensor; None if it is not known."""
+        facts = self.facts(tensor)
+        return facts.dtype if facts else None
+
+    def shape(self, tensor: str) -> Shape | None:
+        """Shape of a tensor (int, name or None for each axis); None if the rank is not known."""
+        facts = self.facts(tensor)
+        return facts.shape if facts else None
+
+    def sizes(self, tensor: str) -> tuple[int, ...] | None:
+        """Shape of a tensor; None if a size is not known."""
+        facts = self.facts(tensor)
+        return facts.sizes if facts else None
+
+    def rank(self, tensor: str) -> int | None:
+        shape = self.shape(tensor)
+        return None if shape is None else len(shape)
+
+    def constant(self, tensor: str) -> Array | None:
+        """Value of an initializer, a Constant node, or an Identity of one; None if it is computed.
+
+        The array may be the model's own: never write to it.
+        """
+        if tensor not in self._constants:
+            self._constants[tensor] = self._read_constant(tensor)
+        return self._constants[tensor]
+
+    def value(self, tensor: str) -> Array:
+        """Value of a tensor that is known to be constant."""
+        value = self.constant(tensor)
+        assert value is not None, tensor
+        return value
+
+    def scalar(self, tensor: str) -> float | None:
+        """Value of a constant with exactly one element, of any rank; None for everything else."""
+        value = self.constant(tensor) if tensor else None
+        return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+
+    def axes(self, node: NodeProto) -> tuple[int, ...] | None:
+        """Axes of a Reduce, Squeeze, Unsqueeze, LayerNormalization... node as written there.
+
+        From the attribute `axes` or `axis`, or the second input if it is constant. () if the node
+        names none; None if they are computed.
+        """
+        for name in ("axes", "axis"):
+            value = attribute(node, name)
+            if value is not None:
+                return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
+        if len(node.input) > 1 and node.input[1] and "axis" not in _attributes_of(node):
+            constant = self.constant(node.input[1])
+            return None if constant is None else tuple(int(a) for a in constant.reshape(-1))
+        return ()
+
+    def _index(self, node: NodeProto) -> None:
+        for name in node.output:
+            if name:
+                self._producer[name] = node
+        for name in reads(node) if holds_graphs(node) else node.input:  # the latter alone is faster
+            if name:
+                self._uses.setdefault(name, {})[id(node)] = node
+
+    def _is_dead(self, node: NodeProto) -> bool:
+        return not any(self._uses.get(n) or n in self._outputs for n in node.output if n)
+
+    def _read_constant(self, tensor: str) -> Array | None:
+        stored = self._new_initializers.get(tensor) or self._initializers.get(tensor)
+        if stored is not None:
+            return self.model.array(stored)
+        node = self._producer.get(tensor)
+        if node is None:
+            outside = self.parent is not None and tensor not in self._inputs
+            return self.parent.constant(tensor) if outside and self.parent else None
+        if node.op_type == "Constant":
+            return constant_value(node)
+        return self.constant(node.input[0]) if node.op_type == "Identity" else None
+
+
+def _attributes_of(node: NodeProto) -> set[str]:
+    schema = onnx.defs.get_schema(node.op_type) if onnx.defs.has(node.op_type) else None
+    return set(schema.attributes) if schema else set()

@@ -1,0 +1,59 @@
+"""A model in memory: a small proto beside its large weights, loaded and saved without loss.
+
+Initializers of the main graph of `DETACH_BYTES` or more are kept in `Model.weights` as read-only
+arrays, not in the proto. Copies, checks and shape inference then cost the same for a model of 1 MB
+and one of 10 GB, and files with external data are mapped, not read.
+"""
+
+from __future__ import annotations
+
+from rewriter.ir.model.external_data import data_files
+from rewriter.ir.model.graphs import (
+    STANDARD_DOMAINS,
+    UNKNOWN_DOMAIN,
+    holds_graphs,
+    opsets_of,
+    refill,
+    subgraphs,
+    walk_graphs,
+    walk_nodes,
+)
+from rewriter.ir.model.model import Model
+from rewriter.ir.model.reading import check, load
+from rewriter.ir.model.tensors import DETACH_BYTES, Array, Port, Signature, shape_of
+from rewriter.ir.model.writing import (
+    check_model_output,
+    map_saved,
+    save,
+    set_metadata,
+    update_metadata,
+    write_json,
+    write_text,
+)
+
+__all__ = [
+    "DETACH_BYTES",
+    "STANDARD_DOMAINS",
+    "UNKNOWN_DOMAIN",
+    "Array",
+    "Model",
+    "Port",
+    "Signature",
+    "check",
+    "check_model_output",
+    "data_files",
+    "holds_graphs",
+    "load",
+    "map_saved",
+    "opsets_of",
+    "refill",
+    "save",
+    "set_metadata",
+    "shape_of",
+    "subgraphs",
+    "update_metadata",
+    "walk_graphs",
+    "walk_nodes",
+    "write_json",
+    "write_text",
+]

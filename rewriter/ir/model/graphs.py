@@ -1,0 +1,182 @@
+"""Walks over graphs and subgraphs, and operators that onnx does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import onnx
+
+from rewriter.ir.errors import ModelError
+
+STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
+"""Both name the operator set of ONNX itself."""
+
+UNKNOWN_DOMAIN = "rewriter.unknown"
+
+
+def walk_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """`graph` and all its subgraphs, outer ones first."""
+    yield graph
+    for node in graph.node:
+        if _may_hold_graphs(node.op_type, node.domain):
+            for child in subgraphs(node):
+                yield from walk_graphs(child)
+
+
+def walk_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph or function and of all subgraphs; a node comes before those that it holds."""
+    for node in graph.node:
+        yield node
+        if _may_hold_graphs(node.op_type, node.domain):
+            for child in subgraphs(node):
+                yield from walk_nodes(child)
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs that a node holds as attributes (If, Loop, Scan, SequenceMap)."""
+    if not _may_hold_graphs(node.op_type, node.domain):
+        return  # reading the attributes of every node would dominate the time of all walks
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def refill(field: Any, messages: Iterable[Any]) -> None:
+    """Replaces the content of a repeated field by copies of `messages`, which may be its own."""
+    given = list(messages)  # held: messages that leave the field live as long as someone has them
+    del field[:]
+    field.extend(given)
+
+
+def holds_graphs(node: onnx.NodeProto) -> bool:
+    """True if a node holds a graph as an attribute."""
+    return _may_hold_graphs(node.op_type, node.domain) and any(True for _ in subgraphs(node))
+
+
+@lru_cache(maxsize=4096)
+def _may_hold_graphs(op_type: str, domain: str) -> bool:
+    if not onnx.defs.has(op_type, domain):
+        return True
+    kinds = onnx.defs.OpSchema.AttrType
+    attributes = onnx.defs.get_schema(op_type, domain=domain).attributes.values()
+    return any(a.type in (kinds.GRAPH, kinds.GRAPHS) for a in attributes)
+
+
+def opsets_of(proto: onnx.ModelProto) -> dict[str, int]:
+    """Versions of the imported operator sets by domain; the standard one is ""."""
+    return {"" if o.domain in STANDARD_DOMAINS else o.domain: o.version for o in proto.opset_import}
+
+
+def isolate_unknown_ops(proto: onnx.ModelProto, opset: int, deprecated: bool) -> None:
+    """Move nodes whose operator has no schema at `opset` to a domain that onnx ignores."""
+    local = {(f.domain, f.name) for f in proto.functions}
+    found = False
+    for graph in walk_graphs(proto.graph):
+        for node in graph.node:
+            if node.domain not in STANDARD_DOMAINS or (node.domain, node.op_type) in local:
+                continue
+            if opset and _is_unknown(node.op_type, opset, deprecated):
+                node.domain = UNKNOWN_DOMAIN
+                found = True
+    if found:
+        proto.opset_import.add(domain=UNKNOWN_DOMAIN, version=1)
+
+
+@lru_cache(maxsize=4096)
+def _is_unknown(op_type: str, opset: int, deprecated: bool) -> bool:
+    try:
+        schema = onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return True
+    return deprecated and bool(schema.deprecated)
+
+
+def drop_unknown_domain(proto: onnx.ModelProto) -> None:
+    """Removes the import of `UNKNOWN_DOMAIN`."""
+    kept = [o for o in proto.opset_import if o.domain != UNKNOWN_DOMAIN]
+    if len(kept) != len(proto.opset_import):
+        refill(proto.opset_import, kept)
+
+
+def captured(node: onnx.NodeProto) -> set[str]:
+    """Names of outer tensors that a node's subgraphs read."""
+    return set().union(*(_free_names(g) for g in subgraphs(node)))
+
+
+def _free_names(graph: onnx.GraphProto) -> set[str]:
+    bound = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    bound.update(name for node in graph.node for name in node.output)
+    free = {name for node in graph.node for name in reads(node)}
+    return (free | {v.name for v in graph.output}) - bound
+
+
+def reads(node: onnx.NodeProto) -> dict[str, None]:
+    """Tensors that a node reads, itself or in its subgraphs, each once, in order."""
+    reads = dict.fromkeys(filter(None, node.input))
+    if holds_graphs(node):
+        reads.update(dict.fromkeys(sorted(captured(node))))
+    return reads
+
+
+def topological(
+    nodes: Iterable[onnx.NodeProto], producer: Mapping[str, onnx.NodeProto], where: str = "the graph"
+) -> list[onnx.NodeProto]:
+    """The nodes in an order in which producers come first; unchanged where it already is one.
+
+    Raises:
+        ModelError: nodes of the graph, which is in `where`, wait for one another.
+    """
+    order: list[onnx.NodeProto] = []
+    done: set[int] = set()
+    waited: set[int] = set()
+    for root in nodes:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if id(node) in done:
+                stack.pop()
+                continue
+            waiting = [
+                source
+                for name in reads(node)
+                if (source := producer.get(name)) is not None and id(source) not in done
+            ]
+            if waiting and id(node) in waited:
+                raise ModelError(
+                    f"its result is computed from itself, through {waiting[0].name or waiting[0].op_type!r}",
+                    where=f"{where}: node {node.name or node.op_type!r}",
+                    hint="export the model again: a graph has no cycles",
+                )
+            if waiting:
+                waited.add(id(node))
+                stack.extend(reversed(waiting))
+            else:
+                stack.pop()
+                done.add(id(node))
+                order.append(node)
+    return order
+
+
+def rename_reads(node: onnx.NodeProto, old: str, new: str) -> None:
+    """Lets a node and its subgraphs read another tensor."""
+    for index, name in enumerate(node.input):
+        if name == old:
+            node.input[index] = new
+    for graph in subgraphs(node):
+        if old in {v.name for v in graph.input} | {t.name for t in graph.initializer}:
+            continue
+        for inner in graph.node:
+            rename_reads(inner, old, new)
+        _rename_output(graph, old, new)
+
+
+def _rename_output(graph: onnx.GraphProto, old: str, new: str) -> None:
+    """Renames the output of a subgraph that is an outer tensor itself."""
+    written = {name for node in graph.node for name in node.output}
+    for value in graph.output:
+        if value.name == old and old not in written:
+            value.name = new

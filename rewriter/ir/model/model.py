@@ -1,0 +1,164 @@
+"""The model: a proto without large data, and its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from rewriter.ir.errors import ModelError
+from rewriter.ir.model.graphs import (
+    UNKNOWN_DOMAIN,
+    drop_unknown_domain,
+    isolate_unknown_ops,
+    opsets_of,
+    refill,
+    walk_graphs,
+)
+from rewriter.ir.model.tensors import (
+    DETACH_BYTES,
+    WHOLE_BYTE_TYPES,
+    Array,
+    Signature,
+    attach,
+    frozen,
+    mark_detached,
+    port_of,
+)
+
+PROTOBUF_LIMIT = 2**31 - 1 - 2**20
+"""Largest message that protobuf serialises, less 1 MiB for the graph around the weights."""
+
+
+@dataclass
+class Model:
+    """A ModelProto whose large initializers are held apart.
+
+    Attributes:
+        proto: The graph. A detached initializer keeps its name, type and dims in it.
+        weights: Data of the detached initializers of the main graph, by name, read-only.
+        path: The file it was loaded from, for messages.
+        external: True when that file kept weights in external data; `save` then does, too.
+        notes: A sentence for each thing that `load` mended.
+    """
+
+    proto: onnx.ModelProto
+    weights: dict[str, Array] = field(default_factory=dict)
+    path: Path | None = None
+    external: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def opset(self) -> int:
+        """Version of the default operator set (0 if the model imports none)."""
+        return self.opsets.get("", 0)
+
+    @property
+    def opsets(self) -> dict[str, int]:
+        """Versions of the imported operator sets by domain; the standard one is ""."""
+        return opsets_of(self.proto)
+
+    @property
+    def signature(self) -> Signature:
+        graph = self.proto.graph
+        constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+        return Signature(
+            tuple(port_of(v) for v in graph.input if v.name not in constants),
+            tuple(port_of(v) for v in graph.output),
+        )
+
+    @property
+    def size(self) -> int:
+        """Bytes of the model with its weights."""
+        return self.proto.ByteSize() + sum(a.nbytes for a in self.weights.values())
+
+    def copy(self) -> Model:
+        """An independent model; the weights' arrays are shared, for they are read-only."""
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        return Model(proto, dict(self.weights), self.path, self.external)
+
+    def same_as(self, other: Model) -> bool:
+        """Byte for byte the same graph, with the same arrays as weights (by identity)."""
+        return (
+            self.weights.keys() == other.weights.keys()
+            and all(other.weights[name] is array for name, array in self.weights.items())
+            and self.proto.SerializeToString(deterministic=True)
+            == other.proto.SerializeToString(deterministic=True)
+        )
+
+    def array(self, tensor: onnx.TensorProto) -> Array:
+        """Value of an initializer of the main graph, or of a tensor that holds its own data."""
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            return self.weights[tensor.name]
+        return numpy_helper.to_array(tensor)
+
+    def detached_tensor(self, name: str, array: Array) -> onnx.TensorProto:
+        """An initializer called `name` with the data of `array`, detached if it is large."""
+        dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+        if array.nbytes < DETACH_BYTES or dtype not in WHOLE_BYTE_TYPES:
+            return numpy_helper.from_array(array, name)
+        tensor = onnx.TensorProto(name=name, data_type=dtype, dims=array.shape)
+        mark_detached(tensor)
+        self.weights[name] = frozen(np.ascontiguousarray(array))
+        return tensor
+
+    def whole(self) -> onnx.ModelProto:
+        """A ModelProto with all its data inside.
+
+        Raises:
+            ModelError: it would exceed what protobuf can hold.
+        """
+        if self.size > PROTOBUF_LIMIT:
+            raise ModelError(
+                f"{self.size / 2**30:.1f} GiB do not fit into one protobuf message",
+                where=str(self.path) if self.path else None,
+                hint="save it with external data and pass the path",
+            )
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        for tensor in proto.graph.initializer:
+            if tensor.name in self.weights:
+                attach(tensor, self.weights[tensor.name])
+        return proto
+
+    def weightless(self, *, isolate_deprecated: bool = False) -> onnx.ModelProto:
+        """The graph with detached initializers as inputs, for checkers and shape inference.
+
+        Nodes whose operator has no schema at the model's opset (plugins, custom operators) are moved
+        to a domain of their own, which onnx ignores. With `isolate_deprecated`, so are deprecated
+        operators: onnx's checker refuses them though every runtime has them (GroupNormalization of
+        opset 18).
+        """
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        graph = proto.graph
+        inputs = {v.name for v in graph.input}
+        kept = []
+        for tensor in graph.initializer:
+            if tensor.name not in self.weights:
+                kept.append(tensor)
+            elif tensor.name not in inputs:
+                graph.input.append(
+                    onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+                )
+        refill(graph.initializer, kept)
+        isolate_unknown_ops(proto, self.opset, isolate_deprecated)
+        return proto
+
+    def restore(self, proto: onnx.ModelProto) -> Model:
+        """The model of a proto that a library derived from `weightless()`, with the weights put back."""
+        names = self.weights.keys()
+        listed = {v.name for v in self.proto.graph.input}
+        refill(proto.graph.input, [v for v in proto.graph.input if v.name not in names or v.name in listed])
+        old = {t.name: t for t in self.proto.graph.initializer}
+        proto.graph.initializer.extend(old[name] for name in names if name in old)
+        for graph in walk_graphs(proto.graph):
+            for node in graph.node:
+                if node.domain == UNKNOWN_DOMAIN:
+                    node.ClearField("domain")
+        drop_unknown_domain(proto)
+        return Model(proto, dict(self.weights), self.path, self.external)

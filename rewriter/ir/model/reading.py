@@ -1,0 +1,179 @@
+"""Loads models from files, protos and graphs of onnx-graphsurgeon."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+
+from rewriter.ir.english import article
+from rewriter.ir.errors import ModelError
+from rewriter.ir.model.external_source import map_external
+from rewriter.ir.model.graphs import walk_graphs
+from rewriter.ir.model.mending import mend
+from rewriter.ir.model.model import Model
+from rewriter.ir.model.native import guarded
+from rewriter.ir.model.tensors import (
+    DETACH_BYTES,
+    PACKED_TYPES,
+    WHOLE_BYTE_TYPES,
+    Array,
+    attach,
+    frozen,
+    mark_detached,
+)
+from rewriter.ir.model.validation import check_proto, constant_tensors
+
+
+def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:
+    """Loads a model from a path, a ModelProto or Model (which are copied), or an onnx_graphsurgeon.Graph.
+
+    Raises:
+        ModelError: no such file, not an ONNX model, missing external data, or an invalid graph.
+    """
+    if isinstance(source, Model):
+        return source.copy()
+    if isinstance(source, onnx.ModelProto):
+        model = _detach(source, None)
+    elif isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        model = _detach(read_proto(path), path)
+    else:
+        import onnx_graphsurgeon as gs
+
+        if not isinstance(source, gs.Graph):
+            raise ModelError(
+                f"cannot load a model from {article(type(source).__name__)}",
+                hint="pass its .model"
+                if isinstance(getattr(source, "model", None), Model)
+                else "pass a path, an onnx.ModelProto, a rewriter.Model or an onnx_graphsurgeon.Graph",
+            )
+        model = _detach(gs.export_onnx(source), None)
+    model.notes = mend(model)
+    check(model)
+    return model
+
+
+def check(model: Model) -> None:
+    """Run onnx.checker over the graph.
+
+    Raises:
+        ModelError: the graph is invalid; the message names node and tensor.
+    """
+    proto = model.weightless(isolate_deprecated=True)
+    for value in proto.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()  # the checker wants one, and compares it with nothing
+    problem = guarded(_problem, proto, doing="the check of the graph", path=model.path)
+    if problem is not None:
+        raise ModelError(
+            f"the graph is invalid: {_first_lines(problem)}",
+            where=str(model.path) if model.path else None,
+            hint="export the model again, or mend the graph that the message names",
+        )
+
+
+def _problem(proto: onnx.ModelProto) -> str | None:
+    """What onnx.checker says against a graph; runs in a child process."""
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        return str(error)
+    return None
+
+
+def read_proto(path: Path) -> onnx.ModelProto:
+    """Reads the proto in a file, without its external data.
+
+    Raises:
+        ModelError: no such file, or no ONNX model.
+    """
+    proto = onnx.ModelProto()
+    try:
+        if not path.is_file():
+            what = "not a file" if path.exists() else "no such file"
+            raise ModelError(what, where=str(path), hint="name an .onnx file")
+        proto.ParseFromString(path.read_bytes())
+    except DecodeError as error:
+        raise _not_parsed(path, error) from error
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror or error}", where=str(path),
+                         hint="check its name and its permissions") from error  # fmt: skip
+    if not proto.ir_version or not proto.HasField("graph"):
+        raise ModelError(
+            "not an ONNX model: it holds no graph",
+            where=str(path),
+            hint="name an .onnx file; weights alone (.pt, .safetensors) have to be exported first",
+        )
+    return proto
+
+
+def _not_parsed(path: Path, error: DecodeError) -> ModelError:
+    if "MaxDepth" in str(error):
+        return ModelError(
+            "its graphs are nested more deeply than protobuf reads (100 messages, about 30 If or Loop)",
+            where=str(path),
+            hint="export it with fewer nested branches",
+        )
+    return ModelError(
+        "not an ONNX model, or a truncated one (protobuf cannot parse it)",
+        where=str(path),
+        hint="compare the file's size with the original's; files from Git LFS may be pointers",
+    )
+
+
+def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
+    """Moves large initializers out of `proto`; without a path it is the caller's, and is copied first."""
+    if path is None:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(proto)
+        proto = copy
+    check_proto(proto, str(path or "model"))
+    _clear_placeholders(proto)
+    model = Model(proto, path=path)
+    opened: dict[Path, Array] = {}
+    for graph in walk_graphs(proto.graph):
+        for tensor in graph.initializer:
+            _detach_tensor(model, tensor, opened, main=graph is proto.graph)
+    for _, tensor in constant_tensors(proto):
+        _detach_tensor(model, tensor, opened, main=False)
+    model.proto = onnx.ModelProto()  # a message keeps the memory of cleared fields until it is gone
+    model.proto.CopyFrom(proto)
+    return model
+
+
+def _clear_placeholders(proto: onnx.ModelProto) -> None:
+    """Makes dimensions unknown that only say so: -1, and the name `?`, both of which PaddlePaddle writes.
+
+    As a size, -1 would refuse every sample. As a name, `?` would make unrelated axes equal.
+    """
+    for graph in walk_graphs(proto.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_value < 0 or dim.dim_param == "?":
+                    dim.Clear()
+
+
+def _detach_tensor(model: Model, tensor: onnx.TensorProto, opened: dict[Path, Array], *, main: bool) -> None:
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        model.external = True
+        array = map_external(tensor, model.path, opened)
+        if main and tensor.data_type in PACKED_TYPES:
+            attach(tensor, array)  # two elements share a byte: NumPy cannot map them
+        elif main:
+            model.weights[tensor.name] = array
+            mark_detached(tensor)
+        else:
+            attach(tensor, array)
+    elif main and len(tensor.raw_data) >= DETACH_BYTES and tensor.data_type in WHOLE_BYTE_TYPES:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        model.weights[tensor.name] = frozen(np.frombuffer(tensor.raw_data, dtype).reshape(tuple(tensor.dims)))
+        mark_detached(tensor)
+
+
+def _first_lines(text: str, count: int = 3) -> str:
+    return " ".join(line.strip() for line in text.strip().splitlines()[:count])

@@ -1,0 +1,162 @@
+"""The float types that an operator's schema allows at its inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import NamedTuple
+
+import onnx
+from onnx import NodeProto, TensorProto
+
+from rewriter.ir.model.graphs import STANDARD_DOMAINS
+
+TYPE_NAMES: dict[int, str] = {
+    TensorProto.FLOAT: "tensor(float)",
+    TensorProto.FLOAT16: "tensor(float16)",
+    TensorProto.BFLOAT16: "tensor(bfloat16)",
+}
+
+ANY_TYPE_OPS = frozenset({"Shape", "Size", "IsNaN", "IsInf", "Cast", "CastLike"})
+"""Operators whose first input may have any float type: a Cast before it would be waste."""
+
+FP32_INPUTS: dict[str, frozenset[int]] = {
+    "Resize": frozenset({1, 2}),  # roi and scales: 1/3 in FP16 gives another output size
+    "Upsample": frozenset({1}),
+}
+"""Inputs that stay FP32 whatever the node's own precision is."""
+
+READS_BITS = frozenset({"BitCast"})
+"""Operators whose results are the bits of their input: in another type they would be other numbers."""
+
+TYPE_ATTRIBUTES = {
+    "Bernoulli": "dtype",
+    "BlackmanWindow": "output_datatype",
+    "Cast": "to",
+    "DequantizeLinear": "output_dtype",
+    "EyeLike": "dtype",
+    "HammingWindow": "output_datatype",
+    "HannWindow": "output_datatype",
+    "MelWeightMatrix": "output_datatype",
+    "RandomNormal": "dtype",
+    "RandomNormalLike": "dtype",
+    "RandomUniform": "dtype",
+    "RandomUniformLike": "dtype",
+}
+"""Operators whose output type is an attribute."""
+
+_ADAPTABLE = frozenset({"Cast", "DequantizeLinear"})
+
+
+class TypeRule(Enum):
+    """The rule that decides the float type of one input or output."""
+
+    FOLLOWS = "the node's precision"
+    FP32 = "always FP32"
+    ANY = "whatever comes"
+
+
+@dataclass(frozen=True)
+class TypeRules:
+    """One `TypeRule` for each input and output of a node, including those that hold no float."""
+
+    inputs: tuple[TypeRule, ...]
+    outputs: tuple[TypeRule, ...]
+
+    @property
+    def can_follow(self) -> bool:
+        """True if any float of the node can have the lower precision."""
+        return TypeRule.FOLLOWS in self.inputs or TypeRule.FOLLOWS in self.outputs
+
+
+def ports(node: NodeProto, opsets: Mapping[str, int], low: int) -> TypeRules | None:
+    """The rules for the float types of `node` when `low` is the lower precision.
+
+    Args:
+        opsets: Versions of the operator sets by domain (`Model.opsets`).
+        low: TensorProto.FLOAT16, BFLOAT16, or FLOAT (then everything may follow).
+
+    Returns:
+        None if the operator has no schema, or reads bits: it keeps its types.
+    """
+    domain = "" if node.domain in STANDARD_DOMAINS else node.domain
+    call = _Call(node.op_type, domain, opsets.get(domain, 1), len(node.input), len(node.output))
+    return _rules(call, low, _generates_fp32(node))
+
+
+class _Call(NamedTuple):
+    """What the rules of a node depend on: most nodes of a graph share theirs with others."""
+
+    op_type: str
+    domain: str
+    opset: int
+    inputs: int
+    outputs: int
+
+
+@lru_cache(maxsize=4096)
+def _rules(call: _Call, low: int, generates_fp32: bool) -> TypeRules | None:
+    schema = schema_of(call.op_type, call.domain, call.opset)
+    if schema is None or call.op_type in READS_BITS:
+        return None
+    inputs = [_port(schema, schema.inputs, i, low) for i in range(call.inputs)]
+    outputs = [_port(schema, schema.outputs, i, low) for i in range(call.outputs)]
+    for index in FP32_INPUTS.get(call.op_type, frozenset()):
+        if index < len(inputs):
+            inputs[index] = TypeRule.FP32
+    if call.op_type in ANY_TYPE_OPS:
+        reads_fp16 = _port(schema, schema.inputs, 0, TensorProto.FLOAT16) is TypeRule.FOLLOWS
+        inputs[0] = TypeRule.ANY if reads_fp16 else TypeRule.FP32  # IsInf does from opset 20 on
+    if generates_fp32:
+        outputs = [TypeRule.FP32] * len(outputs)
+    if call.op_type == "LayerNormalization":  # Mean and InvStdDev have the type named by stash_type
+        outputs[1:] = [TypeRule.FP32] * len(outputs[1:])
+    return TypeRules(tuple(inputs), tuple(outputs))
+
+
+def set_type_attributes(node: NodeProto, dtype: int) -> None:
+    """Sets the attributes of `node` that name a float type to `dtype`, its first output's type."""
+    for item in node.attribute:
+        if item.name == TYPE_ATTRIBUTES.get(node.op_type) and item.i in TYPE_NAMES:
+            item.i = dtype
+        elif item.name == "stash_type" and node.op_type == "LayerNormalization" and len(node.output) > 1:
+            item.i = TensorProto.FLOAT
+
+
+@lru_cache(maxsize=4096)
+def schema_of(op_type: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
+    """The schema of an operator at a version of its operator set; None if onnx has none."""
+    try:
+        return onnx.defs.get_schema(op_type, opset, "" if domain in STANDARD_DOMAINS else domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _generates_fp32(node: NodeProto) -> bool:
+    """True if the node makes floats of a type that its own attribute names, or FP32 by default.
+
+    `...Like` operators and Bernoulli without the attribute take the type of their input instead.
+    """
+    if node.op_type not in TYPE_ATTRIBUTES or node.op_type in _ADAPTABLE:
+        return False
+    inherits = node.op_type.endswith("Like") or node.op_type == "Bernoulli"
+    return not inherits or any(item.name == TYPE_ATTRIBUTES[node.op_type] for item in node.attribute)
+
+
+def _port(
+    schema: onnx.defs.OpSchema, formals: Sequence[onnx.defs.OpSchema.FormalParameter], index: int, low: int
+) -> TypeRule:
+    if not formals:
+        return TypeRule.ANY
+    formal = formals[min(index, len(formals) - 1)]  # the last formal parameter may be variadic
+    allowed = _allowed_types(schema.name, schema.domain, schema.since_version)
+    types = allowed.get(formal.type_str, frozenset({formal.type_str}))
+    return TypeRule.FOLLOWS if TYPE_NAMES[low] in types else TypeRule.FP32
+
+
+@lru_cache(maxsize=4096)
+def _allowed_types(op_type: str, domain: str, version: int) -> dict[str, frozenset[str]]:
+    schema = onnx.defs.get_schema(op_type, version, domain)
+    return {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}

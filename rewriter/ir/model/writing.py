@@ -1,0 +1,183 @@
+"""Writes models, reports and plans to files: the whole file, or nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from rewriter.ir.english import article
+from rewriter.ir.errors import ModelError, OutputError
+from rewriter.ir.model.external_data import (
+    mapped_files,
+    owned_data,
+    remove_unused,
+    removed_on_failure,
+    write_data,
+)
+from rewriter.ir.model.external_source import map_external
+from rewriter.ir.model.graphs import refill
+from rewriter.ir.model.model import PROTOBUF_LIMIT, Model
+from rewriter.ir.model.output_files import file_to_replace, replacing, special, write_special
+from rewriter.ir.model.tensors import Array
+
+UNENCODABLE = "backslashreplace"
+"""File names may hold bytes that are not UTF-8; JSON reads what this writes for them as the same name."""
+
+
+def save(model: Model, path: str | os.PathLike[str]) -> Path:
+    """Writes the model to `path`; a failure or a kill leaves the old model there, with its weights.
+
+    Weights go into a new file `<name>.data` beside it when the model does not fit into one protobuf
+    message or came from a file with external data. Data that `save` wrote for the old model is removed
+    when the new one is in its place, unless another model in the folder names it.
+
+    Returns:
+        The path; for a model with external data behind a symbolic link, the file that the link names.
+
+    Raises:
+        OutputError: the folder does not exist or cannot be written, the disk is full, or `path` is a
+            device, a pipe or a file that holds weights of the model.
+    """
+    given: Any = model
+    if not isinstance(given, Model):
+        hint = (
+            "pass its .model" if isinstance(getattr(given, "model", None), Model) else "pass a rewriter.Model"
+        )
+        raise ModelError(f"{article(type(given).__name__)} is no model", hint=hint)
+    named = Path(path)
+    check_model_output(named)
+    with _reporting_failure("the model", named):
+        target = file_to_replace(named)
+        if Path(os.path.realpath(target)) in mapped_files(model.weights.values()):
+            raise OutputError("it holds weights of the model", where=str(named), hint="name another file")
+        external = model.external or model.size > PROTOBUF_LIMIT
+        old = owned_data(target)
+        if external:
+            _save_external(model, target)
+        else:
+            with replacing(target) as temporary:
+                temporary.write_bytes(model.whole().SerializeToString(deterministic=True))
+        remove_unused(old, target)
+    return target if external else named
+
+
+def map_saved(model: Model, path: Path) -> None:
+    """Lets the weights of a model be those of the file that `save` wrote for it: they need no memory then.
+
+    Nothing changes if the file has no external data, and on Windows, where no mapped file can be replaced.
+    """
+    if sys.platform == "win32":
+        return
+    opened: dict[Path, Array] = {}
+    for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+        if tensor.name in model.weights and tensor.data_location == onnx.TensorProto.EXTERNAL:
+            model.weights[tensor.name] = map_external(tensor, path, opened)
+
+
+def update_metadata(path: Path, entries: Mapping[str, str]) -> None:
+    """Sets metadata of a model's file; the file is replaced when the new one is complete. Weights stay.
+
+    Raises:
+        OutputError: the folder cannot be written, or the disk is full; the file is unchanged.
+    """
+    with _reporting_failure("the model", path):
+        proto = onnx.load(path, load_external_data=False)
+        set_metadata(proto, entries)
+        with replacing(file_to_replace(path)) as temporary:
+            temporary.write_bytes(proto.SerializeToString(deterministic=True))
+
+
+def set_metadata(proto: onnx.ModelProto, entries: Mapping[str, str]) -> None:
+    """Sets metadata of a model; an empty text removes the entry. File names in it need not be UTF-8."""
+    kept = [entry for entry in proto.metadata_props if entry.key not in entries]
+    texts = {key: value.encode(errors=UNENCODABLE).decode() for key, value in entries.items() if value}
+    made = [onnx.StringStringEntryProto(key=key, value=value) for key, value in texts.items()]
+    refill(proto.metadata_props, [*kept, *made])
+
+
+ENDINGS = ("", ".onnx", ".pb")
+"""Suffixes of models."""
+
+
+def check_model_output(path: Path) -> None:
+    """Refuses a path that no model can be written to.
+
+    Raises:
+        OutputError: it is a device or a pipe, or is named as another kind of file.
+    """
+    if kind := special(path):
+        raise OutputError(
+            f"it is {kind}, and a model is written to a file",
+            where=str(path),
+            hint="name a file; `dry-run` does everything and writes no model",
+        )
+    if path.suffix.lower() not in ENDINGS:
+        hint = f"name it {path.stem}.onnx; TensorRT's own tools build the engine from it"
+        raise OutputError("a model is written as ONNX", where=str(path), hint=hint)
+
+
+def write_text(text: str, path: Path, what: str = "the report", newline: str | None = None) -> None:
+    """Write a text file; `path` is replaced only after everything is written.
+
+    Devices and pipes are written to, and a symbolic link stays: the file that it names is replaced.
+
+    Args:
+        what: Name of the content in the error message.
+        newline: Line ending, as for `open`.
+
+    Raises:
+        OutputError: the folder does not exist or cannot be written, or the disk is full.
+    """
+    with _reporting_failure(what, path):
+        if special(path):
+            write_special(path, text.encode(errors=UNENCODABLE))
+            return
+        with replacing(file_to_replace(path)) as temporary:
+            temporary.write_text(text, encoding="utf-8", errors=UNENCODABLE, newline=newline)
+
+
+def write_json(content: Any, path: Path, what: str = "the report") -> None:
+    """Write standard JSON (no NaN or infinity), in the same way as `write_text`.
+
+    Control characters are escapes, those included that JSON allows: reports are shown on terminals.
+    """
+    write_text(json_text(content) + "\n", path, what)
+
+
+def json_text(content: Any) -> str:
+    """The text that `write_json` writes."""
+    text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+_CONTROLS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Those outside ASCII's first 32, which JSON escapes by itself."""
+
+
+@contextmanager
+def _reporting_failure(what: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {what}: {error.strerror or error}",
+            where=str(path),
+            hint="check the folder, its permissions and the free space",
+        ) from error
+
+
+def _save_external(model: Model, target: Path) -> None:
+    """Writes the data first, and the model that names it last: a kill leaves the old pair or the new one."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    data = write_data(proto, model.weights, target)
+    with removed_on_failure(data, target), replacing(target) as temporary:
+        temporary.write_bytes(proto.SerializeToString(deterministic=True))

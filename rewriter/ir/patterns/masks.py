@@ -1,0 +1,332 @@
+"""Follows the huge numbers of attention masks to the Softmax or wherever else they go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from onnx import NodeProto, TensorProto, numpy_helper
+
+from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph.match import produced
+from rewriter.ir.graph.ops import VIEWS
+from rewriter.ir.model import Array
+from rewriter.ir.model.facts import FLOATS
+
+FP16_MAX = 65504.0
+"""Largest finite binary16 number (IEEE 754-2019, table 3.5); a mask constant is at least as large."""
+
+MOVES = VIEWS - {"Split", "Concat"} | {"Trilu"}
+"""Operators that only move the values of their first input into one output, or set some of them to 0."""
+
+# a constant is seen through Identities, so that the use is found where they end
+READERS = MOVES - {"Identity"} | {"Add", "Sub", "Mul", "Where", "Concat", "Cast"}
+"""Operators that a mask constant may enter."""
+
+LARGEST_BIAS = 4096.0
+"""Largest other value in a mask constant: half of what a mask of -2^14 tolerates."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """One input of one node, and the huge float constant that it reads."""
+
+    node: NodeProto
+    index: int
+    value: Array
+
+
+def huge_uses(graph: GraphEditor) -> Iterator[Use]:
+    """Inputs of `READERS` that are constants beyond FP16's range, in graph order."""
+    for node in graph.nodes:
+        for index, tensor in enumerate(node.input if node.op_type in READERS else ()):
+            value = _float_constant(graph, tensor)
+            if value is not None and is_huge(value):
+                yield Use(node, index, value)
+
+
+def _float_constant(graph: GraphEditor, tensor: str) -> Array | None:
+    """A floating-point constant, or the one element that a ConstantOfShape repeats."""
+    if not tensor or graph.dtype(tensor) not in FLOATS:
+        return None
+    node = produced(graph, tensor, "ConstantOfShape")
+    return graph.constant(tensor) if node is None else fill_value(node)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The effect of a smaller mask constant.
+
+    Attributes:
+        obstacle: Why it would change more than Softmax's zeros; "" if it would not.
+        relies: It changes nothing only if no row of the Softmax is masked entirely.
+    """
+
+    obstacle: str = ""
+    relies: bool = False
+
+
+class Follower:
+    """Follows the masks of one graph to their ends; paths that meet are walked once.
+
+    It keeps results: do not edit the graph between two calls.
+    """
+
+    def __init__(self, graph: GraphEditor, largest_bias: float) -> None:
+        self.graph = graph
+        self.largest_bias = largest_bias
+        self._effects: dict[_Flow, Effect] = {}
+
+    def follow(self, node: NodeProto, index: int, value: Array) -> Effect:
+        """The effect of a smaller constant where `node` reads `value` as its input `index`.
+
+        Args:
+            value: Float constant of any shape; an entry of at least FP16_MAX either way is huge.
+        """
+        start = _start(node.input[index], value, self.largest_bias)
+        first = start if isinstance(start, str) else _step(self.graph, node, index, start)
+        return Effect(first) if isinstance(first, str) else self._effect(first)
+
+    def _effect(self, first: _Flow) -> Effect:
+        stack = [first]
+        while stack:
+            flow = stack[-1]
+            parts = [] if flow in self._effects else self._onward(flow)
+            waiting = [p for p in parts if isinstance(p, _Flow) and p not in self._effects]
+            stack.extend(waiting)
+            if not waiting:
+                known = [p if isinstance(p, Effect) else self._effects[p] for p in parts]
+                self._effects.setdefault(flow, _together(known))
+                stack.pop()
+        return self._effects[first]
+
+    def _onward(self, flow: _Flow) -> list[Effect | _Flow]:
+        """The mask after each consumer, or its effect there."""
+        if self.graph.is_output(flow.tensor):
+            return [Effect(f"it leaves the graph as {flow.tensor}")]
+        return [self._at(node, index, flow) for node, index in _readers(self.graph, flow.tensor)]
+
+    def _at(self, node: NodeProto, index: int, flow: _Flow) -> Effect | _Flow:
+        softmax = node.op_type == "Softmax"
+        after = _at_softmax(self.graph, node, flow) if softmax else _step(self.graph, node, index, flow)
+        if isinstance(after, str):
+            return Effect(after)
+        return Effect(relies=after.relies) if softmax else after
+
+
+def _together(effects: Sequence[Effect]) -> Effect:
+    obstacle = next((o for o in effects if o.obstacle), None)
+    if obstacle is not None:
+        return obstacle
+    return Effect(relies=any(o.relies for o in effects)) if effects else Effect("it reaches no Softmax")
+
+
+def widened(value: Array) -> Array:
+    """A float array in a type that holds FP16_MAX exactly."""
+    return value.astype(np.float32) if value.dtype.itemsize < 4 else value
+
+
+def is_huge(value: Array) -> bool:
+    """True if a float array has an entry of at least FP16_MAX, either way."""
+    return bool(value.size) and bool(max(float(value.max()), -float(value.min())) >= FP16_MAX)
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """Properties of a mask on its way to Softmax.
+
+    Attributes:
+        sign: Of its huge entries.
+        infinite: Whether they are.
+        selective: It certainly leaves entries open: it is not a shift of whole rows.
+        open_rows: Every row is known to keep an open entry.
+        summed: Something was added to the masked entries.
+        alone: No other mask has joined it.
+    """
+
+    tensor: str
+    sign: int
+    infinite: bool
+    selective: bool
+    open_rows: bool
+    summed: bool = False
+    alone: bool = True
+
+    @property
+    def relies(self) -> bool:
+        """A row masked whole stays uniform only if all of its entries are one finite number."""
+        return not (self.open_rows and self.alone) and (self.summed or self.infinite or not self.alone)
+
+
+def _start(tensor: str, value: Array, largest_bias: float) -> _Flow | str:
+    wide = widened(value)
+    huge = np.abs(wide) >= FP16_MAX
+    if bool(np.isnan(wide).any()):
+        return "it holds NaN"
+    signs = {int(s) for s in np.sign(wide[huge])}
+    if len(signs) != 1:
+        return "it has both signs"
+    if bool((np.abs(wide[~huge]) > largest_bias).any()):
+        return f"other values in it exceed {largest_bias:.0f}"
+    selective = wide.size > 1 and not bool(huge.all(axis=-1).any())
+    infinite = bool(np.isinf(wide).any())
+    return _Flow(tensor, signs.pop(), infinite, selective, open_rows=selective)
+
+
+def _readers(graph: GraphEditor, tensor: str) -> Iterator[tuple[NodeProto, int]]:
+    """Consumers of a tensor's values with the index of the input; -1 if a subgraph reads it."""
+    for node in graph.consumers(tensor):
+        if node.op_type in {"Shape", "Size"}:
+            continue
+        found = [index for index, name in enumerate(node.input) if name == tensor]
+        yield from ((node, index) for index in found or [-1])
+
+
+def _step(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow) -> _Flow | str:
+    """The mask after one more node, or the reason why the node is an obstacle."""
+    on = replace(flow, tensor=node.output[0], open_rows=flow.open_rows and _keeps_rows(graph, node))
+    match node.op_type:
+        case "Add" | "Sub" | "Where":
+            after: _Flow | str | None = _joined(graph, node, index, flow, on)
+        case "Mul" if not flow.summed:
+            after = _multiplied(graph, node, index, flow, on)
+        case "Concat" if not flow.summed:
+            after = replace(on, selective=True)
+        case "Max" if _only_lower_bounds(graph, node, index):
+            after = on
+        case "Cast":
+            after = on if _widens(graph, node) else f"{label(node)} narrows its type"
+        case op if index == 0 and op in MOVES:
+            after = replace(on, selective=on.selective or op == "Trilu")
+        case _:
+            after = None
+    return after or f"it reaches {label(node)}, not only Softmax"
+
+
+def _joined(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow, on: _Flow) -> _Flow | str | None:
+    """The mask after an Add, a Sub or a Where."""
+    others = [name for i, name in enumerate(node.input) if i != index and graph.dtype(name) in FLOATS]
+    on = replace(on, alone=flow.alone and not any(_holds_mask(graph, name) for name in others))
+    if node.op_type == "Where":
+        return replace(on, selective=True) if index > 0 else None
+    if node.input[0] == node.input[1]:
+        return None
+    if _spreads(graph, flow.tensor, node.output[0]):
+        return f"in {label(node)} it masks whole rows"
+    subtracted = node.op_type == "Sub" and index == 1
+    return replace(on, summed=True, sign=-flow.sign if subtracted else flow.sign)
+
+
+def _holds_mask(graph: GraphEditor, tensor: str, depth: int = 6) -> bool:
+    """True if a tensor is another huge constant, or computed from one."""
+    value, node = graph.constant(tensor), graph.producer(tensor)
+    if value is not None:
+        return graph.dtype(tensor) in FLOATS and is_huge(value)
+    if node is None or depth == 0:
+        return False
+    if node.op_type == "ConstantOfShape":
+        return is_huge(fill_value(node))
+    follows = node.op_type in READERS | {"Identity", "Max"}
+    return follows and any(_holds_mask(graph, name, depth - 1) for name in node.input if name)
+
+
+def fill_value(node: NodeProto) -> Array:
+    """The one element that a ConstantOfShape repeats: 0 unless its attribute gives another."""
+    value = attribute(node, "value")
+    return np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
+
+
+def _keeps_rows(graph: GraphEditor, node: NodeProto) -> bool:
+    """True if an open entry in every row (along the last axis) stays one."""
+    if node.op_type == "Unsqueeze":
+        axes, rank = graph.axes(node), graph.rank(node.output[0])
+        return bool(axes) and rank is not None and not {-1, rank - 1} & set(axes or ())
+    return node.op_type in {"Add", "Sub", "Max", "Expand", "Identity", "Cast"}
+
+
+def _spreads(graph: GraphEditor, tensor: str, result: str) -> bool:
+    """True if one entry of a mask serves a whole row of the sum."""
+    mask, total = graph.shape(tensor), graph.shape(result)
+    if not mask or not total:
+        return False
+    return mask[-1] == 1 != total[-1]
+
+
+def _multiplied(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow, on: _Flow) -> _Flow | str:
+    other = node.input[1 - index]
+    bounds = _integers(graph, other)
+    if bounds is None:
+        return f"{other} may hold other values than 0 and 1"
+    if flow.infinite:
+        return f"0 * inf in {label(node)} is NaN as it stands"
+    if bounds[0] < 0 < bounds[1] or max(-bounds[0], bounds[1]) > 1:
+        return f"{other} may lie in {bounds[0]:.4g} to {bounds[1]:.4g}"
+    return replace(on, selective=True, sign=flow.sign if bounds[1] > 0 else -flow.sign)
+
+
+def _integers(graph: GraphEditor, tensor: str, depth: int = 16) -> tuple[float, float] | None:
+    """Bounds of a tensor that holds integers only; None if it may hold others.
+
+    Integers of unknown origin are a mask: 0 or 1.
+    """
+    value, node = graph.constant(tensor), graph.producer(tensor)
+    if value is not None:
+        return _constant_integers(value)
+    if graph.dtype(tensor) not in FLOATS:
+        return (0.0, 1.0) if graph.dtype(tensor) is not None else None
+    if node is None or depth == 0:
+        return None
+    if node.op_type in MOVES | {"Cast"}:
+        return _integers(graph, node.input[0], depth - 1)
+    if node.op_type not in {"Add", "Sub", "Mul", "Where"}:
+        return None
+    first, second = (_integers(graph, name, depth - 1) for name in node.input[-2:])
+    return None if first is None or second is None else _combine(node.op_type, first, second)
+
+
+def _constant_integers(value: Array) -> tuple[float, float] | None:
+    if not value.size or value.dtype.kind in "OSU":
+        return None
+    wide = value.astype(np.float64)
+    return (float(wide.min()), float(wide.max())) if bool(np.all(np.rint(wide) == wide)) else None
+
+
+def _combine(op: str, a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+    """Bounds of the result of an operator from those of its inputs."""
+    match op:
+        case "Add":
+            return a[0] + b[0], a[1] + b[1]
+        case "Sub":
+            return a[0] - b[1], a[1] - b[0]
+        case "Mul":
+            products = [x * y for x in a for y in b]
+            return min(products), max(products)
+        case _:
+            return min(a[0], b[0]), max(a[1], b[1])
+
+
+def _at_softmax(graph: GraphEditor, softmax: NodeProto, flow: _Flow) -> _Flow | str:
+    """The mask where it takes effect, or the reason why it must not change there."""
+    if flow.sign > 0:
+        return f"at {label(softmax)} it is positive"
+    if not flow.selective:
+        return f"it masks whole rows of {label(softmax)}"
+    axis, rank = attribute(softmax, "axis", -1), graph.rank(flow.tensor)
+    if graph.model.opset >= 13 and axis != -1 and (rank is None or axis != rank - 1):
+        flow = replace(flow, open_rows=False)  # before 13, a row holds all axes from `axis` on
+    guards = [n for n in graph.consumers(softmax.output[0]) if n.op_type == "IsNaN"]
+    if guards and flow.infinite and not flow.open_rows:
+        return f"{label(guards[0])} looks for the NaN that it makes of a row masked whole"
+    return flow
+
+
+def _only_lower_bounds(graph: GraphEditor, node: NodeProto, index: int) -> bool:
+    """True if a Max compares with nothing but constants that no score falls below."""
+    others = [graph.scalar(name) for i, name in enumerate(node.input) if i != index]
+    return bool(others) and all(value is not None and value <= -FP16_MAX for value in others)
+
+
+def _widens(graph: GraphEditor, cast: NodeProto) -> bool:
+    to = attribute(cast, "to")
+    return to == graph.dtype(cast.input[0]) or to in {TensorProto.FLOAT, TensorProto.DOUBLE}

@@ -1,0 +1,184 @@
+"""The formulas of decomposed normalisations, as exporters write them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from onnx import NodeProto
+
+from rewriter.ir.graph import GraphEditor, is_op
+from rewriter.ir.graph.ops import SCALING
+from rewriter.ir.patterns.norms.language import (
+    Bindings,
+    Broadcast,
+    Cancelling,
+    Const,
+    Guarded,
+    Mean,
+    Named,
+    Op,
+    Pattern,
+    Scaled,
+    SelfProduct,
+    Var,
+)
+from rewriter.ir.patterns.norms.shapes import is_harmless
+from rewriter.ir.patterns.norms.values import positive
+
+Kind = Literal["layer-norm", "rms-norm", "l2-normalize"]
+
+
+def square(x: Pattern, *, wide: bool = True) -> Pattern:
+    return Op("Pow", x, Const(2.0), wide=wide) | SelfProduct(x, wide)
+
+
+def mean_square(x: Pattern) -> Pattern:
+    return Mean("power", square(x)) | Mean("power", x, ("ReduceSumSquare",))
+
+
+def root(power: Pattern) -> Pattern:
+    inside = Guarded(power, "inside")
+    return Op("Sqrt", inside) | Op("Pow", inside, Const(0.5))
+
+
+@dataclass(frozen=True)
+class Root:
+    """The root of a power, as the formulas divide by it: with epsilon inside or outside the root.
+
+    Attributes:
+        deviation: The root itself.
+        inverse: One over it, with the shape of the statistic.
+    """
+
+    deviation: Pattern
+    inverse: Pattern
+
+    @classmethod
+    def of(cls, power: Pattern, norm: Pattern) -> Root:
+        """The root of `power`, or `norm` itself."""
+        plain = norm | root(power)
+        deviation = Guarded(plain | Scaled(Guarded(plain, "outside"), fault="its root is scaled"), "outside")
+        inverse = (
+            Op("Reciprocal", deviation)
+            | Op("Div", Const(1.0), deviation)
+            | Op("Pow", Guarded(power, "inside"), Const(-0.5))
+        )
+        return cls(Broadcast("power", deviation), Broadcast("power", inverse))
+
+
+def over(numerator: Pattern, divisor: Root) -> Pattern:
+    return Op("Div", numerator, divisor.deviation) | Op("Mul", numerator, divisor.inverse)
+
+
+def times_scaled(numerator: Pattern, divisor: Root) -> Pattern:
+    """The numerator times the scaled inverse, as Flax and Haiku write it: x * (rsqrt(v) * scale)."""
+    return Op("Mul", numerator, Op("Mul", divisor.inverse, SCALE, wide=True), wide=True)
+
+
+def as_batch_norm(divisor: Root) -> Pattern:
+    """The form of tf.nn.batch_normalization and Keras: x * f + (bias - mean * f), f = rsqrt(v) * scale."""
+    factor = Named("factor", Op("Mul", divisor.inverse, SCALE, wide=True) | divisor.inverse)
+    mean = Broadcast("mean", MEAN)
+    product = Op("Mul", mean, Var("factor"), wide=True)
+    negative = Op("Mul", Op("Neg", mean), Var("factor"), wide=True) | Op("Neg", product)
+    shift = Op("Sub", BIAS, product, wide=True) | negative | Op("Add", BIAS, negative, wide=True)
+    scaled = Op("Mul", X, factor, wide=True)
+    return Op("Add", scaled, shift) | Op("Sub", scaled, product)
+
+
+def l2(x: Pattern) -> Pattern:
+    return Mean("power", x, ("ReduceL2",), scaled=False)
+
+
+X, SCALE, BIAS = Var("x"), Var("scale"), Var("bias")
+MEAN = Mean("mean", X)
+CENTRED = Op("Sub", X, Broadcast("mean", MEAN), wide=True)
+CANCELLING = Cancelling(mean_square(X), square(MEAN, wide=False))
+"""E[x^2] - E[x]^2, as Flax and Keras 3 write it, which saves them a pass over the data."""
+VARIANCE = mean_square(CENTRED) | CANCELLING
+NUMERATOR = CENTRED | Op("Mul", CENTRED, SCALE, wide=True)  # some multiply before they divide
+DEVIATION, LENGTH = Root.of(VARIANCE, l2(CENTRED)), Root.of(mean_square(X), l2(X))
+
+LAYER_NORM = over(NUMERATOR, DEVIATION) | times_scaled(CENTRED, DEVIATION)
+SHIFTED_NORM = as_batch_norm(DEVIATION)
+RMS_NORM = over(X, LENGTH) | times_scaled(X, LENGTH)
+"""It is an L2 normalisation where the squares are summed."""
+
+
+@dataclass(frozen=True)
+class Core:
+    """A normalisation without its affine part.
+
+    Attributes:
+        sources: The tensor that is normalised, as each part of the formula reads it; they hold the
+            same values, though Casts may give them different types. The numerator's comes first.
+        output: Output of the normalising Div or Mul, or of the Add that ends the formula.
+        axes: As written in the model; None if they are computed, () for all.
+        epsilon: Value of the constant; 0.0 if there is none.
+        scale: A factor that is applied before or with the division, if there is one.
+        bias: A summand that is part of the formula, if there is one.
+        cancels: The variance is E[x^2] - E[x]^2: its digits cancel where |mean| exceeds the deviation.
+        nodes: All nodes of the formula.
+        faults: Reasons not to replace it by one operator.
+    """
+
+    kind: Kind
+    sources: tuple[str, ...]
+    output: str
+    axes: tuple[int, ...] | None
+    epsilon: float
+    scale: str | None
+    bias: str | None
+    cancels: bool
+    nodes: tuple[NodeProto, ...]
+    faults: tuple[str, ...]
+
+
+def match(graph: GraphEditor, node: NodeProto) -> Core | None:
+    """The normalisation that ends in the Div, Mul, Add or Sub `node`, if it is one."""
+    if is_op(node, *SCALING):
+        formula = LAYER_NORM | RMS_NORM
+    elif is_op(node, "Add", "Sub"):
+        formula = SHIFTED_NORM
+    else:
+        return None
+    found = next(formula.match(Bindings(graph), node.output[0]), None)
+    return None if found is None else _core(found, node.output[0])
+
+
+def _core(found: Bindings, output: str) -> Core:
+    sources, scale, bias = found.tensors["x"], _first(found, "scale"), _first(found, "bias")
+    power, means = found.moments["power"][0], found.moments.get("mean", ())
+    kind: Kind = "layer-norm" if means else "l2-normalize" if power.total else "rms-norm"
+    outside = [e.value for e in found.epsilons if e.place == "outside"]
+    inside = [e.value for e in found.epsilons if e.place == "inside"]
+    rank = found.graph.rank(sources[0])
+    axes = {positive(moment.axes, rank) for moment in (power, *means)}
+    wrong = {
+        "its epsilon is outside the root": outside and not power.total,
+        "what is subtracted is not the mean": not all(mean.is_mean for mean in means),
+        "its two means run over different axes": means and (len(axes) > 1 or None in axes),
+        "a statistic is expanded inside it": (
+            not all(is_harmless(found.graph, node, sources[0]) for node in found.expanded)
+        ),
+        "the squares are not divided by their number, as a mean would be": (
+            kind != "l2-normalize" and not power.is_mean
+        ),
+    }
+    return Core(
+        kind,
+        sources,
+        output,
+        power.axes,
+        epsilon=(outside or inside or [0.0])[-1],
+        scale=scale,
+        bias=bias,
+        cancels=found.cancels,
+        nodes=found.nodes,
+        faults=tuple(dict.fromkeys((*found.faults, *(reason for reason, holds in wrong.items() if holds)))),
+    )
+
+
+def _first(found: Bindings, name: str) -> str | None:
+    return next(iter(found.tensors.get(name, ())), None)

@@ -1,0 +1,89 @@
+"""Finds FP32 results of products that are cast to FP16 and back at the end of a kernel.
+
+TensorRT-RTX 1.6.1 then writes FP16 where the next kernel, or the user, reads FP32. Which kernels end like
+that, and which were seen to be right, is in docs/engines.md#casts-to-fp16-and-back. For some consumers only
+the builder's verbose log was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from onnx import NodeProto, TensorProto
+
+from rewriter.ir.graph import GraphView, casts_to
+from rewriter.ir.graph.fusion import reduces
+from rewriter.ir.graph.match import along, produced
+from rewriter.ir.graph.ops import ELEMENTWISE, LAYOUTS, PRODUCTS, RESHAPES, SELECTIONS, TENSOR_CORE
+
+_INSIDE = ELEMENTWISE | {"Cast", "Identity"}
+"""Operators that the kernel of a product may hold besides the product."""
+
+# Identity is no kernel; of the inequalities, these two were measured
+_TAKING = LAYOUTS - {"Identity"} | SELECTIONS | {"Where", "Greater", "Less"}
+"""Their kernels take the second Cast, if they alone read it."""
+
+
+@dataclass(frozen=True)
+class RoundTrip:
+    """A pair of Casts that ends the kernel of a product.
+
+    Attributes:
+        down: The Cast to FP16; `up`: the Cast back to FP32, of the same shape.
+    """
+
+    down: NodeProto
+    up: NodeProto
+
+
+def lost_round_trips(graph: GraphView) -> Iterator[RoundTrip]:
+    """Every such pair of a graph, in the order of its nodes."""
+    matrix_of: dict[str, bool] = {}  # results of a product's kernel: whether the product is a matrix product
+    for node in graph.nodes:
+        matrix = _kernel(node, matrix_of)
+        if matrix is None:
+            continue
+        matrix_of.update((name, matrix) for name in node.output)
+        trip = _trip(graph, node)
+        if trip is not None and _ends(graph, trip.up.output[0], matrix=matrix):
+            yield trip
+
+
+def _kernel(node: NodeProto, matrix_of: dict[str, bool]) -> bool | None:
+    """True if the product whose kernel may hold the node is a matrix product; None if there is none."""
+    if node.op_type in TENSOR_CORE:
+        return node.op_type in PRODUCTS
+    if node.op_type not in _INSIDE:
+        return None
+    found = [matrix_of[name] for name in node.input if name in matrix_of]
+    return any(found) if found else None
+
+
+def _trip(graph: GraphView, down: NodeProto) -> RoundTrip | None:
+    """The pair that begins with a node, if it rounds and nothing else reads the tensors inside it."""
+    start = down.input[0] if down.input else ""
+    if not casts_to(down, TensorProto.FLOAT16) or graph.dtype(start) != TensorProto.FLOAT:
+        return None
+    source = produced(graph, start, "Cast")
+    if source is not None and graph.dtype(source.input[0]) == TensorProto.FLOAT16:
+        return None  # nothing is rounded: the Casts are folded
+    if graph.only_consumer(start) is not down:
+        return None
+    # views vanish if the shape comes out as it went in
+    _, end = along(graph, down.output[0], lambda node: node.op_type in RESHAPES)
+    up = graph.only_consumer(end)
+    if up is None or not casts_to(up, TensorProto.FLOAT):
+        return None
+    known = graph.shape(start)
+    same = up.input[0] == down.output[0] or (known is not None and graph.shape(up.input[0]) == known)
+    return RoundTrip(down, up) if same else None
+
+
+def _ends(graph: GraphView, result: str, *, matrix: bool) -> bool:
+    """True if the kernel ends with the Cast that writes `result`: no consumer is computed in it."""
+    readers = graph.consumers(result)
+    if matrix and graph.is_output(result):
+        return True
+    alone = len(readers) == 1 and readers[0].op_type in _TAKING
+    return not alone and any(not (r.op_type in ELEMENTWISE or reduces(r)) for r in readers)

@@ -1,0 +1,143 @@
+"""A plan is data: which nodes stay in FP32, why, and on what evidence; `plan_file` has its file."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from onnx import NodeProto
+
+from rewriter.ir.english import count
+from rewriter.ir.errors import UsageError
+from rewriter.ir.graph.float_types import logical_name
+from rewriter.ir.summary import Row, Summary, listed
+
+Precision = Literal["fp32", "fp16", "bf16"]
+InputsOutputs = Literal["keep", "fp32", "fp16"]
+Repair = Literal["fp32", "bf16"]
+
+
+def node_key(scope: int, node: NodeProto) -> str:
+    """The identity of a node in a plan, which a change of types does not alter.
+
+    Consists of the index of its scope (the order of `Facts.scopes`) and the logical name of its first output.
+    """
+    return f"{scope}:{logical_name(next((name for name in node.output if name), ''))}"
+
+
+@dataclass(frozen=True)
+class Range:
+    """The measured range of one tensor over all samples.
+
+    Attributes:
+        low, high: Smallest and largest value (of the finite run of FP32 arithmetic).
+        mean_abs: Mean of the absolute values, averaged over the samples.
+        finite: False as soon as one NaN or infinity was seen; such a tensor is never in range.
+    """
+
+    low: float
+    high: float
+    mean_abs: float
+    finite: bool
+
+    @property
+    def absmax(self) -> float:
+        """Largest absolute value; infinity if anything was not finite."""
+        return max(abs(self.low), abs(self.high)) if self.finite else math.inf
+
+    def scaled(self, exponent: int) -> Range:
+        """The range of the same tensor times 2^exponent."""
+        factor = 2.0**exponent
+        return Range(self.low * factor, self.high * factor, self.mean_abs * factor, self.finite)
+
+    def __str__(self) -> str:
+        return f"[{self.low:.4g}, {self.high:.4g}]" + ("" if self.finite else ", NaN or infinity seen")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A node that does not compute in the plan's precision.
+
+    Attributes:
+        node: The node as the user knows it; `op` is its operator.
+        key: Identifies it in the model: scope of its graph and first output.
+        rule: Short name of the rule, e.g. `overflow`, `unfused-norm`, `epsilon`, `user`.
+        reason: One sentence for the user, with the measured range where there is one.
+        repair: What it computes in instead: FP32, which round a MatMul alone is FP32 accumulation; or BF16,
+            which has FP32's range and accumulation at FP16's speed, and 8 bits.
+    """
+
+    node: str
+    op: str
+    key: str
+    rule: str
+    reason: str
+    tensor: str | None = None
+    range: Range | None = None
+    repair: Repair = "fp32"
+
+
+@dataclass(frozen=True, repr=False)
+class Plan(Summary):
+    """The precision of every node: `precision`, except for those of `decisions`.
+
+    Attributes:
+        float_nodes: How many nodes compute on floating-point tensors.
+        norms_in_range: Results of reductions, where decomposed norms among them were measured to fit the
+            lower precision inside; empty where none was.
+        exponents: Scope, tensor and k of what `rescale` multiplied by 2^k.
+        fp32, bf16: Keys of the nodes in FP32, and of those in BF16.
+    """
+
+    precision: Precision
+    io: InputsOutputs = "keep"
+    decisions: tuple[Decision, ...] = ()
+    float_nodes: int = 0
+    norms_in_range: frozenset[str] = frozenset()
+    exponents: tuple[tuple[int, str, int], ...] = ()
+    fp32: frozenset[str] = field(init=False)
+    bf16: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        for repair in ("fp32", "bf16"):
+            keys = frozenset(d.key for d in self.decisions if d.repair == repair)
+            object.__setattr__(self, repair, keys)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Reads a plan that `save` or `save_plan=` wrote, edited or not.
+
+        Raises:
+            UsageError: the file cannot be read, or is not a plan.
+        """
+        from rewriter.ir.plan import plan_file
+
+        return plan_file.read(_path(path))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as JSON, to edit it and to give it to `fix(plan=...)`.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        from rewriter.ir.plan import plan_file
+
+        plan_file.write(self, _path(path))
+
+    def summary(self) -> Iterator[Row]:
+        kept = f"{len(self.fp32)} in FP32" + (f", {len(self.bf16)} in BF16" if self.bf16 else "")
+        yield "precision", f"{self.precision}, inputs and outputs: {self.io}"
+        yield "nodes", f"{count(self.float_nodes, 'float node')}, of which {kept}"
+        rules = Counter(decision.rule for decision in self.decisions).most_common()
+        yield from listed("why", (f"{rule}: {count(number, 'node')}" for rule, number in rules))
+
+
+def _path(given: str | os.PathLike[str]) -> Path:
+    if not isinstance(given, (str, os.PathLike)):
+        raise UsageError(f"it cannot be {given!r}", where="path=", hint="name a file, such as plan.json")
+    return Path(given)

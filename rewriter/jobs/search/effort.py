@@ -1,0 +1,105 @@
+"""Limits the emulation of a model that is slow to run: fewer samples, FP32 sums and fewer plans.
+
+What one run of the original took decides, in processor time, so that the load of the machine does not count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rewriter.hazards.planning.costs.node_times import products
+from rewriter.ir.graph.fusion import is_plain_transpose
+from rewriter.ir.model import Model
+from rewriter.ir.model.facts import Facts
+from rewriter.jobs.search.goal import Budget, Goal
+from rewriter.runtime.emulation import Accumulation
+
+FP16_SUMS = 8.0
+"""Largest ratio of the times of an emulation with FP16 sums and one with FP32 sums (README.md)."""
+
+FULL_S = 10.0
+"""Most processor seconds of one evaluation: a search needs dozens."""
+
+MOST, FEWER, FEWEST = 12, 5, 3
+"""Plans that a search for a budget evaluates: for quick models, for slow ones, and beyond `HUGE_S`."""
+
+HUGE_S = 8 * FULL_S
+"""Processor seconds of one evaluation with FP16 sums, above which only `FEWEST` plans are evaluated."""
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """Processor seconds of one emulation of one sample, estimated from a run of the original.
+
+    Attributes:
+        exact: With FP32 sums.
+        summed: With FP16 sums.
+    """
+
+    exact: float
+    summed: float
+
+    @classmethod
+    def of(cls, model: Model, facts: Facts, run_s: float) -> RunCost:
+        """The cost of a model whose original took `run_s` processor seconds for one sample."""
+        plain = _multiply_adds(model, facts)
+        ratio = _multiply_adds(model, facts, FP16_SUMS) / plain if plain else 1.0
+        return cls(run_s, run_s * ratio)
+
+
+def _multiply_adds(model: Model, facts: Facts, times: float = 1.0) -> float:
+    """Returns the multiply-adds of one inference; products with emulated FP16 sums count `times` as much."""
+    shapes = {name: found.shape for name, found in facts.main.items()}
+    return sum(
+        products(node, shapes)[1] * (1.0 if is_plain_transpose(node) else times)
+        for node in model.proto.graph.node
+        if node.output
+    )
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Samples, sums and plans that a search by emulation evaluates.
+
+    Attributes:
+        samples: Number of samples.
+        judging_sums, ranking_sums: Type of the sums of a plan, and of those in the ranking.
+        plans: Plans that are evaluated for a budget.
+        reduced: Sentence for the user on the reductions; "" if there are none.
+    """
+
+    samples: int
+    judging_sums: Accumulation
+    ranking_sums: Accumulation
+    plans: int = MOST
+    reduced: str = ""
+
+
+def affordable(goal: Goal, cost: RunCost, samples: int, requested: Accumulation) -> Effort:
+    """Returns what a search for the goal can afford.
+
+    A tolerance needs many evaluations: first fewer samples, down to one, then FP32 sums. A budget is always
+    judged with FP16 sums: first fewer samples, then a ranking with FP32 sums and fewer plans.
+
+    Args:
+        samples: Number of samples that there are.
+        requested: Type of the emulated sums for a tolerance.
+    """
+    ranking = with_sums(cost, "fp16" if isinstance(goal, Budget) else requested)
+    if isinstance(goal, Budget):
+        judging: Accumulation = "fp16"
+        plans = MOST if ranking == "fp16" else FEWER if cost.summed <= HUGE_S else FEWEST
+        less = "" if ranking == "fp16" else f"a ranking with FP32 sums, {plans} plans"
+    else:
+        judging, plans, less = ranking, MOST, "" if ranking == requested else "FP32 sums"
+    one = cost.summed if judging == "fp16" else cost.exact
+    number = max(1, min(samples, int(FULL_S // one))) if one else samples
+    words = [f"{number} of {samples} samples"] if number < samples else []
+    words += [less] if less else []
+    why = f"the search emulated with {', '.join(words)}: one costs some {one:.2g} s of a core"
+    return Effort(number, judging, ranking, plans, why if words else "")
+
+
+def with_sums(cost: RunCost, requested: Accumulation, most_s: float = FULL_S) -> Accumulation:
+    """Returns the requested type of sums, or FP32 where FP16 sums take more than `most_s`."""
+    return requested if requested == "fp32" or cost.summed <= most_s else "fp32"

@@ -1,0 +1,109 @@
+"""Goals of a search, and its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rewriter.hazards.planning.costs.node_times import ORIGIN
+from rewriter.ir.english import count
+from rewriter.ir.plan import Plan
+from rewriter.runtime.figures.metrics import Metric, named
+
+
+class _Goal:
+    """A goal whose plans are compared by a metric.
+
+    Attributes:
+        option: Name of the option, and of the check.
+    """
+
+    option: ClassVar[str]
+    metric: str
+
+    @property
+    def measure(self) -> Metric:
+        return named(self.metric)
+
+
+@dataclass(frozen=True)
+class ErrorLimit(_Goal):
+    """A limit for a metric, for every output and sample.
+
+    Attributes:
+        first_found: Take the first plan that meets the limit on one sample; do not search for a cheaper one.
+    """
+
+    option = "tolerance"
+    tolerance: float
+    metric: str = "relative-l2"
+    first_found: bool = False
+
+    def meets(self, value: float) -> bool:
+        return self.measure.meets(value, self.tolerance)
+
+    def __str__(self) -> str:
+        return f"{self.metric} {'at least' if self.measure.least else 'at most'} {self.tolerance:.3g}"
+
+
+@dataclass(frozen=True)
+class Budget(_Goal):
+    """Limit on the latency that a plan adds, as a share of the rules' plan."""
+
+    option = "max-latency-cost"
+    share: float
+    metric: str = "relative-l2"
+
+    def __str__(self) -> str:
+        return f"at most {self.share:.3g} more latency"
+
+
+Goal = ErrorLimit | Budget
+
+
+@dataclass(frozen=True)
+class Found:
+    """The outcome of a search.
+
+    Attributes:
+        plan: The best plan for the goal; the rules' plan if there is none.
+        value: The metric of `plan`, as evaluated; `before`: of the rules' plan.
+        emulations: Number of whole emulations, the ranking included.
+        cost_us: Estimated extra time of `plan` over `base_us`, the time of the rules' plan.
+        weights: The metric with rounded weights of matrix products and all arithmetic in FP32; None if it was
+            not measured.
+        refused: The best metric of the evaluated plans, if it is too little better than the rules' plan's.
+    """
+
+    goal: Goal
+    met: bool
+    plan: Plan
+    value: float
+    before: float
+    emulations: int
+    cost_us: float
+    base_us: float
+    weights: float | None = None
+    refused: float | None = None
+
+    @property
+    def summary(self) -> str:
+        """One sentence for the user."""
+        effort = count(self.emulations, "emulation")
+        if not self.met and isinstance(self.goal, ErrorLimit):
+            return f"{self.goal} cannot be met: {self._why_not(self.goal)}; {effort}"
+        if self.refused is not None:
+            kept = (
+                f"the rules' plan is kept: {self.goal.metric} {self.before:.3g}, {self.refused:.3g} at best"
+            )
+            return f"{self.goal}: {kept}; {effort}"
+        share = f" ({self.cost_us / self.base_us:+.2%})" if self.base_us else ""
+        cost = f"estimated cost {self.cost_us:.3g} us{share}, {ORIGIN}"
+        name = " is met: " if isinstance(self.goal, ErrorLimit) else f": {self.goal.metric} "
+        return f"{self.goal}{name}{self.value:.3g}, {self.before:.3g} before; {effort}; {cost}"
+
+    def _why_not(self, goal: ErrorLimit) -> str:
+        if self.weights is None or goal.meets(self.weights):
+            return f"with every node in FP32, matrix products in TF32, it is {self.value:.3g}"
+        rest = "with all arithmetic and all other constants in FP32"
+        return f"rounding the weights alone gives {self.weights:.3g}, {rest}"

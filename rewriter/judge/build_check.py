@@ -1,0 +1,326 @@
+"""Checks that TensorRT builds a file, and compares the parsed network with the model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from onnx import TensorProto
+
+from rewriter.ir.errors import EngineError, NativeError
+from rewriter.ir.graph import is_op
+from rewriter.ir.graph.float_types import logical_name
+from rewriter.ir.graph.ops import NORMS
+from rewriter.ir.model import Array, Model, walk_graphs
+from rewriter.ir.model import facts as tensor_facts
+from rewriter.ir.model.facts import Facts
+from rewriter.judge.verdict import ORIGINAL, Check, log_lines
+from rewriter.runtime.engines.build_options import BuildOptions
+from rewriter.runtime.engines.build_report import BuildReport
+from rewriter.runtime.engines.builder_warnings import NORM_IN_FP16, other_warnings, precision_warnings
+from rewriter.runtime.engines.measure import shape_values
+from rewriter.runtime.engines.protocol import Shape, Span
+from rewriter.runtime.engines.tensorrt_build import build
+
+NORMALIZATIONS = NORMS - {"RMSNormalization", "SimplifiedLayerNormalization"}
+"""Operators that become one NORMALIZATION layer each (docs/engines.md#what-releases-do)."""
+
+NETWORK_TYPES = {
+    int(TensorProto.FLOAT): "FLOAT",
+    int(TensorProto.FLOAT16): "HALF",
+    int(TensorProto.BFLOAT16): "BF16",
+}
+"""TensorRT's `DataType` for each float type that a plan gives."""
+
+NO_INT8_CONV = "dtype == myelinTypeBF16 || dtype == myelinTypeFP8E4M3) failed"
+"""Part of the error of TensorRT-RTX 1.6.1 for Convs that read an INT8 DequantizeLinear."""
+
+LACKING = (
+    NO_INT8_CONV,
+    "plugin was not found",
+    "Plugin not found",
+    "plugin creator version",
+    "has no runners",
+    "No importer registered",
+    "is not supported in TensorRT",
+    "Error Code 1: Cuda Runtime",
+)
+"""Parts of the messages of TensorRT-RTX 1.4 to 1.7 for an operator that another TensorRT may support
+(NonMaxSuppression, RoiAlign, NonZero, a plugin), or for a network that it cannot build without a GPU (1.4,
+quantised networks)."""
+
+LISTED = 10
+"""Most findings of one kind that are listed."""
+
+
+@dataclass(frozen=True)
+class BuildExpectation:
+    """Requirements on the parsed network.
+
+    Attributes:
+        layer_normalizations: Smallest number of NORMALIZATION layers.
+        tensor_types: TensorProto.DataType of float tensors by ONNX name, without names that have different
+            types in different graphs.
+        norms_in_range: As in the plan: a warning about these reductions is no finding.
+    """
+
+    layer_normalizations: int = 0
+    tensor_types: Mapping[str, int] = field(default_factory=dict)
+    norms_in_range: frozenset[str] = frozenset()
+
+
+def expectation(model: Model, facts: Facts, norms_in_range: frozenset[str] = frozenset()) -> BuildExpectation:
+    """Returns the norms and tensor types that the network of a model must have."""
+    nodes = [node for graph in walk_graphs(model.proto.graph) for node in graph.node]
+    norms = sum(is_op(n, *NORMALIZATIONS) for n in nodes)
+    types: dict[str, set[int]] = {}
+    for scope in facts.scopes:
+        for name, known in scope.items():
+            types.setdefault(name, set()).add(known.dtype)
+    in_functions = {name for f in model.proto.functions for node in f.node for name in node.output}
+    return BuildExpectation(
+        norms,
+        {
+            name: dtype
+            for name, (dtype, *others) in types.items()
+            if not others and dtype in NETWORK_TYPES and name not in in_functions
+        },
+        norms_in_range,
+    )
+
+
+def check_build(
+    path: Path,
+    expected: BuildExpectation,
+    *,
+    shapes: Mapping[str, Shape | Span] | None = None,
+    values: Mapping[str, Sequence[int]] | None = None,
+    timeout_s: float,
+    plugins: Sequence[Path] = (),
+    engine: Path | None = None,
+    library: str | None = None,
+) -> Check:
+    """Builds the file at `path` and compares the parsed network with `expected`.
+
+    Args:
+        shapes: Shape, or smallest, usual and largest shape, of inputs with dynamic axes.
+        values: Values of integer inputs that are shapes or trip counts.
+        timeout_s: Limit after which the builder is killed and the check fails.
+        plugins: Shared libraries with plugins.
+        engine: File for the engine; None: it is not kept.
+        library: As in `BuildOptions`.
+
+    Returns:
+        A check whose `passed` is None if no library is installed, it lacks an operator, or the shape of an
+        input is not known. A plugin that does not load is a failure.
+    """
+    start = time.perf_counter()
+    options = _options(shapes or {}, values or {}, plugins, engine, library)
+    try:
+        check = judged_report(build(path, options, timeout_s=timeout_s), expected)
+    except NativeError as error:
+        check = _of_accident(error)
+    except EngineError as error:
+        refused = False if error.where in options.plugins else None  # a named plugin was to be used
+        place = f" ({error.where})" if error.where else ""
+        check = Check("build", refused, f"not built: {error.what}{place}", details=_advice(error.hint))
+    return replace(check, seconds=time.perf_counter() - start)
+
+
+def check_original_build(
+    path: Path,
+    sample: Mapping[str, Array],
+    spans: Mapping[str, Span],
+    timeout_s: float,
+    *,
+    plugins: Sequence[Path] = (),
+    library: str | None = None,
+) -> Check:
+    """Checks that the user's own file gives an engine; its arguments are those of `check_model_build`.
+
+    Returns:
+        A check `ORIGINAL`, whose details are the library's reasons; `passed` is None if no library is there.
+    """
+    start = time.perf_counter()
+    shapes: dict[str, Shape | Span] = {name: array.shape for name, array in sample.items()}
+    options = _options(shapes | dict(spans), shape_values(sample), plugins, None, library)
+    try:
+        outcome = build(path, options, timeout_s=timeout_s)
+    except EngineError as error:
+        return Check(ORIGINAL, None, f"not built: {error.what}", details=_advice(error.hint))
+    except NativeError as error:
+        check = replace(_of_accident(error), name=ORIGINAL)
+    else:
+        built = outcome.engine_bytes is not None
+        words = "builds the model as it came" if built else "does not build the model as it came"
+        summary = f"{outcome.library} {outcome.version} {words}"
+        check = Check(ORIGINAL, built, summary, details=tuple(_refusals(outcome)), built=built)
+    return replace(check, seconds=time.perf_counter() - start)
+
+
+def _options(
+    shapes: Mapping[str, Shape | Span],
+    values: Mapping[str, Sequence[int]],
+    plugins: Sequence[Path],
+    engine: Path | None,
+    library: str | None,
+) -> BuildOptions:
+    return BuildOptions(
+        shapes={name: _span(shape) for name, shape in shapes.items()},
+        values={name: _plain(tuple(value)) for name, value in values.items()},
+        plugins=[str(plugin) for plugin in plugins],
+        engine=None if engine is None else str(engine),
+        details=engine is not None,
+        library=library,
+        timing_cache=True,
+    )
+
+
+def check_model_build(
+    model: Model,
+    path: Path,
+    sample: Mapping[str, Array],
+    spans: Mapping[str, Span],
+    timeout_s: float,
+    norms_in_range: frozenset[str] = frozenset(),
+    *,
+    plugins: Sequence[Path] = (),
+    engine: Path | None = None,
+    library: str | None = None,
+) -> Check:
+    """Checks the build of a model that was written to `path`, as `check_build`.
+
+    Args:
+        sample: One sample, for the shapes of inputs and for the values of inputs that are shapes.
+        spans: Smallest, usual and largest shape of inputs, known from several samples.
+        norms_in_range: As in the plan.
+    """
+    return check_build(
+        path,
+        expectation(model, tensor_facts.infer(model), norms_in_range),
+        shapes={name: array.shape for name, array in sample.items()} | dict(spans),
+        values=shape_values(sample),
+        timeout_s=timeout_s,
+        plugins=plugins,
+        engine=engine,
+        library=library,
+    )
+
+
+def _span(shape: Shape | Span) -> Span:
+    three: Any = shape if shape and isinstance(shape[0], tuple) else (shape,) * 3
+    low, usual, high = three
+    return _plain(low), _plain(usual), _plain(high)
+
+
+def _plain(shape: Shape) -> Shape:
+    return tuple(int(axis) for axis in shape)  # NumPy's integers become Python's
+
+
+def _advice(hint: str | None) -> tuple[str, ...]:
+    return (f"what to do: {hint}",) if hint else ()
+
+
+def _of_accident(error: NativeError) -> Check:
+    """Fails the check after a crash or a hang, but not after an exception in the child's Python."""
+    if not error.cause:
+        return Check("build", None, f"not built: {error.what}", details=log_lines(error.log))
+    return Check("build", False, error.what, details=log_lines(error.log), built=False)
+
+
+def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
+    """Judges a finished build by its report."""
+    faults = [*_refusals(report), *_network_faults(report, expected)]
+    warned = [*precision_warnings(report.warnings), *other_warnings(report.warnings)][:LISTED]
+    details = (*faults, *_advice(report.hint), *warned)
+    passed = None if not faults and report.obstacle else not faults
+    if _is_lacking(report):
+        passed, details = None, (*details, _elsewhere(report))
+    built = report.engine_bytes is not None
+    refused = tuple((error.node, error.op) for error in report.parser_errors if error.op)
+    summary = _summary(report, len(faults), passed)
+    return Check("build", passed, summary, details=details, built=built, refused=refused)
+
+
+def _summary(report: BuildReport, faults: int, passed: bool | None) -> str:
+    library = f"{report.library} {report.version}"
+    count = f"{faults} finding{'s' * (faults > 1)}"
+    if report.engine_bytes is None and passed is None:
+        lack = "has no INT8 Conv" if _lacks_int8_conv(report) else "lacks what this model needs"
+        return f"not built: {report.obstacle or f'{library} {lack}'}"
+    if not report.parsed:
+        return f"{library} refuses the model"
+    if report.engine_bytes is None:
+        return f"{library} did not build the model: {count}"
+    norms = report.count("NORMALIZATION")
+    what = f"{len(report.layers)} layers" + (f", {norms} of them NORMALIZATION" if norms else "")
+    engine = f"{library} built {what}, {report.engine_bytes / 2**20:.2g} MiB, in {report.build_s:.1f} s"
+    return f"{engine}; {count}" if faults else f"{engine}; types as planned"
+
+
+def _refusals(report: BuildReport) -> Iterator[str]:
+    """Yields the reasons of the parser or the builder for building no engine."""
+    yield from map(str, report.parser_errors)
+    if report.parsed and report.engine_bytes is None and not report.obstacle:
+        yield from (f"builder: {message}" for message in report.errors[-LISTED:])
+        if not report.errors:
+            yield "builder: no engine, and no error message"
+
+
+def _is_lacking(report: BuildReport) -> bool:
+    """True if the only fault is that this library lacks operators."""
+    messages = [e.message for e in report.parser_errors]
+    if report.parsed and report.engine_bytes is None:
+        messages = list(report.errors)
+    return bool(messages) and all(any(part in message for part in LACKING) for message in messages)
+
+
+def _lacks_int8_conv(report: BuildReport) -> bool:
+    return any(NO_INT8_CONV in message for message in report.errors)
+
+
+def _elsewhere(report: BuildReport) -> str:
+    if _lacks_int8_conv(report):
+        return "`tensorrt`, or TensorRT-RTX from 1.7.1 on, may build it: the model's Q/DQ is not at fault"
+    return "another TensorRT, or this one on a GPU, may build it"
+
+
+def _network_faults(report: BuildReport, expected: BuildExpectation) -> Iterator[str]:
+    """Yields the differences between the parsed network and the model."""
+    if not report.parsed:
+        return
+    norms, wanted = report.count("NORMALIZATION"), expected.layer_normalizations
+    if norms < wanted:
+        yield f"the model has {wanted} normalisation operators, the network {norms} NORMALIZATION layers"
+    mismatches = list(_mismatches(report, expected.tensor_types))
+    yield from mismatches[:LISTED]
+    if len(mismatches) > LISTED:
+        yield f"and {len(mismatches) - LISTED} more tensors of another type than planned"
+    halves = _halves(report, expected.norms_in_range)
+    warned = any(NORM_IN_FP16 in warning for warning in report.warnings)
+    if warned and (halves or not expected.norms_in_range):
+        listed = ", ".join(halves[:LISTED]) or "none"
+        yield (
+            "TensorRT warns of a decomposed norm in FP16, whose squares may overflow; "
+            f"reductions in FP16: {listed}"
+        )
+
+
+def _mismatches(report: BuildReport, planned: Mapping[str, int]) -> Iterator[str]:
+    for name, dtype, node in report.types():
+        wanted = NETWORK_TYPES.get(planned.get(name, 0))
+        if wanted is not None and dtype != wanted:
+            yield f"tensor {name} of {node} is {dtype}, planned {wanted}"
+
+
+def _halves(report: BuildReport, known: frozenset[str]) -> list[str]:
+    """Returns the FP16 reductions whose outputs are not `known`, as the warning does not name its nodes."""
+    return [
+        layer.node or layer.name
+        for layer in report.layers
+        if layer.type == "REDUCE"
+        and any(dtype == "HALF" and logical_name(tensor) not in known for tensor, dtype in layer.outputs)
+    ]

@@ -1,0 +1,85 @@
+"""Runs the original on ONNX Runtime for the expected outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rewriter.ir.errors import ArithmeticRunError
+from rewriter.ir.graph.float_types import NUMPY_TYPES
+from rewriter.ir.model import Array, Model, walk_graphs
+from rewriter.ir.model import facts as tensor_facts
+from rewriter.runtime.emulation import reference, rounded
+from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.figures.outputs import compare_samples
+from rewriter.runtime.figures.tolerances import precision_of
+
+Outputs = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Outputs of the user's model, one dict for each sample.
+
+    Attributes:
+        exact: With every FP16 and BF16 tensor in FP32: the reference for the fixed model.
+        as_written: Rounded where the model rounds: the reference for structural passes. The same as `exact`
+            for an FP32 model.
+    """
+
+    exact: Sequence[Outputs]
+    as_written: Sequence[Outputs]
+
+
+def expected_outputs(model: Model, samples: Sequence[Outputs]) -> Expected:
+    """Runs the user's model on ONNX Runtime, without optimisations.
+
+    Raises:
+        ArithmeticRunError: ONNX Runtime cannot run the model.
+    """
+    facts = tensor_facts.infer(model)
+    exact = run_all(reference(model, facts), samples)
+    rounds = precision_of(facts) != "fp32"
+    return Expected(exact, run_all(rounded(model, facts), samples) if rounds else exact)
+
+
+def widened(model: Model) -> Model:
+    """Returns the model in FP32; the same object if none of its tensors is FP16 or BF16."""
+    facts = tensor_facts.infer(model)
+    return model if precision_of(facts) == "fp32" else reference(model, facts)
+
+
+def conditioning(model: Model, samples: Sequence[Outputs], exact: Sequence[Outputs]) -> dict[str, float]:
+    """Relative L2 error of each output when its FP32 sums run in another order.
+
+    ONNX Runtime with its graph optimisations computes the same model with fused kernels. No result can be
+    judged closer than that: a network whose boxes move by 1.6e-2 then has no outputs to that precision.
+
+    Returns:
+        Errors by output, the worst of the samples; empty if the optimised model does not run.
+    """
+    try:
+        with Session(reference(model, tensor_facts.infer(model)), optimize=True) as session:
+            reordered = [session.run(sample) for sample in samples]
+    except ArithmeticRunError:
+        return {}
+    found = compare_samples(exact, reordered, 0.0, as_sets=selects_rows(model))
+    return {one.name: one.relative_l2 for one in found if one.finite}
+
+
+def run_all(model: Model, samples: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:
+    """Returns the outputs of an FP32 model on ONNX Runtime for each sample, without optimisations."""
+    with Session(model) as session:
+        return [session.run(sample) for sample in samples]
+
+
+def as_declared(model: Model, sample: Mapping[str, Array]) -> dict[str, Array]:
+    """Casts a sample to the types of the model's inputs, which `--io` may have changed."""
+    types = {port.name: NUMPY_TYPES.get(port.dtype) for port in model.signature.inputs}
+    return {n: a.astype(types[n], copy=False) if types.get(n) else a for n, a in sample.items()}
+
+
+def selects_rows(model: Model) -> bool:
+    """True if a TopK or NonMaxSuppression selects and orders the rows of the outputs."""
+    selecting = {"TopK", "NonMaxSuppression"}
+    return any(n.op_type in selecting for g in walk_graphs(model.proto.graph) for n in g.node)

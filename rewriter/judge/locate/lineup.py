@@ -1,0 +1,129 @@
+"""Matches the tensors that two models have in common, with their dependencies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from rewriter.ir.graph import label, reads
+from rewriter.ir.graph.float_types import logical_name
+from rewriter.ir.model import Model
+from rewriter.ir.model.facts import FLOATS, Facts, Shape
+
+TYPICAL = 64
+"""Assumed size of an unknown dimension, to estimate memory."""
+
+
+@dataclass(frozen=True)
+class SharedTensor:
+    """A float tensor of the other model that the original computes, too.
+
+    Attributes:
+        name, exact: Its names in the other model and in the original.
+        node, op: Its producer in the other model.
+        parents: Positions in `Lineup.tensors` of the nearest shared tensors that it is computed from.
+        size: Elements.
+    """
+
+    name: str
+    exact: str
+    node: str
+    op: str
+    parents: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """Shared tensors in topological order."""
+
+    tensors: tuple[SharedTensor, ...]
+
+    @cached_property
+    def last_use(self) -> tuple[int, ...]:
+        """Position of the last tensor computed from each tensor; past the end for an output."""
+        last = [len(self.tensors)] * len(self.tensors)
+        for position, tensor in enumerate(self.tensors):
+            for parent in tensor.parents:
+                last[parent] = position
+        return tuple(last)
+
+    def leading_to(self, names: Iterable[str]) -> Lineup:
+        """Returns the lineup of the named tensors and their ancestors."""
+        wanted = {i for i, t in enumerate(self.tensors) if t.name in set(names)}
+        for position in reversed(range(len(self.tensors))):
+            if position in wanted:
+                wanted.update(self.tensors[position].parents)
+        places = {old: new for new, old in enumerate(sorted(wanted))}
+        return Lineup(
+            tuple(
+                replace(self.tensors[old], parents=tuple(places[p] for p in self.tensors[old].parents))
+                for old in sorted(wanted)
+            )
+        )
+
+    def path(self, start: int, end: int) -> list[int]:
+        """Returns a shortest chain of positions from one tensor to a descendant."""
+        came: dict[int, int] = {end: end}
+        queue = [end]
+        for position in queue:
+            if position == start:
+                break
+            for parent in self.tensors[position].parents:
+                if parent >= start and parent not in came:
+                    came[parent] = position
+                    queue.append(parent)
+        chain = [start]
+        while start in came and chain[-1] != end:
+            chain.append(came[chain[-1]])
+        return chain
+
+
+def line_up(original: Model, other: Model, facts: tuple[Facts, Facts]) -> Lineup:
+    """Matches tensors of the main graphs by name, or by the name before their type changed.
+
+    Constants, and tensors computed from constants alone, are skipped.
+
+    Args:
+        facts: Facts of `original` and of `other`.
+    """
+    exact = {name for node in original.proto.graph.node for name in node.output if name}
+    varying: dict[str, frozenset[int]] = {port.name: frozenset() for port in other.signature.inputs}
+    found: list[SharedTensor] = []
+    for node in other.proto.graph.node:
+        inputs = [name for name in reads(node) if name in varying]
+        if not inputs:
+            continue
+        parents = frozenset[int]().union(*(varying[name] for name in inputs))
+        for name in node.output:
+            match = name if name in exact else logical_name(name)
+            varying[name] = parents
+            if name and match in exact and _comparable(facts, match, name):
+                varying[name] = frozenset({len(found)})
+                size = _size(facts[1].main[name].shape)
+                found.append(
+                    SharedTensor(name, match, label(node), node.op_type, tuple(sorted(parents)), size)
+                )
+    return Lineup(tuple(found))
+
+
+def _comparable(facts: tuple[Facts, Facts], exact: str, name: str) -> bool:
+    mine, yours = facts[0].main.get(exact), facts[1].main.get(name)
+    if mine is None or yours is None or not {mine.dtype, yours.dtype} <= FLOATS:
+        return False
+    return _may_be_equal(mine.shape, yours.shape)
+
+
+def _may_be_equal(mine: Shape | None, yours: Shape | None) -> bool:
+    if mine is None or yours is None:
+        return True
+    pairs = zip(mine, yours, strict=False)
+    known = all(a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in pairs)
+    return len(mine) == len(yours) and known
+
+
+def _size(shape: Shape | None) -> int:
+    return int(np.prod([d if isinstance(d, int) else TYPICAL for d in shape or ()], dtype=np.int64))

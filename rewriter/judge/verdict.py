@@ -1,0 +1,116 @@
+"""Checks, and the verdict of all of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from rewriter.runtime.emulation.divergence import NodeError
+from rewriter.runtime.engines.protocol import Latency
+from rewriter.runtime.figures.outputs import OutputComparison, OutputStatistics
+from rewriter.runtime.figures.pictures import Picture
+
+GOALS = frozenset({"tolerance", "max-latency-cost", "search"})
+"""Checks of a search's goal, which verify nothing about the written model."""
+
+ORIGINAL = "original build"
+"""The check that tells a model that does not build as it came from one that a pass of ours broke."""
+
+Excuse = Literal["", "conditioning", "as-fp32"]
+"""Why an error beyond the tolerance passes: the network's own sums move its result that far in another order,
+or its own FP32 engine errs as much."""
+
+LOG_LINES = 15
+"""Lines of a dead child's log that are reported."""
+
+
+@dataclass(frozen=True)
+class MetricValue:
+    """A result under a metric that judges all outputs together.
+
+    Attributes:
+        metric: As `--metric` names it.
+        value: In the worst sample. `allowed`: the user's tolerance.
+        met: True if the tolerance is met.
+    """
+
+    metric: str
+    value: float
+    allowed: float
+    met: bool
+
+    @property
+    def excess(self) -> float:
+        """Distance from the tolerance in its units; above 1 it is missed."""
+        if self.met:
+            return 0.0
+        far = abs(self.value - self.allowed) / (abs(self.allowed) or 1.0)
+        return 1.0 + far if math.isfinite(far) else math.inf
+
+
+@dataclass(frozen=True)
+class Check:
+    """One step of verification, such as `structure`, `emulation`, `build` and `run`, or a goal of `GOALS`.
+
+    `passed` is None if the step was impossible; `summary` then gives the reason.
+
+    Attributes:
+        latency: Of the engine that `run` timed.
+        statistics: Errors of each output in its worst sample, of the arrays that `outputs` compares.
+        pictures: The same samples of outputs that look like images.
+        excuse: Of a check that passed beyond its tolerance.
+        value: Under a metric of the user's, which judges all outputs together.
+        tf32_off: As `error`, of the same file where FP32 products are exact; None if that was not tried.
+        built: True if there is an engine, whatever is wrong with it; None if no build was tried.
+        refused: Name and operator of the nodes that the parser refused.
+        worst: The nodes that add most of a failed emulation's error, largest first.
+    """
+
+    name: str
+    passed: bool | None
+    summary: str
+    outputs: tuple[OutputComparison, ...] = ()
+    details: tuple[str, ...] = ()
+    seconds: float = 0.0
+    statistics: tuple[OutputStatistics, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    excuse: Excuse = ""
+    latency: Latency | None = None
+    value: MetricValue | None = None
+    worst: tuple[NodeError, ...] = ()
+    tf32_off: float | None = None
+    built: bool | None = None
+    refused: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def error(self) -> float:
+        """Largest error of an output in units of its tolerance; infinite where none could be compared."""
+        if self.value is not None:
+            return self.value.excess
+        return max((output.excess for output in self.outputs), default=math.inf)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All checks of one model."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """At least one check was made and none failed."""
+        return any(c.passed for c in self.checks) and all(c.passed is not False for c in self.checks)
+
+    @property
+    def compared(self) -> bool:
+        """A check compared results with the original's: without one, no more is known than that it builds."""
+        return any(c.passed is not None and (c.outputs or c.value) for c in self.checks)
+
+
+def log_lines(log: str) -> tuple[str, ...]:
+    """Returns the library's last lines in a child's log, as details, without the Python stack after them."""
+    native = re.split(r"Fatal Python error|Traceback \(most recent call last\)", log)[0]
+    lines = [line for line in native.splitlines() if line.strip()]
+    return tuple(f"log: {line}" for line in lines[-LOG_LINES:])

@@ -1,0 +1,71 @@
+"""The result of `verify`, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rewriter.ir.english import figure
+from rewriter.ir.summary import Row, Summary, listed
+from rewriter.judge.judge import BuildRun
+from rewriter.judge.verdict import Check, Verdict
+from rewriter.runtime.engines.protocol import Latency
+from rewriter.runtime.figures.outputs import OutputStatistics
+from rewriter.runtime.figures.tolerances import Tolerance
+from rewriter.runtime.ranges.depth import Depth
+from rewriter.runtime.source import DataSource
+
+
+@dataclass(frozen=True, repr=False)
+class VerifyResult(Summary):
+    """The outcome of `verify`.
+
+    Attributes:
+        engine: Library and version, or `emulation`. `device`: the GPU, or `CPU`.
+        data: The samples.
+        outputs: The worst sample and build of each output, in the order of the model's outputs.
+        builds: Of the fixed model.
+        latency: Of the fixed model's first build; `reference_latency`: of the original in FP32, without
+            TF32. None if not timed.
+        verdict: The checks: `reference`, `run` or `emulation`, `build`.
+        warnings: Sentences for the user; the first one reports if no GPU was used.
+        seconds: Wall time by stage, in order.
+        depth: Ranges of the original and types of the fixed model, with `ranges`.
+    """
+
+    original: Path | None
+    fixed: Path | None
+    engine: str
+    device: str
+    tolerance: Tolerance
+    data: DataSource
+    outputs: tuple[OutputStatistics, ...]
+    builds: tuple[BuildRun, ...]
+    latency: Latency | None
+    reference_latency: Latency | None
+    verdict: Verdict
+    warnings: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    depth: Depth = field(default_factory=Depth)
+
+    @property
+    def passed(self) -> bool:
+        """At least one check was made and none failed."""
+        return self.verdict.passed
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return self.verdict.checks
+
+    def summary(self) -> Iterator[Row]:
+        yield "verdict", "passed" if self.passed else "FAILED"
+        yield "engine", f"{self.engine} on {self.device}"
+        for check in self.checks:
+            outcome = {True: "passed", False: "FAILED", None: "not possible"}[check.passed]
+            yield check.name, f"{outcome}: {check.summary}"
+        errors = (f"{o.name}: relative L2 {figure(o.relative_l2)}" for o in self.outputs)
+        yield from listed("outputs", errors, 3)
+        if self.latency is not None:
+            yield "latency", f"{self.latency.median_us:.1f} us"
+        yield "data", self.data.text

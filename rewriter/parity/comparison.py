@@ -1,0 +1,121 @@
+"""The result of a comparison of two preprocessing pipelines, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from rewriter.ir.english import count
+from rewriter.ir.summary import Row, Summary, listed
+
+Kind = Literal[
+    "dtype",
+    "layout",
+    "channel-order",
+    "scale",
+    "normalization",
+    "orientation",
+    "shift",
+    "size",
+    "padding",
+    "interpolation",
+    "antialias",
+    "rounding",
+    "order",
+    "values",
+    "name",
+]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference of the other pipeline.
+
+    Attributes:
+        phrase: Follows "theirs ": `is BGR`.
+        text: A full sentence with figures.
+    """
+
+    kind: Kind
+    phrase: str
+    text: str
+
+
+@dataclass(frozen=True)
+class ArrayComparison:
+    """One array of one sample.
+
+    Attributes:
+        name: The array's name in ours.
+        code: Lines of NumPy that compute `theirs` from `ours`; empty if the two are unrelated.
+        before, after: Relative L2 distance of ours from theirs, without `code` (infinite if the shapes
+            differ) and with it.
+        notes: What the data does not show.
+    """
+
+    name: str
+    differences: tuple[Difference, ...] = ()
+    code: tuple[str, ...] = ()
+    before: float = 0.0
+    after: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """`theirs is BGR and is not divided by 255`."""
+        phrases = [d.phrase for d in self.differences]
+        if not phrases:
+            return "no difference"
+        return "theirs " + " and ".join([", ".join(phrases[:-1]), phrases[-1]] if phrases[1:] else phrases)
+
+
+@dataclass(frozen=True)
+class SampleComparison:
+    """All arrays of one sample, with the files that `ours` and `theirs` come from."""
+
+    ours: str
+    theirs: str
+    arrays: tuple[ArrayComparison, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class InputComparison(Summary):
+    """All samples of both pipelines, in order.
+
+    Attributes:
+        counts: Samples in ours and in theirs; samples that one side lacks were not compared.
+    """
+
+    samples: tuple[SampleComparison, ...]
+    counts: tuple[int, int]
+
+    @property
+    def differ(self) -> bool:
+        """True if any array, or the number of samples, differs."""
+        return self.counts[0] != self.counts[1] or any(a.differences for s in self.samples for a in s.arrays)
+
+    def summary(self) -> Iterator[Row]:
+        yield "verdict", "they differ" if self.differ else "no difference"
+        yield (
+            "samples",
+            f"{count(len(self.samples), 'sample')} compared, of {self.counts[0]} and {self.counts[1]}",
+        )
+        arrays = [array for sample in self.samples for array in sample.arrays if array.differences]
+        sentences = dict.fromkeys(f"{array.name}: {array.sentence}" for array in arrays)
+        yield from listed("differences", sentences, 3)
+        yield from listed("to mend it", arrays[0].code if arrays else (), 3)
+
+
+def dtype_difference(ours: np.dtype[Any], theirs: np.dtype[Any]) -> tuple[Difference, ...]:
+    """The difference between two element types, if there is one."""
+    text = f"theirs has element type {theirs}, ours {ours}"
+    return (Difference("dtype", f"is {theirs}, not {ours}", text),) if ours != theirs else ()
+
+
+def shape_difference(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Difference:
+    """The difference between two shapes that no layout explains."""
+    text = f"theirs has shape {list(theirs)}, ours {list(ours)}"
+    return Difference("size", f"has shape {list(theirs)}, not {list(ours)}", text)

@@ -1,0 +1,128 @@
+"""Applies exponents: constants and epsilons are multiplied by powers of two, nothing else changes.
+
+They are noted in the model's metadata, so that comparisons with the original can undo them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+
+from rewriter.ir.errors import UsageError
+from rewriter.ir.graph import GraphEditor
+from rewriter.ir.model import Array, Model
+from rewriter.ir.model.json_text import from_json
+from rewriter.passes.algorithms.rescaling.exponents import Constraints, collect
+
+DEFAULT_EPSILON = 1e-5
+"""Default in ONNX of LayerNormalization, RMSNormalization, InstanceNormalization and GroupNormalization."""
+
+HINT = (
+    'correct "rescaled" in the plan, or save a new one with `save-plan`: a plan fits only the model, '
+    "`passes` and `skip` that it was saved with"
+)
+
+
+EXPONENTS = "rewriter.exponents"
+"""Metadata key of a JSON object: exponent of two by tensor of the main graph."""
+
+
+def apply(graph: GraphEditor, constraints: Constraints, free: Mapping[int, int]) -> int:
+    """Scales every use of a constant and every epsilon by its exponent.
+
+    Uses of one constant with equal exponents share one new constant. A constant without remaining uses is
+    removed.
+
+    Args:
+        free: The free exponents; missing ones are 0.
+
+    Returns:
+        The number of constants and epsilons with a new value.
+    """
+    made: dict[tuple[str, int], str] = {}
+    for use in constraints.constants:
+        k = constraints.exponent(use.number, free)
+        value = graph.constant(use.tensor) if k else None
+        if value is None or not np.any(np.isfinite(value) & (value != 0)):
+            continue
+        if (use.tensor, k) not in made:
+            made[use.tensor, k] = graph.add_constant(f"{use.tensor}/scaled", scaled(value, k))
+        graph.set_input(use.node, use.index, made[use.tensor, k])
+    for tensor in dict.fromkeys(name for name, _ in made):
+        graph.sweep(tensor)
+    return len(made) + _scale_epsilons(graph, constraints, free)
+
+
+def scaled(value: Array, k: int) -> Array:
+    """Returns `value` * 2^k in its own type, exactly if no value leaves the normal range."""
+    return np.ldexp(value, k).astype(value.dtype)
+
+
+def _scale_epsilons(graph: GraphEditor, constraints: Constraints, free: Mapping[int, int]) -> int:
+    exponents = [(node, constraints.exponent(number, free)) for node, number in constraints.epsilons]
+    moved = [(node, k) for node, k in exponents if k]
+    for node, k in moved:
+        stored = next((item for item in node.attribute if item.name == "epsilon"), None)
+        if stored is None:
+            stored = node.attribute.add(name="epsilon", type=1, f=DEFAULT_EPSILON)
+        stored.f = float(np.ldexp(np.float32(stored.f), 2 * k))
+        graph.edited = True
+    return len(moved)
+
+
+def apply_planned(graph: GraphEditor, exponents: Mapping[str, int]) -> int:
+    """Applies the exponents of a saved plan; tensors that it does not name keep their scale.
+
+    Returns:
+        The number of constants and epsilons with a new value.
+
+    Raises:
+        UsageError: the graph does not compute a tensor, or its operators do not allow these exponents
+            together; the message names the tensors.
+    """
+    constraints = collect(graph)
+    for tensor in exponents:
+        if tensor not in constraints.tensors:
+            text = f"it scales {tensor}, which the model does not compute"
+            raise UsageError(text, where="the plan", hint=HINT)
+    names = {number: tensor for tensor, number in constraints.tensors.items()}
+    free = {number: exponents.get(tensor, 0) for number, tensor in names.items()}
+    for number, tensor in names.items():
+        if constraints.exponent(number, free) != free[number]:
+            others = [one for one, _ in constraints.exponents.form(number)]
+            known = " and ".join(f"{names.get(one, 'a constant')} by 2^{free.get(one, 0)}" for one in others)
+            text = f"it scales {tensor} by 2^{free[number]} and {known or 'what keeps its scale by 2^0'}"
+            raise UsageError(f"{text}: they must scale together", where="the plan", hint=HINT)
+    return apply(graph, constraints, free)
+
+
+def record(model: Model, exponents: Mapping[str, int]) -> None:
+    """Add exponents of tensors of the main graph to those already noted."""
+    found = recorded(model)
+    for tensor, exponent in exponents.items():
+        found[tensor] = found.get(tensor, 0) + exponent
+    text = json.dumps({tensor: k for tensor, k in sorted(found.items()) if k})
+    entry = next((e for e in model.proto.metadata_props if e.key == EXPONENTS), None)
+    if entry is None:
+        entry = model.proto.metadata_props.add(key=EXPONENTS)
+    entry.value = text
+
+
+def recorded(model: Model) -> dict[str, int]:
+    """The noted exponents by tensor; empty if another program wrote something else under this key."""
+    text = next((e.value for e in model.proto.metadata_props if e.key == EXPONENTS), "{}")
+    try:
+        found = from_json(text)
+    except ValueError:
+        return {}
+    known = isinstance(found, dict) and all(type(k) is int for k in found.values())
+    return dict(found) if known else {}
+
+
+def between(original: Model, other: Model) -> dict[str, int]:
+    """The exponents by which tensors of `other` differ from those of `original`."""
+    before, after = recorded(original), recorded(other)
+    steps = {name: after.get(name, 0) - before.get(name, 0) for name in {**before, **after}}
+    return {name: k for name, k in steps.items() if k}

@@ -1,0 +1,179 @@
+"""Exponents of a graph's tensors and constants, and the linear equations between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import gcd
+
+from onnx import NodeProto, TensorProto
+
+from rewriter.ir.graph import GraphEditor, label, reads
+from rewriter.ir.model.facts import FLOATS
+from rewriter.passes.algorithms.rescaling.rules import Relations, Slot, relations
+
+Form = tuple[tuple[int, int], ...]
+"""A sum of free exponents: pairs of a free one and its coefficient, in order; (): the exponent is 0."""
+
+ZERO = 0
+"""Number of the exponent of all that cannot be scaled."""
+
+
+class Exponents:
+    """Integers, each a sum of free ones: every equation removes a free one.
+
+    Constants go first, as they take up any difference between tensors; then the one that fewest exponents
+    depend on, so the whole costs O(n log n).
+    """
+
+    def __init__(self) -> None:
+        self._forms: list[dict[int, int]] = [{}]
+        self._dependents: dict[int, set[int]] = {}
+        self._constants: set[int] = set()
+
+    def add(self, *, constant: bool = False) -> int:
+        """Returns the number of a new free exponent."""
+        number = len(self._forms)
+        self._forms.append({number: 1})
+        self._dependents[number] = {number}
+        if constant:
+            self._constants.add(number)
+        return number
+
+    def form(self, number: int) -> Form:
+        """Returns the exponent as a sum of free ones."""
+        return tuple(sorted(self._forms[number].items()))
+
+    def relate(self, terms: Iterable[tuple[int, int]]) -> None:
+        """Adds an equation over pairs (exponent, coefficient): the sum of their products is 0."""
+        total: dict[int, int] = {}
+        for number, coefficient in terms:
+            for free, factor in self._forms[number].items():
+                total[free] = total.get(free, 0) + coefficient * factor
+        total = {free: c for free, c in total.items() if c}
+        divisor = gcd(*total.values())
+        units = [free for free, c in total.items() if abs(c) == divisor]
+        if not units:  # 2a = 3b has solutions in large steps alone: both are 0
+            for free in total:
+                self._replace(free, {})
+            return
+        gone = min(units, key=lambda free: (free not in self._constants, len(self._dependents[free])))
+        factor = total.pop(gone)
+        self._replace(gone, {free: -c // factor for free, c in total.items()})
+
+    def pin(self, number: int) -> None:
+        """Fixes an exponent at 0."""
+        self.relate([(number, 1)])
+
+    def _replace(self, gone: int, terms: Mapping[int, int]) -> None:
+        """Puts a sum of other free exponents in the place of one."""
+        for number in self._dependents.pop(gone):
+            form = self._forms[number]
+            times = form.pop(gone)
+            for free, c in terms.items():
+                form[free] = form.get(free, 0) + times * c
+                if form[free]:
+                    self._dependents[free].add(number)
+                else:
+                    del form[free]
+                    self._dependents[free].discard(number)
+
+
+@dataclass(frozen=True)
+class ConstantUse:
+    """One input of one node that reads a constant. Each use has its own exponent and may need a copy."""
+
+    node: NodeProto
+    index: int
+    tensor: str
+    number: int
+
+
+@dataclass
+class Constraints:
+    """The exponents of one graph and the constraints between them.
+
+    Attributes:
+        tensors: Number of the exponent of every computed FP32 tensor.
+        constants: Every use of an FP32 constant.
+        epsilons: Normalisations whose attribute `epsilon` scales with the square of their input, each with
+            the number of its exponent.
+        pins: Why an exponent is 0, for tensors that an operator or the graph fixes directly.
+    """
+
+    exponents: Exponents = field(default_factory=Exponents)
+    tensors: dict[str, int] = field(default_factory=dict)
+    constants: list[ConstantUse] = field(default_factory=list)
+    epsilons: list[tuple[NodeProto, int]] = field(default_factory=list)
+    pins: dict[str, str] = field(default_factory=dict)
+
+    def forms(self) -> dict[Form, list[str]]:
+        """The tensors of every form."""
+        found: dict[Form, list[str]] = {}
+        for tensor, number in self.tensors.items():
+            found.setdefault(self.exponents.form(number), []).append(tensor)
+        return found
+
+    def exponent(self, number: int, free: Mapping[int, int]) -> int:
+        """Returns an exponent, given the free ones; missing ones are 0."""
+        return sum(c * free.get(one, 0) for one, c in self.exponents.form(number))
+
+    def pin(self, tensor: str, reason: str) -> None:
+        """Fixes the exponent of a tensor at 0."""
+        if tensor in self.tensors:
+            self.pins.setdefault(tensor, reason)
+            self.exponents.pin(self.tensors[tensor])
+
+
+def collect(graph: GraphEditor) -> Constraints:
+    """Constraints of one graph; its inputs, outputs and the tensors of enclosing graphs keep their scale."""
+    found = Constraints()
+    for node in graph.nodes:
+        _visit(graph, found, node)
+    for tensor in found.tensors:
+        if graph.is_output(tensor):
+            found.pin(tensor, "it is a graph output")
+    return found
+
+
+def _visit(graph: GraphEditor, found: Constraints, node: NodeProto) -> None:
+    if all(graph.constant(name) is not None for name in node.output if name):
+        return  # a Constant, or an Identity of one: its consumers see a constant
+    slots = dict(_slots(graph, found, node))
+    typed = all(graph.dtype(name) for name in (*node.input, *node.output) if name)
+    rule = relations(graph, node) if typed else None
+    related = set() if rule is None else _relate(found, rule, slots)
+    fixes = f"{node.op_type} {label(node)} fixes its scale"
+    for slot in slots.keys() - related:
+        found.pin(node.input[slot] if slot >= 0 else node.output[~slot], fixes)
+        found.exponents.pin(slots[slot])
+    for name in reads(node) if rule is None else ():  # the tensors that its subgraphs read
+        found.pin(name, fixes)
+    if rule is not None and rule.epsilon:
+        found.epsilons.append((node, slots[0]))
+
+
+def _slots(graph: GraphEditor, found: Constraints, node: NodeProto) -> Iterator[tuple[Slot, int]]:
+    """Exponents of the float tensors that a node reads and writes; of types but FP32 they are 0."""
+    for index, name in enumerate(node.input):
+        if name and graph.dtype(name) in FLOATS:
+            number = found.tensors.get(name, ZERO)  # graph inputs and tensors of enclosing graphs: 0
+            if graph.dtype(name) == TensorProto.FLOAT and graph.constant(name) is not None:
+                number = found.exponents.add(constant=True)
+                found.constants.append(ConstantUse(node, index, name, number))
+            yield index, number
+    for index, name in enumerate(node.output):
+        if name and graph.dtype(name) == TensorProto.FLOAT:
+            found.tensors[name] = found.exponents.add()
+        if name and graph.dtype(name) in FLOATS:
+            yield ~index, found.tensors.get(name, ZERO)
+
+
+def _relate(found: Constraints, rule: Relations, slots: Mapping[Slot, int]) -> set[Slot]:
+    """Adds a node's equations; returns the slots that need no pin."""
+    related = set(rule.free)
+    for equation in rule.equations:
+        if all(slot in slots for slot, _ in equation):
+            found.exponents.relate((slots[slot], coefficient) for slot, coefficient in equation)
+            related.update(slot for slot, _ in equation)
+    return related

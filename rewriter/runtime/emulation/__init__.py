@@ -1,0 +1,103 @@
+"""FP32 models that stand in for others: the reference, and the emulation of reduced precision.
+
+ONNX Runtime's CPU kernels hide FP16 overflow: they compute in FP32 and round once per fused kernel. So an
+FP16 model never runs on it. Instead every tensor is FP32, and a pair of Casts rounds each tensor that the
+model has in FP16 or BF16, with the overflow and the subnormal numbers of that type.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+from onnx import TensorProto
+
+from rewriter.ir.graph import casts_to
+from rewriter.ir.graph.casts import TypeRequest, retype
+from rewriter.ir.graph.float_types import EXCHANGEABLE
+from rewriter.ir.model import Model, walk_nodes
+from rewriter.ir.model.facts import Facts
+from rewriter.runtime.emulation.accumulate import accumulate_in_fp16
+from rewriter.runtime.emulation.local_functions import FIRST_OPSET
+from rewriter.runtime.emulation.product_sums import find_product_sums
+from rewriter.runtime.emulation.reciprocals import multiply_by_reciprocals
+from rewriter.runtime.emulation.tf32 import round_to_tf32
+
+Accumulation = Literal["fp32", "fp16"]
+"""Type in which MatMul, Gemm and Conv of FP16 tensors sum their products."""
+
+CAST_BYTES = 2**20
+"""Least size of a weight that a Cast widens in the graph, in a model with large weights."""
+
+LARGE_WEIGHTS = 2**28
+"""Bytes of weights from which a copy of them in FP32 counts more than the time of Casts in each run."""
+
+
+def reference(model: Model, facts: Facts) -> Model:
+    """`model` with every FP16 and BF16 tensor in FP32; its inputs keep their types, outputs are FP32.
+
+    Casts that round on purpose (FP32 to FP16 and back) stay. A model that is all FP32 is returned itself.
+    """
+    if _is_fp32(model, facts):
+        return model
+    return retype(model, facts, _all_fp32(model, rounding=False))
+
+
+def rounded(model: Model, facts: Facts) -> Model:
+    """`reference`, with every tensor rounded that `model` has in FP16 or BF16.
+
+    That is the model as its file states it, whatever kernels compute: a structural rewrite must keep it.
+    """
+    return retype(model, facts, _all_fp32(model, rounding=True))
+
+
+def emulation(
+    model: Model, facts: Facts, accumulation: Accumulation = "fp32", *, tf32: bool = False
+) -> Model:
+    """`rounded`, with the arithmetic of TensorRT's kernels where that is known to differ.
+
+    Operators compute in FP32 inside and round once, as TensorRT was measured to do for normalisations and
+    reductions. Products with an FP32 epilogue sum in FP32 and are not rounded (`product_sums`).
+
+    Args:
+        accumulation: "fp16" makes MatMul, Gemm and Conv of FP16 tensors accumulate in FP16, as was measured.
+            It costs several times the run time.
+        tf32: Round the operands of products of FP32 tensors to TF32, as Tensor Cores do.
+    """
+    found = find_product_sums(model, facts)
+    emulated = retype(model, facts, replace(_all_fp32(model, rounding=True), exact=found.exact))
+    multiply_by_reciprocals(emulated, model, facts)
+    if tf32:
+        round_to_tf32(emulated, model, facts)
+    if accumulation == "fp16":
+        accumulate_in_fp16(emulated, model, facts, found)
+    return emulated
+
+
+def sums(model: Model, accumulation: Accumulation) -> str:
+    """The type in which `emulation` sums FP16 products, as a text: FP16 sums need opset 13."""
+    if accumulation == "fp32" or model.opset >= FIRST_OPSET:
+        return accumulation.upper()
+    return f"FP32, as FP16 sums are emulated from opset {FIRST_OPSET} on and the model has {model.opset}"
+
+
+def _is_fp32(model: Model, facts: Facts) -> bool:
+    """True if no tensor is FP16 or BF16, and no Cast from FP32 to FP32."""
+    types = {tensor.dtype for scope in facts.scopes for tensor in scope.values()}
+    if not types.isdisjoint(EXCHANGEABLE - {TensorProto.FLOAT}):
+        return False
+    casts = [node for node in walk_nodes(model.proto.graph) if casts_to(node, TensorProto.FLOAT)]
+    fp32 = (name for scope in facts.scopes for name, t in scope.items() if t.dtype == TensorProto.FLOAT)
+    return not casts or {node.input[0] for node in casts}.isdisjoint(fp32)
+
+
+def _all_fp32(model: Model, *, rounding: bool) -> TypeRequest:
+    outputs = {port.name: int(TensorProto.FLOAT) for port in model.signature.outputs}
+    large = rounding and sum(array.nbytes for array in model.weights.values()) >= LARGE_WEIGHTS
+    return TypeRequest(
+        lambda _scope, _node: TensorProto.FLOAT,
+        outputs=outputs,
+        rounding=rounding,
+        cast_bytes=CAST_BYTES if large else math.inf,
+    )

@@ -1,0 +1,130 @@
+"""How TensorRT sums and rounds each FP16 product of a model, depending on the nodes around it.
+
+`rewriter.ir.graph.fusion` has the rules about kernels; attention and ConvTransposes are added here
+(docs/accuracy.md#how-close-the-emulation-comes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from onnx import NodeProto, TensorProto
+
+from rewriter.ir.graph import casts_to
+from rewriter.ir.graph.fusion import (
+    TypedGraph,
+    has_fp32_epilogue,
+    is_plain_transpose,
+    multiplies_computed,
+    projected,
+    stands_alone,
+)
+from rewriter.ir.graph.ops import ELEMENTWISE, PRODUCTS, SCALING
+from rewriter.ir.model import Model, walk_graphs
+from rewriter.ir.model.facts import Facts
+
+Names = AbstractSet[tuple[int, str]]
+"""Tensors, each as the index of its scope and its name."""
+
+
+@dataclass(frozen=True)
+class ProductSums:
+    """Results of FP16 products, by how these sum.
+
+    Attributes:
+        summed: Products that sum in FP32.
+        exact: Tensors that are not rounded: products of these, and the scaled scores of attention.
+        fused: The second product of attention.
+        twice: ConvTransposes that round their sum before they add the bias.
+    """
+
+    summed: Names = field(default_factory=frozenset)
+    exact: Names = field(default_factory=frozenset)
+    fused: Names = field(default_factory=frozenset)
+    twice: Names = field(default_factory=frozenset)
+
+
+def find_product_sums(model: Model, facts: Facts) -> ProductSums:
+    """How the products of a model sum; the model has its final types."""
+    summed: set[tuple[int, str]] = set()
+    exact: set[tuple[int, str]] = set()
+    fused: set[tuple[int, str]] = set()
+    twice: set[tuple[int, str]] = set()
+    for scope, proto in enumerate(walk_graphs(model.proto.graph)):
+        known = facts.main | facts.scopes[scope]
+        graph = TypedGraph(proto, known)
+        taken = graph.products_taken_over()
+        for node in graph.nodes:
+            result = known.get(node.output[0]) if node.output else None
+            if result is None or result.dtype != TensorProto.FLOAT16:
+                continue
+            name = node.output[0]
+            if is_plain_transpose(node):
+                (exact if _has_fp32_activation(graph, node) else twice).add((scope, name))
+            if node.op_type not in PRODUCTS:
+                continue
+            if multiplies_computed(graph, node) and any(_is_softmax(graph, t) for t in node.input[:2]):
+                fused.add((scope, name))
+            unrounded = _unrounded_scores(graph, node)
+            ends = list(graph.fp32_readers(graph.widened(node)))
+            if not unrounded and name not in taken and has_fp32_epilogue(graph, node, ends):
+                unrounded = [name]
+            if unrounded or _is_fp32_output(graph, node):
+                summed.add((scope, name))
+            exact.update((scope, tensor) for tensor in unrounded)
+    return ProductSums(summed, exact, fused, twice)
+
+
+def _has_fp32_activation(graph: TypedGraph, node: NodeProto) -> bool:
+    """True if elementwise FP32 operators alone read a ConvTranspose: its kernel then rounds at its end."""
+    widened = graph.widened(node)
+    readers = [reader for name in widened for _, reader in graph.readers(name)]
+    inside = not any(map(graph.is_output, widened))
+    return bool(readers) and inside and all(reader.op_type in ELEMENTWISE for reader in readers)
+
+
+def _is_fp32_output(graph: TypedGraph, node: NodeProto) -> bool:
+    """True if Casts to FP32 that are outputs are all that reads the product."""
+    widened = graph.widened(node)
+    last = bool(widened) and all(graph.is_output(name) and not graph.readers(name) for name in widened)
+    return last and (projected(graph, node) is None or stands_alone(graph, node))
+
+
+def _is_softmax(graph: TypedGraph, name: str) -> bool:
+    """True if a Softmax computes the tensor, with Casts after it or without."""
+    node = graph.producer(name)
+    while node is not None and node.op_type == "Cast":
+        node = graph.producer(node.input[0])
+    return node is not None and node.op_type == "Softmax"
+
+
+def _unrounded_scores(graph: TypedGraph, node: NodeProto) -> list[str]:
+    """Attention's first product and what scales it in FP16, if the Softmax is FP32; else nothing."""
+    if not multiplies_computed(graph, node):
+        return []
+    unrounded = [node.output[0], *_scaled(graph, node.output[0])]
+    cast = graph.only_reader(unrounded[-1])
+    if cast is None or not casts_to(cast, TensorProto.FLOAT):
+        return []
+    softmax = graph.only_reader([cast.output[0], *_scaled(graph, cast.output[0])][-1])
+    return unrounded if softmax is not None and _feeds_second(graph, softmax) else []
+
+
+def _scaled(graph: TypedGraph, tensor: str) -> list[str]:
+    """The results of scaling a tensor by constants, one after the other, if nothing else reads them."""
+    found: list[str] = []
+    reader = graph.only_reader(tensor)
+    while reader is not None and reader.op_type in SCALING and any(map(graph.is_constant, reader.input)):
+        found.append(reader.output[0])
+        reader = graph.only_reader(reader.output[0])
+    return found
+
+
+def _feeds_second(graph: TypedGraph, node: NodeProto) -> bool:
+    """True for a Softmax whose result is cast to FP16 for a product of computed tensors."""
+    cast = graph.only_reader(node.output[0]) if node.op_type == "Softmax" else None
+    if cast is None or not casts_to(cast, TensorProto.FLOAT16):
+        return False
+    second = graph.only_reader(cast.output[0])
+    return second is not None and multiplies_computed(graph, second)

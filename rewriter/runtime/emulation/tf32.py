@@ -1,0 +1,138 @@
+"""TF32 in an emulation: the arithmetic of FP32 matrix products on Tensor Cores, unless TF32 is switched off.
+
+Operands are rounded or cut off to 11 significant bits, as FP16 has them, with the exponents of FP32; sums are
+FP32. So an FP32 island around such a node has the range and the sums of FP32, but weights of 11 bits.
+`product_kernels` names the nodes that run in FP32 all the same. Nodes with dequantised operands are skipped,
+because TensorRT runs them in INT8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from onnx import GraphProto, NodeProto, TensorProto, helper
+
+from rewriter.ir.graph.ops import LAYOUTS, TENSOR_CORE
+from rewriter.ir.graph.product_kernels import Operands, operands_of
+from rewriter.ir.model import Model, walk_graphs
+from rewriter.ir.model.facts import Facts, TensorFacts
+from rewriter.ir.model.graphs import refill
+from rewriter.runtime.emulation.local_functions import declare, paired
+
+DOMAIN = "rewriter.tf32"
+
+SPLITTER = 2.0**13 + 1.0
+"""T. J. Dekker (1971): with c = x * (2^13 + 1), c - (c - x) is x rounded to 24 - 13 = 11 bits."""
+
+LARGEST = 3.0e34
+"""Beyond it, x * (2^13 + 1) may be infinite: such numbers, infinities and NaN are not rounded."""
+
+LEADING_SPLITTER = 2.0**23 + 1.0
+"""Likewise for the leading bit: x rounded to 24 - 23 = 1 bit, a power of two."""
+
+LARGEST_LEADING = 4.0e31
+"""Beyond it, x * (2^23 + 1) may be infinite."""
+
+STEP = 2.0**-10
+"""Distance of neighbours with 11 bits, in units of their leading bit."""
+
+_ROUND = f"""
+    <opset_import: ["" : OPSET], domain: "{DOMAIN}">
+    Round (x) => (y) {{
+        splitter = Constant <value_float = {SPLITTER:.1f}> ()
+        largest = Constant <value_float = {LARGEST:.1e}> ()
+        c = Mul (x, splitter)
+        rest = Sub (c, x)
+        rounded = Sub (c, rest)
+        size = Abs (x)
+        small = Less (size, largest)
+        y = Where (small, rounded, x)
+    }}"""
+
+_CUT_OFF = f"""
+    <opset_import: ["" : OPSET, "{DOMAIN}" : 1], domain: "{DOMAIN}">
+    CutOff (x) => (y) {{
+        leading_splitter = Constant <value_float = {LEADING_SPLITTER:.1f}> ()
+        largest = Constant <value_float = {LARGEST_LEADING:.1e}> ()
+        half = Constant <value_float = 0.5> ()
+        step = Constant <value_float = {STEP!r}> ()
+        size = Abs (x)
+        c = Mul (size, leading_splitter)
+        rest = Sub (c, size)
+        near = Sub (c, rest)
+        lower = Mul (near, half)
+        above = Greater (near, size)
+        power = Where (above, lower, near)
+        rounded = {DOMAIN}.Round (size)
+        spacing = Mul (power, step)
+        previous = Sub (rounded, spacing)
+        up = Greater (rounded, size)
+        cut = Where (up, previous, rounded)
+        sign = Sign (x)
+        signed = Mul (cut, sign)
+        small = Less (size, largest)
+        y = Where (small, signed, x)
+    }}"""
+
+
+def round_to_tf32(emulated: Model, given: Model, facts: Facts) -> None:
+    """Round the operands of the matrix products that `given` computes in FP32.
+
+    Operands that were FP16 keep every bit. Below opset 13 nothing is rounded.
+
+    Args:
+        emulated: The result of `retype` on `given`, which has the same nodes of these operators in the same
+            order; changed in place.
+        facts: Of `given`.
+    """
+    graphs = list(walk_graphs(given.proto.graph))
+    for scope, graph, pairs in paired(given, emulated, TENSOR_CORE):
+        chosen = _chosen(graphs[scope], pairs, facts.main | facts.scopes[scope])
+        if chosen:
+            _rewrite(graph, chosen)
+    declare(emulated, DOMAIN, _ROUND, _CUT_OFF)
+
+
+def _chosen(
+    source: GraphProto, pairs: Iterable[tuple[NodeProto, int]], known: Mapping[str, TensorFacts]
+) -> dict[int, Operands]:
+    """The nodes that compute in TF32 in `source`, by position in the emulated graph, with their operands."""
+    makers = {name: node for node in source.node for name in node.output}
+    found: dict[int, Operands] = {}
+    for node, position in pairs:
+        operands = [known[name] for name in node.input[:2] if name in known]
+        quantized = any(_is_dequantized(name, makers) for name in node.input[:2])
+        if len(operands) < 2 or {o.dtype for o in operands} != {TensorProto.FLOAT} or quantized:
+            continue
+        treated = operands_of(node, *(operand.shape or () for operand in operands))
+        if treated != "fp32":
+            found[position] = treated
+    return found
+
+
+def _is_dequantized(name: str, makers: Mapping[str, NodeProto]) -> bool:
+    """True if a DequantizeLinear makes the tensor, through views and Casts."""
+    node = makers.get(name)
+    while node is not None and node.op_type in LAYOUTS | {"Cast"}:
+        node = makers.get(node.input[0])
+    return node is not None and node.op_type == "DequantizeLinear"
+
+
+def _rewrite(graph: GraphProto, chosen: Mapping[int, Operands]) -> None:
+    """Round both operands of the nodes; each tensor once in each way."""
+    nodes: list[NodeProto] = []
+    rounded: dict[tuple[str, str], str] = {}
+    for index, node in enumerate(graph.node):
+        if index in chosen:
+            function = "Round" if chosen[index] == "nearest" else "CutOff"
+            for operand in (0, 1):
+                node.input[operand] = _rounded(node.input[operand], function, rounded, nodes)
+        nodes.append(node)
+    refill(graph.node, nodes)
+
+
+def _rounded(name: str, function: str, known: dict[tuple[str, str], str], nodes: list[NodeProto]) -> str:
+    if (name, function) not in known:
+        result = known[name, function] = f"{DOMAIN}/{function}/{name}"
+        nodes.append(helper.make_node(function, [name], [result], domain=DOMAIN))
+    return known[name, function]

@@ -1,0 +1,148 @@
+"""The user's choice of an engine: its name, plugins and shapes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args
+
+from rewriter.ir.errors import UsageError, did_you_mean
+from rewriter.ir.model import Port, Signature
+from rewriter.runtime.engines import this_machine
+from rewriter.runtime.engines.protocol import EngineName, Shape, Span
+from rewriter.runtime.engines.this_machine import AUTO, Choice
+
+EMULATION = "emulation"
+ENGINES = (AUTO, *get_args(EngineName), EMULATION)
+
+Shapes = Mapping[str, Sequence[int]]
+_PROFILE = "`min-shapes`, `opt-shapes`, `max-shapes`"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """An engine with its plugins and profile; `deployment` makes and checks it.
+
+    Attributes:
+        engine: A name of `ENGINES`.
+        plugins: Shared libraries with TensorRT plugins, as absolute paths.
+        profile: Optimisation profile of inputs with dynamic axes; the others' come from the samples.
+    """
+
+    engine: str = AUTO
+    plugins: tuple[Path, ...] = ()
+    profile: Mapping[str, Span] = field(default_factory=dict)
+
+    def choose(self) -> Choice:
+        """The engine that runs here; none for emulation, and the reasons.
+
+        Raises:
+            EngineError: the one that was named cannot run here.
+        """
+        if self.engine == EMULATION:
+            return Choice(None, (f"`engine={EMULATION}`",))
+        return this_machine.choose(self.engine)
+
+    @property
+    def usual(self) -> dict[str, Shape]:
+        """The usual shape of each input that has a profile."""
+        return {name: span[1] for name, span in self.profile.items()}
+
+    def check(self, signature: Signature) -> None:
+        """Check the profile against a model.
+
+        Raises:
+            UsageError: no such input, or a shape that it does not take.
+        """
+        ports = {port.name: port for port in signature.inputs}
+        for name, span in self.profile.items():
+            if name not in ports:
+                parts = (f"the model has no input {name!r}", did_you_mean(name, ports))
+                hint = "its inputs are " + ", ".join(ports)
+                raise UsageError("; ".join(filter(None, parts)), where=_PROFILE, hint=hint)
+            _require_fit(ports[name], span)
+
+    def check_data(self, samples: Mapping[str, Span]) -> None:
+        """Check the data against the profile.
+
+        Args:
+            samples: Smallest, first and largest shape of each input.
+
+        Raises:
+            UsageError: a sample is out of the profile.
+        """
+        for name, span in self.profile.items():
+            for shape in (samples[name][0], samples[name][2]) if name in samples else ():
+                _require_inside(name, shape, span)
+
+
+def deployment(
+    engine: str = AUTO,
+    plugin_lib: Sequence[str | os.PathLike[str]] = (),
+    min_shapes: Shapes | None = None,
+    opt_shapes: Shapes | None = None,
+    max_shapes: Shapes | None = None,
+) -> Deployment:
+    """Make a deployment from the user's options, and check them.
+
+    Raises:
+        EngineError: the engine cannot run here.
+        UsageError: no such engine, a library that is not there, shapes that are not in order.
+    """
+    if engine not in ENGINES:
+        known = ", ".join(ENGINES)
+        raise UsageError(f"there is no engine {engine!r}", where="`engine`", hint=f"one of {known}")
+    if engine not in (AUTO, EMULATION):
+        this_machine.require(engine)  # before any work
+    libraries = tuple(Path(path).resolve() for path in plugin_lib)
+    for path in libraries:
+        if not path.is_file():
+            raise UsageError(f"no such file: {path}", where="`plugin-lib`", hint="name a .so or .dll")
+    return Deployment(engine, libraries, dict(_spans(min_shapes or {}, opt_shapes or {}, max_shapes or {})))
+
+
+def _spans(low: Shapes, usual: Shapes, high: Shapes) -> Iterator[tuple[str, Span]]:
+    """Profiles; a missing shape is replaced by another of the three."""
+    for name in {**low, **usual, **high}:
+        middle = usual.get(name) or high.get(name) or low[name]
+        span = tuple(low.get(name, middle)), tuple(middle), tuple(high.get(name, middle))
+        ordered = len({len(shape) for shape in span}) == 1 and all(
+            a <= b <= c for a, b, c in zip(*span, strict=True)
+        )
+        if not ordered:
+            raise UsageError(
+                f"the shapes of {name!r} are not in order: {', '.join(map(_shown, span))}",
+                where=_PROFILE,
+                hint="each axis: smallest, usual and largest size, of one rank",
+            )
+        yield name, span
+
+
+def _require_fit(port: Port, span: Span) -> None:
+    declared = port.shape
+    for shape in span if declared is not None else ():
+        assert declared is not None
+        same_rank = len(shape) == len(declared)
+        if not same_rank or any(isinstance(d, int) and d != s for d, s in zip(declared, shape, strict=True)):
+            wanted = "x".join("?" if d is None else str(d) for d in declared) or "a scalar"
+            raise UsageError(
+                f"{_shown(shape)} does not fit input {port.name!r}, which is {wanted}",
+                where=_PROFILE,
+                hint="only axes without a number may vary",
+            )
+
+
+def _require_inside(name: str, shape: Shape, span: Span) -> None:
+    if not all(low <= size <= high for low, size, high in zip(span[0], shape, span[2], strict=True)):
+        raise UsageError(
+            f"input {name!r} is {_shown(shape)} in the data, and the profile goes from {_shown(span[0])} to "
+            f"{_shown(span[2])}",
+            where=_PROFILE,
+            hint="widen it, or give data of its sizes",
+        )
+
+
+def _shown(shape: Shape) -> str:
+    return "x".join(map(str, shape))

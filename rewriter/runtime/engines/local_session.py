@@ -1,0 +1,201 @@
+"""Sessions of ONNX Runtime in this process; `engines/onnxruntime.py` puts them into a child."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from rewriter.ir.errors import ArithmeticRunError, EngineError
+from rewriter.ir.graph import label
+from rewriter.ir.model import Array, Model, refill, walk_graphs
+from rewriter.runtime.engines.onnxruntime_copies import keep_captured_casts, protect_inputs, take_version
+from rewriter.runtime.engines.onnxruntime_errors import explained
+from rewriter.runtime.engines.onnxruntime_module import import_onnxruntime
+from rewriter.runtime.engines.onnxruntime_values import array_of, value_of
+from rewriter.runtime.engines.this_machine import cuda_obstacle
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+MAX_THREADS = 2
+"""Reductions and small convolutions gain little from more, and builds often share the machine."""
+
+_QUIET = 4
+"""`fatal` of OrtLoggingLevel: failures of lower levels are raised as exceptions, too."""
+
+
+class LocalSession:
+    """A model, loaded and ready to run. A context manager; `close` frees its memory.
+
+    Detached weights (`Model.weights`) are neither copied nor serialised: ONNX Runtime gets them as
+    inputs, by reference, so models over 2 GiB load like small ones. Where they must be constants, for
+    optimisations and for operators of other domains, they are external initializers, which it copies.
+    Operands that an operator writes to are copied in each run, so that weights and feeds never change.
+
+    Args:
+        model: Any model; FP16 and BF16 arithmetic works as far as ONNX Runtime has kernels.
+        optimize: Switch on ONNX Runtime's graph optimisations. They change rounding, so they are off.
+        threads: Threads of one operator; None: as many as there are cores, at most `MAX_THREADS`.
+        gpu: Compute with CUDA, and with the weights on the GPU.
+        tf32: Whether FP32 may be computed in TF32 there.
+
+    Raises:
+        NoKernelError: an operator has no implementation.
+        ArithmeticRunError: ONNX Runtime cannot load the model.
+        EngineError: it cannot use a GPU here.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        optimize: bool = False,
+        threads: int | None = None,
+        gpu: bool = False,
+        tf32: bool = True,
+    ) -> None:
+        ort = import_onnxruntime()
+        self._file = str(model.path) if model.path else None
+        self._gpu = gpu
+        self.version = f"onnxruntime {ort.__version__}"
+        proto, inputs, constants = _split(model, all_constant=optimize or gpu)
+        protect_inputs(proto)
+        keep_captured_casts(proto)
+        take_version(proto, self._file)
+        self._inputs = {name: value_of(model.weights[name]) for name in inputs}
+        self._constants = {name: value_of(model.weights[name]) for name in constants}
+        options = _options(optimize, threads or min(MAX_THREADS, os.cpu_count() or 1))
+        if constants:
+            options.add_external_initializers(list(self._constants), list(self._constants.values()))
+        providers = _providers(gpu, tf32)
+        with explained(self._file, "ONNX Runtime cannot load the model"):
+            self._session: Any = ort.InferenceSession(proto.SerializeToString(), options, providers=providers)
+        if gpu and self._session.get_providers()[0] != "CUDAExecutionProvider":
+            raise EngineError(
+                "ONNX Runtime fell back to the CPU", hint="its log says which library is missing"
+            )
+        self.outputs: tuple[str, ...] = tuple(o.name for o in self._session.get_outputs())
+
+    def named(self) -> tuple[str, ...]:
+        """Names of the outputs."""
+        return self.outputs
+
+    def types(self) -> dict[str, str]:
+        """ONNX Runtime's types of the outputs by name, such as `tensor(float)`."""
+        return {value.name: value.type for value in self._opened().get_outputs()}
+
+    def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        """Values of the outputs, or of those named, by name.
+
+        Args:
+            feeds: One array for each input, in its type and shape; BF16 as ml_dtypes.bfloat16.
+
+        Raises:
+            ArithmeticRunError: a feed does not fit, or a node failed, which is named.
+        """
+        session = self._opened()
+        names = list(self.outputs if outputs is None else outputs)
+        with self._running():
+            given = {name: value_of(array) for name, array in feeds.items()}
+            values = session.run_with_ort_values(names, self._inputs | given)
+        return {name: array_of(name, value) for name, value in zip(names, values, strict=True)}
+
+    def bound(self, feeds: Mapping[str, Array]) -> Callable[[], None]:
+        """Returns a function that runs these feeds without copies: inputs and outputs stay on the device.
+
+        Raises:
+            ArithmeticRunError: a feed does not fit; or, when it is called, a node failed.
+        """
+        session, device = self._opened(), "cuda" if self._gpu else "cpu"
+        binding = session.io_binding()
+        with self._running():
+            values = self._inputs | {name: value_of(array, device) for name, array in feeds.items()}
+            for name, value in values.items():
+                binding.bind_ortvalue_input(name, value)
+        for name in self.outputs:
+            binding.bind_output(name, device)
+
+        def run(_kept: object = values) -> None:  # ONNX Runtime 1.28 does not keep what is bound
+            with self._running():
+                session.run_with_iobinding(binding)
+                binding.synchronize_outputs()
+
+        return run
+
+    def _opened(self) -> ort.InferenceSession:
+        if self._session is None:
+            raise ArithmeticRunError(
+                "the session is closed", where=self._file, hint="run it before close, or make another session"
+            )
+        return self._session
+
+    def _running(self) -> AbstractContextManager[None]:
+        return explained(self._file, "ONNX Runtime cannot run the model")
+
+    def close(self) -> None:
+        """Free the session; the weights stay with the model."""
+        self._session = None
+        self._inputs = self._constants = {}
+
+
+def _providers(gpu: bool, tf32: bool) -> list[Any]:
+    """Execution providers, best first: nodes without a CUDA kernel run on the CPU."""
+    if not gpu:
+        return ["CPUExecutionProvider"]
+    if problem := cuda_obstacle():
+        raise problem
+    return [("CUDAExecutionProvider", {"use_tf32": str(int(tf32))}), "CPUExecutionProvider"]
+
+
+def _options(optimize: bool, threads: int) -> ort.SessionOptions:
+    ort = import_onnxruntime()
+    options = ort.SessionOptions()
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    # The default order is a depth-first search backwards from the outputs: a cheap reader of a tensor
+    # that leads to an output of its own may run last, and the tensor lives until then.
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    options.enable_mem_pattern = False  # its one block comes on top of what the arena holds already
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Threads that wait would spin, at the cost of other programs (docs/engines.md#what-releases-do).
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = _QUIET
+    return options
+
+
+def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[str], list[str]]:
+    """Splits a model into a proto for ONNX Runtime and the detached weights.
+
+    Every node of the proto gets a name for error messages.
+
+    Returns:
+        The proto, the weights that are inputs of it, and those that are external initializers.
+    """
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    foreign: set[str] = set()
+    local = {(f.domain, f.name) for f in proto.functions}  # inlined: ordinary operators take any tensor
+    for graph in walk_graphs(proto.graph):
+        for node in graph.node:
+            node.name = label(node)
+            if node.domain not in ("", "ai.onnx") and (node.domain, node.op_type) not in local:
+                foreign.update(node.input)
+    kept, inputs, constants = [], [], []
+    listed = {v.name for v in proto.graph.input}
+    for tensor in proto.graph.initializer:
+        detached = tensor.data_location == onnx.TensorProto.EXTERNAL
+        if not detached or all_constant or tensor.name in foreign:
+            kept.append(tensor)
+            constants += [tensor.name] if detached else []
+            continue
+        inputs.append(tensor.name)
+        if tensor.name not in listed:
+            value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            proto.graph.input.append(value)
+    refill(proto.graph.initializer, kept)
+    return proto, inputs, constants

@@ -1,0 +1,168 @@
+"""Answers of probes: measured here and cached, or recorded in the package with their source."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rewriter.ir.base import Target
+from rewriter.ir.model import write_json
+from rewriter.ir.model.json_text import from_json
+from rewriter.ir.summary import Row, Summary, listed
+from rewriter.runtime.engines import this_machine
+from rewriter.runtime.engines.nvidia_driver import Gpu
+from rewriter.runtime.engines.probe.question import UNKNOWN, Answer
+from rewriter.runtime.engines.user_cache import user_cache
+
+RECORDED = Path(__file__).with_name("recorded")
+"""Files of `rewriter probe --json`, one for each GPU and release."""
+
+SCHEMA_VERSION = 1
+"""Rises when a field changes its meaning or goes away; a new field leaves it."""
+
+
+@dataclass(frozen=True, repr=False)
+class Answers(Summary):
+    """The answers of one library on one GPU.
+
+    Attributes:
+        library: `tensorrt` or `tensorrt-rtx`, as a target calls it; `version`: its release.
+        gpu, driver: Name of the GPU; release of its driver, where known, and the CUDA of that.
+        source: Text on who measured, and when.
+        recorded: True if they come from the package, not from this machine.
+        answers: By probe.
+    """
+
+    library: str
+    version: str
+    gpu: str
+    driver: str = ""
+    source: str = ""
+    recorded: bool = False
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+
+    @property
+    def values(self) -> dict[str, str]:
+        """The known answers, by probe."""
+        return {name: a.value for name, a in self.answers.items() if a.value != UNKNOWN}
+
+    @property
+    def title(self) -> str:
+        """Library, GPU and driver."""
+        driver = f", driver {self.driver}" if self.driver else ""
+        return f"{self.library} {self.version} on {self.gpu}{driver}"
+
+    @property
+    def origin(self) -> str:
+        """`title`, with a remark whether that is this machine."""
+        return (
+            f"recorded of {self.title}, not measured here"
+            if self.recorded
+            else f"measured here: {self.title}"
+        )
+
+    def summary(self) -> Iterator[Row]:
+        yield "of", self.origin
+        yield from listed("answers", (f"{name}: {answer.value}" for name, answer in self.answers.items()), 10)
+
+    def fits(self, target: Target) -> bool:
+        """True if library and release are those of a target; a target may give a part of the release."""
+        release = tuple(int(part) for part in re.findall(r"\d+", self.version))
+        return self.library == target.library and release[: len(target.version)] == target.version
+
+
+def known_target(target: Target) -> Target:
+    """The target with its answers: measured on this machine's GPU, else recorded."""
+    found = measured(target) or next((a for a in recorded() if a.fits(target)), None)
+    if found is None:
+        return target
+    figures = {name: answer.figures for name, answer in found.answers.items()}
+    return replace(target, answers=found.values, figures=figures, known_from=found.origin)
+
+
+def measured(target: Target | None = None) -> Answers | None:
+    """The newest answers of this machine's GPU and driver, for a target if one is given."""
+    files = sorted(_cache_folder().glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = [answers for path in files if (answers := _read_cached(path)) is not None]
+    fitting = [answers for answers in found if target is None or answers.fits(target)]
+    gpu = this_machine.gpu() if fitting else None  # asks the driver in a child process: only if it matters
+    if gpu is None:
+        return None
+    return next((a for a in fitting if (a.gpu, a.driver) == (gpu.name, driver_text(gpu))), None)
+
+
+def driver_text(gpu: Gpu) -> str:
+    """Name of a driver in `Answers`: its release, if known, and its CUDA version."""
+    cuda = f"CUDA {'.'.join(map(str, gpu.driver_cuda))}"
+    return f"{gpu.driver}, {cuda}" if gpu.driver else cuda
+
+
+@lru_cache(maxsize=1)
+def recorded() -> tuple[Answers, ...]:
+    """The answers that come with the package, newest library first."""
+    found = [replace(_parsed(_content(path)), recorded=True) for path in RECORDED.glob("*.json")]
+    return tuple(sorted(found, key=lambda a: (a.library, a.version, len(a.answers)), reverse=True))
+
+
+def remember(answers: Answers) -> Path:
+    """Keep answers in the user's cache folder, by GPU, driver and library; returns the file."""
+    name = f"{answers.gpu}, {answers.driver}, {answers.library} {answers.version}.json"
+    path = user_cache("probe", name)
+    write(answers, path)
+    return path
+
+
+def write(answers: Answers, path: Path) -> None:
+    """Write answers as JSON; a file in `RECORDED` has the same form.
+
+    Raises:
+        OutputError: the folder does not exist or cannot be written, or the disk is full.
+    """
+    write_json(plain_fields(answers), path, "the answers")
+
+
+def plain_fields(answers: Answers) -> dict[str, Any]:
+    """The answers as they are written."""
+    fields = {"schema_version": SCHEMA_VERSION, **asdict(answers)}
+    del fields["recorded"]
+    return fields
+
+
+def _cache_folder() -> Path:
+    return user_cache("probe", "any").parent
+
+
+def _content(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = from_json(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _read_cached(path: Path) -> Answers | None:
+    """A file of the cache; None if it is broken or of another version: it can be measured again."""
+    try:
+        content = _content(path)
+        return _parsed(content) if content.get("schema_version") == SCHEMA_VERSION else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _parsed(content: Mapping[str, Any]) -> Answers:
+    return Answers(
+        content["library"],
+        content["version"],
+        content["gpu"],
+        content.get("driver", ""),
+        content.get("source", ""),
+        answers=dict(_answers(content["answers"])),
+    )
+
+
+def _answers(found: Mapping[str, Any]) -> Iterator[tuple[str, Answer]]:
+    for name, fields in found.items():
+        figures = {n: float(v) for n, v in fields.get("figures", {}).items() if math.isfinite(float(v))}
+        yield name, Answer(str(fields["value"]), figures, fields.get("problem", ""))

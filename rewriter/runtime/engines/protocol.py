@@ -1,0 +1,255 @@
+"""The protocol of the engines: their input, their results, and what an engine must implement.
+
+    samples = write_samples(folder / "samples", feeds)
+    outcomes = measure([Variant("fixed", path, samples)], MeasureSettings("tensorrt-rtx"), folder)
+    outcomes[0].values(0)["logits"], outcomes[0].latency.median_us
+
+Every build runs in a child process of its own; then one child loads all engines, runs every sample, and times
+them interleaved. Arrays stay in files, which are memory-mapped for reading.
+
+To add an engine, write a `Program`, name it in `EngineName`, and add it to `measure_in_child.load_program`. A
+build step of its own goes to `measure.build_variant`. A `Program` lives in the child alone: it may import
+what it likes, crash, hang, or raise `EngineError`; all of that becomes an `EngineOutcome`. Its obligations:
+
+- `run` returns every output of the ONNX model under its ONNX name, in its ONNX type.
+- `prepare` puts one sample where the device reads it. `time_us` runs on it, copies nothing, and returns the
+  device's own time of the run.
+- FP32 stays FP32 if `Variant.tf32` is False; an engine that cannot guarantee that raises `EngineError`.
+- A failure after which the process cannot be trusted (a CUDA error) is a `CudaFault`: the parent then runs
+  every variant in a process of its own, so that one does not spoil the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from rewriter.runtime.engines.build_report import BuildReport
+from rewriter.runtime.engines.tensor_files import StoredSamples, read_tensors
+
+if TYPE_CHECKING:
+    from rewriter.ir.model import Array
+
+Shape = tuple[int, ...]
+Span = tuple[Shape, Shape, Shape]
+"""Smallest, usual (TensorRT's optimum) and largest shape."""
+
+EngineName = Literal["tensorrt", "tensorrt-rtx", "onnxruntime", "onnxruntime-cuda"]
+"""`onnxruntime` computes on the CPU, `onnxruntime-cuda` on the GPU."""
+
+Status = Literal["ok", "refused", "error", "crashed", "timeout"]
+"""`refused`: by parser or builder; `error`: built, but does not load or run; `crashed` and `timeout`: the
+end of the child process that built or ran it."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One file to build and run.
+
+    Attributes:
+        name: By which its outcomes are found.
+        path: The ONNX file, its external data next to it.
+        samples: What it is fed, from `write_samples`; variants may share them or have their own.
+        tf32: Whether FP32 MatMul and Conv may round their inputs to TF32, as TensorRT does by default.
+            The reference must not. Variants that differ in it run in two processes, for it is a
+            setting of the process.
+        shapes: Profile of inputs with dynamic axes; the others' come from the samples.
+        outputs: Tensors that become outputs of the network, besides the model's own. Any ONNX tensor of
+            the main graph; TensorRT cannot fuse across them, so mark few, and compare the model's own
+            outputs with those of a build without.
+        debug: Record the unfused tensors, which leaves fusion as it is, where the library can: their
+            values are in `EngineOutcome.debug`, under the library's names.
+        engine: An existing engine file, which makes a build unnecessary.
+    """
+
+    name: str
+    path: Path
+    samples: StoredSamples
+    tf32: bool = True
+    shapes: Mapping[str, Span] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    debug: bool = False
+    engine: Path | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How to time: on the first sample, all variants in turn, round by round.
+
+    Attributes:
+        warm_up: Rounds that are not counted.
+        repeats: Rounds that are; see docs/engines.md#how-it-is-measured.
+        seconds: Wall time for each variant, of warm-up and of repeats, after which there are no more rounds
+            than `measure_in_child.LEAST_REPEATS`; None: all rounds.
+    """
+
+    warm_up: int = 20
+    repeats: int = 100
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class MeasureSettings:
+    """How to build and run all variants of one measurement.
+
+    Attributes:
+        builds: How often each is built: builders choose kernels by timing them, so that two builds of
+            one file differ. More than one leaves the timing cache out.
+        timing: None measures no latency.
+        plugins: Shared libraries with TensorRT plugins.
+        optimization_level: 0 (quick) to 5; None: the library's default.
+        build_timeout_s: For each build. `run_timeout_s`: for the child that runs all of them.
+        memory_bytes: Limit on the address space of each child; leave it out on a GPU.
+        runtime_cache: File in which TensorRT-RTX keeps compiled kernels from one engine to the next.
+    """
+
+    engine: EngineName
+    builds: int = 1
+    timing: Timing | None = field(default_factory=Timing)
+    plugins: tuple[Path, ...] = ()
+    optimization_level: int | None = None
+    build_timeout_s: float = 600.0
+    run_timeout_s: float = 600.0
+    memory_bytes: int | None = None
+    runtime_cache: Path | None = None
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Microseconds of single runs, by the device's clock (CUDA events; on a CPU the wall clock).
+
+    Attributes:
+        median_us, iqr_us: Median, and distance of the quartiles.
+        min_us: The fastest.
+        repeats: How many runs.
+        cuda_graph: Whether a CUDA graph was replayed; else kernels were launched one by one, whose cost
+            is part of the figure.
+    """
+
+    median_us: float
+    iqr_us: float
+    min_us: float
+    repeats: int
+    cuda_graph: bool
+
+
+@dataclass(frozen=True)
+class EngineLayer:
+    """A layer of a built engine: what the builder made of some ONNX nodes.
+
+    Attributes:
+        name, type: As the library calls it.
+        nodes: Names of the ONNX nodes in it, where it says.
+        outputs: Name and type of its outputs; the type as the library calls it.
+    """
+
+    name: str
+    type: str
+    nodes: tuple[str, ...] = ()
+    outputs: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class EngineOutcome:
+    """The result of one build of one variant.
+
+    Attributes:
+        build: Number of the build, from 0.
+        problem: If the status is not `ok`: the reason, in one sentence. `hint`: the advice.
+        log: End of the child's output, if the status is not `ok`.
+        device: The GPU and its driver, or the CPU, e.g. `NVIDIA H200, driver CUDA 13.0` or `CPU`.
+        library: Name and version.
+        report: Of TensorRT's parser and builder, if it got that far.
+        layers: The built engine; empty if the library has no inspector.
+        outputs: Folder of each sample's outputs.
+        debug: Folder of each sample's debug tensors.
+        latency: None if it did not run, or nothing was to be timed.
+        notes: Remarks for the user: no CUDA graph, no debug tensors in this library.
+    """
+
+    variant: str
+    build: int
+    status: Status
+    problem: str = ""
+    hint: str = ""
+    log: str = ""
+    device: str = ""
+    library: str = ""
+    report: BuildReport | None = None
+    layers: tuple[EngineLayer, ...] = ()
+    outputs: tuple[Path, ...] = ()
+    debug: tuple[Path, ...] = ()
+    latency: Latency | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ran(self) -> bool:
+        return self.status == "ok"
+
+    def values(self, sample: int) -> dict[str, Array]:
+        """Outputs of one sample by ONNX name, memory-mapped: they live as long as the folder."""
+        return read_tensors(self.outputs[sample])
+
+    def debug_values(self, sample: int) -> dict[str, Array]:
+        """Debug tensors of one sample, memory-mapped."""
+        return read_tensors(self.debug[sample])
+
+
+class Program(Protocol):
+    """A built model in the child, loaded on its device; its buffers are its own.
+
+    Its constructor raises `EngineError` if the device is missing, or the library does not load the engine.
+    """
+
+    notes: list[str]
+    """Filled while it works; see `EngineOutcome.notes`."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def library(self) -> str: ...
+
+    @property
+    def cuda_graph(self) -> bool:
+        """True if `time_us` replays a CUDA graph; known after `prepare`."""
+        ...
+
+    def run(self, feeds: Mapping[str, Array], debug: Path | None = None) -> dict[str, Array]:
+        """All outputs. Debug tensors, if the variant wants them, go to the folder `debug` one by one."""
+        ...
+
+    def prepare(self, feeds: Mapping[str, Array]) -> None:
+        """Put a sample on the device, and capture the run where that is possible."""
+        ...
+
+    def time_us(self) -> float:
+        """Run once on the prepared sample; microseconds."""
+        ...
+
+    def layers(self) -> Sequence[EngineLayer]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class RunOrder:
+    """One build of one variant for the child to load and run.
+
+    Attributes:
+        number: Of the build, from 0.
+        engine: The file that the build wrote; the ONNX file if there is no build.
+        results: Folder for the outputs.
+        plugins, runtime_cache: As in `MeasureSettings`.
+        report: As in `EngineOutcome`.
+    """
+
+    variant: Variant
+    number: int
+    engine: Path
+    results: Path
+    plugins: tuple[Path, ...] = ()
+    report: BuildReport | None = None
+    runtime_cache: Path | None = None

@@ -1,0 +1,103 @@
+"""Arrays between processes: a folder with one npy file for each tensor, memory-mapped when read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from rewriter.ir.errors import EngineError
+from rewriter.ir.model import Array
+
+INDEX = "tensors.json"
+
+
+class TensorWriter:
+    """Writes tensors one by one, so that one is in memory at a time; a context manager.
+
+    Names need not be file names: the files are numbered, and `tensors.json` says which is which. Types that
+    npy does not know (bfloat16 ...) are stored as their bits.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._index: dict[str, tuple[str, str]] = {}
+
+    def write(self, name: str, array: Array) -> None:
+        """Write one tensor; a name that comes again replaces what it was."""
+        file = self._index[name][0] if name in self._index else f"{len(self._index)}.npy"
+        foreign = array.dtype.isbuiltin == 2  # 0 is NumPy's own, too: an instance that ONNX Runtime makes
+        np.save(self._folder / file, array.view(f"u{array.itemsize}") if foreign else array)
+        self._index[name] = (file, array.dtype.name)
+
+    def __enter__(self) -> TensorWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        (self._folder / INDEX).write_text(json.dumps(self._index))
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, Array]) -> Path:
+    """Write tensors by name to a folder, which is made; returns it."""
+    with TensorWriter(folder) as writer:
+        for name, array in tensors.items():
+            writer.write(name, np.asarray(array))
+    return folder
+
+
+def read_tensors(folder: Path) -> dict[str, Array]:
+    """The tensors of a folder by name, read-only and memory-mapped.
+
+    Raises:
+        EngineError: nothing was written there.
+    """
+    index = folder / INDEX
+    if not index.is_file():
+        raise EngineError(
+            "no tensors were written",
+            where=str(folder),
+            hint="the process that writes them failed: see its log",
+        )
+    return {
+        name: _mapped(folder / file, dtype) for name, (file, dtype) in json.loads(index.read_text()).items()
+    }
+
+
+def _mapped(file: Path, dtype: str) -> Array:
+    header_only = np.load(file, mmap_mode="r")
+    array: Array = header_only if header_only.size else np.load(file)
+    return array if array.dtype.name == dtype else array.view(getattr(ml_dtypes, dtype))
+
+
+@dataclass(frozen=True)
+class StoredSamples:
+    """StoredSamples on disk, one folder each, in order."""
+
+    folders: tuple[Path, ...]
+
+    def __len__(self) -> int:
+        return len(self.folders)
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        return map(read_tensors, self.folders)
+
+    def spans(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+        """Smallest, first and largest size of every axis of each input, over all samples."""
+        spans: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {}
+        for feeds in self:
+            for name, array in feeds.items():
+                low, first, high = spans.get(name, (array.shape,) * 3)
+                spans[name] = (tuple(map(min, low, array.shape)), first, tuple(map(max, high, array.shape)))
+        return spans
+
+
+def write_samples(folder: Path, samples: Iterable[Mapping[str, Array]]) -> StoredSamples:
+    """Write feeds, one folder for each; an iterable is read once, one sample in memory at a time."""
+    return StoredSamples(
+        tuple(write_tensors(folder / f"{number:04d}", feeds) for number, feeds in enumerate(samples))
+    )

@@ -1,0 +1,96 @@
+"""Imports TensorRT, with its log and its plugins; used in child processes only."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rewriter.ir.errors import EngineError
+from rewriter.runtime.engines import nvidia_driver
+
+LIBRARIES = ("tensorrt", "tensorrt_rtx")
+
+INSTALL_HINT = 'pip install "rewriter[rtx]" (TensorRT-RTX builds without a GPU)'
+
+MESSAGE_LIMIT = 200
+"""Distinct warnings, and as many errors, that are kept."""
+
+
+def import_tensorrt(name: str | None) -> Any:
+    """Imports the module `name`, or the best one that can build here."""
+    gpu = nvidia_driver.has_gpu()
+    wanted = (name,) if name else (LIBRARIES if gpu else LIBRARIES[1:])
+    failures = []
+    for candidate in wanted:
+        try:
+            return import_module(candidate)
+        except (ImportError, OSError) as error:
+            missing = isinstance(error, ModuleNotFoundError) and error.name == candidate
+            failures.append(f"{candidate} " + ("is not installed" if missing else f"does not load: {error}"))
+    unusable = "" if gpu or name else " (tensorrt itself needs a GPU)"
+    raise EngineError("; ".join(failures) + unusable, hint=INSTALL_HINT)
+
+
+class Log:
+    """Collects distinct warnings and errors; everything from INFO on goes to stderr at once."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.errors: list[str] = []
+
+    def add(self, severity: str, message: str) -> None:
+        sys.stderr.write(f"[{severity}] {message}\n")
+        sys.stderr.flush()
+        if severity != "INFO" and (text := without_noise(message)):
+            kept = self.warnings if severity == "WARNING" else self.errors
+            if text not in kept and len(kept) < MESSAGE_LIMIT:
+                kept.append(text)
+
+
+def logger(trt: Any, log: Log) -> Any:
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity <= trt.ILogger.Severity.INFO:
+                log.add(severity.name, message)
+
+    return Logger()
+
+
+def without_noise(message: str) -> str:
+    """The message on one line, without source positions and complaints about a missing GPU driver."""
+    lines = [line for line in message.splitlines() if "catchCudaError" not in line]
+    return re.sub(r"\.? +In \w+ at /?[\w./]+:\d+|^\w+\.[ch]pp:\d+: ", "", " ".join(lines)).strip()
+
+
+def load_plugins(trt: Any, registry: Any, plugins: Sequence[str]) -> None:
+    """Loads the plugins of the library itself, and those of the shared libraries `plugins`.
+
+    Raises:
+        EngineError: a file is missing, or is no plugin library.
+    """
+    if hasattr(trt, "init_libnvinfer_plugins"):
+        trt.init_libnvinfer_plugins(None, "")
+    for plugin in plugins:
+        if not Path(plugin).is_file():
+            raise EngineError("no such plugin library", where=plugin, hint="`plugin-lib` names a .so or .dll")
+        try:
+            loaded = registry.load_library(plugin)
+        except Exception as error:  # the bindings raise several types
+            raise EngineError(
+                f"it does not load as a TensorRT plugin library: {error}",
+                where=plugin,
+                hint="build it for this TensorRT and this platform; `ldd` lists the libraries that it misses",
+            ) from error
+        if loaded is None:
+            raise EngineError(
+                "it registered no plugin: another library did, or the loader refused it",
+                where=plugin,
+                hint="see the log; a library that is linked against another TensorRT does not load",
+            )

@@ -1,0 +1,268 @@
+"""TensorRT and TensorRT-RTX as a `Program`: loads, runs and times; used in child processes only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rewriter.ir.errors import EngineError
+from rewriter.ir.model import Array
+from rewriter.runtime.engines import nvidia_driver
+from rewriter.runtime.engines.cuda import Buffer, Stream
+from rewriter.runtime.engines.inspector import read_layers
+from rewriter.runtime.engines.protocol import EngineLayer, RunOrder
+from rewriter.runtime.engines.runtime_cache import RuntimeCache, open_cache
+from rewriter.runtime.engines.tensor_files import TensorWriter
+from rewriter.runtime.engines.tensorrt_build import NO_TF32
+from rewriter.runtime.engines.tensorrt_callbacks import NUMPY, allocator, listener
+from rewriter.runtime.engines.tensorrt_module import Log, import_tensorrt, load_plugins, logger
+from rewriter.runtime.engines.this_machine import refusal, title
+
+BATCH_US = 500.0
+"""Duration of the back-to-back runs of one timing, against which the gaps between launches are short."""
+
+MOST_RUNS = 50
+"""Back-to-back runs of one timing at most."""
+
+WARM_RUNS = 2
+"""Runs before a capture: the first one may allocate, compile or load, which cannot be captured."""
+
+NO_KERNEL = "cubin or ptx module for device target"
+"""Part of the error for engines that the library built and cannot load (docs/engines.md#what-releases-do)."""
+
+
+def context_hint(why: str) -> str:
+    """Hint for an engine that makes no execution context, by the message of the library."""
+    if NO_KERNEL in why:
+        return "this build cannot run on this GPU: it has no kernel for it; another release may build one"
+    return "it may lack memory: close other programs on the GPU"
+
+
+def load_engine(module: str, order: RunOrder) -> TensorRTProgram:
+    """Load an engine with `tensorrt` or `tensorrt_rtx`.
+
+    Raises:
+        EngineError: there is no such device or library, or it does not load the engine.
+    """
+    if not order.variant.tf32 and any(os.environ.get(name) != value for name, value in NO_TF32.items()):
+        raise EngineError(
+            "FP32 without TF32 was requested, and this process allows TF32",
+            hint="NVIDIA_TF32_OVERRIDE=0 must be set before it starts",
+        )
+    trt = import_tensorrt(module)
+    for gpu in nvidia_driver.gpus()[:1]:
+        if problem := refusal(trt.__name__, trt.__version__, gpu):
+            raise problem
+    return TensorRTProgram(trt, order)
+
+
+class TensorRTProgram:
+    """An engine on the GPU with its execution context; the `Program` of TensorRT."""
+
+    def __init__(self, trt: Any, order: RunOrder) -> None:
+        self.notes: list[str] = []
+        self.library = f"{trt.__name__} {trt.__version__}"
+        self._title = f"{title(trt.__name__)} {trt.__version__}"
+        self._trt = trt
+        self._stream = Stream()
+        self.device = str(nvidia_driver.first_gpu())
+        self._log = Log()
+        self._runtime = trt.Runtime(logger(trt, self._log))
+        load_plugins(trt, self._runtime.get_plugin_registry(), [str(p) for p in order.plugins])
+        self._engine = self._runtime.deserialize_cuda_engine(order.engine.read_bytes())
+        if self._engine is None:
+            raise EngineError(
+                f"{self._title} does not load the engine on {self.device}: {self._why()}",
+                hint="build it on this machine, with this version",
+            )
+        self._kernels: RuntimeCache | None = None
+        self._kept = False
+        self._context = self._created(order.runtime_cache)
+        self._buffers: dict[str, Buffer] = {}
+        self._host: dict[str, Array] = {}
+        self._allocators: dict[str, Any] = {}
+        self._listening: Any = None  # the library keeps no reference to it
+        self._graph: Callable[[], object] | None = None
+        self._runs = 1
+
+    @property
+    def cuda_graph(self) -> bool:
+        return self._graph is not None
+
+    def layers(self) -> Sequence[EngineLayer]:
+        """The layers that the engine inspector lists."""
+        return read_layers(self._trt, self._engine)
+
+    def run(self, feeds: Mapping[str, Array], debug: Path | None = None) -> dict[str, Array]:
+        """See `Program.run`."""
+        self._feed(feeds)
+        if debug is not None and not hasattr(self._context, "unfused_tensors_debug_state"):
+            self.notes.append(f"{self._title} has no unfused debug tensors")
+            debug = None
+        if debug is None:
+            self._execute()
+            self._stream.wait()
+            self._keep_kernels()
+            return self._outputs()
+        with TensorWriter(debug) as writer:
+            self._listening = listener(self._trt, self._stream, writer, self.notes)
+            self._context.set_debug_listener(self._listening)
+            self._context.unfused_tensors_debug_state = True
+            self._execute()
+            self._stream.wait()
+            self._context.unfused_tensors_debug_state = False
+        return self._outputs()
+
+    def prepare(self, feeds: Mapping[str, Array]) -> None:
+        """See `Program.prepare`."""
+        self._feed(feeds)
+        for _ in range(WARM_RUNS):
+            self._execute()
+        self._stream.wait()
+        try:
+            self._graph = self._stream.captured(self._execute)
+        except EngineError as error:
+            self.notes.append(f"no CUDA graph, so launches are part of the latency: {error.what}")
+        single = min(self._stream.elapsed_us(self._once) for _ in range(3))
+        self._runs = max(1, min(MOST_RUNS, round(BATCH_US / max(single, 1.0))))
+
+    def time_us(self) -> float:
+        """See `Program.time_us`; the mean of several back-to-back runs if a run is short."""
+        return self._stream.elapsed_us(self._batch) / self._runs
+
+    def close(self) -> None:
+        """Free the buffers; the engine goes with the object."""
+        for buffer in self._buffers.values():
+            buffer.free()
+        self._buffers.clear()
+
+    def _created(self, runtime_cache: Path | None) -> Any:
+        """An execution context that compiles kernels for dynamic shapes before runs, not during them."""
+        trt, engine = self._trt, self._engine
+        strategies = getattr(trt, "DynamicShapesKernelSpecializationStrategy", None)
+        if strategies is None or not hasattr(engine, "create_runtime_config"):
+            context = engine.create_execution_context()
+        else:
+            config = engine.create_runtime_config()
+            config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
+            self._kernels = open_cache(config, runtime_cache)
+            context = engine.create_execution_context(config)
+        if context is None:
+            why = self._why()
+            raise EngineError(
+                f"{self._title} makes no execution context on {self.device}: {why}", hint=context_hint(why)
+            )
+        return context
+
+    def _keep_kernels(self) -> None:
+        """Writes the kernels that loading and the first run compiled."""
+        if self._kernels is not None and not self._kept:
+            self._kernels.keep()
+            self._kept = True
+
+    def _why(self) -> str:
+        return "; ".join((self._log.errors or self._log.warnings)[-3:]) or "it gives no reason"
+
+    def _once(self) -> None:
+        if self._graph is not None:
+            self._graph()
+        else:
+            self._execute()
+
+    def _batch(self) -> None:
+        for _ in range(self._runs):
+            self._once()
+
+    def _execute(self) -> None:
+        if not self._context.execute_async_v3(self._stream.handle):
+            raise EngineError(
+                f"{self._title} cannot run the engine: {self._why()}",
+                hint="the log above names the layer; free GPU memory, or run smaller samples",
+            )
+
+    def _feed(self, feeds: Mapping[str, Array]) -> None:
+        for name in self._names(self._trt.TensorIOMode.INPUT):
+            self._feed_one(name, feeds)
+        for name in self._names(self._trt.TensorIOMode.OUTPUT):
+            self._provide(name)
+
+    def _names(self, mode: Any) -> list[str]:
+        """The inputs or the outputs of the engine."""
+        names = map(self._engine.get_tensor_name, range(self._engine.num_io_tensors))
+        return [name for name in names if self._engine.get_tensor_mode(name) == mode]
+
+    def _feed_one(self, name: str, feeds: Mapping[str, Array]) -> None:
+        if name not in feeds:
+            raise EngineError(
+                f"the samples hold no array for input {name!r}",
+                where=name,
+                hint="the engine was built from a model with other inputs: build it again",
+            )
+        array = np.require(feeds[name], self._dtype(name), "C")
+        if not self._context.set_input_shape(name, tuple(array.shape)):
+            low, _, high = self._engine.get_tensor_profile_shape(name, 0)
+            raise EngineError(
+                f"shape {list(array.shape)} of input {name!r} is outside the engine's profile "
+                f"({list(low)} to {list(high)})",
+                where=name,
+                hint="widen it with `min-shapes` and `max-shapes`",
+            )
+        if self._on_host(name):
+            self._host[name] = array.copy()
+            self._context.set_tensor_address(name, self._host[name].ctypes.data)
+        else:
+            self._buffer(name, array.nbytes).upload(array)
+
+    def _provide(self, name: str) -> None:
+        """Memory for an output; TensorRT allocates it if the shape depends on the data."""
+        shape = tuple(self._context.get_tensor_shape(name))
+        if -1 in shape:
+            if name not in self._allocators:
+                self._allocators[name] = allocator(self._trt, self._stream)
+                self._context.set_output_allocator(name, self._allocators[name])
+        elif self._on_host(name):
+            self._host[name] = np.empty(shape, self._dtype(name))
+            self._context.set_tensor_address(name, self._host[name].ctypes.data)
+        else:
+            self._buffer(name, int(np.prod(shape)) * self._dtype(name).itemsize)
+
+    def _buffer(self, name: str, size: int) -> Buffer:
+        """A buffer of at least this size, set as the tensor's address."""
+        known = self._buffers.get(name)
+        if known is None or known.size < size:
+            if known is not None:
+                known.free()
+            known = self._buffers[name] = Buffer(self._stream, size)
+        self._context.set_tensor_address(name, known.pointer)
+        return known
+
+    def _outputs(self) -> dict[str, Array]:
+        return {name: self._value(name) for name in self._names(self._trt.TensorIOMode.OUTPUT)}
+
+    def _value(self, name: str) -> Array:
+        if name in self._host:
+            return self._host[name]
+        if name in self._allocators:
+            shape, buffer = self._allocators[name].shape, self._allocators[name].buffer
+        else:
+            shape, buffer = tuple(self._context.get_tensor_shape(name)), self._buffers[name]
+        array: Array = np.empty(shape, self._dtype(name))
+        self._stream.download(buffer.pointer, array)
+        return array
+
+    def _on_host(self, name: str) -> bool:
+        return bool(self._engine.get_tensor_location(name) == self._trt.TensorLocation.HOST)
+
+    def _dtype(self, name: str) -> np.dtype[Any]:
+        kind = self._engine.get_tensor_dtype(name).name
+        if kind not in NUMPY:
+            raise EngineError(
+                f"tensor {name!r} is {kind}, which NumPy does not have",
+                where=name,
+                hint="add a Cast to FP32 before this output",
+            )
+        return NUMPY[kind]

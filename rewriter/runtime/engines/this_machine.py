@@ -1,0 +1,153 @@
+"""The GPU of this machine, the installed libraries, and the best engine that runs here."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import get_args
+
+from rewriter.ir import children
+from rewriter.ir.errors import EngineError, NativeError
+from rewriter.runtime.engines import nvidia_driver
+from rewriter.runtime.engines.nvidia_driver import Gpu
+from rewriter.runtime.engines.onnxruntime_module import import_onnxruntime
+from rewriter.runtime.engines.protocol import EngineName
+
+ASK_S = 60.0
+"""Time limit for the driver; a GPU that wakes up needs a few seconds."""
+
+REFUSES = (("tensorrt_rtx", (1, 7), (9, 0), "1.6.1"),)
+"""Library, first release that does not load engines on a compute capability, and last release that does
+(docs/engines.md#what-releases-do)."""
+
+AUTO = "auto"
+
+PREFERRED: tuple[EngineName, ...] = ("tensorrt", "tensorrt-rtx")
+"""Engines that `auto` tries on a GPU, best first."""
+
+INSTALL = {
+    "tensorrt": 'pip install "rewriter[trt]", on a machine with a GPU',
+    "tensorrt_rtx": 'pip install "rewriter[rtx]"',
+    "cuda.bindings": 'pip install "rewriter[gpu]"',
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The engine that runs here.
+
+    Attributes:
+        engine: None if no engine runs on a GPU here, so that emulation is used.
+        reasons: One sentence for each better engine that cannot run.
+    """
+
+    engine: EngineName | None
+    reasons: tuple[str, ...] = ()
+
+
+@lru_cache(maxsize=1)
+def gpu() -> Gpu | None:
+    """The first GPU, or None; queried once, in a child process."""
+    with suppress(NativeError):
+        gpus, _ = children.run(nvidia_driver.gpus, doing="NVIDIA's driver", limit_s=ASK_S)
+        return next(iter(gpus), None)
+    return None
+
+
+def choose(engine: str = AUTO) -> Choice:
+    """The engine of this name, or the best one that can run on this machine's GPU.
+
+    Raises:
+        EngineError: the one that was named cannot run here.
+    """
+    if engine != AUTO:
+        return Choice(require(engine))
+    if gpu() is None:
+        return Choice(None, ("there is no NVIDIA driver here, or it sees no GPU",))
+    reasons: list[str] = []
+    for name in PREFERRED:
+        problem = obstacle(name)
+        if problem is None:
+            return Choice(name, tuple(reasons))
+        reasons.append(problem.what)
+    return Choice(None, tuple(reasons))
+
+
+def require(engine: str) -> EngineName:
+    """Checks that the engine of this name can run here.
+
+    Raises:
+        EngineError: no such engine; no GPU, no library, or a release that does not run on this GPU.
+    """
+    for name in get_args(EngineName):
+        if name == engine:
+            if problem := obstacle(name):
+                raise problem
+            return name  # type: ignore[no-any-return]
+    raise EngineError(f"there is no engine {engine!r}", hint="one of " + ", ".join(get_args(EngineName)))
+
+
+def obstacle(engine: EngineName) -> EngineError | None:
+    """The error for an engine that cannot run here; None if it can, judged without loading it."""
+    if engine == "onnxruntime":
+        return None
+    found = gpu()
+    if found is None:
+        return nvidia_driver.no_gpu(f"{engine} runs on a GPU")
+    if engine == "onnxruntime-cuda":
+        return cuda_obstacle()
+    module = engine.replace("-", "_")
+    for needed in (module, "cuda.bindings"):
+        if not _installed(needed):
+            return EngineError(f"{needed} is not installed", hint=INSTALL[needed])
+    return refusal(module, _version(module), found)
+
+
+def cuda_obstacle() -> EngineError | None:
+    """The error for an ONNX Runtime without CUDA."""
+    ort = import_onnxruntime()
+    if "CUDAExecutionProvider" in ort.get_available_providers():
+        return None
+    return EngineError(
+        f"this ONNX Runtime ({ort.__version__}) is built without CUDA", hint="pip install onnxruntime-gpu"
+    )
+
+
+def refusal(module: str, release: str, found: Gpu) -> EngineError | None:
+    """The error for a release that is known not to load engines on a GPU; avoids a build of minutes."""
+    installed = tuple(int(part) for part in release.split(".")[:2] if part.isdigit())
+    for name, since, capability, last in REFUSES:
+        if module == name and installed >= since and found.capability == capability:
+            major, minor = capability
+            return EngineError(
+                f"{title(module)} {release} does not load engines on compute capability {major}.{minor} "
+                f"({found.name}); {last} does",
+                hint=f'pip install "{module.replace("_", "-")}<{since[0]}.{since[1]}"',
+            )
+    return None
+
+
+def title(module: str) -> str:
+    """NVIDIA's name for the library."""
+    return "TensorRT-RTX" if module == "tensorrt_rtx" else "TensorRT"
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of a parent package
+        return False
+
+
+def _version(module: str) -> str:
+    """The installed release; empty if no wheel has metadata."""
+    plain = module.replace("_", "-")
+    for name in (plain, f"{plain}-cu13", f"{plain}-cu12"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return ""

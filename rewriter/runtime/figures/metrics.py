@@ -1,0 +1,163 @@
+"""Metrics that a tolerance may be about: one number for the error of all outputs."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model import Array
+from rewriter.runtime.figures.outputs import compare
+from rewriter.runtime.figures.pair import Pair
+from rewriter.runtime.figures.tolerances import RELATIVE_L2
+
+Outputs = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A measure of all outputs of one sample.
+
+    Attributes:
+        worst: Computes the value from the original's outputs and the result's, by name. For measures of a
+            single output it is that of the worst output.
+        least: True if the tolerance is a lower limit (PSNR), not an upper one (an error).
+    """
+
+    worst: Callable[[Outputs, Outputs], float]
+    least: bool = False
+
+    @property
+    def failed(self) -> float:
+        """The worst value there is."""
+        return -math.inf if self.least else math.inf
+
+    def meets(self, value: float, tolerance: float) -> bool:
+        return value >= tolerance if self.least else value <= tolerance
+
+    def worst_of(self, values: Iterable[float]) -> float | None:
+        """The worst of some values; None if there are none."""
+        return (min if self.least else max)(values, default=None)
+
+
+def per_output(of: Callable[[Pair], float], *, least: bool = False) -> Metric:
+    """The worst value of a measure of one output; that of an output that is not finite is `failed`."""
+
+    def worst(expected: Outputs, actual: Outputs) -> float:
+        pairs = (Pair(expected[name], actual[name]) for name in expected)
+        value = metric.worst_of(of(pair) if pair.finite else metric.failed for pair in pairs)
+        return value if value is not None else math.inf if least else 0.0
+
+    metric = Metric(worst, least)
+    return metric
+
+
+def of_the_user(function: Callable[[Outputs, Outputs], Any], where: str) -> Metric:
+    """Wraps a function of the user's that maps the two dicts of arrays to a number.
+
+    If the function has a true attribute `least`, more is better and the tolerance is a lower limit. NaN is
+    the worst value there is.
+
+    Raises (when it is used):
+        UsageError: the function raises, or returns no number.
+    """
+
+    def worst(expected: Outputs, actual: Outputs) -> float:
+        try:
+            value = float(function(dict(expected), dict(actual)))
+        except Exception as error:
+            text = f"the function fails: {type(error).__name__}: {error}"
+            hint = "it gets two dicts of arrays, the original's outputs and the result's, and returns a float"
+            raise UsageError(text, where=where, hint=hint) from error
+        return metric.failed if math.isnan(value) else value
+
+    metric = Metric(worst, bool(getattr(function, "least", False)))
+    return metric
+
+
+def detections(expected: Outputs, actual: Outputs) -> float:
+    """Relative L2 error of the worst output, with the rows of detections matched as sets; see `compare`.
+
+    Other outputs are compared element by element.
+    """
+    found = compare(expected, actual, -math.inf, as_sets=True)  # no error is that small: all rows are matched
+    return max((c.relative_l2 if c.finite else math.inf for c in found), default=0.0)
+
+
+def top_k(k: int) -> Callable[[Pair], float]:
+    """Share of rows along the last axis whose `k` largest entries are the same set."""
+
+    def agreement(pair: Pair) -> float:
+        expected, actual = (_best(array, k) for array in pair.wide)
+        return float(np.mean(np.all(expected == actual, axis=-1))) if pair.expected.size else 1.0
+
+    return agreement
+
+
+def _best(array: Array, k: int) -> Array:
+    """Positions of the `k` largest entries of each row, in order of position; ties go to the first."""
+    rows = array.reshape(-1, array.shape[-1] if array.ndim else 1)
+    return np.sort(np.argsort(-rows, axis=-1, kind="stable")[:, :k], axis=-1)
+
+
+DETECTIONS = "detections"
+"""The metric of models that select their rows."""
+
+METRICS: dict[str, Metric] = {
+    RELATIVE_L2: per_output(attrgetter("relative_l2")),
+    "max-abs": per_output(attrgetter("max_abs")),
+    "cosine": per_output(attrgetter("cosine"), least=True),
+    "psnr": per_output(attrgetter("psnr"), least=True),
+    "top-1": per_output(top_k(1), least=True),
+    "top-5": per_output(top_k(5), least=True),
+    DETECTIONS: Metric(detections),
+}
+"""By the name that `--metric` takes."""
+
+
+@functools.cache
+def named(name: str) -> Metric:
+    """The metric that `--metric` names: one of `METRICS`, `file.py:function`, or `package.module:function`.
+
+    Raises:
+        UsageError: no such metric, file, module or function; it is named.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    place, colon, attribute = name.rpartition(":")
+    if not (place and colon and attribute):
+        hint = f"choose from {', '.join(METRICS)}, or name a function: file.py:function"
+        raise UsageError(f"it cannot be {name!r}", where="`metric`", hint=hint)
+    function = getattr(_module(place), attribute, None)
+    if not callable(function):
+        hint = f"define `def {attribute}(expected, actual) -> float` there"
+        raise UsageError(f"{place} has no function {attribute}", where="`metric`", hint=hint)
+    return of_the_user(function, f"`metric={name}`")
+
+
+def _module(place: str) -> ModuleType:
+    """Imports the user's code: a file under a name of its own, a module as it is on the path."""
+    try:
+        if not place.endswith(".py"):
+            return importlib.import_module(place)
+        path = Path(place)
+        spec = importlib.util.spec_from_file_location(f"rewriter_metric_{path.stem}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except FileNotFoundError as error:
+        raise UsageError("there is no such file", where=f"`metric={place}`", hint="check the path") from error
+    except Exception as error:
+        text = f"it cannot be imported: {type(error).__name__}: {error}"
+        raise UsageError(text, where=f"`metric={place}`", hint="does it import by itself?") from error
+    return module

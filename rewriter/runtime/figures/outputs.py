@@ -1,0 +1,266 @@
+"""Compares the outputs of a model with the original's, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rewriter.ir.model import Array
+from rewriter.runtime.figures.pair import Pair, degenerate, is_float, root_mean_square
+from rewriter.runtime.figures.probabilities import (
+    Probabilities,
+    ProbabilityError,
+    probability_error,
+    same_best,
+)
+from rewriter.runtime.figures.rows import SET_FACTOR, matched, row_groups
+from rewriter.runtime.figures.tolerances import RELATIVE_L2, USABLE
+
+PROBABILITY = "probability"
+"""The measure of outputs that end in a Softmax or Sigmoid: see `probabilities`."""
+
+PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+
+DECADES = tuple(range(-7, 1))
+"""Bins of the histogram: below 1e-7, then each decade, then 1 and more, of the error over the RMS. FP16
+rounds by up to 5e-4 of a value (2^-11), so the errors of a sound FP16 result lie around 1e-4 to 1e-3."""
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """The verdict on one output, against a tolerance.
+
+    Attributes:
+        relative_l2: ||a - b|| / ||b|| for floats; the share of differing elements for other types.
+        max_abs: Largest absolute difference.
+        finite: True if NaN and infinities are those of the original.
+        tolerance: Largest `relative_l2` that passes.
+        note: The way of comparison if it was not element by element, e.g. as a set of detections.
+        probability: The fair measure of an output of probabilities, which may excuse a larger `relative_l2`.
+        same_best: Share of rows with the same best class, if the output holds scores; None if it does not.
+    """
+
+    name: str
+    relative_l2: float
+    max_abs: float
+    cosine: float
+    finite: bool
+    tolerance: float
+    note: str = ""
+    probability: ProbabilityError | None = None
+    same_best: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.finite and (self.relative_l2 <= self.tolerance or self.is_fair)
+
+    @property
+    def is_fair(self) -> bool:
+        """True if it is an output of probabilities, and those are as the original's."""
+        fair = self.probability
+        return fair is not None and fair.passed and self._relative_to_use <= 1.0
+
+    @property
+    def _relative_to_use(self) -> float:
+        """The relative error in units of `USABLE`; 0 for probabilities that FP32 does not resolve."""
+        fair = self.probability
+        return 0.0 if fair is not None and fair.unresolved else self.relative_l2 / USABLE
+
+    @property
+    def fair_text(self) -> str:
+        """How probabilities or scores fare that a relative error alone would fail; "" for other outputs."""
+        fair = self.probability
+        if not self.finite or self.relative_l2 <= self.tolerance:
+            return ""
+        if self.same_best is not None:
+            return (
+                f"the largest element of each row of {self.name} is at the same place in "
+                f"{self.same_best:.4g} of the rows; if it holds scores of classes, "
+                "`metric='top-1'` `tolerance=0.99` judges by that"
+            )
+        if fair is None:
+            return ""
+        beyond = f"; but a relative error beyond {USABLE} hides behind no other figure"
+        words = f"{self.name} holds probabilities ({fair.reason}): {fair}"
+        return words + (beyond if self._relative_to_use > 1.0 else "")
+
+    @property
+    def metric(self) -> str:
+        """The measure that decides on it."""
+        return PROBABILITY if self.probability is not None else RELATIVE_L2
+
+    @property
+    def excess(self) -> float:
+        """The error in units of what is allowed: above 1 it fails."""
+        if not self.finite or (not self.tolerance and self.relative_l2):
+            return math.inf
+        relative = self.relative_l2 / self.tolerance if self.tolerance else 0.0
+        fair = self.probability
+        if fair is None or not fair.decided:
+            return relative
+        return min(relative, max(fair.excess, self._relative_to_use))
+
+
+@dataclass(frozen=True)
+class OutputStatistics:
+    """The errors of one output in one sample of one build, element by element; floats in the output's unit.
+
+    Elements that are not finite in the original are left out of all figures but `not_finite`.
+
+    Attributes:
+        sample, build: Numbers from 0.
+        not_finite: Number of elements that are NaN or infinite on one side only, or differ in it.
+        relative_l2, max_abs, cosine, psnr: As in `Pair`.
+        at: Index of the largest difference, where the original has `expected` and the fixed model `actual`.
+        rms: Root mean square of the original: the unit of `histogram`.
+        percentiles: Absolute error that this share (in %) of the elements does not exceed.
+        histogram: Number of elements in each decade of `DECADES`, by absolute error over `rms`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    sample: int
+    build: int
+    not_finite: int
+    relative_l2: float
+    max_abs: float
+    at: tuple[int, ...]
+    expected: float
+    actual: float
+    cosine: float
+    psnr: float
+    rms: float
+    percentiles: Mapping[str, float]
+    histogram: tuple[int, ...]
+
+
+def compare(
+    expected: Mapping[str, Array],
+    actual: Mapping[str, Array],
+    tolerance: float,
+    *,
+    as_sets: bool = False,
+    kinds: Mapping[str, Probabilities] | None = None,
+) -> tuple[OutputComparison, ...]:
+    """Compare outputs by name, element by element.
+
+    Args:
+        expected, actual: Outputs of the reference and of the result.
+        tolerance: Largest relative L2 error of a float output, and largest share of differing elements of
+            any other output.
+        as_sets: Match the rows of finite outputs [batch, rows] or [batch, rows, features] that fail, and
+            compare them again: for models whose TopK orders detections.
+        kinds: Outputs that are probabilities: they pass by these, too.
+    """
+    found = compared_pairs(expected, actual, tolerance, as_sets=as_sets, kinds=kinds)
+    return tuple(one for one, _ in found)
+
+
+def compared_pairs(
+    expected: Mapping[str, Array],
+    actual: Mapping[str, Array],
+    tolerance: float,
+    *,
+    as_sets: bool = False,
+    kinds: Mapping[str, Probabilities] | None = None,
+) -> tuple[tuple[OutputComparison, Pair], ...]:
+    """As `compare`, with the arrays that were compared: rows are in matching order where they are a set."""
+    pairs = {name: Pair(expected[name], actual[name]) for name in expected}
+    found = {name: _compared(name, replace(pair), tolerance) for name, pair in pairs.items()}
+    if as_sets and not all(c.passed for c in found.values()):
+        for names in row_groups(expected, actual):
+            if not all(found[name].passed for name in names):
+                for name, pair, note in matched(names, expected, actual):
+                    found[name] = _compared(name, replace(pair), SET_FACTOR * tolerance, note)
+                    pairs[name] = pair
+    for name, kind in (kinds or {}).items():
+        if found[name].finite and kind.raw:
+            found[name] = replace(found[name], same_best=same_best(Pair(expected[name], actual[name])))
+        elif found[name].finite and math.isfinite(tolerance):
+            error = probability_error(kind, Pair(expected[name], actual[name]), tolerance)
+            found[name] = replace(found[name], probability=error)
+    return tuple((one, pairs[name]) for name, one in found.items())
+
+
+def _compared(name: str, pair: Pair, tolerance: float, note: str = "") -> OutputComparison:
+    expected, actual = pair.expected, pair.actual
+    if not pair.same_shape:
+        note = f"shape {actual.shape}, expected {expected.shape}"
+    elif is_float(expected):
+        note = "; ".join(part for part in (note, degenerate(expected)) if part)
+    else:
+        share = float(np.mean(expected != actual)) if expected.size else 0.0
+        note = "; ".join(part for part in (note, "share of differing elements") if part)
+        return OutputComparison(name, share, share, 1.0 - share, True, tolerance, note)
+    return OutputComparison(name, pair.relative_l2, pair.max_abs, pair.cosine, pair.finite, tolerance, note)
+
+
+def compare_samples(
+    expected: Sequence[Mapping[str, Array]],
+    actual: Sequence[Mapping[str, Array]],
+    tolerance: float,
+    *,
+    as_sets: bool = False,
+    kinds: Mapping[str, Probabilities] | None = None,
+) -> tuple[OutputComparison, ...]:
+    """The worst comparison of each output over some samples; see `compare`."""
+    pairs = zip(expected, actual, strict=True)
+    return worst_of_samples(
+        [compare(one, other, tolerance, as_sets=as_sets, kinds=kinds) for one, other in pairs]
+    )
+
+
+def worst_of_samples(rounds: Sequence[Sequence[OutputComparison]]) -> tuple[OutputComparison, ...]:
+    """The worst comparison of each output; one round for each sample."""
+    by_output = zip(*rounds, strict=True)
+    return tuple(max(same, key=lambda c: (not c.finite, not c.passed, c.relative_l2)) for same in by_output)
+
+
+def statistics(name: str, pair: Pair, *, sample: int = 0, build: int = 0) -> OutputStatistics:
+    """All figures of an output of any numeric type or bool; the shapes of the pair are equal."""
+    expected, actual = pair.wide
+    errors = np.zeros(expected.shape)
+    errors[pair.usable] = pair.differences
+    errors[pair.broken] = np.inf
+    at = tuple(int(i) for i in np.unravel_index(np.argmax(errors), errors.shape)) if errors.size else ()
+    rms = root_mean_square(pair.values[0])
+    return OutputStatistics(
+        name=name,
+        shape=tuple(expected.shape),
+        dtype=pair.actual.dtype.name,
+        sample=sample,
+        build=build,
+        not_finite=int(np.count_nonzero(pair.broken)),
+        relative_l2=pair.relative_l2,
+        max_abs=pair.max_abs,
+        at=at,
+        expected=float(expected[at]) if errors.size else 0.0,
+        actual=float(actual[at]) if errors.size else 0.0,
+        cosine=pair.cosine,
+        psnr=pair.psnr,
+        rms=rms,
+        percentiles=_percentiles(pair.differences),
+        histogram=_histogram(pair.differences, rms),
+    )
+
+
+def worst_statistics(figures: Sequence[OutputStatistics]) -> OutputStatistics:
+    """The worst sample and build of one output."""
+    return max(figures, key=lambda one: (one.not_finite, one.relative_l2))
+
+
+def _percentiles(errors: Array) -> dict[str, float]:
+    if not errors.size:
+        return {}
+    values = np.percentile(errors, PERCENTILES)
+    return {f"{share:g}": float(value) for share, value in zip(PERCENTILES, values, strict=True)}
+
+
+def _histogram(errors: Array, rms: float) -> tuple[int, ...]:
+    edges = [10.0**decade for decade in DECADES]
+    bins = np.searchsorted(edges, errors / (rms or 1.0), side="right")
+    return tuple(int(count) for count in np.bincount(bins, minlength=len(edges) + 1))

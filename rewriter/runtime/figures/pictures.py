@@ -1,0 +1,100 @@
+"""Outputs that look like images, as small pictures for reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rewriter.ir.model import Array
+from rewriter.runtime.figures.pair import Pair, is_float
+
+SMALLEST_SIDE = 16
+"""Pixels of the shorter side below which nothing is to be seen."""
+
+LARGEST_SIDE = 320
+"""Pixels of the longer side of a picture; larger outputs are thinned."""
+
+MOST_ASPECT = 8
+"""Longest side in units of the shorter one: hidden states [batch, tokens, features] are longer as a rule."""
+
+COLOURS = (1, 3)
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """The first image of an output: original, result, and where they differ, with 8 bits per channel.
+
+    Attributes:
+        expected, actual: [height, width] or [height, width, 3], uint8.
+        difference: [height, width], uint8: largest absolute difference of the channels.
+        low, high: Values of the output shown as 0 and 255.
+        largest: Difference shown as 255; 0.0 if there is none.
+        size: Height and width of the output, before it was thinned.
+    """
+
+    name: str
+    expected: Array
+    actual: Array
+    difference: Array
+    low: float
+    high: float
+    largest: float
+    size: tuple[int, int]
+
+
+def picture_of(name: str, pair: Pair) -> Picture | None:
+    """Returns the output as pictures; None if it does not look like an image.
+
+    Images are floats or uint8 of [.., C, H, W] or [.., H, W, C] with 1 or 3 channels, or [1, H, W].
+    """
+    if not pair.same_shape or not (is_float(pair.expected) or pair.expected.dtype == np.uint8):
+        return None
+    images = [_thinned(image) for image in map(_as_image, (pair.expected, pair.actual)) if image is not None]
+    size = _size(pair.expected)
+    if len(images) < 2 or size is None:
+        return None
+    expected, actual = images
+    finite = expected[np.isfinite(expected)]
+    if not finite.size:
+        return None
+    low, high = float(finite.min()), float(finite.max())
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(actual - expected).max(axis=-1)
+    known = difference[np.isfinite(difference)]
+    largest = float(known.max(initial=0.0))
+    left, right = (_bytes(i.squeeze(-1) if i.shape[-1] == 1 else i, low, high) for i in images)
+    return Picture(name, left, right, _bytes(difference, 0.0, largest), low, high, largest, size)
+
+
+def _size(array: Array) -> tuple[int, int] | None:
+    """Height and width of an image-like array."""
+    shape = array.shape
+    if array.ndim >= 3 and shape[-3] in COLOURS:
+        sides = shape[-2], shape[-1]
+    elif array.ndim >= 3 and shape[-1] in COLOURS:
+        sides = shape[-3], shape[-2]
+    else:
+        return None
+    looks = min(sides) >= SMALLEST_SIDE and max(sides) <= MOST_ASPECT * min(sides)
+    return (int(sides[0]), int(sides[1])) if looks else None
+
+
+def _as_image(array: Array) -> Array | None:
+    """The first image as [height, width, channels]; None if the array does not look like one."""
+    if _size(array) is None:
+        return None
+    first = array.reshape(-1, *array.shape[-3:])[0]
+    return np.asarray(np.moveaxis(first, 0, -1) if first.shape[0] in COLOURS else first)
+
+
+def _thinned(image: Array) -> Array:
+    """Every k-th pixel in float64, so that the longer side fits."""
+    step = -(-max(image.shape[:2]) // LARGEST_SIDE)
+    return np.asarray(image[::step, ::step].astype(np.float64))
+
+
+def _bytes(values: Array, low: float, high: float) -> Array:
+    """Values as 0 to 255; NaN is 255."""
+    scaled = (values - low) / ((high - low) or 1.0)
+    return np.asarray(np.round(np.nan_to_num(np.clip(scaled, 0.0, 1.0), nan=1.0) * 255.0), np.uint8)

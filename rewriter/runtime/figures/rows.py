@@ -1,0 +1,71 @@
+"""Matches the rows of two results as sets, for detectors whose TopK orders rows by score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from rewriter.ir.model import Array
+from rewriter.runtime.figures.assignment import assignment
+from rewriter.runtime.figures.pair import Pair, is_float
+
+SET_SHARE = 0.95
+"""Share of the rows that is compared: queries at the threshold of a TopK come and go."""
+
+SET_FACTOR = 2.0
+"""Factor on the tolerance of a comparison as sets. Detections attend to one another, so that one exchanged
+row moves its neighbours: the TF32 engine of an RT-DETR R101 errs by 1.0e-2 as a set on one H200."""
+
+MOST_ROWS = 2048
+"""Matching costs time with the cube of the rows, and memory with their square (32 MiB at 2048)."""
+
+
+def row_groups(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> list[list[str]]:
+    """Names of finite outputs [batch, rows] or [batch, rows, features] with equal first two dimensions.
+
+    One row of each output in a group describes the same detection.
+    """
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name, array in expected.items():
+        if array.ndim in (2, 3) and 1 < array.shape[1] <= MOST_ROWS and array.shape == actual[name].shape:
+            groups.setdefault(array.shape[:2], []).append(name)
+    return [names for names in groups.values() if all(_finite(expected[n], actual[n]) for n in names)]
+
+
+def matched(
+    names: Sequence[str], expected: Mapping[str, Array], actual: Mapping[str, Array]
+) -> Iterator[tuple[str, Pair, str]]:
+    """Yields each output of a group with its best rows in matching order, and a note for the report."""
+    batch, rows = expected[names[0]].shape[:2]
+    keep = math.ceil(rows * SET_SHARE)
+    order = [_match([(expected[n][i], actual[n][i]) for n in names], keep) for i in range(batch)]
+    for name in names:
+        left = np.stack([expected[name][i][kept] for i, (kept, _) in enumerate(order)])
+        right = np.stack([actual[name][i][kept] for i, (_, kept) in enumerate(order)])
+        yield name, Pair(left, right), f"rows matched as sets, best {keep} of {rows}"
+
+
+def _finite(*arrays: Array) -> bool:
+    """True if no row can hide a NaN or infinity by being left out."""
+    return all(not is_float(a) or bool(np.all(np.isfinite(a))) for a in arrays)
+
+
+def _match(pairs: Sequence[tuple[Array, Array]], keep: int) -> tuple[Array, Array]:
+    """Row numbers on both sides of the `keep` best pairs; `pairs` hold [rows, ...] of every output."""
+    cost = np.sum([_distances(a, b) for a, b in pairs], axis=0)
+    left, right = np.arange(len(cost)), assignment(cost)
+    best = np.argsort(cost[left, right], kind="stable")[:keep]
+    return left[best], right[best]
+
+
+def _distances(a: Array, b: Array) -> Array:
+    """Distances between all rows: squared, in units of the mean squared row of `a`; 0 or 1 if not floats."""
+    left, right = a.reshape(len(a), -1), b.reshape(len(b), -1)
+    if not is_float(a):
+        return np.asarray(np.any(left[:, None] != right[None], axis=2), np.float64)
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    norms = np.sum(left * left, axis=1)
+    squares = norms[:, None] + np.sum(right * right, axis=1)[None] - 2.0 * (left @ right.T)
+    return np.asarray(np.maximum(squares, 0.0) / (float(np.mean(norms)) or 1.0))

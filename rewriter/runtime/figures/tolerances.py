@@ -1,0 +1,73 @@
+"""Tolerances by the precision that a model computes in, each with its source."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from onnx import TensorProto
+
+from rewriter.ir.model.facts import Facts
+
+RELATIVE_L2 = "relative-l2"
+"""The default metric."""
+
+USABLE = 0.1
+"""Largest relative L2 error that another figure, or the network's own FP32 engine, excuses: beyond it the
+result is of no use, whatever it is compared with."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The limit on the errors of a model's outputs.
+
+    Attributes:
+        metric: Name in `metrics.METRICS`.
+        source: The measurement or the option that the value comes from.
+    """
+
+    value: float
+    metric: str
+    source: str
+
+    @property
+    def of_each_output(self) -> float:
+        """Largest relative L2 error of an output; infinite if another metric judges the outputs."""
+        return self.value if self.metric == RELATIVE_L2 else math.inf
+
+
+TOLERANCES = {
+    "fp32": Tolerance(
+        1e-4,
+        RELATIVE_L2,
+        "FP32 arithmetic in another order: 3.8e-6 for one MatMul on an H200, times 25 for depth",
+    ),
+    "tf32": Tolerance(
+        5e-3,
+        RELATIVE_L2,
+        "TF32 keeps as many bits as FP16; whole networks measured up to 1.9e-3 on an H200",
+    ),
+    "fp16": Tolerance(5e-3, RELATIVE_L2, "sound FP16 networks measured 6e-4 to 2.4e-3 on an H200, times 2"),
+    "bf16": Tolerance(
+        4e-2, RELATIVE_L2, "the FP16 tolerance times 8: BF16 has 8 bits of significand where FP16 has 11"
+    ),
+}
+"""Largest error of a sound model, by the precision of its arithmetic."""
+
+
+def precision_of(facts: Facts) -> str:
+    """`bf16`, `fp16` or `fp32`: the coarsest type of a model's tensors."""
+    types = {tensor.dtype for scope in facts.scopes for tensor in scope.values()}
+    if TensorProto.BFLOAT16 in types:
+        return "bf16"
+    return "fp16" if TensorProto.FLOAT16 in types else "fp32"
+
+
+def default_tolerance(facts: Facts, *, tf32: bool) -> Tolerance:
+    """The tolerance for a model of these types.
+
+    Args:
+        tf32: True if FP32 may be rounded to TF32.
+    """
+    precision = precision_of(facts)
+    return TOLERANCES["tf32" if precision == "fp32" and tf32 else precision]

@@ -1,0 +1,190 @@
+"""Random feeds of the declared shapes and types, for models without data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from rewriter.ir.errors import InputsError
+from rewriter.ir.graph import GraphEditor, attribute, open_graphs, reached
+from rewriter.ir.graph.ops import VIEWS
+from rewriter.ir.model import Array, Model, Port
+from rewriter.ir.model import facts as tensor_facts
+from rewriter.runtime.inputs.samples import Sample, Samples, no_such_input, shape_text
+
+BATCH, IMAGE_SIDE, LENGTH = 1, 224, 32
+"""Sizes of free dimensions: for axis 0 and names with `batch`; for axes 2 and 3 of four; for others."""
+
+MOST_ELEMENTS = 2**30
+"""Of an input with random values: 4 GiB in FP32, far above what networks take."""
+
+_INDEX_PATH = VIEWS | {"Cast"}
+"""Operators that pass ids on, unchanged, to the Gather that looks them up."""
+
+
+def random_samples(
+    model: Model,
+    count: int = 1,
+    seed: int = 0,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Samples:
+    """Seeded samples: floats standard normal, ids within their table, masks of ones.
+
+    Integers that index no table are 1, bytes (uint8) are uniform, booleans true. Each free dimension gets a
+    size, the same wherever its name occurs; the text of the source lists the sizes.
+
+    Args:
+        input_shapes: Shapes of inputs, by name; they also fix the named dimensions of others.
+
+    Raises:
+        InputsError: an unknown input, a shape that contradicts the model, or an input whose values
+            cannot be random.
+    """
+    sizes = _Sizes(model.signature.inputs)
+    for name, shape in (input_shapes or {}).items():
+        sizes.fix(name, tuple(shape))
+    shapes = {port.name: sizes.shape(port) for port in model.signature.inputs}
+    _check_sizes(shapes)
+    limits = table_sizes(model)
+    makers = {port.name: _maker(port, limits.get(port.name)) for port in model.signature.inputs}
+
+    def sample(index: int) -> Sample:
+        def read() -> dict[str, Array]:
+            rng = np.random.default_rng([seed, index])
+            return {name: make(rng, shapes[name]) for name, make in makers.items()}
+
+        return Sample(f"random sample {index}", read)
+
+    text = (
+        f"random inputs, seed {seed}{sizes.text()} (no real data was used; ranges may not be representative)"
+    )
+    return Samples(model.signature, [sample(i) for i in range(count)], text, real=False)
+
+
+def _check_sizes(shapes: Mapping[str, Sequence[int]]) -> None:
+    for name, shape in shapes.items():
+        if math.prod(shape) > MOST_ELEMENTS:
+            raise InputsError(
+                f"random values for its shape {list(shape)} do not fit into memory",
+                where=f"input {name!r}",
+                hint="give data of a smaller size with `inputs`, or correct the model's input",
+            )
+
+
+@dataclass
+class _Sizes:
+    """Sizes of free dimensions: `named` by name, `fixed` by whole shapes of the user."""
+
+    ports: Sequence[Port]
+    named: dict[str, int] = field(default_factory=dict)
+    fixed: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    chosen: dict[str, int] = field(default_factory=dict)
+
+    def fix(self, name: str, shape: tuple[int, ...]) -> None:
+        ports = {port.name: port for port in self.ports}
+        where = f"`input-shapes={name}:{'x'.join(map(str, shape))}`"
+        if name not in ports:
+            raise no_such_input(name, ports, where)
+        declared = ports[name].shape
+        shape_hint = f"its shape in the model is {shape_text(declared)}"
+        if declared is not None and len(declared) != len(shape):
+            raise InputsError(
+                f"the model's input has {len(declared)} axes, not {len(shape)}", where=where, hint=shape_hint
+            )
+        for axis, (size, dim) in enumerate(zip(shape, declared or (), strict=False)):
+            if isinstance(dim, int) and dim != size:
+                raise InputsError(
+                    f"axis {axis} is {dim} in the model, not {size}", where=where, hint=shape_hint
+                )
+            if isinstance(dim, str) and self.named.setdefault(dim, size) != size:
+                raise InputsError(
+                    f"axis {axis} ({dim}) is {self.named[dim]} in another input",
+                    where=where,
+                    hint="give both inputs the same size there",
+                )
+        self.fixed[name] = shape
+
+    def shape(self, port: Port) -> tuple[int, ...]:
+        if port.name in self.fixed:
+            return self.fixed[port.name]
+        if port.shape is None:
+            raise InputsError(
+                "the model does not say how many axes it has",
+                where=f"input {port.name!r}",
+                hint=f"give it: `input-shapes={port.name}:1x3x224x224`, or give data with `inputs`",
+            )
+        return tuple(self._size(port, axis, dim) for axis, dim in enumerate(port.shape))
+
+    def _size(self, port: Port, axis: int, dim: int | str | None) -> int:
+        if isinstance(dim, int):
+            return dim
+        if isinstance(dim, str) and dim in self.named:
+            return self.named[dim]
+        batch = axis == 0 or (isinstance(dim, str) and "batch" in dim.lower())
+        side = len(port.shape or ()) == 4 and axis >= 2
+        size = BATCH if batch else IMAGE_SIDE if side else LENGTH
+        if isinstance(dim, str):
+            self.named[dim] = size
+        self.chosen[dim or f"{port.name} axis {axis}"] = size
+        return size
+
+    def text(self) -> str:
+        """The chosen sizes, as text that follows `seed 0`."""
+        sizes = ", ".join(f"{name} = {size}" for name, size in self.chosen.items())
+        return f", with {sizes}" if sizes else ""
+
+
+Maker = Callable[[np.random.Generator, tuple[int, ...]], Array]
+
+
+def _maker(port: Port, limit: int | None) -> Maker:
+    """Returns a function that makes values of an input; `limit` is the size of a table that they index."""
+    if port.dtype in (0, TensorProto.STRING):
+        raise InputsError(
+            "only numbers can be random",
+            where=f"input {port.name!r}",
+            hint="give data with `inputs`",
+        )
+    dtype: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
+    if "mask" in port.name.lower() or dtype.kind == "b":
+        return lambda rng, shape: np.ones(shape, dtype)
+    if dtype.kind not in "iu":
+        return lambda rng, shape: rng.standard_normal(shape, np.float32).astype(dtype)
+    if limit is not None:
+        return lambda rng, shape: rng.integers(0, limit, shape).astype(dtype)
+    if dtype == np.uint8:
+        return lambda rng, shape: rng.integers(0, 256, shape).astype(dtype)
+    return lambda rng, shape: np.ones(shape, dtype)
+
+
+def table_sizes(model: Model) -> dict[str, int]:
+    """The number of rows of the smallest table that an integer input indexes, by input."""
+    integers = [p.name for p in model.signature.inputs if p.dtype in (TensorProto.INT32, TensorProto.INT64)]
+    if not integers:
+        return {}
+    graph = open_graphs(model, tensor_facts.infer(model))[0]
+    found = {name: [_rows(graph, node) for node in _gathers(graph, name)] for name in integers}
+    return {name: min(rows) for name, rows in found.items() if rows}
+
+
+def _gathers(graph: GraphEditor, name: str) -> list[NodeProto]:
+    """Gathers that use values of `name` as indices."""
+
+    def onward(tensor: str) -> list[str]:
+        passing = (n for n in graph.consumers(tensor) if n.op_type in _INDEX_PATH)
+        return [o for n in passing if n.op_type == "Concat" or n.input[0] == tensor for o in n.output]
+
+    uses = ((node, tensor) for tensor in reached([name], onward) for node in graph.consumers(tensor))
+    return [node for node, tensor in uses if node.op_type == "Gather" and node.input[1] == tensor]
+
+
+def _rows(graph: GraphEditor, gather: NodeProto) -> int:
+    """Size of the gathered axis; 1 if it is unknown, so that the index is 0."""
+    shape, axis = graph.shape(gather.input[0]), attribute(gather, "axis", 0)
+    size = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
+    return size if isinstance(size, int) and size > 0 else 1

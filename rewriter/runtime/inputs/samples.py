@@ -1,0 +1,262 @@
+"""Feeds for a model: read one at a time, any number of times, and checked against its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from rewriter.ir.english import article
+from rewriter.ir.errors import InputsError, did_you_mean
+from rewriter.ir.model import Array, Port, Signature
+from rewriter.runtime.inputs.stored_arrays import StoredArray
+from rewriter.runtime.source import DataSource, Shape
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The origin of one sample, for messages, and a function that reads it."""
+
+    where: str
+    read: Callable[[], Mapping[str, Any]]
+
+
+class Samples:
+    """Samples that fit the model's inputs: re-iterable, with a length, one in memory at a time.
+
+    The constructor reads and checks every sample once, so that wrong data is an error before any work.
+
+    Args:
+        signature: The inputs that the samples must fit.
+        text: The origin of the samples, in one line.
+        real: False for generated data.
+        notes: Sentences about what was done to the data for it to fit.
+        path, preprocess: As in `DataSource`.
+
+    Raises:
+        InputsError: a sample does not fit; the message names the sample, the input, and what to change.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        samples: Sequence[Sample],
+        text: str,
+        *,
+        real: bool,
+        notes: Sequence[str] = (),
+        path: str = "",
+        preprocess: str = "",
+    ) -> None:
+        self.notes = tuple(notes)
+        self._ports = {port.name: port for port in signature.inputs}
+        self._samples = samples
+        self.source = DataSource(text, len(samples), real, path, preprocess, self._spans())
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        for sample in self._samples:
+            yield checked(sample.read(), self._ports, sample.where)
+
+    def first(self, count: int) -> Samples:
+        """The first samples, at most `count`, with the same source."""
+        some = copy(self)
+        some._samples = self._samples[:count]
+        return some
+
+    def feeds(self, place: int) -> dict[str, Array]:
+        """One sample, by its place."""
+        sample = self._samples[place]
+        return checked(sample.read(), self._ports, sample.where)
+
+    def where(self, place: int) -> str:
+        """The origin of one sample, for messages."""
+        return self._samples[place].where
+
+    def without(self, kept: int, judged: Sequence[int]) -> Samples:
+        """The samples that a search may fit a plan to: all but one, unless there is only one.
+
+        The source of the result reports how many samples results are judged by.
+
+        Args:
+            kept: Place of the sample that is kept aside. `judged`: places of those that judge.
+        """
+        if len(self) < 2:
+            return self
+        fitting = copy(self)
+        fitting._samples = tuple(one for place, one in enumerate(self._samples) if place != kept)
+        number = "each" if len(judged) == len(self) else f"{len(judged)} of {len(self)}"
+        text = f"{self.source.text}; judged on {number}, {self._samples[kept].where} kept from searches"
+        fitting.source = replace(self.source, text=text)
+        return fitting
+
+    def _spans(self) -> dict[str, tuple[Shape, Shape, Shape]]:
+        spans: dict[str, tuple[Shape, Shape, Shape]] = {}
+        for number, feeds in enumerate(self):
+            for name, array in feeds.items():
+                _require_finite(array, name, number, self._samples[number].where)
+                low, first, high = spans.get(name, (array.shape,) * 3)
+                spans[name] = (
+                    tuple(map(min, low, array.shape)),
+                    first,
+                    tuple(map(max, high, array.shape)),
+                )
+        return spans
+
+
+def checked(feeds: Mapping[str, Any], ports: Mapping[str, Port], where: str) -> dict[str, Array]:
+    """The feeds as arrays in the order of the inputs.
+
+    Raises:
+        InputsError: names, element types, shapes, or named dimensions that contradict each other.
+    """
+    if not isinstance(feeds, Mapping):
+        raise InputsError(
+            f"a sample is {article(type(feeds).__name__)}, not a dict",
+            where=where,
+            hint="give one dict for each sample, with an array for each input: " + _listed(ports),
+        )
+    _check_names(feeds, ports, where)
+    described = {
+        name: _described(feeds[name], port, f"{where}: input {name!r}") for name, port in ports.items()
+    }
+    bound: dict[str, tuple[int, str]] = {}
+    for name, array in described.items():
+        _check_shape(array.shape, ports[name], bound, f"{where}: input {name!r}")
+    return {name: _typed(array, ports[name], f"{where}: input {name!r}") for name, array in described.items()}
+
+
+def no_such_input(name: str, ports: Mapping[str, Port], where: str) -> InputsError:
+    """The error for a name that no input has, with the closest name."""
+    text = "; ".join(filter(None, (f"the model has no input {name!r}", did_you_mean(name, ports))))
+    return InputsError(text, where=where, hint="its inputs are " + _listed(ports))
+
+
+def _check_names(feeds: Mapping[str, Any], ports: Mapping[str, Port], where: str) -> None:
+    for name in feeds:
+        if name not in ports:
+            raise no_such_input(str(name), ports, where)
+    for name in ports:
+        if name not in feeds:
+            raise InputsError(
+                f"there is no array for input {name!r}",
+                where=where,
+                hint="every sample needs " + _listed(ports),
+            )
+
+
+def _listed(ports: Mapping[str, Port]) -> str:
+    return ", ".join(f"{name} ({_type_name(port.dtype)})" for name, port in ports.items()) or "(none)"
+
+
+def _type_name(dtype: int) -> str:
+    """The name of an element type in numpy, or in ONNX if numpy lacks it."""
+    if dtype in (0, TensorProto.STRING):
+        return str(TensorProto.DataType.Name(dtype)).lower()
+    return str(np.dtype(helper.tensor_dtype_to_np_dtype(dtype)))
+
+
+def _described(value: Any, port: Port, where: str) -> Array | StoredArray:
+    """`value` as an array, or as the description of one in a file, which is not read yet."""
+    if port.dtype in (0, TensorProto.STRING):
+        what = "strings" if port.dtype else "a sequence, map or optional"
+        raise InputsError(
+            f"it is {what}, which TensorRT lacks; only tensors of numbers can be fed",
+            where=where,
+            hint="export the model without this input",
+        )
+    if isinstance(value, StoredArray):
+        return value
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise InputsError(
+            "it is a list whose parts differ in shape",
+            where=where,
+            hint="pad the parts to one length, or give one sample for each of them",
+        ) from error
+
+
+def _typed(stored: Array | StoredArray, port: Port, where: str) -> Array:
+    """The array in the port's element type; the byte order is converted, and float64 is cast.
+
+    What is in a file is read when its type is known to fit.
+    """
+    wanted = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
+    dtype = stored.dtype
+    nameless = dtype.kind == "V" and dtype.names is None and dtype != wanted
+    if nameless and wanted.isbuiltin == 2 and dtype.itemsize == wanted.itemsize:
+        return np.asarray(stored).view(wanted)  # npy files keep the bits of ml_dtypes types, not their names
+    if dtype.newbyteorder("=") == wanted:
+        return np.asarray(stored).astype(wanted, copy=False)
+    if is_narrowed(dtype, port):
+        return np.asarray(stored).astype(wanted)
+    what = "objects (pickled data)" if dtype.kind == "O" else str(dtype)
+    hint = f"convert it: array.astype({'np' if wanted.isbuiltin == 1 else 'ml_dtypes'}.{wanted})"
+    raise InputsError(f"the model wants {wanted}, the data is {what}", where=where, hint=hint)
+
+
+def is_narrowed(dtype: Any, port: Port) -> bool:
+    """True for float64, NumPy's default, where the input is a smaller float: nobody means to feed doubles."""
+    if port.dtype in (0, TensorProto.STRING):
+        return False
+    wanted = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
+    small = wanted.kind == "f" or wanted.name == "bfloat16"
+    return isinstance(dtype, np.dtype) and dtype == np.float64 and small and wanted.itemsize < 8
+
+
+def _require_finite(array: Array, name: str, number: int, where: str) -> None:
+    """Checks that there is no NaN or infinity; masks that are added to scores may hold -inf."""
+    if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+        return
+    wide = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    bad = np.isnan(wide) | (np.isinf(wide) if "mask" not in name.lower() else np.isposinf(wide))
+    if not bad.any():
+        return
+    at = tuple(int(i) for i in np.argwhere(bad)[0])
+    of = f", one of {np.count_nonzero(bad)} such elements of {bad.size}" if bad.sum() > 1 else ""
+    raise InputsError(
+        f"element {list(at)} of sample {number} is {float(wide[at])}{of}",
+        where=f"{where}: input {name!r}",
+        hint="no result can be judged by it: check the program that wrote the data, and leave the sample out",
+    )
+
+
+def shape_text(shape: Sequence[int | str | None] | None) -> str:
+    """A declared shape for messages: `nx3x?x?`."""
+    if shape is None:
+        return "of any rank"
+    return "x".join("?" if size is None else str(size) for size in shape) or "a scalar"
+
+
+def _check_shape(shape: tuple[int, ...], port: Port, bound: dict[str, tuple[int, str]], where: str) -> None:
+    """Checks a shape against the declared one; `bound` has the named dimensions of this sample."""
+    if port.shape is None:
+        return
+    wanted = shape_text(port.shape)
+    hint = f"prepare it in the model's shape, {wanted}"
+    if len(shape) != len(port.shape):
+        raise InputsError(
+            f"it has {len(port.shape)} axes ({wanted}), the data has {len(shape)} {list(shape)}",
+            where=where,
+            hint=hint,
+        )
+    for axis, (size, dim) in enumerate(zip(shape, port.shape, strict=True)):
+        if isinstance(dim, int) and size != dim:
+            raise InputsError(
+                f"axis {axis} must be {dim}, the data has {size} {list(shape)}", where=where, hint=hint
+            )
+        if isinstance(dim, str):
+            known, owner = bound.setdefault(dim, (size, port.name))
+            if known != size:
+                raise InputsError(
+                    f"axis {axis} ({dim}) is {size}, but {dim} is {known} in {owner!r} of the same sample",
+                    where=where,
+                    hint=f"axes called {dim} have one size in a sample; prepare both inputs together",
+                )

@@ -1,0 +1,230 @@
+"""Measured ranges: statistics computed inside the graph, streamed over the samples.
+
+ONNX Runtime returns one value per tensor and statistic, never a tensor, so memory grows neither with the
+samples nor with the number of tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from rewriter.ir.graph import attribute, constant_value, label
+from rewriter.ir.model import Array, Model, walk_graphs
+from rewriter.ir.model.facts import FLOATS, Facts
+from rewriter.ir.model.schemas import schema_of
+from rewriter.ir.plan import Range
+from rewriter.runtime.engines.onnxruntime import Session, qualified
+from rewriter.runtime.engines.onnxruntime_errors import NoKernelError
+from rewriter.runtime.ranges.instrument import Instrumented, instrument
+from rewriter.runtime.ranges.reductions import Key
+
+BLOCK = 2**20
+"""Elements of a constant that are reduced together: 4 MiB of FP32, about the size of a cache."""
+
+WINDOW_SHARE = 0.5
+"""Least share of the weights in windows of Convs for which ONNX Runtime rearranges them
+(docs/engines.md#what-releases-do)."""
+
+COPIED_BYTES = 2**28
+"""Largest model that it rearranges: it copies the weights, and an RT-DETR of 307 MB took 0.9 GB more."""
+
+
+class Ranges(dict[Key, Range]):
+    """Ranges by scope index (the order of `Facts.scopes`) and tensor name.
+
+    Tensors without a range were never computed: they depend on an operator that ONNX Runtime cannot run,
+    or lie in a branch or loop body that no sample reached.
+
+    Attributes:
+        unsupported: Operators without a kernel, sorted.
+        samples: The number of samples that were run.
+        real: False for random samples: on the user's data, a tensor may be far smaller.
+    """
+
+    unsupported: tuple[str, ...] = ()
+    samples: int = 0
+    real: bool = True
+
+    def rescaled(self, exponents: Iterable[tuple[int, str, int]]) -> Ranges:
+        """The ranges after tensors (scope, name) are multiplied by 2^exponent."""
+        new = Ranges(self)
+        new.unsupported, new.samples = self.unsupported, self.samples
+        for scope, name, exponent in exponents:
+            if (scope, name) in new:
+                new[scope, name] = new[scope, name].scaled(exponent)
+        return new
+
+
+def measure(
+    model: Model,
+    samples: Iterable[Mapping[str, Array]],
+    facts: Facts,
+    *,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Ranges:
+    """Ranges of all float tensors, subgraphs included, over all samples.
+
+    Args:
+        model: Computes in FP32; see `emulation.reference`.
+        samples: Feeds; one is in memory at a time.
+        facts: Of `model`.
+        progress: Called with the number of samples done.
+
+    Raises:
+        ArithmeticRunError: a sample fails to run; the message names the node.
+    """
+    ranges = Ranges(constant_ranges(model))
+    unsupported = _Unsupported(model, facts)
+    probe, session = _open(model, facts, unsupported)
+    ranges.unsupported = tuple(sorted(unsupported.ops))
+    if session is not None:
+        totals = _Totals(probe)
+        with session:
+            for feeds in samples:
+                totals.add(session.run(feeds))
+                ranges.samples += 1
+                progress(ranges.samples)
+        ranges.update(totals.ranges())
+    for key, source in probe.copies:
+        if source in ranges:
+            ranges[key] = ranges[source]
+    return ranges
+
+
+def _open(model: Model, facts: Facts, unsupported: _Unsupported) -> tuple[Instrumented, Session | None]:
+    """The instrumented model without operators that have no kernel; no session if nothing is left."""
+    while True:
+        probe = instrument(model, facts, unsupported)
+        if not probe.keys:
+            return probe, None
+        try:
+            return probe, Session(probe.model, optimize=mostly_windows(model))
+        except NoKernelError as error:
+            if not unsupported.learn(error):
+                raise
+
+
+def mostly_windows(model: Model) -> bool:
+    """True if ONNX Runtime's optimisations save more of a run than they cost: its Convs skip im2col then.
+
+    They change a range by some roundings of FP32. Statistics read every tensor, so none is fused away.
+    """
+    sizes = {t.name: t.dims for t in model.proto.graph.initializer if t.data_type in FLOATS}
+    windows = {
+        node.input[1]
+        for node in model.proto.graph.node
+        if node.op_type == "Conv" and attribute(node, "group", 1) == 1
+        if len(dims := sizes.get(node.input[1], ())) == 4 and math.prod(dims[2:]) > 1
+    }
+    inside = sum(math.prod(sizes[name]) for name in windows)
+    share = WINDOW_SHARE * sum(map(math.prod, sizes.values()))
+    return 0 < share <= inside and model.size <= COPIED_BYTES
+
+
+def constant_ranges(model: Model, known: Container[Key] = ()) -> Iterator[tuple[Key, Range]]:
+    """Ranges of initializers and Constant nodes, computed by numpy; those in `known` are left out."""
+    for scope, graph in enumerate(walk_graphs(model.proto.graph)):
+        for tensor in graph.initializer:
+            if tensor.data_type in FLOATS and (scope, tensor.name) not in known:
+                yield (scope, tensor.name), range_of(model.array(tensor))
+        for node in graph.node:
+            value = constant_value(node) if node.op_type == "Constant" else None
+            if value is not None and helper.np_dtype_to_tensor_dtype(value.dtype) in FLOATS:
+                yield (scope, node.output[0]), range_of(value)
+
+
+def range_of(array: Array) -> Range:
+    """The range of one array of floats; 0 to 0 if it is empty."""
+    flat = array.reshape(-1)
+    low, high, total = math.inf, -math.inf, 0.0
+    with np.errstate(over="ignore", invalid="ignore"):  # float64 beyond FP32 becomes infinite
+        for start in range(0, flat.size, BLOCK):
+            block = flat[start : start + BLOCK].astype(np.float32, copy=False)
+            low = float(np.fmin(low, np.fmin.reduce(block)))
+            high = float(np.fmax(high, np.fmax.reduce(block)))
+            total += float(np.abs(block).sum(dtype=np.float64))
+    return _range(high, low, total / max(1, flat.size))
+
+
+def _range(high: float, low: float, mean: float) -> Range:
+    """The range from extremes that skip NaN and start at -inf and inf; a NaN makes `mean` NaN."""
+    if low > high:  # empty, or only NaN
+        low = high = mean
+    finite = math.isfinite(low) and math.isfinite(high) and not math.isnan(mean)
+    if finite and math.isinf(mean):  # the sum overflowed FP32, the values did not
+        mean = max(abs(low), abs(high))
+    return Range(low, high, mean, finite)
+
+
+class _Totals:
+    """The statistics of all measured tensors, accumulated over the samples."""
+
+    def __init__(self, probe: Instrumented) -> None:
+        size = len(probe.keys)
+        self.probe = probe
+        self.highs, self.lows = np.full(size, -np.inf), np.full(size, np.inf)
+        self.means, self.runs = np.zeros(size), np.zeros(size)
+
+    def add(self, outputs: Mapping[str, Array]) -> None:
+        highs, lows, means, runs = self.probe.read(outputs)
+        self.highs = np.fmax(self.highs, highs)
+        self.lows = np.fmin(self.lows, lows)
+        self.means += means
+        self.runs += runs
+
+    def ranges(self) -> Iterator[tuple[Key, Range]]:
+        """Ranges of the tensors that were computed at least once."""
+        columns = (c.tolist() for c in (self.highs, self.lows, self.means, self.runs))
+        for key, high, low, mean, runs in zip(self.probe.keys, *columns, strict=True):
+            if runs:
+                yield key, _range(high, low, mean / runs)
+
+
+class _Unsupported:
+    """Operators that ONNX Runtime cannot run: unknown to onnx, or refused at load.
+
+    Attributes:
+        ops: The names of those that occurred.
+    """
+
+    def __init__(self, model: Model, facts: Facts) -> None:
+        self.ops: set[str] = set()
+        self._model = model
+        self._facts = facts
+        self._functions = {(f.domain, f.name) for f in model.proto.functions}
+        self._refused: set[tuple[str, tuple[int, ...] | None]] = set()
+
+    def __call__(self, node: NodeProto, scope: int) -> bool:
+        op = qualified(node)
+        known = (
+            op != node.op_type or schema_of(op, "", self._model.opset) or (node.domain, op) in self._functions
+        )
+        refused = self._refused and {(op, None), self._kind(node, scope)} & self._refused
+        if not known or refused:
+            self.ops.add(op)
+            return True
+        return False
+
+    def learn(self, error: NoKernelError) -> bool:
+        """Refuses the operator that `error` names, for the input types of the node if it names one.
+
+        Returns:
+            False if it was refused already.
+        """
+        kinds = {
+            self._kind(node, scope)
+            for scope, graph in enumerate(walk_graphs(self._model.proto.graph))
+            for node in graph.node
+            if label(node) == error.node and qualified(node) == error.op
+        }
+        new = (kinds or {(error.op, None)}) - self._refused
+        self._refused |= new
+        return bool(new)
+
+    def _kind(self, node: NodeProto, scope: int) -> tuple[str, tuple[int, ...] | None]:
+        facts = self._facts.scopes[scope]
+        return qualified(node), tuple(facts[n].dtype if n in facts else 0 for n in node.input)

@@ -1,0 +1,255 @@
+"""A copy of a model whose outputs are statistics of its tensors instead of its results.
+
+The statistics of a subgraph become outputs of its node. For If, the branch that did not run contributes
+neutral values. For Loop and Scan, they are scan outputs that are reduced over the iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from rewriter.ir.graph import attribute, reads
+from rewriter.ir.graph.ops import SAME_VALUES
+from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, holds_graphs, subgraphs, walk_graphs, walk_nodes
+from rewriter.ir.model.facts import FLOATS, Facts
+from rewriter.ir.model.graphs import refill
+from rewriter.runtime.ranges.reductions import Emitter, Key, Names, Pack, Reductions, joined
+
+_WIDENING = {
+    (TensorProto.FLOAT16, TensorProto.FLOAT),
+    (TensorProto.BFLOAT16, TensorProto.FLOAT),
+    (TensorProto.FLOAT, TensorProto.DOUBLE),
+}
+
+_OVER_RUNS = ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceSum")
+"""Reductions of highs, lows, means and runs over the iterations of a loop."""
+
+_NEUTRAL = (-inf, inf, 0.0, 0.0)
+"""Their neutral values."""
+
+Refuses = Callable[[NodeProto, int], bool]
+"""True if a node of the graph with this scope index cannot run."""
+
+
+@dataclass(frozen=True)
+class Instrumented:
+    """A model that computes statistics.
+
+    Attributes:
+        packs: The meaning of its outputs.
+        copies: Tensors with the range of another one, ordered so that the other range is known first.
+    """
+
+    model: Model
+    packs: tuple[Pack, ...]
+    copies: tuple[tuple[Key, Key], ...]
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """The measured tensors, in the order of `read`."""
+        return tuple(key for pack in self.packs for key in pack.keys)
+
+    def read(self, outputs: Mapping[str, Array]) -> tuple[Array, ...]:
+        """Highs, lows, means (summed over the runs) and runs of all tensors for one sample, in float64."""
+        columns: tuple[list[Array], ...] = ([], [], [], [])
+        for pack in self.packs:
+            *statistics, runs = (outputs[name].astype(np.float64) for name in pack.vectors)
+            for column, vector in zip(columns, (*statistics, runs[list(pack.scope_runs)]), strict=True):
+                column.append(vector)
+        return tuple(np.concatenate(column) for column in columns)
+
+
+def instrument(model: Model, facts: Facts, refuses: Refuses) -> Instrumented:
+    """A copy of `model` that computes statistics instead of its outputs.
+
+    Nodes of the main graph that `refuses` accepts are left out, with nodes that contain or depend on one.
+    """
+    result = model.copy()
+    graph = result.proto.graph
+    run = _Run(facts, Names(unused_prefix(result.proto, "range:"), max(model.opset, 1)))
+    packs = _Scope(run, graph, 0).instrument(_unreachable(graph, refuses))
+    del graph.output[:]
+    del graph.value_info[:]
+    for pack in packs:
+        graph.output.extend(_values(pack))
+    return Instrumented(result, tuple(packs), tuple(run.copies))
+
+
+@dataclass
+class _Run:
+    """State that all scopes of one call share; `scopes` counts the graphs so far."""
+
+    facts: Facts
+    names: Names
+    copies: list[tuple[Key, Key]] = field(default_factory=list)
+    scopes: int = 0
+
+
+class _Scope:
+    """One graph while its statistics are added."""
+
+    def __init__(self, run: _Run, graph: GraphProto, index: int, parent: _Scope | None = None) -> None:
+        self.run = run
+        self.parent = parent
+        self.graph = graph
+        self.index = index
+        self.facts = run.facts.scopes[index]
+        self.nodes: list[NodeProto] = []
+        self.emit = Emitter(run.names, self.nodes)
+        self.reductions = Reductions(self.emit)
+        self.known = {t.name for t in graph.initializer}
+        self.lifted: list[Pack] = []
+
+    def instrument(self, unreachable: Collection[int] = ()) -> list[Pack]:
+        """Adds each reduction directly after the tensor that it reads, so that no tensor lives longer."""
+        for value in self.graph.input:
+            if value.name not in self.known:
+                self._measure(value.name)
+        for position, node in enumerate(self.graph.node):
+            if position in unreachable:
+                self.run.scopes += sum(1 for g in subgraphs(node) for _ in walk_graphs(g))
+            else:
+                self._visit(node)
+        packs = [*self.reductions.finish(), *self.lifted]
+        refill(self.graph.node, self.nodes)
+        return packs
+
+    def _visit(self, node: NodeProto) -> None:
+        self.nodes.append(node)
+        if holds_graphs(node):
+            self._lift(node)
+        for name in node.output:
+            if node.op_type == "Constant":
+                self.known.add(name)
+            elif (source := self._copied(node)) is not None:
+                self.known.add(name)
+                self.run.copies.append(((self.index, name), source))
+            else:
+                self._measure(name)
+
+    def _copied(self, node: NodeProto) -> Key | None:
+        """The measured tensor, of this graph or an enclosing one, whose values a node hands on.
+
+        Its range holds even where the node is in a branch that no sample takes.
+        """
+        owner = self._owner(node.input[0]) if node.input and node.domain in STANDARD_DOMAINS else None
+        source = owner.facts.get(node.input[0]) if owner is not None else None
+        if owner is None or source is None or source.dtype not in FLOATS:
+            return None
+        to = attribute(node, "to") if node.op_type == "Cast" else None
+        widened = source.dtype == to or (source.dtype, to) in _WIDENING
+        return (owner.index, node.input[0]) if widened or node.op_type in SAME_VALUES else None
+
+    def _owner(self, name: str) -> _Scope | None:
+        """The scope in which a tensor was measured; None if it was not."""
+        scope: _Scope | None = self
+        while scope is not None and name not in scope.known:
+            scope = scope.parent
+        return scope
+
+    def _measure(self, name: str) -> None:
+        facts = self.facts.get(name)
+        if facts is not None and facts.dtype in FLOATS:
+            self.known.add(name)
+            self.reductions.measure((self.index, name), facts)
+
+    # -- subgraphs ---------------------------------------------------------------------------
+
+    def _lift(self, node: NodeProto) -> None:
+        """Instruments the graphs of `node`, and makes their vectors outputs of it."""
+        graphs = list(subgraphs(node))
+        if not self._liftable(node):
+            self.run.scopes += sum(1 for g in graphs for _ in walk_graphs(g))
+            return
+        results = len(graphs[0].output) - (node.op_type == "Loop")  # its condition stays inside
+        packs = [self._instrument_subgraph(graph) for graph in graphs]
+        if not any(pack.keys for pack in packs):
+            return
+        while len(node.output) < results:  # trailing results that were left out
+            node.output.append(self.run.names.fresh())
+        outputs = tuple(self.run.names.fresh() for _ in _NEUTRAL)
+        node.output.extend(outputs)
+        if node.op_type == "If":
+            self._lift_branches(graphs, packs, outputs)
+        else:
+            self._lift_iterations(node, graphs[0], packs[0], outputs)
+
+    def _liftable(self, node: NodeProto) -> bool:
+        if node.domain not in STANDARD_DOMAINS:
+            return False
+        # Scan has a batch axis in operator set 8, which no exporter of today writes.
+        return node.op_type in {"If", "Loop"} or (node.op_type == "Scan" and self.run.names.opset >= 9)
+
+    def _instrument_subgraph(self, graph: GraphProto) -> Pack:
+        self.run.scopes += 1
+        packs = _Scope(self.run, graph, self.run.scopes, self).instrument()
+        if not packs:
+            return Pack()
+        emit = Emitter(self.run.names, graph.node)
+        lanes = zip(*(pack.vectors for pack in packs), strict=True)
+        return joined(packs, tuple(emit.add("Concat", lane, axis=0) for lane in lanes))
+
+    def _lift_branches(
+        self, graphs: Sequence[GraphProto], packs: Sequence[Pack], outputs: tuple[str, ...]
+    ) -> None:
+        """Lets each branch yield the vectors of both, with neutral values for the other one."""
+        for mine, graph in enumerate(graphs):
+            emit, vectors = Emitter(self.run.names, graph.node), []
+            for lane, neutral in enumerate(_NEUTRAL):
+                parts = [
+                    pack.vectors[lane]
+                    if i == mine
+                    else emit.constant(np.full(pack.sizes[lane], neutral), np.float32)
+                    for i, pack in enumerate(packs)
+                    if pack.keys
+                ]
+                vectors.append(emit.add("Concat", parts, axis=0))
+            graph.output.extend(_values(joined(packs, tuple(vectors))))
+        self.lifted.append(joined(packs, outputs))
+
+    def _lift_iterations(
+        self, node: NodeProto, body: GraphProto, pack: Pack, outputs: tuple[str, ...]
+    ) -> None:
+        """Collects one row per iteration in scan outputs; a neutral row covers loops without iterations."""
+        body.output.extend(_values(pack))
+        for item in node.attribute:
+            if item.name in ("scan_output_axes", "scan_output_directions"):
+                item.ints.extend([0] * len(outputs))
+        vectors = []
+        for rows, op, neutral, size in zip(outputs, _OVER_RUNS, _NEUTRAL, pack.sizes, strict=True):
+            none = self.emit.constant(np.full((1, size), neutral), np.float32)
+            vectors.append(self.emit.over(op, self.emit.add("Concat", [none, rows], axis=0), axis=0))
+        self.lifted.append(replace(pack, vectors=tuple(vectors)))
+
+
+def _values(pack: Pack) -> Iterator[ValueInfoProto]:
+    for name, size in zip(pack.vectors, pack.sizes, strict=True):
+        yield helper.make_tensor_value_info(name, TensorProto.FLOAT, [size])
+
+
+def _unreachable(graph: GraphProto, refuses: Refuses) -> set[int]:
+    """Positions of nodes of the main graph that cannot run, or that depend on one that cannot."""
+    missing: set[str] = set()
+    found: set[int] = set()
+    scopes = 1
+    for position, node in enumerate(graph.node):
+        inner = [g for child in subgraphs(node) for g in walk_graphs(child)]
+        refused = refuses(node, 0) or any(refuses(n, scopes + i) for i, g in enumerate(inner) for n in g.node)
+        scopes += len(inner)
+        if refused or not missing.isdisjoint(reads(node)):
+            found.add(position)
+            missing.update(name for name in node.output if name)
+    return found
+
+
+def unused_prefix(proto: ModelProto, prefix: str) -> str:
+    """`prefix` with as many colons appended as make it unlike the beginning of any tensor's name."""
+    names = {name for node in walk_nodes(proto.graph) for name in (*node.input, *node.output)}
+    while any(name.startswith(prefix) for name in names):
+        prefix += ":"
+    return prefix
