@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rewriter.ir.base import Pass
 from rewriter.passes.clamp_constants import ClampConstants
 from rewriter.passes.clean_casts import CleanCasts
@@ -34,9 +32,6 @@ from rewriter.passes.unfold_dot_products import UnfoldDotProducts
 from rewriter.passes.unfold_einsum import UnfoldEinsum
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.passes.upgrade_opset import UpgradeOpset
-
-if TYPE_CHECKING:
-    from rewriter.pipeline.run import run as run
 
 ALL: tuple[type[Pass], ...] = (
     InlineFunctions,
