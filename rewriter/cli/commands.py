@@ -67,9 +67,14 @@ def show_help(
     context.find_root().command.main([*(words or ()), "--help"], prog_name="rewriter")
 
 
-def _plain(params: list[Any]) -> list[Any]:
-    """Options as they are shown: Typer would show `<bool>` after `--help`, which it makes itself."""
+def _plain(params: list[Any], context: Any) -> list[Any]:
+    """Options as they are shown: Typer would show `<bool>` after `--help`, which it makes itself.
+
+    A shell that completes a word needs no values, and does not wait for Pydantic, which reads them.
+    """
     for param in params:
+        if context.resilient_parsing:
+            param.process_value = lambda ctx, value: value
         if not isinstance(param, TyperOption):
             continue
         if param.is_flag and param.metavar is None:
@@ -85,7 +90,7 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The parameters of the command, `--help` among them."""
-        return _plain(super().get_params(ctx))
+        return _plain(super().get_params(ctx), ctx)
 
 
 class Group(TyperGroup):
@@ -93,7 +98,7 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The parameters of the group; a screen has no line for `--help` itself, and none for `--version`."""
-        params = _plain(super().get_params(ctx))
+        params = _plain(super().get_params(ctx), ctx)
         for param in params:
             if isinstance(param, TyperOption) and param.name in ("help", "version"):
                 param.hidden = True

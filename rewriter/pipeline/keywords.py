@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any, Literal, TypedDict
 
-from rewriter.hazards import Rule
 from rewriter.ir.base import Pass
-from rewriter.ir.plan import InputsOutputs, Plan, Precision
+from rewriter.runtime.figures.tolerances import Tolerance
+from rewriter.hazards import Rule
 from rewriter.pipeline.options import Builder, Runner
 from rewriter.pipeline.schema import AnyPath, Names, Paths, Shapes
-from rewriter.runtime.figures.tolerances import Tolerance
+from rewriter.ir.plan import InputsOutputs, Plan, Precision
 
 
 class FixKeywords(TypedDict, total=False):

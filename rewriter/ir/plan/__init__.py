@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
-
-from onnx import NodeProto
+from typing import TYPE_CHECKING, Literal
 
 from rewriter.ir.english import count
 from rewriter.ir.errors import UsageError
-from rewriter.ir.graph.float_types import logical_name
 from rewriter.ir.summary import Row, Summary, listed
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 Precision = Literal["fp32", "fp16", "bf16"]
 InputsOutputs = Literal["keep", "fp32", "fp16"]
@@ -27,6 +27,8 @@ def node_key(scope: int, node: NodeProto) -> str:
 
     Consists of the index of its scope (the order of `Facts.scopes`) and the logical name of its first output.
     """
+    from rewriter.ir.graph.float_types import logical_name
+
     return f"{scope}:{logical_name(next((name for name in node.output if name), ''))}"
 
 
