@@ -26,9 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import rewriter
 from rewriter.ir.errors import NativeError
 from rewriter.ir.model import Array
-from rewriter.runtime.engines.build_options import BuildOptions
+from rewriter.runtime.engines.build import BuildOptions, build
 from rewriter.runtime.engines.measure import shape_values
-from rewriter.runtime.engines.tensorrt_build import build
 
 EACH, OPSET, IR = 8, 22, 10
 """Most cases of an operator, and the newest opset and IR version that ONNX Runtime has."""

@@ -17,7 +17,7 @@ from rewriter.batch.state import Ending, Outcome
 from rewriter.ir.printable import printable
 from rewriter.pipeline.options import FixOptions, VerifyOptions
 from rewriter.pipeline.schema import PREFIX, Option, Shapes, declarations
-from rewriter.runtime.engines.user_cache import VARIABLE as CACHE
+from rewriter.runtime.engines.caches import VARIABLE as CACHE
 from rewriter.runtime.ranges import kept
 
 GRACE_SECONDS = 5.0

@@ -25,7 +25,7 @@ from rewriter.judge.workspace import MOST_SAMPLES, Workspace
 from rewriter.pipeline.keywords import VerifyKeywords
 from rewriter.pipeline.options import VerifyOptions, combined, documented
 from rewriter.runtime.engines.deployment import deployment
-from rewriter.runtime.engines.onnxruntime_errors import NoKernelError
+from rewriter.runtime.engines.onnxruntime_library import NoKernelError
 from rewriter.runtime.engines.protocol import MeasureSettings, Timing
 from rewriter.runtime.engines.this_machine import Choice
 from rewriter.runtime.expectations import data_warnings

@@ -18,12 +18,16 @@ from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.facts import Facts
 from rewriter.judge.verdict import ORIGINAL, Check, log_lines
-from rewriter.runtime.engines.build_options import BuildOptions
-from rewriter.runtime.engines.build_report import BuildReport
-from rewriter.runtime.engines.builder_warnings import NORM_IN_FP16, other_warnings, precision_warnings
+from rewriter.runtime.engines.build import (
+    NORM_IN_FP16,
+    BuildOptions,
+    BuildReport,
+    build,
+    other_warnings,
+    precision_warnings,
+)
 from rewriter.runtime.engines.measure import shape_values
 from rewriter.runtime.engines.protocol import Shape, Span
-from rewriter.runtime.engines.tensorrt_build import build
 
 NORMALIZATIONS = NORMS - {"RMSNormalization", "SimplifiedLayerNormalization"}
 """Operators that become one NORMALIZATION layer each (docs/engines.md#what-releases-do)."""

@@ -15,10 +15,9 @@ from rewriter.runtime.figures.outputs import (
     compared_pairs,
     worst_of_samples,
 )
-from rewriter.runtime.figures.pictures import Picture
+from rewriter.runtime.figures.pictures import Picture, WorstOutputs
 from rewriter.runtime.figures.probabilities import Probabilities, probabilities
 from rewriter.runtime.figures.tolerances import RELATIVE_L2, Tolerance
-from rewriter.runtime.figures.worst import WorstOutputs
 
 
 @dataclass(frozen=True)

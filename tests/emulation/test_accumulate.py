@@ -13,8 +13,7 @@ from rewriter.ir.model import Array, Model, facts
 from rewriter.ir.plan import Plan
 from rewriter.judge.expected import run_all
 from rewriter.runtime.emulation import Accumulation, emulation
-from rewriter.runtime.emulation.accumulate import DOMAIN
-from rewriter.runtime.emulation.kernel_chunks import CHUNK, boxes
+from rewriter.runtime.emulation.accumulate import CHUNK, DOMAIN, boxes
 from rewriter.runtime.figures.pair import relative_l2
 
 

@@ -233,7 +233,7 @@ def test_data_that_comes_while_a_child_works_does_not_end_it() -> None:
 def test_errors_can_be_pickled() -> None:
     import pickle
 
-    from rewriter.runtime.engines.onnxruntime_errors import NoKernelError
+    from rewriter.runtime.engines.onnxruntime_library import NoKernelError
 
     error: RewriterError = NoKernelError("my.Op", "node", "file")
     copy = pickle.loads(pickle.dumps(error))

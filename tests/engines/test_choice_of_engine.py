@@ -11,7 +11,7 @@ import pytest
 from rewriter.ir.errors import EngineError
 from rewriter.runtime.engines import nvidia_driver, this_machine
 from rewriter.runtime.engines.nvidia_driver import Gpu
-from rewriter.runtime.engines.onnxruntime_module import import_onnxruntime
+from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
 from rewriter.runtime.engines.this_machine import Choice
 
 H200 = Gpu("NVIDIA H200", (9, 0), (13, 0))

@@ -20,7 +20,7 @@ from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.model import Array, Model
 from rewriter.runtime.engines.local_session import LocalSession
 from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.engines.onnxruntime_errors import NoKernelError
+from rewriter.runtime.engines.onnxruntime_library import NoKernelError
 
 
 def linear() -> tuple[Model, Array]:

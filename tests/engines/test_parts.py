@@ -12,7 +12,7 @@ from rewriter.ir.model import Model
 from rewriter.runtime.engines import parts
 from rewriter.runtime.engines.local_session import LocalSession
 from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.engines.onnxruntime_errors import NoKernelError
+from rewriter.runtime.engines.onnxruntime_library import NoKernelError
 from rewriter.runtime.engines.parts import PartedSession, opened
 
 

@@ -14,11 +14,9 @@ from needs import needs_rtx
 
 from rewriter.ir.errors import EngineError, NativeError
 from rewriter.ir.model import Model, save
+from rewriter.runtime.engines.build import BuildOptions, BuildReport, NetworkLayer, build
 from rewriter.runtime.engines.build_in_child import onnx_node
-from rewriter.runtime.engines.build_options import BuildOptions
-from rewriter.runtime.engines.build_report import BuildReport, NetworkLayer
-from rewriter.runtime.engines.tensorrt_build import build
-from rewriter.runtime.engines.tensorrt_module import without_noise
+from rewriter.runtime.engines.tensorrt_library import without_noise
 
 pytestmark = needs_rtx
 

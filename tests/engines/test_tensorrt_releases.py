@@ -15,9 +15,8 @@ from trt_surface import releases
 
 from rewriter.hazards.planning.weak_typing import Constraint, python_code
 from rewriter.runtime.engines import nvidia_driver, tensorrt_program
+from rewriter.runtime.engines.build import BuildOptions, BuildReport
 from rewriter.runtime.engines.build_in_child import build_here
-from rewriter.runtime.engines.build_options import BuildOptions
-from rewriter.runtime.engines.build_report import BuildReport
 from rewriter.runtime.engines.protocol import RunOrder, Variant
 from rewriter.runtime.engines.tensor_files import read_tensors, write_samples
 

@@ -10,10 +10,10 @@ from needs import without_gpu
 
 from rewriter.ir.errors import EngineError
 from rewriter.runtime.engines import nvidia_driver, this_machine
-from rewriter.runtime.engines.inspector import layers_of
+from rewriter.runtime.engines.caches import user_cache
 from rewriter.runtime.engines.nvidia_driver import Gpu
 from rewriter.runtime.engines.protocol import EngineLayer
-from rewriter.runtime.engines.user_cache import user_cache
+from rewriter.runtime.engines.tensorrt_library import layers_of
 
 H200 = Gpu("NVIDIA H200", (9, 0), (13, 0))
 ADA = Gpu("NVIDIA L4", (8, 9), (13, 0))

@@ -7,8 +7,9 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+from graphs import graph
 
-from rewriter.ir.model import Array
+from rewriter.ir.model import Array, facts
 from rewriter.runtime.figures.outputs import (
     DECADES,
     OutputComparison,
@@ -17,7 +18,8 @@ from rewriter.runtime.figures.outputs import (
     worst_of_samples,
 )
 from rewriter.runtime.figures.pair import Pair, relative_l2
-from rewriter.runtime.figures.rows import row_groups
+from rewriter.runtime.figures.rows import assignment, row_groups
+from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance, default_tolerance, precision_of
 
 NAN, INF = np.nan, np.inf
 
@@ -311,3 +313,58 @@ def test_integers_and_booleans_have_figures() -> None:
     found = statistics("y", Pair(np.array([1, 2, 3]), np.array([1, 2, 5])))
     assert (found.max_abs, found.at) == (2.0, (2,))
     assert statistics("y", Pair(np.array([True, False]), np.array([True, True]))).max_abs == 1.0
+
+
+def _swapped_rows() -> Array:
+    points = np.random.default_rng(3).normal(size=(300, 8))
+    others = points[np.roll(np.arange(300), 7)] + 1e-3
+    return np.asarray(((points[:, None] - others[None]) ** 2).sum(axis=2))
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        np.array([[5.0]]),
+        np.array([[1.0, 2.0], [1.0, 9.0]]),
+        np.zeros((6, 6)),
+        np.random.default_rng(0).random((60, 60)),
+        np.random.default_rng(1).integers(0, 3, (40, 40)).astype(np.float64),
+        np.random.default_rng(2).normal(size=(40, 40)) * 1e6,
+        _swapped_rows(),
+    ],
+    ids=["one row", "two rows want one column", "all alike", "random", "many ties", "negative", "detections"],
+)
+def test_the_total_cost_is_the_least(cost: Array) -> None:
+    optimize = pytest.importorskip("scipy.optimize", reason="SciPy is not installed: pip install '.[dev]'")
+    columns = assignment(cost)
+    assert sorted(columns) == list(range(len(cost)))
+    rows, best = optimize.linear_sum_assignment(cost)
+    assert np.isclose(cost[np.arange(len(cost)), columns].sum(), cost[rows, best].sum(), rtol=1e-12)
+
+
+FP32 = "g (float[2] x) => (float[2] y) { y = Relu(x) }"
+FP16 = "g (float[2] x) => (float[2] y) { a = Cast<to = 10>(x) b = Relu(a) y = Cast<to = 1>(b) }"
+BF16 = "g (float[2] x) => (float[2] y) { a = Cast<to = 16>(x) y = Cast<to = 1>(a) }"
+BOTH = "g (float[2] x) => (float[2] y) { h = Cast<to = 10>(x) a = Cast<to = 16>(h) y = Cast<to = 1>(a) }"
+
+TABLE = [
+    pytest.param(FP32, False, "fp32", 1e-4, id="FP32"),
+    pytest.param(FP32, True, "fp32", 5e-3, id="FP32 whose products may be rounded to TF32"),
+    pytest.param(FP16, False, "fp16", 5e-3, id="FP16"),
+    pytest.param(FP16, True, "fp16", 5e-3, id="FP16 and TF32"),
+    pytest.param(BF16, False, "bf16", 4e-2, id="BF16"),
+    pytest.param(BF16, True, "bf16", 4e-2, id="BF16 and TF32"),
+    pytest.param(BOTH, False, "bf16", 4e-2, id="the coarsest of two"),
+]
+
+
+@pytest.mark.parametrize(("text", "tf32", "precision", "value"), TABLE)
+def test_the_coarsest_type_decides(text: str, tf32: bool, precision: str, value: float) -> None:
+    found = facts.infer(graph(text))
+    assert precision_of(found) == precision
+    assert default_tolerance(found, tf32=tf32).value == value
+
+
+def test_another_metric_leaves_the_single_outputs_free() -> None:
+    assert TOLERANCES["fp16"].of_each_output == 5e-3
+    assert Tolerance(40.0, "psnr", "--tolerance").of_each_output == math.inf

@@ -7,7 +7,7 @@ import pytest
 
 from rewriter.ir.model import Array
 from rewriter.runtime.figures.pair import Pair
-from rewriter.runtime.figures.pictures import Picture, picture_of
+from rewriter.runtime.figures.pictures import Picture, WorstOutputs, picture_of
 
 NAN = np.nan
 
@@ -103,3 +103,33 @@ def test_what_cannot_be_compared_is_no_picture() -> None:
     image = ramp((1, 1, 16, 16))
     assert picture_of("y", Pair(image, image[:, :, :, :15])) is None
     assert picture_of("y", Pair(image * np.float32(NAN), image)) is None
+
+
+IMAGE = np.zeros((1, 1, 16, 16), np.float32)
+IMAGE[0, 0, 0, 0] = 1.0
+
+
+def off(error: float) -> Pair:
+    return Pair(IMAGE, IMAGE + np.float32(error))
+
+
+def test_the_worst_sample_of_each_output_is_kept_with_its_picture() -> None:
+    found = WorstOutputs()
+    for sample, error in enumerate((0.25, 0.5, 0.125)):
+        found.add("y", off(error), sample=sample, build=1)
+    found.add("score", Pair(np.ones(4), np.ones(4)))
+    assert [(one.name, one.sample, one.build) for one in found.statistics] == [("y", 1, 1), ("score", 0, 0)]
+    assert [(one.name, one.largest) for one in found.pictures] == [("y", 0.5)]
+
+
+def test_of_equal_ones_the_first_is_kept() -> None:
+    found = WorstOutputs()
+    found.add("y", off(0.25), sample=0)
+    found.add("y", off(0.25), sample=1)
+    assert [one.sample for one in found.statistics] == [0]
+
+
+def test_a_pair_of_two_shapes_is_left_out() -> None:
+    found = WorstOutputs()
+    found.add("y", Pair(IMAGE, IMAGE[:, :, :8]))
+    assert (found.statistics, found.pictures) == ((), ())

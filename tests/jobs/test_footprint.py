@@ -74,7 +74,7 @@ def everything(*folders: Path) -> set[Path]:
 
 
 def test_onnx_runtime_keeps_no_records(tmp_path: Path) -> None:
-    code = "from rewriter.runtime.engines.onnxruntime_module import import_onnxruntime as load; load()"
+    code = "from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime as load; load()"
     subprocess.run([sys.executable, "-c", code], env=plain(tmp_path), check=True, timeout=120)
     assert list(tmp_path.rglob("*")) == []
 

@@ -16,9 +16,7 @@ from rewriter.cli import app
 from rewriter.ir.errors import InputsError, ModelError, UnbuildableError, UsageError
 from rewriter.ir.model import Array
 from rewriter.jobs.fix.refusals import refuse_unknown_names
-from rewriter.runtime.engines import tensorrt_build
-from rewriter.runtime.engines.build_options import BuildOptions
-from rewriter.runtime.engines.build_report import BuildReport
+from rewriter.runtime.engines.build import BuildOptions, BuildReport, build
 
 DYNAMIC = """
     g (float[2,4] x) => (float[2,3] y) <int8[4,3] w = {1,2,3,4,5,6,7,8,9,1,2,3}, int8 zero = {0}> {
@@ -53,7 +51,7 @@ LOG = "g (float[4] x) => (float[4] y) { a = Neg(x) [spectrum] b = Log(a) y = Abs
 def test_tensorrt_builds_no_dynamic_int8(tmp_path: Path) -> None:
     path = tmp_path / "dynamic.onnx"
     onnx.save(graph(DYNAMIC).whole(), path)
-    report = tensorrt_build.build(path, BuildOptions(), timeout_s=120)
+    report = build(path, BuildOptions(), timeout_s=120)
     assert isinstance(report, BuildReport) and not report.parsed
 
 
@@ -80,7 +78,7 @@ SHIFTED = """
 def test_zero_points_are_named_before_any_work_and_tensorrt_builds_none(tmp_path: Path, zero: str) -> None:
     path = tmp_path / "shifted.onnx"
     onnx.save(graph(SHIFTED.replace("ZERO", zero)).whole(), path)
-    report = tensorrt_build.build(path, BuildOptions(), timeout_s=120)
+    report = build(path, BuildOptions(), timeout_s=120)
     assert isinstance(report, BuildReport) and not report.parsed
     with pytest.raises(UnbuildableError, match="1 QuantizeLinear, 1 DequantizeLinear") as caught:
         rewriter.fix(path)

@@ -20,7 +20,7 @@ from rewriter.ir.model import Array, save
 from rewriter.judge.judge import Standard, judge
 from rewriter.judge.workspace import MOST_SAMPLES
 from rewriter.report.verify import bars
-from rewriter.runtime.engines.onnxruntime_module import import_onnxruntime
+from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
 from rewriter.runtime.engines.protocol import EngineOutcome
 from rewriter.runtime.engines.tensor_files import write_tensors
 from rewriter.runtime.figures.tolerances import Tolerance

@@ -19,9 +19,8 @@ from rewriter.ir.model.facts import infer
 from rewriter.judge import build_check
 from rewriter.judge.build_check import BuildExpectation, check_build, expectation, judged_report
 from rewriter.judge.verdict import Check, Verdict
-from rewriter.runtime.engines import tensorrt_build
-from rewriter.runtime.engines.build_report import BuildReport
-from rewriter.runtime.engines.builder_warnings import other_warnings, precision_warnings
+from rewriter.runtime.engines import build
+from rewriter.runtime.engines.build import BuildReport, other_warnings, precision_warnings
 
 NORM = """
     g (float16[2,8] x, float16[8] s, float16[8] b) => (float[2,8] y) {
@@ -435,7 +434,7 @@ def test_a_quantised_bias_in_int32_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_the_build_runs_in_another_process() -> None:
     """`rewriter` itself never imports TensorRT, because a crash there would be a crash here."""
-    assert "import_module" not in Path(tensorrt_build.__file__).read_text()
+    assert "import_module" not in Path(build.__file__).read_text()
 
 
 @pytest.mark.parametrize(

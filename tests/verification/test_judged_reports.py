@@ -23,7 +23,7 @@ from rewriter.judge.build_check import (
 from rewriter.judge.expected import selects_rows
 from rewriter.judge.judge import Judged, Standard, weigh
 from rewriter.judge.run_check import run_check
-from rewriter.runtime.engines.build_report import BuildReport, NetworkLayer, ParserError
+from rewriter.runtime.engines.build import BuildReport, NetworkLayer, ParserError
 from rewriter.runtime.engines.protocol import EngineOutcome, Status
 from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.figures.tolerances import Tolerance

@@ -1,4 +1,4 @@
-"""The child's side of engines/tensorrt_build.py: parses and builds."""
+"""The child's side of engines/build.py: parses and builds."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewriter.ir.errors import EngineError
-from rewriter.runtime.engines import nvidia_driver, timing_cache
-from rewriter.runtime.engines.build_report import BuildReport, NetworkLayer, ParserError
-from rewriter.runtime.engines.gpu_turn import gpu_turn
-from rewriter.runtime.engines.parallel_builds import TIMES_KERNELS
-from rewriter.runtime.engines.tensorrt_module import Log, import_tensorrt, load_plugins, logger, without_noise
+from rewriter.runtime.engines import nvidia_driver
+from rewriter.runtime.engines.build import TIMES_KERNELS, BuildReport, NetworkLayer, ParserError
+from rewriter.runtime.engines.caches import gpu_turn, timing_cache
+from rewriter.runtime.engines.tensorrt_library import (
+    Log,
+    import_tensorrt,
+    load_plugins,
+    logger,
+    without_noise,
+)
 
 if TYPE_CHECKING:
-    from rewriter.runtime.engines.build_options import BuildOptions
+    from rewriter.runtime.engines.build import BuildOptions
 
 PORTABLE_CAPABILITY = "SM80"
 """Compute capability that TensorRT-RTX builds for without a GPU: a single one, so one set of kernels. 8.0 is
@@ -107,7 +112,7 @@ def _mark(network: Any, options: BuildOptions) -> Iterator[str]:
 def _serialize(trt: Any, builder: Any, network: Any, options: BuildOptions) -> int | None:
     """Build; size of the engine in bytes, or None if the builder gave up (its log says why)."""
     config = _configured(trt, builder, network, options)
-    cache = timing_cache.open_cache(trt, config) if options.timing_cache else None
+    cache = timing_cache(trt, config) if options.timing_cache else None
     with gpu_turn() if trt.__name__ in TIMES_KERNELS else nullcontext():
         engine = builder.build_serialized_network(network, config)
     if engine is None:

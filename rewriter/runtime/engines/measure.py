@@ -10,8 +10,7 @@ from typing import Any
 
 from rewriter.ir import children
 from rewriter.ir.errors import EngineError, NativeError, RewriterError
-from rewriter.runtime.engines.build_options import BuildOptions
-from rewriter.runtime.engines.build_report import BuildReport
+from rewriter.runtime.engines.build import NO_TF32, BuildOptions, BuildReport, build
 from rewriter.runtime.engines.measure_in_child import run_here
 from rewriter.runtime.engines.protocol import (
     EngineName,
@@ -21,7 +20,6 @@ from rewriter.runtime.engines.protocol import (
     Status,
     Variant,
 )
-from rewriter.runtime.engines.tensorrt_build import NO_TF32, build
 
 SHAPE_LIKE = 16
 """Most elements of an integer input that can be a shape, an axis or a trip count: a build needs its value."""

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from rewriter.ir.errors import RewriterError
+from rewriter.runtime.engines.caches import gpu_turn
 from rewriter.runtime.engines.cuda import CudaFault
-from rewriter.runtime.engines.gpu_turn import gpu_turn
 from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, Latency, Program, RunOrder, Timing
 from rewriter.runtime.engines.tensor_files import write_tensors
 
@@ -23,7 +23,7 @@ LEAST_REPEATS = 10
 def load_program(engine: EngineName, order: RunOrder) -> Program:
     """Load what was built with the engine of this name."""
     if engine.startswith("onnxruntime"):
-        from rewriter.runtime.engines.onnxruntime_program import OnnxRuntimeProgram
+        from rewriter.runtime.engines.local_session import OnnxRuntimeProgram
 
         return OnnxRuntimeProgram(order, gpu=engine == "onnxruntime-cuda")
     from rewriter.runtime.engines.tensorrt_program import load_engine

@@ -14,7 +14,7 @@ from rewriter.ir.graph import label
 from rewriter.ir.model import Array, Model, walk_nodes
 from rewriter.runtime.engines.local_session import LocalSession
 from rewriter.runtime.engines.onnxruntime_copies import learn_versions
-from rewriter.runtime.engines.onnxruntime_module import import_onnxruntime
+from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
 from rewriter.runtime.engines.parts import PartedSession, opened
 
 RUN_S = 600.0

@@ -12,7 +12,7 @@ from rewriter.ir import children
 from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.graph import captured
 from rewriter.ir.model import holds_graphs, opsets_of, refill, walk_graphs
-from rewriter.runtime.engines.onnxruntime_module import import_onnxruntime
+from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
 
 OLD_IR, OLD_OPSET = 8, 17
 """Versions that every supported ONNX Runtime takes (1.14 and later)."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from rewriter.runtime.engines.build_report import BuildReport
+from rewriter.runtime.engines.build import BuildReport
 from rewriter.runtime.engines.tensor_files import StoredSamples, read_tensors
 
 if TYPE_CHECKING:

@@ -12,14 +12,21 @@ import numpy as np
 from rewriter.ir.errors import EngineError
 from rewriter.ir.model import Array
 from rewriter.runtime.engines import nvidia_driver
+from rewriter.runtime.engines.build import NO_TF32
+from rewriter.runtime.engines.caches import LibraryCache, kernel_cache
 from rewriter.runtime.engines.cuda import Buffer, Stream
-from rewriter.runtime.engines.inspector import read_layers
 from rewriter.runtime.engines.protocol import EngineLayer, RunOrder
-from rewriter.runtime.engines.runtime_cache import RuntimeCache, open_cache
 from rewriter.runtime.engines.tensor_files import TensorWriter
-from rewriter.runtime.engines.tensorrt_build import NO_TF32
-from rewriter.runtime.engines.tensorrt_callbacks import NUMPY, allocator, listener
-from rewriter.runtime.engines.tensorrt_module import Log, import_tensorrt, load_plugins, logger
+from rewriter.runtime.engines.tensorrt_library import (
+    NUMPY,
+    Log,
+    allocator,
+    import_tensorrt,
+    listener,
+    load_plugins,
+    logger,
+    read_layers,
+)
 from rewriter.runtime.engines.this_machine import refusal, title
 
 BATCH_US = 500.0
@@ -79,7 +86,7 @@ class TensorRTProgram:
                 f"{self._title} does not load the engine on {self.device}: {self._why()}",
                 hint="build it on this machine, with this version",
             )
-        self._kernels: RuntimeCache | None = None
+        self._kernels: LibraryCache | None = None
         self._kept = False
         self._context = self._created(order.runtime_cache)
         self._buffers: dict[str, Buffer] = {}
@@ -149,7 +156,7 @@ class TensorRTProgram:
         else:
             config = engine.create_runtime_config()
             config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
-            self._kernels = open_cache(config, runtime_cache)
+            self._kernels = kernel_cache(config, runtime_cache)
             context = engine.create_execution_context(config)
         if context is None:
             why = self._why()

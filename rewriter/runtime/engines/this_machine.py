@@ -13,7 +13,7 @@ from rewriter.ir import children
 from rewriter.ir.errors import EngineError, NativeError
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.nvidia_driver import Gpu
-from rewriter.runtime.engines.onnxruntime_module import import_onnxruntime
+from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
 from rewriter.runtime.engines.protocol import EngineName
 
 ASK_S = 60.0

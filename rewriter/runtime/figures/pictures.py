@@ -1,12 +1,13 @@
-"""Outputs that look like images, as small pictures for reports."""
+"""The worst sample and build of each output: its figures, and a small picture where it is an image."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from rewriter.ir.model import Array
+from rewriter.runtime.figures.outputs import OutputStatistics, statistics, worst_statistics
 from rewriter.runtime.figures.pair import Pair, is_float
 
 SMALLEST_SIDE = 16
@@ -98,3 +99,33 @@ def _bytes(values: Array, low: float, high: float) -> Array:
     """Values as 0 to 255; NaN is 255."""
     scaled = (values - low) / ((high - low) or 1.0)
     return np.asarray(np.round(np.nan_to_num(np.clip(scaled, 0.0, 1.0), nan=1.0) * 255.0), np.uint8)
+
+
+@dataclass
+class WorstOutputs:
+    """Collects outputs one by one, and keeps the worst of each name. No array of an output is kept."""
+
+    _figures: dict[str, OutputStatistics] = field(default_factory=dict)
+    _pictures: dict[str, Picture] = field(default_factory=dict)
+
+    def add(self, name: str, pair: Pair, *, sample: int = 0, build: int = 0) -> None:
+        """Adds one output of one sample and build; a pair of two shapes is left out."""
+        if not pair.same_shape:
+            return
+        known, new = self._figures.get(name), statistics(name, pair, sample=sample, build=build)
+        if known is not None and worst_statistics((known, new)) is known:
+            return
+        self._figures[name] = new
+        picture = picture_of(name, pair)
+        if picture is not None:
+            self._pictures[name] = picture
+
+    @property
+    def statistics(self) -> tuple[OutputStatistics, ...]:
+        """In the order in which the outputs came."""
+        return tuple(self._figures.values())
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """Of the outputs that look like images."""
+        return tuple(self._pictures.values())

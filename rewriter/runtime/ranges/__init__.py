@@ -18,7 +18,7 @@ from rewriter.ir.model.facts import FLOATS, Facts
 from rewriter.ir.model.schemas import schema_of
 from rewriter.ir.plan import Range
 from rewriter.runtime.engines.onnxruntime import Session, qualified
-from rewriter.runtime.engines.onnxruntime_errors import NoKernelError
+from rewriter.runtime.engines.onnxruntime_library import NoKernelError
 from rewriter.runtime.ranges.instrument import Instrumented, instrument
 from rewriter.runtime.ranges.reductions import Key
 

@@ -14,8 +14,8 @@ from rewriter.ir.errors import OutputError
 from rewriter.ir.model import Model, write_text
 from rewriter.ir.model.facts import Facts
 from rewriter.ir.plan import Range
-from rewriter.runtime.engines.onnxruntime_module import import_onnxruntime
-from rewriter.runtime.engines.user_cache import user_cache
+from rewriter.runtime.engines.caches import user_cache
+from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
 from rewriter.runtime.inputs import Samples
 from rewriter.runtime.ranges import Ranges, measure
 

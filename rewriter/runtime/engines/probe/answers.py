@@ -15,9 +15,9 @@ from rewriter.ir.model import write_json
 from rewriter.ir.model.json_text import from_json
 from rewriter.ir.summary import Row, Summary, listed
 from rewriter.runtime.engines import this_machine
+from rewriter.runtime.engines.caches import user_cache
 from rewriter.runtime.engines.nvidia_driver import Gpu
 from rewriter.runtime.engines.probe.question import UNKNOWN, Answer
-from rewriter.runtime.engines.user_cache import user_cache
 
 RECORDED = Path(__file__).with_name("recorded")
 """Files of `rewriter probe --json`, one for each GPU and release."""

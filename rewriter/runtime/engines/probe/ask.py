@@ -15,13 +15,12 @@ from rewriter.ir.errors import NativeError
 from rewriter.ir.model import Array
 from rewriter.ir.model.stopwatch import Progress
 from rewriter.runtime.engines import this_machine
-from rewriter.runtime.engines.build_options import BuildOptions
+from rewriter.runtime.engines.build import BuildOptions, build
 from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.probe.answers import Answers, driver_text, measured
 from rewriter.runtime.engines.probe.question import Case, Probe, Seen
 from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Timing, Variant
 from rewriter.runtime.engines.tensor_files import write_samples
-from rewriter.runtime.engines.tensorrt_build import build
 
 BUILD_TIMEOUT_S = 120.0
 """A build of one model needs about a second."""

@@ -1,13 +1,76 @@
-"""Failures of ONNX Runtime, turned into errors that name the node and what to do."""
+"""ONNX Runtime's module without its telemetry, its values as arrays, and its failures explained.
+
+The wheels of 1.31 for Linux keep a database in the user's cache folder, with the names of nodes, and send it
+to their maker. The environment switches that off before anything is written; the function switches it off
+where the module was imported before.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from rewriter.ir.errors import ArithmeticRunError
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from rewriter.ir import children
+from rewriter.ir.errors import ArithmeticRunError, EngineError
+from rewriter.ir.model import Array
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+INSTALL_HINT = 'pip install "rewriter[rtx]"; docs/install.md has a light way, too'
+
+
+def import_onnxruntime() -> Any:
+    """The module `onnxruntime`.
+
+    Raises:
+        EngineError: it is not installed: the project came without its dependencies.
+    """
+    os.environ.update(children.QUIET)
+    try:
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        raise EngineError("ONNX Runtime is not installed", hint=INSTALL_HINT) from error
+
+    onnxruntime.disable_telemetry_events()
+    return onnxruntime
+
+
+def value_of(array: Array, device: str = "cpu") -> ort.OrtValue:
+    """The array as an OrtValue that shares its memory where it is contiguous and stays on the CPU."""
+    ort = import_onnxruntime()
+    array = np.asarray(array, order="C")
+    if array.dtype.isbuiltin != 2:  # 2: registered with numpy from outside, as ml_dtypes does
+        return ort.OrtValue.ortvalue_from_numpy(array, device)
+    dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(f"u{array.itemsize}"), dtype)
+
+
+def array_of(name: str, value: ort.OrtValue) -> Array:
+    """The tensor `name` as an array; types that NumPy lacks, FP8 and INT4 among them, are those of ml_dtypes.
+
+    Raises:
+        ArithmeticRunError: it is a sequence, a map or an optional.
+    """
+    if not value.is_tensor():
+        raise ArithmeticRunError(
+            f"output {name!r} is {value.data_type()}, and only tensors can be compared",
+            hint="TensorRT has tensors alone: leave the output out of the model, or use `verify=false`",
+        )
+    dtype = value.element_type()
+    if dtype == onnx.TensorProto.STRING or onnx.helper.tensor_dtype_to_np_dtype(dtype).isbuiltin == 1:
+        array: Any = value.numpy()
+        return np.asarray(array)
+    data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return numpy_helper.to_array(onnx.TensorProto(data_type=dtype, dims=value.shape(), raw_data=data))
 
 
 class NoKernelError(ArithmeticRunError):
