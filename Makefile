@@ -23,10 +23,10 @@ lint: $(VENV)/with-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m docs.catalogue --check
+	$(BIN)/python -m rewriter.pipeline.catalogue --check
 
 catalogue: $(VENV)/with-dev
-	$(BIN)/python -m docs.catalogue
+	$(BIN)/python -m rewriter.pipeline.catalogue
 
 # -- what takes hours; tests/suites/README.md says what each of them does --------------------------
 

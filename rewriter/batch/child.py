@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.batch.state import Ending, Outcome
-from rewriter.ir.printable import printable
+from rewriter.ir.english import printable
 from rewriter.pipeline.options import FixOptions, VerifyOptions
 from rewriter.pipeline.schema import PREFIX, Option, Shapes, declarations
 from rewriter.runtime.engines.caches import VARIABLE as CACHE

@@ -16,9 +16,8 @@ from rich.text import Text
 
 from rewriter.batch.models import Entry
 from rewriter.batch.state import Outcome, Record
-from rewriter.ir.english import count
+from rewriter.ir.english import count, printable
 from rewriter.ir.model import write_text
-from rewriter.ir.printable import printable
 from rewriter.report.html.render import html
 from rewriter.report.html.run import run_section
 from rewriter.report.html.tables import number, without_empty

@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 
 import typer
 
+from rewriter.ir.english import printable
 from rewriter.ir.errors import OutputError, RewriterError, UnbuildableError
-from rewriter.ir.printable import printable
 from rewriter.report import signals
 
 FAILED, BAD_INPUT, UNBUILDABLE, DEFECT, INTERRUPTED = 1, 2, 3, 70, 130

@@ -13,9 +13,9 @@ from typing import Any
 
 import onnx
 
+from rewriter.ir.english import printable
 from rewriter.ir.errors import RewriterError, UsageError
 from rewriter.ir.model import Array, Model, load, save
-from rewriter.ir.printable import printable
 from rewriter.jobs.fix.result import FixResult
 from rewriter.judge.verdict import Verdict
 from rewriter.pipeline.config import ResolvedOptions

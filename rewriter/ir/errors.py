@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-from rewriter.ir.printable import printable
+from rewriter.ir.english import printable
 
 LIKENESS = 0.5
 """From this likeness on (`difflib`), a name is taken for a misspelling of another."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from html import escape
 from itertools import islice
 
-from rewriter.ir.printable import printable
+from rewriter.ir.english import printable
 
 MOST_ROWS = 12
 """Rows of a summary: what a result holds beyond them is in its attributes and in the report."""

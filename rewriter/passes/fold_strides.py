@@ -10,8 +10,7 @@ from onnx import NodeProto
 
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
 from rewriter.ir.graph import GraphEditor, attribute, label
-from rewriter.ir.graph.new_weights import NewWeights
-from rewriter.ir.graph.replacement import Replacement
+from rewriter.ir.graph.weights import NewWeights, Replacement
 from rewriter.ir.model import Array
 from rewriter.ir.patterns.windows import IMAGE_CHANNELS, Windows, pads_of, reason_against, windows_of
 

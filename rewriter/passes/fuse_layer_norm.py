@@ -8,8 +8,7 @@ from typing import Literal
 
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 from rewriter.ir.graph import GraphEditor
-from rewriter.ir.patterns.norms import Norm, find_norms
-from rewriter.ir.patterns.norms.operator import frame, replace
+from rewriter.ir.patterns.norms import Norm, find_norms, frame, replace
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires, Target
 from rewriter.ir.graph import GraphEditor, open_graphs
 from rewriter.ir.model import Model, facts
-from rewriter.ir.patterns.norms import Norm, find_norms
-from rewriter.ir.patterns.norms.operator import frame, replace
+from rewriter.ir.patterns.norms import Norm, find_norms, frame, replace
 
 MAPPED_FROM = {"tensorrt": (10, 15), "tensorrt-rtx": (1, 6)}
 """First releases known to map RMSNormalization: TensorRT by its changelog, TensorRT-RTX was measured."""

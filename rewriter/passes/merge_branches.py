@@ -12,7 +12,7 @@ from onnx import NodeProto
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, refused
 from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised, label, made_by
 from rewriter.ir.graph.match import optional_input, produced
-from rewriter.ir.graph.new_weights import NewWeights, layout_obstacle
+from rewriter.ir.graph.weights import NewWeights, layout_obstacle
 from rewriter.ir.model import Array
 from rewriter.ir.patterns.windows import Windows, pads_of, windows_of
 

@@ -11,16 +11,16 @@ from onnx import NodeProto
 from rewriter.ir.base import Context, Event, Exactness, GraphPass, Merged, Refusal, Requires, refused
 from rewriter.ir.graph import GraphEditor, constant_row, is_op, is_quantised, label
 from rewriter.ir.graph.match import consumed, optional_input, other_operand
-from rewriter.ir.graph.new_weights import (
+from rewriter.ir.graph.ops import PRODUCTS
+from rewriter.ir.graph.weights import (
     NewWeights,
+    Replacement,
     float_matrix,
     gemm_obstacle,
     is_transposed,
     layout_obstacle,
     row_obstacle,
 )
-from rewriter.ir.graph.ops import PRODUCTS
-from rewriter.ir.graph.replacement import Replacement
 from rewriter.ir.model import Array
 from rewriter.ir.patterns.heads import Heads, find_heads, part_of
 

@@ -14,9 +14,8 @@ from rewriter.hazards.planning.costs.node_times import LOW_US, PRODUCTS_PER_US, 
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, refused
 from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised, label
 from rewriter.ir.graph.match import optional_input, produced
-from rewriter.ir.graph.new_weights import layout_obstacle
 from rewriter.ir.graph.ops import RESIZES
-from rewriter.ir.graph.replacement import Replacement
+from rewriter.ir.graph.weights import Replacement, layout_obstacle
 from rewriter.ir.patterns.resizes import inputs_for, reason_against, scales_of
 
 

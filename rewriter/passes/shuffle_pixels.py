@@ -12,9 +12,7 @@ from rewriter.hazards.planning.costs.node_times import ALIGNED
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
 from rewriter.ir.graph import GraphEditor, attribute, is_op, label
 from rewriter.ir.graph.match import optional_input
-from rewriter.ir.graph.new_weights import NewWeights, layout_obstacle
-from rewriter.ir.graph.replacement import Replacement
-from rewriter.ir.graph.weights import is_quantised
+from rewriter.ir.graph.weights import NewWeights, Replacement, is_quantised, layout_obstacle
 
 
 @dataclass(frozen=True)

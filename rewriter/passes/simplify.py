@@ -24,8 +24,7 @@ from rewriter.ir.graph import TAG, GraphEditor, casts_to, is_op, open_graphs, re
 from rewriter.ir.graph.ops import QUANTISING
 from rewriter.ir.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, facts, refill, subgraphs, walk_nodes
 from rewriter.ir.model.schemas import schema_of
-from rewriter.ir.patterns.expands import repeated_expands
-from rewriter.ir.patterns.selections import selected
+from rewriter.ir.patterns.values import repeated_expands, selected
 
 OPTIMIZERS = frozenset(
     """

@@ -13,7 +13,7 @@ from onnx import NodeProto
 from rewriter.hazards.planning.costs.node_times import TYPICAL
 from rewriter.ir.base import Change, Context, Event, Exactness, Kept, ModelPass, Refusal, Stage
 from rewriter.ir.graph import GraphEditor, attribute, label, open_graphs
-from rewriter.ir.graph.new_weights import NewWeights, layout_obstacle
+from rewriter.ir.graph.weights import NewWeights, layout_obstacle
 from rewriter.ir.model import Model, facts
 from rewriter.ir.patterns.windows import Windows, pads_of, windows_of
 from rewriter.ir.plan import node_key

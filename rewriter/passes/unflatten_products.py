@@ -11,8 +11,8 @@ from onnx import NodeProto
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
 from rewriter.ir.graph import GraphEditor, is_op, is_own, label
 from rewriter.ir.graph.match import consumed, optional_input, produced
-from rewriter.ir.graph.new_weights import NewWeights, float_matrix, gemm_obstacle, is_transposed, row_obstacle
 from rewriter.ir.graph.ops import PRODUCTS
+from rewriter.ir.graph.weights import NewWeights, float_matrix, gemm_obstacle, is_transposed, row_obstacle
 from rewriter.ir.model.facts import Shape
 
 Views = dict[tuple[str, tuple[int, ...]], str]

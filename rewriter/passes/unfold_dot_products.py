@@ -13,9 +13,8 @@ from rewriter.ir.english import article
 from rewriter.ir.english import count as counted
 from rewriter.ir.graph import GraphEditor, is_op
 from rewriter.ir.graph.match import optional_input
-from rewriter.ir.graph.new_weights import NewWeights, gemm_obstacle, is_transposed, layout_obstacle
 from rewriter.ir.graph.ops import PRODUCTS
-from rewriter.ir.graph.replacement import Replacement
+from rewriter.ir.graph.weights import NewWeights, Replacement, gemm_obstacle, is_transposed, layout_obstacle
 
 
 @dataclass(frozen=True)

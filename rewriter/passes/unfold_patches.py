@@ -12,8 +12,7 @@ from onnx import NodeProto
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.match import optional_input
-from rewriter.ir.graph.new_weights import NewWeights
-from rewriter.ir.graph.replacement import Replacement
+from rewriter.ir.graph.weights import NewWeights, Replacement
 from rewriter.ir.model.facts import Shape
 from rewriter.ir.patterns.windows import IMAGE_CHANNELS, Windows, reason_against, windows_of
 

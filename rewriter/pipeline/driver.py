@@ -15,8 +15,8 @@ from rewriter.ir.errors import ModelError, NativeError, PassError, RewriterError
 from rewriter.ir.graph import GraphEditor, open_graphs
 from rewriter.ir.model import Model, check
 from rewriter.ir.model import facts as tensor_facts
-from rewriter.ir.model.constants import with_lifted_weights
 from rewriter.ir.model.facts import Facts
+from rewriter.ir.model.mending import with_lifted_weights
 from rewriter.pipeline.registry import origin
 
 

@@ -1,6 +1,6 @@
 """Keywords of `rewriter.fix`, `scan` and `verify`. Generated from `pipeline/options.py`: change that.
 
-`python -m docs.catalogue` writes it.
+`python -m rewriter.pipeline.catalogue` writes it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any, Literal, TypedDict
 
-from rewriter.hazards import Rule
 from rewriter.ir.base import Pass
-from rewriter.ir.plan import InputsOutputs, Plan, Precision
+from rewriter.runtime.figures.tolerances import Tolerance
+from rewriter.hazards import Rule
 from rewriter.pipeline.options import Builder, Runner
 from rewriter.pipeline.schema import AnyPath, Names, Paths, Shapes
-from rewriter.runtime.figures.tolerances import Tolerance
+from rewriter.ir.plan import InputsOutputs, Plan, Precision
 
 
 class FixKeywords(TypedDict, total=False):
@@ -38,12 +38,9 @@ class FixKeywords(TypedDict, total=False):
     opset: int | None
     target: str | None
     precision: Precision | None
-    io: str | None
+    io: InputsOutputs | None
     keep_fp32: Names
     keep_fp32_op: Names
-    lower: Names
-    lower_op: Names
-    plugin_types: Names
     plan: AnyPath | Plan | None
     save_plan: AnyPath | None
     hazards: Sequence[Rule]

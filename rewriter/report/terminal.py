@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rewriter.ir.base import Target
-from rewriter.ir.printable import printable
+from rewriter.ir.english import printable
 from rewriter.pipeline.options import with_flags
 from rewriter.runtime.source import DataSource
 

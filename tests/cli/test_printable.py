@@ -11,9 +11,9 @@ from rich.table import Table
 from typer.testing import CliRunner
 
 from rewriter import cli
+from rewriter.ir.english import printable
 from rewriter.ir.errors import ModelError
 from rewriter.ir.model import Model, load, save
-from rewriter.ir.printable import printable
 from rewriter.report.terminal import console
 
 EVIL = "a\x1b]0;title\x07b\x9b31mc\r\u202ed"

@@ -22,7 +22,7 @@ from rich.progress import Progress
 
 from rewriter.ir import children
 from rewriter.ir.errors import ArithmeticRunError, ModelError, NativeError, RewriterError
-from rewriter.ir.model import Array, Model, facts, native
+from rewriter.ir.model import Array, Model, facts
 from rewriter.passes.simplify import Simplify
 from rewriter.runtime.engines import onnxruntime as engine
 from rewriter.runtime.engines.onnxruntime import Session
@@ -151,7 +151,7 @@ def test_the_node_at_which_inference_crashes_is_named(monkeypatch: pytest.Monkey
 
 def test_functions_that_expand_without_measure_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "CALL_S", 1.0)
-    monkeypatch.setattr(native, "PROBE_S", 0.5)
+    monkeypatch.setattr(facts, "PROBE_S", 0.5)
     with pytest.raises(ModelError, match="shape inference gave no result within 1 s") as caught:
         facts.infer(Model(expanding(24)))
     assert caught.value.where == "node bomb (f0)"

@@ -7,7 +7,7 @@ import pytest
 from graphs import graph
 
 from rewriter.ir.graph import open_graphs
-from rewriter.ir.graph.new_weights import (
+from rewriter.ir.graph.weights import (
     NewWeights,
     gemm_obstacle,
     is_transposed,

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from rewriter import cli
 from rewriter.ir.errors import ModelError, OutputError
-from rewriter.ir.model import Model, external_data, load, map_saved, save
-from rewriter.ir.model.external_source import MOST_MAPPED
+from rewriter.ir.model import Model, load, save
+from rewriter.ir.model.external_data import MOST_MAPPED
 from rewriter.ir.model.tensors import release
 
 
@@ -85,14 +85,6 @@ class TestOverwriting:
         save(made(1), tmp_path / "a.onnx").rename(tmp_path / "b.onnx")
         save(made(2), tmp_path / "b.onnx")
         assert names(tmp_path) == {"b.onnx", "a.onnx.data", "b.onnx.data"}
-
-    def test_a_folder_with_too_much_to_read_keeps_the_data(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        path = save(made(1), tmp_path / "m.onnx")
-        monkeypatch.setattr(external_data, "SEARCHED_BYTES", 10)
-        save(made(2), path)
-        assert names(tmp_path) == {"m.onnx", "m.onnx.data", "m.onnx.1.data"}
 
     def test_a_name_that_another_model_waits_for_is_not_taken(self, tmp_path: Path) -> None:
         """Its data is missing, and would be found with other weights in it."""
@@ -250,20 +242,6 @@ class TestLinks:
         assert value(tmp_path / "link" / "m.onnx") == 1
 
 
-def test_a_file_that_another_process_writes_under_an_old_name_stays(tmp_path: Path) -> None:
-    """Two processes save one model: one has removed the old data, and writes new data of the same name."""
-    path = save(made(1), tmp_path / "m.onnx")
-    old = external_data.owned_data(path)
-    (file,) = old
-    save(made(2), path)
-    assert not file.exists()
-    file.write_bytes(b"written just now")
-    external_data.remove_unused(old, path)
-    assert file.read_bytes() == b"written just now"
-    external_data.remove_unused({file: external_data._state(file)}, path)  # type: ignore[dict-item]
-    assert not file.exists()
-
-
 def test_a_released_array_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "weights"
     np.arange(2**20, dtype=np.float32).tofile(file)
@@ -306,8 +284,7 @@ def test_a_model_with_many_weights_needs_few_open_files(tmp_path: Path, together
 @pytest.mark.skipif(sys.platform == "win32", reason="no mapped file can be replaced there")
 def test_weights_that_were_saved_are_mapped_from_their_file(tmp_path: Path) -> None:
     model = chain(3)
-    path = save(model, tmp_path / "m.onnx")
-    map_saved(model, path)
+    path = save(model, tmp_path / "m.onnx", map_back=True)
     assert {Path(array.filename) for array in model.weights.values()} == {tmp_path / "m.onnx.data"}  # type: ignore[attr-defined]
     save(model, path)
     assert [array[0] for array in model.weights.values()] == [0, 1, 2]
@@ -318,5 +295,5 @@ def test_a_model_without_external_data_keeps_its_weights_in_memory(tmp_path: Pat
     model = chain(3)
     model.external = False
     before = dict(model.weights)
-    map_saved(model, save(model, tmp_path / "m.onnx"))
+    save(model, tmp_path / "m.onnx", map_back=True)
     assert all(model.weights[name] is array for name, array in before.items())

@@ -13,7 +13,8 @@ import rewriter
 from rewriter.hazards.planning.planner import PlanRequest
 from rewriter.ir.model import Model
 from rewriter.passes.unflatten_products import UnflattenProducts
-from rewriter.pipeline.presets import PRESETS, with_epilogues
+from rewriter.pipeline.preset_steps import EPILOGUES
+from rewriter.pipeline.presets import PRESETS
 
 SHAPES = {
     "w": (4, 5),
@@ -68,10 +69,7 @@ def test_fix_makes_a_flattened_mlp_more_accurate() -> None:
         {"x": np.random.default_rng(i).standard_normal((2, 6, 256)).astype(np.float32)} for i in range(2)
     ]
     errors = []
-    for steps in (
-        [step for step in with_epilogues() if step.name != "unflatten-products"],
-        list(with_epilogues()),
-    ):
+    for steps in ([step for step in EPILOGUES if step.name != "unflatten-products"], list(EPILOGUES)):
         result = rewriter.fix(source.whole(), inputs=inputs, passes=steps, build=False, accumulation="fp16")
         assert result.verdict is not None
         (check,) = (check for check in result.verdict.checks if check.name == "emulation")
@@ -87,7 +85,7 @@ def test_a_plan_with_a_node_that_took_over_a_name_fits_again(
     product: str, operator: str, tmp_path: Path
 ) -> None:
     source, plan = _model(product).whole(), tmp_path / "plan.json"
-    steps = list(with_epilogues())
+    steps = list(EPILOGUES)
     first = rewriter.fix(source, passes=steps, keep_fp32_op=[operator], save_plan=plan, build=False)
     again = rewriter.fix(source, passes=steps, plan=plan, build=False)
     assert first.proto == again.proto

@@ -18,7 +18,7 @@ from rewriter.ir.model import facts, load
 from rewriter.ir.plan import plan_file
 from rewriter.pipeline import config
 from rewriter.pipeline import text as pipeline
-from rewriter.pipeline.presets import PRESETS
+from rewriter.pipeline.preset_steps import STEPS
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ TARGETS: Mapping[str, FuzzTarget] = {
     ),
     "pipeline": FuzzTarget(
         _pipeline,
-        tuple(preset.pipeline.encode() for preset in PRESETS.values()),
-        tuple(step.name for step in PRESETS["accurate"].steps),
+        tuple(pipeline.render(steps).encode() for steps in STEPS.values()),
+        tuple(step.name for step in STEPS["accurate"]),
     ),
     "configuration": FuzzTarget(_configuration, (_CONFIGURATION,), ("preset", "keep-fp32", "[scan]")),
 }

@@ -23,10 +23,8 @@ from rewriter.ir.model.reading import check, load
 from rewriter.ir.model.tensors import DETACH_BYTES, Array, Port, Signature, shape_of
 from rewriter.ir.model.writing import (
     check_model_output,
-    map_saved,
     save,
     set_metadata,
-    update_metadata,
     write_json,
     write_text,
 )
@@ -44,14 +42,12 @@ __all__ = [
     "data_files",
     "holds_graphs",
     "load",
-    "map_saved",
     "opsets_of",
     "refill",
     "save",
     "set_metadata",
     "shape_of",
     "subgraphs",
-    "update_metadata",
     "walk_graphs",
     "walk_nodes",
     "write_json",

@@ -42,6 +42,7 @@ class Model:
         weights: Data of the detached initializers of the main graph, by name, read-only.
         path: The file it was loaded from, for messages.
         external: True when that file kept weights in external data; `save` then does, too.
+        files: The files of that data.
         notes: A sentence for each thing that `load` mended.
     """
 
@@ -49,6 +50,7 @@ class Model:
     weights: dict[str, Array] = field(default_factory=dict)
     path: Path | None = None
     external: bool = False
+    files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -79,7 +81,7 @@ class Model:
         """An independent model; the weights' arrays are shared, for they are read-only."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
-        return Model(proto, dict(self.weights), self.path, self.external)
+        return Model(proto, dict(self.weights), self.path, self.external, self.files)
 
     def same_as(self, other: Model) -> bool:
         """Byte for byte the same graph, with the same arrays as weights (by identity)."""
@@ -161,4 +163,4 @@ class Model:
                 if node.domain == UNKNOWN_DOMAIN:
                     node.ClearField("domain")
         drop_unknown_domain(proto)
-        return Model(proto, dict(self.weights), self.path, self.external)
+        return Model(proto, dict(self.weights), self.path, self.external, self.files)

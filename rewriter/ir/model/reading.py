@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 
 from rewriter.ir.english import article
 from rewriter.ir.errors import ModelError
-from rewriter.ir.model.external_source import map_external
+from rewriter.ir.model.external_data import map_external
+from rewriter.ir.model.facts import guarded
 from rewriter.ir.model.graphs import walk_graphs
 from rewriter.ir.model.mending import mend
 from rewriter.ir.model.model import Model
-from rewriter.ir.model.native import guarded
 from rewriter.ir.model.tensors import (
     DETACH_BYTES,
     PACKED_TYPES,
@@ -26,7 +25,7 @@ from rewriter.ir.model.tensors import (
     frozen,
     mark_detached,
 )
-from rewriter.ir.model.validation import check_proto, constant_tensors
+from rewriter.ir.model.validation import check_proto, constant_tensors, read_proto
 
 
 def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:
@@ -86,46 +85,6 @@ def _problem(proto: onnx.ModelProto) -> str | None:
     return None
 
 
-def read_proto(path: Path) -> onnx.ModelProto:
-    """Reads the proto in a file, without its external data.
-
-    Raises:
-        ModelError: no such file, or no ONNX model.
-    """
-    proto = onnx.ModelProto()
-    try:
-        if not path.is_file():
-            what = "not a file" if path.exists() else "no such file"
-            raise ModelError(what, where=str(path), hint="name an .onnx file")
-        proto.ParseFromString(path.read_bytes())
-    except DecodeError as error:
-        raise _not_parsed(path, error) from error
-    except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror or error}", where=str(path),
-                         hint="check its name and its permissions") from error  # fmt: skip
-    if not proto.ir_version or not proto.HasField("graph"):
-        raise ModelError(
-            "not an ONNX model: it holds no graph",
-            where=str(path),
-            hint="name an .onnx file; weights alone (.pt, .safetensors) have to be exported first",
-        )
-    return proto
-
-
-def _not_parsed(path: Path, error: DecodeError) -> ModelError:
-    if "MaxDepth" in str(error):
-        return ModelError(
-            "its graphs are nested more deeply than protobuf reads (100 messages, about 30 If or Loop)",
-            where=str(path),
-            hint="export it with fewer nested branches",
-        )
-    return ModelError(
-        "not an ONNX model, or a truncated one (protobuf cannot parse it)",
-        where=str(path),
-        hint="compare the file's size with the original's; files from Git LFS may be pointers",
-    )
-
-
 def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
     """Moves large initializers out of `proto`; without a path it is the caller's, and is copied first."""
     if path is None:
@@ -141,6 +100,7 @@ def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
             _detach_tensor(model, tensor, opened, main=graph is proto.graph)
     for _, tensor in constant_tensors(proto):
         _detach_tensor(model, tensor, opened, main=False)
+    model.files = tuple(opened)
     model.proto = onnx.ModelProto()  # a message keeps the memory of cleared fields until it is gone
     model.proto.CopyFrom(proto)
     return model

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import onnx
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -33,6 +34,50 @@ NOTES = frozenset({"doc_string", "producer_name", "producer_version"})
 ELEMENT_TYPES = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 
 EXPORT_AGAIN = "export the model again, or copy it again from where it came"
+
+
+def read_proto(path: Path) -> onnx.ModelProto:
+    """Reads the proto in a file, without its external data.
+
+    Raises:
+        ModelError: no such file, or no ONNX model.
+    """
+    proto = onnx.ModelProto()
+    try:
+        if not path.is_file():
+            what = "not a file" if path.exists() else "no such file"
+            raise ModelError(what, where=str(path), hint="name an .onnx file")
+        proto.ParseFromString(path.read_bytes())
+    except DecodeError as error:
+        raise _not_parsed(path, error) from error
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror or error}", where=str(path),
+                         hint="check its name and its permissions") from error  # fmt: skip
+    if not proto.ir_version or not proto.HasField("graph"):
+        raise ModelError(
+            "not an ONNX model: it holds no graph",
+            where=str(path),
+            hint="name an .onnx file; weights alone (.pt, .safetensors) have to be exported first",
+        )
+    return proto
+
+
+def _not_parsed(path: Path, error: DecodeError) -> ModelError:
+    if "MaxDepth" in str(error):
+        return ModelError(
+            "its graphs are nested more deeply than protobuf reads (100 messages, about 30 If or Loop)",
+            where=str(path),
+            hint="export it with fewer nested branches",
+        )
+    return ModelError(
+        "not an ONNX model, or a truncated one (protobuf cannot parse it)",
+        where=str(path),
+        hint="compare the file's size with the original's; files from Git LFS may be pointers",
+    )
+
+
+def _broken(what: str, where: str) -> ModelError:
+    return ModelError(what, where=where, hint=EXPORT_AGAIN)
 
 
 def check_proto(proto: onnx.ModelProto, where: str) -> None:
@@ -73,9 +118,10 @@ def _check_type_attribute(node: onnx.NodeProto, where: str) -> None:
         if attribute.name != name or attribute.type == onnx.AttributeProto.STRING:  # text in opsets 1 to 5
             continue
         if attribute.i not in ELEMENT_TYPES and (attribute.i or name == "to"):
-            raise ModelError(f"its attribute {name!r} is {attribute.i}, which is no element type of ONNX",
-                             where=f"{where}: node {node.name or node.op_type!r}",
-                             hint=EXPORT_AGAIN)  # fmt: skip
+            raise _broken(
+                f"its attribute {name!r} is {attribute.i}, which is no element type of ONNX",
+                f"{where}: node {node.name or node.op_type!r}",
+            )
 
 
 def _check_function(function: onnx.FunctionProto, where: str) -> None:
@@ -84,8 +130,9 @@ def _check_function(function: onnx.FunctionProto, where: str) -> None:
     reads = [(repr(node.name or node.op_type), "input", node.input) for node in function.node]
     for reader, port, names in (*reads, ("it", "output", function.output)):
         for name in (name for name in names if name not in made):
-            raise ModelError(f"no node makes the {port} {name!r} of {reader}",
-                             where=f"{where}: function {function.name!r}", hint=EXPORT_AGAIN)  # fmt: skip
+            raise _broken(
+                f"no node makes the {port} {name!r} of {reader}", f"{where}: function {function.name!r}"
+            )
 
 
 def constant_tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
@@ -107,27 +154,24 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
         ModelError: they do not; the message starts with `where`.
     """
     if tensor.data_type not in ELEMENT_TYPES:
-        raise ModelError(f"it has the element type {tensor.data_type}, which ONNX lacks", where=where,
-                         hint=EXPORT_AGAIN)  # fmt: skip
+        raise _broken(f"it has the element type {tensor.data_type}, which ONNX lacks", where)
     dims = list(tensor.dims)
     if any(size < 0 for size in dims):
-        raise ModelError(f"its shape {dims} has a negative size", where=where, hint=EXPORT_AGAIN)
+        raise _broken(f"its shape {dims} has a negative size", where)
     needed = byte_size(tensor)
     if needed is not None and needed > LARGEST_BYTES:
-        raise ModelError(f"its shape {dims} is larger than any memory", where=where, hint=EXPORT_AGAIN)
+        raise _broken(f"its shape {dims} is larger than any memory", where)
     if tensor.HasField("raw_data") and len(tensor.raw_data) != needed:
-        raise ModelError(
+        raise _broken(
             f"it holds {len(tensor.raw_data)} bytes, but its shape {dims} of {type_name(tensor)} "
             f"needs {needed}",
-            where=where,
-            hint=EXPORT_AGAIN,
+            where,
         )
     if not (tensor.HasField("raw_data") or tensor.data_location == TensorProto.EXTERNAL):
         field = onnx.helper.tensor_dtype_to_field(tensor.data_type)
         held, count = len(getattr(tensor, field)), _value_count(tensor)
         if held != count:
-            raise ModelError(f"it holds {held} values in {field}, but its shape {dims} needs {count}",
-                             where=where, hint=EXPORT_AGAIN)  # fmt: skip
+            raise _broken(f"it holds {held} values in {field}, but its shape {dims} needs {count}", where)
 
 
 def _value_count(tensor: onnx.TensorProto) -> int:
@@ -159,15 +203,13 @@ def _check_versions(proto: onnx.ModelProto, where: str) -> None:
         least = 1 if opset.domain in STANDARD_DOMAINS else 0
         if not least <= opset.version <= LARGEST_VERSION:
             name = opset.domain or "ai.onnx"
-            raise ModelError(f"operator set {name!r} cannot have the version {opset.version}", where=where,
-                             hint=EXPORT_AGAIN)  # fmt: skip
+            raise _broken(f"operator set {name!r} cannot have the version {opset.version}", where)
 
 
 def _check_value(value: onnx.ValueInfoProto, where: str) -> None:
     kind = value.type.tensor_type.elem_type if value.type.HasField("tensor_type") else TensorProto.UNDEFINED
     if kind != TensorProto.UNDEFINED and kind not in ELEMENT_TYPES:
-        raise ModelError(f"it has the element type {kind}, which ONNX lacks",
-                         where=f"{where}: tensor {value.name!r}", hint=EXPORT_AGAIN)  # fmt: skip
+        raise _broken(f"it has the element type {kind}, which ONNX lacks", f"{where}: tensor {value.name!r}")
 
 
 def _check_text(proto: onnx.ModelProto, where: str) -> None:

@@ -15,14 +15,7 @@ import onnx
 
 from rewriter.ir.english import article
 from rewriter.ir.errors import ModelError, OutputError
-from rewriter.ir.model.external_data import (
-    mapped_files,
-    owned_data,
-    remove_unused,
-    removed_on_failure,
-    write_data,
-)
-from rewriter.ir.model.external_source import map_external
+from rewriter.ir.model.external_data import map_external, mapped_files, new_data, owned_data, remove_unused
 from rewriter.ir.model.graphs import refill
 from rewriter.ir.model.model import PROTOBUF_LIMIT, Model
 from rewriter.ir.model.output_files import file_to_replace, replacing, special, write_special
@@ -32,12 +25,16 @@ UNENCODABLE = "backslashreplace"
 """File names may hold bytes that are not UTF-8; JSON reads what this writes for them as the same name."""
 
 
-def save(model: Model, path: str | os.PathLike[str]) -> Path:
+def save(model: Model, path: str | os.PathLike[str], *, map_back: bool = False) -> Path:
     """Writes the model to `path`; a failure or a kill leaves the old model there, with its weights.
 
     Weights go into a new file `<name>.data` beside it when the model does not fit into one protobuf
     message or came from a file with external data. Data that `save` wrote for the old model is removed
     when the new one is in its place, unless another model in the folder names it.
+
+    Args:
+        map_back: Let the model's weights be those of the new file of external data: they need no memory then.
+            Not on Windows, where no mapped file can be replaced.
 
     Returns:
         The path; for a model with external data behind a symbolic link, the file that the link names.
@@ -61,38 +58,17 @@ def save(model: Model, path: str | os.PathLike[str]) -> Path:
         external = model.external or model.size > PROTOBUF_LIMIT
         old = owned_data(target)
         if external:
-            _save_external(model, target)
+            proto = _save_external(model, target)
+            if map_back and sys.platform != "win32":
+                opened: dict[Path, Array] = {}
+                for tensor in proto.graph.initializer:
+                    if tensor.name in model.weights:
+                        model.weights[tensor.name] = map_external(tensor, target, opened)
         else:
             with replacing(target) as temporary:
                 temporary.write_bytes(model.whole().SerializeToString(deterministic=True))
-        remove_unused(old, target)
+        remove_unused(old)
     return target if external else named
-
-
-def map_saved(model: Model, path: Path) -> None:
-    """Lets the weights of a model be those of the file that `save` wrote for it: they need no memory then.
-
-    Nothing changes if the file has no external data, and on Windows, where no mapped file can be replaced.
-    """
-    if sys.platform == "win32":
-        return
-    opened: dict[Path, Array] = {}
-    for tensor in onnx.load(path, load_external_data=False).graph.initializer:
-        if tensor.name in model.weights and tensor.data_location == onnx.TensorProto.EXTERNAL:
-            model.weights[tensor.name] = map_external(tensor, path, opened)
-
-
-def update_metadata(path: Path, entries: Mapping[str, str]) -> None:
-    """Sets metadata of a model's file; the file is replaced when the new one is complete. Weights stay.
-
-    Raises:
-        OutputError: the folder cannot be written, or the disk is full; the file is unchanged.
-    """
-    with _reporting_failure("the model", path):
-        proto = onnx.load(path, load_external_data=False)
-        set_metadata(proto, entries)
-        with replacing(file_to_replace(path)) as temporary:
-            temporary.write_bytes(proto.SerializeToString(deterministic=True))
 
 
 def set_metadata(proto: onnx.ModelProto, entries: Mapping[str, str]) -> None:
@@ -174,10 +150,22 @@ def _reporting_failure(what: str, path: Path) -> Iterator[None]:
         ) from error
 
 
-def _save_external(model: Model, target: Path) -> None:
+def _save_external(model: Model, target: Path) -> onnx.ModelProto:
     """Writes the data first, and the model that names it last: a kill leaves the old pair or the new one."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    data = write_data(proto, model.weights, target)
-    with removed_on_failure(data, target), replacing(target) as temporary:
+    with new_data(proto, model.weights, target), replacing(target) as temporary:
         temporary.write_bytes(proto.SerializeToString(deterministic=True))
+    return proto
+
+
+def from_json(text: str) -> Any:
+    """The content of a JSON text of others.
+
+    Raises:
+        json.JSONDecodeError: it is not JSON, or nested more deeply than Python reads (about 1,000 levels).
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise json.JSONDecodeError("it is nested too deeply", text, 0) from None

@@ -10,9 +10,7 @@ from onnx import NodeProto
 
 from rewriter.ir.graph import GraphEditor, is_op, label
 from rewriter.ir.patterns.norms.language import Bindings, Broadcast, Const, Mean, Named, Op, Pattern, Var
-from rewriter.ir.patterns.norms.shapes import is_harmless
-from rewriter.ir.patterns.norms.values import positive
-from rewriter.ir.patterns.units import exposed
+from rewriter.ir.patterns.values import exposed, is_harmless, positive
 
 X = Var("x")
 _PEAK = Mean("peak", X, ("ReduceMax",), scaled=False)

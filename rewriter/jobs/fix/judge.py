@@ -12,7 +12,7 @@ from typing import Any
 from rewriter.ir.base import Pass
 from rewriter.ir.errors import EngineError
 from rewriter.ir.graph.ops import TENSOR_CORE
-from rewriter.ir.model import Array, Model, load, map_saved, save
+from rewriter.ir.model import Array, Model, load, save
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.stopwatch import Stopwatch, interrupt_handled
 from rewriter.ir.plan import Plan
@@ -166,8 +166,9 @@ class Judge:
     def _built_and_run(self, fixed: Model, plan: Plan | None) -> tuple[list[Check], Engine | None]:
         folder = self.folder / f"{self._built:03d}"
         folder.mkdir()
-        path, checks = self._save(fixed, folder / "model.onnx"), list[Check]()
-        map_saved(fixed, path)  # many attempts are kept: their weights need no memory
+        checks = list[Check]()
+        with self.stage("save"):  # many attempts are kept: their weights need no memory
+            path = save(fixed, folder / "model.onnx", map_back=True)
         choice, engine = self.deployment.choose(), path
         if choice.engine not in UNBUILT:
             engine = folder / "model.engine"

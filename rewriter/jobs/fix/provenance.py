@@ -15,7 +15,7 @@ from typing import Any
 
 from onnx import NodeProto
 
-from rewriter.ir.model import Model, data_files, set_metadata, update_metadata, walk_graphs
+from rewriter.ir.model import Model, set_metadata, walk_graphs
 from rewriter.ir.plan import Decision, Plan, node_key, plan_file
 from rewriter.jobs.fix.job import FixJob
 from rewriter.judge.verdict import Verdict
@@ -30,7 +30,7 @@ KEPT = "rewriter.kept"
 """Key of a node's metadata: why it is in FP32 or BF16."""
 
 UNFINISHED = "not verified to the end"
-"""The verdict until all checks are made."""
+"""The verdict of a run that was interrupted."""
 
 CHUNK = 1 << 20
 
@@ -42,7 +42,7 @@ def source_hash(source: Any, original: Model) -> str:
     """
     found = hashlib.sha256()
     if isinstance(source, (str, os.PathLike)):
-        for path in (Path(source), *sorted(data_files(Path(source)))):
+        for path in (Path(source), *sorted(original.files)):
             with path.open("rb") as stream:
                 while part := stream.read(CHUNK):
                     found.update(part)
@@ -53,13 +53,16 @@ def source_hash(source: Any, original: Model) -> str:
     return found.hexdigest()
 
 
-def stamp(model: Model, job: FixJob, pipeline: str, plan: Plan | None, source: str, tool: str) -> None:
-    """Notes everything but the verdict in the model and its nodes.
+def stamp(
+    model: Model, job: FixJob, pipeline: str, plan: Plan | None, source: str, tool: str, verdict: str
+) -> None:
+    """Notes where a model comes from in the model and its nodes.
 
     Args:
         pipeline: Text of the passes that ran.
         source: Of `source_hash`.
         tool: Version of this program.
+        verdict: Of `verdict_text`, or `UNFINISHED`.
     """
     named = isinstance(job.source, (str, os.PathLike))
     entries = {
@@ -69,7 +72,7 @@ def stamp(model: Model, job: FixJob, pipeline: str, plan: Plan | None, source: s
         PLAN: "" if plan is None else hashlib.sha256(plan_file.to_text(plan).encode()).hexdigest(),
         SOURCE: Path(job.source).name if named else "",
         SOURCE_HASH: source,
-        VERDICT: UNFINISHED,
+        VERDICT: verdict,
         SUMS: job.accumulation,
     }
     set_metadata(model.proto, entries)
@@ -83,19 +86,8 @@ def noted_sums(model: Model) -> Accumulation | None:
     return "fp32" if noted == "fp32" else "fp16" if noted == "fp16" else None
 
 
-def note_verdict(model: Model, written: Path | None, verdict: Verdict | None) -> None:
-    """Notes the verdict in the model, and in its file, which is replaced when the new one is complete.
-
-    Raises:
-        OutputError: the file cannot be written again; it stays as it is.
-    """
-    entries = {VERDICT: _text(verdict)}
-    set_metadata(model.proto, entries)
-    if written is not None:
-        update_metadata(written, entries)
-
-
-def _text(verdict: Verdict | None) -> str:
+def verdict_text(verdict: Verdict | None) -> str:
+    """The checks that a model passed or failed."""
     if verdict is None:
         return "not verified"
     made = [check for check in verdict.checks if check.passed is not None]

@@ -23,13 +23,8 @@ from rewriter.jobs.fix.before import errors_before
 from rewriter.jobs.fix.conclusion import Tried, conclude
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.judge import Judge
-from rewriter.jobs.fix.provenance import note_verdict, source_hash, stamp
-from rewriter.jobs.fix.refusals import (
-    declare_plugins,
-    refuse_unbuildable,
-    refuse_unknown_names,
-    refuse_unknown_ports,
-)
+from rewriter.jobs.fix.provenance import UNFINISHED, source_hash, stamp, verdict_text
+from rewriter.jobs.fix.refusals import refuse_unbuildable, refuse_unknown_names
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.search.effort import RunCost, with_sums
 from rewriter.judge.expected import Expected, Outputs, expected_outputs
@@ -66,11 +61,10 @@ def run(job: FixJob) -> FixResult:
         text = pipeline.render(made.job.steps)
         changed = any(step.changes for step in made.passes)
         if changed:
-            stamp(fixed, job, text, made.plan, source_sha, __version__)
+            noted = UNFINISHED if given.judge.interrupted else verdict_text(verdict)
+            stamp(fixed, job, text, made.plan, source_sha, __version__, noted)
         with stage("save"):
             written = _written(job, fixed, destination, verdict, warnings)
-        if changed:
-            note_verdict(fixed, written, verdict)
         if given.judge.interrupted:
             raise KeyboardInterrupt(f"{written} is written, but not verified to the end" if written else "")
         _save_plan(job, made.plan, warnings)
@@ -163,10 +157,7 @@ def _given(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Given]:
     """The model, its samples and its outputs; a default opset becomes the one that the model needs."""
     with stage("load"):
         original = load(job.source)
-        declare_plugins(original, job.wish.plugin_types)
         refuse_unknown_names(original, job.wish.keep_nodes)
-        refuse_unknown_names(original, job.wish.lower.nodes, "`lower`")
-        refuse_unknown_ports(original, job.wish.io)
         if job.free_opset:
             wanted = (step.opset_for(original, job.target) for step in job.steps)
             job = replace(job, opset=max((job.opset, *wanted)))

@@ -18,7 +18,7 @@ import numpy as np
 from rewriter.ir.english import article
 from rewriter.ir.errors import InputsError, UsageError
 from rewriter.ir.model import Model, Signature
-from rewriter.ir.model.json_text import from_json
+from rewriter.ir.model.writing import from_json
 from rewriter.runtime.inputs.arranging import MOST_ITEMS, arranged, is_array, items, left_out, named, unnamed
 from rewriter.runtime.inputs.images import EXAMPLE, OPTION, image_files, image_samples
 from rewriter.runtime.inputs.samples import Sample, Samples

@@ -15,7 +15,7 @@ from rewriter.ir.graph.match import along, back, other_operand
 from rewriter.ir.graph.ops import RESHAPES
 from rewriter.ir.model import Array
 from rewriter.ir.model.facts import Shape
-from rewriter.ir.patterns.norms.values import transparent
+from rewriter.ir.patterns.values import transparent
 
 Fit = Literal["fits", "wrong shape", "computed", "scalar"]
 

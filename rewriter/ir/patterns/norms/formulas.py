@@ -23,8 +23,7 @@ from rewriter.ir.patterns.norms.language import (
     SelfProduct,
     Var,
 )
-from rewriter.ir.patterns.norms.shapes import is_harmless
-from rewriter.ir.patterns.norms.values import positive
+from rewriter.ir.patterns.values import is_harmless, positive
 
 Kind = Literal["layer-norm", "rms-norm", "l2-normalize"]
 

@@ -19,8 +19,7 @@ from onnx import NodeProto
 from rewriter.ir.graph import GraphEditor, attribute, is_op
 from rewriter.ir.graph.match import operands, optional_input, with_scalar
 from rewriter.ir.graph.ops import RESHAPES, SCALING
-from rewriter.ir.patterns.norms.shapes import is_aligned
-from rewriter.ir.patterns.norms.values import narrows, same_value, transparent
+from rewriter.ir.patterns.values import is_aligned, narrows, same_value, transparent
 
 BOUNDS = ("Add", "Max", "Clip", "Relu")
 

@@ -13,7 +13,7 @@ import numpy as np
 from rewriter.ir.errors import UsageError
 from rewriter.ir.graph import GraphEditor
 from rewriter.ir.model import Array, Model
-from rewriter.ir.model.json_text import from_json
+from rewriter.ir.model.writing import from_json
 from rewriter.passes.algorithms.rescaling.exponents import Constraints, collect
 
 DEFAULT_EPSILON = 1e-5

@@ -12,7 +12,7 @@ from typing import Any
 
 from rewriter.ir.base import Target
 from rewriter.ir.model import write_json
-from rewriter.ir.model.json_text import from_json
+from rewriter.ir.model.writing import from_json
 from rewriter.ir.summary import Row, Summary, listed
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.caches import user_cache
