@@ -11,7 +11,7 @@ ALONE = (
     "hooks/test_hooks_libraries.py::TestLightning",
     "hooks/test_hooks_libraries.py::TestOptimum",
     "hooks/test_hooks_libraries.py::TestUltralytics",
-    "hooks/test_hooks_page.py::test_the_example_repository",
+    "hooks/test_hooks_page.py",
     "hooks/test_hooks_precommit.py::test_installed_hooks",
     "hooks/test_hooks_precommit.py::test_the_manifest_s_hooks",
     "house/test_install.py::test_the_light_install",

@@ -54,7 +54,7 @@ COMMANDS = {
     "config": Entry("config.config", "Options in force, and where each comes from"),
     "presets": Entry("catalogue.presets", "Pipelines by name; `presets show NAME`"),
     "passes": Entry("catalogue.passes", "What a pipeline can do; `passes show NAME`"),
-    "hook": Entry("hook.app", "Hooks of pre-commit: `hook install`"),
+    "hook": Entry("hook.app", "What the hooks of pre-commit run"),
     "help": Entry("commands.show_help", ""),
 }
 

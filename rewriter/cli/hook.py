@@ -17,42 +17,11 @@ from rewriter.pipeline.options import FixCommand, ScanCommand
 if TYPE_CHECKING:
     from rewriter.hooks.precommit import FileOutcome
 
-app = typer.Typer(
-    cls=Group, help="For training repositories: install the pre-commit hooks, and what they run."
-)
+app = typer.Typer(cls=Group, help="What the pre-commit hooks run, for repositories with models.")
 
 Models = Annotated[
     list[Path], typer.Argument(metavar="MODEL...", show_default=False, help="Files, as pre-commit gives them")
 ]
-
-
-@app.command(cls=Command)
-def install(
-    fix: Annotated[bool, typer.Option("--fix", metavar=FLAG, help="Install rewriter-fix, too")] = False,
-    repo: Annotated[
-        str, typer.Option("--repo", metavar="URL", help="Where pre-commit gets rewriter from")
-    ] = "",
-    rev: Annotated[str, typer.Option("--rev", metavar="TAG", help="Of --repo")] = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", metavar=FLAG, help="Show the diff, write nothing")
-    ] = False,
-) -> None:
-    """Add rewriter-scan to .pre-commit-config.yaml and a table to pyproject.toml; show the diff."""
-    with exit_codes():
-        from rewriter.hooks import install as installer
-
-        folder = installer.repository(Path())
-        hooks = installer.HOOKS if fix else installer.HOOKS[:1]
-        changes = installer.edits(folder, hooks, url=repo, revision=rev)
-        if not dry_run:
-            installer.apply(changes)
-        with reader_may_leave():
-            for change in changes:
-                echo(change.diff, nl=False)
-            if not changes:
-                echo("everything is there already")
-            elif not dry_run:
-                echo("next: pre-commit install, and commit both files")
 
 
 @app.command(cls=Command)
@@ -66,12 +35,12 @@ def scan(
 
     Exits with 0, with 1 if a model has an error, with 2 if one cannot be read.
     """
-    from rewriter.hooks.precommit import scan_file
+    from rewriter.hooks.precommit import process
 
     for key, path in (("`json`", json), ("`sarif`", sarif)):
         check_extra(key, path, models)
     done: list[FileOutcome] = []
-    scanned = (scan_file(model, **given) for model in models)
+    scanned = (process(model, "scan", **given) for model in models)
     _run(_remembered(scanned, done), verbose=verbose, after=lambda: _write(done, json, sarif))
 
 
@@ -100,9 +69,9 @@ def fix(
 
     Exits with 0 if nothing was to be done, with 1 if a file changed, with 2 if one could not be fixed.
     """
-    from rewriter.hooks.precommit import fix_file
+    from rewriter.hooks.precommit import process
 
-    _run((fix_file(model, **given, build=build or None) for model in models), verbose=verbose)
+    _run((process(model, "fix", **given, build=build or None) for model in models), verbose=verbose)
 
 
 def _run(outcomes: Iterator[FileOutcome], *, verbose: bool, after: Callable[[], None] = lambda: None) -> None:

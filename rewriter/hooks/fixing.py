@@ -17,15 +17,12 @@ from rewriter.ir.english import printable
 from rewriter.ir.errors import RewriterError, UsageError
 from rewriter.ir.model import Array, Model, load, save
 from rewriter.jobs.fix.result import FixResult
-from rewriter.judge.verdict import Verdict
-from rewriter.pipeline.config import ResolvedOptions
 from rewriter.pipeline.config import load as load_configuration
 from rewriter.pipeline.options import FixOptions
 from rewriter.pipeline.schema import declarations
 
 Feeds = Callable[[Model], Iterable[Mapping[str, Array]] | None]
 """Returns feeds for a model; None: `rewriter.fix` generates random data."""
-
 
 OWN = frozenset({"model", "output", "in_place", "dry_run", "strict", "progress"})
 """Arguments of `rewriter.fix` that the hook sets itself."""
@@ -36,7 +33,7 @@ SAMPLES = 32
 
 @dataclass(frozen=True)
 class HookOptions:
-    """How exports are inspected and fixed.
+    """How exports are fixed.
 
     Attributes:
         fix: Arguments of `rewriter.fix`, such as `{"preset": "trt-bf16", "keep_fp32": ["*/head/*"]}`. The
@@ -76,14 +73,6 @@ class HookOptions:
         if self.samples < 1:
             raise UsageError(f"it cannot be {self.samples}", where="samples=", hint="use at least one")
 
-    def resolve(self) -> ResolvedOptions:
-        """These options over the configuration of the project that one works in.
-
-        Raises:
-            UsageError: the file has an unknown argument.
-        """
-        return load_configuration().resolve(**{n: v for n, v in self.fix.items() if n != "inputs"})
-
 
 def require(module: str, package: str, hook: str) -> Any:
     """Returns a module of a training library.
@@ -122,17 +111,14 @@ class Fixed:
         result: Result of `rewriter.fix`; None if it failed.
         error: Why the fix failed, in which case the file is the plain export.
         raw: The plain export, if it was kept beside the fixed file.
+        program: The ONNXProgram of PyTorch's newer exporter, which is the plain export.
     """
 
     path: Path | None = None
     result: FixResult | None = None
     error: Exception | None = None
     raw: Path | None = None
-
-
-def raw_path(path: Path) -> Path:
-    """Path of the plain export: `net.raw.onnx` beside `net.onnx`."""
-    return path.with_name(f"{path.stem}.raw{path.suffix}")
+    program: Any = None
 
 
 def fix_file(path: Path, feeds: Feeds, options: HookOptions) -> Fixed:
@@ -141,24 +127,19 @@ def fix_file(path: Path, feeds: Feeds, options: HookOptions) -> Fixed:
     Raises:
         Exception: the fix failed and `strict` is set.
     """
-    raw = raw_path(path) if options.keep_raw else None
 
     def work() -> Fixed:
+        raw = raw_path(path) if options.keep_raw else None
         try:
             if raw is not None:
                 copy_model(path, raw)
-            return Fixed(path, _fix(path, path, feeds, options), raw=raw)
+            return Fixed(path, fix_export(path, feeds, options), raw=raw)
         except Exception:
             if raw is not None:
                 raw.unlink(missing_ok=True)
             raise
 
     return attempt(work, options, str(path), path)
-
-
-def fix_proto(proto: onnx.ModelProto, feeds: Feeds, options: HookOptions, where: str) -> Fixed:
-    """Fix a model in memory; the fixed one is `result.proto`."""
-    return attempt(lambda: Fixed(result=_fix(proto, None, feeds, options)), options, where)
 
 
 def attempt(work: Callable[[], Fixed], options: HookOptions, where: str, path: Path | None = None) -> Fixed:
@@ -173,40 +154,42 @@ def attempt(work: Callable[[], Fixed], options: HookOptions, where: str, path: P
         return Fixed(path, error=error)
 
 
+def fix_export(source: Path | onnx.ModelProto, feeds: Feeds, options: HookOptions) -> FixResult:
+    """Fix a file in place, or a model in memory.
+
+    Raises:
+        Unverified: the result failed its verification; a file is unchanged then.
+    """
+    from rewriter.jobs.fix.api import fix
+    from rewriter.report.fix import verdict_line
+
+    own = {name: value for name, value in options.fix.items() if name != "inputs"}
+    resolved = load_configuration().resolve(**own)
+    arguments = {**resolved.arguments("fix"), **options.fix, "strict": True}
+    if options.calibration is not None or arguments.get("inputs") is None:
+        arguments["inputs"] = feeds(load(source))
+    with resolved.errors_name_sources():
+        result = fix(source, source if isinstance(source, Path) else None, in_place=True, **arguments)
+    if result.verdict is not None and not result.verdict.passed:
+        failed = "; ".join(check.summary for check in result.verdict.checks if check.passed is False)
+        raise Unverified(
+            f"the fixed model failed its verification: {failed or 'no check could be made'}",
+            hint="`rewriter fix` on the plain export has details; fix={'keep_fp32': [...]} may help",
+        )
+    for sentence in (*resolved.messages(), *result.warnings, verdict_line(result).plain):
+        say(sentence, options)
+    return result
+
+
 def say(text: str, options: HookOptions) -> None:
     """Print for the user on stderr: stdout belongs to the training script."""
     if not options.quiet:
         print(printable(f"rewriter: {text}"), file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _fix(
-    source: Path | onnx.ModelProto, target: Path | None, feeds: Feeds, options: HookOptions
-) -> FixResult:
-    from rewriter.jobs.fix.api import fix
-    from rewriter.report.fix import verdict_line
-
-    resolved = options.resolve()
-    for sentence in resolved.messages():
-        say(sentence, options)
-    arguments = {**resolved.arguments("fix"), **options.fix, "strict": True}
-    if options.calibration is not None or arguments.get("inputs") is None:
-        arguments["inputs"] = feeds(load(source))
-    with resolved.errors_name_sources():
-        result = fix(source, target, in_place=True, **arguments)
-    if result.verdict is not None and not result.verdict.passed:
-        raise Unverified(
-            _failures(result.verdict),
-            hint="`rewriter fix` on the plain export has details; fix={'keep_fp32': [...]} may help",
-        )
-    for warning in result.warnings:
-        say(warning, options)
-    say(verdict_line(result).plain, options)
-    return result
-
-
-def _failures(verdict: Verdict) -> str:
-    failed = [check.summary for check in verdict.checks if check.passed is False]
-    return "the fixed model failed its verification: " + ("; ".join(failed) or "no check could be made")
+def raw_path(path: Path) -> Path:
+    """Path of the plain export: `net.raw.onnx` beside `net.onnx`."""
+    return path.with_name(f"{path.stem}.raw{path.suffix}")
 
 
 def copy_model(path: Path, raw: Path) -> None:

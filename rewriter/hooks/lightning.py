@@ -11,16 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from rewriter.hooks.fixing import Fixed, attempt, require
+from rewriter.hooks.fixing import Fixed, HookOptions, attempt, require
 from rewriter.ir.errors import UsageError
 
 _OLD = "pytorch_lightning" in sys.modules and "lightning" not in sys.modules
 _lightning = require("pytorch_lightning" if _OLD else "lightning.pytorch", "lightning", __name__)
 
-from rewriter.hooks.norms import eval_mode  # noqa: E402  # the message about Lightning comes first
-from rewriter.hooks.torch import Exported, patched  # noqa: E402
-
-When = Literal["train_end", "checkpoint"]
+from rewriter.hooks.torch import eval_mode, patched_with  # noqa: E402  # the message about Lightning first
 
 
 class FixOnExport(_lightning.Callback):  # type: ignore[misc, name-defined]
@@ -43,19 +40,19 @@ class FixOnExport(_lightning.Callback):  # type: ignore[misc, name-defined]
         self,
         path: str | Path = "model.onnx",
         *,
-        when: When = "train_end",
+        when: Literal["train_end", "checkpoint"] = "train_end",
         example: Any = None,
         export: Mapping[str, Any] | None = None,
         preset: str | None = None,
+        fix: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         if when not in ("train_end", "checkpoint"):
             raise UsageError(f"it cannot be {when!r}", where="when=", hint="train_end or checkpoint")
         self.path, self.when, self.example = Path(path), when, example
-        self.export = dict(export or {})
-        self.hook = patched(preset, **options)
-        self.exports: list[Exported] = []
+        self.export, self.options = dict(export or {}), HookOptions.of(preset, fix, options)
+        self.exports: list[Fixed] = []
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self.when == "train_end" and trainer.is_global_zero:
@@ -69,9 +66,9 @@ class FixOnExport(_lightning.Callback):  # type: ignore[misc, name-defined]
     def _export(self, module: Any, path: Path) -> None:
         def work() -> Fixed:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with eval_mode(module), self.hook as exports:
+            with eval_mode(module), patched_with(self.options) as exports:
                 module.to_onnx(path, self.example, **self.export)
             self.exports += exports
             return Fixed(path)
 
-        attempt(work, self.hook.options, f"{path} (exported by FixOnExport)")
+        attempt(work, self.options, f"{path} (exported by FixOnExport)")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewriter.hazards.kinds import Severity
 from rewriter.hooks.fixing import Unverified, copy_model, raw_path
 from rewriter.ir.errors import OutputError, RewriterError
 from rewriter.ir.graph import made_by
-from rewriter.ir.model import Model, data_files, load, save
+from rewriter.ir.model import data_files, load, save
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.config import ResolvedOptions
 from rewriter.pipeline.config import load as load_configuration
@@ -40,31 +38,22 @@ class FileOutcome:
     detail: Any = None
 
 
-Work = Callable[[Path, ResolvedOptions, dict[str, Any]], FileOutcome]
-"""Processes a file with the options in force and the arguments of a verb."""
+def process(path: Path, verb: Command, **options: Any) -> FileOutcome:
+    """Scan a file, or fix it in place, once.
 
-
-def scan_file(path: Path, **options: Any) -> FileOutcome:
-    """Scan a file for hazards; options and configuration are those of `rewriter scan`."""
-    return _outcome(path, "scan", _scanned, options)
-
-
-def fix_file(path: Path, **options: Any) -> FileOutcome:
-    """Fix a file in place, once; a file that was fixed before, or whose fix fails verification, is unchanged.
+    A file that was fixed before, or whose fix fails verification, is unchanged.
 
     Args:
-        options: Those of `rewriter fix`; `build` is off by default, since TensorRT's build is slow.
+        verb: "scan" or "fix".
+        options: Those of `rewriter scan` or `fix`; `build` is off by default, since TensorRT's build is slow.
     """
-    return _outcome(path, "fix", _fixed, options)
-
-
-def _outcome(path: Path, verb: Command, work: Work, options: Mapping[str, Any]) -> FileOutcome:
-    """The outcome of `work` on a file, unless that is skipped or refused."""
     try:
         if reason := _skipped(path):
             return FileOutcome(path, f"{path}: {reason}")
         resolved = load_configuration().resolve(**options)
-        return work(path, resolved, {**data_beside(path), **resolved.arguments(verb)})
+        arguments = {**data_beside(path), **resolved.arguments(verb)}
+        with resolved.errors_name_sources():
+            return _scanned(path, resolved, arguments) if verb == "scan" else _fixed(path, arguments)
     except RewriterError as error:
         return FileOutcome(path, f"{path}: {error}", passed=False, error=error)
 
@@ -73,25 +62,23 @@ def _scanned(path: Path, resolved: ResolvedOptions, arguments: dict[str, Any]) -
     from rewriter.jobs.scan import scan
     from rewriter.report.scan import verdict_line
 
-    with resolved.errors_name_sources():
-        result = scan(path, **arguments)
-    least: Severity = resolved.values["fail_on"] or "error"
-    return FileOutcome(path, verdict_line(result).plain, not result.reaches(least), detail=result)
+    result = scan(path, **arguments)
+    passed = not result.reaches(resolved.values["fail_on"] or "error")
+    return FileOutcome(path, verdict_line(result).plain, passed, detail=result)
 
 
-def _fixed(path: Path, resolved: ResolvedOptions, arguments: dict[str, Any]) -> FileOutcome:
+def _fixed(path: Path, arguments: dict[str, Any]) -> FileOutcome:
     from rewriter.jobs.fix.api import fix
 
-    keywords: dict[str, Any] = {"build": False, **arguments, "strict": False}
-    with resolved.errors_name_sources():
-        result = fix(path, None, **keywords)
+    result = fix(path, None, **{"build": False, **arguments, "strict": False})
     if result.verdict is not None and not result.verdict.passed:
         raise Unverified(
             "the fixed model failed its verification; the file is unchanged",
             where=str(path),
             hint=f"rewriter fix {path} --dry-run lists what failed; --tolerance allows more",
         )
-    if _same(result.model, path):
+    whole = None if result.model.external else result.proto.SerializeToString(deterministic=True)
+    if whole == path.read_bytes():
         return FileOutcome(path, f"{path}: nothing to do", detail=result)
     kept = _keep_original(path)
     save(result.model, path)
@@ -106,7 +93,7 @@ def _keep_original(path: Path) -> Path | None:
     Raises:
         OutputError: it cannot be written; the model is unchanged then.
     """
-    if _is_committed(path):
+    if all(map(_is_in_head, (path, *data_files(path)))):
         return None
     raw = raw_path(path)
     if raw.exists():
@@ -114,16 +101,11 @@ def _keep_original(path: Path) -> Path | None:
         hint = f"move it away, or commit {path.name} first"
         raise OutputError(what, where=str(raw), hint=hint)
     copy_model(path, raw)
-    _ignore(raw)
     return raw
 
 
-def _is_committed(path: Path) -> bool:
-    """True if the last commit has the file, and the files of its weights, as they are."""
-    return all(map(_is_in_head, (path, *data_files(path))))
-
-
 def _is_in_head(path: Path) -> bool:
+    """True if the last commit has the file as it is."""
     committed = _git(path.parent, "rev-parse", f"HEAD:./{path.name}")
     return bool(committed) and committed == _git(path.parent, "hash-object", "--", path.name)
 
@@ -135,16 +117,6 @@ def _git(folder: Path, *arguments: str) -> str:
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _ignore(raw: Path) -> None:
-    """Makes git ignore copies of originals, in this clone alone: no file of the repository changes."""
-    exclude = _git(raw.parent, "rev-parse", "--git-path", "info/exclude")
-    if exclude and not _git(raw.parent, "check-ignore", "--", raw.name):
-        file = raw.parent / exclude
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a", encoding="utf-8") as stream:
-            stream.write("*.raw.onnx*\n")
 
 
 def data_beside(path: Path) -> dict[str, Any]:
@@ -159,7 +131,7 @@ def _skipped(path: Path) -> str:
     `rewriter` chose the types of a fixed model: a second run must change nothing, and a scan would report
     hazards that its Casts avoid.
     """
-    if path.stem.endswith(raw_path(Path("net.onnx")).stem.removeprefix("net")):
+    if path.stem.endswith(".raw"):
         return "skipped: it is the original of a fixed model"
     if path.is_file():
         with path.open("rb") as stream:
@@ -167,7 +139,3 @@ def _skipped(path: Path) -> str:
                 return "skipped: Git LFS has not fetched it"
     nodes = load(path).proto.graph.node
     return "already fixed" if any(made_by(node, (MixedPrecision.name,)) for node in nodes) else ""
-
-
-def _same(model: Model, path: Path) -> bool:
-    return not model.external and model.whole().SerializeToString(deterministic=True) == path.read_bytes()

@@ -28,10 +28,14 @@ def example_feeds(
     Raises:
         InputsError: the numbers of inputs and arguments differ.
     """
-    ports = model.signature.inputs
-    named = _bound(module, args, kwargs)
+    ports, signature = model.signature.inputs, _signature(module)
+    try:
+        named = dict(signature.bind(*args, **kwargs).arguments) if signature else {}
+    except TypeError:  # arguments that forward does not take: the export has reported it
+        named = {}
+    named = named or {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
     leaves = [leaf for value in named.values() for leaf in _leaves(value)]
-    if all(port.name in named and len(_leaves(named[port.name])) == 1 for port in ports):
+    if all(len(_leaves(named.get(port.name))) == 1 for port in ports):
         leaves = [_leaves(named[port.name])[0] for port in ports]
     if len(leaves) != len(ports):
         raise InputsError(
@@ -73,17 +77,14 @@ def to_array(value: Any) -> Array:
     return np.asarray(value.numpy())
 
 
-def is_blank(array: Array) -> bool:
-    """True if all values are equal, as in `torch.zeros`: such an example shows no range."""
-    return array.size > 1 and bool(np.all(array == array.flat[0]))
-
-
 def _item_feeds(model: Model, module: Any, item: Any) -> dict[str, Array]:
     ports = model.signature.inputs
     if isinstance(item, Mapping):
         if all(port.name in item for port in ports):
             return {port.name: to_array(item[port.name]) for port in ports}
-        return example_feeds(model, module, (), {k: v for k, v in item.items() if k in _parameters(module)})
+        signature = _signature(module)
+        names = signature.parameters if signature else ()
+        return example_feeds(model, module, (), {k: v for k, v in item.items() if k in names})
     leaves = _leaves(item)
     if len(leaves) < len(ports):
         raise InputsError(
@@ -106,25 +107,14 @@ def _split(feeds: dict[str, Array], ports: Sequence[Port]) -> Iterator[dict[str,
         yield {name: array[start : start + size] for name, array in feeds.items()}
 
 
-def _bound(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by parameter name, in the order of the parameters."""
+def _signature(module: Any) -> inspect.Signature | None:
+    """The parameters of `forward`; None where Python cannot say."""
+    exported = isinstance(module, torch.export.ExportedProgram)
+    forward = module.module().forward if exported else getattr(module, "forward", module)
     try:
-        return dict(inspect.signature(_forward(module)).bind(*args, **kwargs).arguments)
-    except (TypeError, ValueError):  # no signature, or other arguments
-        return {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
-
-
-def _parameters(module: Any) -> Sequence[str]:
-    try:
-        return list(inspect.signature(_forward(module)).parameters)
+        return inspect.signature(forward)
     except (TypeError, ValueError):
-        return []
-
-
-def _forward(module: Any) -> Any:
-    if isinstance(module, torch.export.ExportedProgram):
-        return module.module().forward
-    return getattr(module, "forward", module)
+        return None
 
 
 def _leaves(value: Any) -> list[Any]:

@@ -39,8 +39,3 @@ class FixOnExport:
             return
         feeds = calibration_source(self.options.calibration, self.options.samples)
         fix_file(Path(exporter.file).with_suffix(".onnx"), feeds, self.options)
-
-
-def on_export_end(exporter: Any) -> None:
-    """The callback without options."""
-    FixOnExport()(exporter)

@@ -564,7 +564,7 @@ def test_help_fits_a_screen_in_groups() -> None:
     } <= {line.split()[1] for line in lines if "│" in line}
 
 
-@pytest.mark.parametrize("command", ["", "fix", "probe", "passes show", "presets", "hook install"])
+@pytest.mark.parametrize("command", ["", "fix", "probe", "passes show", "presets", "hook fix"])
 def test_a_switch_takes_nothing(command: str) -> None:
     """Typer shows `<bool>` where `--help` and others take no value."""
     assert "<bool>" not in rewriter(*command.split(), "--help").stdout

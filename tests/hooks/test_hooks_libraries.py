@@ -16,7 +16,10 @@ from paths import ROOT
 
 from rewriter.hooks.fixing import FixWarning
 from rewriter.ir.errors import ModelError, UsageError
-from rewriter.ir.model import load, save
+from rewriter.ir.model import load
+
+pytest.importorskip("hooked", reason="PyTorch is not installed: pip install '.[hooks]'")
+from hooked import Net, casts, torch
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -46,17 +49,11 @@ def test_importing_rewriter_imports_no_training_library() -> None:
     assert done.stdout.strip() == "False"
 
 
-def casts(path: Path) -> int:
-    """How many Casts a file holds: a plain export of these models has none."""
-    return [node.op_type for node in load(path).proto.graph.node].count("Cast")
-
-
 class TestLightning:
     @pytest.fixture
     def fit(self, tmp_path: Path) -> Any:
         """Trains a small module for two steps with a callback."""
         lightning = pytest.importorskip("lightning.pytorch", reason=f"Lightning {MISSING}")
-        from hooked import Net, torch
 
         class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
             def __init__(self) -> None:
@@ -118,8 +115,6 @@ class TestLightning:
         assert casts(tmp_path / "net-step=2.onnx") > 0
 
     def test_a_failed_export_ends_no_training(self, fit: Any, tmp_path: Path) -> None:
-        from hooked import torch
-
         from rewriter.hooks.lightning import FixOnExport
 
         with pytest.warns(FixWarning, match="net.onnx"):
@@ -140,7 +135,6 @@ class TestUltralytics:
     @pytest.fixture
     def yolo(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         """A YOLO with random weights. Ultralytics asks for torchvision's version alone."""
-        pytest.importorskip("torch", reason=f"PyTorch {MISSING}")
         monkeypatch.setenv("YOLO_CONFIG_DIR", str(tmp_path))
         monkeypatch.setenv("YOLO_AUTOINSTALL", "false")
         monkeypatch.setenv("YOLO_OFFLINE", "true")
@@ -169,24 +163,11 @@ class TestUltralytics:
         assert casts(path) > casts(tmp_path / "yolo11n.raw.onnx")
         assert "names" in {entry.key for entry in onnx.load(path).metadata_props}
 
-    def exporter(self, folder: Path, format: str = "onnx") -> Any:  # noqa: A002  # Ultralytics calls it so
-        """What the documented signature `on_export_end(exporter)` promises, as far as the hook reads it."""
-        return SimpleNamespace(args=SimpleNamespace(format=format), file=folder / "net.pt")
-
-    def test_the_documented_signature(self, tmp_path: Path) -> None:
-        pytest.importorskip("torch", reason=f"PyTorch {MISSING}")
+    def test_other_formats_are_not_fixed(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         from rewriter.hooks.ultralytics import FixOnExport
 
-        save(load(ROOT / "models" / "nafnet.onnx"), tmp_path / "net.onnx")
-        before = casts(tmp_path / "net.onnx")
-        FixOnExport(fix={"build": False, "inputs": ROOT / "models" / "nafnet.npz"})(self.exporter(tmp_path))
-        assert casts(tmp_path / "net.onnx") > before
-
-    def test_other_formats_are_not_fixed(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        pytest.importorskip("torch", reason=f"PyTorch {MISSING}")
-        from rewriter.hooks.ultralytics import on_export_end
-
-        on_export_end(self.exporter(tmp_path, "coreml"))
+        exporter = SimpleNamespace(args=SimpleNamespace(format="coreml"), file=tmp_path / "net.pt")
+        FixOnExport()(exporter)
         assert "format='coreml' is not fixed" in capsys.readouterr().err
 
 
@@ -194,8 +175,6 @@ class TestOptimum:
     def test_a_folder_that_optimum_wrote(self, tmp_path: Path) -> None:
         optimum = pytest.importorskip("optimum.exporters.onnx", reason=f"Optimum {MISSING}")
         transformers = pytest.importorskip("transformers", reason=f"transformers {MISSING}")
-        from hooked import torch
-
         from rewriter.hooks.optimum import fix_export
 
         size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
@@ -214,7 +193,6 @@ class TestOptimum:
         assert casts(path) > 0
 
     def test_an_empty_folder(self, tmp_path: Path) -> None:
-        pytest.importorskip("torch", reason=f"PyTorch {MISSING}")
         from rewriter.hooks.optimum import fix_export
 
         with pytest.raises(ModelError, match=r"there is no \.onnx file"):

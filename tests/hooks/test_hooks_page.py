@@ -34,16 +34,11 @@ def test_the_page_s_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         exec(compile(block, "docs/hooks.md", "exec"), names)
     written = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.onnx"))
     assert written == [
-        "bf16.onnx", "model.onnx", "model.raw.onnx", "optimum/model.onnx", "other.onnx",
+        "model.onnx", "model.raw.onnx", "optimum/model.onnx", "other.onnx",
     ]  # fmt: skip
     for name in written:
         casts = [node.op_type for node in load(name).proto.graph.node].count("Cast")
         assert (casts > 0) == (name != "model.raw.onnx"), name
-
-
-def test_each_hook_takes_ten_lines() -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert all(len([line for line in block.splitlines() if line]) <= 10 for block in blocks[1:])
 
 
 def test_the_example_repository(tmp_path: Path) -> None:

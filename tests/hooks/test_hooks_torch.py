@@ -32,88 +32,57 @@ def listed(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def module_with_a_dropout() -> Any:
+    return torch.nn.Sequential(net(), torch.nn.Dropout(0.5)).train()
+
+
 @pytest.mark.parametrize("exporter", EXPORTERS)
 class TestExport:
-    def test_a_file(self, exporter: dict[str, Any], tmp_path: Path) -> None:
-        path = tmp_path / "net.onnx"
-        exported = hooks.export(net(), (image(),), path, fix=QUICK, **exporter)
-        assert exported.path == path
+    def test_a_module_in_training_mode_from_a_data_loader(
+        self, exporter: dict[str, Any], tmp_path: Path
+    ) -> None:
+        """A shuffled loader with labels, and batches that are larger than the model's."""
+        path, raw, plain = tmp_path / "net.onnx", tmp_path / "net.raw.onnx", tmp_path / "plain.onnx"
+        torch.onnx.export(module_with_a_dropout().eval(), image(), plain, input_names=["picture"], **exporter)
+        loader = torch.utils.data.DataLoader([(image(i)[0], i) for i in range(7)], batch_size=3, shuffle=True)
+        more = {"calibration": loader, "samples": 6, "keep_raw": True, "fix": QUICK}
+        model, random = module_with_a_dropout(), torch.get_rng_state()
+        exported = hooks.export(model, image(), str(path), input_names=["picture"], **more, **exporter)
+        assert torch.equal(torch.get_rng_state(), random)
+        assert all(module.training for module in (model, model[1]))
+        assert (exported.path, exported.raw) == (path, raw)
         assert exported.result is not None
         assert exported.result.plan is not None
         assert exported.result.plan.fp32  # the norm
         assert exported.result.data is not None
-        assert exported.result.data.real
-        fixed(exported)
-
-    def test_names_and_a_single_tensor(self, exporter: dict[str, Any], tmp_path: Path) -> None:
-        names: dict[str, Any] = {"input_names": ["picture"], "output_names": ["restored"]}
-        proto = fixed(hooks.export(net(), image(), str(tmp_path / "n.onnx"), fix=QUICK, **names, **exporter))
+        assert (exported.result.data.samples, exported.result.data.real) == (6, True)
+        proto = fixed(exported)
         assert [v.name for v in proto.graph.input] == ["picture"]
-        assert [v.name for v in proto.graph.output] == ["restored"]
-
-    def test_keyword_arguments(self, exporter: dict[str, Any], tmp_path: Path) -> None:
-        given = {"scale": torch.full((1, 8, 1, 1), 2.0) + image()[:, :1, :1, :1], "image": image()}
-        args: Any = () if HAS_DYNAMO else (given,)
-        more: dict[str, Any] = {"kwargs": given} if HAS_DYNAMO else {}
-        exported = hooks.export(net(), args, tmp_path / "net.onnx", fix=QUICK, **more, **exporter)
-        assert len(fixed(exported).graph.input) == 2
-
-    def test_dynamic_shapes(self, exporter: dict[str, Any], tmp_path: Path) -> None:
-        if exporter["dynamo"]:
-            more: dict[str, Any] = {"dynamic_shapes": {"image": {0: torch.export.Dim("batch", min=1, max=8)}}}
-        else:
-            more = {"input_names": ["image"], "dynamic_axes": {"image": {0: "batch"}}}
-        pictures = torch.cat([image(), image(1)])
-        proto = fixed(hooks.export(net(), (pictures,), tmp_path / "n.onnx", fix=QUICK, **more, **exporter))
-        assert proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param
-
-    def test_a_data_loader_is_cut_into_the_model_s_batches(
-        self, exporter: dict[str, Any], tmp_path: Path
-    ) -> None:
-        pairs = [(image(i)[0], i) for i in range(7)]
-        loader = torch.utils.data.DataLoader(pairs, batch_size=3, shuffle=True)
-        more = {"calibration": loader, "samples": 6}
-        exported = hooks.export(net(), (image(),), tmp_path / "net.onnx", fix=QUICK, **more, **exporter)
-        assert exported.result is not None
-        assert exported.result.data is not None
-        assert exported.result.data.samples == 6
-
-    def test_the_raw_export_is_kept(self, exporter: dict[str, Any], tmp_path: Path) -> None:
-        raw, plain = tmp_path / "net.raw.onnx", tmp_path / "plain.onnx"
-        torch.onnx.export(net(), (image(),), plain, **exporter)
-        exported = hooks.export(
-            net(), (image(),), tmp_path / "net.onnx", fix=QUICK, keep_raw=True, **exporter
-        )
-        assert exported.raw == raw
-        fixed(exported)
+        assert "Dropout" not in [node.op_type for node in proto.graph.node]
         assert load(raw).whole().graph.node == load(plain).whole().graph.node
 
-    def test_the_random_state_is_restored(self, exporter: dict[str, Any], tmp_path: Path) -> None:
-        model = net()
-        hooks.export(model, (image(),), tmp_path / "first.onnx", fix=QUICK, **exporter)  # libraries load
-        loader = torch.utils.data.DataLoader([(image(i)[0],) for i in range(4)], shuffle=True)
-        random = torch.get_rng_state()
-        hooks.export(model, (image(),), tmp_path / "n.onnx", fix=QUICK, calibration=loader, **exporter)
-        assert torch.equal(torch.get_rng_state(), random)
+    def test_keyword_arguments_and_dynamic_shapes(self, exporter: dict[str, Any], tmp_path: Path) -> None:
+        given = {"scale": torch.full((2, 8, 1, 1), 2.0) + image()[:, :1, :1, :1]}
+        given["image"] = torch.cat([image(), image(1)])
+        args: Any = () if HAS_DYNAMO else (given,)
+        more: dict[str, Any] = {"kwargs": given} if HAS_DYNAMO else {}
+        if exporter["dynamo"]:
+            batch = {0: torch.export.Dim("batch", min=1, max=8)}
+            more["dynamic_shapes"] = {"image": batch, "scale": batch}
+        else:
+            more["dynamic_axes"] = {"image": {0: "batch"}, "scale": {0: "batch"}}
+            more["input_names"] = ["image", "scale"]
+        proto = fixed(hooks.export(net(), args, tmp_path / "n.onnx", fix=QUICK, **more, **exporter))
+        assert all(value.type.tensor_type.shape.dim[0].dim_param for value in proto.graph.input)
+        assert len(proto.graph.input) == 2
 
 
-@pytest.mark.parametrize("exporter", EXPORTERS)
-def test_a_live_dropout_gives_a_model(exporter: dict[str, Any], tmp_path: Path) -> None:
-    model = torch.nn.Sequential(net(), torch.nn.Dropout(0.5)).train()
-    exported = hooks.export(model, (image(),), tmp_path / "net.onnx", fix=QUICK, **exporter)
-    assert "Dropout" not in [node.op_type for node in fixed(exported).graph.node]
-    assert all(module.training for module in (model, model[1]))
-
-
-def test_a_stream(tmp_path: Path) -> None:
-    stream = io.BytesIO()
+def test_a_stream() -> None:
+    stream, plain = io.BytesIO(), io.BytesIO()
     exported = hooks.export(net(), (image(),), stream, fix=QUICK, dynamo=False)
     assert onnx.load_model_from_string(stream.getvalue()).graph.node == fixed(exported).graph.node
-
-
-def test_a_stream_has_no_place_for_the_raw_export() -> None:
-    stream, plain = io.BytesIO(), io.BytesIO()
     torch.onnx.export(net(), (image(),), plain, dynamo=False)
+    stream = io.BytesIO()
     with pytest.warns(FixWarning, match="keep_raw=: a stream holds one model only"):
         hooks.export(net(), (image(),), stream, fix=QUICK, keep_raw=True, dynamo=False)
     assert stream.getvalue() == plain.getvalue()
@@ -129,12 +98,9 @@ def test_without_a_file_the_result_has_the_model() -> None:
 
 @newer
 def test_weights_in_a_file_of_their_own_stay_in_one(tmp_path: Path) -> None:
-    model = torch.nn.Sequential(net(), torch.nn.Conv2d(3, 512, 3), torch.nn.Conv2d(512, 64, 3))
     path = tmp_path / "net.onnx"
-    exported = hooks.export(
-        model, (image(),), path, fix=QUICK, keep_raw=True, dynamo=True, verbose=False, external_data=True
-    )
-    fixed(exported)
+    more = {"fix": QUICK, "keep_raw": True, "dynamo": True, "verbose": False, "external_data": True}
+    fixed(hooks.export(net(), (image(),), path, **more))
     exported_data, own_data = "net.onnx.data", "net.onnx.1.data"  # PyTorch's file is not ours to remove
     written = ["net.onnx", own_data, exported_data, "net.raw.onnx", "net.raw.onnx.data"]
     assert listed(tmp_path) == sorted(written)
@@ -214,43 +180,28 @@ def test_a_failed_fix_leaves_the_plain_export(
 def test_constant_examples_are_replaced_by_random_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exported = hooks.export(net(), (torch.zeros(1, 3, 16, 16),), tmp_path / "n.onnx", fix=QUICK, dynamo=False)
+    constant = torch.zeros(1, 3, 16, 16)
+    exported = hooks.export(net(), (constant,), tmp_path / "n.onnx", fix=QUICK, dynamo=False)
     assert exported.result is not None
     assert exported.result.data is not None
     assert not exported.result.data.real
     assert "give calibration=" in capsys.readouterr().err
-
-
-TABLE = '[tool.rewriter]\npreset = "trt-bf16"\nbuild = false\n'
+    hooks.export(net(), (constant,), tmp_path / "n.onnx", fix=QUICK, quiet=True, dynamo=False)
+    assert "rewriter" not in capsys.readouterr().err
 
 
 def test_the_repository_s_table_is_in_force(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "pyproject.toml").write_text(TABLE)
-    exported = hooks.export(net(), (image(),), tmp_path / "net.onnx", dynamo=False)
-    assert exported.result is not None
-    assert exported.result.plan is not None
-    assert exported.result.plan.precision == "bf16"
+    (tmp_path / "pyproject.toml").write_text('[tool.rewriter]\npreset = "trt-bf16"\nbuild = false\n')
+    for own, precision in (({}, "bf16"), ({"preset": "trt-fp16"}, "fp16")):
+        exported = hooks.export(net(), (image(),), tmp_path / "net.onnx", fix=own, dynamo=False)
+        assert exported.result is not None
+        assert exported.result.plan is not None
+        assert exported.result.plan.precision == precision
     assert "sets preset, build" in capsys.readouterr().err
-    given = hooks.export(net(), (image(),), tmp_path / "net.onnx", fix={"preset": "trt-fp16"}, dynamo=False)
-    assert given.result is not None
-    assert given.result.plan is not None
-    assert given.result.plan.precision == "fp16"
-
-
-def test_a_broken_table_leaves_the_plain_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text('[tool.rewriter]\npresett = "trt-bf16"\n')
     with pytest.warns(FixWarning, match="unknown key 'presett'"):
         exported = hooks.export(net(), (image(),), tmp_path / "net.onnx", dynamo=False)
     assert exported.result is None
-    assert load(tmp_path / "net.onnx").proto.graph.node
-
-
-def test_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hooks.export(
-        net(), (image(),), tmp_path / "n.onnx", fix=QUICK, quiet=True, dynamo=False, opset_version=16
-    )
-    assert "rewriter" not in capsys.readouterr().err
