@@ -99,7 +99,13 @@ def test_without_a_file_the_result_has_the_model() -> None:
 @newer
 def test_weights_in_a_file_of_their_own_stay_in_one(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
-    more = {"fix": QUICK, "keep_raw": True, "dynamo": True, "verbose": False, "external_data": True}
+    more: dict[str, Any] = {
+        "fix": QUICK,
+        "keep_raw": True,
+        "dynamo": True,
+        "verbose": False,
+        "external_data": True,
+    }
     fixed(hooks.export(net(), (image(),), path, **more))
     exported_data, own_data = "net.onnx.data", "net.onnx.1.data"  # PyTorch's file is not ours to remove
     written = ["net.onnx", own_data, exported_data, "net.raw.onnx", "net.raw.onnx.data"]
