@@ -97,6 +97,7 @@ class Child:
         env: Environment variables of an interpreter, on top of this process's.
         memory_bytes: Limit on the address space of an interpreter (not on Windows). CUDA reserves far more
             addresses than it uses: leave it out where a GPU is used.
+        gpu: A fork uses CUDA, so that its address space has no limit.
 
     Raises:
         NativeError: the child did not survive `make`, or exceeded a limit. Exceptions are passed on.
@@ -110,6 +111,7 @@ class Child:
         limit_s: float | None = None,
         env: Mapping[str, str] | None = None,
         memory_bytes: int | None = None,
+        gpu: bool = False,
     ) -> None:
         self.doing = doing
         self._limit_s = limit_s
@@ -122,7 +124,7 @@ class Child:
             if make is None:
                 self._process = _interpreter(its, self._log, env or {}, memory_bytes)
             else:
-                self._process = _Fork(make, its, self._log)
+                self._process = _Fork(make, its, self._log, limited=not gpu)
         _children.add(self)
         self._answer(self._seconds(None))
 
@@ -339,8 +341,8 @@ class _Fork:
         stdin: A pipe that closes when this process ends.
     """
 
-    def __init__(self, make: Callable[[], Any], its: socket.socket, log: IO[bytes]) -> None:
-        limit = _address_space() + max(LEAST_BYTES, int(SHARE * available_memory()))
+    def __init__(self, make: Callable[[], Any], its: socket.socket, log: IO[bytes], *, limited: bool) -> None:
+        limit = _address_space() + max(LEAST_BYTES, int(SHARE * available_memory())) if limited else None
         watched, lifeline = os.pipe()
         self.returncode: int | None = None
         with warnings.catch_warnings():

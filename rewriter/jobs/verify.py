@@ -25,6 +25,7 @@ from rewriter.judge.workspace import MOST_SAMPLES, Workspace
 from rewriter.pipeline.keywords import VerifyKeywords
 from rewriter.pipeline.options import VerifyOptions, combined, documented
 from rewriter.runtime.engines.deployment import deployment
+from rewriter.runtime.engines.onnxruntime import gpu_notes
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
 from rewriter.runtime.engines.protocol import MeasureSettings, Timing
 from rewriter.runtime.engines.this_machine import Choice
@@ -114,6 +115,7 @@ def verify(
             *data_warnings(models[0], samples),
             *made_nan,
             *done.warnings,
+            *gpu_notes(),
         )
         return VerifyResult(
             original=models[0].path,

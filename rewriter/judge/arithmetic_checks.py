@@ -59,7 +59,11 @@ def check_structure(
     tolerance = sum(step.exactness.tolerance for step in passes)
     noise = _own_rounding(expected, rewritten) if tolerance else {}
     held = Standard(Tolerance(tolerance, RELATIVE_L2, "the passes"), as_sets=selects_rows(rewritten))
-    check = _compare_run("structure", expected.as_written, rewritten, samples, held, rounded, noise)
+    fed = list(samples)
+    gpu = expected.on_cpu is not None
+    check = _compare_run("structure", expected.as_written, rewritten, fed, held, rounded, noise, gpu=gpu)
+    if expected.on_cpu is not None and not check.passed:
+        check = _compare_run("structure", expected.on_cpu(), rewritten, fed, held, rounded, noise)
     if check.passed is None:
         return check
     inexact = ", ".join(step.name for step in passes if step.exactness.tolerance)
@@ -239,6 +243,8 @@ def _compare_run(
     standard: Standard,
     fp32_form: Callable[[Model, Facts], Model],
     noise: Mapping[str, float] | None = None,
+    *,
+    gpu: bool = False,
 ) -> Check:
     """Runs a model on ONNX Runtime and compares it with the expected outputs.
 
@@ -249,7 +255,7 @@ def _compare_run(
     start = time.perf_counter()
     fed = (as_declared(model, sample) for sample in samples)
     try:
-        actual = run_all(fp32_form(model, tensor_facts.infer(model)), fed)
+        actual = run_all(fp32_form(model, tensor_facts.infer(model)), fed, gpu=gpu)
     except ArithmeticRunError as error:
         return Check(name, None, f"not checked: {error.what}", seconds=time.perf_counter() - start)
     found = weigh(expected, actual, standard)

@@ -199,7 +199,7 @@ def _reference_check(workspace: Workspace, original: EngineOutcome) -> Check:
     return Check(
         "reference",
         True if judged.passed else None,
-        f"the original in FP32 without TF32 {within} ONNX Runtime on the CPU: {judged.error:.2g}",
+        f"the original in FP32 without TF32 {within} ONNX Runtime: {judged.error:.2g}",
         judged.comparisons,
         () if judged.passed else ("this library computes the original itself differently",),
     )

@@ -48,12 +48,12 @@ class Workspace:
         self.fixed_facts = tensor_facts.infer(self.fixed)
 
     def compute_reference(self) -> None:
-        """Runs the original in FP32 on ONNX Runtime's CPU, with one sample in memory at a time.
+        """Runs the original in FP32 (no TF32) on ONNX Runtime, with one sample in memory at a time.
 
         Raises:
             ArithmeticRunError: ONNX Runtime cannot run the original.
         """
-        with Session(reference(self.original, tensor_facts.infer(self.original))) as session:
+        with Session(reference(self.original, tensor_facts.infer(self.original)), gpu=True) as session:
             found = map(session.run, islice(self.samples, MOST_SAMPLES))
             self.expected = write_samples(self.folder / "expected", found)
 

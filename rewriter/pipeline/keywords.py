@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any, Literal, TypedDict
 
-from rewriter.ir.base import Pass
-from rewriter.runtime.figures.tolerances import Tolerance
 from rewriter.hazards import Rule
-from rewriter.pipeline.options import Builder, Runner
-from rewriter.pipeline.schema import AnyPath, Names, Paths, Shapes
+from rewriter.ir.base import Pass
 from rewriter.ir.plan import InputsOutputs, Plan, Precision
+from rewriter.pipeline.options import Runner
+from rewriter.pipeline.schema import AnyPath, Names, Paths, Shapes
+from rewriter.runtime.figures.tolerances import Tolerance
 
 
 class FixKeywords(TypedDict, total=False):
     """Keywords of `rewriter.fix`: the fields of `FixOptions`."""
 
-    engine: Builder
+    engine: Runner
     plugin_lib: Paths
     min_shapes: Shapes | None
     opt_shapes: Shapes | None

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from rewriter.runtime.figures.tolerances import Tolerance
 
 Command = Literal["fix", "scan", "verify"]
-Builder = Literal["auto", "tensorrt", "tensorrt-rtx", "emulation"]
 Runner = Literal["auto", "tensorrt", "tensorrt-rtx", "onnxruntime", "onnxruntime-cuda", "emulation"]
 
 DATA, PASSES, PRECISION, SEARCH = "Options", "Passes", "Precision", "Search for a plan"
@@ -72,7 +71,8 @@ class EngineOptions:
     """The engine that builds and runs the result, with the shapes that it is built for.
 
     Attributes:
-        engine: auto, tensorrt, onnxruntime, emulation. Also `tensorrt-rtx` and `onnxruntime-cuda`.
+        engine: auto, tensorrt, onnxruntime, emulation. What builds and runs the result: `auto` is the best
+            engine here, `emulation` uses no GPU. Also `tensorrt-rtx` and `onnxruntime-cuda`.
         plugin_lib: A library with TensorRT plugins.
         min_shapes: Smallest shapes of the profile.
         opt_shapes: Usual shapes; else the samples'.
@@ -91,8 +91,6 @@ class FixOptions(DataOptions, EngineOptions):
     """The options of `rewriter.fix`. None means that the preset or the model decides.
 
     Attributes:
-        engine: auto, tensorrt, tensorrt-rtx, emulation. What builds and runs the result: `auto` is the best
-            engine here, `emulation` uses no GPU; `verify` also has `onnxruntime` and `onnxruntime-cuda`.
         in_place: The result may replace MODEL.
         dry_run: Do everything, but write no model.
         preset: A pipeline by name. It has defaults for other options, too: `rewriter presets`.
@@ -135,7 +133,6 @@ class FixOptions(DataOptions, EngineOptions):
         timeout: For each build and run. The deadline of the engine, in seconds.
     """
 
-    engine: Builder = like(EngineOptions, "engine", kind=Builder)
     in_place: bool = option(False, DATA, places=ONE_RUN)
     dry_run: bool = option(False, DATA, places=ONE_RUN)
     preset: str = option("trt-fp16", PASSES, "NAME", check=checks.require_preset, offers=checks.presets)

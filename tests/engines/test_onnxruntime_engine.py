@@ -14,10 +14,12 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from needs import without_gpu
 from paths import ROOT
 
 from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.model import Array, Model
+from rewriter.runtime.engines import onnxruntime
 from rewriter.runtime.engines.local_session import LocalSession
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
@@ -40,6 +42,20 @@ def test_detached_weights_reach_the_session(optimize: bool) -> None:
     with Session(model, optimize=optimize) as session:
         result = session.run({"x": x})
     np.testing.assert_allclose(result["y"], np.maximum(x @ weight, 0), rtol=1e-5, atol=1e-5)
+
+
+@without_gpu
+def test_where_cuda_fails_the_cpu_goes_on_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, weight = linear()
+    monkeypatch.setattr(onnxruntime, "_failures", [])
+    assert not onnxruntime.runs_on_gpu(model)
+    monkeypatch.setattr(onnxruntime, "runs_on_gpu", lambda model: not onnxruntime.gpu_notes())
+    for _ in range(2):
+        with Session(model, gpu=True) as session:
+            result = session.run({"x": np.ones((2, 64), np.float32)})
+        np.testing.assert_allclose(result["y"][0], np.maximum(weight.sum(0), 0), rtol=1e-4, atol=1e-5)
+    (note,) = onnxruntime.gpu_notes()
+    assert note.startswith("references and ranges were computed on the CPU, since CUDA failed: ")
 
 
 def test_weights_listed_as_inputs_are_found() -> None:

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -27,12 +28,13 @@ from rewriter.jobs.fix.provenance import UNFINISHED, source_hash, stamp, verdict
 from rewriter.jobs.fix.refusals import refuse_unbuildable, refuse_unknown_names
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.search.effort import RunCost, with_sums
-from rewriter.judge.expected import Expected, Outputs, expected_outputs
+from rewriter.judge.expected import Expected, expected_outputs, run_all
 from rewriter.judge.judge import Standard
 from rewriter.judge.not_finite import nan_warnings
 from rewriter.judge.verdict import Verdict
 from rewriter.judge.workspace import MOST_SAMPLES
 from rewriter.pipeline import text as pipeline
+from rewriter.runtime.engines.onnxruntime import gpu_notes
 from rewriter.runtime.engines.protocol import Span
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.figures.outputs import OutputComparison
@@ -56,7 +58,7 @@ def run(job: FixJob) -> FixResult:
         found = loop.run(job, given)
         made = _checked_to_the_end(found.made, given)
         verdict = Verdict(made.checks) if job.request.verify or made.checks else None
-        warnings = [*made.warnings, *given.judge.not_run()]
+        warnings = [*made.warnings, *given.judge.not_run(), *gpu_notes()]
         fixed = weak_typing.named(made.structured) if job.weak_typing else made.fixed
         text = pipeline.render(made.job.steps)
         changed = any(step.changes for step in made.passes)
@@ -192,7 +194,7 @@ def _judged(
     """
     last = len(samples) - 1
     start = time.process_time()
-    exact, written = _outputs(original, [samples.feeds(last)])
+    first = expected_outputs(original, [samples.feeds(last)])
     cost = RunCost.of(original, tensor_facts.infer(original), time.process_time() - start)
     if job.free_sums:  # FP16 sums that nobody asked for
         job = replace(job, accumulation=with_sums(cost, job.accumulation, CHECKED_S))
@@ -200,21 +202,16 @@ def _judged(
     affordable = int(min(MOST_SAMPLES, max(1.0, CHECKED_S / max(one, 1e-9))))
     places = [last, *range(min(last, affordable - 1))]
     feeds = [samples.feeds(place) for place in places]
-    more = _outputs(original, feeds[1:])
-    exact, written = [*exact, *more[0]], [*written, *more[1]]
+    more = expected_outputs(original, feeds[1:])
+    exact, written = [*first.exact, *more.exact], [*first.as_written, *more.as_written]
     kinds = probabilities(original)
     telling = [n for n, outputs in enumerate(exact) if not finds_nothing(outputs, kinds)] or range(
         len(places)
     )
     fitting = samples.without(places[telling[0]], judged=[places[n] for n in telling])
-    expected = Expected([exact[n] for n in telling], [written[n] for n in telling])
-    return job, fitting, [feeds[n] for n in telling], expected
-
-
-def _outputs(original: Model, feeds: list[dict[str, Array]]) -> tuple[list[Outputs], list[Outputs]]:
-    """Outputs of the original in FP32, and as it was written."""
-    found = expected_outputs(original, feeds)
-    return list(found.exact), list(found.as_written)
+    fed = [feeds[n] for n in telling]
+    again = cache(lambda: run_all(original, fed)) if first.on_cpu else None
+    return job, fitting, fed, Expected([exact[n] for n in telling], [written[n] for n in telling], again)
 
 
 def _judge(

@@ -93,7 +93,7 @@ def _problem(request: SearchRequest) -> tuple[Problem, Effort]:
     facts = tensor_facts.infer(request.structured)
     first_found = isinstance(goal, ErrorLimit) and goal.first_found
     effort = Effort(len(samples), request.accumulation, request.accumulation)
-    with Session(reference(request.original, tensor_facts.infer(request.original))) as session:
+    with Session(reference(request.original, tensor_facts.infer(request.original)), gpu=True) as session:
         start = time.process_time()
         for sample in samples:
             expected.append(session.run(sample))

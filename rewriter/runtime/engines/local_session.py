@@ -148,12 +148,17 @@ class LocalSession:
 
 
 def _providers(gpu: bool, tf32: bool) -> list[Any]:
-    """Execution providers, best first: nodes without a CUDA kernel run on the CPU."""
+    """Execution providers, best first: nodes without a CUDA kernel run on the CPU.
+
+    Without TF32 a run is a reference, and nobody waits for the search for its fastest kernels.
+    """
     if not gpu:
         return ["CPUExecutionProvider"]
     if problem := cuda_obstacle():
         raise problem
-    return [("CUDAExecutionProvider", {"use_tf32": str(int(tf32))}), "CPUExecutionProvider"]
+    import_onnxruntime().preload_dlls()  # CUDA's libraries that pip installed
+    options = {"use_tf32": str(int(tf32)), "cudnn_conv_algo_search": "EXHAUSTIVE" if tf32 else "HEURISTIC"}
+    return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
 
 
 def _options(optimize: bool, threads: int) -> ort.SessionOptions:

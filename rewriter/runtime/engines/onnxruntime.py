@@ -9,16 +9,39 @@ from types import TracebackType
 import onnx
 
 from rewriter.ir import children
-from rewriter.ir.errors import ArithmeticRunError, NativeError
+from rewriter.ir.errors import ArithmeticRunError, EngineError, NativeError, RewriterError
 from rewriter.ir.graph import label
 from rewriter.ir.model import Array, Model, walk_nodes
 from rewriter.runtime.engines.local_session import LocalSession
 from rewriter.runtime.engines.onnxruntime_copies import learn_versions
-from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
+from rewriter.runtime.engines.onnxruntime_library import NoKernelError, import_onnxruntime
 from rewriter.runtime.engines.parts import PartedSession, opened
+from rewriter.runtime.engines.this_machine import obstacle
 
 RUN_S = 600.0
 """Wall time of one run, and of loading a model: the slowest model of `models/` needs seconds."""
+
+GPU_BYTES = 2**25
+"""Least weights of a model whose references run on a GPU: a small one is done before CUDA has started."""
+
+_failures: list[str] = []
+"""Problem of the first session that CUDA could not open or run here; every later one runs on the CPU."""
+
+
+def gpu_notes() -> list[str]:
+    """One sentence on why references that belong on the GPU ran on the CPU, if they did."""
+    return [f"references and ranges were computed on the CPU, since CUDA failed: {f}" for f in _failures]
+
+
+def runs_on_gpu(model: Model) -> bool:
+    """True if a reference of this model runs with CUDA: it is large, and ONNX Runtime and the GPU can."""
+    return (
+        children.FORKS
+        and not children.inside
+        and not _failures
+        and model.size >= GPU_BYTES
+        and obstacle("onnxruntime-cuda") is None
+    )
 
 
 def qualified(node: onnx.NodeProto) -> str:
@@ -27,17 +50,23 @@ def qualified(node: onnx.NodeProto) -> str:
 
 
 class Session:
-    """A model, loaded and ready to run on the CPU. A context manager; `close` frees its memory.
+    """A model, loaded and ready to run. A context manager; `close` frees its memory.
 
     Takes the arguments `optimize` and `threads` of `LocalSession`, which lives in a child process, or several
     of which do, for parts of a large model. Feeds and outputs go through shared memory.
+
+    Args:
+        gpu: Run with CUDA, without TF32, where that works and the model is large (`runs_on_gpu`): for
+            references and ranges. What must be bit-equal to another session belongs where that one runs.
 
     Raises:
         NoKernelError: an operator has no implementation.
         ArithmeticRunError: ONNX Runtime cannot load the model, or its process ended.
     """
 
-    def __init__(self, model: Model, *, optimize: bool = False, threads: int | None = None) -> None:
+    def __init__(
+        self, model: Model, *, optimize: bool = False, threads: int | None = None, gpu: bool = False
+    ) -> None:
         self._file = str(model.path) if model.path else None
         self._loops = [label(n) for n in walk_nodes(model.proto.graph) if n.op_type in ("Loop", "Scan")]
         ort = import_onnxruntime()  # here, so that each child has it at once
@@ -49,13 +78,34 @@ class Session:
             self._local = opened(model, optimize=optimize, threads=threads)
             self.outputs = self._local.outputs
             return
+        self._model, self._optimize, self._threads = model, optimize, threads
+        self._gpu = gpu and runs_on_gpu(model)
+        try:
+            self._start()
+        except NoKernelError:
+            raise
+        except (ArithmeticRunError, EngineError) as error:
+            self._leave_gpu(error)
+            self._start()
+
+    def _start(self) -> None:
+        model, optimize = self._model, self._optimize and not self._gpu
         with self._explained():
             self._child = children.Child(
-                lambda: opened(model, optimize=optimize, threads=threads),
-                doing="ONNX Runtime",
+                lambda: opened(model, optimize=optimize, threads=self._threads, gpu=self._gpu),
+                doing="ONNX Runtime on the GPU" if self._gpu else "ONNX Runtime",
                 limit_s=RUN_S,
+                gpu=self._gpu,
             )
             self.outputs = self._child.call("named")
+
+    def _leave_gpu(self, error: RewriterError) -> None:
+        """Go on with the CPU; an error of the CPU is the model's own, and is raised."""
+        if not self._gpu:
+            raise error
+        self.close()
+        self._gpu = False
+        _failures.append(error.what)
 
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """Values of the outputs, or of those named, by name.
@@ -73,6 +123,15 @@ class Session:
                 "the session is closed", where=self._file, hint="make another session of the same model"
             )
         names = None if outputs is None else list(outputs)
+        try:
+            return self._run(feeds, names)
+        except ArithmeticRunError as error:
+            self._leave_gpu(error)
+            self._start()
+        return self._run(feeds, names)
+
+    def _run(self, feeds: Mapping[str, Array], names: list[str] | None) -> dict[str, Array]:
+        assert self._child is not None
         with self._explained():
             values: dict[str, Array] = self._child.call("run", dict(feeds), names, limit_s=RUN_S)
         return values

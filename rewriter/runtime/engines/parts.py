@@ -64,7 +64,7 @@ class PartedSession:
         NoKernelError, ArithmeticRunError: as `LocalSession`.
     """
 
-    def __init__(self, model: Model, found: Sequence[Part], threads: int | None) -> None:
+    def __init__(self, model: Model, found: Sequence[Part], threads: int | None, *, gpu: bool) -> None:
         graph, shell = model.proto.graph, onnx.ModelProto()
         shell.CopyFrom(model.proto)
         shell.ClearField("graph")
@@ -73,7 +73,7 @@ class PartedSession:
         self._last = {name: i for i, part in enumerate(found) for name in part.given}
         types = {value.name: value for value in graph.input}
         for part in self._parts:
-            session = LocalSession(_model_of(part, model, shell, types), threads=threads)
+            session = LocalSession(_model_of(part, model, shell, types), threads=threads, gpu=gpu, tf32=False)
             self._sessions.append(session)
             types.update((n, _passed(n, kind)) for n, kind in session.types().items() if n in self._last)
         self.version = self._sessions[0].version
@@ -104,8 +104,10 @@ class PartedSession:
             session.close()
 
 
-def opened(model: Model, *, optimize: bool, threads: int | None) -> LocalSession | PartedSession:
-    """A session of the model: in parts if it is large, and nothing is fused across them.
+def opened(
+    model: Model, *, optimize: bool, threads: int | None, gpu: bool = False
+) -> LocalSession | PartedSession:
+    """A session of the model, without TF32: in parts if it is large, and nothing is fused across them.
 
     Raises:
         NoKernelError: an operator has no implementation.
@@ -114,8 +116,8 @@ def opened(model: Model, *, optimize: bool, threads: int | None) -> LocalSession
     found = [] if optimize else parts(model)
     if found and all(part.results for part in found):
         with suppress(_CannotPassError):
-            return PartedSession(model, found, threads)
-    return LocalSession(model, optimize=optimize, threads=threads)
+            return PartedSession(model, found, threads, gpu=gpu)
+    return LocalSession(model, optimize=optimize, threads=threads, gpu=gpu, tf32=False)
 
 
 def parts(model: Model) -> list[Part]:

@@ -102,7 +102,7 @@ def _open(model: Model, facts: Facts, unsupported: _Unsupported) -> tuple[Instru
         if not probe.keys:
             return probe, None
         try:
-            return probe, Session(probe.model, optimize=mostly_windows(model))
+            return probe, Session(probe.model, optimize=mostly_windows(model), gpu=True)
         except NoKernelError as error:
             if not unsupported.learn(error):
                 raise
