@@ -19,7 +19,7 @@ from rewriter.ir.graph.float_types import EXCHANGEABLE
 from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import TypeRule, TypeRules, ports
 from rewriter.ir.patterns.norms import Norm, find_norms
-from rewriter.ir.plan import InputsOutputs, Range
+from rewriter.ir.plan import InputsOutputs, Range, io_type
 
 LARGEST: dict[int, float] = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16: 3.3895313892515355e38}
 """Largest finite number: IEEE 754 binary16, and the upper half of a binary32."""
@@ -42,6 +42,7 @@ class PrecisionRequest:
         headroom: Growth over the measured range that must still fit.
         measured_norms: True if the nodes of a decomposed normalisation may compute in FP16 where their
             measured ranges allow it.
+        plugins: Operators without a schema whose types the user gave.
         target: The TensorRT that the model is for.
     """
 
@@ -51,6 +52,7 @@ class PrecisionRequest:
     keep_ops: tuple[str, ...] = ()
     headroom: float = HEADROOM
     measured_norms: bool = False
+    plugins: frozenset[str] = frozenset()
     target: Target = field(default_factory=Target)
 
     @property
@@ -181,8 +183,8 @@ class Survey:
 
     def stays_fp32(self, tensor: str) -> bool:
         """True if `tensor`, an input or output of the model, stays FP32."""
-        main, kept = self.graph.is_main, self.request.io != "fp16"
-        return main and kept and self.graph.dtype(tensor) == TensorProto.FLOAT
+        main, wanted = self.graph.is_main, io_type(self.request.io, tensor)
+        return main and wanted in ("keep", "fp32") and self.graph.dtype(tensor) == TensorProto.FLOAT
 
     # -- nodes -------------------------------------------------------------------------------
 

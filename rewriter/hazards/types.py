@@ -19,6 +19,10 @@ SEQUENCE_LENS = 4
 """Place of the lengths of the sequences among the inputs of LSTM, GRU and RNN."""
 
 
+NO_LOWER_TYPE = frozenset({"no-lower-type", "no-schema", "unknown-type"})
+"""Rules of nodes that no option lowers."""
+
+
 def user_choice(survey: Survey) -> Iterator[Hazard]:
     """Nodes that the user keeps in FP32, by pattern or by operator."""
     kept = Kept(survey.request.keep_nodes, survey.request.keep_ops)
@@ -35,6 +39,8 @@ def no_lower_type(survey: Survey) -> Iterator[Hazard]:
             yield Hazard(
                 node, "no-lower-type", f"{node.op_type} reads the bits of its input: it keeps its types"
             )
+        elif node.op_type in survey.request.plugins:
+            continue
         elif rules is None:
             yield Hazard(node, "no-schema", f"{node.op_type} has no ONNX schema: it keeps its types")
         elif unknown:

@@ -204,7 +204,7 @@ def _ranges(known: Mapping[int, Collection[int]]) -> str:
 
 @dataclass(frozen=True)
 class Kept:
-    """The nodes that the user keeps in FP32.
+    """Nodes that the user names: those to keep in FP32, or to lower.
 
     Attributes:
         nodes: Patterns (fnmatch) of node or output names.

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
 from rewriter.hazards.planning.planner import LOW_TYPES
 from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refusal, Stage
 from rewriter.ir.english import count
 from rewriter.ir.graph.casts import TypeRequest, retype
-from rewriter.ir.model import Model, facts
-from rewriter.ir.plan import Plan, node_key
+from rewriter.ir.model import Model, Port, facts
+from rewriter.ir.plan import Plan, Precision, io_type, node_key, plugin_types
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,23 @@ def request(model: Model, plan: Plan, tag: str) -> TypeRequest:
         key = node_key(scope, node)
         return LOW_TYPES["fp32" if key in plan.fp32 else "bf16"] if key in kept else low
 
-    if plan.io == "keep":
-        return TypeRequest(node_type, tag=tag)
-    wanted = int(TensorProto.FLOAT if plan.io == "fp32" else TensorProto.FLOAT16)
+    def wanted(ports: Iterable[Port]) -> dict[str, int]:
+        types = {port.name: io_type(plan.io, port.name) for port in ports}
+        return {name: LOW_TYPES[cast("Precision", kind)] for name, kind in types.items() if kind != "keep"}
+
     signature = model.signature
+    plugins = {
+        op: (_element_types(ports.inputs), _element_types(ports.outputs))
+        for op, ports in plugin_types(plan.plugin_types).items()
+    }
     return TypeRequest(
-        node_type,
-        {port.name: wanted for port in signature.inputs},
-        {port.name: wanted for port in signature.outputs},
-        tag=tag,
+        node_type, wanted(signature.inputs), wanted(signature.outputs), plugins=plugins, tag=tag
     )
+
+
+def _element_types(kinds: Sequence[str]) -> list[int]:
+    """Element types of ports; 0 for those that hold no floats."""
+    return [LOW_TYPES.get(cast("Precision", kind), 0) for kind in kinds]
 
 
 def _summary(plan: Plan) -> str:

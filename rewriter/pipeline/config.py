@@ -32,7 +32,10 @@ CONFIG = f"{PREFIX}CONFIG"
 
 OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "preset": ("passes",),
-    "plan": ("keep_fp32", "keep_fp32_op", "precision", "io", "tolerance", "max_latency_cost"),
+    "plan": (
+        *("keep_fp32", "keep_fp32_op", "lower", "lower_op", "plugin_types"),
+        *("precision", "io", "tolerance", "max_latency_cost"),
+    ),
     "tolerance": ("max_latency_cost",),
     "max_latency_cost": ("tolerance",),
     "input_shapes": ("inputs",),

@@ -38,9 +38,12 @@ class FixKeywords(TypedDict, total=False):
     opset: int | None
     target: str | None
     precision: Precision | None
-    io: InputsOutputs | None
+    io: str | None
     keep_fp32: Names
     keep_fp32_op: Names
+    lower: Names
+    lower_op: Names
+    plugin_types: Names
     plan: AnyPath | Plan | None
     save_plan: AnyPath | None
     hazards: Sequence[Rule]

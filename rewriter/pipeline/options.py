@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin
 
-from rewriter.ir.plan import InputsOutputs, Plan, Precision
+from rewriter.ir.plan import IO_TYPES, Plan, Precision, io_parts, plugin_types
 from rewriter.pipeline import checks
 from rewriter.pipeline.schema import (
     COMMAND,
@@ -102,12 +102,19 @@ class FixOptions(DataOptions, EngineOptions):
             the target maps RMSNormalization (TensorRT 10.15, TensorRT-RTX 1.6).
         target: tensorrt (default), tensorrt-rtx or 10.3. The TensorRT that the result is for.
         precision: fp16, bf16, or fp32: structure only. The type that nodes compute in.
-        io: Inputs and outputs: keep, fp32 or fp16. Types of the model's float inputs and outputs.
+        io: Inputs and outputs: fp16,logits=fp32. Types of the model's float inputs and outputs: keep, fp32,
+            fp16 or bf16 for all of them, and NAME=TYPE for those whose name fits the pattern NAME.
         keep_fp32: Keep nodes of this name in FP32: '*/attn/*'. Patterns of node or output names; each has to
             fit a node of the model.
         keep_fp32_op: Keep every node of this operator in FP32.
-        plan: Apply this plan exactly, measure nothing. It has its precision and io, and excludes `keep-fp32`
-            and `keep-fp32-op`; `save-plan` writes one.
+        lower: Lower nodes of this name in any case: '*/ffn/*'. Neither a rule nor `keep-fp32` nor
+            `keep-fp32-op` keeps them in FP32 then. A repair still may, where a check fails: `no-repair`.
+        lower_op: Lower every node of this operator in any case.
+        plugin_types: Types of a custom operator: OP:fp16,int32:fp32. Of its inputs and, after another colon,
+            of its outputs; the last one holds for all that follow. `OP:fp16` is all floats of it. Without it
+            an operator that ONNX does not know keeps the model's types.
+        plan: Apply this plan exactly, measure nothing. It has its precision and io, and excludes `keep-fp32`,
+            `lower`, their `-op` and `plugin-types`; `save-plan` writes one.
         save_plan: Write the plan that was made, to edit it. As JSON; also with `dry-run`.
         hazards: Rules of your own, which keep nodes in FP32.
         weak_typing: TensorRT 8-10: FP32, and constraints. The plan stands beside the model as constraints
@@ -146,9 +153,16 @@ class FixOptions(DataOptions, EngineOptions):
     opset: int | None = option(None, PASSES, check=checks.require_opset)
     target: str | None = option(None, PASSES, "NAME", check=checks.require_target, offers=checks.targets)
     precision: Precision | None = option(None, PRECISION)
-    io: InputsOutputs | None = option(None, PRECISION)
+    io: str | None = option(
+        None, PRECISION, "TYPE,NAME=TYPE", kind=str, check=io_parts, offers=lambda: IO_TYPES
+    )
     keep_fp32: Names = option((), PRECISION, "PATTERN", commas=False)
     keep_fp32_op: Names = option((), PRECISION, "OP")
+    lower: Names = option((), PRECISION, "PATTERN", commas=False)
+    lower_op: Names = option((), PRECISION, "OP")
+    plugin_types: Names = option(
+        (), PRECISION, "OP:IN,IN:OUT", commas=False, read=lambda text: text.split(";"), check=plugin_types
+    )
     plan: AnyPath | Plan | None = option(None, PRECISION, "PLAN.json", kind=Path)
     save_plan: AnyPath | None = option(None, PRECISION, "PLAN.json", kind=Path, places=ONE_RUN)
     hazards: Sequence[Rule] = option((), PRECISION, places=("python",), kind=tuple)

@@ -13,6 +13,7 @@ from graphs import graph
 
 import rewriter
 from rewriter.ir.errors import InputsError, ModelError, UsageError
+from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model import save
 
 
@@ -144,6 +145,66 @@ def test_a_plugin_keeps_its_types_and_is_reported() -> None:
     assert rules["EfficientPlugin_TRT"] == "no-schema"
     assert any("EfficientPlugin_TRT" in w for w in result.warnings)
     assert result.verdict is not None and not result.verdict.passed  # nothing could be checked
+
+
+def plugin(reads: str = "a") -> onnx.ModelProto:
+    return graph(f"""
+        g (float[2,3] x, int32[2] i) => (float[2,3] y, float[2] s) {{
+            a = Relu(x)
+            b, s, n = EfficientPlugin_TRT({reads})
+            y = Neg(b)
+        }}""").whole()
+
+
+@pytest.mark.parametrize(
+    ("given", "reads", "types"),
+    [
+        pytest.param("EfficientPlugin_TRT:fp16", "a", [10, 10, 10, 10], id="one for all"),
+        pytest.param(
+            "EfficientPlugin_TRT:fp16,int32:fp16,fp32,int32", "a, i", [10, 6, 10, 1, 6], id="each port"
+        ),
+        pytest.param("EfficientPlugin_TRT:fp32:fp16", "a", [1, 10, 10, 10], id="inputs and outputs"),
+    ],
+)
+def test_a_plugin_gets_the_types_of_its_ports(
+    given: str, reads: str, types: list[int], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"verify": False, "skip": ["simplify"]}
+    save = tmp_path / "plan.json"
+    result = quick(plugin(reads), plugin_types=[given], lower=["*"], save_plan=save, **options)
+    known = tensor_facts.infer(result.model).scopes[0]
+    (node,) = [n for n in result.proto.graph.node if n.op_type == "EfficientPlugin_TRT"]
+    assert [known[name].dtype for name in (*node.input, *node.output)] == types
+    assert result.plan is not None and not result.plan.decisions  # FP16 goes on after it
+    again = quick(plugin(reads), plan=save, **options)
+    assert again.proto.graph == result.proto.graph
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"plugin_types": "Efficient:fp16"}, "`plugin-types`: the model has no Efficient"),
+        ({"plugin_types": "Relu:fp16"}, "`plugin-types`: Relu is an operator of ONNX"),
+        ({"plugin_types": "EfficientPlugin_TRT:fp16,fp16"}, "1 inputs and 3 outputs"),
+        ({"plugin_types": "EfficientPlugin_TRT:half"}, "'half' is no type"),
+        ({"plugin_types": "EfficientPlugin_TRT"}, "names no types"),
+        ({"io": "z=fp16"}, "`io`: no float input or output has the name 'z'"),
+        ({"io": "i=fp16"}, "`io`: no float input or output has the name 'i'"),
+        ({"io": "x=half"}, "'half' is no type"),
+        ({"lower": "nothing"}, "`lower`: no node has the name"),
+    ],
+)
+def test_types_at_borders_that_make_no_sense_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        quick(plugin(), **options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("lower", [{"lower": ["m*"]}, {"lower_op": ["MatMul"]}])
+def test_what_is_lowered_neither_a_rule_nor_an_option_keeps(path: Path, lower: dict[str, Any]) -> None:
+    loud = {"x": np.full((2, 3), 3000.0, np.float32)}
+    plan = quick(path, inputs=loud, keep_fp32_op=["Relu", "MatMul"], verify=False, **lower).plan
+    assert plan is not None and {d.op for d in plan.decisions} == {"Relu"}
 
 
 def test_overflow_keeps_a_node_in_fp32_with_its_range() -> None:

@@ -86,12 +86,15 @@ def test_the_change_counts_nodes() -> None:
         pytest.param("fp32", "fp16", [1, 1, 1], id="FP32"),
         pytest.param("fp16", "fp16", [10, 10, 10], id="FP16"),
         pytest.param("fp16", "bf16", [10, 10, 10], id="FP16 round a BF16 model"),
+        pytest.param("x=fp16,y=fp32", "fp16", [10, 1, 1], id="by name"),
+        pytest.param("fp16,[wx]=keep", "fp16", [1, 1, 10], id="by pattern, and the rest"),
+        pytest.param("y=bf16", "bf16", [1, 1, 16], id="BF16"),
     ],
 )
 def test_types_of_inputs_and_outputs(io: str, precision: str, expected: list[int]) -> None:
     source = graphs.graph(TEXT, opset=22, ir=10)
     wish = PlanRequest("fp16" if precision == "fp16" else "bf16")
-    plan = replace(plan_of(source, wish), io=io)  # type: ignore[arg-type]
+    plan = replace(plan_of(source, wish), io=io)
     result = lowered(source, plan)
     ports = (*result.signature.inputs, *result.signature.outputs)
     assert [p.dtype for p in ports] == expected

@@ -57,6 +57,9 @@ def plan_of(*entries: dict[str, Any], **fields: Any) -> str:
     [
         pytest.param(Plan("fp16"), id="nothing in FP32"),
         pytest.param(Plan("bf16", "fp32", (DECISION,), 12), id="evidence and all"),
+        pytest.param(
+            Plan("fp16", "fp16,y=fp32", plugin_types=("Roi:fp16,int32:fp32",)), id="types at borders"
+        ),
         pytest.param(Plan("fp16", "keep", (Decision("n", "Exp", "1:é", "user", "ü"),), 1), id="not ASCII"),
     ],
 )
@@ -83,7 +86,8 @@ def test_infinities_survive_in_standard_json() -> None:
         pytest.param(plan_of(version=2), "version 2", id="a newer version"),
         pytest.param(plan_of(precision="fp8"), "'precision' 'fp8' fp16, bf16", id="an unknown precision"),
         pytest.param(plan_of(precision="fp32"), "'precision' 'fp32'", id="FP32 is no plan"),
-        pytest.param(plan_of(io="fp64"), "'io' 'fp64' keep, fp32, fp16", id="unknown types of inputs"),
+        pytest.param(plan_of(io="fp64"), "io: 'fp64' is no type NAME=fp16", id="unknown types of inputs"),
+        pytest.param(plan_of(plugin_types=["A:fp8"]), "plugin_types 'fp8' OP:fp16", id="no type of a port"),
         pytest.param(plan_of(float_nodes=True), "'float_nodes' True int", id="a wrong type"),
         pytest.param(plan_of(fp16=[]), "no field 'fp16'", id="a field that does not exist"),
         pytest.param(plan_of({"nod": "first"}), "fp32[0] no field 'nod'", id="a field of a node"),
@@ -286,6 +290,7 @@ def test_a_plan_may_be_handed_over_as_data() -> None:
         pytest.param({"keep_fp32_op": ("Mul",)}, "`keep-fp32-op`", id="--keep-fp32-op"),
         pytest.param({"precision": "bf16"}, "`precision`", id="another precision"),
         pytest.param({"io": "fp32"}, "`io`", id="other types of inputs"),
+        pytest.param({"lower_op": ("Mul",)}, "`lower-op`", id="--lower-op"),
         pytest.param({"passes": "isolate-clip"}, "mixed-precision", id="no pass that uses it"),
     ],
 )
@@ -326,7 +331,7 @@ def test_bf16_islands_and_norms_in_range_survive() -> None:
     plan = Plan("fp16", decisions=(decision,), norms_in_range=frozenset({"b", "a"}))
     assert plan_file.from_text(plan_file.to_text(plan)) == plan
     assert json.loads(plan_file.to_text(plan))["bf16"][0]["node"] == "m"
-    with pytest.raises(UsageError, match="list of tensor names"):
+    with pytest.raises(UsageError, match="list of texts"):
         plan_file.from_text(plan_file.to_text(plan).replace('"a"', "1"))
 
 

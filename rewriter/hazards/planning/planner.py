@@ -19,13 +19,14 @@ from rewriter.hazards.planning.free_fp32 import (
 from rewriter.hazards.planning.islands import BETWEEN, absorb, grow, keep_adjacent
 from rewriter.hazards.planning.rounded_reciprocals import extend_over_rounded_reciprocals
 from rewriter.hazards.survey import PrecisionRequest, Survey
-from rewriter.ir.base import Target
+from rewriter.hazards.types import NO_LOWER_TYPE
+from rewriter.ir.base import Kept, Target
 from rewriter.ir.graph import GraphEditor, label, open_graphs
 from rewriter.ir.graph.float_types import logical_name
 from rewriter.ir.model import Model
 from rewriter.ir.model.facts import Facts
 from rewriter.ir.model.schemas import ports
-from rewriter.ir.plan import Decision, InputsOutputs, Plan, Precision, Range, node_key
+from rewriter.ir.plan import Decision, InputsOutputs, Plan, Precision, Range, node_key, plugin_types
 
 LOW_TYPES: dict[Precision, int] = {
     "fp32": TensorProto.FLOAT,
@@ -41,6 +42,7 @@ SEARCHED = "tolerance"
 class PlanRequest:
     """The user's options for a plan; `PrecisionRequest` explains `target`.
 
+    `lower`: nodes that stay in the lower precision, whatever a rule or `keep_nodes` says.
     `epilogues`: use FP32 where it is free (`rewriter.hazards.planning.free_fp32`). `rules`: the user's
     own, which come before ours.
     """
@@ -49,6 +51,8 @@ class PlanRequest:
     io: InputsOutputs = "keep"
     keep_nodes: tuple[str, ...] = ()
     keep_ops: tuple[str, ...] = ()
+    lower: Kept = field(default_factory=Kept)
+    plugin_types: tuple[str, ...] = ()
     epilogues: bool = False
     rules: tuple[Rule, ...] = ()
     target: Target = field(default_factory=Target)
@@ -76,6 +80,7 @@ def make_plan(
         wish.keep_nodes,
         wish.keep_ops,
         measured_norms=real,
+        plugins=frozenset(plugin_types(wish.plugin_types)),
         target=wish.target,
     )
     decisions: list[Decision] = []
@@ -85,7 +90,14 @@ def make_plan(
         float_nodes += len(survey.nodes)
         decisions.extend(_decide(survey, wish))
         in_range.update(_in_range(survey))
-    return Plan(wish.precision, wish.io, tuple(decisions), float_nodes, frozenset(in_range))
+    return Plan(
+        wish.precision,
+        wish.io,
+        tuple(decisions),
+        float_nodes,
+        frozenset(in_range),
+        plugin_types=wish.plugin_types,
+    )
 
 
 def _in_range(survey: Survey) -> Iterator[str]:
@@ -213,6 +225,9 @@ def _decide(survey: Survey, wish: PlanRequest) -> list[Decision]:
         extend_over_softmax(survey, found)
     absorb(survey, found)
     extend_over_rounded_reciprocals(survey, found)  # alone: with its neighbours it would not be free
+    for node in survey.nodes:
+        if any(wish.lower.requests(node)) and id(node) in found and found[id(node)].rule not in NO_LOWER_TYPE:
+            del found[id(node)]
     return _decisions(survey, found)
 
 

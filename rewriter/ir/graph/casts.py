@@ -34,6 +34,8 @@ class TypeRequest:
         inputs, outputs: Element types of graph inputs and outputs by name; the rest keep theirs.
         rounding: Round after every tensor that is FP16 or BF16 in the given model.
         exact: Tensors that are not rounded all the same: index of the scope, and name.
+        plugins: Types of the inputs and outputs of operators without a schema, by operator; 0: unchanged. The
+            last one holds for all that follow.
         tag: Name for new nodes' metadata.
         cast_bytes: Weights of at least so many bytes stay FP16 or BF16, with a Cast where FP32 is read.
     """
@@ -43,6 +45,7 @@ class TypeRequest:
     outputs: Mapping[str, int] = field(default_factory=dict)
     rounding: bool = False
     exact: AbstractSet[tuple[int, str]] = frozenset()
+    plugins: Mapping[str, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
     tag: str = ""
     cast_bytes: float = math.inf
 
@@ -137,8 +140,16 @@ class _Walk:
         dtype = self.request.node_type(scope, node)
         rules = self._rules(tensors, node, dtype)
         if rules is None:
-            self._read(tensors, node, [tensors.given(name) for name in node.input])
-            self._add(tensors, scope, node, [0] * len(node.output))
+            ports = self.request.plugins.get(node.op_type, ((0,), (0,)))
+            inputs, outputs = (
+                _each(types, names) for types, names in zip(ports, (node.input, node.output), strict=True)
+            )
+            given = [tensors.given(name) for name in node.input]
+            self._read(tensors, node, [kind or own for kind, own in zip(inputs, given, strict=True)])
+            self._add(tensors, scope, node, outputs)
+            for name, kind in zip(node.output, outputs, strict=True):
+                if kind and name and not tensors.given(name):  # inference cannot find it
+                    tensors.graph.value_info.add(name=name).type.tensor_type.elem_type = kind
             return
         follow = {TypeRule.FOLLOWS: dtype, TypeRule.FP32: TensorProto.FLOAT, TypeRule.ANY: 0}
         self._read(tensors, node, [follow[port] for port in rules.inputs])
@@ -193,6 +204,11 @@ class _Walk:
         if rules is None:
             return 0
         return dtype if rules.can_follow else TensorProto.FLOAT
+
+
+def _each(types: Sequence[int], names: Sequence[str]) -> list[int]:
+    """The type of each of these tensors; the last type holds for all that follow."""
+    return [types[min(index, len(types) - 1)] for index in range(len(names))]
 
 
 def _detours(tensors: Tensors, nodes: Sequence[NodeProto]) -> set[int]:

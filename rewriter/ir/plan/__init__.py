@@ -5,21 +5,47 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rewriter.ir.english import count
-from rewriter.ir.errors import UsageError
+from rewriter.ir.errors import UsageError, nearest
 from rewriter.ir.summary import Row, Summary, listed
 
 if TYPE_CHECKING:
     from onnx import NodeProto
 
 Precision = Literal["fp32", "fp16", "bf16"]
-InputsOutputs = Literal["keep", "fp32", "fp16"]
+InputsOutputs = str
+"""Types of inputs and outputs: a type for all (`fp16`), types by pattern of the name (`past_*=fp16`), or both
+(`fp16,logits=fp32`). `keep` is the model's own."""
+
+IO_TYPES = ("keep", "fp32", "fp16", "bf16")
+PORT_TYPES = ("fp32", "fp16", "bf16", "int64", "int32", "int8", "uint8", "bool")
 Repair = Literal["fp32", "bf16"]
+
+
+def io_parts(io: InputsOutputs) -> tuple[tuple[str, str], ...]:
+    """The patterns of `io`, each with its type; "" stands for what no pattern fits.
+
+    Raises:
+        ValueError: a type that is none.
+    """
+    parts = [part.strip().rpartition("=") for part in io.split(",")]
+    for _, _, name in parts:
+        if name not in IO_TYPES:
+            raise ValueError(f"{name!r} is no type: {nearest(name, IO_TYPES)}, or NAME=fp16,NAME=fp32")
+    return tuple((pattern, name) for pattern, _, name in parts)
+
+
+def io_type(io: InputsOutputs, tensor: str) -> str:
+    """The type of an input or output: that of the first pattern that fits, or else the one for all."""
+    parts = io_parts(io)
+    fitting = (name for pattern, name in parts if pattern and fnmatchcase(tensor, pattern))
+    return next(fitting, next((name for pattern, name in parts if not pattern), "keep"))
 
 
 def node_key(scope: int, node: NodeProto) -> str:
@@ -30,6 +56,33 @@ def node_key(scope: int, node: NodeProto) -> str:
     from rewriter.ir.graph.float_types import logical_name
 
     return f"{scope}:{logical_name(next((name for name in node.output if name), ''))}"
+
+
+class PortTypes(NamedTuple):
+    """Types of the inputs and outputs of an operator, in order; the last one holds for all that follow."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def plugin_types(texts: Iterable[str]) -> dict[str, PortTypes]:
+    """The types of custom operators: `OP:fp16`, or `OP:fp16,int32,fp32:fp16` for each input and output.
+
+    Raises:
+        ValueError: a text is neither, or has a type that is none.
+    """
+    found = {}
+    for text in texts:
+        op, *ports = text.split(":")
+        kinds = [tuple(kind.strip() for kind in part.strip().strip("[]").split(",")) for part in ports]
+        wrong = sorted({kind for part in kinds for kind in part} - set(PORT_TYPES))
+        if wrong or not op.strip() or len(kinds) not in (1, 2):
+            what = f"{wrong[0]!r} is no type" if wrong else f"{text!r} names no types of inputs and outputs"
+            raise ValueError(
+                f"{what}: write OP:fp16 or OP:fp16,int32:fp32, with types of {', '.join(PORT_TYPES)}"
+            )
+        found[op.strip()] = PortTypes(kinds[0], kinds[-1])
+    return found
 
 
 @dataclass(frozen=True)
@@ -93,6 +146,7 @@ class Plan(Summary):
         norms_in_range: Results of reductions, where decomposed norms among them were measured to fit the
             lower precision inside; empty where none was.
         exponents: Scope, tensor and k of what `rescale` multiplied by 2^k.
+        plugin_types: Types of custom operators, in the form of `plugin_types`.
         fp32, bf16: Keys of the nodes in FP32, and of those in BF16.
     """
 
@@ -102,6 +156,7 @@ class Plan(Summary):
     float_nodes: int = 0
     norms_in_range: frozenset[str] = frozenset()
     exponents: tuple[tuple[int, str, int], ...] = ()
+    plugin_types: tuple[str, ...] = ()
     fp32: frozenset[str] = field(init=False)
     bf16: frozenset[str] = field(init=False)
 

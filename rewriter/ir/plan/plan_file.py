@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from rewriter.ir.errors import UsageError
 from rewriter.ir.model import write_text
 from rewriter.ir.model.writing import from_json
-from rewriter.ir.plan import Decision, InputsOutputs, Plan, Precision, Range, Repair
+from rewriter.ir.plan import Decision, InputsOutputs, Plan, Precision, Range, Repair, io_parts, plugin_types
 
 SCHEMA = "rewriter-plan"
 VERSION = 1
@@ -37,6 +37,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "bf16": (list,),
     "norms_in_range": (list,),
     "rescaled": (dict,),
+    "plugin_types": (list,),
 }
 """Fields of the file with their types. All but the first three are optional."""
 
@@ -71,6 +72,7 @@ def to_text(plan: Plan) -> str:
         "bf16": [_decision_fields(d) for d in plan.decisions if d.repair == "bf16"],
         "norms_in_range": sorted(plan.norms_in_range),
         "rescaled": {f"{scope}:{tensor}": k for scope, tensor, k in plan.exponents},
+        **({"plugin_types": list(plan.plugin_types)} if plan.plugin_types else {}),
     }
     return json.dumps(fields, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
@@ -101,10 +103,13 @@ def from_text(text: str, where: str = "plan") -> Plan:
         for index, entry in enumerate(fields.get(repair, []))
     )
     precision: Precision = _chosen(fields, "precision", LOWER, where)
-    io: InputsOutputs = _chosen({"io": "keep"} | fields, "io", get_args(InputsOutputs), where)
+    io: InputsOutputs = fields.get("io", "keep")
+    plugins = tuple(_texts(fields.get("plugin_types", []), f"{where}: plugin_types"))
+    _read_by(io_parts, io, f"{where}: io")
+    _read_by(plugin_types, plugins, f"{where}: plugin_types")
     norms = frozenset(_texts(fields.get("norms_in_range", []), f"{where}: norms_in_range"))
     exponents = tuple(_exponent(key, k, where) for key, k in fields.get("rescaled", {}).items())
-    return Plan(precision, io, decisions, fields.get("float_nodes", 0), norms, exponents)
+    return Plan(precision, io, decisions, fields.get("float_nodes", 0), norms, exponents, plugins)
 
 
 def read(path: Path) -> Plan:
@@ -126,16 +131,18 @@ def given_plan(
     plan: str | os.PathLike[str] | Plan | None,
     precision: Precision | None,
     io: InputsOutputs | None,
-    keep_fp32: Sequence[str],
-    keep_fp32_op: Sequence[str],
+    **lists: Sequence[str],
 ) -> Plan | None:
-    """The plan that the user gave; options that contradict it are refused, not ignored."""
+    """The plan that the user gave; options that contradict it are refused, not ignored.
+
+    Args:
+        lists: Options that a plan takes the place of, by name.
+    """
     if plan is None:
         return None
     given = plan if isinstance(plan, Plan) else read(Path(plan))
     others = {
-        "`keep-fp32`": bool(keep_fp32),
-        "`keep-fp32-op`": bool(keep_fp32_op),
+        **{f"`{name.replace('_', '-')}`": bool(names) for name, names in lists.items()},
         "`precision`": precision not in (None, given.precision),
         "`io`": io not in (None, "keep", given.io),
     }
@@ -164,7 +171,7 @@ def _decision_fields(decision: Decision) -> dict[str, Any]:
 
 def _texts(entries: list[Any], where: str) -> list[str]:
     if not all(isinstance(entry, str) for entry in entries):
-        raise UsageError("not a list of tensor names", where=where, hint="correct it, or leave it out")
+        raise UsageError("not a list of texts", where=where, hint="correct it, or leave it out")
     return entries
 
 
@@ -214,6 +221,13 @@ def _check(fields: Mapping[str, Any], known: Mapping[str, tuple[type, ...]], whe
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             names = " or ".join("null" if k is type(None) else k.__name__ for k in kinds)
             raise UsageError(f"{name!r} cannot be {value!r}", where=where, hint=f"it takes {names}")
+
+
+def _read_by(parse: Callable[[Any], object], value: Any, where: str) -> None:
+    try:
+        parse(value)
+    except ValueError as error:
+        raise UsageError(f"it cannot be {value!r}", where=where, hint=str(error)) from error
 
 
 def _chosen(fields: Mapping[str, Any], name: str, options: tuple[str, ...], where: str) -> Any:

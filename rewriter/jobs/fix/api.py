@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from rewriter.hazards.planning.planner import PlanRequest
 from rewriter.hazards.user_rules import rules_of_the_user
-from rewriter.ir.base import Stage, Target
+from rewriter.ir.base import Kept, Stage, Target
 from rewriter.ir.errors import UsageError
 from rewriter.ir.model.stopwatch import Progress
 from rewriter.ir.plan import InputsOutputs, Plan
@@ -58,7 +58,16 @@ def _job(
     passes, metric, plan, save_plan = request.passes, request.metric, request.plan, request.save_plan
     precision, io = request.precision, request.io
     chosen = preset_named(request.preset)
-    given = given_plan(plan, precision, io, request.keep_fp32, request.keep_fp32_op)
+    given = given_plan(
+        plan,
+        precision,
+        io,
+        keep_fp32=request.keep_fp32,
+        keep_fp32_op=request.keep_fp32_op,
+        lower=request.lower,
+        lower_op=request.lower_op,
+        plugin_types=request.plugin_types,
+    )
     if given is not None:
         precision, io = given.precision, given.io
     chosen_precision = precision or chosen.precision
@@ -107,6 +116,8 @@ def _job(
             chosen_io,
             tuple(request.keep_fp32),
             tuple(request.keep_fp32_op),
+            Kept(tuple(request.lower), tuple(request.lower_op)),
+            tuple(given.plugin_types if given is not None else request.plugin_types),
             epilogues=any(isinstance(step, MixedPrecision) and step.epilogues for step in steps),
             target=known,
             rules=rules_of_the_user(request.hazards),

@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from rewriter.ir.errors import LIKENESS, UnbuildableError, UsageError
 from rewriter.ir.graph import label
+from rewriter.ir.graph.float_types import EXCHANGEABLE
 from rewriter.ir.graph.ops import DYNAMIC_INT8
 from rewriter.ir.model import Model, walk_graphs
+from rewriter.ir.model.schemas import schema_of
+from rewriter.ir.plan import IO_TYPES, InputsOutputs, PortTypes, io_parts, plugin_types
 
 LISTED = 3
 """Nodes that a refusal names, and names that it offers in place of one that fits nothing."""
@@ -22,8 +25,8 @@ ZERO_POINT = 2
 """Place of the zero point among their inputs."""
 
 
-def refuse_unknown_names(model: Model, patterns: Iterable[str]) -> None:
-    """Refuses patterns of `keep-fp32` that fit no node or output of the model.
+def refuse_unknown_names(model: Model, patterns: Iterable[str], option: str = "`keep-fp32`") -> None:
+    """Refuses patterns of an option that fit no node or output of the model.
 
     A pass names its nodes below those of the model, as in `/mix/Split`: such a pattern is not refused.
 
@@ -36,7 +39,59 @@ def refuse_unknown_names(model: Model, patterns: Iterable[str]) -> None:
         above = pattern.rpartition("/")[0]
         if not any(fnmatchcase(name, p) for p in (pattern, above) if p for name in names):
             hint = f"there are {near_names(pattern, map(label, nodes))}"
-            raise UsageError(f"no node has the name {pattern!r}", where="`keep-fp32`", hint=hint)
+            raise UsageError(f"no node has the name {pattern!r}", where=option, hint=hint)
+
+
+def refuse_unknown_ports(model: Model, io: InputsOutputs) -> None:
+    """Refuses patterns of `io` that fit no float input or output of the model.
+
+    Raises:
+        UsageError: a pattern fits nothing; the error lists the float inputs and outputs.
+    """
+    ports = (*model.signature.inputs, *model.signature.outputs)
+    floats = [port.name for port in ports if port.dtype in EXCHANGEABLE]
+    for pattern, _ in io_parts(io):
+        if pattern and not any(fnmatchcase(name, pattern) for name in floats):
+            hint = f"there are {near_names(pattern, floats)}"
+            raise UsageError(f"no float input or output has the name {pattern!r}", where="`io`", hint=hint)
+
+
+def declare_plugins(model: Model, texts: Iterable[str]) -> None:
+    """Gives results of custom operators the types that the model lacks: FP32, or what is no float.
+
+    Raises:
+        UsageError: the model has no such operator, or fewer inputs or outputs of it; or ONNX knows it.
+    """
+    graphs, types = list(walk_graphs(model.proto.graph)), plugin_types(texts)
+    nodes = [node for graph in graphs for node in graph.node]
+    for op, ports in types.items():
+        _refuse_ports(model, op, ports, nodes)
+    known = {v.name for graph in graphs for v in (*graph.value_info, *graph.output)}
+    for graph in graphs:
+        for node in graph.node:
+            outputs = types[node.op_type].outputs if node.op_type in types else ()
+            for name, kind in zip(node.output, (*outputs, *outputs[-1:] * len(node.output)), strict=False):
+                if name and name not in known:
+                    dtype = "FLOAT" if kind in IO_TYPES else kind.upper()
+                    graph.value_info.add(name=name).type.tensor_type.elem_type = TensorProto.DataType.Value(
+                        dtype
+                    )
+
+
+def _refuse_ports(model: Model, op: str, ports: PortTypes, nodes: Sequence[NodeProto]) -> None:
+    named = [node for node in nodes if node.op_type == op]
+    what = hint = ""
+    if not named:
+        what, hint = f"the model has no {op}", f"there are {near_names(op, (n.op_type for n in nodes))}"
+    elif schema_of(op, named[0].domain, model.opsets.get(named[0].domain, 1)) is not None:
+        what, hint = f"{op} is an operator of ONNX", "`keep-fp32-op` or `lower-op` decides about it"
+    else:
+        sizes = max(len(n.input) for n in named), max(len(n.output) for n in named)
+        if len(ports.inputs) > sizes[0] or len(ports.outputs) > sizes[1]:
+            what = f"{op} has {sizes[0]} inputs and {sizes[1]} outputs"
+            hint = f"{len(ports.inputs)} and {len(ports.outputs)} types are given"
+    if what:
+        raise UsageError(what, where="`plugin-types`", hint=hint)
 
 
 def near_names(name: str, present: Iterable[str]) -> str:

@@ -25,7 +25,12 @@ from rewriter.jobs.fix.conclusion import Tried, conclude
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.judge import Judge
 from rewriter.jobs.fix.provenance import UNFINISHED, source_hash, stamp, verdict_text
-from rewriter.jobs.fix.refusals import refuse_unbuildable, refuse_unknown_names
+from rewriter.jobs.fix.refusals import (
+    declare_plugins,
+    refuse_unbuildable,
+    refuse_unknown_names,
+    refuse_unknown_ports,
+)
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.search.effort import RunCost, with_sums
 from rewriter.judge.expected import Expected, expected_outputs, run_all
@@ -159,7 +164,10 @@ def _given(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Given]:
     """The model, its samples and its outputs; a default opset becomes the one that the model needs."""
     with stage("load"):
         original = load(job.source)
+        declare_plugins(original, job.wish.plugin_types)
         refuse_unknown_names(original, job.wish.keep_nodes)
+        refuse_unknown_names(original, job.wish.lower.nodes, "`lower`")
+        refuse_unknown_ports(original, job.wish.io)
         if job.free_opset:
             wanted = (step.opset_for(original, job.target) for step in job.steps)
             job = replace(job, opset=max((job.opset, *wanted)))
