@@ -23,10 +23,10 @@ lint: $(VENV)/with-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m rewriter.pipeline.catalogue --check
+	$(BIN)/python -m docs.catalogue --check
 
 catalogue: $(VENV)/with-dev
-	$(BIN)/python -m rewriter.pipeline.catalogue
+	$(BIN)/python -m docs.catalogue
 
 # -- what takes hours; tests/suites/README.md says what each of them does --------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from rewriter.cli.commands import Command, Group
 from rewriter.cli.exits import STDOUT, echo, exit_codes, reader_may_leave, write_document
 from rewriter.cli.parameters import Json, check_extra
 from rewriter.pipeline import checks
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 passes = typer.Typer(cls=Group, help="What a pipeline can do; `passes show NAME`")
 presets = typer.Typer(cls=Group, help="Pipelines by name; `presets show NAME`")
@@ -33,16 +36,49 @@ def _listed(context: typer.Context, json: Json = None) -> None:
 
 def _list(name: str, json: Any) -> None:
     with exit_codes(), reader_may_leave():
-        from rewriter.pipeline.catalogue import passes, presets
+        from rewriter.pipeline import catalogue
         from rewriter.report.json import document
         from rewriter.report.terminal import console
 
         check_extra("`json`", json, [])
-        page = passes if name == "passes" else presets
+        warnings = list[str]()
+        content = catalogue.passes(warnings) if name == "passes" else catalogue.presets()
         if json is not None:
-            write_document(document({name: page.as_list()}), json)
+            write_document(document({name: content}), json)
         if json != STDOUT:
-            console().print(page.overview())
+            console().print(_table(content) if name == "passes" else _presets())
+        for warning in warnings if json != STDOUT else ():
+            echo(f"warning: {warning}")
+
+
+def _table(content: list[dict[str, Any]]) -> RenderableType:
+    """All passes by their stages; * marks those of the default preset."""
+    from rich.console import Group as Lines
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    table.add_column("pass", no_wrap=True)
+    table.add_column("FP32 result", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for title in dict.fromkeys(one["group"] for one in content):
+        table.add_row(f"[{title}]")
+        for one in content:
+            if one["group"] == title:
+                why = one["summary"] + (f" [{one['package']}]" if one["package"] else "")
+                table.add_row(f"{'*' if one['default'] else ' '} {one['name']}", one["exactness"], why)
+    note = "* runs in the default preset. `rewriter passes show NAME` explains one.\n"
+    return Lines(table, "", Text(note))
+
+
+def _presets() -> RenderableType:
+    from rich.text import Text
+
+    from rewriter.pipeline.catalogue import preset_entry
+    from rewriter.pipeline.presets import PRESETS
+
+    last = "rewriter presets show NAME tells more."
+    return Text("\n\n".join([*map(preset_entry, PRESETS.values()), last]))
 
 
 @passes.command("show", cls=Command)
@@ -53,7 +89,7 @@ def _show_pass(
 ) -> None:
     """Show why a pass exists, its options, an example before and after, and what it declines."""
     with exit_codes(), reader_may_leave():
-        from rewriter.pipeline.catalogue.passes import page
+        from rewriter.pipeline.catalogue import page
         from rewriter.pipeline.registry import find
 
         echo(page(find(name, "passes show")).rstrip())
@@ -61,10 +97,7 @@ def _show_pass(
 
 @passes.command("run", cls=Command)
 def _run_passes(
-    pipeline: Annotated[
-        str,
-        typer.Argument(help="A pass, or several: `simplify,clean-casts`."),
-    ],
+    pipeline: Annotated[str, typer.Argument(help="A pass, or several: `simplify,clean-casts`.")],
     graph: Annotated[Path, typer.Argument(help="A graph in the syntax of onnx.parser, or a model.")],
 ) -> None:
     """Print what passes remove from a graph (-) and add to it (+), and what they decline.
@@ -92,8 +125,7 @@ def _show_preset(
 ) -> None:
     """Show the pipeline of a preset, its defaults, and when to use it."""
     with exit_codes(), reader_may_leave():
-        from rewriter.pipeline.catalogue.presets import page
+        from rewriter.pipeline.catalogue import preset_page
         from rewriter.pipeline.presets import preset_named
-        from rewriter.report.terminal import console
 
-        console().print(page(preset_named(name)))
+        echo(preset_page(preset_named(name)))

@@ -1,6 +1,6 @@
 """Keywords of `rewriter.fix`, `scan` and `verify`. Generated from `pipeline/options.py`: change that.
 
-`python -m rewriter.pipeline.catalogue` writes it.
+`python -m docs.catalogue` writes it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 
 from rewriter.hazards import Rule
 from rewriter.ir.base import Pass
-from rewriter.ir.plan import InputsOutputs, Plan, Precision
+from rewriter.ir.plan import Plan, Precision
 from rewriter.pipeline.options import Runner
 from rewriter.pipeline.schema import AnyPath, Names, Paths, Shapes
 from rewriter.runtime.figures.tolerances import Tolerance

@@ -1,20 +1,23 @@
-"""Presets: pipelines by name, with the options that go with them.
+"""Presets: pipelines by name, with the options that go with them; `presets.toml` declares them.
 
-What a preset sets holds where the user sets nothing: `pipeline.config` gives the order. The passes stand in
-`pipeline.preset_steps`, which is imported when they are needed: a shell that completes names does not wait.
+What a preset sets holds where the user sets nothing: `pipeline.config` gives the order.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rewriter.ir.base import Pass
 from rewriter.ir.errors import UsageError, nearest
-from rewriter.ir.plan import Precision
-from rewriter.pipeline import migration
+
+if TYPE_CHECKING:
+    from rewriter.ir.base import Pass
+    from rewriter.ir.plan import Precision
 
 OTHERWISE: Mapping[str, Any] = {
     "precision": "fp16",
@@ -36,30 +39,26 @@ class Preset:
     Attributes:
         name: As `--preset` takes it.
         summary: One line without a full stop.
-        defaults: Options of `rewriter.fix` and their values, where the user sets nothing.
         about: Further explanation, as Markdown paragraphs.
-        table: Rows of old and new, for a preset that replaces something older.
+        pipeline: Its passes as text, in the form of `rewriter.pipeline.text`.
+        defaults: Options of `rewriter.fix` and their values, where the user sets nothing.
+        table: Rows of old and new, for a preset that replaces something older; `source` is their link.
     """
 
     name: str
     summary: str
+    about: str
+    pipeline: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    about: str = ""
-    table: tuple[tuple[str, str], ...] = ()
+    table: Sequence[tuple[str, str]] = ()
+    source: str = ""
 
-    @property
+    @cached_property
     def steps(self) -> tuple[Pass, ...]:
         """Its passes, in their order."""
-        from rewriter.pipeline.preset_steps import STEPS
+        from rewriter.pipeline.text import parse
 
-        return STEPS[self.name]
-
-    @property
-    def pipeline(self) -> str:
-        """Its passes as text, in the form of `rewriter.pipeline.text`."""
-        from rewriter.pipeline.text import render
-
-        return render(self.steps)
+        return parse(self.pipeline)
 
     @property
     def precision(self) -> Precision:
@@ -72,75 +71,20 @@ class Preset:
         return given if given is not None else self.defaults.get(option, OTHERWISE.get(option))
 
 
-ACCURATE_COST = 0.16
-"""Share of latency that the preset `accurate` may spend on top of `trt-fp16`, by the estimate. Nets of Convs
-got a third of plain FP16's error so (docs/accuracy.md); a search takes less where more gains nothing."""
-
-_ALL = (
-    Preset(
-        "trt-fp16",
-        "strongly typed FP16 with FP32 islands",
-        {"precision": "fp16"},
-        "The one to begin with, for TensorRT 10 and 11 and for TensorRT-RTX. What overflows outside norms\n"
-        "is scaled away where weights can take powers of two (docs/rescaling.md); the rest is kept in FP32.\n"
-        "Convs of images are written for faster kernels (`unfold-patches`, `fold-strides`), heads of short\n"
-        "sequences are projected at once, and a 1x1 Conv after a Resize that enlarges is done before it.\n"
-        "Nothing in it cost more than 1 % of latency on a drawn network (benchmarks/README.md). What pays\n"
-        "on some and costs on others, such as FP32 after products, is tried where a GPU shows it.",
-    ),
-    Preset(
-        "trt-bf16",
-        "strongly typed BF16 with FP32 islands",
-        {"precision": "bf16"},
-        "BF16 has the range of FP32 and 8 bits of precision: nothing overflows, much is rounded. For Ampere\n"
-        "and later.",
-    ),
-    Preset(
-        "trt11-migrate",
-        "what `trtexec --fp16` used to mean, for TensorRT 11, which has no such flag",
-        {"precision": "fp16", "io": "keep", "target": "11"},
-        migration.ABOUT,
-        migration.ROWS,
-    ),
-    Preset(
-        "accurate",
-        f"the most accurate FP16 plan for at most {ACCURATE_COST:.0%} more latency",
-        {
-            "precision": "fp16",
-            "max_latency_cost": ACCURATE_COST,
-            "metric": "relative-l2",
-            "accumulation": "fp16",
-        },
-        "The passes of `trt-fp16`, with FP32 after products, round norms and in Softmax, projections of any\n"
-        "length merged, deep Convs of patches of any channels as products, and Convs of\n"
-        "stride 1 as ConvTransposes where the target was probed to sum those alone in FP32. Then a search\n"
-        "keeps in FP32 what lowers the error most for its cost. Errors are emulated with sums as\n"
-        "Tensor Cores do them in FP16, and costs are recorded ones; for large models, which would take too\n"
-        "long, nodes are ranked with FP32 sums and what the depth of a Conv adds, and fewer plans are\n"
-        "tried: the report says so. A plan is taken if it saves as\n"
-        "much of the error, in share, as it costs of latency, and 10 % at least, and else that of the\n"
-        "rules, so that the result is never less accurate by that measure.\n"
-        "`max-latency-cost` sets another budget, `tolerance` an error in its place.",
-    ),
-    Preset(
-        "weak-typing",
-        "FP32, and the plan as constraints for the weakly typed builds of TensorRT 8 to 10",
-        {"precision": "fp16", "weak_typing": True},
-        "For those who stay on `trtexec --fp16` of TensorRT 8 to 10: the model keeps its types. What the\n"
-        "plan would keep in FP32 stands beside it twice: as arguments for trtexec (`--layerPrecisions`,\n"
-        "`--layerOutputTypes`, `--precisionConstraints=obey`) and as Python that sets the same on a\n"
-        "network. `weak-typing` does the same for any preset.",
-    ),
-    Preset(
-        "structure-only",
-        "the graph rewrites alone; types stay as they are",
-        {"precision": "fp32"},
-        "For what comes after it: your own conversion to FP16, quantization, or an FP32 engine.",
-    ),
-)
-
-PRESETS: dict[str, Preset] = {preset.name: preset for preset in _ALL}
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+EPILOGUES, _STRUCTURE = _TABLES.pop("epilogues"), _TABLES["structure-only"]["pipeline"]
+PRESETS: Mapping[str, Preset] = {
+    name: Preset(name, **{**table, "pipeline": "".join(table["pipeline"].replace("...", _STRUCTURE).split())})
+    for name, table in _TABLES.items()
+}
 DEFAULT_PRESET = "trt-fp16"
+
+
+def with_epilogues() -> tuple[Pass, ...]:
+    """The passes of the default, with FP32 that costs nothing on some networks, and latency on others."""
+    from rewriter.pipeline.text import parse
+
+    return parse(EPILOGUES.replace("...", _STRUCTURE))
 
 
 def preset_named(name: str) -> Preset:

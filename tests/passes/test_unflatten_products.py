@@ -13,8 +13,7 @@ import rewriter
 from rewriter.hazards.planning.planner import PlanRequest
 from rewriter.ir.model import Model
 from rewriter.passes.unflatten_products import UnflattenProducts
-from rewriter.pipeline.preset_steps import EPILOGUES
-from rewriter.pipeline.presets import PRESETS
+from rewriter.pipeline.presets import PRESETS, with_epilogues
 
 SHAPES = {
     "w": (4, 5),
@@ -69,7 +68,10 @@ def test_fix_makes_a_flattened_mlp_more_accurate() -> None:
         {"x": np.random.default_rng(i).standard_normal((2, 6, 256)).astype(np.float32)} for i in range(2)
     ]
     errors = []
-    for steps in ([step for step in EPILOGUES if step.name != "unflatten-products"], list(EPILOGUES)):
+    for steps in (
+        [step for step in with_epilogues() if step.name != "unflatten-products"],
+        list(with_epilogues()),
+    ):
         result = rewriter.fix(source.whole(), inputs=inputs, passes=steps, build=False, accumulation="fp16")
         assert result.verdict is not None
         (check,) = (check for check in result.verdict.checks if check.name == "emulation")
@@ -85,7 +87,7 @@ def test_a_plan_with_a_node_that_took_over_a_name_fits_again(
     product: str, operator: str, tmp_path: Path
 ) -> None:
     source, plan = _model(product).whole(), tmp_path / "plan.json"
-    steps = list(EPILOGUES)
+    steps = list(with_epilogues())
     first = rewriter.fix(source, passes=steps, keep_fp32_op=[operator], save_plan=plan, build=False)
     again = rewriter.fix(source, passes=steps, plan=plan, build=False)
     assert first.proto == again.proto

@@ -18,7 +18,7 @@ from rewriter.ir.model import facts, load
 from rewriter.ir.plan import plan_file
 from rewriter.pipeline import config
 from rewriter.pipeline import text as pipeline
-from rewriter.pipeline.preset_steps import STEPS
+from rewriter.pipeline.presets import PRESETS
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ TARGETS: Mapping[str, FuzzTarget] = {
     ),
     "pipeline": FuzzTarget(
         _pipeline,
-        tuple(pipeline.render(steps).encode() for steps in STEPS.values()),
-        tuple(step.name for step in STEPS["accurate"]),
+        tuple(preset.pipeline.encode() for preset in PRESETS.values()),
+        tuple(step.name for step in PRESETS["accurate"].steps),
     ),
     "configuration": FuzzTarget(_configuration, (_CONFIGURATION,), ("preset", "keep-fp32", "[scan]")),
 }

@@ -31,7 +31,7 @@ from rewriter.jobs.search.goal import Budget, ErrorLimit
 from rewriter.judge.arithmetic_checks import AS_FP32, check_structure
 from rewriter.judge.verdict import Check
 from rewriter.passes.mixed_precision import MixedPrecision
-from rewriter.pipeline.preset_steps import EPILOGUES, STEPS
+from rewriter.pipeline.presets import PRESETS, with_epilogues
 
 PLAIN = "trt11-migrate"
 """The preset that changes types, and what they require, alone."""
@@ -406,7 +406,7 @@ def _with_epilogues(job: FixJob, first: FixJob) -> FixJob:
     """The job with FP32 after products and in Softmax, without the passes that were left out of `first`."""
     left_out = {step.name for step in first.steps} - {step.name for step in job.steps}
     skipped = left_out.union(job.request.skip or ())
-    steps = tuple(step for step in EPILOGUES if step.name not in skipped)
+    steps = tuple(step for step in with_epilogues() if step.name not in skipped)
     wish = replace(job.wish, epilogues=True)
     return replace(job, steps=steps, wish=wish, repairing=True, emulated=False)
 
@@ -420,7 +420,7 @@ def _preferred(made: Attempt) -> list[tuple[str, str]]:
 
 def _preferred_steps(job: FixJob) -> list[Pass]:
     """The passes that only make a result faster or more accurate."""
-    plain = {type(step) for step in STEPS[PLAIN]}
+    plain = {type(step) for step in PRESETS[PLAIN].steps}
     return [step for step in job.steps if type(step) not in plain]
 
 

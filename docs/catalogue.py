@@ -1,0 +1,251 @@
+"""Writes the pages that are made from the code, and `pipeline/keywords.py`: `python -m docs.catalogue`.
+
+With `--check` it changes nothing, and fails if one of them is stale.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from rewriter.hazards import quirks
+from rewriter.hazards.kinds import KINDS, SEVERITIES, Kind
+from rewriter.hazards.planning import dot_products, free_fp32, islands
+from rewriter.pipeline.catalogue import exactness_text, page, settings, summary
+from rewriter.pipeline.options import JOBS, KEYS, readers
+from rewriter.pipeline.presets import OTHERWISE, PRESETS
+from rewriter.pipeline.reader import expected, to_text
+from rewriter.pipeline.registry import own_passes
+from rewriter.pipeline.schema import Option, declarations
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main(arguments: list[str], root: Path = ROOT) -> int:
+    """Write the pages; with `--check` compare them instead: 0 if all are fresh, 1 if one is stale."""
+    stale = False
+    for name, make in PAGES.items():
+        path = root / name
+        now = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if now == make(now):
+            continue
+        if "--check" in arguments:
+            sys.stderr.write(f"{path} is stale: run `python -m docs.catalogue`\n")
+            stale = True
+        else:
+            path.write_text(make(now), encoding="utf-8")
+    return int(stale)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    first, *others = [f"| {' | '.join(row)} |" for row in [head, *escaped]]
+    return "\n".join([first, "|" + "---|" * len(head), *others])
+
+
+# -- passes/README.md ---------------------------------------------------------------------------------
+
+_PASSES = """\
+# The passes
+
+Written by `python -m docs.catalogue` from the passes themselves: change them, not this page.
+
+{table}
+
+Presets:
+
+{presets}
+
+{pages}"""
+
+
+def passes() -> str:
+    """passes/README.md."""
+    kinds = own_passes().values()
+    rows = [(f"[{kind.name}](#{kind.name})", exactness_text(kind.exactness), summary(kind)) for kind in kinds]
+    return (
+        _PASSES.format(
+            table=_table(("pass", "FP32 result", "why"), rows),
+            presets="\n".join(f"- `{n}`: {one.summary}.\n  `{one.pipeline}`" for n, one in PRESETS.items()),
+            pages="\n".join(map(page, kinds)),
+        ).rstrip()
+        + "\n"
+    )
+
+
+# -- docs/trt11-migration.md --------------------------------------------------------------------------
+
+_MIGRATION = """\
+# From `trtexec --fp16` to TensorRT 11
+
+Written by `python -m docs.catalogue`; edit `rewriter/pipeline/presets.toml`.
+`rewriter presets show trt11-migrate` prints the same.
+
+{about}
+
+The preset sets {settings}. Its pipeline is that of `trt-fp16` without
+the passes that rewrite products for faster or more accurate kernels (docs/accuracy.md).
+
+{table}
+
+The removed flags: [NVIDIA's migration guide]({source}).
+NVIDIA's tool is AutoCast: [comparison.md](comparison.md) compares it.
+[recipes.md](recipes.md) leads from the export to the engine, project by project.
+"""
+
+
+def migration() -> str:
+    """docs/trt11-migration.md."""
+    preset = PRESETS["trt11-migrate"]
+    rows = [(", ".join(f"`{flag}`" for flag in old.split(", ")), now) for old, now in preset.table]
+    table = _table(("up to TensorRT 10", "with TensorRT 11"), rows)
+    return _MIGRATION.format(about=preset.about, settings=settings(preset), table=table, source=preset.source)
+
+
+# -- docs/findings.md ---------------------------------------------------------------------------------
+
+OTHER_RULES: Mapping[str, str] = {
+    "user": "you named the node, its operator, or a plan that has it",
+    "no-lower-type": "the operator has no FP16 (BF16) in this opset or in TensorRT, or reads bits",
+    "unknown-type": "the type of one of its tensors is not known",
+    "generated": "random numbers: another type would give another sequence",
+    "subgraph": "it holds branches or a loop body, and keeps the types that these exchange",
+    islands.RULE: "it adds to a stream whose first sum is kept in FP32",
+    free_fp32.RULE: "free: elementwise after an FP16 product, whose sum then stays in FP32",
+    free_fp32.NORM_RULE: "free: a norm of one operator, which computes in FP32 inside",
+    free_fp32.SOFTMAX_RULE: "free: attention's Softmax, with which attention stays one kernel",
+    free_fp32.RECIPROCAL_RULE: "free: a division by a constant, which FP16 would round to a product",
+    dot_products.RULE: "free: a written-out sum of products",
+}
+"""Rules that a plan names for nodes in which nothing goes wrong."""
+
+_FINDINGS = """\
+# Every finding of scan, and every rule of a plan
+
+Written by `python -m docs.catalogue`, from the rules themselves. `scan` begins each finding with
+its kind; in a plan the same word is the rule. [hazards.md](hazards.md) has the measurements on which the
+rules about the inside of operators rest.
+
+## Kinds of hazard
+
+The severity is the usual one; evidence in the data raises or lowers it. An error gives wrong results on your
+samples. A warning gives wrong results on other data, or slightly wrong ones. A note is worth knowing.
+“Measured” findings rest on the ranges of your samples; on random data they are warnings at most.
+
+{kinds}
+
+## Rules that are no hazards
+
+A plan keeps these nodes out of FP16, too. What “free” means was measured: [accuracy.md](accuracy.md).
+
+{rules}
+
+## Known defects of TensorRT
+
+`scan --target VERSION` and `fix --target VERSION` know these wrong results of a correct graph. Without a
+version they are notes of the kind `known-defect`.
+
+{defects}
+"""
+
+
+def findings() -> str:
+    """docs/findings.md."""
+    kinds = [_kind(name, KINDS[name]) for name in sorted(KINDS, key=_place)]
+    rules = [(f"`{name}`", why) for name, why in OTHER_RULES.items()]
+    return _FINDINGS.format(
+        kinds=_table(("kind", "what it is", "severity", "measured", "what to do"), kinds),
+        rules=_table(("rule", "why"), rules),
+        defects=_table(("defect", "releases", "what helps", "reported"), map(_defect, quirks.table())),
+    )
+
+
+def _place(name: str) -> tuple[int, str]:
+    """Errors first, then by name."""
+    return -SEVERITIES.index(KINDS[name].severity), name
+
+
+def _kind(name: str, kind: Kind) -> tuple[str, ...]:
+    return f"`{name}`", kind.title, kind.severity, "yes" if kind.measured else "", kind.repair
+
+
+def _defect(quirk: quirks.Quirk) -> tuple[str, ...]:
+    link = f"[link]({quirk.link})" if quirk.link else quirk.source
+    return f"`{quirk.id}`: {quirk.title}", quirk.releases, quirk.remedy, link
+
+
+# -- docs/configuration.md --------------------------------------------------------------------------
+
+BEGIN, END = "<!-- keys: written by `python -m docs.catalogue` -->\n", "<!-- end of keys -->\n"
+
+
+def with_keys(page: str) -> str:
+    """The page with a fresh table between its two marks."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"docs/configuration.md lacks {BEGIN.strip()} or {END.strip()}")
+    return before + BEGIN + keys() + END + after
+
+
+def keys() -> str:
+    """A row for every key: its type, its default, the commands that read it, and what it does."""
+    return _table(("key", "it takes", "default", "read by", "what it is"), map(_row, KEYS.values())) + "\n"
+
+
+def _row(key: Option) -> tuple[str, ...]:
+    default = key.default if key.default is not None else OTHERWISE.get(key.name)
+    shown = "none" if default in (None, (), {}) else f"`{to_text(default)}`"
+    return f"`{key.key}`", expected(key.kind), shown, ", ".join(readers(key.name)), key.text
+
+
+# -- rewriter/pipeline/keywords.py ------------------------------------------------------------------
+
+HEAD = '''\
+"""Keywords of `rewriter.fix`, `scan` and `verify`. Generated from `pipeline/options.py`: change that.
+
+`python -m docs.catalogue` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import EllipsisType
+from typing import Any, Literal, TypedDict
+
+from rewriter.hazards import Rule
+from rewriter.ir.base import Pass
+from rewriter.ir.plan import Plan, Precision
+from rewriter.pipeline.options import Runner
+from rewriter.pipeline.schema import AnyPath, Names, Paths, Shapes
+from rewriter.runtime.figures.tolerances import Tolerance
+'''
+
+
+def keywords() -> str:
+    """The module's text: one TypedDict for each class of options."""
+    return HEAD + "".join("\n".join(_class(command, kind)) for command, kind in JOBS.items())
+
+
+def _class(command: str, kind: type) -> Iterator[str]:
+    yield f"\n\nclass {command.title()}Keywords(TypedDict, total=False):"
+    yield f'    """Keywords of `rewriter.{command}`: the fields of `{kind.__name__}`."""\n'
+    types = {field.name: str(field.type).replace("'", '"') for field in fields(kind)}
+    yield from (f"    {name}: {types[name]}" for name in declarations(kind))
+    yield ""
+
+
+PAGES: Mapping[Path, Callable[[str], str]] = {
+    Path("passes", "README.md"): lambda _: passes(),
+    Path("docs", "trt11-migration.md"): lambda _: migration(),
+    Path("docs", "findings.md"): lambda _: findings(),
+    Path("docs", "configuration.md"): with_keys,
+    Path("rewriter", "pipeline", "keywords.py"): lambda _: keywords(),
+}
+"""Files of a checkout; each is made from what it holds now."""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
