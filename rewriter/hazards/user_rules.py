@@ -1,10 +1,16 @@
-"""Rules of the user's own code: functions from a `Survey` to hazards, given with `hazards=`."""
+"""Rules of the user: functions from a `Survey` to hazards, given with `hazards=`, and limits of values."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
+from onnx import NodeProto
+
+from rewriter.hazards.accumulation import depth_of
 from rewriter.hazards.kinds import KINDS, Hazard
 from rewriter.hazards.survey import Survey
 from rewriter.ir.errors import UsageError
@@ -43,3 +49,36 @@ def _held(rule: Callable[[Survey], Iterable[Hazard]]) -> Callable[[Survey], Iter
                 yield replace(hazard, rule=USER_KIND, reason=f"{hazard.rule}: {hazard.reason}")
 
     return hazards
+
+
+def limits(
+    largest: float | None, largest_weight: float | None, depth: int | None, chooser: Any
+) -> Iterator[Callable[[Survey], list[Hazard]]]:
+    """Rules that keep nodes in FP32 which are beyond a limit; None: there is none.
+
+    Args:
+        largest: Of measured values that a node reads and computes, and `largest_weight` of its constants.
+        depth: Terms that an element of a product sums.
+        chooser: An object whose `check(node)` is True for nodes to keep.
+    """
+
+    def rule(name: str, keeps: Callable[[Survey, NodeProto], bool]) -> Callable[[Survey], list[Hazard]]:
+        return lambda survey: [Hazard(n, name, "beyond the limit") for n in survey.nodes if keeps(survey, n)]
+
+    def above(survey: Survey, node: NodeProto, limit: float, *, weights: bool) -> bool:
+        for tensor in survey.floats(node):
+            constant, measured = survey.constant(tensor), survey.range(tensor)
+            if constant is not None and weights and np.any(np.abs(constant) > limit):
+                return True
+            if constant is None and not weights and measured is not None and measured.absmax > limit:
+                return True
+        return False
+
+    if largest is not None and largest < math.inf:
+        yield rule("data_max", lambda survey, node: above(survey, node, largest, weights=False))
+    if largest_weight is not None:
+        yield rule("init_max", lambda survey, node: above(survey, node, largest_weight, weights=True))
+    if depth is not None:
+        yield rule("max_depth_of_reduction", lambda survey, node: (depth_of(survey, node) or 0) > depth)
+    if chooser is not None:
+        yield rule("custom_rule", lambda survey, node: bool(chooser.check(node)))

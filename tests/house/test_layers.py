@@ -23,6 +23,7 @@ ROOMS = (
     "jobs",
     "report",
     "hooks",
+    "compat",
     "batch",
     "cli",
     "__main__",

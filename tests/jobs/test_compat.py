@@ -1,0 +1,339 @@
+"""rewriter.compat: calls of public projects with the import exchanged; what callers of the originals see."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import graphs
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto
+
+from rewriter import compat as autocast
+from rewriter import compat as float16
+from rewriter.ir.errors import InputsError, UsageError
+from rewriter.ir.model import Array, facts, load
+
+FP32, FP16, BF16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
+
+SIMPLE = """
+    g (float[1,5] X, float[5,3] w, float[3] b, float[1,3] c) => (float[1,3] Y) {
+        [gemm_node] gemm_out = Gemm(X, w, b)
+        [add_node] add_out = Add(gemm_out, c)
+        [relu_node] Y = Relu(add_out) }"""
+DETECTOR = """
+    <ir_version: 8, opset_import: ["" : 17], producer_name: "exporter">
+    g (float[1,3,8,8] images) => (float[1,4,16,16] output0) <float[4] scales = {1.0, 1.0, 2.0, 2.0}> {
+        ["/stem/Conv"] a = Conv<kernel_shape = [3,3], pads = [1,1,1,1]>(images, w)
+        ["/stem/Act"] s = Sigmoid(a)
+        ["/stem/Mul"] m = Mul(a, s)
+        ["/up/Resize"] output0 = Resize<mode = "nearest">(m, , scales) }"""
+
+
+def simple() -> ModelProto:
+    weights = graphs.random_weights({"w": (5, 3), "b": (3,), "c": (1, 3)})
+    return graphs.with_weights(SIMPLE, weights, opset=20).whole()
+
+
+def detector() -> ModelProto:
+    proto = onnx.parser.parse_model(DETECTOR)
+    proto.graph.initializer.append(
+        onnx.numpy_helper.from_array(graphs.random_weights({"w": (4, 3, 3, 3)})["w"] * 0.1, "w")
+    )
+    proto.metadata_props.add(key="names", value="{0: 'person'}")
+    return proto
+
+
+def types(model: ModelProto) -> dict[str, int]:
+    """Element type of the first output of every node but Casts, by the node's name."""
+    known = facts.infer(load(model)).scopes[0]
+    return {
+        n.name: known[n.output[0]].dtype for n in model.graph.node if n.op_type not in ("Cast", "Constant")
+    }
+
+
+def ports(model: ModelProto) -> list[int]:
+    return [v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)]
+
+
+def run(model: ModelProto, feeds: Mapping[str, Array]) -> Array:
+    onnx.checker.check_model(model, full_check=True)
+    (result,) = graphs.run(load(model), feeds)
+    return result.astype(np.float32)
+
+
+# -- calls of public projects --------------------------------------------------------------------
+
+
+def test_ultralytics_export_in_fp16_on_a_cpu(tmp_path: Path) -> None:
+    image = graphs.random_feeds(load(detector()))
+    model_onnx = float16.convert_float_to_float16(detector(), keep_io_types=True)
+    onnx.save(model_onnx, tmp_path / "yolo.onnx")
+    assert ports(model_onnx) == [FP32, FP32]
+    assert types(model_onnx)["/stem/Conv"] == FP16
+    assert model_onnx.metadata_props[0].key == "names"
+    assert np.allclose(run(model_onnx, image), run(detector(), image), atol=2e-3)
+
+
+def test_ultralytics_engine_through_autocast(tmp_path: Path) -> None:
+    onnx_file = str(tmp_path / "yolo.onnx")
+    onnx.save(detector(), onnx_file)
+    im = np.random.default_rng(0).random((1, 3, 8, 8), np.float32)
+    model = autocast.convert_to_mixed_precision(
+        onnx_file, low_precision_type="fp16", keep_io_types=True, calibration_data={"images": im}
+    )
+    assert ports(model) == [FP32, FP32] and types(model)["/stem/Conv"] == FP16
+    assert np.allclose(run(model, {"images": im}), run(detector(), {"images": im}), atol=2e-3)
+
+
+@pytest.mark.parametrize("fp16_io", [True, False])
+def test_vs_mlrt_converts_in_memory(fp16_io: bool) -> None:
+    autocast.configure_logging(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first = float16.convert_float_to_float16(detector(), keep_io_types=not fp16_io)
+        second = autocast.convert_to_f16(detector(), keep_io_types=not fp16_io)
+    assert ports(first) == ports(second) == [FP16 if fp16_io else FP32] * 2
+
+
+def test_a_video_renderer_calibrates_rife(tmp_path: Path) -> None:
+    source, calibration = tmp_path / "rife.onnx", tmp_path / "calibration.npz"
+    onnx.save(detector(), source)
+    np.savez(calibration, images=np.ones((1, 3, 8, 8), np.float32))
+    with pytest.warns(UserWarning, match="`use_standalone_type_inference` has no meaning"):
+        converted = autocast.convert_to_mixed_precision(
+            onnx_path=str(source),
+            low_precision_type="fp16",
+            keep_io_types=False,
+            calibration_data=str(calibration),
+            providers=["cpu"],
+            use_standalone_type_inference=True,
+        )
+    assert ports(converted) == [FP16, FP16]
+
+
+def test_a_speech_server_names_opset_and_limits(tmp_path: Path) -> None:
+    onnx.save(detector(), tmp_path / "flow.onnx")
+    feeds = [{"images": np.ones((1, 3, 8, 8), np.float32)}] * 2
+    with pytest.warns(UserWarning, match="`providers` has no meaning"):
+        converted = autocast.convert_to_mixed_precision(
+            onnx_path=str(tmp_path / "flow.onnx"),
+            low_precision_type="fp16",
+            data_max=512,
+            calibration_data=feeds,
+            providers=["cuda"],
+            opset=20,
+            init_max=65504,
+        )
+    assert converted.opset_import[0].version == 20
+
+
+def test_tensorrt_nodes_fall_back_to_layers_in_fp32() -> None:
+    model = autocast.convert_to_f16(
+        simple(), low_precision_type="fp16", keep_io_types=True, op_block_list=["Gemm"]
+    )
+    assert types(model)["gemm_node"] == FP32
+
+
+def test_a_speech_recogniser_blocks_norms() -> None:
+    text = """
+        g (float[2,8] x, float[8,8] w) => (float[2,8] y) <float[8] s = {1, 1, 1, 1, 1, 1, 1, 1}> {
+            [up] a = MatMul(x, w)
+            [norm] b = LayerNormalization(a, s)
+            [down] y = MatMul(b, w) }"""
+    source = graphs.with_weights(text, graphs.random_weights({"w": (8, 8)}))
+    with pytest.warns(UserWarning, match="`max_finite_val` has no meaning"):
+        model = float16.convert_float_to_float16(
+            source.whole(),
+            keep_io_types=False,
+            min_positive_val=1e-7,
+            max_finite_val=65504,
+            op_block_list=["LayerNormalization"],
+        )
+    assert types(model) == {"up": FP16, "norm": FP32, "down": FP16}
+
+
+# -- what callers of the originals see -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep_io_types", [True, False])
+@pytest.mark.parametrize("low", ["fp16", "bf16"])
+def test_a_simple_model(tmp_path: Path, keep_io_types: bool, low: str) -> None:
+    path = str(tmp_path / "model.onnx")
+    onnx.save(simple(), path)
+    converted = autocast.convert_to_mixed_precision(path, low, keep_io_types=keep_io_types)
+    lower = FP16 if low == "fp16" else BF16
+    casts = ["Cast"] * keep_io_types
+    assert [n.op_type for n in converted.graph.node] == [*casts, "Gemm", "Add", "Relu", *casts]
+    assert ports(converted) == [FP32 if keep_io_types else lower] * 2
+    assert {t.data_type for t in converted.graph.initializer} == {lower}
+
+
+CHAIN = """g (float[2] x, float[2,2] v, float[2,2] u) => (float[2] y) {
+    ["/enc/a"] a = MatMul(x, v) ["/enc/b"] b = MatMul(a, u) ["/dec/a"] c = MatMul(b, u)
+    ["/dec/b"] y = MatMul(c, u) }"""
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        pytest.param({}, set(), id="nothing"),
+        pytest.param({"nodes_to_exclude": ["/enc"]}, {"/enc/a", "/enc/b"}, id="the beginning of a name"),
+        pytest.param({"nodes_to_exclude": ["enc"]}, set(), id="not its middle"),
+        pytest.param({"nodes_to_exclude": [r".*/a$"]}, {"/enc/a", "/dec/a"}, id="an expression"),
+        pytest.param(
+            {"op_types_to_exclude": ["MatMul"]}, {"/enc/a", "/enc/b", "/dec/a", "/dec/b"}, id="operators"
+        ),
+        pytest.param(
+            {"op_types_to_exclude": ["MatMul"], "nodes_to_include": ["/dec"]},
+            {"/enc/a", "/enc/b"},
+            id="inclusion wins",
+        ),
+        pytest.param(
+            {"nodes_to_exclude": [".*"], "op_types_to_include": ["MatMul"]}, set(), id="operators win"
+        ),
+        pytest.param({"data_max": 25.0}, {"/dec/b"}, id="values"),
+        pytest.param({"data_max": None, "init_max": 2.5}, {"/enc/a"}, id="weights"),
+        pytest.param({"max_depth_of_reduction": 2}, set(), id="depth within the limit"),
+        pytest.param({"max_depth_of_reduction": 1}, {"/enc/a", "/enc/b", "/dec/a", "/dec/b"}, id="depth"),
+    ],
+)
+def test_what_stays_in_fp32(tmp_path: Path, options: dict[str, Any], kept: set[str]) -> None:
+    weights = {"v": np.array([[3, 0], [0, 1]], np.float32), "u": np.array([[2, 0], [0, 1]], np.float32)}
+    onnx.save(graphs.with_weights(CHAIN, weights).whole(), tmp_path / "m.onnx")
+    feeds = {"x": np.array([2, 1], np.float32)}
+    found = autocast.convert_to_mixed_precision(str(tmp_path / "m.onnx"), calibration_data=feeds, **options)
+    assert {name for name, dtype in types(found).items() if dtype == FP32} == kept
+
+
+def test_a_rule_of_the_caller_decides(tmp_path: Path) -> None:
+    class Rule:
+        def check(self, node: onnx.NodeProto) -> bool:
+            return node.name == "gemm_node"
+
+    onnx.save(simple(), tmp_path / "m.onnx")
+    found = autocast.convert_to_mixed_precision(str(tmp_path / "m.onnx"), custom_rule=Rule())
+    assert types(found)["gemm_node"] == FP32
+
+
+@pytest.mark.parametrize(("options", "kept"), [({}, FP32), ({"op_block_list": []}, FP16)])
+def test_the_list_of_the_converter_holds_where_none_is_given(options: dict[str, Any], kept: int) -> None:
+    assert types(float16.convert_float_to_float16(detector(), **options))["/up/Resize"] == kept
+    blocked = float16.convert_float_to_float16(detector(), node_block_list=["/stem/Conv"], op_block_list=[])
+    assert types(blocked)["/stem/Conv"] == FP32 and types(blocked)["/up/Resize"] == FP16
+
+
+def test_inputs_and_outputs_are_kept_by_name() -> None:
+    assert ports(float16.convert_float_to_float16(simple(), keep_io_types=["Y"])) == [FP16, FP32]
+
+
+def test_the_body_of_a_loop_is_converted() -> None:
+    loop = graphs.graph("""
+        g (float[3,2] x) => (float[2] y) <int64 n = {3}, bool t = {1}, float[2] z = {0.0, 0.0}> {
+        y = Loop(n, t, z) <body = b (int64 i, bool c, float[2] s) => (bool d, float[2] r) {
+            d = Identity(c)  v = Gather(x, i)  r = Add(s, v) }> }""").whole()
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    assert np.array_equal(run(float16.convert_float_to_float16(loop), {"x": x.astype(np.float16)}), [6, 9])
+    assert np.array_equal(run(float16.convert_float_to_float16(loop, keep_io_types=True), {"x": x}), [6, 9])
+
+
+def test_a_plugin_gets_the_precision_of_the_list(tmp_path: Path) -> None:
+    plugin = graphs.graph("g (float[2] x) => (float[2] y) { a = Relu(x) [p] b = Skip_TRT(a, x) y = Neg(b) }")
+    onnx.save(plugin.whole(), tmp_path / "m.onnx")
+    with pytest.warns(UserWarning, match="no operator of Other:fp16"):
+        found = autocast.convert_to_mixed_precision(
+            str(tmp_path / "m.onnx"), trt_plugins_precision=["Skip_TRT:[fp16,fp32]:[fp16]", "Other:fp16"]
+        )
+    (node,) = [n for n in found.graph.node if n.op_type == "Skip_TRT"]
+    known = facts.infer(load(found)).scopes[0]
+    assert [known[name].dtype for name in (*node.input, *node.output)] == [FP16, FP32, FP16]
+
+
+def test_an_opset_below_the_models_is_a_warning(tmp_path: Path) -> None:
+    onnx.save(simple(), tmp_path / "m.onnx")
+    with pytest.warns(UserWarning, match="the model has 20, and keeps it"):
+        found = autocast.convert_to_mixed_precision(str(tmp_path / "m.onnx"), opset=13)
+    assert found.opset_import[0].version == 20
+
+
+def test_weights_beyond_fp16_and_masks_keep_their_meaning() -> None:
+    source = graphs.graph("""
+        g (float[2] x) => (float[2] y) <float[2] big = {100000.0, 1.0}, float low = {-3e38}> {
+        [big] a = Mul(x, big) [mask] m = Add(a, low) y = Softmax(m) }""").whole()
+    found = float16.convert_float_to_float16(source, keep_io_types=True)
+    assert types(found)["big"] == FP32
+    assert np.isfinite(run(found, {"x": np.ones(2, np.float32)})).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"onnx_path": "nonexistent.onnx"}, FileNotFoundError, "`onnx_path`: no such file"),
+        ({"low_precision_type": "fp8"}, UsageError, "`low_precision_type`: it cannot be 'fp8'"),
+        ({"nodes_to_exclude": ["("]}, UsageError, "`nodes_to_exclude`: '(' is no regular expression"),
+        ({"calibration_data": {"Z": np.ones(5, np.float32)}}, InputsError, "Z"),
+    ],
+)
+def test_bad_arguments_are_named(tmp_path: Path, options: dict[str, Any], kind: type, words: str) -> None:
+    onnx.save(simple(), tmp_path / "m.onnx")
+    with pytest.raises(kind, match=re.escape(words)):
+        autocast.convert_to_mixed_precision(**{"onnx_path": str(tmp_path / "m.onnx"), **options})
+
+
+SIGNATURES: dict[str, dict[str, Any]] = {
+    "convert_to_mixed_precision": {
+        "onnx_path": "required",
+        "low_precision_type": "fp16",
+        "nodes_to_exclude": None,
+        "op_types_to_exclude": None,
+        "nodes_to_include": None,
+        "op_types_to_include": None,
+        "data_max": 512,
+        "init_max": 65504.0,
+        "keep_io_types": False,
+        "calibration_data": None,
+        "custom_rule": None,
+        "init_conversion_max_bytes": None,
+        "providers": ("cpu",),
+        "trt_plugins": (),
+        "trt_plugins_precision": (),
+        "max_depth_of_reduction": None,
+        "opset": None,
+        "use_standalone_type_inference": False,
+    },
+    "convert_to_f16": {
+        "model": "required",
+        "low_precision_type": "fp16",
+        "keep_io_types": True,
+        "op_block_list": (),
+        "tensor_block_dict": None,
+        "trt_plugins": (),
+        "use_standalone_type_inference": False,
+        "opset": None,
+    },
+    "convert_float_to_float16": {
+        "model": "required",
+        "min_positive_val": 1e-7,
+        "max_finite_val": 1e4,
+        "keep_io_types": False,
+        "disable_shape_infer": False,
+        "op_block_list": None,
+        "node_block_list": None,
+        "check_fp16_ready": True,
+    },
+}
+"""Of AutoCast (August 2026) and onnxconverter-common 1.16; no list that nobody changes is shared here."""
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_names_order_and_defaults_are_those_of_the_originals(name: str) -> None:
+    own, wanted = inspect.signature(getattr(autocast, name)).parameters, SIGNATURES[name]
+    given = {n: "required" if p.default is p.empty else p.default for n, p in own.items()}
+    assert list(given.items())[: len(wanted)] == list(wanted.items())
