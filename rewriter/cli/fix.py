@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, UNBUILDABLE, show
+from rewriter.cli.exits import FAILED, UNBUILDABLE, is_page, show
 from rewriter.cli.parameters import (
     Json,
     Quiet,
@@ -61,7 +61,7 @@ def fix(
     check_extra(resolved.where("report"), written, [*read, output, save_plan])
     check_extra("`json`", json, [*read, output, save_plan, written])
     check_extra("`save-plan`", save_plan, [*read, output])
-    options = FixOptions(**resolved.arguments("fix"))
+    options = FixOptions(**resolved.arguments("fix"), page=written is not None and is_page(written))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = api.fix(model, output or (model if in_place else None), options, progress=shown)
     show(result, report, json, written, verbosity=int(verbose) - int(quiet))

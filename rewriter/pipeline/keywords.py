@@ -58,6 +58,7 @@ class FixKeywords(TypedDict, total=False):
     repair_seconds: float
     strict: bool
     timeout: float
+    page: bool
 
 
 class ScanKeywords(TypedDict, total=False):

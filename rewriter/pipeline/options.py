@@ -138,6 +138,8 @@ class FixOptions(DataOptions, EngineOptions):
         repair_seconds: For repairs. No repair starts later than this, in seconds.
         strict: Write nothing if a check fails.
         timeout: For each build and run. The deadline of the engine, in seconds.
+        page: For `report.html`. Compute what the page shows of the worst sample: its outputs with nothing
+            repaired, and the error along the depth.
     """
 
     in_place: bool = option(False, DATA, places=ONE_RUN)
@@ -177,6 +179,7 @@ class FixOptions(DataOptions, EngineOptions):
     repair_seconds: float = option(300.0, OUTCOME, "SECONDS", above=0.0)
     strict: bool = option(False, OUTCOME)
     timeout: float = option(600.0, OUTCOME, "SECONDS", above=0.0)
+    page: bool = option(False, places=("python",))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from rewriter.judge.verify_result import VerifyResult
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>\"'&"
 """A node's name that would run code in a page that does not escape it."""
 
-LAYERS = 4
+LAYERS = 5
 
 
 def network() -> Model:
@@ -52,7 +52,7 @@ def samples() -> dict[str, Array]:
 
 @cache
 def fixed() -> FixResult:
-    return fix(network().proto, build=False, inputs=samples())
+    return fix(network().proto, build=False, inputs=samples(), page=True)
 
 
 @cache

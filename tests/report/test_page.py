@@ -22,13 +22,20 @@ from typer.testing import CliRunner
 from rewriter.cli import app
 from rewriter.ir.base import Change, Refusal
 from rewriter.ir.plan import Decision, Plan, Range
+from rewriter.jobs.fix.api import fix
+from rewriter.jobs.fix.before import Emulated, SideBySide
 from rewriter.jobs.fix.conclusion import Conclusion
+from rewriter.jobs.fix.result import FixResult
 from rewriter.judge.verdict import Verdict
 from rewriter.pipeline.driver import PassResult
 from rewriter.report import html
+from rewriter.report.checks import judging_check
+from rewriter.report.html import PAGES
 from rewriter.report.html.depth import MOST
 from rewriter.report.html.png import encoded
 from rewriter.report.html.scales import decades, logarithmic
+from rewriter.report.html.tasks import boxes_of, words_of
+from rewriter.report.html.view import Graphs
 from rewriter.runtime.emulation.divergence import NodeError
 from rewriter.runtime.figures.pair import Pair
 from rewriter.runtime.figures.pictures import LARGEST_SIDE, picture_of
@@ -171,6 +178,69 @@ def test_verify_names_cause_and_remedy_of_a_failure() -> None:
     failed = replace(done, verdict=wrong, original=Path("a.onnx"), fixed=Path("b.onnx"))
     head = html.as_html(failed).partition("<nav")[0]
     assert "<dt>Cause</dt>" in head and "<code>rewriter locate a.onnx b.onnx</code>" in head
+
+
+def test_a_graph_shows_the_neighbours_of_a_cause_with_types_and_ranges() -> None:
+    (section,) = [s for s in PAGES[FixResult](pages.fixed(), "").sections if s.id == "causes"]
+    (drawing,) = section.bodies
+    assert isinstance(drawing, Graphs)
+    (graph,) = drawing.graphs
+    kinds = {box.title.partition(" (")[0]: box.kind for box in graph.boxes}
+    assert kinds["/body/far"] == "fp32" and kinds["/body/t4"] == "fp16" and len(kinds) <= 10
+    wide = [edge for edge in graph.edges if edge.beyond]
+    assert all(float(edge.text) > 65504 and not edge.cast for edge in wide)
+    assert wide and any(edge.cast for edge in graph.edges)
+    rows = {box.title.partition(" (")[0]: box.y for box in graph.boxes}
+    assert rows["/body/t4"] < rows["/body/far"] < rows[HOSTILE] < rows["/body/y"]
+
+
+def test_errors_along_the_depth_are_of_the_plain_and_the_fixed_model() -> None:
+    text = html.as_html(pages.fixed())
+    assert 'class="curve plain"' in text and 'class="curve fixed"' in text
+    assert "Plain FP16 errs by more than 0.1 from /body/far on" in text
+
+
+def _side(**outputs: tuple[np.ndarray, np.ndarray, np.ndarray]) -> SideBySide:
+    image = {"image": np.linspace(0, 1, 3 * 32 * 64, dtype=np.float32).reshape(1, 3, 32, 64)}
+    was, plain, fixed = ({name: trio[i] for name, trio in outputs.items()} for i in range(3))
+    return SideBySide(0, image, was, Emulated("Plain FP16", plain), Emulated("Fixed", fixed))
+
+
+def test_boxes_of_a_detector_are_drawn_on_its_input() -> None:
+    corners = np.array([[[8, 4, 24, 20], [0, 0, 2, 2]]], np.float32)
+    centres = np.array([[[0.6, 0.6, 0.25, 0.5], [0.03, 0.03, 0.03, 0.03]]], np.float32)
+    scores = np.array([[[0.1, 0.9], [0.2, 0.1]]], np.float32)
+    for boxes, first in ((corners, (8.0, 4.0, 16.0, 16.0)), (centres, (30.4, 11.2, 16.0, 16.0))):
+        side = _side(boxes=(boxes, boxes * np.float32(np.nan), boxes), scores=(scores,) * 3)
+        found = boxes_of("boxes", side)
+        assert found is not None and [kind for kind, _ in found.rows] == ["was", "plain", "fixed"]
+        assert found.rows[0][1][0] == first and not found.rows[1][1]
+        assert boxes_of("scores", side) is None
+
+
+def test_the_best_classes_and_tokens_of_every_model() -> None:
+    was, off = np.eye(12, dtype=np.float32)[None, :4], np.eye(12, dtype=np.float32)[None, 1:5]
+    rows = words_of("logits", _side(logits=(was, off, was)))
+    assert rows[0] == ("Original", [("0", True), ("1", True), ("2", True), ("3", True)])
+    assert rows[1] == ("Plain FP16", [("1", False), ("2", False), ("3", False), ("4", False)])
+    assert rows[2][1] == rows[0][1]
+    tokens = np.array([[7, 8]])
+    assert words_of("ids", _side(ids=(tokens, tokens + np.array([0, 1]), tokens)))[1][1] == [
+        ("7", True),
+        ("9", False),
+    ]
+
+
+def test_the_worst_sample_is_called_by_its_file(tmp_path: Path) -> None:
+    for name, scale in (("a", 1.0), ("night", 3.0), ("z", 0.5)):
+        np.savez(tmp_path / f"{name}.npz", x=np.float32(scale) * pages.samples()["x"])
+    done = fix(pages.network().proto, build=False, inputs=tmp_path)
+    assert done.data is not None and done.data.names == tuple(
+        str(tmp_path / f"{name}.npz") for name in ("z", "a", "night")
+    )
+    (figures,) = judging_check(done.verdict.checks).statistics  # type: ignore[union-attr]
+    worst = Path(done.data.names[figures.sample]).name
+    assert f"<dt>Worst sample</dt><dd>{worst}</dd>" in html.as_html(done)
 
 
 def test_the_chart_marks_the_tensor_that_overflows() -> None:

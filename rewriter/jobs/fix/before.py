@@ -1,9 +1,11 @@
-"""The error that a model has in reduced precision before anything is repaired."""
+"""The error that a model has in reduced precision before anything is repaired, beside that of the result."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
@@ -19,10 +21,11 @@ from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.plan import Precision, node_key
 from rewriter.judge.arithmetic_checks import check_emulation
-from rewriter.judge.expected import Expected
+from rewriter.judge.expected import Expected, Outputs, as_declared, run_all
 from rewriter.pipeline import text as pipeline
 from rewriter.pipeline.driver import Driver
-from rewriter.runtime.emulation import Accumulation
+from rewriter.runtime.emulation import Accumulation, emulation
+from rewriter.runtime.emulation.divergence import diverge
 from rewriter.runtime.figures.outputs import OutputComparison
 
 
@@ -45,10 +48,75 @@ def errors_before(
         return ()
 
 
+@dataclass(frozen=True, eq=False)
+class Emulated:
+    """One sample through an emulated model.
+
+    Attributes:
+        name: As a caption. `outputs`: by name.
+        errors: Relative L2 of each tensor that the model shares with the original.
+    """
+
+    name: str
+    outputs: Outputs = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class SideBySide:
+    """One sample in the original, in plain reduced precision, and in the result: what the page shows.
+
+    Attributes:
+        sample: Its number among those that results are judged by.
+        inputs: Its arrays. `expected`: outputs of the original.
+    """
+
+    sample: int
+    inputs: Outputs
+    expected: Outputs
+    plain: Emulated
+    fixed: Emulated
+
+
+def side_by_side(
+    original: Model,
+    structured: Model,
+    fixed: Model,
+    number: int,
+    sample: Outputs,
+    expected: Outputs,
+    precision: Precision,
+    accumulation: Accumulation,
+) -> SideBySide:
+    """Runs one sample through the lowered original and through the result; empty where that is impossible.
+
+    Args:
+        structured: The result before its types changed.
+    """
+
+    def emulated(name: str, wide: Model, low: Model) -> Emulated:
+        found = diverge(wide, low, [sample], accumulation)
+        model = emulation(low, tensor_facts.infer(low), accumulation, tf32=True)
+        (outputs,) = run_all(model, [as_declared(low, sample)])
+        return Emulated(name, outputs, {node.tensor: node.total for node in found.nodes})
+
+    plain, result = Emulated(f"Plain {precision.upper()}"), Emulated("Fixed")
+    with suppress(RewriterError):
+        inlined = _inlined(original)
+        plain = emulated(plain.name, inlined, _lowered(inlined, precision))
+    with suppress(RewriterError):
+        result = emulated(result.name, structured, fixed)
+    return SideBySide(number, sample, expected, plain, result)
+
+
+def _inlined(original: Model) -> Model:
+    if not original.proto.functions:
+        return original
+    return Driver().run(original, pipeline.parse("inline-functions"), Context(original.opset))[0]
+
+
 def _lowered(original: Model, precision: Precision) -> Model:
-    model = original
-    if model.proto.functions:
-        model, _ = Driver().run(model, pipeline.parse("inline-functions"), Context(model.opset))
+    model = _inlined(original)
     low = LOW_TYPES[precision]
     model = _with_infinities(model, LARGEST[low])
     facts = tensor_facts.infer(model)

@@ -13,6 +13,7 @@ from rewriter.ir.english import count
 from rewriter.ir.model import Model
 from rewriter.ir.plan import Plan
 from rewriter.ir.summary import Row, Summary, listed
+from rewriter.jobs.fix.before import SideBySide
 from rewriter.jobs.fix.causes import Cause
 from rewriter.jobs.fix.conclusion import UNVERIFIED, Conclusion
 from rewriter.judge.verdict import GOALS, Verdict
@@ -41,6 +42,7 @@ class FixResult(Summary):
         depth: Measured ranges of the model that the plan was made for, in the order of its nodes.
         causes: What was wrong with the model, in numbers, and what was done about each.
         before: Outputs of the original, emulated in the plan's precision, unrepaired; () if not verified.
+        side_by_side: With the option `page`: the worst sample before and after.
         conclusion: The verdict in words, with the limit and the remedy of a failure.
     """
 
@@ -60,6 +62,7 @@ class FixResult(Summary):
     causes: tuple[Cause, ...] = ()
     before: tuple[OutputComparison, ...] = ()
     conclusion: Conclusion = UNVERIFIED
+    side_by_side: SideBySide | None = None
 
     @property
     def verified(self) -> bool | None:

@@ -20,7 +20,7 @@ from rewriter.ir.model.stopwatch import Stopwatch
 from rewriter.ir.plan import Plan, plan_file
 from rewriter.jobs.fix import loop
 from rewriter.jobs.fix.attempt import Attempt, Given, explained
-from rewriter.jobs.fix.before import errors_before
+from rewriter.jobs.fix.before import SideBySide, errors_before, side_by_side
 from rewriter.jobs.fix.conclusion import Tried, conclude
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.judge import Judge
@@ -95,6 +95,7 @@ def run(job: FixJob) -> FixResult:
             made.causes,
             before,
             conclude(made.checks, _tried(job, found, made)),
+            _side_by_side(made, given) if job.request.page else None,
         )
 
 
@@ -157,6 +158,25 @@ def _before(job: FixJob, given: Given) -> tuple[OutputComparison, ...]:
     with given.stage("before"):
         return errors_before(
             given.original, judge.expected, judge.samples, job.wish.precision, job.accumulation
+        )
+
+
+def _side_by_side(made: Attempt, given: Given) -> SideBySide | None:
+    """The sample with the largest error, before and after; None where nothing was lowered or compared."""
+    judge, check = given.judge, made.arithmetic
+    if check is None or not check.statistics or made.plan is None or judge.expected is None:
+        return None
+    worst = max(check.statistics, key=lambda one: (one.not_finite, one.relative_l2)).sample
+    with given.stage("page"):
+        return side_by_side(
+            given.original,
+            made.structured,
+            made.fixed,
+            worst,
+            judge.samples[worst],
+            judge.expected.exact[worst],
+            made.plan.precision,
+            made.job.accumulation,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -28,6 +28,12 @@ MOST = 3000
 NAMED_RUNS = 500
 """Parts of the strip that name their first and last node; the cursor names those of all."""
 
+ERROR = logarithmic(1e-7, 10.0, 96.0, 0.0)
+"""Position of a relative error below the chart; NaN and infinity are at the top."""
+
+WRONG = 0.1
+"""A relative error that the summary calls out: 20 times what FP16 is allowed."""
+
 STRONG, WEAK = 5.0, 0.8
 """Widest and narrowest bar, in pixels of a drawing of 1000."""
 
@@ -44,8 +50,10 @@ class Nodes:
     Attributes:
         kind: Returns the CSS class of a tensor's node: what it computes in, or what was found.
         labels: The classes in order, with their lines in the legend.
-        mark: Returns the hazard of a node in a sentence; "" if there is none.
+        mark: Returns the hazard of a node or constant in a sentence; "" if there is none.
         mark_label: Line of the legend for hazards.
+        graph: Returns the id of the graph that a node is in; "" if there is none.
+        errors: Captions and relative errors by tensor, for the curves under the chart.
     """
 
     kind: Callable[[TensorAtDepth], str]
@@ -53,11 +61,14 @@ class Nodes:
     mark: Callable[[TensorAtDepth], str]
     mark_label: str
     strip_label: str
+    graph: Callable[[str], str] = lambda node: ""
+    errors: Sequence[tuple[str, Mapping[str, float]]] = ()
 
 
 LABELS = {
     "fp16": "FP16",
     "bf16": "BF16",
+    "free": "FP32, at no cost",
     "fp32": "FP32",
     "beyond": "FP16, although it exceeds 65504",
     "note": "not in the other model",
@@ -108,7 +119,7 @@ def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> DepthChart:
         for kind, label in labels.items()
         if kind in kinds
     ]
-    marks = [i for i, reason in enumerate(marked) if reason and not tensors[i].constant]
+    marks = [i for i, reason in enumerate(marked) if reason]
     runs = list(_runs(tensors, nodes))
     return DepthChart(
         width=width,
@@ -121,10 +132,21 @@ def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> DepthChart:
         runs=runs,
         strip_label=nodes.strip_label,
         strip_summary=f"{nodes.strip_label}: {_strip_summary(runs, nodes.labels)}",
-        data=_columns(tensors, kinds, labels, marked, y),
-        summary=_summary(tensors, len(marks)),
+        data=_columns(tensors, kinds, labels, marked, y, nodes),
+        summary=_summary(tensors, len(marks), nodes),
         note=note,
+        errors=list(_curves(tensors, nodes)),
+        error_ticks=[Tick(ERROR(value), power_of_ten(value)) for value in (1e-6, 1e-4, 1e-2, 1.0)],
     )
+
+
+def _curves(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> Iterator[Layer]:
+    """One line for each model, through the errors of the results in their order."""
+    for kind, (label, errors) in zip(("plain", "fixed"), nodes.errors, strict=False):
+        points = [(t.place, errors[t.tensor]) for t in tensors if not t.constant and t.tensor in errors]
+        if points:
+            path = "L".join(f"{place + 0.5} {ERROR(error):.1f}" for place, error in points)
+            yield Layer(kind, label, f"M{path}", len(points))
 
 
 def _thinned(tensors: Sequence[TensorAtDepth], marked: Sequence[str]) -> tuple[list[int], str]:
@@ -199,6 +221,7 @@ def _columns(
     labels: Mapping[str, str],
     marked: Sequence[str],
     y: Scale,
+    nodes: Nodes,
 ) -> dict[str, object]:
     """What the cursor shows, by tensor; texts that repeat are numbers into `texts`."""
     texts: dict[str, int] = {}
@@ -224,13 +247,15 @@ def _columns(
             round(y(t.range.absmax)),
             int(t.constant),
             int(not t.range.finite),
+            number("; ".join(f"{name} {e[t.tensor]:.1g}" for name, e in nodes.errors if t.tensor in e)),
+            number(nodes.graph(t.node)),
         ]
         for t, kind, reason in zip(tensors, kinds, marked, strict=True)
     ]
     return {"rows": rows, "texts": list(texts)}
 
 
-def _summary(tensors: Sequence[TensorAtDepth], hazards: int) -> str:
+def _summary(tensors: Sequence[TensorAtDepth], hazards: int, nodes: Nodes) -> str:
     results = [tensor for tensor in tensors if not tensor.constant]
     beyond = sum(not tensor.range.absmax <= LARGEST for tensor in results)
     small = sum(0.0 < tensor.range.absmax < NORMAL for tensor in results)
@@ -243,4 +268,7 @@ def _summary(tensors: Sequence[TensorAtDepth], hazards: int) -> str:
         parts.append(f"{small} lie wholly below 6.1e-5")
     if hazards:
         parts.append(f"{hazards} are marked")
-    return "; ".join(parts) + "."
+    for name, errors in nodes.errors:
+        broken = next((t.node for t in results if not errors.get(t.tensor, 0.0) <= WRONG), "")
+        parts.append(f"{name} errs by more than {WRONG:g} from {broken} on" if broken else "")
+    return "; ".join(filter(None, parts)) + "."

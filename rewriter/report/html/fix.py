@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from rewriter.hazards.kinds import KINDS
 from rewriter.hazards.planning.free_fp32 import FREE
@@ -13,12 +14,15 @@ from rewriter.report import fix as text
 from rewriter.report import fix_summary
 from rewriter.report.checks import judging_check
 from rewriter.report.html.depth import LABELS, LARGEST, Nodes, beyond_limits, depth_section
+from rewriter.report.html.graphs import cause_graphs
 from rewriter.report.html.outputs import adding_most, error_tile, output_cards, size
 from rewriter.report.html.run import run_section
 from rewriter.report.html.tables import checks_table, decisions_table, passes_table
 from rewriter.report.html.view import (
     Fact,
     Facts,
+    Graph,
+    Graphs,
     Page,
     Section,
     State,
@@ -30,16 +34,18 @@ from rewriter.runtime.ranges.depth import TensorAtDepth
 SUMMED = ("Wrong", "Done", "Repair")
 """Lines of the summary on the terminal that the page has, too: the others have parts of their own."""
 
+STATES: Mapping[str, State] = {"green": "good", "yellow": "warn", "bold red": "bad"}
+"""States of the page by the style of the verdict on the terminal."""
+
 
 def page(result: FixResult, command: str = "") -> Page:
     """Returns the page of a result; `command` is the command line that gave it."""
-    states: dict[bool | None, State] = {None: "warn", True: "good", False: "bad"}
-    source = result.model.path
+    verdict, source = text.verdict_line(result), result.model.path
     return Page(
         verb="fix",
         subject=str(source) if source else "a model in memory",
-        verdict=text.verdict_line(result).plain,
-        state=states[result.verified],
+        verdict=verdict.plain,
+        state=STATES[str(verdict.style)],
         tiles=list(_tiles(result)),
         warnings=[*result.warnings, *next_step(result).remarks],
         sections=list(_sections(result, command)),
@@ -63,7 +69,7 @@ def _checks(result: FixResult) -> Sequence[Check]:
 def _tiles(result: FixResult) -> Iterator[Tile]:
     check = judging_check(_checks(result))
     if check is not None:
-        yield error_tile(check, failed=result.verified is False)
+        yield error_tile(check, failed=STATES[str(text.verdict_line(result).style)] != "good")
     plan = result.plan
     if result.before and plan is not None:
         plain = max(result.before, key=lambda o: (not o.finite, o.relative_l2))
@@ -81,17 +87,27 @@ def _tiles(result: FixResult) -> Iterator[Tile]:
 
 
 def _sections(result: FixResult, command: str) -> Iterator[Section]:
-    lines = [Fact(*row) for row in fix_summary.rows(result, everything=True) if row[0] in SUMMED]
+    nodes = _nodes(result)
+    graphs = cause_graphs(result, nodes)
+    of_node = {node: graph.id for graph in reversed(graphs) for node in graph.nodes}
+    nodes = replace(nodes, graph=lambda node: of_node.get(node, ""))
+    links = {graph.title: graph.id for graph in graphs}
+    rows = [row for row in fix_summary.rows(result, everything=True) if row[0] in SUMMED]
+    lines = [Fact(*row, link=links.get(row[1], "")) for row in rows]
     lead = "The causes in numbers, with what was done about each, and what the passes changed."
     yield Section("summary", "What was wrong, and what was done", lead, [Facts(lines)])
     checks = _checks(result)
     check = judging_check(checks)
     if check is not None:
         lead = f"Relative L2 error of every output against the original in FP32, by the check “{check.name}”."
-        yield Section("outputs", "Outputs", lead, [output_cards(check, check.statistics, result.before)])
-    yield _depth(result)
+        cards = output_cards(check, check.statistics, result.data, result.before, result.side_by_side)
+        yield Section("outputs", "Outputs", lead, [cards])
+    yield _depth(result, nodes)
+    if graphs:
+        lead = "The nodes next to the widest one of each cause. At each tensor stands its largest value."
+        yield Section("causes", "Round each cause", lead, [Graphs(graphs, _legend(graphs))])
     if result.plan is not None:
-        yield _plan(result.plan)
+        yield _plan(result.plan, nodes.graph)
     lead = "What each pass did, and what it recognised and left unchanged, with the reason."
     yield Section("passes", "Changes and refusals", lead, [passes_table(result.passes)])
     lead = "Each step of verification; one that was not done says why."
@@ -109,38 +125,50 @@ def _sections(result: FixResult, command: str) -> Iterator[Section]:
     )
 
 
-def _depth(result: FixResult) -> Section:
+def _legend(graphs: Sequence[Graph]) -> list[tuple[str, str]]:
+    used = {box.kind for graph in graphs for box in graph.boxes}
+    return [(kind, label) for kind, label in {**LABELS, "other": "no floats"}.items() if kind in used]
+
+
+def _depth(result: FixResult, nodes: Nodes) -> Section:
     lead = (
         "Every bar is one tensor, from its mean to its largest absolute value on the samples, measured in "
         "FP32 after the structural passes. A dot marks the tensor that is the evidence of a hazard. The "
         "strip below shows the type that each node computes in."
     )
+    if result.side_by_side is not None:
+        lead += " The curves are the error of each tensor in the worst sample, emulated, relative to FP32."
     empty = "No ranges were measured: the plan was given, or no precision pass ran."
-    return depth_section(result.depth, _nodes(result.plan), lead, empty)
+    return depth_section(result.depth, nodes, lead, empty)
 
 
-def _nodes(plan: Plan | None) -> Nodes:
+def _nodes(result: FixResult) -> Nodes:
+    plan, side = result.plan, result.side_by_side
     decisions: dict[str, Decision] = {d.key: d for d in plan.decisions} if plan else {}
     low = plan.precision if plan else "fp32"
 
     def kind(tensor: TensorAtDepth) -> str:
         decision = decisions.get(tensor.key)
         if decision is not None:
-            return decision.repair
+            return "free" if decision.rule in FREE else decision.repair
         return "beyond" if low == "fp16" and not tensor.range.absmax <= LARGEST else low
 
     hazards = [d for d in decisions.values() if d.rule in KINDS and d.rule not in FREE]
     reasons = {d.tensor or d.key: f"{KINDS[d.rule].title}: {d.reason}" for d in hazards}
     nodes = {d.key: f"{KINDS[d.rule].title}: {d.reason}" for d in hazards}
 
+    masks = {node: str(cause) for cause in result.causes if cause.kind == "mask" for node in cause.nodes}
+
     def mark(tensor: TensorAtDepth) -> str:
-        seen = reasons.get(tensor.tensor) or reasons.get(tensor.key)
+        near = masks.get(tensor.node) if tensor.constant else reasons.get(tensor.key)
+        seen = reasons.get(tensor.tensor) or near
         return seen or (nodes.get(tensor.key, "") if beyond_limits(tensor.range) else "")
 
-    return Nodes(kind, LABELS, mark, "evidence of a hazard", "Computes in")
+    errors = [(one.name, one.errors) for one in (side.plain, side.fixed)] if side is not None else []
+    return Nodes(kind, LABELS, mark, "evidence of a hazard", "Computes in", errors=errors)
 
 
-def _plan(plan: Plan) -> Section:
+def _plan(plan: Plan, graph_of: Callable[[str], str]) -> Section:
     low = plan.precision.upper()
     if not plan.decisions:
         lead = f"No node needs another type: all {plan.float_nodes} float nodes compute in {low}."
@@ -149,4 +177,4 @@ def _plan(plan: Plan) -> Section:
     lead = f"{count} keep another type than {low}. Filter by rule, or by a part of a name."
     if plan.exponents:
         lead += f" {len(plan.exponents)} tensors are rescaled by powers of two, exactly."
-    return Section("plan", "Plan", lead, [decisions_table(plan.decisions)])
+    return Section("plan", "Plan", lead, [decisions_table(plan.decisions, graph_of)])

@@ -3,46 +3,63 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
 
+from rewriter.jobs.fix.before import SideBySide
 from rewriter.judge.verdict import Check
-from rewriter.report.html.png import data_uri, heat
 from rewriter.report.html.scales import logarithmic
+from rewriter.report.html.tasks import boxes_of, images_of, words_of
 from rewriter.report.html.view import Fact, Image, Output, Outputs, State, Tile
 from rewriter.runtime.figures.outputs import OutputComparison, OutputStatistics
-from rewriter.runtime.figures.pictures import Picture
+from rewriter.runtime.source import DataSource
 
 MOST_CARDS = 24
 """Outputs with a card; all of them are in the table of checks."""
 
-MOST_PICTURES = 6
-"""Outputs with pictures: three of 320 x 320 pixels in colour take up to 1 MB as data URIs."""
-
-PICTURE_BYTES = 900_000
-"""Length of all data URIs together."""
+PICTURE_BYTES = 1_400_000
+"""Length of all data URIs together: those of one output of 256 x 256 pixels in colour take up to 1.2 MB."""
 
 GAUGE = logarithmic(1e-7, 1.0, 0.0, 100.0)
 """Position of a relative error on the gauge of a card."""
 
 
 def output_cards(
-    check: Check, statistics: Sequence[OutputStatistics], before: Sequence[OutputComparison] = ()
+    check: Check,
+    statistics: Sequence[OutputStatistics],
+    data: DataSource | None,
+    before: Sequence[OutputComparison] = (),
+    side: SideBySide | None = None,
 ) -> Outputs:
     """Returns the cards of a check's outputs, those that failed first.
 
     Args:
         before: The same outputs in the low precision, with nothing repaired.
+        side: One sample before and after.
     """
     plain = {one.name: one for one in before}
     figures = {one.name: one for one in statistics}
-    images = _images(check.pictures)
+    same = {n for n, one in figures.items() if side is not None and one.sample == side.sample}
+    pictures = [(p.name, list(images_of(p, side if p.name in same else None))) for p in check.pictures]
+    sizes = accumulate(sum(len(image.uri) for image in images) for _, images in pictures)
+    shown = {name: i for (name, i), size in zip(pictures, sizes, strict=True) if size <= PICTURE_BYTES}
     worst_first = sorted(check.outputs, key=lambda one: (one.passed, -_share(one)))
-    return Outputs(
-        [
-            _card(one, figures.get(one.name), images.get(one.name, ()), plain.get(one.name))
-            for one in worst_first[:MOST_CARDS]
-        ]
-    )
+    cards = []
+    for one in worst_first[:MOST_CARDS]:
+        card = _card(one, figures.get(one.name), shown.get(one.name, ()), plain.get(one.name), data)
+        cards.append(card if side is None else _in_its_form(card, one, side))
+    return Outputs(cards)
+
+
+def _in_its_form(card: Output, one: OutputComparison, side: SideBySide) -> Output:
+    """The card with the boxes, or the best classes or tokens, of the three models."""
+    boxes = boxes_of(one.name, side)
+    scores = one.same_best is not None or one.probability is not None
+    tokens = side.expected[one.name].dtype.kind in "iu" and side.expected[one.name].ndim > 0
+    words = words_of(one.name, side) if not boxes and (scores or tokens) else ()
+    return replace(card, boxes=boxes, words=words)
 
 
 def _share(one: OutputComparison) -> float:
@@ -55,6 +72,7 @@ def _card(
     figures: OutputStatistics | None,
     images: Sequence[Image],
     plain: OutputComparison | None,
+    data: DataSource | None,
 ) -> Output:
     state: State = "good" if one.passed else "bad"
     return Output(
@@ -63,7 +81,7 @@ def _card(
         sentence=_sentence(one),
         error=GAUGE(one.relative_l2) if one.finite else None,
         allowed=GAUGE(one.tolerance) if one.tolerance else None,
-        facts=list(_facts(one, figures, plain)),
+        facts=list(_facts(one, figures, plain, data)),
         images=images,
         before=GAUGE(plain.relative_l2) if plain is not None and plain.finite else None,
         gauge=_gauge(one, plain),
@@ -108,7 +126,10 @@ def _sentence(one: OutputComparison) -> str:
 
 
 def _facts(
-    one: OutputComparison, figures: OutputStatistics | None, plain: OutputComparison | None
+    one: OutputComparison,
+    figures: OutputStatistics | None,
+    plain: OutputComparison | None,
+    data: DataSource | None,
 ) -> Iterable[Fact]:
     if plain is not None:
         yield Fact("Unrepaired", size(plain))
@@ -131,33 +152,8 @@ def _facts(
         index = ", ".join(map(str, figures.at))
         yield Fact("Worst element", f"[{index}]: {figures.actual:.5g}, not {figures.expected:.5g}")
     build = f", build {figures.build}" if figures.build else ""
-    yield Fact("Worst sample", f"number {figures.sample}{build}")
+    names = data.names if data is not None else ()
+    name = Path(names[figures.sample]).name if figures.sample < len(names) else f"number {figures.sample}"
+    yield Fact("Worst sample", f"{name}{build}")
     shape = "x".join(map(str, figures.shape)) or "scalar"
     yield Fact("Shape", f"{shape}, {figures.dtype}")
-
-
-def _images(pictures: Sequence[Picture]) -> Mapping[str, Sequence[Image]]:
-    found: dict[str, Sequence[Image]] = {}
-    size = 0
-    for picture in pictures[:MOST_PICTURES]:
-        images = _three(picture)
-        size += sum(len(image.uri) for image in images)
-        if size > PICTURE_BYTES:
-            break
-        found[picture.name] = images
-    return found
-
-
-def _three(picture: Picture) -> list[Image]:
-    height, width = picture.size
-    what = f"output {picture.name}, {width} x {height}"
-    largest = f"brightest: {picture.largest:.2g}" if picture.largest else "there is none"
-    return [
-        Image(data_uri(picture.expected), "Original in FP32", f"{what}, of the original"),
-        Image(data_uri(picture.actual), "Fixed", f"{what}, of the fixed model"),
-        Image(
-            data_uri(heat(picture.difference)),
-            f"Difference, {largest}",
-            f"Absolute difference of both, {what}: {largest}",
-        ),
-    ]

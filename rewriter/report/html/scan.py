@@ -70,7 +70,8 @@ def _nodes(result: ScanResult) -> Nodes:
         found = evidence.get(tensor.tensor) or worst.get(tensor.node)
         if found is None or found.severity == "note":
             return ""
-        shown = found.tensor in (None, tensor.tensor) or beyond_limits(tensor.range)
+        near = tensor.tensor if tensor.constant else None
+        shown = found.tensor in (near, tensor.tensor) or beyond_limits(tensor.range)
         return f"{KINDS[found.kind].title}: {found.reason}" if shown else ""
 
     labels = {"sound": "no finding", "note": "note", "warning": "warning", "error": "error"}

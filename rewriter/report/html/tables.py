@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.ir.plan import Decision
 from rewriter.judge.verdict import Check
 from rewriter.pipeline.driver import PassResult
@@ -93,8 +94,16 @@ def _events(passes: Sequence[PassResult]) -> Iterator[tuple[str, str, str, list[
             yield step.name, "declined", why, [refusal.node for refusal in refusals]
 
 
-def decisions_table(decisions: Sequence[Decision]) -> Table:
-    """The nodes that the plan keeps out of the low precision, by rule and reason."""
+def decisions_table(decisions: Sequence[Decision], graph_of: Callable[[str], str]) -> Table:
+    """The nodes that the plan keeps out of the low precision, by rule and reason.
+
+    Args:
+        graph_of: Returns the id of the graph of a node; "" if there is none.
+    """
+
+    def graph(members: Iterable[Decision]) -> str:
+        return next(filter(None, (graph_of(one.node) for one in members)), "")
+
     groups: dict[tuple[str, str], list[Decision]] = {}
     for one in decisions:
         groups.setdefault((one.rule, one.repair), []).append(one)
@@ -102,7 +111,7 @@ def decisions_table(decisions: Sequence[Decision]) -> Table:
     rows = [
         [
             Cell(rule),
-            Cell(repair.upper()),
+            Cell(repair.upper() + (", at no cost" if rule in FREE else ""), link=graph(alike)),
             number(len(alike), "{:d}"),
             names.cell(reason, [f"{one.node} ({one.op})" for one in alike]),
             number(_largest(alike)),

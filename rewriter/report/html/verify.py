@@ -59,7 +59,7 @@ def _sections(result: VerifyResult, command: str) -> Iterator[Section]:
     check = judging_check(result.checks)
     if check is not None:
         lead = "Each output in its worst sample and build, element by element against the original in FP32."
-        yield Section("outputs", "Outputs", lead, [output_cards(check, result.outputs)])
+        yield Section("outputs", "Outputs", lead, [output_cards(check, result.outputs, result.data)])
     yield typed_depth(result.depth, {})
     lead = "Each step; one that was not done says why."
     yield Section("verification", "Checks", lead, [checks_table(result.checks)])

@@ -25,11 +25,12 @@ class Tile:
 
 @dataclass(frozen=True)
 class Fact:
-    """A name with its value; `code` marks what is typed or was printed by a program."""
+    """A name with its value; `code` marks what a program reads or printed, `link` is the id of a graph."""
 
     name: str
     value: str
     code: bool = False
+    link: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Cell:
     Attributes:
         order: What it sorts by in a column of numbers; None comes last.
         names: Nodes, or other lines, that the cell lists on demand; `rest`: how many more there are.
-        unit: What `names` are.
+        unit: What `names` are. `link`: the id of a graph of them.
     """
 
     text: str
@@ -64,6 +65,7 @@ class Cell:
     names: tuple[str, ...] = ()
     rest: int = 0
     unit: str = "nodes"
+    link: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,17 @@ class Image:
 
 
 @dataclass(frozen=True)
+class Boxes:
+    """Boxes of detections over a picture: a CSS class, and left, top, width and height, each."""
+
+    uri: str
+    width: int
+    height: int
+    rows: Sequence[tuple[str, Sequence[tuple[float, float, float, float]]]]
+    alt: str
+
+
+@dataclass(frozen=True)
 class Output:
     """The error of one output.
 
@@ -116,6 +129,7 @@ class Output:
         error, allowed: Positions on the logarithmic scale, 0 to 100; None: not on the scale, or no limit.
         before: Position of the error before the repairs.
         gauge: The scale in a sentence.
+        words: Best classes or tokens by model, each with True where it is the original's.
     """
 
     name: str
@@ -127,6 +141,8 @@ class Output:
     images: Sequence[Image] = ()
     before: float | None = None
     gauge: str = ""
+    words: Sequence[tuple[str, Sequence[tuple[str, bool]]]] = ()
+    boxes: Boxes | None = None
 
 
 @dataclass(frozen=True)
@@ -180,6 +196,7 @@ class DepthChart:
         limits: Heights of FP16's largest, smallest normal and smallest subnormal number.
         data: Columns of every tensor, for the cursor.
         summary: The chart in a sentence. `strip_summary`: the strip under it.
+        errors: Curves of errors by tensor, below the strip; `error_ticks`: marks of their scale.
     """
 
     template: ClassVar[str] = "depth.html"
@@ -196,9 +213,59 @@ class DepthChart:
     data: Mapping[str, Any]
     summary: str
     note: str = ""
+    errors: Sequence[Layer] = ()
+    error_ticks: Sequence[Tick] = ()
 
 
-Body = Table | Facts | Command | Outputs | DepthChart
+@dataclass(frozen=True)
+class Box:
+    """A node of a graph, by its left top corner; `kind` is the CSS class of its type."""
+
+    x: float
+    y: float
+    op: str
+    name: str
+    title: str
+    kind: str
+    centre: bool
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A tensor between two nodes with its largest value; `beyond`: too large for FP16; `cast`: it is cast."""
+
+    path: str
+    x: float
+    y: float
+    text: str
+    beyond: bool
+    cast: bool
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The nodes round a cause; `nodes` are the names of all that it concerns."""
+
+    id: str
+    title: str
+    nodes: Sequence[str]
+    boxes: Sequence[Box]
+    edges: Sequence[Edge]
+    width: float
+    height: float
+    summary: str
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """Graphs side by side, with one legend of CSS classes and labels."""
+
+    template: ClassVar[str] = "graphs.html"
+    graphs: Sequence[Graph]
+    legend: Sequence[tuple[str, str]]
+
+
+Body = Table | Facts | Command | Outputs | DepthChart | Graphs
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from rewriter.runtime.figures.pair import Pair, is_float
 SMALLEST_SIDE = 16
 """Pixels of the shorter side below which nothing is to be seen."""
 
-LARGEST_SIDE = 320
+LARGEST_SIDE = 256
 """Pixels of the longer side of a picture; larger outputs are thinned."""
 
 MOST_ASPECT = 8
@@ -66,6 +66,14 @@ def picture_of(name: str, pair: Pair) -> Picture | None:
     largest = float(known.max(initial=0.0))
     left, right = (_bytes(i.squeeze(-1) if i.shape[-1] == 1 else i, low, high) for i in images)
     return Picture(name, left, right, _bytes(difference, 0.0, largest), low, high, largest, size)
+
+
+def pixels_of(array: Array, low: float, high: float) -> Array | None:
+    """Returns the first image of an array with 8 bits per channel; None if it does not look like one."""
+    image = _as_image(array)
+    if image is None:
+        return None
+    return _bytes(_thinned(image.squeeze(-1) if image.shape[-1] == 1 else image), low, high)
 
 
 def _size(array: Array) -> tuple[int, int] | None:

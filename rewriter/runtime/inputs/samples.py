@@ -55,7 +55,8 @@ class Samples:
         self.notes = tuple(notes)
         self._ports = {port.name: port for port in signature.inputs}
         self._samples = samples
-        self.source = DataSource(text, len(samples), real, path, preprocess, self._spans())
+        names = tuple(sample.where for sample in samples)
+        self.source = DataSource(text, len(samples), real, path, preprocess, self._spans(), names)
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -93,7 +94,8 @@ class Samples:
         fitting._samples = tuple(one for place, one in enumerate(self._samples) if place != kept)
         number = "each" if len(judged) == len(self) else f"{len(judged)} of {len(self)}"
         text = f"{self.source.text}; judged on {number}, {self._samples[kept].where} kept from searches"
-        fitting.source = replace(self.source, text=text)
+        names = tuple(self._samples[place].where for place in judged)
+        fitting.source = replace(self.source, text=text, names=names)
         return fitting
 
     def _spans(self) -> dict[str, tuple[Shape, Shape, Shape]]:

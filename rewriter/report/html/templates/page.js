@@ -80,10 +80,11 @@
   // Ranges along depth: a cursor for pointer and keyboard, and zoom.
   for (const figure of document.querySelectorAll("[data-depth]")) {
     const { rows, texts } = JSON.parse(figure.querySelector(".depth-data").textContent);
-    const [PLACE, NODE, SUFFIX, OP, KIND, WHY, LOW, HIGH, MEAN, Y, CONSTANT, BROKEN] = rows[0].keys();
+    const [PLACE, NODE, SUFFIX, OP, KIND, WHY, LOW, HIGH, MEAN, Y, CONSTANT, BROKEN, ERRORS, GRAPH] = rows[0].keys();
     const field = figure.querySelector(".field");
     const plot = figure.querySelector(".data");
     const strip = figure.querySelector(".strip");
+    const errors = figure.querySelector(".errors");
     const cursor = figure.querySelector(".cursor");
     const tip = figure.querySelector(".tip");
     const constants = figure.querySelector("[data-constants]");
@@ -93,13 +94,15 @@
     const view = { start: 0, width: whole };
     let current = -1;
 
-    const visible = (index) => constants.checked || !rows[index][CONSTANT];
+    const visible = (index) => !constants || constants.checked || !rows[index][CONSTANT];
     const tensor = (row) => row[SUFFIX][0] === "=" ? row[NODE] + row[SUFFIX].slice(1) : row[SUFFIX].slice(1);
     const range = (row) => `${row[LOW]} to ${row[HIGH]}, mean |x| ${row[MEAN]}` + (row[BROKEN] ? ", NaN or infinity seen" : "");
 
     const draw = () => {
       plot.setAttribute("viewBox", `${view.start} -8 ${view.width} ${height}`);
       strip.setAttribute("viewBox", `${view.start} 0 ${view.width} 18`);
+      errors?.setAttribute("viewBox", `${view.start} -8 ${view.width} 112`);
+      for (const button of figure.querySelectorAll("[data-zoom]")) button.hidden = button.dataset.zoom === "0.5" ? view.width <= 12 : view.width >= whole;
       const stroke = Math.min(14, Math.max(0.8, 800 / view.width));
       for (const bar of bars) bar.setAttribute("stroke-width", stroke);
     };
@@ -127,7 +130,9 @@
       tip.replaceChildren(make("b", tensor(row)));
       const role = row[CONSTANT] ? "constant of" : "of";
       tip.append(make("div", `${role} ${row[NODE]} (${texts[row[OP]]})`), make("div", range(row)), make("div", texts[row[KIND]]));
+      if (texts[row[ERRORS]]) tip.append(make("div", `Error: ${texts[row[ERRORS]]}`));
       if (texts[row[WHY]]) tip.append(make("div", texts[row[WHY]], "why"));
+      if (texts[row[GRAPH]]) tip.append(make("div", "Click or Enter: its graph"));
       tip.hidden = false;
       const box = field.getBoundingClientRect();
       const x = (place - view.start) / view.width * box.width;
@@ -135,14 +140,21 @@
       const top = Math.min(Math.max(4, row[Y] - tip.offsetHeight / 2), box.height - tip.offsetHeight - 4);
       tip.style.transform = `translate(${Math.max(-60, left)}px, ${Math.max(0, top)}px)`;
       field.setAttribute("aria-valuenow", index + 1);
-      field.setAttribute("aria-valuetext", `${tensor(row)}, ${texts[row[OP]]}, ${range(row)}, ${texts[row[KIND]]}. ${texts[row[WHY]]}`);
+      field.setAttribute("aria-valuetext", `${tensor(row)}, ${texts[row[OP]]}, ${range(row)}, ${texts[row[KIND]]}. ${texts[row[ERRORS]]} ${texts[row[WHY]]}`);
     };
     const step = (from, by, wanted) => {
       let index = from;
       do { index += by; } while (index >= 0 && index < rows.length && !wanted(index));
       select(index);
     };
-    const hazard = (by) => step(current < 0 && by < 0 ? rows.length : current, by, (i) => texts[rows[i][WHY]] && !rows[i][CONSTANT]);
+    const hazards = rows.flatMap((row, index) => texts[row[WHY]] ? [index] : []);
+    const hazard = (by) => select(by > 0
+      ? hazards.find((index) => index > current) ?? hazards[0]
+      : hazards.findLast((index) => index < current) ?? hazards.at(-1));
+    const open = () => {
+      const graph = current >= 0 && document.getElementById(texts[rows[current][GRAPH]]);
+      if (graph) { location.hash = graph.id; graph.focus(); }
+    };
     const nearest = (event) => {
       const box = field.getBoundingClientRect();
       const place = view.start + (event.clientX - box.left) / box.width * view.width;
@@ -159,6 +171,7 @@
 
     field.addEventListener("pointermove", (event) => select(nearest(event)));
     field.addEventListener("pointerleave", () => { if (document.activeElement !== field) hide(); });
+    field.addEventListener("click", open);
     field.addEventListener("focus", () => { if (field.matches(":focus-visible")) current < 0 ? step(-1, 1, visible) : select(current); });
     field.addEventListener("blur", hide);
     field.addEventListener("wheel", (event) => {
@@ -182,6 +195,7 @@
       H: () => hazard(-1),
       "+": () => zoom(0.5, middle()),
       "-": () => zoom(2, middle()),
+      Enter: open,
       Escape: hide,
     };
     field.addEventListener("keydown", (event) => {
@@ -190,6 +204,6 @@
     });
     for (const button of figure.querySelectorAll("[data-zoom]")) button.addEventListener("click", () => zoom(Number(button.dataset.zoom), middle()));
     for (const button of figure.querySelectorAll("[data-hazard]")) button.addEventListener("click", () => hazard(Number(button.dataset.hazard)));
-    constants.addEventListener("change", () => figure.classList.toggle("no-constants", !constants.checked));
+    constants?.addEventListener("change", () => figure.classList.toggle("no-constants", !constants.checked));
   }
 })();

@@ -1,0 +1,147 @@
+"""A small graph round each cause: the nodes next to it, their types, and the ranges between them."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+
+from rewriter.ir.graph import label
+from rewriter.ir.graph.float_types import logical_name
+from rewriter.ir.model import Model, walk_graphs
+from rewriter.ir.plan import node_key
+from rewriter.jobs.fix.causes import Cause
+from rewriter.jobs.fix.result import FixResult
+from rewriter.report.html.depth import LARGEST, Nodes
+from rewriter.report.html.view import Box, Edge, Graph
+from rewriter.runtime.ranges.depth import TensorAtDepth
+
+SIZE = 10
+"""Nodes of a graph."""
+
+MOST = 6
+"""Causes with a graph."""
+
+WIDTH, HEIGHT, COLUMN, ROW = 150.0, 36.0, 176.0, 76.0
+"""A box, and the distance of boxes beside and below each other, in pixels."""
+
+
+def cause_graphs(result: FixResult, nodes: Nodes) -> list[Graph]:
+    """Returns a graph for each cause whose nodes the result still has."""
+    network = _Network(result.model, result.depth)
+    drawn = []
+    for number, cause in enumerate(result.causes[:MOST], 1):
+        centre = network.widest(cause)
+        if centre is not None:
+            drawn.append(_drawn(f"cause-{number}", cause, centre, network, nodes))
+    return drawn
+
+
+class _Network:
+    """The nodes of a model with their neighbours; Casts and Constants belong to the edges."""
+
+    def __init__(self, model: Model, depth: Sequence[TensorAtDepth]) -> None:
+        self.names: list[tuple[str, str]] = []
+        self.results: list[TensorAtDepth | None] = []
+        self.before: list[dict[int, bool]] = []
+        """Producers of each node's operands, with True where a Cast lies between."""
+        self.after: dict[int, list[int]] = defaultdict(list)
+        measured = {tensor.key: tensor for tensor in reversed(depth) if not tensor.constant}
+        made: dict[tuple[int, str], tuple[int, bool]] = {}
+        for scope, graph in enumerate(walk_graphs(model.proto.graph)):
+            for node in graph.node:
+                if node.op_type == "Cast":
+                    if (scope, node.input[0]) in made:
+                        made[scope, node.output[0]] = made[scope, node.input[0]][0], True
+                elif node.op_type != "Constant":
+                    number = len(self.names)
+                    self.names.append((label(node), node.op_type))
+                    self.results.append(measured.get(node_key(scope, node)))
+                    self.before.append(dict(made[scope, n] for n in node.input if (scope, n) in made))
+                    for producer in self.before[-1]:
+                        self.after[producer].append(number)
+                    made |= {(scope, name): (number, False) for name in node.output}
+                    made |= {(scope, logical_name(name)): (number, False) for name in node.output}
+
+    def widest(self, cause: Cause) -> int | None:
+        """The node of a cause with the largest values."""
+        members = set(cause.nodes)
+        numbers = [i for i, (name, _) in enumerate(self.names) if name in members]
+        return max(numbers, key=lambda i: self.reach(i) or 0.0, default=None)
+
+    def reach(self, number: int) -> float | None:
+        """Largest absolute value of a node's result."""
+        result = self.results[number]
+        return None if result is None else result.range.absmax
+
+    def near(self, centre: int) -> list[int]:
+        """The nodes next to one, nearest first, in the order of the model."""
+        chosen, waiting = {centre: None}, deque([centre])
+        while waiting and len(chosen) < SIZE:
+            number = waiting.popleft()
+            fresh = [n for n in (*self.before[number], *self.after[number]) if n not in chosen]
+            fresh = list(dict.fromkeys(fresh))[: SIZE - len(chosen)]
+            chosen |= dict.fromkeys(fresh)
+            waiting.extend(fresh)
+        return sorted(chosen)
+
+
+def _drawn(name: str, cause: Cause, centre: int, network: _Network, nodes: Nodes) -> Graph:
+    members = network.near(centre)
+    places, width, height = _places(members, network)
+    boxes = []
+    for number in members:
+        full, op = network.names[number]
+        result = network.results[number]
+        kind = nodes.kind(result) if result is not None else "other"
+        title = f"{full} ({op}), {nodes.labels.get(kind, 'no floats')}"
+        title += f", {result.range}" if result is not None else ""
+        short = full if len(full) <= 19 else f"…{full[-18:]}"
+        boxes.append(Box(*places[number], op, short, title, kind, number == centre))
+    edges = list(_edges(members, places, network))
+    full, op = network.names[centre]
+    summary = f"{len(members)} nodes round {full} ({op}): " + ", then ".join(box.op for box in boxes)
+    return Graph(name, str(cause), cause.nodes, boxes, edges, width, height, summary)
+
+
+def _places(
+    members: Sequence[int], network: _Network
+) -> tuple[Mapping[int, tuple[float, float]], float, float]:
+    """Left top corners by layer: below every producer, and right above the first consumer."""
+    layers: dict[int, int] = {}
+    for number in members:
+        layers[number] = 1 + max((layers[n] for n in network.before[number] if n in layers), default=-1)
+    for number in reversed(members):
+        below = [layers[n] for n in network.after[number] if n in layers]
+        layers[number] = min(below) - 1 if below else layers[number]
+    rows: dict[int, list[int]] = defaultdict(list)
+    for number in members:
+        rows[layers[number]].append(number)
+    most = max(map(len, rows.values()))
+    places: dict[int, tuple[float, float]] = {}
+
+    def over(number: int) -> float:
+        above = [places[n][0] for n in network.before[number] if n in places]
+        return sum(above) / len(above) if above else 0.0
+
+    for row, (_, numbers) in enumerate(sorted(rows.items())):
+        numbers.sort(key=over)
+        left = (most - len(numbers)) / 2
+        places |= {n: ((left + i) * COLUMN + 40, row * ROW + 2) for i, n in enumerate(numbers)}
+    return places, most * COLUMN + 120, len(rows) * ROW - ROW + HEIGHT + 4
+
+
+def _edges(
+    members: Sequence[int], places: Mapping[int, tuple[float, float]], network: _Network
+) -> Iterator[Edge]:
+    for number in members:
+        for producer, cast in network.before[number].items():
+            if producer in places:
+                (x0, y0), (x1, y1) = places[producer], places[number]
+                x0, x1, y0 = x0 + WIDTH / 2, x1 + WIDTH / 2, y0 + HEIGHT
+                aside = (max(x0, x1) + WIDTH / 2 + 8 - (x0 + x1) / 2) / 0.75  # right of the boxes between
+                bend = aside if y1 - y0 > ROW else 0.0
+                path = f"M{x0:g} {y0:g}C{x0 + bend:g} {y0 + 26:g} {x1 + bend:g} {y1 - 26:g} {x1:g} {y1:g}"
+                reach = network.reach(producer)
+                text = "" if reach is None else f"{reach:.2g}"
+                at = (x0 + x1) / 2 + 0.75 * bend + 5, (y0 + y1) / 2 + 4
+                yield Edge(path, *at, text, reach is not None and not reach <= LARGEST, cast)
