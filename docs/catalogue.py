@@ -14,7 +14,7 @@ from rewriter.hazards import quirks
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Kind
 from rewriter.hazards.planning import dot_products, free_fp32, islands
 from rewriter.pipeline.catalogue import exactness_text, page, settings, summary
-from rewriter.pipeline.options import JOBS, KEYS, readers
+from rewriter.pipeline.options import COMMANDS, JOBS, KEYS
 from rewriter.pipeline.presets import OTHERWISE, PRESETS
 from rewriter.pipeline.reader import expected, to_text
 from rewriter.pipeline.registry import own_passes
@@ -198,7 +198,8 @@ def keys() -> str:
 def _row(key: Option) -> tuple[str, ...]:
     default = key.default if key.default is not None else OTHERWISE.get(key.name)
     shown = "none" if default in (None, (), {}) else f"`{to_text(default)}`"
-    return f"`{key.key}`", expected(key.kind), shown, ", ".join(readers(key.name)), key.text
+    readers = [command for command, kind in COMMANDS.items() if key.name in declarations(kind)]
+    return f"`{key.key}`", expected(key.kind), shown, ", ".join(readers), key.text
 
 
 # -- rewriter/pipeline/keywords.py ------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import Any
 from rewriter.ir.errors import UsageError
 from rewriter.pipeline.config import Configuration
 from rewriter.pipeline.options import BatchCommand, FixOptions
-from rewriter.pipeline.reader import read, unknown
+from rewriter.pipeline.reader import read_table
 from rewriter.pipeline.schema import Option, declarations
 
 KEYS: Mapping[str, Option] = {
@@ -156,23 +156,15 @@ def listed(manifest: Path, output: Path) -> list[Entry]:
     if not (isinstance(tables, list) and tables and all(isinstance(one, dict) for one in tables)):
         hint = 'write a table for each model: [[model]] and path = "net.onnx"'
         raise UsageError("it names no models", where=str(manifest), hint=hint)
-    common, folder, models = _options(table, str(manifest), manifest.parent), manifest.parent, []
+    folder, models = manifest.parent, list[Entry]()
+    common = read_table(KEYS, table, str(manifest), folder)
     for number, one in enumerate(tables, 1):
         path, where = one.pop("path", None), f"{manifest}, model {number}"
         if not isinstance(path, str) or not path:
             raise UsageError("it has no path", where=where, hint='write path = "net.onnx"')
-        options = {**common, **_options(one, f"{where} ({path})", folder)}
+        options = {**common, **read_table(KEYS, one, f"{where} ({path})", folder)}
         for entry in named([folder / path], output):
             relative = Path(os.path.relpath(entry.model, folder))
             name = entry.name if relative.parts[:1] == ("..",) else relative.as_posix()
             models.append(Entry(name, entry.model, output / name, options))
     return models
-
-
-def _options(table: Mapping[str, Any], where: str, folder: Path) -> dict[str, Any]:
-    if wrong := next((word for word in table if word not in KEYS), None):
-        raise unknown(wrong, f"unknown key {wrong!r}", where, KEYS)
-    return {
-        KEYS[word].name: read(KEYS[word], value, f"{where}, key {word!r}", folder=folder)
-        for word, value in table.items()
-    }

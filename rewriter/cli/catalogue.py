@@ -9,8 +9,8 @@ import typer
 
 from rewriter.cli.commands import Command, Group
 from rewriter.cli.exits import STDOUT, echo, exit_codes, reader_may_leave, write_document
-from rewriter.cli.parameters import Json, check_extra
-from rewriter.pipeline import checks
+from rewriter.cli.parameters import Json, check_extra, completer
+from rewriter.pipeline.options import KEYS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -84,7 +84,7 @@ def _presets() -> RenderableType:
 @passes.command("show", cls=Command)
 def _show_pass(
     name: Annotated[
-        str, typer.Argument(help="As `rewriter passes` lists it.", autocompletion=lambda: checks.passes())
+        str, typer.Argument(help="As `rewriter passes` lists it.", autocompletion=completer(KEYS["skip"]))
     ],
 ) -> None:
     """Show why a pass exists, its options, an example before and after, and what it declines."""
@@ -118,9 +118,7 @@ def _run_passes(
 def _show_preset(
     name: Annotated[
         str,
-        typer.Argument(
-            help="As `rewriter presets` lists it.", autocompletion=lambda: [*checks.presets().items()]
-        ),
+        typer.Argument(help="As `rewriter presets` lists it.", autocompletion=completer(KEYS["preset"])),
     ],
 ) -> None:
     """Show the pipeline of a preset, its defaults, and when to use it."""

@@ -53,7 +53,7 @@ def _as_dict(configuration: Configuration) -> dict[str, Any]:
 
     resolved = configuration.resolve()
     options = {
-        key.key: {"value": resolved.values[name], "from": resolved.origins[name].text}
+        key.key: {"value": resolved.values[name], "from": resolved.sources[name].named(name)}
         for name, key in KEYS.items()
     }
     file = str(configuration.file) if configuration.file else None
@@ -73,11 +73,10 @@ def _table(configuration: Configuration, folder: Path, *, everything: bool) -> R
     resolved = configuration.resolve()
     table = new_table("", "option", "value", "from", whole="option")
     for name, key in KEYS.items():
-        origin = resolved.origins[name]
-        if not (everything or origin.source):
-            continue
-        style = "bold" if origin.source else None
-        table.add_row(key.key, to_text(resolved.values[name]), origin.text, style=style)
+        source = resolved.sources[name]
+        if everything or source.is_users:
+            style = "bold" if source.is_users else None
+            table.add_row(key.key, to_text(resolved.values[name]), source.named(name), style=style)
     head = f"No file from {folder.absolute()} up to the project's root"
     if configuration.file:
         head = f"File: {shown(configuration.file)}"

@@ -94,15 +94,15 @@ def _parameter(declared: Option) -> inspect.Parameter:
     switch, off = declared.kind is bool, f"/{declared.off}" if declared.off else ""
     kind: Any = bool if switch else list[str] if declared.several else str
     names, metavar = ([declared.flag + off], FLAG) if switch else ([declared.flag], declared.metavar)
-    made = option(declared.panel, metavar, declared.help, *names, autocompletion=_completer(declared))
+    made = option(declared.panel, metavar, declared.help, *names, autocompletion=completer(declared))
     return inspect.Parameter(
         declared.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, made]
     )
 
 
-def _completer(declared: Option) -> Callable[[str], list[tuple[str, str]]] | None:
+def completer(declared: Option) -> Callable[[str], list[tuple[str, str]]] | None:
     """What the shell offers for an incomplete value: names, or the last name of a list with commas."""
-    if not declared.offers and get_origin(declared.kind) is not Literal:
+    if not (declared.offers or get_origin(declared.kind) is Literal):
         return None
 
     def complete(incomplete: str) -> list[tuple[str, str]]:

@@ -21,10 +21,9 @@ from typing import Any, Literal
 
 from rewriter.ir.errors import UsageError
 from rewriter.pipeline import config_file
-from rewriter.pipeline.config_file import ConfigFile
 from rewriter.pipeline.options import JOBS, KEYS, Command
-from rewriter.pipeline.presets import DEFAULT_OPSETS, preset_named
-from rewriter.pipeline.reader import Text, read, unknown
+from rewriter.pipeline.presets import DEFAULT_OPSETS, OTHERWISE, preset_named
+from rewriter.pipeline.reader import Text, read, read_table
 from rewriter.pipeline.schema import PREFIX, declarations
 
 CONFIG = f"{PREFIX}CONFIG"
@@ -47,12 +46,17 @@ SIMILAR = 0.75
 
 
 @dataclass(frozen=True)
-class OptionSource:
-    """One place that sets options, with their values by name."""
+class Source:
+    """A place that sets options, with its values by name; the last places are the preset and the defaults."""
 
-    kind: Literal["command line", "environment", "file"]
+    kind: Literal["command line", "environment", "file", "preset", "default"]
     title: str
     values: Mapping[str, Any]
+
+    @property
+    def is_users(self) -> bool:
+        """True if the user set the values."""
+        return self.kind not in ("preset", "default")
 
     def where(self, name: str) -> str:
         """Returns the option as the user wrote it there."""
@@ -60,34 +64,25 @@ class OptionSource:
         places = {"environment": key.variable, "file": f"{self.title}, key {key.key!r}"}
         return places.get(self.kind, f"`{key.key}`")
 
-
-@dataclass(frozen=True)
-class Origin:
-    """The origin of a value.
-
-    Attributes:
-        text: For people: `environment (REWRITER_OPSET)`, `pyproject.toml [tool.rewriter]`, `preset accurate`.
-        source: None for presets and defaults.
-    """
-
-    text: str
-    source: OptionSource | None = None
+    def named(self, name: str) -> str:
+        """For people: `environment (REWRITER_OPSET)`, `pyproject.toml [tool.rewriter]`, `preset accurate`."""
+        return f"environment ({KEYS[name].variable})" if self.kind == "environment" else self.title
 
 
 @dataclass(frozen=True)
 class ResolvedOptions:
-    """Every option with its value and its origin, by name.
+    """Every option with its value and its source, by name.
 
     Attributes:
         values: Includes values of the preset and defaults.
-        origins: The origin of each value.
+        sources: Where each value comes from.
         ignored: A sentence for each value that another option overrides.
         one_run: Values of the command line for options that no file may set.
         file: The configuration file that was read, if there was one.
     """
 
     values: Mapping[str, Any]
-    origins: Mapping[str, Origin]
+    sources: Mapping[str, Source]
     ignored: tuple[str, ...]
     one_run: dict[str, Any]
     file: Path | None = None
@@ -100,20 +95,19 @@ class ResolvedOptions:
         """
         values = {name: self.values[name] for name in declarations(JOBS[command]) if name in KEYS}
         if command != "scan":
-            return self.one_run | {n: value for n, value in values.items() if self.origins[n].source}
+            return self.one_run | {n: value for n, value in values.items() if self.sources[n].is_users}
         return {n: v for n, v in values.items() if v is not None and (n, v) != ("precision", "fp32")}
 
     def where(self, name: str) -> str:
         """Returns the option as the user wrote it, or its key for presets and defaults."""
-        source = self.origins[name].source
-        return source.where(name) if source else f"`{KEYS[name].key}`"
+        return self.sources[name].where(name)
 
     def messages(self) -> Iterator[str]:
         """Yields a sentence for each source but the command line, and for each ignored value."""
         by_source: dict[str, list[str]] = {}
-        for name, origin in self.origins.items():
-            if origin.source and origin.source.kind != "command line":
-                by_source.setdefault(origin.source.title, []).append(KEYS[name].key)
+        for name, source in self.sources.items():
+            if source.kind in ("environment", "file"):
+                by_source.setdefault(source.title, []).append(KEYS[name].key)
         yield from (f"{title} sets {', '.join(keys)}" for title, keys in by_source.items())
         yield from self.ignored
 
@@ -123,18 +117,13 @@ class ResolvedOptions:
         try:
             yield
         except UsageError as error:
-            key = re.match(r"`([a-z0-9-]+)`", error.where or "")
-            name = key[1].replace("-", "_") if key else ""
+            match = re.match(r"`([a-z0-9-]+)`(.*)", error.where or "", re.DOTALL)
+            name = match[1].replace("-", "_") if match else ""
             hint = error.hint
             for other in (other for other, names in OVERRIDES.items() if name in names):
-                source = self.origins[other].source
-                if source and source.kind != "command line":
-                    hint = f"{hint} ({other} is set by {source.where(other)})"
-            where = (
-                self.where(name) + (error.where or "")[key.end() :]
-                if key and name in self.origins
-                else error.where
-            )
+                if self.sources[other].kind in ("environment", "file"):
+                    hint = f"{hint} ({other} is set by {self.where(other)})"
+            where = self.where(name) + match[2] if match and name in self.sources else error.where
             raise UsageError(error.what, where=where, hint=hint) from error
 
 
@@ -148,32 +137,36 @@ class Configuration:
         warnings: Sentences for the user.
     """
 
-    sources: tuple[OptionSource, ...]
+    sources: tuple[Source, ...]
     file: Path | None = None
     warnings: tuple[str, ...] = ()
 
     def resolve(self, **own: Any) -> ResolvedOptions:
-        """Returns every option with its value and its origin; `own` are those of the command line."""
+        """Returns every option with its value and its source; `own` are those of the command line."""
         given = {n: v for n, v in own.items() if n in KEYS and v not in (None, [], ())}
-        sources = (OptionSource("command line", "command line", given), *self.sources)
-        found = {name: next((s for s in sources if name in s.values), None) for name in KEYS}
-        ignored = tuple(_override(sources, found))
-        values = {name: source.values[name] for name, source in found.items() if source}
-        preset = preset_named(values.get("preset", KEYS["preset"].default))
-        origins = {}
-        for name, key in KEYS.items():
-            if source := found[name]:
-                in_variable = source.kind == "environment"
-                origins[name] = Origin(
-                    f"environment ({key.variable})" if in_variable else source.title, source
-                )
-            else:
-                values[name] = key.default if key.default is not None else preset.choose(name)
-                origins[name] = Origin(f"preset {preset.name}" if name in preset.defaults else "default")
+        users = (Source("command line", "command line", given), *self.sources)
+        chosen = {name: source for source in reversed(users) for name in source.values}
+        ignored = tuple(_override(users, chosen))
+        named = chosen["preset"].values["preset"] if "preset" in chosen else KEYS["preset"].default
+        preset = preset_named(named)
+        defaults = {n: OTHERWISE.get(n) if key.default is None else key.default for n, key in KEYS.items()}
+        rest = (Source("default", "default", defaults), Source("preset", f"preset {named}", preset.defaults))
+        sources = {name: source for source in rest for name in source.values} | chosen
+        values = {name: sources[name].values[name] for name in KEYS}
         if values["opset"] is None:
             values["opset"] = DEFAULT_OPSETS[values["precision"]]
         one_run = {n: v for n, v in own.items() if n not in KEYS}
-        return ResolvedOptions(values, origins, ignored, one_run, self.file)
+        return ResolvedOptions(values, {n: sources[n] for n in KEYS}, ignored, one_run, self.file)
+
+
+def _override(users: tuple[Source, ...], chosen: dict[str, Source]) -> Iterator[str]:
+    """Removes overridden options from `chosen`, and yields a sentence for each."""
+    for name, others in OVERRIDES.items():
+        for other in others:
+            over, under = chosen.get(name), chosen.get(other)
+            if over and under and users.index(over) < users.index(under):
+                del chosen[other]
+                yield f"{under.where(other)} is not used: {over.where(name)} takes its place"
 
 
 def load(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Configuration:
@@ -190,21 +183,14 @@ def load(folder: Path | None = None, environment: Mapping[str, str] | None = Non
             writes files in a file of another user; the message names the file or the variable.
     """
     variables = os.environ if environment is None else environment
-    named = variables.get(CONFIG, "")
-    file = _file(Path.cwd() if folder is None else folder, named)
-    sources = [OptionSource("environment", "the environment", dict(_from_environment(variables)))]
-    if file and file.read:
-        sources.append(OptionSource("file", file.title, dict(_from_file(file, named=bool(named)))))
-    warnings = (*(file.notes if file else ()), *_misspelt(variables))
-    return Configuration(tuple(sources), file.path if file and file.read else None, warnings)
-
-
-def _file(folder: Path, named: str) -> ConfigFile | None:
-    if named == "none":
-        return None
-    if named and not Path(named).is_file():
-        raise UsageError(f"there is no file {named}", where=CONFIG, hint="name a file, or none")
-    return config_file.read(Path(named).absolute()) if named else config_file.find(folder)
+    file, notes = config_file.find(Path.cwd() if folder is None else folder, variables.get(CONFIG, ""))
+    sources = [Source("environment", "the environment", dict(_from_environment(variables)))]
+    if file:
+        if not variables.get(CONFIG):
+            file.require_own()
+        keys = {key.key: key for key in KEYS.values()}
+        sources.append(Source("file", file.title, read_table(keys, file.table, file.title, file.path.parent)))
+    return Configuration(tuple(sources), file.path if file else None, (*notes, *_misspelt(variables)))
 
 
 def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
@@ -214,32 +200,10 @@ def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Any]]
             yield name, read(key, Text(text), key.variable)
 
 
-def _from_file(file: ConfigFile, *, named: bool) -> Iterator[tuple[str, Any]]:
-    keys = {key.key: key for key in KEYS.values()}
-    for word, value in file.table.items():
-        if word not in keys:
-            raise unknown(word, f"unknown key {word!r}", file.title, keys)
-        if not named:
-            config_file.require_own(word, value, file)
-        yield keys[word].name, read(keys[word], value, f"{file.title}, key {word!r}", folder=file.path.parent)
-
-
 def _misspelt(variables: Mapping[str, str]) -> Iterator[str]:
-    known = {key.variable for key in KEYS.values()} | {CONFIG}
+    known = {key.variable.removeprefix(PREFIX) for key in KEYS.values()} | {"CONFIG"}
     for name in sorted(variables):
-        if name.startswith(PREFIX) and name not in known:
-            ends = [other.removeprefix(PREFIX) for other in known]
-            close = difflib.get_close_matches(name.removeprefix(PREFIX), ends, n=1, cutoff=SIMILAR)
-            if close:
-                yield f"the variable {name} is unknown and not used: did you mean {PREFIX}{close[0]}?"
-
-
-def _override(sources: tuple[OptionSource, ...], found: dict[str, OptionSource | None]) -> Iterator[str]:
-    """Removes overridden options from `found`, and yields a sentence for each."""
-    for name, others in OVERRIDES.items():
-        over = found[name]
-        for other in others if over else ():
-            under = found[other]
-            if over and under and sources.index(over) < sources.index(under):
-                found[other] = None
-                yield f"{under.where(other)} is not used: {over.where(name)} takes its place"
+        end = name.removeprefix(PREFIX)
+        ours_or_none = end == name or end in known
+        if not ours_or_none and (close := difflib.get_close_matches(end, known, n=1, cutoff=SIMILAR)):
+            yield f"the variable {name} is unknown and not used: did you mean {PREFIX}{close[0]}?"

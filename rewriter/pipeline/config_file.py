@@ -28,69 +28,81 @@ POWERS = {
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A file with its table; `notes` name a file that was not read, `read` is False if that is this one."""
+    """A file with its table."""
 
     path: Path
     table: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
-    read: bool = True
 
     @property
     def title(self) -> str:
         return f"{shown(self.path)} {TABLE}" if self.path.name == SHARED else shown(self.path)
 
+    def require_own(self) -> None:
+        """Refuses keys that load code or write files in a file of another user.
 
-def find(start: Path) -> ConfigFile | None:
-    """Returns the configuration file of the project that the folder `start` belongs to.
+        Raises:
+            UsageError: there is such a key, and the file is such a one.
+        """
+        for key, value in self.table.items():
+            ours = key == "metric" and ":" not in str(value)  # by name
+            if key in POWERS and not ours and not is_own(self.path):
+                what = f"it {POWERS[key]}, and the file belongs to another user"
+                hint = f"give `{key}` on the command line, or name a file that you trust in REWRITER_CONFIG"
+                raise UsageError(what, where=f"{self.title}, key {key!r}", hint=hint)
+
+
+def find(start: Path, named: str = "") -> tuple[ConfigFile | None, tuple[str, ...]]:
+    """Returns the configuration file of the project that the folder `start` belongs to, and notes for users.
 
     The first folder from `start` upwards with such a file or with `.git` is the project's root. In one folder
     `rewriter.toml` comes first. A `pyproject.toml` without `[tool.rewriter]` is skipped. A file of another
     user above `start` is not read.
 
+    Args:
+        named: The file that REWRITER_CONFIG names instead; `none`: there is none.
+
     Raises:
-        UsageError: a file on the way cannot be read.
+        UsageError: a file on the way cannot be read, is not TOML, or `tool.rewriter` is no table.
     """
+    if named == "none":
+        return None, ()
+    if named:
+        if not Path(named).is_file():
+            raise UsageError(
+                f"there is no file {named}", where="REWRITER_CONFIG", hint="name a file, or none"
+            )
+        path = Path(named).absolute()
+        return read(path) or ConfigFile(path, {}), ()
     start = Path(os.path.abspath(start))  # noqa: PTH100  # without `..`, but with links
     for folder in (start, *start.parents):
         candidates = [folder / name for name in (OWN, SHARED) if _exists(folder / name)]
-        foreign = [path for path in candidates if folder != start and not is_own(path)]
-        own = read(folder / OWN) if folder / OWN in candidates and not foreign else None
-        shared = _shared(folder / SHARED) if not foreign else None
-        if own and shared:
-            note = f"{shared.title} is not read: {OWN} beside it comes first"
-            return ConfigFile(own.path, own.table, (note,))
-        if own or shared:
-            return own or shared
-        if foreign:
-            note = (
-                f"{shown(foreign[0])} is not read: it belongs to another user (REWRITER_CONFIG can name it)"
-            )
-            return ConfigFile(foreign[0], {}, (note,), read=False)
+        if foreign := [path for path in candidates if folder != start and not is_own(path)]:
+            note = "is not read: it belongs to another user (REWRITER_CONFIG can name it)"
+            return None, (f"{shown(foreign[0])} {note}",)
+        files = [file for path in candidates if (file := read(path))]
+        if files:
+            others = (f"{other.title} is not read: {OWN} beside it comes first" for other in files[1:])
+            return files[0], tuple(others)
         if _exists(folder / ".git", folder=True):
-            return None
-    return None
+            break
+    return None, ()
 
 
-def read(path: Path) -> ConfigFile:
-    """Reads a named configuration file; a `pyproject.toml` without the table sets nothing.
+def read(path: Path) -> ConfigFile | None:
+    """Reads a configuration file; None for a `pyproject.toml` without the table.
 
     Raises:
         UsageError: it cannot be read, is not TOML, or `tool.rewriter` is no table.
     """
-    return (_shared(path) or ConfigFile(path, {})) if path.name == SHARED else ConfigFile(path, _toml(path))
-
-
-def _shared(path: Path) -> ConfigFile | None:
-    if not _exists(path):
-        return None
-    tool = _toml(path).get("tool")
-    if not isinstance(tool, dict) or "rewriter" not in tool:
-        return None
-    table = tool["rewriter"]
+    table: Any = _toml(path)
+    if path.name == SHARED:
+        tool = table.get("tool")
+        if not isinstance(tool, dict) or "rewriter" not in tool:
+            return None
+        table = tool["rewriter"]
     if not isinstance(table, dict):
-        raise UsageError(
-            "tool.rewriter is not a table", where=shown(path), hint=f"write {TABLE} and keys below"
-        )
+        hint = f"write {TABLE} and keys below"
+        raise UsageError("tool.rewriter is not a table", where=shown(path), hint=hint)
     return ConfigFile(path, table)
 
 
@@ -130,20 +142,3 @@ def is_own(path: Path) -> bool:
     if not hasattr(os, "geteuid"):
         return True
     return all(owner == os.geteuid() for owner in (path.stat().st_uid, path.lstat().st_uid))
-
-
-def require_own(key: str, value: Any, file: ConfigFile) -> None:
-    """Refuses a key that loads code or writes files in a file of another user.
-
-    Raises:
-        UsageError: it is such a key, and such a file.
-    """
-    power = POWERS.get(key)
-    if key == "metric" and ":" not in str(value):
-        return  # one of ours, by name
-    if power and not is_own(file.path):
-        raise UsageError(
-            f"it {power}, and the file belongs to another user",
-            where=f"{file.title}, key {key!r}",
-            hint=f"give `{key}` on the command line, or name the file in REWRITER_CONFIG if you trust it",
-        )

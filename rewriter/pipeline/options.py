@@ -9,14 +9,14 @@ keywords that type checkers know (`pipeline/keywords.py`). The first sentence of
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rewriter.ir.plan import IO_TYPES, Plan, Precision, io_parts, plugin_types
-from rewriter.pipeline import checks
 from rewriter.pipeline.schema import (
     COMMAND,
     ONE_RUN,
@@ -46,6 +46,36 @@ PANELS = (DATA, MANY, PASSES, PRECISION, SEARCH, ENGINE, OUTCOME)
 """Groups of options in `--help`, in their order."""
 
 PROFILE = "NAME:1x3x8,..."
+TARGETS = ("tensorrt", "tensorrt-rtx")
+"""Libraries; a version may follow or stand alone."""
+
+PRESETS, PIPELINE = "rewriter.pipeline.presets", "rewriter.pipeline.text:listed"
+METRICS = "rewriter.runtime.figures.metrics:METRICS"
+
+
+def require_opset(number: int) -> None:
+    """Accepts an operator set that the installed onnx has."""
+    from onnx.defs import onnx_opset_version
+
+    if not 1 <= number <= onnx_opset_version():
+        raise ValueError(f"choose from 1 to {onnx_opset_version()}")
+
+
+def share_from_text(text: str) -> float:
+    """`5%` and `0.05` as 0.05, and `1.05x`, the latency in all, too.
+
+    Raises:
+        ValueError: it is no number, or one from 1 on without a unit, which may be meant either way.
+    """
+    given = text.strip()
+    number, unit = (given[:-1], given[-1]) if given.endswith(("%", "x")) else (given, "")
+    try:
+        value = float(number)
+    except ValueError:
+        raise ValueError("such as 5%, or 0.05") from None
+    if not unit and 1.0 <= value < math.inf:
+        raise ValueError(f"say {number}% for that much more latency, or {number}x for that many times of it")
+    return value / 100.0 if unit == "%" else value - 1.0 if unit else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +91,9 @@ class DataOptions:
     """
 
     inputs: Any = option(None, DATA, "DATA", kind=Path)
-    image_preprocess: str | None = option(None, DATA, "STEPS", check=checks.require_image_steps)
+    image_preprocess: str | None = option(
+        None, DATA, "STEPS", check="rewriter.runtime.inputs.images:Preprocessing.parse"
+    )
     input_shapes: Shapes | None = option(None, DATA, "NAME:1x3,...")
     seed: int = option(0, DATA, least=0)
 
@@ -107,12 +139,12 @@ class FixOptions(DataOptions, EngineOptions):
         keep_fp32: Keep nodes of this name in FP32: '*/attn/*'. Patterns of node or output names; each has to
             fit a node of the model.
         keep_fp32_op: Keep every node of this operator in FP32.
-        lower: Lower nodes of this name in any case: '*/ffn/*'. Neither a rule nor `keep-fp32` nor
+        lower: Lower nodes of this name: '*/ffn/*'. In any case: neither a rule nor `keep-fp32` nor
             `keep-fp32-op` keeps them in FP32 then. A repair still may, where a check fails: `no-repair`.
-        lower_op: Lower every node of this operator in any case.
-        plugin_types: Types of a custom operator: OP:fp16,int32:fp32. Of its inputs and, after another colon,
-            of its outputs; the last one holds for all that follow. `OP:fp16` is all floats of it. Without it
-            an operator that ONNX does not know keeps the model's types.
+        lower_op: Lower every node of this operator. In any case.
+        plugin_types: Types of a custom operator: OP:fp16:fp32. Of its inputs and, after another colon, of its
+            outputs (`OP:fp16,int32:fp32`); the last one holds for all that follow. `OP:fp16` is all floats of
+            it. Without it an operator that ONNX does not know keeps the model's types.
         plan: Apply this plan exactly, measure nothing. It has its precision and io, and excludes `keep-fp32`,
             `lower`, their `-op` and `plugin-types`; `save-plan` writes one.
         save_plan: Write the plan that was made, to edit it. As JSON; also with `dry-run`.
@@ -144,34 +176,36 @@ class FixOptions(DataOptions, EngineOptions):
 
     in_place: bool = option(False, DATA, places=ONE_RUN)
     dry_run: bool = option(False, DATA, places=ONE_RUN)
-    preset: str = option("trt-fp16", PASSES, "NAME", check=checks.require_preset, offers=checks.presets)
+    preset: str = option(
+        "trt-fp16", PASSES, "NAME", check=f"{PRESETS}:preset_named", offers=f"{PRESETS}:summaries"
+    )
     passes: str | Sequence[str | Pass | EllipsisType] | None = option(
-        None, PASSES, "A,B{X=Y}", kind=str | Names, check=checks.require_pipeline, offers=checks.passes
+        None, PASSES, "A,B{X=Y}", kind=str | Names, check=PIPELINE, offers=f"{PRESETS}:pass_names"
     )
     add: str | Sequence[str | Pass] = option(
-        (), PASSES, "A,B{X=Y}", kind=str | Names, check=checks.require_pipeline, offers=checks.passes
+        (), PASSES, "A,B{X=Y}", kind=str | Names, check=PIPELINE, offers=f"{PRESETS}:pass_names"
     )
-    skip: Names = option((), PASSES, check=checks.require_passes, offers=checks.passes)
-    opset: int | None = option(None, PASSES, check=checks.require_opset)
-    target: str | None = option(None, PASSES, "NAME", check=checks.require_target, offers=checks.targets)
+    skip: Names = option(
+        (), PASSES, check="rewriter.pipeline.registry:require", offers=f"{PRESETS}:pass_names"
+    )
+    opset: int | None = option(None, PASSES, check=require_opset)
+    target: str | None = option(None, PASSES, "NAME", check="rewriter.ir.base:Target.parse", offers=TARGETS)
     precision: Precision | None = option(None, PRECISION)
-    io: str | None = option(
-        None, PRECISION, "TYPE,NAME=TYPE", kind=str, check=io_parts, offers=lambda: IO_TYPES
-    )
+    io: str | None = option(None, PRECISION, "TYPE,...", kind=str, check=io_parts, offers=IO_TYPES)
     keep_fp32: Names = option((), PRECISION, "PATTERN", commas=False)
     keep_fp32_op: Names = option((), PRECISION, "OP")
     lower: Names = option((), PRECISION, "PATTERN", commas=False)
     lower_op: Names = option((), PRECISION, "OP")
     plugin_types: Names = option(
-        (), PRECISION, "OP:IN,IN:OUT", commas=False, read=lambda text: text.split(";"), check=plugin_types
+        (), PRECISION, "OP:IN:OUT", commas=False, read=lambda text: text.split(";"), check=plugin_types
     )
     plan: AnyPath | Plan | None = option(None, PRECISION, "PLAN.json", kind=Path)
     save_plan: AnyPath | None = option(None, PRECISION, "PLAN.json", kind=Path, places=ONE_RUN)
     hazards: Sequence[Rule] = option((), PRECISION, places=("python",), kind=tuple)
     weak_typing: bool | None = option(None, PRECISION)
     tolerance: float | None = option(None, SEARCH, "ERROR")
-    max_latency_cost: float | None = option(None, SEARCH, "SHARE", read=checks.share_from_text, least=0.0)
-    metric: str | None = option(None, SEARCH, "NAME", check=checks.require_metric, offers=checks.metrics)
+    max_latency_cost: float | None = option(None, SEARCH, "SHARE", read=share_from_text, least=0.0)
+    metric: str | None = option(None, SEARCH, "NAME", offers=f"{METRICS}.keys")
     verify: bool = option(True, OUTCOME)
     build: bool = option(True, OUTCOME)
     accumulation: Literal["fp32", "fp16"] | None = option(None, OUTCOME)
@@ -182,7 +216,7 @@ class FixOptions(DataOptions, EngineOptions):
     page: bool = option(False, places=("python",))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class FixCommand(FixOptions):
     """The options of `rewriter fix`: those of `rewriter.fix`, and a report.
 
@@ -193,7 +227,7 @@ class FixCommand(FixOptions):
     report: Path | None = option(None, OUTCOME, places=("command line", "file"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class BatchCommand(FixOptions):
     """The options of `rewriter batch`: those of `rewriter.fix` for every model, and how they are run.
 
@@ -238,7 +272,7 @@ class ScanOptions(DataOptions):
     hazards: Sequence[Rule] = like(FixOptions, "hazards")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class ScanCommand(ScanOptions):
     """The options of `rewriter scan`: those of `rewriter.scan`, and what its exit code depends on.
 
@@ -275,7 +309,7 @@ class VerifyOptions(DataOptions, EngineOptions):
     ranges: bool = option(False, places=("python",))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class LocateCommand(DataOptions, EngineOptions):
     """The options of `rewriter locate`.
 
@@ -295,30 +329,14 @@ JOBS: Mapping[Command, type] = {"fix": FixOptions, "scan": ScanOptions, "verify"
 COMMANDS: Mapping[Command, type] = {"fix": FixCommand, "scan": ScanCommand, "verify": VerifyOptions}
 
 
-def readers(name: str) -> tuple[Command, ...]:
-    """The commands for which a file may set an option."""
-    return tuple(
-        command
-        for command, kind in COMMANDS.items()
-        if name in declarations(kind) and "file" in declarations(kind)[name].places
-    )
-
-
-def _keys() -> dict[str, Option]:
-    """As the first command that has it declares it, with the choices of all, in the order of the panels."""
-    found: dict[str, Option] = {}
-    for kind in COMMANDS.values():
-        for name, declared in declarations(kind).items():
-            words = (*get_args(found[name].kind), *get_args(declared.kind)) if name in found else ()
-            if get_origin(declared.kind) is Literal and words:
-                found[name] = replace(found[name], kind=cast("Any", Literal)[tuple(dict.fromkeys(words))])
-            found.setdefault(name, declared)
-    names = sorted(filter(readers, found), key=lambda name: PANELS.index(found[name].panel))
-    return {name: found[name] for name in names}
-
-
-KEYS: Mapping[str, Option] = _keys()
-"""Every option that files and the environment may set, by name."""
+_FIX = declarations(FixCommand)
+_DECLARED = {**_FIX, **declarations(VerifyOptions), **declarations(ScanCommand), **_FIX}
+KEYS: Mapping[str, Option] = {
+    name: _DECLARED[name]
+    for name in sorted(_DECLARED, key=lambda name: PANELS.index(_DECLARED[name].panel or DATA))
+    if "file" in _DECLARED[name].places
+}
+"""Every option that files and the environment may set, by name, in the order of the panels."""
 
 EVERY: frozenset[str] = frozenset(
     option.key

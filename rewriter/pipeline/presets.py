@@ -28,6 +28,9 @@ OTHERWISE: Mapping[str, Any] = {
 }
 """Defaults of the options that presets may set."""
 
+GROUP = "rewriter.passes"
+"""Entry points with which other packages offer passes."""
+
 DEFAULT_OPSETS: Mapping[Precision, int] = {"fp16": 17, "fp32": 17, "bf16": 22}
 """17 has LayerNormalization, which every TensorRT since 8.6 maps; BF16 Conv exists from 22 on."""
 
@@ -85,6 +88,20 @@ def with_epilogues() -> tuple[Pass, ...]:
     from rewriter.pipeline.text import parse
 
     return parse(EPILOGUES.replace("...", _STRUCTURE))
+
+
+def pass_names() -> list[str]:
+    """Every pass that a pipeline may name, for the shell; none is imported. Each has a file of its name."""
+    from importlib.metadata import entry_points
+
+    files = (Path(__file__).parents[1] / "passes").glob("[!_]*.py")
+    others = (entry.name for entry in entry_points(group=GROUP))
+    return [*sorted(file.stem.replace("_", "-") for file in files), *others]
+
+
+def summaries() -> Mapping[str, str]:
+    """Every preset by name with its summary, for the shell."""
+    return {preset.name: preset.summary for preset in PRESETS.values()}
 
 
 def preset_named(name: str) -> Preset:

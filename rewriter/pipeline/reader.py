@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from rewriter.ir.errors import UsageError, did_you_mean, nearest, shortened
-from rewriter.pipeline.schema import AnyPath, Option, Paths
+from rewriter.pipeline.schema import AnyPath, Option, Paths, loaded
 
 TRUTH = {
     "1": True,
@@ -104,7 +104,28 @@ def _check(option: Option, value: Any) -> None:
     if option.above is not None and not value > option.above:
         raise ValueError(f"it takes a number above {option.above:g}")
     if option.check and value is not option.default:
-        option.check(value)
+        loaded(option.check)(value)
+
+
+def read_table(
+    options: Mapping[str, Option], table: Mapping[str, Any], title: str, folder: Path
+) -> dict[str, Any]:
+    """The values of a file's table by the names of their options.
+
+    Args:
+        options: By key, those that the table may set.
+        title: Names the table in messages.
+        folder: What its paths are relative to.
+
+    Raises:
+        UsageError: it sets something else, or a value has another type or makes no sense.
+    """
+    if wrong := next((word for word in table if word not in options), None):
+        raise unknown(wrong, f"unknown key {wrong!r}", title, options)
+    return {
+        options[word].name: read(options[word], value, f"{title}, key {word!r}", folder=folder)
+        for word, value in table.items()
+    }
 
 
 def converted(given: Any, kind: Any, folder: Path | None = None) -> Any:
@@ -113,18 +134,18 @@ def converted(given: Any, kind: Any, folder: Path | None = None) -> Any:
     Raises:
         ValueError: it has another type; the message names the expected type.
     """
-    origin = get_origin(kind) or kind
+    origin, choices = get_origin(kind) or kind, get_args(kind)
     if origin is Any:
         return given
     if origin in (Union, types.UnionType):
         return _of_any(given, kind, folder)
     if origin is Literal and isinstance(given, str):
-        if given not in get_args(kind):
-            raise ValueError(nearest(given, get_args(kind)))
+        if given not in choices:
+            raise ValueError(nearest(given, choices))
         return str(given)
-    if origin is Mapping:
+    if origin is Mapping and isinstance(given, (Text, Mapping)):
         return dict(_shape(name, sizes) for name, sizes in _shapes(given))
-    if origin is Sequence:
+    if origin is Sequence and not isinstance(given, Mapping):
         return _list(given, kind, folder)
     if origin is Path and isinstance(given, (str, os.PathLike)) and str(given):
         return (folder or Path()) / Path(given).expanduser() if folder or isinstance(given, str) else given
@@ -147,48 +168,38 @@ def _of_any(given: Any, kind: Any, folder: Path | None) -> Any:
 
 
 def _number(given: Any, kind: type) -> Any:
-    if isinstance(given, Text):
-        try:
+    try:
+        if isinstance(given, Text):
             given = TRUTH[given.lower()] if kind is bool else kind(given)
-        except (KeyError, ValueError):
-            raise ValueError(f"it takes {expected(kind)}") from None
-    switch = isinstance(given, bool)
-    fits = switch if kind is bool else not switch and isinstance(given, Integral if kind is int else Real)
-    if not fits or given != given:  # NaN
-        raise ValueError(f"it takes {expected(kind)}")
-    return cast("Any", kind)(given)
+        wanted: Any = {bool: bool, int: Integral, float: Real}[kind]
+        is_nan = given != given
+        if isinstance(given, wanted) and isinstance(given, bool) == (kind is bool) and not is_nan:
+            return cast("Any", kind)(given)
+    except (KeyError, ValueError):
+        pass
+    raise ValueError(f"it takes {expected(kind)}")
 
 
 def _list(given: Any, kind: Any, folder: Path | None) -> tuple[Any, ...]:
-    several = list(_several(given, kind))
-    texts = folder is not None or any(isinstance(one, Text) for one in several)
-    inner = Path if kind == Paths and texts else get_args(kind)[0]
+    if isinstance(given, Text):
+        given = [Text(part.strip()) for part in given.split(",") if part.strip()]
+    several = [given] if isinstance(given, (str, os.PathLike)) else given
     try:
+        several = list(several)
+        texts = folder is not None or any(isinstance(one, Text) for one in several)
+        inner = Path if kind == Paths and texts else get_args(kind)[0]
         return tuple(converted(one, inner, folder) for one in several)
-    except ValueError:
+    except (TypeError, ValueError):
         raise ValueError(f"it takes {expected(kind)}") from None
 
 
-def _several(given: Any, kind: Any) -> Iterable[Any]:
-    if isinstance(given, Text):
-        return [Text(part.strip()) for part in given.split(",") if part.strip()]
-    if isinstance(given, (str, os.PathLike)):
-        return (given,)
-    if isinstance(given, Mapping) or not isinstance(given, Iterable):
-        raise ValueError(f"it takes {expected(kind)}")
-    return given
-
-
-def _shapes(given: Any) -> Iterable[tuple[Any, Any]]:
+def _shapes(given: Text | Mapping[Any, Any]) -> Iterable[tuple[Any, Any]]:
     """`image:1x3x224x224` or a mapping: a name may contain colons, the shape of a scalar is empty."""
     if isinstance(given, Mapping):
         return given.items()
-    if not isinstance(given, Text):
-        raise ValueError(f"it takes {expected(Mapping)}")
     parts = (part.strip().rpartition(":") for part in given.split(","))
     return [
-        (name, [int(n) if n.isdigit() else 0 for n in sizes.split("x")] if sizes else [])
-        for name, _, sizes in parts
+        (n, [int(d) if d.isdigit() else 0 for d in dims.split("x")] if dims else []) for n, _, dims in parts
     ]
 
 

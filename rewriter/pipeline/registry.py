@@ -10,15 +10,14 @@ that a broken package affects only those who use it. It cannot replace one of ou
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from rewriter.ir.base import Exactness, GraphPass, ModelPass, Pass
 from rewriter.ir.errors import UsageError, nearest
-
-GROUP = "rewriter.passes"
+from rewriter.pipeline.presets import GROUP
 
 
 @dataclass(frozen=True)
@@ -101,6 +100,12 @@ def check_name(name: str, where: str) -> str:
     if name not in own:
         _check(name, where, own, plugins())
     return name
+
+
+def require(names: Iterable[str]) -> None:
+    """Accepts names of passes."""
+    for name in names:
+        check_name(name, "")
 
 
 def clashes(found: list[Plugin]) -> Iterator[str]:

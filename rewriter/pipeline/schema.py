@@ -8,6 +8,7 @@ the class, whose first sentence is the line in `--help`.
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import re
 import sys
 import textwrap
@@ -50,8 +51,9 @@ class Option:
         metavar: Its value in `--help`.
         places: Where it may be set.
         read: Reads its value from text, where the type alone does not say how.
-        check: Raises `UsageError` or `ValueError` for a value of the right type that makes no sense.
-        offers: Returns the names that the shell offers, with their explanations.
+        check: Raises `UsageError` or `ValueError` for a value of the right type that makes no sense. It may
+            be given as `package.module:name`, as may the next: a shell that completes imports nothing then.
+        offers: The names that the shell offers, or a function that returns them with their explanations.
         commas: Whether one text of the command line lists several values.
         least: The smallest number.
         above: A number that is too small.
@@ -65,8 +67,8 @@ class Option:
     metavar: str = ""
     places: tuple[Place, ...] = EVERYWHERE
     read: Callable[[str], Any] | None = None
-    check: Callable[[Any], object] | None = None
-    offers: Callable[[], Iterable[str] | Mapping[str, str]] | None = None
+    check: str | Callable[[Any], object] | None = None
+    offers: str | Callable[[], Mapping[str, str]] | Iterable[str] = ()
     commas: bool = True
     least: float | None = None
     above: float | None = None
@@ -107,10 +109,15 @@ class Option:
 
     def choices(self) -> Mapping[str, str]:
         """The names that the shell offers, each with its explanation."""
-        found = (
-            self.offers() if self.offers else get_args(self.kind) if get_origin(self.kind) is Literal else ()
-        )
-        return found if isinstance(found, Mapping) else dict.fromkeys(found, "")
+        literal = get_args(self.kind) if get_origin(self.kind) is Literal else ()
+        offers = loaded(self.offers) or literal
+        found = offers() if callable(offers) else offers
+        return found if isinstance(found, dict) else dict.fromkeys(found, "")
+
+
+def loaded(later: Any) -> Any:
+    """The function or the names, imported if they are given as `package.module:name`."""
+    return pkgutil.resolve_name(later) if isinstance(later, str) else later
 
 
 def option(default: Any, panel: str = "", metavar: str = "", **more: Any) -> Any:
@@ -140,6 +147,7 @@ def declarations(kind: Any) -> Mapping[str, Option]:
     return found
 
 
+@cache
 def entries(docstring: str, section: str) -> dict[str, str]:
     """The entries `name: text` of one section of a docstring; their further lines are indented."""
     body = inspect.cleandoc(docstring).partition(f"{section}:\n")[2].partition("\n\n")[0]

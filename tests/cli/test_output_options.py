@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from rewriter.cli import app
 from rewriter.ir.model import save
-from rewriter.pipeline.checks import share_from_text
+from rewriter.pipeline.options import share_from_text
 from rewriter.report import progress as progress_report
 
 SOURCE = "g (float[2,8] x) => (float[2,8] y) { a = Mul(x, x) y = Sqrt(a) }"

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rewriter.ir.errors import UsageError
+from rewriter.ir.errors import UsageError, nearest
 from rewriter.ir.model import Array
 from rewriter.runtime.figures.outputs import compare
 from rewriter.runtime.figures.pair import Pair
@@ -136,7 +136,7 @@ def named(name: str) -> Metric:
         return METRICS[name]
     place, colon, attribute = name.rpartition(":")
     if not (place and colon and attribute):
-        hint = f"choose from {', '.join(METRICS)}, or name a function: file.py:function"
+        hint = f"{nearest(name, METRICS)}, or name a function: file.py:function"
         raise UsageError(f"it cannot be {name!r}", where="`metric`", hint=hint)
     function = getattr(_module(place), attribute, None)
     if not callable(function):
