@@ -7,9 +7,9 @@
 here, and shares this process's memory, weights included, without a copy. `run` starts an interpreter, which
 can use CUDA whatever this process did, and can have another environment. `Child` is either, with an object.
 
-Large arrays travel through shared memory. A child that crashes or exceeds its limits is gone: the call
-raises `NativeError`, and the next one starts another child. Forks are used on Linux alone: they are not safe
-on macOS and do not exist on Windows, where `call` runs the code in this process.
+A child that crashes or exceeds its limits is gone: the call raises `NativeError`, and the next one starts
+another child. Forks are used on Linux alone: they are not safe on macOS and do not exist on Windows, where
+`call` runs the code in this process.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import warnings
 import weakref
@@ -58,7 +59,7 @@ PATIENCE = 10
 """Times its limit that a fork may take which waits for a processor: on a busy machine it is not to blame."""
 
 POLL_S = 0.5
-"""Interval at which a fork whose time is up is checked."""
+"""Interval in which a fork whose time is up has to compute something."""
 
 LOG_BYTES = 256 * 1024
 """Size of the end of a child's output that is kept: a builder can print gigabytes."""
@@ -81,10 +82,6 @@ def enter() -> None:
     """Mark this process as a child."""
     global inside  # a process is a child from its start to its end
     inside = True
-
-
-class _ClosedError(ConnectionError):
-    """The process at the other end closed the connection, or is gone."""
 
 
 class Child:
@@ -196,7 +193,7 @@ class Child:
             if not self._answers(self._socket, seconds):
                 raise self._ended(after_s=seconds)
             success, value = _receive(self._socket)
-        except ConnectionError:
+        except (ConnectionError, EOFError):
             raise self._ended() from None
         except BaseException:
             self.close()
@@ -207,18 +204,15 @@ class Child:
 
     def _answers(self, connection: socket.socket, seconds: float) -> bool:
         """True if there is an answer in time; a fork's time is not up while it waits for a processor."""
-        before = 0.0 if isinstance(self._process, subprocess.Popen) else _usage(self.pid)[0]
-        if _readable(connection, seconds if math.isfinite(seconds) else None):
-            return True
         if isinstance(self._process, subprocess.Popen):
-            return False
-        for _ in range(int((PATIENCE - 1) * seconds / POLL_S)):
-            used, busy = _usage(self.pid)
-            if used - before >= seconds or not busy:
-                return False
-            if _readable(connection, POLL_S):
-                return True
-        return False
+            return _readable(connection, seconds if math.isfinite(seconds) else None)
+        start, before, used = _processor_s(self.pid), -1.0, 0.0
+        answered = _readable(connection, seconds if math.isfinite(seconds) else None)
+        for _ in range(int((PATIENCE - 1) * seconds / POLL_S) if not answered else 0):
+            before, used = used, _processor_s(self.pid) - start
+            if used >= seconds or used == before or _readable(connection, POLL_S):
+                break
+        return answered or _readable(connection, 0)
 
     def _ended(self, after_s: float | None = None) -> NativeError:
         """The error for a child that is gone, or is ended now because its time was up."""
@@ -481,7 +475,7 @@ def _serve(its: socket.socket, make: Callable[[], Any]) -> None:
         return (getattr(target, function) if isinstance(function, str) else function)(*arguments, **keywords)
 
     if _answered(its, start):
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, EOFError):
             while True:
                 _answered(its, carry_out)
 
@@ -490,7 +484,7 @@ def _answered(its: socket.socket, work: Callable[[], Any]) -> bool:
     """Does one piece of work and sends its result or its exception; True if there was none."""
     try:
         answer = True, work()
-    except _ClosedError:
+    except EOFError:
         raise
     except MemoryError:
         answer = False, NativeError("memory ran out", hint="a tensor of the model may be larger than memory")
@@ -511,57 +505,29 @@ def _answered(its: socket.socket, work: Callable[[], Any]) -> bool:
 
 
 def _send(connection: socket.socket, message: object) -> None:
-    """Sends a pickled object; on Linux in a file in memory that both map, where one can be written."""
+    """Sends a pickled object, its arrays after it."""
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     parts: list[bytes | memoryview] = [body, *(buffer.raw() for buffer in buffers)]
-    sizes = list(map(len, parts))
-    head = struct.pack(f"<{len(sizes) + 2}Q", 8 * (len(sizes) + 1) + sum(sizes), len(sizes), *sizes)
-    connection.settimeout(None)
-    if FORKS:
-        try:
-            with _scratch() as file:
-                file.writelines((head[8:], *parts))
-                file.flush()
-                socket.send_fds(connection, [b"m"], [file.fileno()])
-            return
-        except ConnectionError:
-            raise
-        except OSError:  # limits of memory, and of the size of files, hold for it, too
-            connection.sendall(b"s")
-    for part in (head, *parts):
+    connection.sendall(struct.pack(f"<{len(parts) + 1}Q", len(parts), *map(len, parts)))
+    for part in parts:
         connection.sendall(part)
 
 
 def _receive(connection: socket.socket) -> Any:
-    """The next object; its arrays are views of the memory that they came in."""
-    descriptors: list[int] = []
-    if FORKS:
-        mark, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
-        if not mark:
-            raise _ClosedError
-    if descriptors:
-        content = memoryview(mmap.mmap(descriptors[0], 0))
-        os.close(descriptors[0])
-    else:
-        (total,) = struct.unpack("<Q", _exactly(connection, 8))
-        content = _exactly(connection, total)
-    (count,) = struct.unpack_from("<Q", content)
-    sizes = struct.unpack_from(f"<{count}Q", content, 8)
-    parts, start = [], 8 * (count + 1)
-    for size in sizes:
-        parts.append(content[start : start + size])
-        start += size
-    return pickle.loads(parts[0], buffers=parts[1:])
+    """The next object."""
+    (count,) = struct.unpack("<Q", _exactly(connection, 8))
+    sizes = struct.unpack(f"<{count}Q", _exactly(connection, 8 * count))
+    body, *buffers = [_exactly(connection, size) for size in sizes]
+    return pickle.loads(body, buffers=buffers)
 
 
 def _exactly(connection: socket.socket, size: int) -> memoryview:
-    content = memoryview(bytearray(size))
-    place = 0
+    """The next bytes; EOFError if the process at the other end closed the connection, or is gone."""
+    content, place = memoryview(bytearray(size)), 0
     while place < size:
-        received = connection.recv_into(content[place:])
-        if not received:
-            raise _ClosedError
+        if not (received := connection.recv_into(content[place:])):
+            raise EOFError
         place += received
     return content
 
@@ -584,16 +550,11 @@ def _signal_name(number: int) -> str:
     return next((s.name for s in signal.Signals if s == number), f"signal {number}")
 
 
-def _usage(pid: int) -> tuple[float, bool]:
-    """Seconds on a processor, and whether a thread runs, waits for its turn, or waits for a disk."""
-    seconds, busy = 0.0, False
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):
-            # the name, in parentheses, may hold spaces; utime and stime of proc(5)
-            state, *fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            seconds += (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")
-            busy |= state in "RD"
-    return seconds, busy
+def _processor_s(pid: int) -> float:
+    """Seconds that a process computed, all of its threads together; 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        return time.clock_gettime(~pid << 3 | 2)  # CPUCLOCK_SCHED of linux/posix-timers.h
+    return 0.0
 
 
 def _address_space() -> int:

@@ -11,8 +11,8 @@ from rewriter.ir.base import Target
 from rewriter.ir.english import count
 from rewriter.ir.plan import Precision, Range
 from rewriter.ir.summary import Row, Summary, listed
+from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.ranges.depth import TensorAtDepth
-from rewriter.runtime.source import DataSource
 
 
 @dataclass(frozen=True)

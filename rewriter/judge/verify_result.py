@@ -13,8 +13,8 @@ from rewriter.judge.verdict import Check, Verdict
 from rewriter.runtime.engines.protocol import Latency
 from rewriter.runtime.figures.outputs import OutputStatistics
 from rewriter.runtime.figures.tolerances import Tolerance
+from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.ranges.depth import Depth
-from rewriter.runtime.source import DataSource
 
 
 @dataclass(frozen=True, repr=False)

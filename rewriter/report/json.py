@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from rewriter.runtime.source import DataSource
+from rewriter.runtime.inputs.samples import DataSource
 
 SCHEMA_VERSION = 1
 """Incremented when a field changes its meaning or is removed, not when one is added."""

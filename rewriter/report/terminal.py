@@ -15,7 +15,7 @@ from rich.text import Text
 from rewriter.ir.base import Target
 from rewriter.ir.english import printable
 from rewriter.pipeline.options import with_flags
-from rewriter.runtime.source import DataSource
+from rewriter.runtime.inputs.samples import DataSource
 
 MORE = "-v shows all"
 

@@ -18,8 +18,7 @@ from needs import needs_rtx
 
 from rewriter.ir.errors import EngineError
 from rewriter.ir.model import Array, save
-from rewriter.runtime.engines.measure import measure
-from rewriter.runtime.engines.measure_in_child import LEAST_REPEATS
+from rewriter.runtime.engines.measure import LEAST_REPEATS, measure
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing, Variant
 from rewriter.runtime.engines.tensor_files import StoredSamples, read_tensors, write_samples, write_tensors

@@ -28,8 +28,8 @@ from rewriter.report import terminal
 from rewriter.report.next_step import next_step
 from rewriter.report.terminal import grouped, shortened
 from rewriter.runtime.figures.outputs import OutputComparison
+from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.ranges.depth import TensorAtDepth
-from rewriter.runtime.source import DataSource
 
 STATIC = graph("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }")
 DYNAMIC = graph(

@@ -12,12 +12,12 @@ with types (`TypedGraph`) Casts are nodes, and FP32 readers are those that read 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TensorProto
+from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph import GraphView, attribute, casts_to, is_op
 from rewriter.ir.graph.ops import (
@@ -30,7 +30,6 @@ from rewriter.ir.graph.ops import (
     ROW_NORMS,
     SOFTMAX,
 )
-from rewriter.ir.model.facts import TensorFacts
 
 _REDUCING = NORMS | REDUCTIONS | SOFTMAX | {"GlobalAveragePool", "GlobalMaxPool"}
 
@@ -223,52 +222,29 @@ def elementwise_after(flow: Dataflow, tensor: str, stop: Test = _nothing) -> lis
     return list(kept.values()) if alone and not flow.is_output(tensor) else []
 
 
-class TypedGraph:
+class TypedGraph(GraphView):
     """One graph that has its types: Casts are nodes of it."""
-
-    def __init__(self, graph: GraphProto, known: Mapping[str, TensorFacts]) -> None:
-        self.nodes = list(graph.node)
-        self._known = known
-        self._producers = {name: node for node in self.nodes for name in node.output}
-        self._readers: dict[str, list[NodeProto]] = {}
-        for node in self.nodes:
-            for name in node.input:
-                self._readers.setdefault(name, []).append(node)
-        self._outputs = {value.name for value in graph.output}
-        self._constants = {tensor.name for tensor in graph.initializer}
-        self._constants |= {node.output[0] for node in self.nodes if node.op_type == "Constant"}
 
     def source(self, tensor: str) -> str:
         return tensor
 
     def is_constant(self, tensor: str) -> bool:
-        return tensor in self._constants
-
-    def is_output(self, tensor: str) -> bool:
-        return tensor in self._outputs
-
-    def producer(self, tensor: str) -> NodeProto | None:
-        return self._producers.get(tensor)
+        return self.is_initializer(tensor) or is_op(self.producer(tensor), "Constant")
 
     def readers(self, tensor: str) -> list[tuple[str, NodeProto]]:
-        return [(tensor, node) for node in self._readers.get(tensor, ())]
-
-    def only_reader(self, tensor: str) -> NodeProto | None:
-        """The node that reads the tensor, if it is one alone and the tensor is no output."""
-        found = self._readers.get(tensor, [])
-        return found[0] if len(found) == 1 and tensor not in self._outputs else None
+        return [(tensor, node) for node in self.consumers(tensor)]
 
     def widened(self, node: NodeProto) -> list[str]:
         """The results of Casts to FP32, if they alone read what the node computes; else none."""
         name = node.output[0]
-        casts = [] if name in self._outputs else self._readers.get(name, [])
+        casts = [] if self.is_output(name) else self.consumers(name)
         widens = all(casts_to(cast, TensorProto.FLOAT) for cast in casts)
         return [cast.output[0] for cast in casts] if widens else []
 
     def fp32_readers(self, names: Iterable[str]) -> Iterator[tuple[str, NodeProto]]:
         """The readers of tensors, seen through Split."""
         for name in names:
-            for reader in self._readers.get(name, ()):
+            for reader in self.consumers(name):
                 if reader.op_type == "Split":
                     yield from self.fp32_readers(reader.output)
                 else:
@@ -292,9 +268,9 @@ class TypedGraph:
         """
         if node.op_type != "Transpose":
             return reduces(node)
-        found = self._known.get(node.input[0])
-        flat = found is not None and found.shape is not None and all(d == 1 for d in found.shape[:-2])
-        return flat and self.only_reader(node.input[0]) is node
+        shape = self.shape(node.input[0])
+        flat = shape is not None and all(d == 1 for d in shape[:-2])
+        return flat and self.only_consumer(node.input[0]) is node
 
     def _continues_in_fp32(self, node: NodeProto) -> bool:
         """True if no kernel ends at the node: elementwise, a Split, and some Casts.
@@ -306,8 +282,8 @@ class TypedGraph:
             return True
         if not casts_to(node, TensorProto.FLOAT16):
             return casts_to(node, TensorProto.FLOAT)
-        readers = self._readers.get(node.output[0], [])
+        readers = self.consumers(node.output[0])
         if readers and all(casts_to(reader, TensorProto.FLOAT) for reader in readers):
             return True
-        alone = self.only_reader(node.input[0]) is node
+        alone = self.only_consumer(node.input[0]) is node
         return alone and all(reader.op_type in ROW_NORMS | {"Transpose"} for reader in readers)

@@ -83,10 +83,6 @@ FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 """The element types that a precision pass may exchange for one another."""
 
 
-KEPT = 4
-"""Graphs whose facts are kept; a pass sees its own, and a measurement a copy with FP32 alone."""
-
-
 @dataclass(frozen=True)
 class TensorFacts:
     """Element type (a TensorProto.DataType) and shape; None where inference could not tell."""
@@ -116,25 +112,18 @@ class Facts:
         return self.scopes[0]
 
 
-_RECENT: dict[tuple[bytes, bool], Facts] = {}
-"""By graph and strictness, oldest first."""
-
-
 def infer(model: Model, *, strict: bool = False) -> Facts:
     """Facts by onnx.shape_inference, with data propagation so that computed shapes are followed.
 
-    The facts of the last few graphs are kept: between two passes, many ask for those of one graph.
+    The model keeps them, and so do its copies, until the graph changes.
 
     Raises:
         ModelError: with `strict`, types or shapes contradict each other; the message names the node.
     """
-    graph = _digest(model)
-    known = _RECENT.get((graph, True)) or _RECENT.get((graph, strict))  # strict inference finds no less
-    if known is None:
-        known = _RECENT[graph, strict] = _infer(model, strict)
-        for oldest in list(_RECENT)[:-KEPT]:
-            _RECENT.pop(oldest, None)
-    return Facts([dict(scope) for scope in known.scopes])  # callers add tensors to theirs
+    graph, inferred = _digest(model), model.inferred
+    if inferred is None or inferred[0] != graph or (strict and not inferred[1]):  # strict finds no less
+        model.inferred = inferred = graph, strict, _infer(model, strict)
+    return Facts([dict(scope) for scope in inferred[2].scopes])  # callers add tensors to theirs
 
 
 def at_sizes(model: Model, sample: Mapping[str, Array]) -> Facts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -29,6 +30,9 @@ from rewriter.ir.model.tensors import (
     port_of,
 )
 
+if TYPE_CHECKING:
+    from rewriter.ir.model.facts import Facts
+
 PROTOBUF_LIMIT = 2**31 - 1 - 2**20
 """Largest message that protobuf serialises, less 1 MiB for the graph around the weights."""
 
@@ -44,6 +48,7 @@ class Model:
         external: True when that file kept weights in external data; `save` then does, too.
         files: The files of that data.
         notes: A sentence for each thing that `load` mended.
+        inferred: A hash of the graph, whether inference was strict, and what it found (`facts.infer`).
     """
 
     proto: onnx.ModelProto
@@ -52,6 +57,7 @@ class Model:
     external: bool = False
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
+    inferred: tuple[bytes, bool, Facts] | None = field(default=None, repr=False, compare=False)
 
     @property
     def opset(self) -> int:
@@ -81,7 +87,7 @@ class Model:
         """An independent model; the weights' arrays are shared, for they are read-only."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
-        return Model(proto, dict(self.weights), self.path, self.external, self.files)
+        return Model(proto, dict(self.weights), self.path, self.external, self.files, inferred=self.inferred)
 
     def same_as(self, other: Model) -> bool:
         """Byte for byte the same graph, with the same arrays as weights (by identity)."""
@@ -163,4 +169,4 @@ class Model:
                 if node.domain == UNKNOWN_DOMAIN:
                     node.ClearField("domain")
         drop_unknown_domain(proto)
-        return Model(proto, dict(self.weights), self.path, self.external, self.files)
+        return Model(proto, dict(self.weights), self.path, self.external, self.files, inferred=self.inferred)

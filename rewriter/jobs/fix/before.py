@@ -117,9 +117,8 @@ def _inlined(original: Model) -> Model:
 
 def _lowered(original: Model, precision: Precision) -> Model:
     model = _inlined(original)
-    low = LOW_TYPES[precision]
+    low, facts = LOW_TYPES[precision], tensor_facts.infer(model)
     model = _with_infinities(model, LARGEST[low])
-    facts = tensor_facts.infer(model)
     kept = {
         node_key(survey.scope, hazard.node)
         for survey in surveys(model, facts, {}, PrecisionRequest(low))

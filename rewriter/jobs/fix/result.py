@@ -19,8 +19,8 @@ from rewriter.jobs.fix.conclusion import UNVERIFIED, Conclusion
 from rewriter.judge.verdict import GOALS, Verdict
 from rewriter.pipeline.driver import PassResult
 from rewriter.runtime.figures.outputs import OutputComparison
+from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.ranges.depth import TensorAtDepth
-from rewriter.runtime.source import DataSource
 
 
 @dataclass(repr=False)

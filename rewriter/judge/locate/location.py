@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rewriter.ir.english import figure
 from rewriter.ir.summary import Row, Summary, listed
+from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.ranges.depth import Depth
-from rewriter.runtime.source import DataSource
 
 JUMP = 3.0
 """Growth of the error from one step to the next that is reported."""

@@ -14,7 +14,7 @@ from rewriter.report.html.scales import logarithmic
 from rewriter.report.html.tasks import boxes_of, images_of, words_of
 from rewriter.report.html.view import Fact, Image, Output, Outputs, State, Tile
 from rewriter.runtime.figures.outputs import OutputComparison, OutputStatistics
-from rewriter.runtime.source import DataSource
+from rewriter.runtime.inputs.samples import DataSource
 
 MOST_CARDS = 24
 """Outputs with a card; all of them are in the table of checks."""

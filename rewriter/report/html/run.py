@@ -8,7 +8,7 @@ from rewriter.ir.base import Target
 from rewriter.report.html.view import Body, Command, Fact, Facts, Section
 from rewriter.report.json import installed_versions
 from rewriter.report.terminal import about_target
-from rewriter.runtime.source import DataSource
+from rewriter.runtime.inputs.samples import DataSource
 
 
 def run_section(

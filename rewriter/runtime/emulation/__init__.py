@@ -19,9 +19,8 @@ from rewriter.ir.graph.float_types import EXCHANGEABLE
 from rewriter.ir.model import Model, walk_nodes
 from rewriter.ir.model.facts import Facts
 from rewriter.runtime.emulation.accumulate import accumulate_in_fp16
-from rewriter.runtime.emulation.local_functions import FIRST_OPSET
+from rewriter.runtime.emulation.local_functions import FIRST_OPSET, multiply_by_reciprocals
 from rewriter.runtime.emulation.product_sums import find_product_sums
-from rewriter.runtime.emulation.reciprocals import multiply_by_reciprocals
 from rewriter.runtime.emulation.tf32 import round_to_tf32
 
 Accumulation = Literal["fp32", "fp16"]

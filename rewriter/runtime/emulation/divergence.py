@@ -8,16 +8,245 @@ soon as the tensors exist, so memory is a small multiple of the largest activati
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from onnx import NodeProto, TensorProto, helper
 
-from rewriter.ir.model import Array, Model
+from rewriter.ir.graph import captured, casts_to, label, reads
+from rewriter.ir.graph.float_types import logical_name
+from rewriter.ir.model import Array, Model, refill, subgraphs
 from rewriter.ir.model import facts as tensor_facts
+from rewriter.ir.model.facts import Facts
+from rewriter.ir.plan import node_key
 from rewriter.runtime.emulation import Accumulation, emulation, reference
-from rewriter.runtime.emulation.side_by_side import UNSCALED, SideBySide
 from rewriter.runtime.engines.onnxruntime import Session
+
+REFERENCE, EMULATED, LOCAL, DISTANCE, SCALED = (f"rewriter/{c}/" for c in "relds")
+"""Prefixes of the tensors of the three computations, of the distances, and of original tensors times 2^k."""
+
+UNSCALED: Mapping[str, int] = {}
+
+ZERO = f"{DISTANCE}zero"
+
+LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
+
+
+@dataclass(frozen=True)
+class Row:
+    """A tensor that both models have, with the node that made it.
+
+    `norms` are outputs: the L2 norms of the tensor, of its error, and of the node's own error ("": none).
+    """
+
+    node: str
+    op: str
+    key: str
+    tensor: str
+    norms: tuple[str, str, str]
+
+
+class SideBySide:
+    """Builds the model of the three computations.
+
+    Args:
+        exponents: Tensors of the original that the emulated model has multiplied by 2^exponent.
+
+    Attributes:
+        model: Its outputs are the norms of all `rows`.
+        known: Position of the node that makes each tensor of the original; -1 for its inputs.
+        constants: Initializers and Constants of the emulated model, and Casts of them.
+        narrowed: The FP16 and BF16 tensors of its roundings, each with the tensor that is rounded.
+    """
+
+    def __init__(
+        self, original: Model, emulated: Model, facts: Facts, exponents: Mapping[str, int] = UNSCALED
+    ) -> None:
+        self.original, self.emulated, self.facts = original, emulated, facts
+        self.nodes: list[NodeProto] = []
+        self.rows: list[Row] = []
+        graph, other = original.proto.graph, emulated.proto.graph
+        self.exact = list(graph.node)
+        self.known = {port.name: -1 for port in original.signature.inputs}
+        self.known |= {name: i for i, node in enumerate(self.exact) for name in node.output if name}
+        self.constants = {t.name for t in other.initializer}
+        for node in other.node:  # a Cast widens a large weight
+            if node.op_type == "Constant" or (node.op_type == "Cast" and node.input[0] in self.constants):
+                self.constants.update(node.output)
+        self.exponents = {name: k for name, k in exponents.items() if self.known.get(name, -1) >= 0}
+        self.narrowed = {n.output[0]: n.input[0] for n in other.node if any(casts_to(n, t) for t in LOW)}
+        self._begin()
+        done = 0
+        for node in other.node:
+            done = self._advance(done, node)
+            self._emulate(node)
+        self.model = self._assembled()
+
+    def _begin(self) -> None:
+        """Add the emulated model's inputs, whose types `--io` may have changed."""
+        zero = helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0])
+        self.nodes.append(helper.make_node("Constant", [], [ZERO], value=zero))
+        given = {port.name: port.dtype for port in self.original.signature.inputs}
+        for port in self.emulated.signature.inputs:
+            same = port.dtype == given[port.name]
+            kind: dict[str, Any] = {} if same else {"to": port.dtype}
+            out = EMULATED + port.name
+            self.nodes.append(helper.make_node("Identity" if same else "Cast", [port.name], [out], **kind))
+
+    def _advance(self, done: int, node: NodeProto) -> int:
+        """Add the nodes of the original up to the tensors that an emulated node reads and computes."""
+        names = (*reads(node), *node.output)
+        needed = max((self.known.get(self._match(name), -1) for name in names), default=-1) + 1
+        for exact in self.exact[done:needed]:
+            self.nodes.append(_renamed(exact, self._reference, self._reference))
+            for name in exact.output:
+                if name in self.exponents:
+                    self._scale(name)
+        return max(done, needed)
+
+    def _scale(self, name: str) -> None:
+        """Add the original's tensor times a power of two, as the emulated model has it; that is exact."""
+        factor = helper.make_tensor("factor", TensorProto.FLOAT, [], [2.0 ** self.exponents[name]])
+        self.nodes.append(helper.make_node("Constant", [], [f"{SCALED}{name}/factor"], value=factor))
+        inputs = [self._reference(name), f"{SCALED}{name}/factor"]
+        self.nodes.append(helper.make_node("Mul", inputs, [SCALED + name]))
+
+    def _emulate(self, node: NodeProto) -> None:
+        """Add an emulated node, its distances and, if it may err by itself, a copy on exact operands."""
+        self.nodes.append(_renamed(node, EMULATED.__add__, EMULATED.__add__))
+        if node.output[0] in self.constants:
+            return
+        errs = self._errs(node)
+        if errs:
+            self.nodes.append(_renamed(node, self._local, LOCAL.__add__))
+        for name in node.output:
+            match = self._match(name)
+            if match and self._dtype(match) == TensorProto.FLOAT and (errs or node.op_type != "Cast"):
+                self._compare(match, name, errs, op=self._border(node))
+
+    def _errs(self, node: NodeProto) -> bool:
+        """True if the node may differ from the original's on exact operands."""
+        constant = any(name in self.constants for name in reads(node))
+        return constant or not all(self._match(name) for name in (*reads(node), *node.output) if name)
+
+    def _match(self, name: str) -> str:
+        """The original's name of a tensor of the emulated model; "" if it has none.
+
+        A tensor that the original rounds on purpose is FP16 there and FP32 in the emulated model: no match.
+        """
+        if name in self.narrowed or self._dtype(name) in LOW:
+            return ""
+        if name in self.known:
+            return name
+        base = logical_name(name)
+        return base if base in self.known else ""
+
+    def _reference(self, name: str) -> str:
+        return name if self.known.get(name) == -1 or not name else REFERENCE + name
+
+    def _expected(self, name: str) -> str:
+        """The value that the emulated model should have for a tensor of the original."""
+        return SCALED + name if name in self.exponents else self._reference(name)
+
+    def _local(self, name: str) -> str:
+        if name in self.constants:
+            return EMULATED + name
+        match = self._match(name)
+        return self._expected(match) if match else LOCAL + name
+
+    def _dtype(self, name: str) -> int:
+        """Element type of a tensor of the original; 0 if it is not known."""
+        found = self.facts.main.get(name)
+        return found.dtype if found is not None else 0
+
+    def _border(self, node: NodeProto) -> str:
+        """'Cast' if the node ends the rounding of a tensor that also exists unrounded; else ""."""
+        source = self.narrowed.get(node.input[0], "") if node.input else ""
+        return "Cast" if source and self._match(source) else ""
+
+    def _compare(self, match: str, name: str, errs: bool, op: str) -> None:
+        exact = self._expected(match)
+        own = self._distance(LOCAL + name, exact) if errs else ""
+        norms = (self._norm(exact), self._distance(EMULATED + name, exact), own)
+        position = self.known[match]
+        if position < 0:
+            self.rows.append(Row(match, "Input", "", match, norms))
+            return
+        node = self.exact[position]
+        self.rows.append(Row(label(node), op or node.op_type, node_key(0, node), match, norms))
+
+    def _distance(self, tensor: str, exact: str) -> str:
+        """L2 norm of the difference; equal infinities have no difference."""
+        same = self._add("Equal", tensor, exact)
+        return self._norm(self._add("Where", same, ZERO, self._add("Sub", tensor, exact)))
+
+    def _norm(self, tensor: str) -> str:
+        return self._add("ReduceL2", tensor, keepdims=0)
+
+    def _add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        out = f"{DISTANCE}{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [out], **attributes))
+        return out
+
+    def _assembled(self) -> Model:
+        """The model of all nodes, with the weights of both models by reference."""
+        model = self.original.copy()
+        graph, other = model.proto.graph, self.emulated.proto
+        both = ((graph, REFERENCE, self.original.weights), (other.graph, EMULATED, self.emulated.weights))
+        tensors = [_named(t, prefix) for g, prefix, _ in both for t in g.initializer]
+        model.weights = {prefix + name: a for _, prefix, weights in both for name, a in weights.items()}
+        given = {port.name for port in self.original.signature.inputs}
+        norms = (name for row in self.rows for name in row.norms if name)
+        del graph.value_info[:]
+        refill(graph.input, [v for v in graph.input if v.name in given])
+        refill(graph.initializer, tensors)
+        refill(graph.node, self.nodes)
+        refill(graph.output, (helper.make_tensor_value_info(n, TensorProto.FLOAT, []) for n in norms))
+        self._import(model)
+        return model
+
+    def _import(self, model: Model) -> None:
+        """Add the local functions and operator sets that only the emulated model has."""
+        proto, other = model.proto, self.emulated.proto
+        known = {o.domain for o in proto.opset_import}
+        proto.opset_import.extend(o for o in other.opset_import if o.domain not in known)
+        functions = {(f.domain, f.name) for f in proto.functions}
+        proto.functions.extend(f for f in other.functions if (f.domain, f.name) not in functions)
+        proto.ir_version = max(proto.ir_version, other.ir_version)
+
+
+def _named(tensor: TensorProto, prefix: str) -> TensorProto:
+    copy = deepcopy(tensor)
+    copy.name = prefix + tensor.name
+    return copy
+
+
+Naming = Callable[[str], str]
+
+
+def _renamed(node: NodeProto, read: Naming, written: Naming) -> NodeProto:
+    """A copy of the node with other names; tensors of its subgraphs keep theirs."""
+    copy = deepcopy(node)
+    copy.name = written(node.name) if node.name else ""
+    _rename_reads(copy, read, captured(node))
+    for index, name in enumerate(node.output):
+        copy.output[index] = written(name) if name else ""
+    return copy
+
+
+def _rename_reads(node: NodeProto, read: Naming, outer: set[str], *, inside: bool = False) -> None:
+    for index, name in enumerate(node.input):
+        if name and (name in outer or not inside):
+            node.input[index] = read(name)
+    for graph in subgraphs(node):
+        for child in graph.node:
+            _rename_reads(child, read, outer, inside=True)
+        for value in graph.output:
+            if value.name in outer:
+                value.name = read(value.name)
 
 
 @dataclass(frozen=True)

@@ -52,14 +52,12 @@ def find_product_sums(model: Model, facts: Facts) -> ProductSums:
     fused: set[tuple[int, str]] = set()
     twice: set[tuple[int, str]] = set()
     for scope, proto in enumerate(walk_graphs(model.proto.graph)):
-        known = facts.main | facts.scopes[scope]
-        graph = TypedGraph(proto, known)
+        graph = TypedGraph(model, proto, facts.main | facts.scopes[scope])
         taken = graph.products_taken_over()
         for node in graph.nodes:
-            result = known.get(node.output[0]) if node.output else None
-            if result is None or result.dtype != TensorProto.FLOAT16:
+            name = next(iter(node.output), "")
+            if graph.dtype(name) != TensorProto.FLOAT16:
                 continue
-            name = node.output[0]
             if is_plain_transpose(node):
                 (exact if _has_fp32_activation(graph, node) else twice).add((scope, name))
             if node.op_type not in PRODUCTS:
@@ -104,27 +102,27 @@ def _unrounded_scores(graph: TypedGraph, node: NodeProto) -> list[str]:
     if not multiplies_computed(graph, node):
         return []
     unrounded = [node.output[0], *_scaled(graph, node.output[0])]
-    cast = graph.only_reader(unrounded[-1])
+    cast = graph.only_consumer(unrounded[-1])
     if cast is None or not casts_to(cast, TensorProto.FLOAT):
         return []
-    softmax = graph.only_reader([cast.output[0], *_scaled(graph, cast.output[0])][-1])
+    softmax = graph.only_consumer([cast.output[0], *_scaled(graph, cast.output[0])][-1])
     return unrounded if softmax is not None and _feeds_second(graph, softmax) else []
 
 
 def _scaled(graph: TypedGraph, tensor: str) -> list[str]:
     """The results of scaling a tensor by constants, one after the other, if nothing else reads them."""
     found: list[str] = []
-    reader = graph.only_reader(tensor)
+    reader = graph.only_consumer(tensor)
     while reader is not None and reader.op_type in SCALING and any(map(graph.is_constant, reader.input)):
         found.append(reader.output[0])
-        reader = graph.only_reader(reader.output[0])
+        reader = graph.only_consumer(reader.output[0])
     return found
 
 
 def _feeds_second(graph: TypedGraph, node: NodeProto) -> bool:
     """True for a Softmax whose result is cast to FP16 for a product of computed tensors."""
-    cast = graph.only_reader(node.output[0]) if node.op_type == "Softmax" else None
+    cast = graph.only_consumer(node.output[0]) if node.op_type == "Softmax" else None
     if cast is None or not casts_to(cast, TensorProto.FLOAT16):
         return False
-    second = graph.only_reader(cast.output[0])
+    second = graph.only_consumer(cast.output[0])
     return second is not None and multiplies_computed(graph, second)

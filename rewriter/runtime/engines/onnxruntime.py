@@ -53,7 +53,7 @@ class Session:
     """A model, loaded and ready to run. A context manager; `close` frees its memory.
 
     Takes the arguments `optimize` and `threads` of `LocalSession`, which lives in a child process, or several
-    of which do, for parts of a large model. Feeds and outputs go through shared memory.
+    of which do, for parts of a large model. Feeds and outputs go through a socket.
 
     Args:
         gpu: Run with CUDA, without TF32, where that works and the model is large (`runs_on_gpu`): for

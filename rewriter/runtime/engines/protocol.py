@@ -7,7 +7,7 @@
 Every build runs in a child process of its own; then one child loads all engines, runs every sample, and times
 them interleaved. Arrays stay in files, which are memory-mapped for reading.
 
-To add an engine, write a `Program`, name it in `EngineName`, and add it to `measure_in_child.load_program`. A
+To add an engine, write a `Program`, name it in `EngineName`, and add it to `measure.load_program`. A
 build step of its own goes to `measure.build_variant`. A `Program` lives in the child alone: it may import
 what it likes, crash, hang, or raise `EngineError`; all of that becomes an `EngineOutcome`. Its obligations:
 
@@ -82,7 +82,7 @@ class Timing:
         warm_up: Rounds that are not counted.
         repeats: Rounds that are; see docs/engines.md#how-it-is-measured.
         seconds: Wall time for each variant, of warm-up and of repeats, after which there are no more rounds
-            than `measure_in_child.LEAST_REPEATS`; None: all rounds.
+            than `measure.LEAST_REPEATS`; None: all rounds.
     """
 
     warm_up: int = 20
