@@ -1,4 +1,4 @@
-"""`probe`: asks this machine's TensorRT and GPU what they do in FP16, and keeps the answers for `fix`."""
+"""`probe`: what TensorRT and a GPU do in FP16, known already or measured now and kept for `fix`."""
 
 from __future__ import annotations
 
@@ -7,32 +7,41 @@ from rewriter.ir.errors import EngineError
 from rewriter.ir.model.stopwatch import Progress
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.probe import ask as probes
-from rewriter.runtime.engines.probe.answers import Answers, remember
+from rewriter.runtime.engines.probe.answers import Answers, measured, recorded, remember
 from rewriter.runtime.engines.this_machine import AUTO
 
 
-def probe(engine: str = AUTO, *, again: bool = False, progress: Progress | None = None) -> Answers:
-    """Returns the answers of an engine on this machine: known ones, or measured and kept.
+def probe(engine: str = AUTO, *, ask: bool = False, progress: Progress | None = None) -> Answers:
+    """Returns the answers of an engine: those known of this machine or recorded, or measured now and kept.
 
     Args:
         engine: `tensorrt`, `tensorrt-rtx`, `onnxruntime`, or `auto`: the best on this GPU.
-        again: Measure even if the answers are known.
+        ask: Build and run the graph of every question here.
 
     Raises:
-        EngineError: no such engine runs here.
+        EngineError: nothing is known of the engine; with `ask`: no such engine runs here.
     """
+    if not ask:
+        return _known(engine)
     choice = this_machine.choose(engine)
     if choice.engine is None:
         raise EngineError(
             f"nothing can be measured here: {'; '.join(choice.reasons)}",
-            where="rewriter probe",
-            hint="run it on a machine with a GPU",
+            where="rewriter probe --ask",
+            hint="run it on a machine with a GPU; without `ask` it returns what is recorded",
         )
-    on_cpu = choice.engine == "onnxruntime"
-    found = None if again or on_cpu else probes.known_here(choice.engine, every_probe())
-    if found is None:
-        shown = progress or (lambda stage, done, total: None)
-        found = probes.ask(choice.engine, every_probe(), progress=shown)
-        if not on_cpu:
-            remember(found)
+    found = probes.ask(choice.engine, every_probe(), progress=progress or (lambda stage, done, total: None))
+    if choice.engine != "onnxruntime":
+        remember(found)
     return found
+
+
+def _known(engine: str) -> Answers:
+    found = [a for a in (measured(), *recorded()) if a is not None and engine in (AUTO, a.library)]
+    if not found:
+        raise EngineError(
+            f"nothing is recorded of {engine}, and nothing was measured here",
+            where="rewriter probe",
+            hint=f"rewriter probe --ask --engine {engine} measures it, on a machine with a GPU",
+        )
+    return found[0]

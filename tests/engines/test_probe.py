@@ -14,13 +14,14 @@ import onnx
 import pytest
 from typer.testing import CliRunner
 
+import rewriter
 from passes.isolate_clip import IsolateClip
 from rewriter.cli import app
 from rewriter.hazards.planning.planner import PlanRequest, make_plan
 from rewriter.hazards.quirks import every_probe, table
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Context, Target
-from rewriter.ir.errors import OutputError
+from rewriter.ir.errors import EngineError, OutputError
 from rewriter.ir.model import Array, Model
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.runtime.engines import this_machine
@@ -28,7 +29,7 @@ from rewriter.runtime.engines.nvidia_driver import Gpu
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.probe import answers as store
 from rewriter.runtime.engines.probe.answers import Answers, recorded, remember
-from rewriter.runtime.engines.probe.ask import ask, build_all, known_here
+from rewriter.runtime.engines.probe.ask import ask, build_all
 from rewriter.runtime.engines.probe.question import UNKNOWN, Answer, Case, Probe, Seen
 from rewriter.runtime.ranges import measure as measure_ranges
 
@@ -314,18 +315,19 @@ def test_measured_answers_are_cached_and_override_recorded_ones(
     assert store.measured() is None
 
 
-def test_a_new_question_makes_all_probes_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_measured_here_is_returned_before_what_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
     monkeypatch.setattr(this_machine, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0)))
-    assert known_here("tensorrt-rtx", PROBES) is None
-    every = replace(MINE, answers={probe.name: Answer(UNKNOWN, problem="it hung") for probe in PROBES})
-    remember(every)
-    assert known_here("tensorrt-rtx", PROBES) == every
-    remember(replace(every, answers=dict(list(every.answers.items())[1:])))
-    assert known_here("tensorrt-rtx", PROBES) is None
+    assert rewriter.probe() == rewriter.probe("tensorrt-rtx") == recorded()[0]
+    remember(MINE)
+    assert rewriter.probe("tensorrt-rtx") == MINE
+    with pytest.raises(EngineError, match="nothing is recorded of tensorrt, and nothing was measured here"):
+        rewriter.probe("tensorrt")
 
 
-def test_another_driver_makes_all_probes_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_driver_has_answers_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
     monkeypatch.setattr(this_machine, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0), "580.65.06"))
     mine = replace(MINE, driver="580.65.06, CUDA 13.0")
@@ -437,29 +439,30 @@ def test_the_command_measures_on_the_requested_engine(
 
     monkeypatch.setattr(room, "ask", lambda engine, probes, progress: ask(engine, [named("cast-round-trip")]))
     written = tmp_path / "answers.json"
-    result = CliRunner().invoke(app, ["probe", "--engine", "onnxruntime", "--json", str(written)])
+    result = CliRunner().invoke(app, ["probe", "--ask", "--engine", "onnxruntime", "--json", str(written)])
     assert (result.exit_code, "Measured on this machine" in result.output) == (0, True)
     assert json.loads(written.read_text())["answers"]["cast-round-trip"]["value"] == "kept"
 
 
 @pytest.mark.skipif(not NO_GPU, reason="there is a GPU with TensorRT here")
-def test_without_a_gpu_the_command_builds_and_shows_recorded_answers(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_gpu_asking_builds_the_graphs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import rewriter.runtime.engines.probe.ask as room
 
     monkeypatch.setattr(room, "build_all", lambda probes, progress: build_all([named("cast-round-trip")]))
-    result = CliRunner().invoke(app, ["probe"])
+    result = CliRunner().invoke(app, ["probe", "--ask"])
     assert result.exit_code == 0
-    for text in (
-        "Nothing can be measured here",
-        "builds 1 of 1 probe models",
-        "Recorded answers",
-        "Used for: the target tensorrt-rtx, not for the default target",
-    ):
-        assert text in result.output
-    refused = CliRunner().invoke(app, ["probe", "--json", str(tmp_path / "answers.json")])
+    assert "Nothing can be measured here" in result.output and "builds 1 of 1 probe models" in result.output
+    refused = CliRunner().invoke(app, ["probe", "--ask", "--json", str(tmp_path / "answers.json")])
     assert (refused.exit_code, (tmp_path / "answers.json").exists()) == (2, False)
+
+
+def test_the_command_prints_what_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
+    result = CliRunner().invoke(app, ["probe", "--json", str(tmp_path / "answers.json")])
+    assert result.exit_code == 0
+    assert "Recorded answers" in result.output
+    assert "Used for: the target tensorrt-rtx, not for the default target" in result.output
+    assert json.loads((tmp_path / "answers.json").read_text())["version"] == "1.6.1.120"
 
 
 @pytest.mark.skipif(NO_GPU, reason="needs a GPU with TensorRT: the probes run there")

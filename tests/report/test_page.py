@@ -331,7 +331,7 @@ def test_every_command_writes_a_page(verb: str, files: tuple[Path, Path], tmp_pa
         "fix": [model, "--dry-run", "--no-build", "--inputs", data],
         "verify": [model, model, "--engine", "onnxruntime", "--inputs", data],
         "locate": [model, model, "--engine", "onnxruntime", "--inputs", data],
-        "probe": ["--engine", "onnxruntime"],
+        "probe": [],
     }
     path = tmp_path / "page.HTML"
     done = CliRunner().invoke(app, [verb, *arguments[verb], "--report", str(path)])

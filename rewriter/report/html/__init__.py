@@ -28,7 +28,6 @@ PAGES: dict[type, Callable[[Any, str], Page]] = {
     VerifyResult: verify.page,
     Location: locate.page,
     Answers: probe.page,
-    tuple: probe.page_of_recorded,
 }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rewriter.hazards.quirks import every_probe
 from rewriter.report.html.run import run_section
 from rewriter.report.html.tables import columns
@@ -29,28 +27,15 @@ def page(found: Answers, command: str = "") -> Page:
         state="warn" if found.recorded or len(found.values) < len(every_probe()) else "good",
         tiles=[Tile("Wrong", str(wrong), "answers that fix works around", "bad" if wrong else "good")],
         warnings=[],
-        sections=[_section(found, 0), run_section(command, facts=[Fact("Source", found.source or origin)])],
+        sections=[_section(found), run_section(command, facts=[Fact("Source", found.source or origin)])],
     )
 
 
-def page_of_recorded(found: Sequence[Answers], command: str = "") -> Page:
-    """Returns the page of a machine that cannot measure: the answers that come with the package."""
-    return Page(
-        verb="probe",
-        subject="Recorded answers",
-        verdict="Nothing can be measured here; these answers were recorded on other machines",
-        state="warn",
-        tiles=[],
-        warnings=["`rewriter probe` on the machine with the GPU measures that GPU and its release."],
-        sections=[*(_section(answers, i) for i, answers in enumerate(found)), run_section(command)],
-    )
+def _section(found: Answers) -> Section:
+    return Section("answers", found.title, f"{_LEAD}{use(found)}.", [_table(found)])
 
 
-def _section(found: Answers, place: int) -> Section:
-    return Section(f"answers-{place}", found.title, f"{_LEAD}{use(found)}.", [_table(found, place)])
-
-
-def _table(found: Answers, place: int) -> Table:
+def _table(found: Answers) -> Table:
     rows = []
     for probe in every_probe():
         answer = found.answers.get(probe.name, Answer(UNKNOWN, problem="not measured"))
@@ -63,4 +48,4 @@ def _table(found: Answers, place: int) -> Table:
         rows.append([Cell(probe.name), Cell(probe.question), value, meaning, Cell(probe.used)])
     names = ("Probe", "Question", "Answer", "Meaning, and figures", "Used for")
     heads = columns(*names, choices=["Answer"], code=["Probe"])
-    return Table(f"answers-table-{place}", f"Questions and answers of {found.title}", heads, rows)
+    return Table("answers-table", f"Questions and answers of {found.title}", heads, rows)

@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from rewriter.ir.base import Target
 from rewriter.ir.errors import NativeError
 from rewriter.ir.model import Array
 from rewriter.ir.model.stopwatch import Progress
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.build import BuildOptions, build
 from rewriter.runtime.engines.measure import measure
-from rewriter.runtime.engines.probe.answers import Answers, driver_text, measured
+from rewriter.runtime.engines.probe.answers import Answers, driver_text
 from rewriter.runtime.engines.probe.question import Case, Probe, Seen
 from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Timing, Variant
 from rewriter.runtime.engines.tensor_files import write_samples
@@ -119,12 +118,6 @@ class Buildable:
     probe: str
     case: str
     problem: str
-
-
-def known_here(engine: EngineName, probes: Sequence[Probe]) -> Answers | None:
-    """The answers measured on this machine; None if there are none, or if probes are missing."""
-    found = measured(Target(engine))
-    return found if found and all(probe.name in found.answers for probe in probes) else None
 
 
 def build_all(probes: Sequence[Probe], progress: Progress = lambda *_: None) -> Iterator[Buildable]:
