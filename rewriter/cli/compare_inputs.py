@@ -28,7 +28,7 @@ def compare_inputs(
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
-    """Find what differs between two preprocessing pipelines: layout, channel order, scale, crop ...
+    """Find what differs between two preprocessing pipelines: layout, channel order, scale, resize ...
 
     Exits with 0 if they do the same, with 1 if they differ, with 2 on bad usage or data.
     """

@@ -17,14 +17,10 @@ Kind = Literal[
     "channel-order",
     "scale",
     "normalization",
-    "orientation",
-    "shift",
     "size",
     "padding",
     "interpolation",
-    "antialias",
     "rounding",
-    "order",
     "values",
     "name",
 ]
@@ -113,9 +109,3 @@ def dtype_difference(ours: np.dtype[Any], theirs: np.dtype[Any]) -> tuple[Differ
     """The difference between two element types, if there is one."""
     text = f"theirs has element type {theirs}, ours {ours}"
     return (Difference("dtype", f"is {theirs}, not {ours}", text),) if ours != theirs else ()
-
-
-def shape_difference(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Difference:
-    """The difference between two shapes that no layout explains."""
-    text = f"theirs has shape {list(theirs)}, ours {list(ours)}"
-    return Difference("size", f"has shape {list(theirs)}, not {list(ours)}", text)

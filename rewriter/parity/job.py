@@ -6,11 +6,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from rewriter.ir.english import count
 from rewriter.ir.errors import InputsError, UsageError, shortened
 from rewriter.ir.model import Array
 from rewriter.ir.model.stopwatch import Progress
-from rewriter.parity import InputComparison, SampleComparison, arrays_of, compare_samples
+from rewriter.parity import InputComparison, SampleComparison, compare_samples
 from rewriter.parity.photographs import are_photographs, photographs
 from rewriter.runtime.inputs import may_hold_samples, read_raw_samples
 from rewriter.runtime.inputs.samples import Sample
@@ -59,7 +61,7 @@ def compare_inputs(
         if progress is not None:
             progress("comparing", index, len(pairs))
         image = shown[index] if shown else None
-        both = arrays_of(mine.read(), mine.where), arrays_of(other.read(), other.where)
+        both = _arrays(mine), _arrays(other)
         arrays = _without_labels(*both), _without_labels(*reversed(both))
         found.append(SampleComparison(mine.where, other.where, tuple(compare_samples(*arrays, image))))
     return InputComparison(tuple(found), (len(sides[0]), len(sides[1])))
@@ -76,6 +78,22 @@ def _read(data: Any, keyword: str) -> Sequence[Sample]:
     except UsageError as error:
         error.where = " ".join(filter(None, (keyword, error.where)))
         raise
+
+
+def _arrays(sample: Sample) -> dict[str, Array]:
+    arrays = {}
+    for name, value in sample.read().items():
+        try:
+            arrays[name] = array = np.asarray(value)
+        except ValueError as error:  # lists of different lengths
+            what = f"{name!r} is a list whose parts differ in shape"
+            raise InputsError(what, where=sample.where, hint="pad the parts to one length") from error
+        if array.dtype.kind not in "fiubV" or (array.dtype.kind == "V" and array.dtype.isbuiltin != 2):
+            what = f"array {name!r} holds {array.dtype}, not numbers"
+            raise InputsError(what, where=sample.where, hint="save the tensors that the model gets")
+    if not arrays:
+        raise InputsError("it holds no array", where=sample.where, hint="write it with np.savez")
+    return arrays
 
 
 def _without_labels(own: dict[str, Array], other: dict[str, Array]) -> dict[str, Array]:

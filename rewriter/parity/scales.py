@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,18 +14,15 @@ Constants = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Scaling:
-    """value = (pixel / divisor - mean) / std, pixels 0..255; mean and std for R, G, B, or one for all.
+    """value = (pixel / divisor - mean) / std, pixels 0..255; mean and std by channel, or one for all.
 
-    Attributes:
-        name: The usual name of the constants; "" if they have none.
-        reversed: True if the constants are applied to B, G, R.
+    `name`: the usual name of the constants; "" if they have none.
     """
 
     divisor: float
     mean: Constants = (0.0,)
     std: Constants = (1.0,)
     name: str = ""
-    reversed: bool = False
 
     @property
     def plain(self) -> bool:
@@ -34,26 +30,16 @@ class Scaling:
         return self.mean == (0.0,) and self.std == (1.0,)
 
     @property
-    def by_channel(self) -> bool:
-        return len(self.mean) > 1 or len(self.std) > 1
-
-    def constants(self, channels: int) -> tuple[Array, Array]:
-        """Mean and deviation of each channel, as applied."""
-        step = -1 if self.reversed else 1
-        mean, std = (np.resize(np.asarray(c, np.float64), channels)[::step] for c in (self.mean, self.std))
-        return mean, std
+    def channels(self) -> int:
+        return max(len(self.mean), len(self.std))
 
     def affine(self, channels: int) -> tuple[Array, Array]:
         """Factor and offset of each channel: value = pixel * factor + offset."""
-        mean, std = self.constants(channels)
+        mean, std = (np.resize(np.asarray(c, np.float64), channels) for c in (self.mean, self.std))
         return 1.0 / (self.divisor * std), -mean / std
 
-    @property
-    def text(self) -> str:
-        """The scaling in words."""
-        span = {1.0: "0..255", 255.0: "0..1"}.get(self.divisor, f"divided by {self.divisor:g}")
-        order = ", in reverse channel order" if self.reversed else ""
-        return f"{self.name}{order}" if self.name else span
+    def __str__(self) -> str:
+        return self.name or {1.0: "0..255", 255.0: "0..1"}.get(self.divisor, f"divided by {self.divisor:g}")
 
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -67,18 +53,25 @@ CAFFE_MEAN = (123.68, 116.779, 103.939)
 
 PIXELS, UNIT = Scaling(1.0), Scaling(255.0)
 
-SCALINGS: tuple[Scaling, ...] = (
-    PIXELS,
-    UNIT,
-    Scaling(255.0, (0.5,), (0.5,), "-1..1 (Inception's mean 0.5 and standard deviation 0.5)"),
+BY_CHANNEL = (
     Scaling(255.0, *IMAGENET, "ImageNet's mean and standard deviation"),
     Scaling(255.0, *CLIP, "CLIP's mean and standard deviation"),
     Scaling(1.0, CAFFE_MEAN, (1.0,), "Caffe's mean (123.68, 116.779, 103.939)"),
     Scaling(1.0, *IMAGENET, "ImageNet's mean and standard deviation, not divided by 255 before"),
     Scaling(255.0, IMAGENET[0], (1.0,), "ImageNet's mean without the standard deviation"),
     Scaling(255.0, (0.0,), IMAGENET[1], "ImageNet's standard deviation without the mean"),
+)
+SCALINGS = (
+    PIXELS,
+    UNIT,
+    Scaling(255.0, (0.5,), (0.5,), "-1..1 (Inception's mean 0.5 and standard deviation 0.5)"),
+    *BY_CHANNEL,
     Scaling(1.0, (128.0,), (1.0,), "-128..127"),
     Scaling(65025.0, (0.0,), (1.0,), "divided by 255 twice"),
+    *(
+        Scaling(s.divisor, s.mean[::-1], s.std[::-1], f"{s.name}, in reverse channel order")
+        for s in BY_CHANNEL
+    ),
 )
 """The usual ones first: of scalings that explain the data equally well, the first wins."""
 
@@ -117,49 +110,35 @@ Pair = tuple[Scaling, Scaling]
 """Scalings of ours and of theirs."""
 
 
+def between(pair: Pair, order: tuple[int, ...]) -> tuple[Array, Array]:
+    """Factor and offset that turn the scaling of ours into that of theirs, by their channels."""
+    mine, other = (scaling.affine(len(order)) for scaling in pair)
+    factor = other[0] / mine[0][list(order)]
+    return factor, other[1] - mine[1][list(order)] * factor
+
+
 def scalings(fit: Fit, spans: Array) -> Pair | None:
-    """The scalings that explain a fit: two named ones, or one named and one with its own constants.
+    """The scalings that explain a fit: two named ones, or one plain one and one with its own constants.
 
     Args:
         spans: [channels, 2]: smallest and largest value of ours without outliers, in the order of theirs.
     """
     tolerance = max(4e-3, 0.5 * fit.unexplained**0.5)
-    low, high = spans.T
-    fitted = np.stack([low * fit.factor + fit.offset, high * fit.factor + fit.offset])
+    fitted = spans.T * fit.factor + fit.offset
     width = float(np.max(np.abs(fitted[1] - fitted[0]))) or 1.0
-    scored: list[tuple[tuple[float, ...], Pair]] = []
-    for rank, (mine, other) in enumerate(_pairs(fit)):
+    usual = [(rank, s) for rank, s in enumerate(SCALINGS) if s.channels in (1, len(fit.order))]
+    scored: list[tuple[tuple[float, int], Pair]] = []
+    for (i, mine), (j, other) in itertools.product(usual, usual):
+        if mine == other and fit.in_order:
+            continue
         mine_factor, mine_offset = (part[list(fit.order)] for part in mine.affine(len(fit.order)))
-        pixels = np.stack([low - mine_offset, high - mine_offset]) / mine_factor
-        factor, offset = other.affine(len(fit.order))
-        error = float(np.max(np.abs(pixels * factor + offset - fitted))) / width / tolerance
+        pixels = (spans.T - mine_offset) / mine_factor
+        factor, offset = between((mine, other), fit.order)
+        error = float(np.max(np.abs(spans.T * factor + offset - fitted))) / width / tolerance
         if _is_pixels(pixels) and error <= 1.0:
             # errors of the same order of magnitude are equal: the usual pair wins
-            scored.append(
-                ((_misplaced(mine, other, fit), round(np.log2(max(error, 0.25))), rank), (mine, other))
-            )
+            scored.append(((round(np.log2(max(error, 0.25))), i + j), (mine, other)))
     return min(scored, key=lambda s: s[0])[1] if scored else _own_constants(fit, spans)
-
-
-def _pairs(fit: Fit) -> list[Pair]:
-    """All pairs of scalings, with constants in both orders, the usual first; none that changes nothing."""
-    sides = [(rank, s) for rank, one in enumerate(SCALINGS) for s in _both_orders(one, len(fit.order))]
-    pairs = itertools.product(sides, sides)
-    kept = [(a[0] + a[1].reversed + b[0] + b[1].reversed, a[1], b[1]) for a, b in pairs]
-    return [(a, b) for _, a, b in sorted(kept, key=lambda p: p[0]) if a != b or not fit.in_order]
-
-
-def _both_orders(scaling: Scaling, channels: int) -> Iterator[Scaling]:
-    if channels == 3 or not scaling.by_channel:
-        yield scaling
-    if channels == 3 and scaling.by_channel:
-        yield replace(scaling, reversed=True)
-
-
-def _misplaced(mine: Scaling, other: Scaling, fit: Fit) -> bool:
-    """True if the constants of the two sides do not follow the channels, which is less likely."""
-    swapped = fit.order == (2, 1, 0)
-    return mine.by_channel and other.by_channel and (mine.reversed != other.reversed) != swapped
 
 
 def _is_pixels(pixels: Array) -> bool:
@@ -183,9 +162,8 @@ def _own_constants(fit: Fit, spans: Array) -> Pair | None:
 
 def plain_scaling(ends: Array) -> Scaling | None:
     """The scaling 0..1 or 0..255, if the values lie in it."""
-    low, high = float(ends.min()), float(ends.max())
     for scaling, most, slack in ((UNIT, 1.0, 0.03), (PIXELS, 255.0, PIXEL_SLACK)):
-        if low >= -slack and high <= most + slack:
+        if ends.min() >= -slack and ends.max() <= most + slack:
             return scaling
     return None
 
@@ -194,16 +172,15 @@ def _custom(divisor: float, mean: Array, std: Array) -> Scaling:
     """(pixel / divisor - mean) / std, for pixels 0..1 where that gives a usual deviation."""
     if divisor == 1.0 and float(std.min()) >= LEAST_STD:
         divisor, mean, std = 255.0, mean / 255.0, std / 255.0
-    texts = [listed(np.round(part, 6)) for part in (mean, std)]
     after = "" if divisor == 255.0 else " (of pixels 0..255)"
-    deviation = "" if texts[1] == "1" else f" and standard deviation {texts[1]}"
+    name = f"mean {listed(np.round(mean, 6))} and standard deviation {listed(np.round(std, 6))}{after}"
     parts = [tuple(float(f"{v:.7g}") for v in part.tolist()) for part in (mean, std)]
-    return Scaling(divisor, parts[0], parts[1], f"mean {texts[0]}{deviation}{after}")
+    return Scaling(divisor, parts[0], parts[1], name)
 
 
 def border_pixel(values: Array) -> int | None:
     """The pixel of 0..255 that a usual scaling turns into a border's values; None if there is none."""
-    for scaling in (s for one in SCALINGS for s in _both_orders(one, len(values))):
+    for scaling in (s for s in SCALINGS if s.channels in (1, len(values))):
         factor, offset = scaling.affine(len(values))
         pixels = (values - offset) / factor
         pixel = round(float(pixels[0]))

@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
-from scipy.ndimage import gaussian_filter, zoom
+from scipy.ndimage import gaussian_filter
 from typer.testing import CliRunner
 
 from rewriter.cli import app
 from rewriter.ir.errors import InputsError
 from rewriter.ir.model import Array
-from rewriter.parity import ArrayComparison, compare_arrays
-from rewriter.parity.code import run
+from rewriter.parity import compare_arrays
 from rewriter.parity.job import compare_inputs
 from rewriter.runtime.figures.pair import relative_l2
 
@@ -32,10 +31,10 @@ CONSTANTS: dict[str, tuple[float, Any, Any]] = {
 }
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]
 STD = np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
-HEIGHT, WIDTH, MARGIN = 48, 56, 8
+HEIGHT, WIDTH = 48, 56
 
 
-def photo(seed: int, height: int = HEIGHT + 2 * MARGIN, width: int = WIDTH + 2 * MARGIN) -> Array:
+def photo(seed: int, height: int = HEIGHT, width: int = WIDTH) -> Array:
     """An uint8 image [3, H, W] as photographs are: smooth, its channels alike but not equal, some noise."""
     rng = np.random.default_rng(seed)
     own = gaussian_filter(rng.standard_normal((3, height, width)), (0, 2, 2))
@@ -47,20 +46,17 @@ def photo(seed: int, height: int = HEIGHT + 2 * MARGIN, width: int = WIDTH + 2 *
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What a preprocessing does with an image [3, H, W] of 0..255 that has a margin."""
+    """What a preprocessing does with an image [3, H, W] of 0..255."""
 
     scaling: str = "0..1"
     layout: str = "NCHW"
     bgr: bool = False
-    mirrored: bool = False
-    shift: tuple[int, int] = (0, 0)
     pad: int | None = None
     dtype: str = "float32"
 
     def __call__(self, image: Array) -> Array:
-        (dy, dx), (divisor, mean, std) = self.shift, CONSTANTS[self.scaling]
-        found = image[:, MARGIN + dy : MARGIN + dy + HEIGHT, MARGIN + dx : MARGIN + dx + WIDTH]
-        found = found[..., ::-1] if self.mirrored else found
+        divisor, mean, std = CONSTANTS[self.scaling]
+        found = image
         if self.pad is not None:
             found = np.pad(found, ((0, 0), (6, 6), (0, 0)), constant_values=self.pad)
         mean, std = (np.resize(np.asarray(c, np.float32), 3)[:, None, None] for c in (mean, std))
@@ -80,11 +76,16 @@ class Pipeline:
             "channel-order": self.bgr != other.bgr,
             "scale": mine[0] != yours[0],
             "normalization": mine[1:] != yours[1:],
-            "orientation": self.mirrored != other.mirrored,
-            "shift": self.shift != other.shift,
             "padding": self.pad != other.pad,
         }
         return {kind for kind, differs in differing.items() if differs}
+
+
+def run(code: tuple[str, ...], ours: Array) -> Array:
+    """What the printed lines make of ours."""
+    names: dict[str, Any] = {"np": np, "ours": ours}
+    exec("\n".join(code), names)
+    return np.asarray(names["theirs"])
 
 
 @st.composite
@@ -98,8 +99,6 @@ def pipelines(draw: st.DrawFn) -> tuple[Pipeline, Pipeline]:
             scaling,
             draw(st.sampled_from(["NCHW", "NHWC", "CHW", "HWC"])),
             draw(st.booleans()),
-            draw(st.booleans()),
-            (0, 0) if padded else (draw(st.integers(-4, 4)), draw(st.integers(-4, 4))),
             draw(st.sampled_from([0, 114, 128])) if padded else None,
             draw(st.sampled_from(types)),
         )
@@ -108,7 +107,6 @@ def pipelines(draw: st.DrawFn) -> tuple[Pipeline, Pipeline]:
 
 
 @given(pipelines(), st.integers(0, 1000))
-@example((Pipeline("Caffe"), Pipeline("Caffe", shift=(0, -4), dtype="float16")), 1)
 def test_all_differences_are_found_together_and_none_is_invented(
     pair: tuple[Pipeline, Pipeline], seed: int
 ) -> None:
@@ -118,7 +116,7 @@ def test_all_differences_are_found_together_and_none_is_invented(
     assert {d.kind for d in found.differences} == pair[0].kinds(pair[1]), found
     if found.differences:
         assert found.after < 2e-3  # float16's rounding
-        if pair[0].shift == pair[1].shift:
+        if "padding" not in pair[0].kinds(pair[1]):
             made = run(found.code, ours)
             assert made.dtype == theirs.dtype
             assert relative_l2(theirs, made) < 2e-3
@@ -167,25 +165,8 @@ RELATIONS: dict[str, tuple[Any, Any, set[str], str]] = {
         {"normalization"},
         "theirs has mean 0.3 and standard deviation 0.17",
     ),
-    "crop": (RAW, RAW[:, 3:43, 5:45].copy(), {"size"}, "theirs is 40x40, not 48x56"),
-    "height and width swapped": (
-        RAW,
-        RAW.swapaxes(1, 2).copy(),
-        {"orientation"},
-        "theirs has height and width swapped",
-    ),
-    "resized": (
-        RAW,
-        zoom(RAW, (1, 0.75, 0.75), order=1, mode="nearest", grid_mode=True),
-        {"size"},
-        "theirs is 36x42, not 48x56",
-    ),
-    "content at another place in the letterbox": (
-        np.pad(RAW, ((0, 0), (8, 8), (0, 0)), constant_values=114),
-        np.pad(RAW, ((0, 0), (0, 16), (0, 0)), constant_values=114),
-        {"shift"},
-        "theirs is shifted 8 pixels up",
-    ),
+    "another size": (RAW, RAW[:, 3:43, 5:45].copy(), {"size", "values"}, None),
+    "mirrored": (RAW, RAW[..., ::-1].copy(), {"values"}, "theirs shows something else"),
     "grey": (
         RAW[:1].repeat(3, 0),
         RAW[:1].repeat(3, 0) / 255,
@@ -196,26 +177,26 @@ RELATIONS: dict[str, tuple[Any, Any, set[str], str]] = {
         RAW / 255 + np.random.default_rng(0).uniform(-0.4, 0.4, RAW.shape) / 255,
         RAW / 255,
         {"rounding"},
-        "theirs rounds to whole pixels",
+        "theirs is rounded in another place",
+    ),
+    "smoother details": (
+        RAW,
+        gaussian_filter(RAW, (0, 0.6, 0.6)),
+        {"interpolation"},
+        "theirs is resampled in another way",
     ),
 }
 
 
 @pytest.mark.parametrize(("ours", "theirs", "kinds", "sentence"), RELATIONS.values(), ids=RELATIONS.keys())
-def test_relations_of_images(ours: Array, theirs: Array, kinds: set[str], sentence: str) -> None:
+def test_relations_of_images(ours: Array, theirs: Array, kinds: set[str], sentence: str | None) -> None:
     found = compare_arrays(ours.astype(np.float32), theirs.astype(np.float32))
     assert {d.kind for d in found.differences} == kinds
-    assert found.sentence == sentence
-    if kinds:
-        made = run(found.code, ours.astype(np.float32))
-        assert made.shape == theirs.shape
-        assert found.after < (5e-3 if kinds == {"rounding"} else 1e-5)
-
-
-def test_smoother_details_are_reported_as_antialiasing() -> None:
-    found = compare_arrays(RAW, gaussian_filter(RAW, (0, 0.6, 0.6))[::-1])
-    assert {d.kind for d in found.differences} == {"channel-order", "antialias"}
-    assert "times the energy of details" in found.differences[-1].text
+    assert sentence in (None, found.sentence)
+    assert ("values" in kinds or "interpolation" in kinds) == any("`images`" in note for note in found.notes)
+    if found.code and not kinds & {"rounding", "interpolation"}:
+        assert run(found.code, ours.astype(np.float32)).shape == theirs.shape
+        assert found.after < 1e-5
 
 
 PLAIN: dict[str, tuple[Any, Any, set[str]]] = {
@@ -232,7 +213,6 @@ PLAIN: dict[str, tuple[Any, Any, set[str]]] = {
     "another length": ([[5, 6, 7]], [[5, 6]], {"size"}),
     "NaN": ([[1.0, np.nan, 2]], [[1.0, 2, 2]], {"values"}),
     "the same NaN": ([[1.0, np.nan, 2]], [[1.0, np.nan, 2]], set()),
-    "axes exchanged": ([[1.0, 2, 5], [3, 4, 9]], [[1.0, 3], [2, 4], [5, 9]], {"layout"}),
 }
 
 
@@ -267,15 +247,13 @@ def test_the_command_prints_the_differences_and_exits_with_1(tmp_path: Path) -> 
     assert result.exit_code == 1
     assert "is not divided by 255" in result.output
     assert "BGR" in result.output
+    assert CliRunner().invoke(app, ["compare-inputs", str(ours), str(ours)]).exit_code == 0
     array = json.loads(told.read_text())["samples"][0]["arrays"][0]
     assert [d["kind"] for d in array["differences"]] == ["layout", "channel-order", "scale", "normalization"]
+    assert array["sentence"].startswith(
+        "theirs is NHWC, not NCHW, is BGR (if ours is RGB), is not divided by 255 and has no"
+    )
     assert array["after"] < 1e-6
-
-
-def test_equal_pipelines_exit_with_0(tmp_path: Path) -> None:
-    ours = written(tmp_path, "ours", image=RAW)
-    result = CliRunner().invoke(app, ["compare-inputs", str(ours), str(ours)])
-    assert (result.exit_code, "The two pipelines agree" in result.output) == (0, True)
 
 
 def test_folders_are_compared_sample_by_sample_and_arrays_by_name(tmp_path: Path) -> None:
@@ -297,14 +275,6 @@ def test_folders_are_compared_sample_by_sample_and_arrays_by_name(tmp_path: Path
     assert found.samples[0].arrays[2].notes == ("it is called 'ids_theirs' in theirs",)
 
 
-def test_a_missing_sample_is_a_difference(tmp_path: Path) -> None:
-    (tmp_path / "two").mkdir()
-    for index in range(2):
-        written(tmp_path / "two", f"s{index}", image=RAW)
-    found = compare_inputs(written(tmp_path, "one", image=RAW), tmp_path / "two")
-    assert (found.differ, found.counts) == (True, (1, 2))
-
-
 @pytest.mark.parametrize("content", [b"no archive", b""], ids=["garbage", "empty"])
 def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path, content: bytes) -> None:
     ours, broken = written(tmp_path, "ours", image=RAW), tmp_path / "broken.npz"
@@ -312,19 +282,3 @@ def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path, content: bytes)
     with pytest.raises(InputsError, match="broken"):
         compare_inputs(ours, broken)
     assert CliRunner().invoke(app, ["compare-inputs", str(ours), str(broken)]).exit_code == 2
-
-
-def test_text_is_refused(tmp_path: Path) -> None:
-    words = written(tmp_path, "words", text=np.array(["a", "b"]))
-    with pytest.raises(InputsError, match="not numbers"):
-        compare_inputs(words, words)
-
-
-def test_the_sentence_lists_everything() -> None:
-    found = compare_arrays(
-        inner(Pipeline("0..1")), inner(Pipeline("0..255", "NHWC", bgr=True, dtype="uint8"))
-    )
-    assert isinstance(found, ArrayComparison)
-    assert found.sentence == (
-        "theirs is uint8, not float32, is NHWC, not NCHW, is BGR (if ours is RGB) and is not divided by 255"
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +31,14 @@ def _tensor(folder: Path, array: Array) -> Any:
     return torch.from_numpy(array.copy()).requires_grad_()
 
 
-def _generator(folder: Path, array: Array) -> Iterator[Array]:
-    return iter([array])
-
-
 SHAPES: list[Any] = [
     pytest.param(lambda folder, array: array, "array", id="an array"),
     pytest.param(lambda folder, array: {"x": array}, "x", id="a dict"),
-    pytest.param(lambda folder, array: [array], "array", id="a list of arrays"),
-    pytest.param(lambda folder, array: [{"x": array}], "x", id="a list of dicts"),
     pytest.param(lambda folder, array: [({"x": array}, 3)], "x", id="a dict and a label"),
     pytest.param(lambda folder, array: [(array, 3)], "array", id="an array and a label"),
-    pytest.param(_generator, "array", id="a generator"),
     pytest.param(lambda folder, array: lambda: {"x": array}, "x", id="a function"),
     pytest.param(_tensor, "array", id="a tensor that needs a gradient"),
     pytest.param(_file, "x", id="a path"),
-    pytest.param(lambda folder, array: str(_file(folder, array)), "x", id="a path as text"),
 ]
 
 
@@ -81,32 +73,20 @@ def test_labels_of_a_loader_are_dropped_where_the_other_side_has_one_array() -> 
         assert "BGR" in found.samples[0].arrays[0].sentence
 
 
-PHOTOGRAPHS: list[Any] = [
-    pytest.param(lambda folder: PHOTO, id="an array"),
-    pytest.param(lambda folder: [PHOTO], id="a list"),
-    pytest.param(lambda folder: Image.fromarray(PHOTO), id="a picture of Pillow"),
-    pytest.param(lambda folder: [_png(folder)], id="a list of paths"),
-]
-
-
-def _png(folder: Path) -> Path:
-    Image.fromarray(PHOTO).save(folder / "photo.png")
-    return folder / "photo.png"
-
-
-@pytest.mark.parametrize("made", PHOTOGRAPHS)
-def test_photographs_may_be_arrays_too(made: Callable[[Path], Any], tmp_path: Path) -> None:
-    small = np.asarray(Image.fromarray(PHOTO).resize((16, 12), Image.Resampling.BILINEAR))
-    near = np.asarray(Image.fromarray(PHOTO).resize((16, 12), Image.Resampling.NEAREST))
-    found = rewriter.compare_inputs(small, near, images=made(tmp_path))
-    assert found == rewriter.compare_inputs(small, near, images=_png(tmp_path))
+def test_photographs_may_be_arrays_too(tmp_path: Path) -> None:
+    picture = Image.fromarray(PHOTO)
+    picture.save(tmp_path / "photo.png")
+    small = np.asarray(picture.resize((16, 12), Image.Resampling.BILINEAR))
+    near = np.asarray(picture.resize((16, 12), Image.Resampling.NEAREST))
+    found = rewriter.compare_inputs(small, near, images=tmp_path / "photo.png")
     assert found != rewriter.compare_inputs(small, near)
+    for images in (PHOTO, [PHOTO], picture):
+        assert found == rewriter.compare_inputs(small, near, images=images)
 
 
 WRONG: list[Any] = [
     pytest.param({"ours": 3}, UsageError, "ours=: it cannot be 3", id="a number"),
     pytest.param({"theirs": None}, UsageError, "theirs=: it cannot be None", id="nothing"),
-    pytest.param({"ours": b"npz"}, UsageError, "ours=: it cannot be b'npz'", id="bytes"),
     pytest.param({"ours": [1, 2]}, UsageError, "ours= sample 0: it is an int without arrays", id="numbers"),
     pytest.param(
         {"theirs": lambda: 3},
@@ -114,9 +94,7 @@ WRONG: list[Any] = [
         "theirs=: cannot read samples from an int",
         id="a function's result",
     ),
-    pytest.param({"images": 3}, UsageError, "images=: it cannot be 3", id="a photograph"),
     pytest.param({"images": [3]}, UsageError, r"images=: it cannot be \[3\]", id="photographs"),
-    pytest.param({"samples": "8"}, UsageError, "`samples`: it cannot be '8'", id="samples"),
     pytest.param({"samples": 0}, UsageError, "`samples`: it cannot be 0", id="no samples"),
     pytest.param({"ours": []}, InputsError, "there is no sample", id="an empty list"),
     pytest.param({"ours": {"x": ["a"]}}, InputsError, "not numbers", id="text"),
