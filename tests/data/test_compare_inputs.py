@@ -137,7 +137,7 @@ def inner(pipeline: Pipeline, seed: int = 3) -> Array:
 
 RAW = inner(Pipeline("0..255"))[0]
 
-RELATIONS: dict[str, tuple[Any, Any, set[str], str]] = {
+RELATIONS: dict[str, tuple[Any, Any, set[str], str | None]] = {
     "equal": (RAW, RAW.copy(), set(), "no difference"),
     "float rounding": (RAW / 3, (RAW.astype(np.float64) / 3).astype(np.float32), set(), "no difference"),
     "BGR, not divided": (
