@@ -5,6 +5,7 @@ Each test runs on every engine that can use the GPU. TensorRT is left out where 
 
 from __future__ import annotations
 
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from graphs import graph
 
 import rewriter
+from benchmarks.surroundings import Suite, table
 from rewriter.ir.model import Array, Model, save
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.measure import measure
@@ -216,3 +218,14 @@ def test_references_of_a_large_model_are_computed_by_cuda(tmp_path: Path) -> Non
     error = float(np.linalg.norm(values[0] - values[1]) / np.linalg.norm(values[1]))
     ROWS.append(f"{'reference on the GPU':30} {error:.2e} from the CPU's")
     assert 0 < error < 1e-5, "TF32 was not switched off, or the CPU computed both"
+
+
+def test_passes_and_rules_are_right_in_surroundings(tmp_path: Path) -> None:
+    if problem := this_machine.obstacle("tensorrt-rtx"):
+        pytest.skip(problem.what)
+    suite = Suite(tmp_path, 0, time.monotonic() + 300, gpu=True)
+    suite.run(["fuse-layer-norm", "merge-projections", "fp32-softmax", "fp32-epilogue"], 3, 4)
+    ROWS.extend(table(suite.found))
+    results = [row["ours"] for rows in suite.found.values() for row in rows.values()]
+    assert len(results) == 12
+    assert all("error" in one and "symptom" not in one for one in results)
