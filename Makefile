@@ -11,7 +11,8 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 demo: $(VENV)/with-rtx
 	@mkdir -p demo
-	$(BIN)/rewriter fix models/nafnet.onnx -o demo/nafnet.fixed.onnx --inputs models/nafnet.npz
+	$(BIN)/rewriter fix models/nafnet.onnx -o demo/nafnet.fixed.onnx --inputs models/nafnet.npz --report demo/nafnet.html
+	@echo "The photograph before and after: open demo/nafnet.html in a browser"
 
 # one process for each core, and each file in one of them, which computes what its tests share once
 PYTEST ?= -n auto --dist loadfile
