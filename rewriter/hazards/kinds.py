@@ -195,6 +195,7 @@ KINDS: dict[str, Kind] = {
         "data",
         "measure on real data (`inputs`): random inputs give false alarms and miss real overflows",
     ),
+    "training": Kind("kept in FP32 by training", "note", "fp32-island", _ISLAND),
     "user-rule": Kind("found by a rule of your own", "warning", "fp32-island", _ISLAND),
     "fp16-reference": Kind(
         "FP16 model as the reference",

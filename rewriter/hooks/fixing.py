@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -41,6 +41,8 @@ class HookOptions:
         calibration: Samples for measuring ranges: an iterable of arguments of the model, such as a
             DataLoader, or of dicts of arrays by input. None: the example arguments of the export.
         samples: Most samples to use.
+        fp32_modules: Names or patterns of modules to keep in FP32, such as `encoder.norm`, beside those that
+            switch autocast off themselves. On an engine they are released where that is faster and passes.
         strict: Raise errors, instead of keeping the plain export with a warning.
         keep_raw: Keep the plain export beside the result, as `<name>.raw.onnx`.
         quiet: Print nothing; warnings are still issued.
@@ -49,6 +51,7 @@ class HookOptions:
     fix: Mapping[str, Any] = field(default_factory=dict)
     calibration: Iterable[Any] | None = None
     samples: int = SAMPLES
+    fp32_modules: Sequence[str] = ()
     strict: bool = False
     keep_raw: bool = False
     quiet: bool = False

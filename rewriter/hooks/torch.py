@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial, wraps
@@ -33,6 +33,7 @@ from rewriter.hooks.fixing import (
 torch = require("torch", "torch", __name__)
 
 from rewriter.hooks.torch_feeds import calibration_feeds, example_feeds  # noqa: E402
+from rewriter.hooks.torch_hints import hints, rule  # noqa: E402
 from rewriter.ir.errors import UsageError  # noqa: E402  # the message about PyTorch comes first
 from rewriter.ir.model import Array, Model  # noqa: E402
 
@@ -50,6 +51,7 @@ def export(
     fix: Mapping[str, Any] | None = None,
     calibration: Iterable[Any] | None = None,
     samples: int = SAMPLES,
+    fp32_modules: Sequence[str] = (),
     strict: bool = False,
     keep_raw: bool = False,
     quiet: bool = False,
@@ -64,7 +66,7 @@ def export(
     Raises:
         Exception: the export failed, or the fix failed and `strict` is set.
     """
-    options = HookOptions(dict(fix or {}), calibration, samples, strict, keep_raw, quiet)
+    options = HookOptions(dict(fix or {}), calibration, samples, fp32_modules, strict, keep_raw, quiet)
     given = (model, args, *(() if f is None and not positional else (f,)), *positional)
     call = ExportCall.of(torch.onnx.export, given, kwargs)
     return _fixed(call, _plain(call, options), options)
@@ -194,6 +196,7 @@ def _fixed(call: ExportCall, program: Any, options: HookOptions) -> Fixed:
     """Fix the export wherever it went: a file, a stream, or an ONNXProgram."""
     feeds, target = partial(_feeds, call, options), call.target
     with _same_randomness():
+        options = _with_hints(call, options)
         if target is None:
             fixed = attempt(
                 lambda: Fixed(result=fix_export(program.model_proto, feeds, options)), options, "the program"
@@ -203,6 +206,22 @@ def _fixed(call: ExportCall, program: Any, options: HookOptions) -> Fixed:
         else:
             fixed = fix_file(Path(target), feeds, options)
     return replace(fixed, program=program)
+
+
+def _with_hints(call: ExportCall, options: HookOptions) -> HookOptions:
+    """The options with a rule for the modules that training kept in FP32.
+
+    Raises:
+        UsageError: a pattern of `fp32_modules` fits no module.
+    """
+    module = call.arguments["model"]
+    with eval_mode(module) if isinstance(module, torch.nn.Module) else nullcontext():
+        kept = hints(module, call.example, options.fp32_modules)
+    if not kept:
+        return options
+    say(f"modules that training kept in FP32: {', '.join(kept)}", options)
+    own = tuple(options.fix.get("hazards", ()))
+    return replace(options, fix={**options.fix, "hazards": (*own, rule(kept))})
 
 
 def _fix_stream(stream: Any, feeds: Callable[[Model], Any], options: HookOptions) -> Fixed:

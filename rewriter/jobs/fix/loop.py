@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from rewriter.hazards import Hazard, Rule, Survey
 from rewriter.hazards.planning.costs.node_times import ORIGIN
 from rewriter.hazards.planning.free_fp32 import FREE
+from rewriter.hazards.user_rules import HINT
 from rewriter.ir.base import Pass, Stage
 from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import PRODUCTS
@@ -412,9 +413,9 @@ def _with_epilogues(job: FixJob, first: FixJob) -> FixJob:
 
 
 def _preferred(made: Attempt) -> list[tuple[str, str]]:
-    """Rules and operators of FP32 nodes that no hazard asks for, the largest groups first."""
+    """Rules and operators of FP32 nodes that no hazard asks for, or a hint, the largest groups first."""
     decisions = made.plan.decisions if made.plan is not None else ()
-    sizes = Counter((one.rule, one.op) for one in decisions if one.rule in FREE)
+    sizes = Counter((one.rule, one.op) for one in decisions if one.rule in FREE | {HINT})
     return [group for group, _ in sizes.most_common()]
 
 
