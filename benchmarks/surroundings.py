@@ -34,9 +34,6 @@ import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rewriter.runtime.engines.build_options import BuildOptions
-from rewriter.runtime.engines.measure_in_child import load_program
-
 from benchmarks.comparison import THREADS, read_json, write_json
 from benchmarks.surroundings_graphs import Draw, build, drawn, examples, feeds_of, quirk, smaller
 from rewriter.ir import children
@@ -45,9 +42,10 @@ from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, facts, load, save
 from rewriter.runtime.emulation import emulation, reference
 from rewriter.runtime.engines import nvidia_driver
+from rewriter.runtime.engines.build import BuildOptions
 from rewriter.runtime.engines.build_in_child import build_here
 from rewriter.runtime.engines.local_session import LocalSession
-from rewriter.runtime.engines.measure import shape_values
+from rewriter.runtime.engines.measure import load_program, shape_values
 from rewriter.runtime.engines.protocol import RunOrder, Variant
 from rewriter.runtime.engines.tensor_files import StoredSamples
 
@@ -57,13 +55,16 @@ LARGEST_ERROR = 5e-3
 TIMES_EMULATED = 10.0
 """Emulation sums in another order, and knows no fast exponentials."""
 
-TRIES, MOST_BISECTED = 12, 3
-"""Draws for one place; wrong results of a pattern and a variant that are made smaller."""
+TRIES = 12
+"""Draws for one surrounding until one is valid."""
+
+MOST_BISECTED = {"ours": 3, "plain": 1}
+"""Wrong results of a pattern that are made smaller."""
 
 CALL_S, LAST_S = 60.0, 10.0
 """Limit of one step in a child; nothing starts in the last 10 seconds."""
 
-VARIANTS = ("ours", "plain")
+VARIANTS = tuple(MOST_BISECTED)
 T = TypeVar("T")
 
 
@@ -223,7 +224,9 @@ class Suite:
         self.found = {name: read_json(self.work / f"{name}.json") for name in names}
         left = [(name, n) for name in names for n in range(count) if str(n) not in self.found[name]]
         with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(lambda job: self._one(job[0], job[1], place), left))
+            for job in [pool.submit(self._one, *one, place) for one in left]:
+                if problem := job.exception():
+                    print(repr(problem), file=sys.stderr)
         done = sum(map(len, self.found.values()))
         print(f"{done} of {count * len(names)} draws are done")
 
@@ -242,7 +245,7 @@ class Suite:
         for variant in VARIANTS:
             symptom = row.get(variant, {}).get("symptom")
             rows = [*self.found[pattern].values()]
-            if symptom and sum("quirk" in row.get(variant, {}) for row in rows) < MOST_BISECTED:
+            if symptom and sum("quirk" in row.get(variant, {}) for row in rows) < MOST_BISECTED[variant]:
                 least = worker.bisected(draw, variant, symptom)
                 worker.judged(least)
                 row[variant]["quirk"] = quirk(worker.folder / f"{variant}.onnx", least, symptom)

@@ -9,7 +9,6 @@ import tomllib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import numpy as np
 import onnx
 import onnx.parser
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
-from rewriter.pipeline.preset_steps import DEFAULT, EPILOGUES
 
 import rewriter
 from rewriter.ir.base import Context, Stage, Target
@@ -26,7 +24,9 @@ from rewriter.ir.model import Array, Model
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline import onnx_text
 from rewriter.pipeline.driver import Driver
+from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS, with_epilogues
 from rewriter.pipeline.text import parse
+from rewriter.runtime.engines.tensorrt_library import import_tensorrt
 
 ROOT = Path(__file__).resolve().parent.parent
 Shape = tuple[int, ...]
@@ -63,7 +63,7 @@ class Example:
         """A draw as the tool hands it out; None if the pass or the rule has nothing to do with it."""
         common: dict[str, Any] = {"inputs": [dict(feeds)], "verify": False, "target": "tensorrt-rtx"}
         if self.rule:
-            steps = list(EPILOGUES if self.free else DEFAULT)
+            steps = list(with_epilogues() if self.free else PRESETS[DEFAULT_PRESET].steps)
             result = rewriter.fix(model.whole(), passes=steps, keep_fp32_op=list(self.keep), **common)
             rules = {decision.rule for decision in result.plan.decisions} if result.plan else set()
             return result.model if self.rule in rules else None
@@ -324,7 +324,7 @@ id = "{draw.pattern}-{draw.number}"
 title = ""
 chain = {json.dumps(chain)}
 library = "tensorrt-rtx"
-first = "{metadata.version("tensorrt-rtx")}"
+first = "{import_tensorrt("tensorrt_rtx").__version__}"
 last = ""
 symptom = "{symptom}"
 severity = "warning"
