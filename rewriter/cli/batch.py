@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rewriter.cli.exits import FAILED, PAGES, STDOUT, is_page, reader_may_leave, write_document
-from rewriter.cli.parameters import Json, Quiet, check_extra, read_configuration, with_options
+from rewriter.cli.parameters import Json, Quiet, check_extra, configured, with_options
 from rewriter.ir.english import count
 from rewriter.ir.errors import UsageError
 from rewriter.pipeline.options import BatchCommand, FixOptions
@@ -49,7 +49,7 @@ def batch(
     from rewriter.report.terminal import console
 
     start = time.monotonic()
-    configuration = read_configuration(quiet=quiet)
+    configuration = configured({}, quiet=quiet).configuration
     listed, reports = given.get("manifest"), given.get("report", [])
     of_fix = {name: value for name, value in given.items() if name in declarations(FixOptions)}
     todo = entries(models or [], output, of_fix, configuration, listed)

@@ -9,7 +9,7 @@ import typer
 
 from rewriter.cli.commands import Command, Group
 from rewriter.cli.exits import STDOUT, echo, exit_codes, reader_may_leave, write_document
-from rewriter.cli.parameters import Json, check_extra, completer
+from rewriter.cli.parameters import Json, check_outputs, completer
 from rewriter.pipeline.options import KEYS
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _list(name: str, json: Any) -> None:
         from rewriter.report.json import document
         from rewriter.report.terminal import console
 
-        check_extra("`json`", json, [])
+        check_outputs([], json=json)
         warnings = list[str]()
         content = catalogue.passes(warnings) if name == "passes" else catalogue.presets()
         if json is not None:
@@ -107,7 +107,7 @@ def _run_passes(
     with exit_codes(), reader_may_leave():
         from rewriter.ir.model import load
         from rewriter.pipeline import onnx_text
-        from rewriter.pipeline.run import run
+        from rewriter.pipeline.driver import run
 
         before = load(graph if graph.suffix == ".onnx" else onnx_text.read(graph))
         result = run(before, pipeline)

@@ -46,9 +46,9 @@ class Entry:
 COMMANDS = {
     "fix": Entry("fix.fix", "Make MODEL safe and fast in FP16, and check it", MODELS),
     "scan": Entry("scan.scan", "Find what would go wrong; change nothing", MODELS),
-    "verify": Entry("verify.verify", "Compare every output of two versions", MODELS),
-    "locate": Entry("locate.locate", "Find the first tensor that goes wrong", MODELS),
-    "compare-inputs": Entry("compare_inputs.compare_inputs", "Find how two preprocessings differ", MODELS),
+    "verify": Entry("compare.verify", "Compare every output of two versions", MODELS),
+    "locate": Entry("compare.locate", "Find the first tensor that goes wrong", MODELS),
+    "compare-inputs": Entry("compare.compare_inputs", "Find how two preprocessings differ", MODELS),
     "batch": Entry("batch.batch", "Fix many models, here or on a cluster", MODELS),
     "probe": Entry("probe.probe", "What this TensorRT does on this GPU"),
     "config": Entry("config.config", "Options in force, and where each comes from"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rewriter.cli.exits import STDOUT, exit_codes, reader_may_leave, write_document
-from rewriter.cli.parameters import FLAG, Json, check_extra, option
+from rewriter.cli.parameters import FLAG, Json, check_outputs, option
 from rewriter.pipeline.options import OUTCOME
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def config(
         from rewriter.pipeline.config import load
         from rewriter.report.terminal import console
 
-        check_extra("`json`", json, [])
+        check_outputs([], json=json)
         configuration = load(folder)
         if json is not None:
             write_document(_as_dict(configuration), json)

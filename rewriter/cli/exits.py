@@ -98,9 +98,9 @@ PAGES = (".html", ".htm")
 """Suffixes of a report that is a page; any other report is JSON."""
 
 
-def is_page(path: Path) -> bool:
+def is_page(path: Path | None) -> bool:
     """True if the name of a report asks for a page."""
-    return path.suffix.lower() in PAGES
+    return path is not None and path.suffix.lower() in PAGES
 
 
 def write_page(result: Any, path: Path) -> None:
@@ -135,7 +135,9 @@ def show(
     from rewriter.report.terminal import console
 
     failures = []
-    for write in (*_files(result, report, json, written), *more):
+    files = [partial(_write, result, report, path) for path in (json, written) if path is not None]
+    writes: list[Callable[[], object]] = [*files, *more]
+    for write in writes:
         try:
             write()
         except OutputError as error:
@@ -149,16 +151,11 @@ def show(
         raise OutputError(failure.what + also, where=failure.where, hint=hint)
 
 
-def _files(
-    result: Any, report: ModuleType, json: Path | None, written: Path | None
-) -> Iterator[Callable[[], object]]:
-    """Yields a function that writes the file, for each that is named."""
-    if json is not None:
-        yield partial(write_document, report.as_dict(result), json)
-    if written is not None and is_page(written):
-        yield partial(write_page, result, written)
-    elif written is not None:
-        yield partial(write_document, report.as_dict(result), written)
+def _write(result: Any, report: ModuleType, path: Path) -> None:
+    if is_page(path):
+        write_page(result, path)
+    else:
+        write_document(report.as_dict(result), path)
 
 
 def write_document(content: Any, json: Path) -> None:

@@ -52,9 +52,9 @@ def fix(
     in_place = given.get("in_place", False)
     if output is None and not (in_place or given.get("dry_run")):
         output = _beside(model)
-    resolved = configured(model, given, quiet=quiet)
+    resolved = configured(given, model, quiet=quiet)
     values, save_plan = resolved.values, given.get("save_plan")
-    read = [model, *data_files(model), values["plan"], values["inputs"], resolved.file]
+    read = [model, *data_files(model), values["plan"], values["inputs"], resolved.configuration.file]
     read.extend(values["plugin_lib"] or [])
     written = values["report"]
     check_extra("`output`", output, read[1:])  # MODEL itself is a matter of --in-place

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rewriter.cli.commands import Command, Group
-from rewriter.cli.exits import BAD_INPUT, FAILED, echo, exit_codes, reader_may_leave
-from rewriter.cli.parameters import FLAG, Json, Verbose, check_extra, with_options
+from rewriter.cli.exits import BAD_INPUT, FAILED, echo, reader_may_leave
+from rewriter.cli.parameters import FLAG, Json, Verbose, check_outputs, with_options
 from rewriter.cli.scan import Sarif, write_all
 from rewriter.pipeline.options import FixCommand, ScanCommand
 
@@ -37,24 +37,12 @@ def scan(
     """
     from rewriter.hooks.precommit import process
 
-    for key, path in (("`json`", json), ("`sarif`", sarif)):
-        check_extra(key, path, models)
-    done: list[FileOutcome] = []
-    scanned = (process(model, "scan", **given) for model in models)
-    _run(_remembered(scanned, done), verbose=verbose, after=lambda: _write(done, json, sarif))
-
-
-def _remembered(outcomes: Iterator[FileOutcome], done: list[FileOutcome]) -> Iterator[FileOutcome]:
-    for outcome in outcomes:
-        done.append(outcome)
-        yield outcome
-
-
-def _write(outcomes: Sequence[FileOutcome], json: Path | None, sarif: Path | None) -> None:
-    """Write what was found in all files; skipped files have no findings."""
-    results = [outcome.detail for outcome in outcomes if outcome.detail is not None]
-    unread = [outcome.error for outcome in outcomes if outcome.error is not None]
+    check_outputs(models, json=json, sarif=sarif)
+    done = _run((process(model, "scan", **given) for model in models), verbose=verbose)
+    results = [outcome.detail for outcome in done if outcome.detail is not None]  # none of skipped files
+    unread = [outcome.error for outcome in done if outcome.error is not None]
     write_all(results, unread, [json] if json else [], sarif)
+    _end(done)
 
 
 @app.command(cls=Command)
@@ -71,21 +59,24 @@ def fix(
     """
     from rewriter.hooks.precommit import process
 
-    _run((process(model, "fix", **given, build=build or None) for model in models), verbose=verbose)
+    _end(_run((process(model, "fix", **given, build=build or None) for model in models), verbose=verbose))
 
 
-def _run(outcomes: Iterator[FileOutcome], *, verbose: bool, after: Callable[[], None] = lambda: None) -> None:
-    passed = readable = True
-    with exit_codes():
-        with reader_may_leave():
-            for outcome in outcomes:
-                _show(outcome, verbose=verbose)
-                passed, readable = passed and outcome.passed, readable and outcome.error is None
-        after()
-        if not readable:
-            raise typer.Exit(BAD_INPUT)
-        if not passed:
-            raise typer.Exit(FAILED)
+def _run(outcomes: Iterable[FileOutcome], *, verbose: bool) -> list[FileOutcome]:
+    """The outcomes, each printed when it is there."""
+    done = []
+    with reader_may_leave():
+        for outcome in outcomes:
+            _show(outcome, verbose=verbose)
+            done.append(outcome)
+    return done
+
+
+def _end(done: Iterable[FileOutcome]) -> None:
+    if any(outcome.error is not None for outcome in done):
+        raise typer.Exit(BAD_INPUT)
+    if not all(outcome.passed for outcome in done):
+        raise typer.Exit(FAILED)
 
 
 def _show(outcome: FileOutcome, *, verbose: bool) -> None:

@@ -20,7 +20,7 @@ from rewriter.pipeline.reader import Text, read
 from rewriter.pipeline.schema import Option, declarations
 
 if TYPE_CHECKING:
-    from rewriter.pipeline.config import Configuration, ResolvedOptions
+    from rewriter.pipeline.config import ResolvedOptions
 
 FLAG = " "
 """Metavar of an option without a value; Typer would print `<bool>`."""
@@ -121,12 +121,20 @@ def _place(parameter: inspect.Parameter) -> int:
     return PANELS.index(panel) if panel in PANELS else len(PANELS)
 
 
-def configured(model: Path, given: Mapping[str, Any], *, quiet: bool) -> ResolvedOptions:
-    """Every option, with those of the command line; stderr reports the sources that were read."""
+def configured(given: Mapping[str, Any], model: Path | None = None, *, quiet: bool) -> ResolvedOptions:
+    """Every option, with those of the command line; stderr reports the sources that were read.
+
+    Args:
+        model: A rewriter.toml beside it, which has no effect from elsewhere, is a warning.
+    """
     from rewriter.pipeline import config
 
     configuration = config.load()
-    for warning in (*configuration.warnings, *_unused(configuration.file, model)):
+    warnings = [*configuration.warnings]
+    beside = model.absolute().parent / "rewriter.toml" if model else None
+    if beside and beside != configuration.file and beside.is_file():
+        warnings.append(f"{beside} is not read: configuration is that of the current folder's project")
+    for warning in warnings:
         echo(f"warning: {warning}", err=True)
     resolved = configuration.resolve(**given)
     for sentence in () if quiet else resolved.messages():
@@ -134,23 +142,10 @@ def configured(model: Path, given: Mapping[str, Any], *, quiet: bool) -> Resolve
     return resolved
 
 
-def read_configuration(*, quiet: bool) -> Configuration:
-    """What files and the environment set, for a command of many models; stderr reports it once."""
-    from rewriter.pipeline import config
-
-    configuration = config.load()
-    for warning in configuration.warnings:
-        echo(f"warning: {warning}", err=True)
-    for sentence in () if quiet else configuration.resolve().messages():
-        echo(f"configuration: {sentence}", err=True)
-    return configuration
-
-
-def _unused(file: Path | None, model: Path) -> Iterator[str]:
-    """A sentence about a rewriter.toml beside the model, which has no effect from elsewhere."""
-    beside = model.absolute().parent / "rewriter.toml"
-    if beside != file and beside.is_file():
-        yield f"{beside} is not read: configuration is that of the current folder's project"
+def check_outputs(inputs: Iterable[Any], **files: Path | None) -> None:
+    """`check_extra` for several outputs, by the names of their options."""
+    for key, path in files.items():
+        check_extra(f"`{key}`", path, inputs)
 
 
 def check_extra(where: str, path: Path | None, inputs: Iterable[Any], endings: Sequence[str] = ()) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from rewriter.cli.exits import exit_codes, show
-from rewriter.cli.parameters import FLAG, Json, Quiet, Report, Verbose, check_extra, option
+from rewriter.cli.parameters import FLAG, Json, Quiet, Report, Verbose, check_outputs, option
 from rewriter.pipeline.options import OUTCOME
 
 
@@ -29,8 +29,7 @@ def probe(
         from rewriter.report.progress import progress
         from rewriter.runtime.engines import this_machine
 
-        check_extra("`json`", json, [])
-        check_extra("`report`", written, [])
+        check_outputs([], json=json, report=written)
         verbosity = int(verbose) - int(quiet)
         choice = this_machine.choose(engine) if ask else None
         if choice is not None and choice.engine is None and json is written is None:

@@ -24,7 +24,7 @@ from rewriter.cli.parameters import (
     Quiet,
     Report,
     Verbose,
-    check_extra,
+    check_outputs,
     configured,
     option,
     with_options,
@@ -55,21 +55,19 @@ def scan(
     Several models share one JSON and one SARIF file; their samples are net.npz beside net.onnx. Exits with
     0, with 1 if --fail-on says so, with 2 on bad usage or model.
     """
-    from rewriter.jobs import scan as scanner
     from rewriter.report import scan as report
-    from rewriter.report.progress import progress
 
-    resolved = configured(models[0], given, quiet=quiet)
-    for key, path in (("`json`", json), ("`sarif`", sarif), ("`report`", written)):
-        check_extra(key, path, [*models, resolved.values["inputs"], resolved.file])
+    resolved, several = configured(given, models[0], quiet=quiet), len(models) > 1
+    files = [*models, resolved.values["inputs"], resolved.configuration.file]
+    check_outputs(files, json=json, sarif=sarif, report=written)
+    if several and is_page(written):
+        hint = "name it .json, or scan one model"
+        raise UsageError("a page shows one model", where=f"`report` {written}", hint=hint)
+    results, unread = _scanned(models, resolved, quiet=quiet)
     verbosity = int(verbose) - int(quiet)
-    if len(models) > 1:
-        results, unread = _scan_all(models, resolved, written, quiet=quiet)
+    if several:
         show_all(results, unread, [json, written], sarif, verbosity)
     else:
-        options = ScanOptions(**resolved.arguments("scan"))
-        with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
-            results, unread = [scanner.scan(models[0], options, progress=shown)], []
         more = [] if sarif is None else [partial(write_sarif, results, unread, sarif)]
         show(results[0], report, json, written, more, verbosity=verbosity)
     least = resolved.values["fail_on"]
@@ -79,25 +77,24 @@ def scan(
         raise typer.Exit(FAILED)
 
 
-def _scan_all(
-    models: Sequence[Path], resolved: ResolvedOptions, written: Path | None, *, quiet: bool
+def _scanned(
+    models: Sequence[Path], resolved: ResolvedOptions, *, quiet: bool
 ) -> tuple[list[ScanResult], list[RewriterError]]:
-    """The results, and the errors of models that cannot be scanned; those stop nothing."""
+    """The results, and the errors of models that cannot be scanned; of several, those stop nothing."""
     from rewriter.hooks.precommit import data_beside
-    from rewriter.jobs import scan as scanner
+    from rewriter.jobs.scan import scan as job
     from rewriter.report.progress import progress
 
-    if written is not None and is_page(written):
-        hint = "name it .json, or scan one model"
-        raise UsageError("a page shows one model", where=f"`report` {written}", hint=hint)
-    results, unread = [], list[RewriterError]()
+    results, unread, arguments = [], list[RewriterError](), resolved.arguments("scan")
+    named = len(models) == 1 or {"inputs", "input_shapes"} & arguments.keys()
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         for model in models:
-            arguments = resolved.arguments("scan")
-            beside = {} if {"inputs", "input_shapes"} & arguments.keys() else data_beside(model)
+            options = ScanOptions(**({} if named else data_beside(model)), **arguments)
             try:
-                results.append(scanner.scan(model, ScanOptions(**beside, **arguments), progress=shown))
+                results.append(job(model, options, progress=shown))
             except (ModelError, InputsError) as error:
+                if len(models) == 1:
+                    raise
                 unread.append(error)
     return results, unread
 

@@ -18,8 +18,8 @@ from rewriter.jobs.probe import probe as probe_job
 from rewriter.jobs.scan import scan as scan_job
 from rewriter.jobs.verify import verify as verify_job
 from rewriter.parity.job import compare_inputs as compare_inputs_job
+from rewriter.pipeline.driver import run
 from rewriter.pipeline.reader import converted, type_hints, unknown
-from rewriter.pipeline.run import run
 
 __all__ = ["compare_inputs", "fix", "locate", "probe", "run_passes", "scan", "verify"]
 

@@ -78,14 +78,14 @@ class ResolvedOptions:
         sources: Where each value comes from.
         ignored: A sentence for each value that another option overrides.
         one_run: Values of the command line for options that no file may set.
-        file: The configuration file that was read, if there was one.
+        configuration: The files and variables that were read.
     """
 
     values: Mapping[str, Any]
     sources: Mapping[str, Source]
     ignored: tuple[str, ...]
     one_run: dict[str, Any]
-    file: Path | None = None
+    configuration: Configuration
 
     def arguments(self, command: Command) -> dict[str, Any]:
         """Returns keyword arguments of `rewriter.fix`, `scan` or `verify`.
@@ -156,7 +156,7 @@ class Configuration:
         if values["opset"] is None:
             values["opset"] = DEFAULT_OPSETS[values["precision"]]
         one_run = {n: v for n, v in own.items() if n not in KEYS}
-        return ResolvedOptions(values, {n: sources[n] for n in KEYS}, ignored, one_run, self.file)
+        return ResolvedOptions(values, {n: sources[n] for n in KEYS}, ignored, one_run, self)
 
 
 def _override(users: tuple[Source, ...], chosen: dict[str, Source]) -> Iterator[str]:

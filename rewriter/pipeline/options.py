@@ -325,6 +325,19 @@ class LocateCommand(DataOptions, EngineOptions):
     max_builds: int = option(48, SEARCH, places=COMMAND, least=1)
 
 
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class CompareCommand:
+    """The options of `rewriter compare-inputs`.
+
+    Attributes:
+        samples: Samples to look at.
+        images: The photographs that both read, one for each sample.
+    """
+
+    samples: int = option(8, DATA, places=COMMAND, least=1)
+    images: Path | None = option(None, DATA, places=COMMAND)
+
+
 JOBS: Mapping[Command, type] = {"fix": FixOptions, "scan": ScanOptions, "verify": VerifyOptions}
 COMMANDS: Mapping[Command, type] = {"fix": FixCommand, "scan": ScanCommand, "verify": VerifyOptions}
 
@@ -340,9 +353,9 @@ KEYS: Mapping[str, Option] = {
 
 EVERY: frozenset[str] = frozenset(
     option.key
-    for kind in (FixCommand, BatchCommand, ScanCommand, VerifyOptions, LocateCommand)
+    for kind in (FixCommand, BatchCommand, ScanCommand, VerifyOptions, LocateCommand, CompareCommand)
     for option in declarations(kind).values()
-) | {"output", "json", "sarif", "samples", "images", "ask", "repo", "rev"}
+) | {"output", "json", "sarif", "ask"}
 """Keys of all options, as messages name them in backticks."""
 
 _NAMED = re.compile(r"`([a-z][a-z0-9-]*)(?:=([^`]*))?`")

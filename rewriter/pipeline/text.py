@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from types import EllipsisType
@@ -25,9 +25,9 @@ from rewriter.pipeline import registry
 from rewriter.pipeline.reader import Text, converted, expected
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-_OPTION = re.compile(r"[A-Za-z0-9_-]+\s*=")
 _PLAIN = re.compile(r"[A-Za-z0-9_./*?:+-]+")
 _VALUE = re.compile(rf'"(?:[^"\\]|\\.)*"|{_PLAIN.pattern}')
+_TOKEN = re.compile(rf"{_VALUE.pattern}|\S")
 
 
 @dataclass(frozen=True)
@@ -175,31 +175,28 @@ class _Reader:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.position = 0
+        self.tokens = [*_TOKEN.finditer(text)][::-1]
+        """Those to come; the next one is the last."""
 
-    def pipeline(self) -> Iterable[Pass]:
-        if not self.text.strip():
+    def pipeline(self) -> Iterator[Pass]:
+        if not self.tokens:
             return
         yield self.one_pass()
         while self.accept(","):
             yield self.one_pass()
-        self.skip_spaces()
-        if self.position < len(self.text):
+        if self.tokens:
             raise self.error("expected a comma or the end")
 
     def one_pass(self) -> Pass:
-        self.skip_spaces()
-        start = self.position
-        kind = registry.find(self.take(_NAME, "the name of a pass"), self.at(start))
-        options: dict[str, object] = {}
+        where, options = self.where(), dict[str, object]()
+        kind = registry.find(self.take(_NAME, "the name of a pass"), where)
         if self.accept("{"):
             while not self.accept("}"):
                 self.option(kind, options)
         return kind(**options)
 
     def option(self, kind: type[Pass], options: dict[str, object]) -> None:
-        self.skip_spaces()
-        where, known = self.at(self.position), options_of(kind)
+        where, known = self.where(), options_of(kind)
         name = self.take(_NAME, "an option or }")
         if name not in known:
             hint = nearest(name, known) if known else f"{kind.name} has no options"
@@ -209,40 +206,34 @@ class _Reader:
             raise UsageError(what, where=where, hint="keep one of the two")
         if not self.accept("="):
             raise self.error(f"expected = after option {name!r}")
-        options[name] = known[name].read(self.values(), where)
+        options[name] = known[name].read([*self.values()], where)
 
-    def values(self) -> list[str]:
-        self.skip_spaces()  # `name=` next means that the value before it is empty
-        if _OPTION.match(self.text, self.position) or self.text.startswith("}", self.position):
-            return []
-        values = [self.take(_VALUE, "a value")]
+    def values(self) -> Iterator[str]:
+        if self.next() == "}" or self.next(after=1) == "=":  # `name=` next: the value before it is empty
+            return
+        yield self.take(_VALUE, "a value")
         while self.accept(","):
-            self.skip_spaces()
-            values.append(self.take(_VALUE, "a value"))
-        return values
+            yield self.take(_VALUE, "a value")
+
+    def next(self, after: int = 0) -> str:
+        return self.tokens[-1 - after][0] if len(self.tokens) > after else ""
 
     def accept(self, sign: str) -> bool:
-        self.skip_spaces()
-        if not self.text.startswith(sign, self.position):
-            return False
-        self.position += len(sign)
-        return True
+        accepted = self.next() == sign
+        if accepted:
+            self.tokens.pop()
+        return accepted
 
     def take(self, pattern: re.Pattern[str], what: str) -> str:
-        match = pattern.match(self.text, self.position)
-        if not match:
+        if not pattern.fullmatch(self.next()):
             raise self.error(f"expected {what}")
-        self.position = match.end()
-        return match[0]
+        return self.tokens.pop()[0]
 
-    def skip_spaces(self) -> None:
-        while self.text[self.position : self.position + 1].isspace():
-            self.position += 1
-
-    def at(self, position: int) -> str:
+    def where(self) -> str:
+        position = self.tokens[-1].start() if self.tokens else len(self.text)
         return f"pipeline {self.text!r}, column {position + 1}"
 
     def error(self, message: str) -> UsageError:
-        found = repr(self.text[self.position]) if self.position < len(self.text) else "the end"
+        found = repr(self.next()[0]) if self.tokens else "the end"
         hint = 'the form is "pass{option=value other=value},pass"'
-        return UsageError(f"{message}, found {found}", where=self.at(self.position), hint=hint)
+        return UsageError(f"{message}, found {found}", where=self.where(), hint=hint)

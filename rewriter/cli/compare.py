@@ -1,0 +1,116 @@
+"""`rewriter verify`, `locate` and `compare-inputs`: what differs between models or preprocessings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rewriter.cli.exits import FAILED, is_page, show
+from rewriter.cli.parameters import Json, Quiet, Report, Verbose, check_outputs, configured, with_options
+from rewriter.pipeline.options import CompareCommand, LocateCommand, VerifyOptions
+from rewriter.pipeline.schema import declarations
+
+if TYPE_CHECKING:
+    from rewriter.pipeline.config import ResolvedOptions
+
+Original = Annotated[Path, typer.Argument(metavar="ORIGINAL", hidden=True)]
+Fixed = Annotated[Path, typer.Argument(metavar="FIXED", hidden=True)]
+Before = Annotated[Path, typer.Argument(metavar="ORIGINAL", help="The model as it was, taken in FP32")]
+After = Annotated[Path, typer.Argument(metavar="OTHER", help="The model that goes wrong")]
+Ours = Annotated[Path, typer.Argument(metavar="OURS", help="npz, npy, folder, Polygraphy JSON")]
+Theirs = Annotated[Path, typer.Argument(metavar="THEIRS", help="The same samples from the other pipeline")]
+
+
+@with_options(VerifyOptions)
+def verify(
+    original: Original,
+    fixed: Fixed,
+    json: Json = None,
+    written: Report = None,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+    **given: Any,
+) -> None:
+    """Run FIXED and compare every output with ORIGINAL in FP32.
+
+    Exits with 0 if it is within the tolerance, 1 if not, 2 on bad usage or model.
+    """
+    from rewriter.jobs.verify import verify as job
+    from rewriter.report import verify as report
+    from rewriter.report.progress import progress
+
+    resolved = configured(given, original, quiet=quiet)
+    check_outputs(
+        [original, fixed, resolved.values["inputs"], resolved.configuration.file], json=json, report=written
+    )
+    asked = resolved.arguments("verify") | _tolerance(resolved, given.get("metric"))
+    options = VerifyOptions(**asked, ranges=is_page(written))
+    with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
+        result = job(original, fixed, options, progress=shown)
+    show(result, report, json, written, verbosity=int(verbose) - int(quiet))
+    if not result.passed:
+        raise typer.Exit(FAILED)
+
+
+def _tolerance(resolved: ResolvedOptions, metric: str | None) -> dict[str, Any]:
+    """The tolerance with the place that set it; a file's metric alone is a goal of `fix`, and ignored."""
+    from rewriter.runtime.figures.tolerances import Tolerance
+
+    usual, given = declarations(VerifyOptions)["metric"].default, resolved.arguments("verify")
+    if "tolerance" not in given:
+        return {"metric": metric or usual}
+    source = resolved.where("tolerance")
+    return {"tolerance": Tolerance(given["tolerance"], given.get("metric", usual), source)}
+
+
+@with_options(LocateCommand)
+def locate(
+    original: Before,
+    other: After,
+    written: Report = None,
+    json: Json = None,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+    **given: Any,
+) -> None:
+    """Find the first tensor at which OTHER leaves ORIGINAL when an engine runs it.
+
+    Exits with 0 if nothing is wrong, with 1 if something is, with 2 on bad usage or model.
+    """
+    from rewriter.jobs.locate import locate as job
+    from rewriter.report import locate as report
+    from rewriter.report.progress import progress
+
+    check_outputs([original, other, given.get("inputs")], json=json, report=written)
+    with progress(shown=not quiet) as shown:
+        found = job(original, other, **given, ranges=is_page(written), progress=shown)
+    show(found, report, json, written, verbosity=int(verbose) - int(quiet))
+    if found.wrong:
+        raise typer.Exit(FAILED)
+
+
+@with_options(CompareCommand)
+def compare_inputs(
+    ours: Ours,
+    theirs: Theirs,
+    json: Json = None,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+    **given: Any,
+) -> None:
+    """Find what differs between two preprocessing pipelines: layout, channel order, scale, resize ...
+
+    Exits with 0 if they do the same, with 1 if they differ, with 2 on bad usage or data.
+    """
+    from rewriter.parity.job import compare_inputs as job
+    from rewriter.report import compare_inputs as report
+    from rewriter.report.progress import progress
+
+    check_outputs([ours, theirs, given.get("images")], json=json)
+    with progress(shown=not quiet) as shown:
+        result = job(ours, theirs, **given, progress=shown)
+    show(result, report, json, verbosity=int(verbose) - int(quiet))
+    if result.differ:
+        raise typer.Exit(FAILED)
