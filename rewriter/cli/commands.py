@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import pkgutil
 import sys
-from dataclasses import dataclass
-from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -24,38 +23,27 @@ MODELS, AROUND = "A model", "Around it"
 """Groups of commands in `rewriter --help`."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A command: its module below `rewriter.cli` with its function or its Typer, and its line in `--help`."""
+class Entry(NamedTuple):
+    """A command: its function or its Typer below `rewriter.cli`, and its line in `--help`."""
 
-    module: str
+    place: str
     help: str
     panel: str = AROUND
 
-    @property
-    def name(self) -> str:
-        """The name of the function or Typer in the module."""
-        return self.module.rpartition(".")[2]
-
-    def load(self) -> Any:
-        """Imports it."""
-        module, _, name = self.module.rpartition(".")
-        return getattr(import_module(f"rewriter.cli.{module}"), name)
-
 
 COMMANDS = {
-    "fix": Entry("fix.fix", "Make MODEL safe and fast in FP16, and check it", MODELS),
-    "scan": Entry("scan.scan", "Find what would go wrong; change nothing", MODELS),
-    "verify": Entry("compare.verify", "Compare every output of two versions", MODELS),
-    "locate": Entry("compare.locate", "Find the first tensor that goes wrong", MODELS),
-    "compare-inputs": Entry("compare.compare_inputs", "Find how two preprocessings differ", MODELS),
-    "batch": Entry("batch.batch", "Fix many models, here or on a cluster", MODELS),
-    "probe": Entry("probe.probe", "What this TensorRT does on this GPU"),
-    "config": Entry("config.config", "Options in force, and where each comes from"),
-    "presets": Entry("catalogue.presets", "Pipelines by name; `presets show NAME`"),
-    "passes": Entry("catalogue.passes", "What a pipeline can do; `passes show NAME`"),
-    "hook": Entry("hook.app", "What the hooks of pre-commit run"),
-    "help": Entry("commands.show_help", ""),
+    "fix": Entry("fix:fix", "Make MODEL safe and fast in FP16, and check it", MODELS),
+    "scan": Entry("scan:scan", "Find what would go wrong; change nothing", MODELS),
+    "verify": Entry("compare:verify", "Compare every output of two versions", MODELS),
+    "locate": Entry("compare:locate", "Find the first tensor that goes wrong", MODELS),
+    "compare-inputs": Entry("compare:compare_inputs", "Find how two preprocessings differ", MODELS),
+    "batch": Entry("batch:batch", "Fix many models, here or on a cluster", MODELS),
+    "probe": Entry("probe:probe", "What this TensorRT does on this GPU"),
+    "config": Entry("config:config", "Options in force, and where each comes from"),
+    "presets": Entry("catalogue:presets", "Pipelines by name; `presets show NAME`"),
+    "passes": Entry("catalogue:passes", "What a pipeline can do; `passes show NAME`"),
+    "hook": Entry("hook:app", "What the hooks of pre-commit run"),
+    "help": Entry("commands:show_help", ""),
 }
 
 
@@ -138,7 +126,7 @@ class Root(Group):
 
 def loaded(name: str) -> Any:
     """Imports a command."""
-    made = COMMANDS[name].load()
+    made = pkgutil.resolve_name(f"rewriter.cli.{COMMANDS[name].place}")
     if isinstance(made, typer.Typer):
         made.info.name = name
         return typer.main.get_group(made)

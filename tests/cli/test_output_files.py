@@ -9,17 +9,19 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from graphs import graph
+from graphs import graph, with_weights
 from paths import ROOT
 from typer.testing import CliRunner
 
 import rewriter
 from rewriter import cli
-from rewriter.ir.errors import OutputError
+from rewriter.cli.parameters import check_extra
+from rewriter.ir.errors import OutputError, UsageError
 from rewriter.ir.model import save
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="devices, pipes, links and modes of POSIX")
@@ -211,64 +213,55 @@ def test_in_place_keeps_the_owner(model: Path) -> None:
     assert (model.stat().st_uid, model.stat().st_gid) == (12345, 23456)
 
 
-INPUTS = ["data.npz", "samples/0.npz", "plan.json", "weights.data"]
-
-
 class TestInputs:
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
-        """A model with all its inputs: samples, a folder of them, a plan, external data."""
-        source = graph(
-            "g (float[2,512] x) => (float[2,512] y) <float[512] w = {" + ", ".join("1" * 512) + "}> "
-            "{ y = Add(x, w) }"
-        ).whole()
-        weight = source.graph.initializer[0]
-        weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight), "w"))
-        path = tmp_path / "m.onnx"
-        onnx.save(source, path, save_as_external_data=True, location="weights.data", size_threshold=0)
+        """A model with external data, samples, and a folder of them."""
+        weights = {"w": np.ones(512, np.float32)}
+        text = "g (float[2,512] x, float[512] w) => (float[2,512] y) { y = Add(x, w) }"
+        source = with_weights(text, weights).whole()
+        options: Any = {"save_as_external_data": True, "location": "weights.data", "size_threshold": 0}
+        onnx.save(source, tmp_path / "m.onnx", **options)
         (tmp_path / "samples").mkdir()
         for name in ("data.npz", "samples/0.npz"):
             np.savez(tmp_path / name, x=np.ones((2, 512), np.float32))
-        plan = ("--save-plan", str(tmp_path / "plan.json"), "--dry-run", "--no-verify")
-        made = CliRunner().invoke(cli.app, ["fix", str(tmp_path / "m.onnx"), *plan])
-        assert made.exit_code == 0, made.output
         return tmp_path
 
-    @pytest.mark.parametrize("flag", ["-o", "--report", "--save-plan"])
-    @pytest.mark.parametrize("name", INPUTS)
-    def test_an_output_that_names_an_input_is_refused(self, folder: Path, flag: str, name: str) -> None:
-        path = folder / name
-        before = path.read_bytes()
-        given: dict[str, list[str | Path]] = {
-            "data.npz": ["--inputs", path],
-            "samples/0.npz": ["--inputs", path.parent],
-            "plan.json": ["--plan", path],
-        }
-        usual: list[str | Path] = [] if flag == "-o" else ["-o", folder / "f.onnx"]
-        code, output = fix(folder / "m.onnx", *usual, *given.get(name, []), flag, path)
-        assert code == 2
-        assert "it would overwrite" in output
-        assert path.read_bytes() == before
-        assert not (folder / "f.onnx").exists()
+    NAMED = (("data.npz", ""), ("samples/0.npz", ""), ("weights.data", ""), ("m.onnx", ""))
+    LINKED = (("m.onnx", "hard"), ("m.onnx", "symbolic"), ("data.npz", "symbolic"))
 
-    def test_so_is_a_link_to_an_input(self, folder: Path) -> None:
-        (folder / "out").symlink_to("data.npz")
-        code, output = fix(folder / "m.onnx", "-o", folder / "out", "--inputs", folder / "data.npz")
-        assert (code, "it would overwrite" in output) == (2, True)
+    @pytest.mark.parametrize(("name", "link"), NAMED + LINKED)
+    def test_an_output_that_is_an_input_is_refused(self, folder: Path, name: str, link: str) -> None:
+        inputs = [folder / "m.onnx", folder / "data.npz", folder / "samples", None, 3]
+        output = folder / "other" if link else folder / name
+        if link:
+            output.hardlink_to(folder / name) if link == "hard" else output.symlink_to(name)
+        with pytest.raises(UsageError, match="it would overwrite"):
+            check_extra("`report`", output, inputs)
 
     def test_a_report_may_lie_in_a_folder_of_samples(self, folder: Path) -> None:
         report = folder / "samples" / "r.json"
         for _ in range(2):
-            given = ("--inputs", folder / "samples", "--dry-run", "--report", report)
-            assert fix(folder / "m.onnx", *given)[0] == 0
+            check_extra("`report`", report, [folder / "m.onnx", folder / "samples"])
+            report.write_text("{}")
 
-    @pytest.mark.parametrize("command", ["scan", "verify", "locate"])
-    def test_other_commands_refuse_the_weights(self, folder: Path, command: str) -> None:
-        weights = folder / "weights.data"
-        before, models = weights.read_bytes(), [str(folder / "m.onnx")] * (1 if command == "scan" else 2)
-        outcome = CliRunner().invoke(cli.app, [command, *models, "--json", str(weights)])
-        assert (outcome.exit_code, f"it would overwrite {weights}" in outcome.output) == (2, True)
-        assert weights.read_bytes() == before
+    IN_PLACE = ("fix --report", "fix --save-plan", "fix --json")
+    COMMANDS = (
+        *(*IN_PLACE, "fix -o", "scan --json", "scan --sarif"),
+        *("scan --report", "verify --json", "verify --report", "locate --json", "locate --report"),
+    )
+
+    @pytest.mark.parametrize("line", COMMANDS)
+    @pytest.mark.parametrize("name", ["data.npz", "weights.data"])
+    def test_every_command_asks_before_the_work(self, folder: Path, line: str, name: str) -> None:
+        command, flag = line.split()
+        before = (folder / name).read_bytes()
+        models = [str(folder / "m.onnx")] * (1 if command in ("fix", "scan") else 2)
+        arguments = [command, *models, "--inputs", str(folder / "data.npz"), flag, str(folder / name)]
+        more = ["--in-place"] if line in self.IN_PLACE else []
+        outcome = CliRunner().invoke(cli.app, arguments + more)
+        assert (outcome.exit_code, "it would overwrite" in outcome.output) == (2, True), outcome.output
+        assert (folder / name).read_bytes() == before
 
     def test_so_is_the_configuration_in_force(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         config = folder / "rewriter.toml"
@@ -277,23 +270,3 @@ class TestInputs:
         code, output = fix("m.onnx", "--dry-run", "--report", "rewriter.toml")
         assert (code, "it would overwrite" in output) == (2, True)
         assert config.read_text() == "opset = 17\n"
-
-    @pytest.mark.parametrize("link", ["hard", "symbolic"])
-    def test_the_model_is_no_output_under_another_name(self, folder: Path, link: str) -> None:
-        other = folder / "other.onnx"
-        other.hardlink_to(folder / "m.onnx") if link == "hard" else other.symlink_to("m.onnx")
-        before = other.read_bytes()
-        usual: list[str | Path] = ["-o", folder / "f.onnx", "--report", other]
-        for flags in (["-o", other], usual):
-            code, output = fix(folder / "m.onnx", *flags)
-            assert code == 2
-            assert "the output is the input" in output or "it would overwrite" in output
-        assert other.read_bytes() == before
-
-    @pytest.mark.parametrize("flags", [["scan", "--json"], ["scan", "--sarif"], ["verify", "--json"]])
-    def test_other_commands_refuse_too(self, folder: Path, flags: list[str]) -> None:
-        command, flag = flags
-        data, models = folder / "data.npz", [str(folder / "m.onnx")] * (2 if command == "verify" else 1)
-        arguments = [command, *models, "--inputs", str(data), flag, str(data)]
-        outcome = CliRunner().invoke(cli.app, arguments)
-        assert (outcome.exit_code, "it would overwrite" in outcome.output) == (2, True)
