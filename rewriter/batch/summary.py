@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
+from markupsafe import Markup
 from rich.console import Console
 from rich.text import Text
 
@@ -20,8 +21,8 @@ from rewriter.ir.english import count, printable
 from rewriter.ir.model import write_text
 from rewriter.report.html.render import html
 from rewriter.report.html.run import run_section
-from rewriter.report.html.tables import number, without_empty
-from rewriter.report.html.view import Cell, Column, Fact, Page, Section, State, Table, Tile
+from rewriter.report.html.tables import number, table
+from rewriter.report.html.view import Cell, Column, Fact, Page, Section, State, Tile
 from rewriter.report.json import document
 from rewriter.report.signals import listening
 from rewriter.report.terminal import console, new_table
@@ -247,7 +248,7 @@ def write_page(summary: Summary, path: Path, command: str) -> None:
     write_text(html(page), path)
 
 
-def _table(summary: Summary) -> Table:
+def _table(summary: Summary) -> Markup:
     columns = [
         Column("Model", code=True),
         Column("Verdict", choices=True),
@@ -259,7 +260,7 @@ def _table(summary: Summary) -> Table:
         Column("Summary"),
     ]
     rows = [_row(record, summary) for record in summary.records]
-    return without_empty(Table("models-table", "Models of this batch", columns, rows))
+    return table("models-table", "Models of this batch", columns, rows)
 
 
 def _row(record: Record, summary: Summary) -> list[Cell]:

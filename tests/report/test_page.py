@@ -25,17 +25,15 @@ from rewriter.ir.plan import Decision, Plan, Range
 from rewriter.jobs.fix.api import fix
 from rewriter.jobs.fix.before import Emulated, SideBySide
 from rewriter.jobs.fix.conclusion import Conclusion
-from rewriter.jobs.fix.result import FixResult
 from rewriter.judge.verdict import Verdict
 from rewriter.pipeline.driver import PassResult
 from rewriter.report import html
 from rewriter.report.checks import judging_check
-from rewriter.report.html import PAGES
-from rewriter.report.html.depth import MOST
+from rewriter.report.html.depth import MOST, decades, logarithmic
+from rewriter.report.html.fix import _nodes
+from rewriter.report.html.graphs import cause_graphs
 from rewriter.report.html.png import encoded
-from rewriter.report.html.scales import decades, logarithmic
 from rewriter.report.html.tasks import boxes_of, words_of
-from rewriter.report.html.view import Graphs
 from rewriter.runtime.emulation.divergence import NodeError
 from rewriter.runtime.figures.pair import Pair
 from rewriter.runtime.figures.pictures import LARGEST_SIDE, picture_of
@@ -181,16 +179,13 @@ def test_verify_names_cause_and_remedy_of_a_failure() -> None:
 
 
 def test_a_graph_shows_the_neighbours_of_a_cause_with_types_and_ranges() -> None:
-    (section,) = [s for s in PAGES[FixResult](pages.fixed(), "").sections if s.id == "causes"]
-    (drawing,) = section.bodies
-    assert isinstance(drawing, Graphs)
-    (graph,) = drawing.graphs
-    kinds = {box.title.partition(" (")[0]: box.kind for box in graph.boxes}
+    (graph,) = cause_graphs(pages.fixed(), _nodes(pages.fixed()))
+    kinds = {title.partition(" (")[0]: kind for *_, title, kind, _ in graph.boxes}
     assert kinds["/body/far"] == "fp32" and kinds["/body/t4"] == "fp16" and len(kinds) <= 10
-    wide = [edge for edge in graph.edges if edge.beyond]
-    assert all(float(edge.text) > 65504 and not edge.cast for edge in wide)
-    assert wide and any(edge.cast for edge in graph.edges)
-    rows = {box.title.partition(" (")[0]: box.y for box in graph.boxes}
+    wide = [(float(text), cast) for *_, text, beyond, cast in graph.edges if beyond]
+    assert wide and all(reach > 65504 and not cast for reach, cast in wide)
+    assert any(cast for *_, cast in graph.edges)
+    rows = {title.partition(" (")[0]: y for _, y, _, _, title, *_ in graph.boxes}
     assert rows["/body/t4"] < rows["/body/far"] < rows[HOSTILE] < rows["/body/y"]
 
 

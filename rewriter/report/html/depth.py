@@ -6,12 +6,47 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import NamedTuple
+
+from markupsafe import Markup
 
 from rewriter.ir.english import count
 from rewriter.ir.plan import Range
-from rewriter.report.html.scales import Scale, decades, logarithmic, power_of_ten
-from rewriter.report.html.view import DepthChart, Layer, Run, Section, Tick
+from rewriter.report.html.render import part
+from rewriter.report.html.view import Section
 from rewriter.runtime.ranges.depth import Depth, TensorAtDepth
+
+Scale = Callable[[float], float]
+
+
+def logarithmic(low: float, high: float, start: float, end: float) -> Scale:
+    """Maps `low` to `start` and `high` to `end` by their logarithms; what is beyond stays at the ends."""
+    first, last = math.log10(low), math.log10(high)
+
+    def place(value: float) -> float:
+        if math.isnan(value) or value >= high:
+            return end
+        share = (math.log10(value) - first) / (last - first) if value > low else 0.0
+        return start + share * (end - start)
+
+    return place
+
+
+def decades(low: float, high: float, most: int) -> list[float]:
+    """Powers of ten from `low` to `high`, at most so many."""
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    step = max(1, math.ceil((last - first + 1) / most))
+    return [10.0**power for power in range(first, last + 1, step)]
+
+
+_POWERS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def power_of_ten(value: float) -> str:
+    """`10⁻⁴` for 1e-4."""
+    exponent = round(math.log10(value))
+    return "1" if exponent == 0 else f"10{str(exponent).translate(_POWERS)}"
+
 
 LARGEST, NORMAL, SUBNORMAL = 65504.0, 2.0**-14, 2.0**-24
 """FP16's largest number, its smallest normal (6.1e-5) and smallest subnormal one (6e-8), by IEEE 754."""
@@ -24,9 +59,6 @@ FLOOR, CEILING = 1e-10, 1e10
 
 MOST = 3000
 """Tensors that are drawn: more would not fit into the page, and a screen has fewer columns."""
-
-NAMED_RUNS = 500
-"""Parts of the strip that name their first and last node; the cursor names those of all."""
 
 ERROR = logarithmic(1e-7, 10.0, 96.0, 0.0)
 """Position of a relative error below the chart; NaN and infinity are at the top."""
@@ -41,6 +73,22 @@ STRONG, WEAK = 5.0, 0.8
 def beyond_limits(measured: Range) -> bool:
     """True if FP16 overflows on the largest value, or rounds all values as subnormal numbers."""
     return not measured.absmax <= LARGEST or 0.0 < measured.absmax < NORMAL
+
+
+class Layer(NamedTuple):
+    """Tensors of one kind as one path: its CSS class, its line in the legend, and their number."""
+
+    kind: str
+    label: str
+    path: str
+    amount: int
+
+
+Run = tuple[int, int, str, str, int]
+"""Neighbours along the depth that compute in one type: start, width, CSS class, title, number of nodes."""
+
+NAMED_RUNS = 500
+"""Parts of the strip that name their first and last node; the cursor names those of all."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +151,7 @@ def depth_section(tensors: Sequence[TensorAtDepth], nodes: Nodes, lead: str, emp
     return Section("ranges", title, lead, [_chart(tensors, nodes)])
 
 
-def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> DepthChart:
+def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> Markup:
     """Returns the chart; `tensors` are in order of their places, and there is at least one."""
     marked = [nodes.mark(tensor) for tensor in tensors]
     shown, note = _thinned(tensors, marked)
@@ -121,13 +169,14 @@ def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> DepthChart:
     ]
     marks = [i for i, reason in enumerate(marked) if reason]
     runs = list(_runs(tensors, nodes))
-    return DepthChart(
+    return part(
+        "depth.html",
         width=width,
         height=HEIGHT,
         stroke=max(WEAK, min(STRONG, 800.0 / width)),
         layers=layers,
         marks=[Layer("hazard", nodes.mark_label, _dots(tensors, marks, y), len(marks))] if marks else [],
-        ticks=[Tick(y(value), power_of_ten(value)) for value in decades(*_span(tensors), 9)],
+        ticks=[(y(value), power_of_ten(value)) for value in decades(*_span(tensors), 9)],
         limits=(y(LARGEST), y(NORMAL), y(SUBNORMAL)),
         runs=runs,
         strip_label=nodes.strip_label,
@@ -136,7 +185,7 @@ def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> DepthChart:
         summary=_summary(tensors, len(marks), nodes),
         note=note,
         errors=list(_curves(tensors, nodes)),
-        error_ticks=[Tick(ERROR(value), power_of_ten(value)) for value in (1e-6, 1e-4, 1e-2, 1.0)],
+        error_ticks=[(ERROR(value), power_of_ten(value)) for value in (1e-6, 1e-4, 1e-2, 1.0)],
     )
 
 
@@ -202,14 +251,14 @@ def _runs(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> Iterable[Run]:
         title = f"{nodes.labels.get(kind, kind)}: {len(group)} node{'s' * (len(group) > 1)}"
         if len(groups) <= NAMED_RUNS:
             title += f", {first.node} to {last.node}" if len(group) > 1 else f", {first.node}"
-        yield Run(first.place, last.place - first.place + 1, kind, title, len(group))
+        yield first.place, last.place - first.place + 1, kind, title, len(group)
 
 
 def _strip_summary(runs: Sequence[Run], labels: Mapping[str, str]) -> str:
     """`FP16: 100 nodes in 11 stretches; FP32: 91 nodes in 10 stretches`."""
     parts = []
     for kind, label in labels.items():
-        own = [run.nodes for run in runs if run.kind == kind]
+        own = [number for *_, of, _, number in runs if of == kind]
         if own:
             parts.append(f"{label}: {count(sum(own), 'node')} in {count(len(own), 'stretch')}")
     return "; ".join(parts)

@@ -14,20 +14,12 @@ from rewriter.report import fix as text
 from rewriter.report import fix_summary
 from rewriter.report.checks import judging_check
 from rewriter.report.html.depth import LABELS, LARGEST, Nodes, beyond_limits, depth_section
-from rewriter.report.html.graphs import cause_graphs
+from rewriter.report.html.graphs import Graph, cause_graphs
 from rewriter.report.html.outputs import adding_most, error_tile, output_cards, size
+from rewriter.report.html.render import part
 from rewriter.report.html.run import run_section
 from rewriter.report.html.tables import checks_table, decisions_table, passes_table
-from rewriter.report.html.view import (
-    Fact,
-    Facts,
-    Graph,
-    Graphs,
-    Page,
-    Section,
-    State,
-    Tile,
-)
+from rewriter.report.html.view import Fact, Page, Section, State, Tile
 from rewriter.report.next_step import next_step
 from rewriter.runtime.ranges.depth import TensorAtDepth
 
@@ -95,7 +87,7 @@ def _sections(result: FixResult, command: str) -> Iterator[Section]:
     rows = [row for row in fix_summary.rows(result, everything=True) if row[0] in SUMMED]
     lines = [Fact(*row, link=links.get(row[1], "")) for row in rows]
     lead = "The causes in numbers, with what was done about each, and what the passes changed."
-    yield Section("summary", "What was wrong, and what was done", lead, [Facts(lines)])
+    yield Section("summary", "What was wrong, and what was done", lead, [part("facts.html", rows=lines)])
     checks = _checks(result)
     check = judging_check(checks)
     if check is not None:
@@ -104,8 +96,9 @@ def _sections(result: FixResult, command: str) -> Iterator[Section]:
         yield Section("outputs", "Outputs", lead, [cards])
     yield _depth(result, nodes)
     if graphs:
+        drawn = part("graphs.html", graphs=graphs, legend=_legend(graphs))
         lead = "The nodes next to the widest one of each cause. At each tensor stands its largest value."
-        yield Section("causes", "Round each cause", lead, [Graphs(graphs, _legend(graphs))])
+        yield Section("causes", "Round each cause", lead, [drawn])
     if result.plan is not None:
         yield _plan(result.plan, nodes.graph)
     lead = "What each pass did, and what it recognised and left unchanged, with the reason."
@@ -126,7 +119,7 @@ def _sections(result: FixResult, command: str) -> Iterator[Section]:
 
 
 def _legend(graphs: Sequence[Graph]) -> list[tuple[str, str]]:
-    used = {box.kind for graph in graphs for box in graph.boxes}
+    used = {kind for graph in graphs for *_, kind, _ in graph.boxes}
     return [(kind, label) for kind, label in {**LABELS, "other": "no floats"}.items() if kind in used]
 
 

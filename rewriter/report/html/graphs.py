@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from rewriter.ir.graph import label
 from rewriter.ir.graph.float_types import logical_name
@@ -12,7 +13,6 @@ from rewriter.ir.plan import node_key
 from rewriter.jobs.fix.causes import Cause
 from rewriter.jobs.fix.result import FixResult
 from rewriter.report.html.depth import LARGEST, Nodes
-from rewriter.report.html.view import Box, Edge, Graph
 from rewriter.runtime.ranges.depth import TensorAtDepth
 
 SIZE = 10
@@ -23,6 +23,26 @@ MOST = 6
 
 WIDTH, HEIGHT, COLUMN, ROW = 150.0, 36.0, 176.0, 76.0
 """A box, and the distance of boxes beside and below each other, in pixels."""
+
+
+Box = tuple[float, float, str, str, str, str, bool]
+"""A node: left, top, operator, short name, title, CSS class of its type, and True for the centre."""
+
+Edge = tuple[str, float, float, str, bool, bool]
+"""A tensor: path, place and text of its largest value, True beyond FP16, True with a Cast on its way."""
+
+
+class Graph(NamedTuple):
+    """The nodes round a cause; `nodes` are the names of all that it concerns."""
+
+    id: str
+    title: str
+    nodes: Sequence[str]
+    boxes: Sequence[Box]
+    edges: Sequence[Edge]
+    width: float
+    height: float
+    summary: str
 
 
 def cause_graphs(result: FixResult, nodes: Nodes) -> list[Graph]:
@@ -88,7 +108,7 @@ class _Network:
 def _drawn(name: str, cause: Cause, centre: int, network: _Network, nodes: Nodes) -> Graph:
     members = network.near(centre)
     places, width, height = _places(members, network)
-    boxes = []
+    boxes: list[Box] = []
     for number in members:
         full, op = network.names[number]
         result = network.results[number]
@@ -96,10 +116,10 @@ def _drawn(name: str, cause: Cause, centre: int, network: _Network, nodes: Nodes
         title = f"{full} ({op}), {nodes.labels.get(kind, 'no floats')}"
         title += f", {result.range}" if result is not None else ""
         short = full if len(full) <= 19 else f"…{full[-18:]}"
-        boxes.append(Box(*places[number], op, short, title, kind, number == centre))
+        boxes.append((*places[number], op, short, title, kind, number == centre))
     edges = list(_edges(members, places, network))
     full, op = network.names[centre]
-    summary = f"{len(members)} nodes round {full} ({op}): " + ", then ".join(box.op for box in boxes)
+    summary = f"{len(members)} nodes round {full} ({op}): " + ", then ".join(op for _, _, op, *_ in boxes)
     return Graph(name, str(cause), cause.nodes, boxes, edges, width, height, summary)
 
 
@@ -144,4 +164,4 @@ def _edges(
                 reach = network.reach(producer)
                 text = "" if reach is None else f"{reach:.2g}"
                 at = (x0 + x1) / 2 + 0.75 * bend + 5, (y0 + y1) / 2 + 4
-                yield Edge(path, *at, text, reach is not None and not reach <= LARGEST, cast)
+                yield path, *at, text, reach is not None and not reach <= LARGEST, cast

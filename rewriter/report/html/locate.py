@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from markupsafe import Markup
+
 from rewriter.judge.locate.location import Location, Step
 from rewriter.report.html.depth import typed_depth
 from rewriter.report.html.run import run_section
-from rewriter.report.html.tables import columns, number, without_empty
-from rewriter.report.html.view import Cell, Fact, Page, Section, State, Table, Tile
+from rewriter.report.html.tables import columns, number, table
+from rewriter.report.html.view import Cell, Fact, Page, Section, State, Tile
 from rewriter.report.locate import verdict
 
 
@@ -42,8 +44,8 @@ def _sections(found: Location, command: str) -> Iterator[Section]:
             "From the last correct tensors to the worst output. A tensor in red is wrong. "
             "“Own error” is what its node adds on exact inputs, where an emulation knows it."
         )
-        table = _table("chain", "Chain", [*found.right, *found.chain], found.tolerance)
-        yield Section("chain-section", "From the first wrong tensor to the output", lead, [table])
+        chain = _table("chain", "Chain", [*found.right, *found.chain], found.tolerance)
+        yield Section("chain-section", "From the first wrong tensor to the output", lead, [chain])
     if found.hiding:
         lead = "Marking these changes the results: they are inside the fusion that goes wrong."
         rows = _table("hiding", "Tensors that cannot be marked", found.hiding, found.tolerance)
@@ -53,8 +55,8 @@ def _sections(found: Location, command: str) -> Iterator[Section]:
     ]
     marks = {step.tensor: f"wrong here: error {step.error:.2g}" for step in wrong}
     yield typed_depth(found.depth, marks)
-    table = _table("outputs-table", "Outputs", found.outputs, found.tolerance)
-    yield Section("outputs", "Outputs", "Every output against the original in FP32.", [table])
+    outputs = _table("outputs-table", "Outputs", found.outputs, found.tolerance)
+    yield Section("outputs", "Outputs", "Every output against the original in FP32.", [outputs])
     facts = [
         Fact("Original", str(found.original or "in memory"), code=True),
         Fact("Other", str(found.other or "in memory"), code=True),
@@ -68,7 +70,7 @@ def _sections(found: Location, command: str) -> Iterator[Section]:
     yield run_section(command, facts=facts, data=found.data)
 
 
-def _table(name: str, caption: str, steps: Sequence[Step], tolerance: float) -> Table:
+def _table(name: str, caption: str, steps: Sequence[Step], tolerance: float) -> Markup:
     rows = []
     for step in steps:
         wrong = step.error is not None and not step.error <= tolerance
@@ -86,4 +88,4 @@ def _table(name: str, caption: str, steps: Sequence[Step], tolerance: float) -> 
         choices=["Operator"],
         code=["Tensor", "Node"],
     )
-    return without_empty(Table(name, caption, heads, rows))
+    return table(name, caption, heads, rows)

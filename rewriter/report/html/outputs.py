@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
+from markupsafe import Markup
+
 from rewriter.jobs.fix.before import SideBySide
 from rewriter.judge.verdict import Check
-from rewriter.report.html.scales import logarithmic
+from rewriter.report.html.depth import logarithmic
+from rewriter.report.html.render import part
 from rewriter.report.html.tasks import boxes_of, images_of, words_of
-from rewriter.report.html.view import Fact, Image, Output, Outputs, State, Tile
+from rewriter.report.html.view import Fact, State, Tile
 from rewriter.runtime.figures.outputs import OutputComparison, OutputStatistics
 from rewriter.runtime.inputs.samples import DataSource
 
@@ -32,7 +34,7 @@ def output_cards(
     data: DataSource | None,
     before: Sequence[OutputComparison] = (),
     side: SideBySide | None = None,
-) -> Outputs:
+) -> Markup:
     """Returns the cards of a check's outputs, those that failed first.
 
     Args:
@@ -46,20 +48,21 @@ def output_cards(
     sizes = accumulate(sum(len(image.uri) for image in images) for _, images in pictures)
     shown = {name: i for (name, i), size in zip(pictures, sizes, strict=True) if size <= PICTURE_BYTES}
     worst_first = sorted(check.outputs, key=lambda one: (one.passed, -_share(one)))
-    cards = []
-    for one in worst_first[:MOST_CARDS]:
-        card = _card(one, figures.get(one.name), shown.get(one.name, ()), plain.get(one.name), data)
-        cards.append(card if side is None else _in_its_form(card, one, side))
-    return Outputs(cards)
+    cards = [
+        _card(one, figures.get(one.name), plain.get(one.name), data)
+        | {"images": shown.get(one.name, ()), "boxes": None, "words": ()}
+        | (_in_its_form(one, side) if side is not None else {})
+        for one in worst_first[:MOST_CARDS]
+    ]
+    return part("outputs.html", cards=cards)
 
 
-def _in_its_form(card: Output, one: OutputComparison, side: SideBySide) -> Output:
-    """The card with the boxes, or the best classes or tokens, of the three models."""
-    boxes = boxes_of(one.name, side)
+def _in_its_form(one: OutputComparison, side: SideBySide) -> dict[str, object]:
+    """The boxes, or the best classes or tokens, of the three models."""
+    boxes, array = boxes_of(one.name, side), side.expected[one.name]
     scores = one.same_best is not None or one.probability is not None
-    tokens = side.expected[one.name].dtype.kind in "iu" and side.expected[one.name].ndim > 0
-    words = words_of(one.name, side) if not boxes and (scores or tokens) else ()
-    return replace(card, boxes=boxes, words=words)
+    told = not boxes and array.ndim > 0 and (scores or array.dtype.kind in "iu")
+    return {"boxes": boxes, "words": words_of(one.name, side) if told else ()}
 
 
 def _share(one: OutputComparison) -> float:
@@ -70,22 +73,20 @@ def _share(one: OutputComparison) -> float:
 def _card(
     one: OutputComparison,
     figures: OutputStatistics | None,
-    images: Sequence[Image],
     plain: OutputComparison | None,
     data: DataSource | None,
-) -> Output:
-    state: State = "good" if one.passed else "bad"
-    return Output(
-        name=one.name,
-        state=state,
-        sentence=_sentence(one),
-        error=GAUGE(one.relative_l2) if one.finite else None,
-        allowed=GAUGE(one.tolerance) if one.tolerance else None,
-        facts=list(_facts(one, figures, plain, data)),
-        images=images,
-        before=GAUGE(plain.relative_l2) if plain is not None and plain.finite else None,
-        gauge=_gauge(one, plain),
-    )
+) -> dict[str, object]:
+    """What the template shows of an output; `error`, `allowed` and `before` are positions on the gauge."""
+    return {
+        "name": one.name,
+        "state": "good" if one.passed else "bad",
+        "sentence": _sentence(one),
+        "error": GAUGE(one.relative_l2) if one.finite else None,
+        "allowed": GAUGE(one.tolerance) if one.tolerance else None,
+        "facts": list(_facts(one, figures, plain, data)),
+        "before": GAUGE(plain.relative_l2) if plain is not None and plain.finite else None,
+        "gauge": _gauge(one, plain),
+    }
 
 
 def _gauge(one: OutputComparison, plain: OutputComparison | None) -> str:

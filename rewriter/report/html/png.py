@@ -13,9 +13,6 @@ from rewriter.ir.model import Array
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _RGB = 0, 2
 
-_HEAT = np.array([(13, 8, 40), (106, 23, 110), (188, 55, 84), (243, 120, 25), (252, 255, 164)], np.float64)
-"""Dark to bright, so that it reads without colour, too."""
-
 
 def data_uri(pixels: Array) -> str:
     """Returns an image of [height, width] or [height, width, 3], uint8."""
@@ -35,10 +32,3 @@ def encoded(pixels: Array) -> bytes:
 
 def _chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-
-
-def heat(grey: Array) -> Array:
-    """Returns grey levels of [height, width] as colours from dark to bright."""
-    at = np.linspace(0.0, 255.0, len(_HEAT))
-    channels = [np.interp(grey, at, _HEAT[:, channel]) for channel in range(3)]
-    return np.stack(channels, axis=-1).astype(np.uint8)

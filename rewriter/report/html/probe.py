@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from markupsafe import Markup
+
 from rewriter.hazards.quirks import every_probe
 from rewriter.report.html.run import run_section
-from rewriter.report.html.tables import columns
-from rewriter.report.html.view import Cell, Fact, Page, Section, State, Table, Tile
+from rewriter.report.html.tables import columns, table
+from rewriter.report.html.view import Cell, Fact, Page, Section, State, Tile
 from rewriter.report.probe import use
 from rewriter.runtime.engines.probe.answers import Answers
 from rewriter.runtime.engines.probe.question import UNKNOWN, Answer
@@ -35,7 +37,7 @@ def _section(found: Answers) -> Section:
     return Section("answers", found.title, f"{_LEAD}{use(found)}.", [_table(found)])
 
 
-def _table(found: Answers) -> Table:
+def _table(found: Answers) -> Markup:
     rows = []
     for probe in every_probe():
         answer = found.answers.get(probe.name, Answer(UNKNOWN, problem="not measured"))
@@ -48,4 +50,4 @@ def _table(found: Answers) -> Table:
         rows.append([Cell(probe.name), Cell(probe.question), value, meaning, Cell(probe.used)])
     names = ("Probe", "Question", "Answer", "Meaning, and figures", "Used for")
     heads = columns(*names, choices=["Answer"], code=["Probe"])
-    return Table("answers-table", f"Questions and answers of {found.title}", heads, rows)
+    return table("answers-table", f"Questions and answers of {found.title}", heads, rows)

@@ -10,6 +10,7 @@ import base64
 import hashlib
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -25,6 +26,11 @@ _POLICY = (
 def html(page: Page) -> str:
     """Returns the page as one HTML document."""
     return _environment().get_template("page.html").render(page=page)
+
+
+def part(template: str, **values: Any) -> Markup:
+    """Returns a part of a section: a template that is filled with values, whose text it escapes."""
+    return Markup(_environment().get_template(template).render(values))
 
 
 @cache

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from markupsafe import Markup
+
 from rewriter.ir.base import Target
-from rewriter.report.html.view import Body, Command, Fact, Facts, Section
+from rewriter.report.html.render import part
+from rewriter.report.html.view import Fact, Section
 from rewriter.report.json import installed_versions
 from rewriter.report.terminal import about_target
 from rewriter.runtime.inputs.samples import DataSource
@@ -40,10 +43,15 @@ def run_section(
     versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
     rows.append(Fact("Versions", versions))
     steps = (following or {}).items()
-    bodies: list[Body] = [Command(f"Builds the engine, with {tool}", line) for tool, line in steps]
+    bodies = [command_line(f"Builds the engine, with {tool}", line) for tool, line in steps]
     if repair:
-        bodies.append(Command("Repairs what was found", repair))
+        bodies.append(command_line("Repairs what was found", repair))
     if command:
-        bodies.append(Command("Repeats this run", command))
+        bodies.append(command_line("Repeats this run", command))
     lead = "What this was made with, and the commands that repeat and continue it."
-    return Section("run", "This run", lead, [*bodies, Facts(rows)])
+    return Section("run", "This run", lead, [*bodies, part("facts.html", rows=rows)])
+
+
+def command_line(label: str, text: str) -> Markup:
+    """A line to be copied into a shell."""
+    return part("command.html", label=label, text=text)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from markupsafe import Markup
+
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report import scan as text
 from rewriter.report.html.depth import Nodes, beyond_limits, depth_section
 from rewriter.report.html.run import run_section
-from rewriter.report.html.tables import NamesLeft, columns, number
-from rewriter.report.html.view import Cell, Page, Section, State, Table, Tile
+from rewriter.report.html.tables import columns, listing, number, table
+from rewriter.report.html.view import Cell, Page, Section, State, Tile
 from rewriter.runtime.ranges.depth import TensorAtDepth
 
 STATES: dict[Severity, State] = {"error": "bad", "warning": "warn", "note": "plain"}
@@ -78,15 +80,15 @@ def _nodes(result: ScanResult) -> Nodes:
     return Nodes(kind, labels, mark, "evidence", "Findings")
 
 
-def _table(result: ScanResult) -> Table:
-    names, rows = NamesLeft(), []
+def _table(result: ScanResult) -> Markup:
+    rows = []
     for finding in result.findings:
         severity = finding.severity
         rows.append(
             [
                 Cell(severity, order=-SEVERITIES.index(severity), state=STATES[severity]),
                 Cell(finding.kind, names=(KINDS[finding.kind].title,)),
-                names.cell(finding.reason, finding.nodes),
+                listing(finding.reason, finding.nodes),
                 number(finding.range.absmax if finding.range else None),
                 Cell(finding.repair + (f" ({finding.link})" if finding.link else "")),
             ]
@@ -100,4 +102,4 @@ def _table(result: ScanResult) -> Table:
         numbers=["Largest |x|"],
         choices=["Severity", "Kind"],
     )
-    return Table("findings-table", "Findings, errors first", heads, rows, "Nothing was found.")
+    return table("findings-table", "Findings, errors first", heads, rows, "Nothing was found.")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from markupsafe import Markup
 
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.ir.plan import Decision
 from rewriter.judge.verdict import Check
 from rewriter.pipeline.driver import PassResult
-from rewriter.report.html.view import Cell, Column, State, Table
+from rewriter.report.html.render import part
+from rewriter.report.html.view import Cell, Column, State
 from rewriter.report.terminal import grouped
 
-MOST_NAMES = 2500
-"""Names that all cells of a table list together; JSON has the others."""
+MOST_NAMES = 500
+"""Names that a cell lists; JSON has the others."""
 
 WORDS: Mapping[bool | None, tuple[str, State]] = {
     True: ("passed", "good"),
@@ -34,27 +36,26 @@ def number(value: float | None, form: str = "{:.3g}") -> Cell:
     return Cell("") if value is None else Cell(form.format(value), order=value)
 
 
-def without_empty(table: Table) -> Table:
-    """The table without columns in which every cell is empty."""
-    used = [i for i in range(len(table.columns)) if any(row[i].text for row in table.rows)]
-    left, rows = [table.columns[i] for i in used], [[row[i] for i in used] for row in table.rows]
-    return replace(table, columns=left, rows=rows)
+def table(
+    name: str,
+    caption: str,
+    heads: Sequence[Column],
+    rows: Sequence[Sequence[Cell]],
+    empty: str = "There is nothing to list.",
+) -> Markup:
+    """A table that sorts by every column and filters by text and by choices; empty columns are left out."""
+    used = [i for i in range(len(heads)) if any(row[i].text for row in rows)]
+    cells = [[row[i] for i in used] for row in rows]
+    left = [heads[i] for i in used]
+    return part("table.html", id=name, caption=caption, columns=left, rows=cells, empty=empty)
 
 
-class NamesLeft:
-    """Counts down the names that a table may list."""
-
-    def __init__(self) -> None:
-        self.left = MOST_NAMES
-
-    def cell(self, text: str, names: Sequence[str]) -> Cell:
-        """A cell with a text, and names that it lists on demand."""
-        shown = tuple(names[: self.left])
-        self.left -= len(shown)
-        return Cell(text, names=shown, rest=len(names) - len(shown))
+def listing(text: str, names: Sequence[str]) -> Cell:
+    """A cell with a text, and names that it lists on demand."""
+    return Cell(text, names=tuple(names[:MOST_NAMES]), rest=max(0, len(names) - MOST_NAMES))
 
 
-def checks_table(checks: Sequence[Check]) -> Table:
+def checks_table(checks: Sequence[Check]) -> Markup:
     """Every check with its result, worst first is left to the reader."""
     rows = []
     for check in checks:
@@ -62,15 +63,15 @@ def checks_table(checks: Sequence[Check]) -> Table:
         summary = Cell(check.summary, names=check.details, unit="lines")
         rows.append([Cell(check.name), Cell(word, state=state), summary, number(check.seconds, "{:.1f}")])
     heads = columns("Check", "Result", "Summary", "Seconds", numbers=["Seconds"])
-    return Table("checks", "Checks of this run", heads, rows, "Nothing was checked.")
+    return table("checks", "Checks of this run", heads, rows, "Nothing was checked.")
 
 
-def passes_table(passes: Sequence[PassResult]) -> Table:
+def passes_table(passes: Sequence[PassResult]) -> Markup:
     """What the passes changed and declined, by pass and sentence."""
-    rows, names = [], NamesLeft()
+    rows = []
     for step, kind, what, nodes in _events(passes):
         state: State = "plain" if kind == "changed" else "warn"
-        cell = names.cell(what, [node for node in nodes if node != "model"])
+        cell = listing(what, [node for node in nodes if node != "model"])
         rows.append([Cell(step), Cell(kind, state=state), number(len(nodes), "{:d}"), cell])
     heads = columns(
         "Pass",
@@ -82,7 +83,7 @@ def passes_table(passes: Sequence[PassResult]) -> Table:
         code=["Pass"],
     )
     empty = "No pass changed or declined anything."
-    return Table("changes", "Changes and refusals of every pass", heads, rows, empty)
+    return table("changes", "Changes and refusals of every pass", heads, rows, empty)
 
 
 def _events(passes: Sequence[PassResult]) -> Iterator[tuple[str, str, str, list[str]]]:
@@ -94,7 +95,7 @@ def _events(passes: Sequence[PassResult]) -> Iterator[tuple[str, str, str, list[
             yield step.name, "declined", why, [refusal.node for refusal in refusals]
 
 
-def decisions_table(decisions: Sequence[Decision], graph_of: Callable[[str], str]) -> Table:
+def decisions_table(decisions: Sequence[Decision], graph_of: Callable[[str], str]) -> Markup:
     """The nodes that the plan keeps out of the low precision, by rule and reason.
 
     Args:
@@ -107,13 +108,12 @@ def decisions_table(decisions: Sequence[Decision], graph_of: Callable[[str], str
     groups: dict[tuple[str, str], list[Decision]] = {}
     for one in decisions:
         groups.setdefault((one.rule, one.repair), []).append(one)
-    names = NamesLeft()
     rows = [
         [
             Cell(rule),
             Cell(repair.upper() + (", at no cost" if rule in FREE else ""), link=graph(alike)),
             number(len(alike), "{:d}"),
-            names.cell(reason, [f"{one.node} ({one.op})" for one in alike]),
+            listing(reason, [f"{one.node} ({one.op})" for one in alike]),
             number(_largest(alike)),
         ]
         for (rule, repair), members in groups.items()
@@ -128,7 +128,7 @@ def decisions_table(decisions: Sequence[Decision], graph_of: Callable[[str], str
         numbers=["Nodes", "Largest |x|"],
         choices=["Rule", "Type"],
     )
-    return Table("plan-table", "Nodes that do not compute in the plan's precision", heads, rows)
+    return table("plan-table", "Nodes that do not compute in the plan's precision", heads, rows)
 
 
 def _largest(decisions: Iterable[Decision]) -> float | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from rewriter.ir.model import Array
 from rewriter.jobs.fix.before import SideBySide
-from rewriter.report.html.png import data_uri, heat
-from rewriter.report.html.view import Boxes, Image
+from rewriter.report.html.png import data_uri
+from rewriter.report.html.view import Boxes, Image, Words
 from rewriter.runtime.figures.pictures import Picture, pixels_of
 
 MOST_BOXES = 12
@@ -36,7 +36,7 @@ def images_of(picture: Picture, side: SideBySide | None) -> Iterator[Image]:
     yield Image(data_uri(picture.actual), "Fixed", f"{what}, of the fixed model")
     largest = f"brightest: {picture.largest:.2g}" if picture.largest else "there is none"
     alt = f"Absolute difference of the fixed model, {what}: {largest}"
-    yield Image(data_uri(heat(picture.difference)), f"Difference of the fixed one, {largest}", alt)
+    yield Image(data_uri(picture.difference), f"Difference of the fixed one, {largest}", alt)
 
 
 def _seen(array: Array, size: tuple[int, int] | None = None) -> Array | None:
@@ -107,7 +107,7 @@ def _rectangles(
     return found
 
 
-def words_of(output: str, side: SideBySide) -> list[tuple[str, Sequence[tuple[str, bool]]]]:
+def words_of(output: str, side: SideBySide) -> Words:
     """The best classes or tokens of each model, each with True where it is the original's."""
     models = (
         ("Original", side.expected),
