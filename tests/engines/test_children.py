@@ -1,15 +1,22 @@
-"""Native code in child processes: crashes, hangs and greed are errors, and nobody else notices."""
+"""Native code in child processes: crashes, hangs and greed are errors, and nobody else notices.
+
+The faults are real: the functions below run in the child, a fork or an interpreter that imports this file.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -21,13 +28,17 @@ from rich.console import Console
 from rich.progress import Progress
 
 from rewriter.ir import children
-from rewriter.ir.errors import ArithmeticRunError, ModelError, NativeError, RewriterError
+from rewriter.ir.base import Context, Refusal
+from rewriter.ir.errors import ArithmeticRunError, EngineError, ModelError, NativeError, RewriterError
 from rewriter.ir.model import Array, Model, facts
 from rewriter.passes.simplify import Simplify
 from rewriter.runtime.engines import onnxruntime as engine
 from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.engines.onnxruntime_library import NoKernelError
 
-pytestmark = pytest.mark.skipif(not children.FORKS, reason="forks are used on Linux alone")
+forks = pytest.mark.skipif(not children.FORKS, reason="forks are used on Linux alone")
+
+RELU = "g (float[2] x) => (float[2] y) { y = Relu(x) }"
 
 ENDLESS = """
     g (float[2,4] x) => (float[2,4] y) <int64 trips = {1000000000000}, bool go = {1}> {
@@ -47,138 +58,260 @@ def a_child_with_the_patches_of_the_test() -> Iterator[None]:
     children.close()
 
 
+# -- what runs in a child ---------------------------------------------------------------------
+
+
 def doubled(array: Array) -> Array:
+    sys.stdout.write("doubling\n")
     twice: Array = array * array.dtype.type(2)
     return twice
 
 
 def crash(*_: object, **__: object) -> None:
+    os.write(1, b"about to crash\n")
     os.kill(os.getpid(), signal.SIGFPE)
+
+
+def read_address_zero() -> None:
+    ctypes.string_at(0)
+
+
+def leave(code: int) -> None:
+    os._exit(code)
 
 
 def hang(*_: object, **__: object) -> None:
     time.sleep(60)
 
 
-def devour(*_: object) -> bytearray:
-    return bytearray(1 << 46)
+def devour(count: int = 1 << 46) -> int:
+    return len(bytearray(count))
+
+
+def devour_in_c(count: int) -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    if libc.malloc(ctypes.c_size_t(count)) is None:
+        libc.abort()  # what C++ does with an uncaught std::bad_alloc
 
 
 def fail(*_: object) -> None:
-    raise ModelError("it is wrong", where="m.onnx", hint="mend it")
+    raise EngineError("it is wrong", where="m.onnx", hint="mend it")
 
 
-def pid() -> int:
-    return os.getpid()
+def misbehave() -> Any:
+    return lambda: None
 
 
+class Unreadable:
+    """Arguments that the child cannot make again."""
+
+    def __reduce__(self) -> Any:
+        return import_module, ("rewriter.no_such_thing",)
+
+
+def print_from_c(text: str) -> None:
+    libc = ctypes.CDLL(None)
+    libc.puts(text.encode())
+    libc.fflush(None)
+
+
+def print_much(count: int) -> None:
+    sys.stdout.write("x" * count + "the end")
+
+
+def computed(seconds: float) -> float:
+    """Computes for that long, whatever the clock on the wall says."""
+    while (used := time.process_time()) < seconds:
+        pass
+    return used
+
+
+def hang_with_a_child(pid_file: str) -> None:
+    leave_grandchild(pid_file)
+    os.write(1, b"hanging\n")
+    if children.FORKS:
+        ctypes.PyDLL(None).sleep(600)  # with Python's lock, as native code may hang
+    time.sleep(600)
+
+
+def leave_grandchild(pid_file: str) -> None:
+    grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(pid_file).write_text(f"{os.getpid()} {grandchild.pid}")
+
+
+class Sleeper:
+    def sleep(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "slept"
+
+
+# -- both kinds of children -------------------------------------------------------------------
+
+
+def fork(function: Callable[..., Any], *arguments: Any, limit_s: float = 60.0) -> Any:
+    return children.call(function, *arguments, doing="the work", limit_s=limit_s)
+
+
+def run(
+    function: Callable[..., Any], *arguments: Any, limit_s: float = 60.0, **limits: Any
+) -> tuple[Any, str]:
+    return children.run(function, *arguments, doing="the work", limit_s=limit_s, **limits)
+
+
+def interpreter(function: Callable[..., Any], *arguments: Any, limit_s: float = 60.0) -> Any:
+    return run(function, *arguments, limit_s=limit_s)[0]
+
+
+BOTH = pytest.mark.parametrize(
+    "way", [pytest.param(fork, id="a fork", marks=forks), pytest.param(interpreter, id="an interpreter")]
+)
+
+
+@BOTH
 @pytest.mark.parametrize("size", [0, 1, 1_000_000])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
-def test_arrays_go_there_and_back(size: int, dtype: type) -> None:
+def test_arrays_go_there_and_back(way: Callable[..., Any], size: int, dtype: type) -> None:
     there: Array = np.arange(size).astype(dtype)
-    back = children.call(doubled, there, doing="a product")
-    np.testing.assert_array_equal(back, doubled(there))
+    np.testing.assert_array_equal(way(doubled, there), doubled(there))
 
 
-@pytest.mark.parametrize(
-    ("function", "message", "cause"),
-    [
-        pytest.param(crash, r"the work crashed \(SIGFPE\)", "SIGFPE", id="a crash"),
-        pytest.param(hang, "the work gave no result within 1 s", "timeout", id="a hang"),
-        pytest.param(devour, "memory ran out", "", id="too much memory"),
-    ],
-)
-def test_the_end_of_a_child_is_an_error_and_the_next_call_works(
-    function: Callable[[], None], message: str, cause: str
+ENDS = [
+    pytest.param(crash, (), r"the work crashed \(SIGFPE\)", "SIGFPE", id="a signal"),
+    pytest.param(
+        read_address_zero, (), r"the work crashed \(SIGSEGV\)", "SIGSEGV", id="C reads address zero"
+    ),
+    pytest.param(leave, (3,), r"the work crashed \(exit code 3\)", "exit code 3", id="a library calls exit"),
+    pytest.param(hang, (), "the work gave no result within 2 s", "timeout", id="a hang"),
+    pytest.param(devour, (), "memory ran out", "", id="too much memory"),
+    pytest.param(misbehave, (), "pickle", "", id="a result that cannot be pickled"),
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("function", "arguments", "message", "cause"), ENDS)
+def test_what_ends_a_child_is_an_error_and_the_next_call_works(
+    way: Callable[..., Any],
+    function: Callable[..., None],
+    arguments: tuple[Any, ...],
+    message: str,
+    cause: str,
 ) -> None:
     with pytest.raises(NativeError, match=message) as caught:
-        children.call(function, doing="the work", limit_s=1)
+        way(function, *arguments, limit_s=2.0)
     assert caught.value.cause == cause
-    assert children.call(pid, doing="the next") != os.getpid()
+    assert way(os.getpid) != os.getpid()
 
 
-def test_exceptions_come_back_whole() -> None:
-    with pytest.raises(ModelError) as caught:
-        children.call(fail, doing="the work")
-    assert (caught.value.what, caught.value.where, caught.value.hint) == ("it is wrong", "m.onnx", "mend it")
+@BOTH
+def test_exceptions_come_back_whole(way: Callable[..., Any]) -> None:
+    with pytest.raises(EngineError) as caught:
+        way(fail)
+    assert vars(caught.value) == {"what": "it is wrong", "where": "m.onnx", "hint": "mend it"}
 
 
-def test_one_child_serves_all_calls() -> None:
-    assert children.call(pid, doing="one") == children.call(pid, doing="two")
+def test_errors_can_be_pickled() -> None:
+    error: RewriterError = NoKernelError("my.Op", "node", "file")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), copy.op, str(copy)) == (NoKernelError, "my.Op", str(error))
 
 
-def test_a_child_does_not_outlive_its_session() -> None:
-    session = Session(graph("g (float[2] x) => (float[2] y) { y = Relu(x) }"))
-    child = session._child
-    assert child is not None
-    os.kill(child.pid, 0)
-    session.close()
-    with pytest.raises(ProcessLookupError):
-        os.kill(child.pid, 0)
+# -- interpreters -----------------------------------------------------------------------------
 
 
-def test_an_endless_loop_is_stopped_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "RUN_S", 1.0)
-    with Session(graph(ENDLESS)) as session:
-        with pytest.raises(ArithmeticRunError, match="no result within 1 s, and was stopped: forever"):
-            session.run({"x": np.ones((2, 4), np.float32)})
-        with pytest.raises(ArithmeticRunError, match="its process is gone"):
-            session.run({"x": np.ones((2, 4), np.float32)})
+def test_the_log_of_an_interpreter_has_what_was_printed() -> None:
+    assert run(doubled, np.ones(1))[1] == "doubling\n"
+    assert sys.platform != "linux" or "from C" in run(print_from_c, "from C")[1]
+    _, log = run(print_much, 4 * children.LOG_BYTES)
+    assert len(log) == children.LOG_BYTES
+    assert log.endswith("the end")
 
 
-def test_a_crash_of_onnx_runtime_is_an_error_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rewriter.runtime.engines.local_session.LocalSession.run", crash)
-    session = Session(graph("g (float[2] x) => (float[2] y) { y = Relu(x) }"))
-    with session, pytest.raises(ArithmeticRunError, match=r"ONNX Runtime crashed \(SIGFPE\)"):
-        session.run({"x": np.ones(2, np.float32)})
+def test_the_log_of_a_crash_has_the_output_and_the_python_stack() -> None:
+    with pytest.raises(NativeError) as caught:
+        run(crash)
+    assert "about to crash" in caught.value.log
+    assert "in crash" in caught.value.log
 
 
-def crash_at_conv(proto: onnx.ModelProto, *_: object) -> onnx.ModelProto:
-    if any(node.op_type == "Conv" for node in proto.graph.node):
-        crash()
-    return proto
+def test_environment_variables_are_added() -> None:
+    assert run(os.getenv, "REWRITER_TEST", env={"REWRITER_TEST": "7"})[0] == "7"
 
 
-def test_the_node_at_which_inference_crashes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = graph(
-        "g (float[1] x) => (float[1] y) { a = Relu(x) b = Neg(a) [bad] c = Conv(b, b) y = Neg(c) }"
-    )
-    monkeypatch.setattr(facts, "_inferred", crash_at_conv)
-    with pytest.raises(ModelError, match=r"shape inference crashed \(SIGFPE\)") as caught:
-        facts.infer(source)
-    assert caught.value.where == "node bad (Conv)"
+@pytest.mark.parametrize(("function", "words"), [(devour, "memory ran out"), (devour_in_c, "SIGABRT")])
+def test_memory_is_limited(function: Callable[[int], object], words: str) -> None:
+    with pytest.raises(NativeError, match=words):
+        run(function, 8 << 30, memory_bytes=4 << 30)
+    assert run(devour, 1 << 20, memory_bytes=4 << 30)[0] == 1 << 20
 
 
-def test_functions_that_expand_without_measure_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "CALL_S", 1.0)
-    monkeypatch.setattr(facts, "PROBE_S", 0.5)
-    with pytest.raises(ModelError, match="shape inference gave no result within 1 s") as caught:
-        facts.infer(Model(expanding(24)))
-    assert caught.value.where == "node bomb (f0)"
+def test_an_argument_that_cannot_be_read_is_an_error() -> None:
+    with pytest.raises(NativeError, match="no_such_thing"):
+        run(len, Unreadable())
 
 
-def expanding(depth: int) -> onnx.ModelProto:
-    """A model of one call that stands for 2^depth nodes."""
-    text = """<ir_version: 8, opset_import: ["" : 17, "l" : 1]>
-        g (float[4] x) => (float[4] y) { [bomb] y = l.f0(x) }"""
-    for level in range(depth):
-        inner = f"l.f{level + 1}" if level < depth - 1 else "Relu"
-        head = f'<domain: "l", opset_import: ["" : 17, "l" : 1]> f{level} (a) => (b)'
-        text += f"{head} {{ m = {inner}(a) b = {inner}(m) }}"
-    return onnx.parser.parse_model(text)
+# -- processes that are left ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", [crash, hang])
-def test_a_crash_of_onnxsim_is_a_refusal(end: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    from rewriter.ir.base import Context, Refusal
+def is_running(pid: int) -> bool:
+    """False for a zombie, too: in a container, nobody may reap an orphan."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
-    monkeypatch.setattr("onnxsim.simplify", end)
-    monkeypatch.setattr("rewriter.passes.simplify._skipped", lambda proto: [])
-    monkeypatch.setattr(children, "CALL_S", 1.0)
-    source = graph("g (float[3] x) => (float[3] y) { i = Identity(x) y = Relu(i) }")
-    (event,) = Simplify().rewrite_model(source, Context())
-    assert isinstance(event, Refusal)
-    assert event.reason in ("onnxsim crashed (SIGFPE)", "onnxsim gave no result within 1 s, and was stopped")
+
+def gone(*pids: int) -> bool:
+    deadline = time.monotonic() + 10
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(is_running, pids))
+
+
+def family(path: Path) -> list[int]:
+    deadline = time.monotonic() + 30
+    while not (path.exists() and path.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return [int(pid) for pid in path.read_text().split()]
+
+
+@pytest.fixture
+def pids(tmp_path: Path) -> Path:
+    return tmp_path / "pids"
+
+
+def test_a_hang_and_its_children_are_killed_at_the_time_limit(pids: Path) -> None:
+    start = time.monotonic()
+    with pytest.raises(NativeError, match="no result within 3 s") as caught:
+        run(hang_with_a_child, str(pids), limit_s=3.0)
+    assert 2.5 <= time.monotonic() - start < 30
+    assert "hanging" in caught.value.log
+    assert gone(*family(pids))
+
+
+def test_processes_left_by_a_finished_child_are_killed(pids: Path) -> None:
+    run(leave_grandchild, str(pids))
+    assert gone(*family(pids))
+
+
+def test_ctrl_c_kills_the_child(pids: Path) -> None:
+    def interrupt() -> None:
+        family(pids)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run(hang_with_a_child, str(pids))
+    assert gone(*family(pids))
+
+
+def test_an_interpreter_does_not_outlive_a_parent_that_was_killed(pids: Path) -> None:
+    call = f"t.run(t.hang_with_a_child, {str(pids)!r})"
+    program = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as t; {call}"
+    with subprocess.Popen([sys.executable, "-c", program]) as parent:
+        assert all(map(is_running, family(pids)))
+        parent.kill()
+    assert gone(*family(pids))
 
 
 BUSY = """
@@ -194,9 +327,10 @@ def work(name):
 """
 
 
+@forks
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "a kill of the parent"])
 @pytest.mark.parametrize("work", ["idle", "hang", "hang_with_the_lock_of_python"])
-def test_children_end_with_their_parent(number: signal.Signals, work: str, tmp_path: Path) -> None:
+def test_forks_end_with_their_parent(number: signal.Signals, work: str, tmp_path: Path) -> None:
     (tmp_path / "tests_of_children.py").write_text(BUSY)
     code = f"import tests_of_children; tests_of_children.work({work!r})"
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
@@ -211,16 +345,15 @@ def test_children_end_with_their_parent(number: signal.Signals, work: str, tmp_p
     assert gone(child)
 
 
-def gone(child: int) -> bool:
-    """True if a process ends within five seconds; as somebody else's child, it may stay a zombie."""
-    for _ in range(100):
-        status = Path(f"/proc/{child}/stat")
-        if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z":
-            return True
-        time.sleep(0.05)
-    return False
+# -- forks ------------------------------------------------------------------------------------
 
 
+@forks
+def test_one_fork_serves_all_calls() -> None:
+    assert fork(os.getpid) == fork(os.getpid)
+
+
+@forks
 def test_data_that_comes_while_a_child_works_does_not_end_it() -> None:
     """The kernel may announce an order after it was read, when the child works on it."""
     with children.Child(Sleeper, doing="a nap") as child:
@@ -230,46 +363,30 @@ def test_data_that_comes_while_a_child_works_does_not_end_it() -> None:
         assert child.call("sleep", 0.5) == "slept"
 
 
-def test_errors_can_be_pickled() -> None:
-    import pickle
-
-    from rewriter.runtime.engines.onnxruntime_library import NoKernelError
-
-    error: RewriterError = NoKernelError("my.Op", "node", "file")
-    copy = pickle.loads(pickle.dumps(error))
-    assert (type(copy), copy.op, str(copy)) == (NoKernelError, "my.Op", str(error))
-
-
+@forks
 def test_a_fork_has_children_of_its_own() -> None:
     """Two processes that share a warm child would read each other's answers."""
-    assert children.call(os.getppid, doing="a question") == os.getpid()
+
+    def answered() -> bool:
+        return all(fork(os.getppid) == os.getpid() for _ in range(50))
+
+    assert answered()
     pid = os.fork()
     if not pid:
-        os._exit(
-            0 if all(children.call(os.getppid, doing="a question") == os.getpid() for _ in range(50)) else 1
-        )
-    assert all(children.call(os.getppid, doing="a question") == os.getpid() for _ in range(50))
+        os._exit(0 if answered() else 1)
+    assert answered()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-class Sleeper:
-    def sleep(self, seconds: float) -> str:
-        time.sleep(seconds)
-        return "slept"
-
-
-def its_child_answers() -> bool:
-    return all(children.call(os.getppid, doing="a question") == os.getpid() for _ in range(50))
-
-
+@forks
 def test_a_child_that_waits_for_a_processor_is_not_late() -> None:
     """Its time is what it computes, as long as it would compute."""
     os.sched_setaffinity(0, {min(everyone := os.sched_getaffinity(0))})
     rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
     try:
-        assert children.call(computed, 0.6, doing="a sum", limit_s=1.0) >= 0.6
+        assert fork(computed, 0.6, limit_s=1.0) >= 0.6
         with pytest.raises(NativeError, match="no result within 1 s"):
-            children.call(computed, 60.0, doing="a sum", limit_s=1.0)
+            fork(computed, 60.0, limit_s=1.0)
     finally:
         os.sched_setaffinity(0, everyone)
         for rival in rivals:
@@ -277,25 +394,93 @@ def test_a_child_that_waits_for_a_processor_is_not_late() -> None:
             rival.wait()
 
 
-def computed(seconds: float) -> float:
-    """Computes for that long, whatever the clock on the wall says."""
-    while (used := time.process_time()) < seconds:
-        pass
-    return used
-
-
-def shout() -> str:
-    sys.stderr.write("to the log\n")
-    return "said"
-
-
+@forks
 def test_a_child_prints_whatever_its_parent_held_at_the_fork() -> None:
     """A bar that another thread draws holds the lock of the terminal now and then."""
     console = Console(file=sys.stderr, force_terminal=True)
     with Progress(console=console, transient=True) as bars, console._lock:
         bars.add_task("drawn")
-        answers: list[str] = []
-        caller = threading.Thread(target=lambda: answers.append(children.call(shout, doing="a shout")))
+        answers: list[Array] = []
+        caller = threading.Thread(target=lambda: answers.append(fork(doubled, np.ones(1))))
         caller.start()
         caller.join(30)
-    assert answers == ["said"]
+    assert answers == [2.0]
+
+
+# -- libraries in forks -----------------------------------------------------------------------
+
+
+@forks
+def test_a_child_does_not_outlive_its_session() -> None:
+    session = Session(graph(RELU))
+    child = session._child
+    assert child is not None
+    assert is_running(child.pid)
+    session.close()
+    assert not is_running(child.pid)
+
+
+@forks
+def test_an_endless_loop_is_stopped_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "RUN_S", 1.0)
+    with Session(graph(ENDLESS)) as session:
+        for words in ("no result within 1 s, and was stopped: forever", "its process is gone"):
+            with pytest.raises(ArithmeticRunError, match=words):
+                session.run({"x": np.ones((2, 4), np.float32)})
+
+
+@forks
+def test_a_crash_of_onnx_runtime_is_an_error_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rewriter.runtime.engines.local_session.LocalSession.run", crash)
+    with Session(graph(RELU)) as session, pytest.raises(ArithmeticRunError, match=r"crashed \(SIGFPE\)"):
+        session.run({"x": np.ones(2, np.float32)})
+
+
+def crash_at_conv(proto: onnx.ModelProto, *_: object) -> onnx.ModelProto:
+    if any(node.op_type == "Conv" for node in proto.graph.node):
+        crash()
+    return proto
+
+
+@forks
+def test_the_node_at_which_inference_crashes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = graph(
+        "g (float[1] x) => (float[1] y) { a = Relu(x) b = Neg(a) [bad] c = Conv(b, b) y = Neg(c) }"
+    )
+    monkeypatch.setattr(facts, "_inferred", crash_at_conv)
+    with pytest.raises(ModelError, match=r"shape inference crashed \(SIGFPE\)") as caught:
+        facts.infer(source)
+    assert caught.value.where == "node bad (Conv)"
+
+
+@forks
+def test_functions_that_expand_without_measure_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of one call that stands for 2^24 nodes."""
+    text = """<ir_version: 8, opset_import: ["" : 17, "l" : 1]>
+        g (float[4] x) => (float[4] y) { [bomb] y = l.f0(x) }"""
+    for level in range(24):
+        inner = f"l.f{level + 1}" if level < 23 else "Relu"
+        head = f'<domain: "l", opset_import: ["" : 17, "l" : 1]> f{level} (a) => (b)'
+        text += f"{head} {{ m = {inner}(a) b = {inner}(m) }}"
+    monkeypatch.setattr(children, "CALL_S", 1.0)
+    monkeypatch.setattr(facts, "PROBE_S", 0.5)
+    with pytest.raises(ModelError, match="shape inference gave no result within 1 s") as caught:
+        facts.infer(Model(onnx.parser.parse_model(text)))
+    assert caught.value.where == "node bomb (f0)"
+
+
+@forks
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [(crash, "onnxsim crashed (SIGFPE)"), (hang, "onnxsim gave no result within 1 s, and was stopped")],
+)
+def test_a_crash_of_onnxsim_is_a_refusal(
+    end: Callable[[], None], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxsim.simplify", end)
+    monkeypatch.setattr("rewriter.passes.simplify._skipped", lambda proto: [])
+    monkeypatch.setattr(children, "CALL_S", 1.0)
+    source = graph("g (float[3] x) => (float[3] y) { i = Identity(x) y = Relu(i) }")
+    (event,) = Simplify().rewrite_model(source, Context())
+    assert isinstance(event, Refusal)
+    assert event.reason == reason
