@@ -17,7 +17,7 @@ from rewriter.ir.base import Target
 from rewriter.ir.graph import GraphEditor, casts_floats
 from rewriter.ir.graph.float_types import EXCHANGEABLE
 from rewriter.ir.model import Array
-from rewriter.ir.model.schemas import TypeRule, TypeRules, ports
+from rewriter.ir.model.schemas import TypeRule, TypeRules, type_rules
 from rewriter.ir.patterns.norms import Norm, find_norms
 from rewriter.ir.plan import InputsOutputs, Range, io_type
 
@@ -196,14 +196,14 @@ class Survey:
         """True if a precision has to be chosen for the node."""
         if node.op_type == "Constant" or self._is_float_cast(node) or not self.floats(node):
             return False
-        rules = self.ports(node)
+        rules = self.rules(node)
         if rules is None:
             return True
         border = zip((*node.input, *node.output), (*rules.inputs, *rules.outputs), strict=True)
         return any(port is not TypeRule.ANY and self.is_float(tensor) for tensor, port in border)
 
-    def ports(self, node: NodeProto) -> TypeRules | None:
-        return ports(node, self.opsets, self.request.low)
+    def rules(self, node: NodeProto) -> TypeRules | None:
+        return type_rules(node, self.opsets, self.request.low)
 
     def producer(self, tensor: str) -> NodeProto | None:
         """The node of this graph that computes `tensor`, seen through float Casts."""

@@ -33,7 +33,7 @@ def user_choice(survey: Survey) -> Iterator[Hazard]:
 def no_lower_type(survey: Survey) -> Iterator[Hazard]:
     """Operators without a schema, without the lower type, or at tensors of unknown type."""
     for node in survey.nodes:
-        rules = survey.ports(node)
+        rules = survey.rules(node)
         unknown = [t for t in (*node.input, *node.output) if t and not survey.graph.dtype(t)]
         if node.op_type in READS_BITS:
             yield Hazard(

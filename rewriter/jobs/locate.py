@@ -15,7 +15,8 @@ from rewriter.judge import locate as search
 from rewriter.judge.locate import TOLERANCE, LocateOptions, Location
 from rewriter.judge.locate.bisection import MARKS, MAX_BUILDS
 from rewriter.runtime.engines.deployment import deployment
-from rewriter.runtime.engines.protocol import MeasureSettings, Shape
+from rewriter.runtime.engines.protocol import MeasureSettings
+from rewriter.runtime.engines.tensor_files import Shape
 from rewriter.runtime.engines.this_machine import AUTO
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.inputs import Samples, load_samples

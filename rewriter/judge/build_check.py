@@ -27,7 +27,7 @@ from rewriter.runtime.engines.build import (
     precision_warnings,
 )
 from rewriter.runtime.engines.measure import shape_values
-from rewriter.runtime.engines.protocol import Shape, Span
+from rewriter.runtime.engines.tensor_files import Shape, Span
 
 NORMALIZATIONS = NORMS - {"RMSNormalization", "SimplifiedLayerNormalization"}
 """Operators that become one NORMALIZATION layer each (docs/engines.md#what-releases-do)."""

@@ -19,7 +19,7 @@ from rewriter.runtime.emulation import Accumulation, emulation, sums
 from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.protocol import EngineOutcome, Latency, MeasureSettings, Variant
-from rewriter.runtime.engines.tensor_files import StoredSamples, write_samples
+from rewriter.runtime.engines.tensor_files import StoredSamples, spans_of, write_samples
 from rewriter.runtime.figures.metrics import named
 from rewriter.runtime.figures.outputs import compare_samples
 from rewriter.runtime.figures.tolerances import RELATIVE_L2, TOLERANCES, Tolerance
@@ -172,7 +172,7 @@ def build_without_gpu(workspace: Workspace, timeout_s: float, plugins: Sequence[
     """Checks that TensorRT-RTX builds the fixed model, which needs no GPU."""
     variant = workspace.fixed_variant()
     sample = next(iter(variant.samples))
-    profile = variant.samples.spans() | dict(variant.shapes)
+    profile = spans_of(variant.samples) | dict(variant.shapes)
     return check_model_build(workspace.fixed, variant.path, sample, profile, timeout_s, plugins=plugins)
 
 

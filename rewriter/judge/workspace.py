@@ -15,8 +15,8 @@ from rewriter.judge.expected import as_declared, widened
 from rewriter.judge.judge import Judged, Standard, judge
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.engines.protocol import EngineOutcome, Span, Variant
-from rewriter.runtime.engines.tensor_files import StoredSamples, write_samples
+from rewriter.runtime.engines.protocol import EngineOutcome, Variant
+from rewriter.runtime.engines.tensor_files import Span, StoredSamples, write_samples
 from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance
 from rewriter.runtime.inputs import Samples
 

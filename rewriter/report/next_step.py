@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rewriter.ir.base import ALWAYS_TYPED_SINCE, TYPED_SINCE, Target
 from rewriter.ir.model import Port
 from rewriter.jobs.fix.result import FixResult
-from rewriter.runtime.inputs.samples import Shape
+from rewriter.runtime.engines.tensor_files import Shape
 
 LARGEST_BATCH = 8
 """Proposed for a dynamic first axis of which one size was seen, if that is smaller."""

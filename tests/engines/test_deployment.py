@@ -9,7 +9,7 @@ from graphs import graph
 
 from rewriter.ir.errors import UsageError
 from rewriter.runtime.engines.deployment import Deployment, deployment
-from rewriter.runtime.engines.protocol import Span
+from rewriter.runtime.engines.tensor_files import Span
 
 MODEL = graph("g (float[n,3,8,8] x, int64[2] sizes) => (float[n,3,8,8] y) { y = Relu(x) }")
 ONE, FOUR, EIGHT = (1, 3, 8, 8), (4, 3, 8, 8), (8, 3, 8, 8)

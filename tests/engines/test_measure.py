@@ -21,7 +21,13 @@ from rewriter.ir.model import Array, save
 from rewriter.runtime.engines.measure import LEAST_REPEATS, measure
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing, Variant
-from rewriter.runtime.engines.tensor_files import StoredSamples, read_tensors, write_samples, write_tensors
+from rewriter.runtime.engines.tensor_files import (
+    StoredSamples,
+    read_tensors,
+    spans_of,
+    write_samples,
+    write_tensors,
+)
 
 DOUBLED = "g (float[n,4] x) => (float[n,4] y) { a = Relu(x)\n y = Add(a, a) }"
 
@@ -176,7 +182,7 @@ def test_tensorrt_builds_without_a_gpu_and_says_why_it_does_not_run(
 
 @needs_rtx
 def test_the_profile_spans_the_samples_by_default(tmp_path: Path, samples: StoredSamples) -> None:
-    assert samples.spans() == {"x": ((1, 4), (1, 4), (3, 4))}
+    assert spans_of(samples) == {"x": ((1, 4), (1, 4), (3, 4))}
     given = Variant(
         "given", save(graph(DOUBLED), tmp_path / "m.onnx"), samples, shapes={"x": ((2, 5), (2, 5), (2, 5))}
     )

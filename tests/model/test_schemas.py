@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from onnx import NodeProto, TensorProto, helper
 
-from rewriter.ir.model.schemas import TypeRule, ports, schema_of, set_type_attributes
+from rewriter.ir.model.schemas import TypeRule, schema_of, set_type_attributes, type_rules
 
 FP16, BF16, FP32 = TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT
 F, S, A = TypeRule.FOLLOWS, TypeRule.FP32, TypeRule.ANY
@@ -54,7 +54,7 @@ def node(op: str, inputs: str = "x", outputs: str = "y", domain: str = "", **att
 def test_ports_follow_the_type_or_stay(
     made: NodeProto, opset: int, low: int, inputs: tuple[TypeRule, ...], outputs: tuple[TypeRule, ...]
 ) -> None:
-    found = ports(made, {"": opset}, low)
+    found = type_rules(made, {"": opset}, low)
     assert found is not None
     assert (found.inputs, found.outputs) == (inputs, outputs)
 
@@ -69,11 +69,11 @@ def test_ports_follow_the_type_or_stay(
 )
 def test_ports_without_a_schema_are_none(made: NodeProto, opset: int) -> None:
     assert schema_of(made.op_type, made.domain, opset) is None
-    assert ports(made, {"": opset}, FP16) is None
+    assert type_rules(made, {"": opset}, FP16) is None
 
 
 def test_nodes_that_can_follow_a_type() -> None:
-    follows = {op: ports(node(op), {"": 17}, FP16) for op in ("Relu", "NonMaxSuppression", "Shape")}
+    follows = {op: type_rules(node(op), {"": 17}, FP16) for op in ("Relu", "NonMaxSuppression", "Shape")}
     assert {op: p is not None and p.can_follow for op, p in follows.items()} == {
         "Relu": True,
         "NonMaxSuppression": False,

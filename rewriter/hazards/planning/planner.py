@@ -25,7 +25,7 @@ from rewriter.ir.graph import GraphEditor, label, open_graphs
 from rewriter.ir.graph.float_types import logical_name
 from rewriter.ir.model import Model
 from rewriter.ir.model.facts import Facts
-from rewriter.ir.model.schemas import ports
+from rewriter.ir.model.schemas import type_rules
 from rewriter.ir.plan import Decision, InputsOutputs, Plan, Precision, Range, node_key, plugin_types
 
 LOW_TYPES: dict[Precision, int] = {
@@ -177,7 +177,7 @@ def in_bf16(plan: Plan, keys: AbstractSet[str]) -> Plan:
 
 def has_bf16(node: NodeProto, opsets: Mapping[str, int]) -> bool:
     """True if the node's operator supports BF16 in its operator set."""
-    rules = ports(node, opsets, LOW_TYPES["bf16"])
+    rules = type_rules(node, opsets, LOW_TYPES["bf16"])
     return rules is not None and rules.can_follow
 
 

@@ -18,10 +18,10 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 from rewriter.ir.graph import all_names, attribute, casts_floats, label, without_unread
 from rewriter.ir.graph.float_types import EXCHANGEABLE, convert
 from rewriter.ir.graph.ops import CONTROL_FLOW, VALUE_PRESERVING
-from rewriter.ir.graph.typed_tensors import Book, Tensors
+from rewriter.ir.graph.typed_tensors import SharedNames, Tensors
 from rewriter.ir.model import Model, holds_graphs, subgraphs
 from rewriter.ir.model.facts import Facts
-from rewriter.ir.model.schemas import TypeRule, TypeRules, ports, set_type_attributes
+from rewriter.ir.model.schemas import TypeRule, TypeRules, set_type_attributes, type_rules
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def retype(model: Model, facts: Facts, request: TypeRequest) -> Model:
     wanted = [
         own.get(v.name) or request.outputs.get(v.name, v.type.tensor_type.elem_type) for v in graph.output
     ]
-    book = Book(result, all_names(graph), request.tag, request.cast_bytes)
+    book = SharedNames(result, all_names(graph), request.tag, request.cast_bytes)
     _Walk(facts, request, result.opsets, book).graph(graph, None, wanted)
     return result
 
@@ -81,14 +81,14 @@ class _Walk:
     facts: Facts
     request: TypeRequest
     opsets: Mapping[str, int]
-    book: Book
+    shared: SharedNames
     opened: int = 0
 
     def graph(self, graph: GraphProto, parent: Tensors | None, output_types: Sequence[int]) -> None:
         """Retypes one graph; `output_types` are the element types of its outputs, in order."""
         scope = self.opened
         self.opened += 1
-        tensors = Tensors(self.book, graph, self.facts.scopes[scope], parent)
+        tensors = Tensors(self.shared, graph, self.facts.scopes[scope], parent)
         outputs = zip(graph.output, output_types, strict=True)
         tensors.wanted = {v.name: dtype for v, dtype in outputs if tensors.is_float(v.name)}
         given = list(graph.node)
@@ -113,9 +113,9 @@ class _Walk:
         """Frees the names of the Casts that will be removed: the same new Casts then get the same names."""
         for node in nodes:
             if casts_floats(node, tensors.is_float):
-                self.book.names.discard(node.name)
+                self.shared.names.discard(node.name)
                 if node.output[0] not in tensors.wanted:
-                    self.book.names.discard(node.output[0])
+                    self.shared.names.discard(node.output[0])
 
     def _visit(self, tensors: Tensors, scope: int, node: NodeProto, detours: set[int]) -> None:
         if node.op_type == "Constant" and tensors.is_float(node.output[0]):
@@ -129,7 +129,7 @@ class _Walk:
 
     def _visit_float_cast(self, tensors: Tensors, node: NodeProto, *, detour: bool) -> None:
         source, name, to = node.input[0], node.output[0], attribute(node, "to")
-        if self.request.rounding and to != TensorProto.FLOAT and tensors.given(source) != to:
+        if self.request.rounding and to != TensorProto.FLOAT and tensors.original_type(source) != to:
             tensors.add_rounded(tensors.as_type(source, TensorProto.FLOAT), name, to)
         elif detour and not self.request.rounding:
             tensors.add_narrowed(name, source, to)
@@ -144,11 +144,11 @@ class _Walk:
             inputs, outputs = (
                 _each(types, names) for types, names in zip(ports, (node.input, node.output), strict=True)
             )
-            given = [tensors.given(name) for name in node.input]
+            given = [tensors.original_type(name) for name in node.input]
             self._read(tensors, node, [kind or own for kind, own in zip(inputs, given, strict=True)])
             self._add(tensors, scope, node, outputs)
             for name, kind in zip(node.output, outputs, strict=True):
-                if kind and name and not tensors.given(name):  # inference cannot find it
+                if kind and name and not tensors.original_type(name):  # inference cannot find it
                     tensors.graph.value_info.add(name=name).type.tensor_type.elem_type = kind
             return
         follow = {TypeRule.FOLLOWS: dtype, TypeRule.FP32: TensorProto.FLOAT, TypeRule.ANY: 0}
@@ -162,9 +162,9 @@ class _Walk:
 
     def _rules(self, tensors: Tensors, node: NodeProto, dtype: int) -> TypeRules | None:
         """None if the node must keep its types."""
-        if any(name and not tensors.given(name) for name in (*node.input, *node.output)):
+        if any(name and not tensors.original_type(name) for name in (*node.input, *node.output)):
             return None
-        return ports(node, self.opsets, dtype)
+        return type_rules(node, self.opsets, dtype)
 
     def _read(self, tensors: Tensors, node: NodeProto, types: Sequence[int]) -> None:
         for index, (name, dtype) in enumerate(zip(node.input, types, strict=True)):
@@ -175,10 +175,10 @@ class _Walk:
         """Adds the node; its outputs are rounded where the given model has a lower type."""
         rounded: list[tuple[str, str, int]] = []
         for index, name in enumerate(node.output if self.request.rounding else ()):
-            given = tensors.given(name) if name else 0
+            given = tensors.original_type(name) if name else 0
             lower = given in EXCHANGEABLE - {TensorProto.FLOAT} and (scope, name) not in self.request.exact
             if lower and node.op_type not in VALUE_PRESERVING:
-                node.output[index] = self.book.fresh(f"{name}/exact")
+                node.output[index] = self.shared.fresh(f"{name}/exact")
                 rounded.append((node.output[index], name, given))
         tensors.add(node, types)
         for exact, name, given in rounded:
@@ -187,20 +187,23 @@ class _Walk:
     def _visit_control_flow(self, tensors: Tensors, scope: int, node: NodeProto) -> None:
         """Gives all floats that cross the border of If, Loop and Scan the node's type."""
         border = self._border_type(tensors, scope, node)
-        self._read(tensors, node, [border or tensors.given(name) for name in node.input])
+        self._read(tensors, node, [border or tensors.original_type(name) for name in node.input])
         for child in subgraphs(node):
             facts = self.facts.scopes[self.opened]
             for value in child.input:
                 if border and value.name in facts and facts[value.name].dtype in EXCHANGEABLE:
                     value.type.tensor_type.elem_type = border
-            given = [facts[v.name].dtype if v.name in facts else tensors.given(v.name) for v in child.output]
+            given = [
+                facts[v.name].dtype if v.name in facts else tensors.original_type(v.name)
+                for v in child.output
+            ]
             self.graph(child, tensors, [border or dtype for dtype in given])
         self._add(tensors, scope, node, [border] * len(node.output))
 
     def _border_type(self, tensors: Tensors, scope: int, node: NodeProto) -> int:
         """0 if the node keeps its types."""
         dtype = self.request.node_type(scope, node)
-        rules = ports(node, self.opsets, dtype) if node.op_type in CONTROL_FLOW else None
+        rules = type_rules(node, self.opsets, dtype) if node.op_type in CONTROL_FLOW else None
         if rules is None:
             return 0
         return dtype if rules.can_follow else TensorProto.FLOAT
@@ -225,7 +228,7 @@ def _detours(tensors: Tensors, nodes: Sequence[NodeProto]) -> set[int]:
         and node.output[0] in widened
         and casts_floats(node, tensors.is_float)
         and attribute(node, "to") != TensorProto.FLOAT
-        and tensors.given(node.input[0]) == TensorProto.FLOAT
+        and tensors.original_type(node.input[0]) == TensorProto.FLOAT
     }
 
 

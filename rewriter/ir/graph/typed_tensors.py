@@ -21,7 +21,7 @@ from rewriter.ir.model.tensors import release
 
 
 @dataclass
-class Book:
+class SharedNames:
     """The weights and the names in use, which all graphs of a model share.
 
     Attributes:
@@ -39,7 +39,7 @@ class Book:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """The new name and type of a tensor of the given model, and the graph that owns it."""
 
     name: str
@@ -57,13 +57,13 @@ class Tensors:
         wanted: Requested element type of each float output of the graph.
     """
 
-    book: Book
+    shared: SharedNames
     graph: GraphProto
     facts: Mapping[str, TensorFacts]
     parent: Tensors | None
     wanted: dict[str, int] = field(default_factory=dict)
     nodes: list[NodeProto] = field(default_factory=list)
-    _stored: dict[str, Stored] = field(default_factory=dict)
+    _stored: dict[str, StoredTensor] = field(default_factory=dict)
     _casts: dict[tuple[str, int], str] = field(default_factory=dict)
     _sources: dict[str, str] = field(default_factory=dict)
     _own: set[int] = field(default_factory=set)
@@ -72,17 +72,17 @@ class Tensors:
 
     # -- look-ups ----------------------------------------------------------------------------
 
-    def given(self, name: str) -> int:
+    def original_type(self, name: str) -> int:
         """Element type of a tensor in the given model; 0 if it is not known or not a tensor."""
         facts = self.facts.get(name)
         if facts is not None:
             return facts.dtype
-        return self.parent.given(name) if self.parent is not None else 0
+        return self.parent.original_type(name) if self.parent is not None else 0
 
     def is_float(self, name: str) -> bool:
-        return self.given(name) in EXCHANGEABLE
+        return self.original_type(name) in EXCHANGEABLE
 
-    def find(self, name: str) -> Stored:
+    def find(self, name: str) -> StoredTensor:
         """The stored form of a float tensor of this graph or of an enclosing one."""
         if name in self._stored:
             return self._stored[name]
@@ -102,31 +102,31 @@ class Tensors:
     # -- additions ---------------------------------------------------------------------------
 
     def add_input(self, name: str, dtype: int) -> None:
-        self._stored[name] = Stored(name, dtype, self)
+        self._stored[name] = StoredTensor(name, dtype, self)
 
     def add_initializer(self, tensor: TensorProto) -> None:
         name, dtype = tensor.name, int(tensor.data_type)
         if self._differs(name, dtype):
-            tensor.name = self.book.fresh(f"{name}/{SHORT_NAMES[dtype]}")
-            weights = self.book.model.weights
+            tensor.name = self.shared.fresh(f"{name}/{SHORT_NAMES[dtype]}")
+            weights = self.shared.model.weights
             if self.parent is None and name in weights:
                 weights[tensor.name] = weights.pop(name)
-        self._constants[tensor.name] = lambda: self.book.model.array(tensor)
-        self._store(name, Stored(tensor.name, dtype, self, True))
+        self._constants[tensor.name] = lambda: self.shared.model.array(tensor)
+        self._store(name, StoredTensor(tensor.name, dtype, self, True))
 
     def add_constant(self, node: NodeProto) -> None:
         """Adds a Constant node that holds floats."""
         name = node.output[0]
         value = constant_value(node)
         if value is None:  # sparse: a Cast converts it
-            self.add(node, [self.given(name)])
+            self.add(node, [self.original_type(name)])
             return
-        dtype = self.given(name)
+        dtype = self.original_type(name)
         if self._differs(name, dtype):
-            node.output[0] = self.book.fresh(f"{name}/{SHORT_NAMES[dtype]}")
+            node.output[0] = self.shared.fresh(f"{name}/{SHORT_NAMES[dtype]}")
         self._constants[node.output[0]] = lambda: value
         self.nodes.append(node)
-        self._store(name, Stored(node.output[0], dtype, self, True))
+        self._store(name, StoredTensor(node.output[0], dtype, self, True))
 
     def add(self, node: NodeProto, types: list[int]) -> None:
         """Adds a node with rewritten inputs, and the types of its outputs (0: as given)."""
@@ -134,10 +134,10 @@ class Tensors:
         self.nodes.append(node)
         for index, (name, dtype) in enumerate(zip(given, types, strict=True)):
             if name and self.is_float(name):
-                dtype = dtype or self.given(name)
+                dtype = dtype or self.original_type(name)
                 if self._differs(name, dtype):
-                    node.output[index] = self.book.fresh(f"{name}/{SHORT_NAMES[dtype]}")
-                self._store(name, Stored(node.output[index], dtype, self))
+                    node.output[index] = self.shared.fresh(f"{name}/{SHORT_NAMES[dtype]}")
+                self._store(name, StoredTensor(node.output[index], dtype, self))
 
     def add_alias(self, name: str, source: str) -> None:
         """Lets `name` stand for `source`, as after a Cast that is removed."""
@@ -147,18 +147,18 @@ class Tensors:
         """Stores `source`, rounded to `dtype` on purpose, as `name`."""
         stored = self.find(source)
         if stored.dtype != dtype:
-            stored = Stored(stored.owner._cast_of(stored, dtype), dtype, stored.owner)
+            stored = StoredTensor(stored.owner._cast_of(stored, dtype), dtype, stored.owner)
         self._store(name, stored)
 
     def add_rounded(self, source: str, name: str, dtype: int) -> None:
         """Rounds the FP32 tensor `source` to `dtype` and back, and stores it as `name`."""
-        low = self.book.fresh(f"{name}/{SHORT_NAMES[dtype]}")
+        low = self.shared.fresh(f"{name}/{SHORT_NAMES[dtype]}")
         self.nodes.append(self._cast(source, low, dtype))
         stored = name
         if self._differs(name, TensorProto.FLOAT):
-            stored = self.book.fresh(f"{name}/fp32")
+            stored = self.shared.fresh(f"{name}/fp32")
         self.nodes.append(self._cast(low, stored, TensorProto.FLOAT))
-        self._store(name, Stored(stored, TensorProto.FLOAT, self))
+        self._store(name, StoredTensor(stored, TensorProto.FLOAT, self))
 
     def finish_outputs(self) -> None:
         """Adds Casts for outputs that are tensors of an enclosing graph: ONNX Runtime refuses those."""
@@ -168,7 +168,7 @@ class Tensors:
             dtype = self.wanted[value.name]
             value.type.tensor_type.elem_type = dtype
             if not self.owns(value.name):
-                out = self.book.fresh(f"{value.name}/{SHORT_NAMES[dtype]}")
+                out = self.shared.fresh(f"{value.name}/{SHORT_NAMES[dtype]}")
                 self.nodes.append(self._cast(self.find(value.name).name, out, dtype))
                 value.name = out
 
@@ -192,7 +192,7 @@ class Tensors:
         """True if `name` is a graph output of another requested type, so that a Cast writes it."""
         return self.wanted.get(name, dtype) != dtype
 
-    def _store(self, name: str, stored: Stored) -> None:
+    def _store(self, name: str, stored: StoredTensor) -> None:
         self._stored[name] = stored
         if name in self.wanted and stored.name != name:
             dtype = self.wanted[name]
@@ -202,41 +202,43 @@ class Tensors:
             if stored.owner is self and stored.dtype != dtype:
                 self._casts.setdefault((stored.name, dtype), name)
 
-    def _in_type(self, stored: Stored, dtype: int) -> str:
+    def _in_type(self, stored: StoredTensor, dtype: int) -> str:
         converts = stored.constant and not self._is_cast(stored, dtype)
         return (self._converted_of if converts else self._cast_of)(stored, dtype)
 
-    def _is_cast(self, stored: Stored, dtype: int) -> bool:
+    def _is_cast(self, stored: StoredTensor, dtype: int) -> bool:
         """True for a weight that is so large that a Cast widens it in each run."""
-        weight = self.book.model.weights.get(stored.name) if self.parent is None else None
-        return weight is not None and dtype == TensorProto.FLOAT and weight.nbytes >= self.book.cast_bytes
+        weight = self.shared.model.weights.get(stored.name) if self.parent is None else None
+        return weight is not None and dtype == TensorProto.FLOAT and weight.nbytes >= self.shared.cast_bytes
 
-    def _cast_of(self, stored: Stored, dtype: int) -> str:
+    def _cast_of(self, stored: StoredTensor, dtype: int) -> str:
         key = (stored.name, dtype)
         if key not in self._casts:
-            out = self.book.fresh(f"{stored.name}/{SHORT_NAMES[dtype]}")
+            out = self.shared.fresh(f"{stored.name}/{SHORT_NAMES[dtype]}")
             self.nodes.append(self._cast(stored.name, out, dtype))
             self._sources[out] = stored.name
             self._casts[key] = out
         return self._casts[key]
 
-    def _converted_of(self, stored: Stored, dtype: int) -> str:
+    def _converted_of(self, stored: StoredTensor, dtype: int) -> str:
         key = (stored.name, dtype)
         if key not in self._converted:
             given = self._constants[stored.name]()
             value = convert(given, dtype, stored.name)
             release(given)
-            name = self.book.fresh(f"{stored.name}/{SHORT_NAMES[dtype]}")
+            name = self.shared.fresh(f"{stored.name}/{SHORT_NAMES[dtype]}")
             main = self.parent is None
             self._converted[key] = (
-                self.book.model.detached_tensor(name, value) if main else numpy_helper.from_array(value, name)
+                self.shared.model.detached_tensor(name, value)
+                if main
+                else numpy_helper.from_array(value, name)
             )
         return self._converted[key].name
 
     def _cast(self, source: str, out: str, dtype: int) -> NodeProto:
-        node = helper.make_node("Cast", [source], [out], name=self.book.fresh(f"{out}/Cast"), to=dtype)
-        if self.book.tag:
-            node.metadata_props.add(key=TAG, value=self.book.tag)
+        node = helper.make_node("Cast", [source], [out], name=self.shared.fresh(f"{out}/Cast"), to=dtype)
+        if self.shared.tag:
+            node.metadata_props.add(key=TAG, value=self.shared.tag)
         self._own.add(id(node))
         return node
 
@@ -244,7 +246,7 @@ class Tensors:
         """Gives converted constants the names of originals that nothing reads any more."""
         renamed: dict[str, str] = {}
         taken: set[str] = set()
-        weights = self.book.model.weights
+        weights = self.shared.model.weights
         for (base, _), tensor in self._converted.items():
             if base in read or base in taken:
                 continue
@@ -266,7 +268,7 @@ class Tensors:
             if tensor.name in read or tensor.name not in self._constants or tensor.name in listed - new:
                 kept.append(tensor)
             elif self.parent is None and tensor.name not in new:
-                self.book.model.weights.pop(tensor.name, None)
+                self.shared.model.weights.pop(tensor.name, None)
         refill(self.graph.initializer, [*kept, *self._converted.values()])
 
     def _write_value_info(self) -> None:

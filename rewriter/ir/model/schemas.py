@@ -71,7 +71,7 @@ class TypeRules:
         return TypeRule.FOLLOWS in self.inputs or TypeRule.FOLLOWS in self.outputs
 
 
-def ports(node: NodeProto, opsets: Mapping[str, int], low: int) -> TypeRules | None:
+def type_rules(node: NodeProto, opsets: Mapping[str, int], low: int) -> TypeRules | None:
     """The rules for the float types of `node` when `low` is the lower precision.
 
     Args:

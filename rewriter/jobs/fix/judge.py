@@ -41,8 +41,8 @@ from rewriter.runtime.emulation import Accumulation
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.deployment import Deployment
 from rewriter.runtime.engines.measure import UNBUILT, measure
-from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Span, Variant
-from rewriter.runtime.engines.tensor_files import write_samples
+from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Variant
+from rewriter.runtime.engines.tensor_files import Span, write_samples
 from rewriter.runtime.figures.outputs import compare_samples
 from rewriter.runtime.figures.tolerances import precision_of
 

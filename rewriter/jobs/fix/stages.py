@@ -40,7 +40,7 @@ from rewriter.judge.verdict import Verdict
 from rewriter.judge.workspace import MOST_SAMPLES
 from rewriter.pipeline import text as pipeline
 from rewriter.runtime.engines.onnxruntime import gpu_notes
-from rewriter.runtime.engines.protocol import Span
+from rewriter.runtime.engines.tensor_files import Span
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.figures.probabilities import finds_nothing, probabilities

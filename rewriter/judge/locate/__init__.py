@@ -34,8 +34,8 @@ from rewriter.passes.algorithms.rescaling.apply import between
 from rewriter.runtime.emulation import Accumulation, reference
 from rewriter.runtime.emulation.divergence import diverge
 from rewriter.runtime.engines.build import builds_at_a_time
-from rewriter.runtime.engines.protocol import MeasureSettings, Span, Variant
-from rewriter.runtime.engines.tensor_files import write_samples
+from rewriter.runtime.engines.protocol import MeasureSettings, Variant
+from rewriter.runtime.engines.tensor_files import Span, write_samples
 from rewriter.runtime.figures.tolerances import TOLERANCES
 
 __all__ = ["LocateOptions", "Location", "Step", "locate", "locate_by_emulation", "locate_with"]

@@ -17,7 +17,8 @@ from rewriter.ir import children
 from rewriter.ir.children import available_memory
 
 if TYPE_CHECKING:
-    from rewriter.runtime.engines.protocol import EngineName, Span
+    from rewriter.runtime.engines.protocol import EngineName
+    from rewriter.runtime.engines.tensor_files import Span
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import get_args
 from rewriter.ir.errors import UsageError, did_you_mean
 from rewriter.ir.model import Port, Signature
 from rewriter.runtime.engines import this_machine
-from rewriter.runtime.engines.protocol import EngineName, Shape, Span
+from rewriter.runtime.engines.protocol import EngineName
+from rewriter.runtime.engines.tensor_files import Shape, Span
 from rewriter.runtime.engines.this_machine import AUTO, Choice
 
 EMULATION = "emulation"

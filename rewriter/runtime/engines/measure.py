@@ -30,7 +30,7 @@ from rewriter.runtime.engines.protocol import (
     Timing,
     Variant,
 )
-from rewriter.runtime.engines.tensor_files import write_tensors
+from rewriter.runtime.engines.tensor_files import spans_of, write_tensors
 
 SHAPE_LIKE = 16
 """Most elements of an integer input that can be a shape, an axis or a trip count: a build needs its value."""
@@ -93,7 +93,7 @@ def build_variant(
     if settings.engine in UNBUILT:
         return variant.path, None
     options = BuildOptions(
-        shapes=variant.samples.spans() | dict(variant.shapes),
+        shapes=spans_of(variant.samples) | dict(variant.shapes),
         values=shape_values(next(iter(variant.samples))) if len(variant.samples) else {},
         library=settings.engine.replace("-", "_"),
         optimization_level=settings.optimization_level,
@@ -206,7 +206,7 @@ def load_program(engine: EngineName, order: RunOrder) -> Program:
     return load_engine(engine.replace("-", "_"), order)
 
 
-class _Lane:
+class _EngineRun:
     """One engine of the measurement, with its results so far."""
 
     def __init__(self, order: RunOrder) -> None:
@@ -231,79 +231,79 @@ def run_here(engine: EngineName, orders: Sequence[RunOrder], timing: Timing | No
         timing: None: run, but time nothing.
 
     Raises:
-        CudaFault: the GPU failed, so that results of other engines of this process would be unreliable.
+        CudaFault: the GPU failed, so that results of other runs of this process would be unreliable.
     """
-    lanes = [_Lane(order) for order in orders]
-    for lane in lanes:
-        with _failing(lane):
-            lane.program = load_program(engine, lane.order)
+    runs = [_EngineRun(order) for order in orders]
+    for run in runs:
+        with _failing(run):
+            run.program = load_program(engine, run.order)
     with gpu_turn() if engine != "onnxruntime" else nullcontext():  # not while they load: it takes long
-        for lane in lanes:
-            if lane.program is not None:
-                with _failing(lane):
-                    _run_samples(lane, lane.program)
+        for run in runs:
+            if run.program is not None:
+                with _failing(run):
+                    _run_samples(run, run.program)
         if timing is not None:
-            _time([lane for lane in lanes if lane.alive], timing)
-    return [_closed(lane) for lane in lanes]
+            _time([run for run in runs if run.alive], timing)
+    return [_closed(run) for run in runs]
 
 
-def _run_samples(lane: _Lane, program: Program) -> None:
-    variant, target = lane.order.variant, lane.order.results
-    lane.add(device=program.device, library=program.library)
+def _run_samples(run: _EngineRun, program: Program) -> None:
+    variant, target = run.order.variant, run.order.results
+    run.add(device=program.device, library=program.library)
     for number, feeds in enumerate(variant.samples):
         sys.stderr.write(f"[INFO] {variant.name}: sample {number}\n")
         debug = target / f"debug-{number:04d}" if variant.debug else None
         written = write_tensors(target / f"{number:04d}", program.run(feeds, debug))
-        lane.add(outputs=(*lane.outcome.outputs, written))
+        run.add(outputs=(*run.outcome.outputs, written))
         if debug is not None and debug.is_dir():
-            lane.add(debug=(*lane.outcome.debug, debug))
-    lane.add(layers=tuple(program.layers()))
+            run.add(debug=(*run.outcome.debug, debug))
+    run.add(layers=tuple(program.layers()))
 
 
-def _time(lanes: Sequence[_Lane], timing: Timing) -> None:
+def _time(runs: Sequence[_EngineRun], timing: Timing) -> None:
     """Time all in turn, round by round, so that drift of the GPU's clock affects all alike."""
-    for lane in lanes:
-        with _failing(lane):
-            assert lane.program is not None
-            lane.program.prepare(next(iter(lane.order.variant.samples)))
-    limit = None if timing.seconds is None else timing.seconds * len(lanes)
-    _rounds(lanes, timing.warm_up, 1, limit)
-    for lane in lanes:
-        lane.times.clear()
-    _rounds(lanes, timing.repeats, LEAST_REPEATS, limit)
+    for run in runs:
+        with _failing(run):
+            assert run.program is not None
+            run.program.prepare(next(iter(run.order.variant.samples)))
+    limit = None if timing.seconds is None else timing.seconds * len(runs)
+    _rounds(runs, timing.warm_up, 1, limit)
+    for run in runs:
+        run.times.clear()
+    _rounds(runs, timing.repeats, LEAST_REPEATS, limit)
 
 
-def _rounds(lanes: Sequence[_Lane], most: int, least: int, limit: float | None) -> None:
+def _rounds(runs: Sequence[_EngineRun], most: int, least: int, limit: float | None) -> None:
     """Run `most` rounds, or as many as fit into `limit` seconds, but at least `least`."""
     start = time.perf_counter()
     for number in range(most):
         if limit is not None and number >= least and time.perf_counter() - start > limit:
             return
-        for lane in lanes:
-            if lane.alive and lane.program is not None:
-                with _failing(lane):
-                    lane.times.append(lane.program.time_us())
+        for run in runs:
+            if run.alive and run.program is not None:
+                with _failing(run):
+                    run.times.append(run.program.time_us())
 
 
 @contextmanager
-def _failing(lane: _Lane) -> Iterator[None]:
-    """Ends a lane at its first error; a fault of the GPU ends all lanes."""
+def _failing(run: _EngineRun) -> Iterator[None]:
+    """Ends a run at its first error; a fault of the GPU ends all runs."""
     try:
         yield
     except CudaFault:
         raise
     except RewriterError as error:
-        lane.add(status="error", problem=error.what, hint=error.hint or "")
+        run.add(status="error", problem=error.what, hint=error.hint or "")
 
 
-def _closed(lane: _Lane) -> EngineOutcome:
-    if lane.program is not None:
-        lane.add(notes=(*lane.outcome.notes, *dict.fromkeys(lane.program.notes)))
-        if lane.alive and lane.times:
-            lane.add(latency=summary(lane.times, lane.program.cuda_graph))
-        with suppress(RewriterError), closing(lane.program):
+def _closed(run: _EngineRun) -> EngineOutcome:
+    if run.program is not None:
+        run.add(notes=(*run.outcome.notes, *dict.fromkeys(run.program.notes)))
+        if run.alive and run.times:
+            run.add(latency=summary(run.times, run.program.cuda_graph))
+        with suppress(RewriterError), closing(run.program):
             pass
-    return lane.outcome
+    return run.outcome
 
 
 def summary(times: Sequence[float], cuda_graph: bool) -> Latency:

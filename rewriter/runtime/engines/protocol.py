@@ -27,14 +27,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rewriter.runtime.engines.build import BuildReport
-from rewriter.runtime.engines.tensor_files import StoredSamples, read_tensors
+from rewriter.runtime.engines.tensor_files import Span, StoredSamples, read_tensors
 
 if TYPE_CHECKING:
     from rewriter.ir.model import Array
-
-Shape = tuple[int, ...]
-Span = tuple[Shape, Shape, Shape]
-"""Smallest, usual (TensorRT's optimum) and largest shape."""
 
 EngineName = Literal["tensorrt", "tensorrt-rtx", "onnxruntime", "onnxruntime-cuda"]
 """`onnxruntime` computes on the CPU, `onnxruntime-cuda` on the GPU."""

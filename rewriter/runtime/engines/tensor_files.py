@@ -15,6 +15,10 @@ from rewriter.ir.model import Array
 
 INDEX = "tensors.json"
 
+Shape = tuple[int, ...]
+Span = tuple[Shape, Shape, Shape]
+"""Smallest, usual (TensorRT's optimum) and largest shape."""
+
 
 class TensorWriter:
     """Writes tensors one by one, so that one is in memory at a time; a context manager.
@@ -86,14 +90,15 @@ class StoredSamples:
     def __iter__(self) -> Iterator[dict[str, Array]]:
         return map(read_tensors, self.folders)
 
-    def spans(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-        """Smallest, first and largest size of every axis of each input, over all samples."""
-        spans: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {}
-        for feeds in self:
-            for name, array in feeds.items():
-                low, first, high = spans.get(name, (array.shape,) * 3)
-                spans[name] = (tuple(map(min, low, array.shape)), first, tuple(map(max, high, array.shape)))
-        return spans
+
+def spans_of(samples: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
+    """Smallest, first and largest size of every axis of each input, over all samples."""
+    spans: dict[str, Span] = {}
+    for feeds in samples:
+        for name, array in feeds.items():
+            low, first, high = spans.get(name, (array.shape,) * 3)
+            spans[name] = (tuple(map(min, low, array.shape)), first, tuple(map(max, high, array.shape)))
+    return spans
 
 
 def write_samples(folder: Path, samples: Iterable[Mapping[str, Array]]) -> StoredSamples:

@@ -22,7 +22,7 @@ from rewriter.ir.model.writing import from_json
 from rewriter.runtime.inputs.arranging import MOST_ITEMS, arranged, is_array, items, left_out, named, unnamed
 from rewriter.runtime.inputs.images import EXAMPLE, OPTION, image_files, image_samples
 from rewriter.runtime.inputs.samples import Sample, Samples
-from rewriter.runtime.inputs.stored_arrays import Archive, StoredArray, explained, npy_bytes, npy_file
+from rewriter.runtime.inputs.stored_arrays import Archive, StoredArray, explained, npy_file
 
 FORMATS = "an .npz file, a folder of .npz or .npy files, or a .json file written by Polygraphy"
 
@@ -260,7 +260,7 @@ def _decoded(value: Any, where: str) -> StoredArray:
     if isinstance(value, Mapping) and isinstance(value.get("array"), str):
         with explained(where):
             data = base64.b64decode(value["array"], validate=True)
-        return npy_bytes(data, where)
+        return npy_file(data, where)
     raise InputsError(
         "it is not an array as Polygraphy encodes them",
         where=where,

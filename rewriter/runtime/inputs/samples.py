@@ -13,9 +13,8 @@ from onnx import TensorProto, helper
 from rewriter.ir.english import article
 from rewriter.ir.errors import InputsError, did_you_mean
 from rewriter.ir.model import Array, Port, Signature
+from rewriter.runtime.engines.tensor_files import Span, spans_of
 from rewriter.runtime.inputs.stored_arrays import StoredArray
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class DataSource:
     real: bool
     path: str = ""
     preprocess: str = ""
-    spans: Mapping[str, tuple[Shape, Shape, Shape]] = field(default_factory=dict)
+    spans: Mapping[str, Span] = field(default_factory=dict)
     names: tuple[str, ...] = ()
 
 
@@ -80,14 +79,21 @@ class Samples:
         self._ports = {port.name: port for port in signature.inputs}
         self._samples = samples
         names = tuple(sample.where for sample in samples)
-        self.source = DataSource(text, len(samples), real, path, preprocess, self._spans(), names)
+        self.source = DataSource(
+            text,
+            len(samples),
+            real,
+            path,
+            preprocess,
+            spans_of(map(self._finite, range(len(samples)))),
+            names,
+        )
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
-        for sample in self._samples:
-            yield checked(sample.read(), self._ports, sample.where)
+        return map(self.feeds, range(len(self)))
 
     def first(self, count: int) -> Samples:
         """The first samples, at most `count`, with the same source."""
@@ -122,18 +128,12 @@ class Samples:
         fitting.source = replace(self.source, text=text, names=names)
         return fitting
 
-    def _spans(self) -> dict[str, tuple[Shape, Shape, Shape]]:
-        spans: dict[str, tuple[Shape, Shape, Shape]] = {}
-        for number, feeds in enumerate(self):
-            for name, array in feeds.items():
-                _require_finite(array, name, number, self._samples[number].where)
-                low, first, high = spans.get(name, (array.shape,) * 3)
-                spans[name] = (
-                    tuple(map(min, low, array.shape)),
-                    first,
-                    tuple(map(max, high, array.shape)),
-                )
-        return spans
+    def _finite(self, place: int) -> dict[str, Array]:
+        """One sample, without NaN and infinity."""
+        feeds = self.feeds(place)
+        for name, array in feeds.items():
+            _require_finite(array, name, place, self.where(place))
+        return feeds
 
 
 def checked(feeds: Mapping[str, Any], ports: Mapping[str, Port], where: str) -> dict[str, Array]:

@@ -72,7 +72,14 @@ class Archive(Mapping[str, StoredArray]):
                 self._members = {name.removesuffix(SUFFIX): name for name in archive.namelist()}
 
     def __getitem__(self, name: str) -> StoredArray:
-        return _described(self._opener(self._members[name]), f"{self._path}: array {name!r}")
+        member = self._members[name]
+
+        @contextmanager
+        def opened() -> Iterator[tuple[IO[bytes], int]]:
+            with zipfile.ZipFile(self._path) as archive, archive.open(member) as stream:
+                yield stream, archive.getinfo(member).file_size
+
+        return _described(opened, f"{self._path}: array {name!r}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)
@@ -80,17 +87,9 @@ class Archive(Mapping[str, StoredArray]):
     def __len__(self) -> int:
         return len(self._members)
 
-    def _opener(self, member: str) -> Opened:
-        @contextmanager
-        def opened() -> Iterator[tuple[IO[bytes], int]]:
-            with zipfile.ZipFile(self._path) as archive, archive.open(member) as stream:
-                yield stream, archive.getinfo(member).file_size
 
-        return opened
-
-
-def npy_file(path: Path) -> StoredArray:
-    """The array in an npy file.
+def npy_file(source: Path | bytes, where: str = "") -> StoredArray:
+    """The array in an npy file, or in the bytes of one.
 
     Raises:
         InputsError: the file cannot be read, or its header claims more than it holds.
@@ -98,20 +97,12 @@ def npy_file(path: Path) -> StoredArray:
 
     @contextmanager
     def opened() -> Iterator[tuple[IO[bytes], int]]:
-        with path.open("rb") as stream:
-            yield stream, path.stat().st_size
+        with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as stream:
+            size = stream.seek(0, io.SEEK_END)
+            stream.seek(0)
+            yield stream, size
 
-    return _described(opened, str(path))
-
-
-def npy_bytes(content: bytes, where: str) -> StoredArray:
-    """The array in the bytes of an npy file; errors as for `npy_file`."""
-
-    @contextmanager
-    def opened() -> Iterator[tuple[IO[bytes], int]]:
-        yield io.BytesIO(content), len(content)
-
-    return _described(opened, where)
+    return _described(opened, where or str(source))
 
 
 def _described(opened: Opened, where: str) -> StoredArray:
