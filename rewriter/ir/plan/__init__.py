@@ -37,7 +37,7 @@ def io_parts(io: InputsOutputs) -> tuple[tuple[str, str], ...]:
     parts = [part.strip().rpartition("=") for part in io.split(",")]
     for _, _, name in parts:
         if name not in IO_TYPES:
-            raise ValueError(f"{name!r} is no type: {nearest(name, IO_TYPES)}, or NAME=fp16,NAME=fp32")
+            raise ValueError(f"{name!r} is no type: {nearest(name, IO_TYPES)} (by name: NAME=fp16,NAME=fp32)")
     return tuple((pattern, name) for pattern, _, name in parts)
 
 
