@@ -23,7 +23,8 @@ presets = typer.Typer(cls=Group, help="Pipelines by name; `presets show NAME`")
 @presets.callback(invoke_without_command=True)
 def _overview(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        _list(context.info_name or "", None)
+        with exit_codes(), reader_may_leave():
+            _list(context.info_name or "", None)
 
 
 @passes.command("list", cls=Command)
@@ -35,20 +36,19 @@ def _listed(context: typer.Context, json: Json = None) -> None:
 
 
 def _list(name: str, json: Any) -> None:
-    with exit_codes(), reader_may_leave():
-        from rewriter.pipeline import catalogue
-        from rewriter.report.json import document
-        from rewriter.report.terminal import console
+    from rewriter.pipeline import catalogue
+    from rewriter.report.json import document
+    from rewriter.report.terminal import console
 
-        check_outputs([], json=json)
-        warnings = list[str]()
-        content = catalogue.passes(warnings) if name == "passes" else catalogue.presets()
-        if json is not None:
-            write_document(document({name: content}), json)
-        if json != STDOUT:
-            console().print(_table(content) if name == "passes" else _presets())
-        for warning in warnings if json != STDOUT else ():
-            echo(f"warning: {warning}")
+    check_outputs([], json=json)
+    warnings = list[str]()
+    content = catalogue.passes(warnings) if name == "passes" else catalogue.presets()
+    if json is not None:
+        write_document(document({name: content}), json)
+    if json != STDOUT:
+        console().print(_table(content) if name == "passes" else _presets())
+    for warning in warnings if json != STDOUT else ():
+        echo(f"warning: {warning}")
 
 
 def _table(content: list[dict[str, Any]]) -> RenderableType:
@@ -88,11 +88,10 @@ def _show_pass(
     ],
 ) -> None:
     """Show why a pass exists, its options, an example before and after, and what it declines."""
-    with exit_codes(), reader_may_leave():
-        from rewriter.pipeline.catalogue import page
-        from rewriter.pipeline.registry import find
+    from rewriter.pipeline.catalogue import page
+    from rewriter.pipeline.registry import find
 
-        echo(page(find(name, "passes show")).rstrip())
+    echo(page(find(name, "passes show")).rstrip())
 
 
 @passes.command("run", cls=Command)
@@ -104,14 +103,13 @@ def _run_passes(
 
     That is a whole report of a bug: GRAPH may be such a text, too.
     """
-    with exit_codes(), reader_may_leave():
-        from rewriter.ir.model import load
-        from rewriter.pipeline import onnx_text
-        from rewriter.pipeline.driver import run
+    from rewriter.ir.model import load
+    from rewriter.pipeline import onnx_text
+    from rewriter.pipeline.driver import run
 
-        before = load(graph if graph.suffix == ".onnx" else onnx_text.read(graph))
-        result = run(before, pipeline)
-        echo(onnx_text.outcome(before, result.model, result.passes))
+    before = load(graph if graph.suffix == ".onnx" else onnx_text.read(graph))
+    result = run(before, pipeline)
+    echo(onnx_text.outcome(before, result.model, result.passes))
 
 
 @presets.command("show", cls=Command)
@@ -122,8 +120,7 @@ def _show_preset(
     ],
 ) -> None:
     """Show the pipeline of a preset, its defaults, and when to use it."""
-    with exit_codes(), reader_may_leave():
-        from rewriter.pipeline.catalogue import preset_page
-        from rewriter.pipeline.presets import preset_named
+    from rewriter.pipeline.catalogue import preset_page
+    from rewriter.pipeline.presets import preset_named
 
-        echo(preset_page(preset_named(name)))
+    echo(preset_page(preset_named(name)))

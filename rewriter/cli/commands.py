@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from rewriter.cli.exits import BAD_INPUT, INTERRUPTED, print_error
+from rewriter.cli.exits import BAD_INPUT, INTERRUPTED, exit_codes, print_error, reader_may_leave
 from rewriter.cli.parameters import FLAG
 from rewriter.ir.errors import UsageError
 
@@ -74,7 +74,12 @@ def _plain(params: list[Any], context: Any) -> list[Any]:
 
 
 class Command(TyperCommand):
-    """One command."""
+    """One command; its errors become exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        with exit_codes(), reader_may_leave():
+            return super().invoke(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The parameters of the command, `--help` among them."""

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from rewriter.cli.exits import STDOUT, exit_codes, reader_may_leave, write_document
+from rewriter.cli.exits import STDOUT, write_document
 from rewriter.cli.parameters import FLAG, Json, check_outputs, option
-from rewriter.pipeline.options import OUTCOME
+from rewriter.pipeline.options import KEYS, OUTCOME
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from rewriter.pipeline.config import Configuration
+Folder = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[FOLDER]",
+        help="The folder to work in [the current one]",
+        show_default=False,
+        exists=True,
+        file_okay=False,
+    ),
+]
 
 
 def config(
-    folder: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[FOLDER]",
-            help="The folder to work in [the current one]",
-            show_default=False,
-            exists=True,
-            file_okay=False,
-        ),
-    ] = None,
+    folder: Folder = None,
     json: Json = None,
     quiet: Annotated[bool, option(OUTCOME, FLAG, "Only what some source sets", "-q", "--quiet")] = False,
 ) -> None:
@@ -35,50 +32,31 @@ def config(
 
     Options of the command line come before all of them. Where a model lies does not matter.
     """
-    with exit_codes(), reader_may_leave():
-        from rewriter.pipeline.config import load
-        from rewriter.report.terminal import console
-
-        check_outputs([], json=json)
-        configuration = load(folder)
-        if json is not None:
-            write_document(_as_dict(configuration), json)
-        if json != STDOUT:
-            console().print(_table(configuration, folder or Path(), everything=not quiet))
-
-
-def _as_dict(configuration: Configuration) -> dict[str, Any]:
-    from rewriter.pipeline.options import KEYS
-    from rewriter.report.json import document
-
-    resolved = configuration.resolve()
-    options = {
-        key.key: {"value": resolved.values[name], "from": resolved.sources[name].named(name)}
-        for name, key in KEYS.items()
-    }
-    file = str(configuration.file) if configuration.file else None
-    warnings = [*resolved.ignored, *configuration.warnings]
-    return document({"file": file, "options": options, "warnings": warnings})
-
-
-def _table(configuration: Configuration, folder: Path, *, everything: bool) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
+    from rewriter.pipeline.config import load
     from rewriter.pipeline.config_file import shown
-    from rewriter.pipeline.options import KEYS
     from rewriter.pipeline.reader import to_text
-    from rewriter.report.terminal import new_table
+    from rewriter.report.json import document
+    from rewriter.report.terminal import console, new_table
 
-    resolved = configuration.resolve()
+    check_outputs([], json=json)
+    resolved = load(folder).resolve()
+    file, sources = resolved.configuration.file, resolved.sources
+    notes = [*resolved.ignored, *resolved.configuration.warnings]
+    if json is not None:
+        rows = {n: {"value": resolved.values[n], "from": sources[n].named(n)} for n in KEYS}
+        options = {KEYS[name].key: row for name, row in rows.items()}
+        found = {"file": str(file) if file else None, "options": options, "warnings": notes}
+        write_document(document(found), json)
+    if json == STDOUT:
+        return
     table = new_table("", "option", "value", "from", whole="option")
     for name, key in KEYS.items():
-        source = resolved.sources[name]
-        if everything or source.is_users:
-            style = "bold" if source.is_users else None
-            table.add_row(key.key, to_text(resolved.values[name]), source.named(name), style=style)
-    head = f"No file from {folder.absolute()} up to the project's root"
-    if configuration.file:
-        head = f"File: {shown(configuration.file)}"
-    notes = [*resolved.ignored, *configuration.warnings]
-    return Group(Text(head), "", table, *[Text(note) for note in (["", *notes] if notes else [])])
+        own = sources[name].is_users
+        if own or not quiet:
+            cells = key.key, to_text(resolved.values[name]), sources[name].named(name)
+            table.add_row(*cells, style="bold" if own else None)
+    out = console()
+    nothing = f"No file from {(folder or Path()).absolute()} up to the project's root"
+    out.print(
+        f"File: {shown(file)}" if file else nothing, "", table, *(["", *notes] if notes else []), sep="\n"
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin, get_type_
 import typer
 from typer.models import ArgumentInfo
 
-from rewriter.cli.exits import PAGES, STDOUT, echo, exit_codes
+from rewriter.cli.exits import PAGES, STDOUT, echo
 from rewriter.ir.errors import OutputError, UsageError
 from rewriter.pipeline.options import DATA, OUTCOME, PANELS
 from rewriter.pipeline.reader import Text, read
@@ -39,7 +39,6 @@ def option(panel: str, metavar: str, text: str, *names: str, **more: Any) -> Any
     return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
-ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", hidden=True)]
 Verbose = Annotated[bool, option(OUTCOME, FLAG, "List everything", "-v", "--verbose")]
 Json = Annotated[Path | None, option(OUTCOME, "FILE", "Write JSON, too; - is stdout")]
 Report = Annotated[Path | None, option(OUTCOME, "FILE", "A page (.html) or JSON, too", "--report")]
@@ -49,7 +48,7 @@ Quiet = Annotated[bool, option(OUTCOME, FLAG, "Print the verdict alone", "-q", "
 def with_options(kind: type, *only: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator of a command `f(..., **given)`: adds the options that `kind` declares, or some of them.
 
-    `given` has what the user set, by the names of the declarations. Errors become exit codes.
+    `given` has what the user set, by the names of the declarations.
     """
     options = {
         name: declared
@@ -60,9 +59,8 @@ def with_options(kind: type, *only: str) -> Callable[[Callable[..., None]], Call
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(**values: Any) -> None:
-            with exit_codes():
-                given = {n: _read(o, values[n]) for n, o in options.items() if values[n] not in (None, [])}
-                command(**{n: v for n, v in values.items() if n not in options}, **given)
+            given = {n: _read(o, values[n]) for n, o in options.items() if values[n] not in (None, [])}
+            command(**{n: v for n, v in values.items() if n not in options}, **given)
 
         parameters = sorted([*_own(command), *map(_parameter, options.values())], key=_place)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from rewriter.cli.exits import exit_codes, show
+from rewriter.cli.exits import show
 from rewriter.cli.parameters import FLAG, Json, Quiet, Report, Verbose, check_outputs, option
 from rewriter.pipeline.options import OUTCOME
 
@@ -23,21 +23,20 @@ def probe(
 
     Without a GPU, --ask builds the graphs and does not run them.
     """
-    with exit_codes():
-        from rewriter.jobs.probe import probe as job
-        from rewriter.report import probe as report
-        from rewriter.report.progress import progress
-        from rewriter.runtime.engines import this_machine
+    from rewriter.jobs.probe import probe as job
+    from rewriter.report import probe as report
+    from rewriter.report.progress import progress
+    from rewriter.runtime.engines import this_machine
 
-        check_outputs([], json=json, report=written)
-        verbosity = int(verbose) - int(quiet)
-        choice = this_machine.choose(engine) if ask else None
-        if choice is not None and choice.engine is None and json is written is None:
-            _build("; ".join(choice.reasons), shown=not quiet)
-            return
-        with progress(shown=not quiet) as shown:
-            found = job(engine, ask=ask, progress=shown)
-        show(found, report, json, written, verbosity=verbosity)
+    check_outputs([], json=json, report=written)
+    verbosity = int(verbose) - int(quiet)
+    choice = this_machine.choose(engine) if ask else None
+    if choice is not None and choice.engine is None and json is written is None:
+        _build("; ".join(choice.reasons), shown=not quiet)
+        return
+    with progress(shown=not quiet) as shown:
+        found = job(engine, ask=ask, progress=shown)
+    show(found, report, json, written, verbosity=verbosity)
 
 
 def _build(reasons: str, *, shown: bool) -> None:

@@ -358,19 +358,16 @@ EVERY: frozenset[str] = frozenset(
 ) | {"output", "json", "sarif", "ask"}
 """Keys of all options, as messages name them in backticks."""
 
-_NAMED = re.compile(r"`([a-z][a-z0-9-]*)(?:=([^`]*))?`")
-
 
 def with_flags(text: str) -> str:
     """A message for the terminal: `keep-fp32` in backticks as --keep-fp32, `build=false` as --no-build."""
-    return _NAMED.sub(_flag, text)
 
+    def flag(match: re.Match[str]) -> str:
+        key, value = match.groups()
+        words = {None: f"--{key}", "true": f"--{key}", "false": f"--no-{key}"}
+        return words.get(value, f"--{key} {value}") if key in EVERY else match[0]
 
-def _flag(match: re.Match[str]) -> str:
-    key, value = match.groups()
-    if key not in EVERY:
-        return match[0]
-    return {None: f"--{key}", "true": f"--{key}", "false": f"--no-{key}"}.get(value, f"--{key} {value}")
+    return re.sub(r"`([a-z][a-z0-9-]*)(?:=([^`]*))?`", flag, text)
 
 
 Options = TypeVar("Options", FixOptions, ScanOptions, VerifyOptions)
@@ -396,8 +393,7 @@ def combined(kind: type[Options], options: Options | None, keywords: Mapping[str
     known, hints = declarations(owner), type_hints(owner)
     if wrong := next((name for name in keywords if name not in known), None):
         raise unknown(wrong, "there is no such keyword", "", known)
-    given = {name: getattr(options, name) for name in known} if options else {}
-    values = {**given, **keywords}
+    values = {**(vars(options) if options else {}), **keywords}
     return kind(**{n: read(known[n], value, kind=hints[n]) for n, value in values.items()})
 
 

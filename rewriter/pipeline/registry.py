@@ -46,7 +46,7 @@ class Plugin:
             kind = self.entry.load()
         except Exception as error:  # whatever the package's own code raises
             raise self._error(f"it cannot be imported: {type(error).__name__}: {error}") from error
-        for flaw in _flaws(kind, self.name):
+        if flaw := _flaw(kind, self.name):
             raise self._error(flaw)
         found: type[Pass] = kind
         return found
@@ -78,12 +78,9 @@ def find(name: str, where: str) -> type[Pass]:
     Raises:
         UsageError: there is none, two packages offer it, or its package is broken.
     """
-    own = own_passes()
-    if name in own:
-        return own[name]
-    others = plugins()
-    _check(name, where, own, others)
-    offers = [plugin for plugin in others if plugin.name == name]
+    if own := own_passes().get(check_name(name, where)):
+        return own
+    offers = [plugin for plugin in plugins() if plugin.name == name]
     if len(offers) > 1:
         packages = " and ".join(plugin.distribution for plugin in offers)
         raise UsageError(f"{packages} both offer a pass {name!r}", where=where, hint="uninstall one of them")
@@ -97,8 +94,9 @@ def check_name(name: str, where: str) -> str:
         UsageError: there is none.
     """
     own = own_passes()
-    if name not in own:
-        _check(name, where, own, plugins())
+    if name not in own and name not in (names := dict.fromkeys([*own, *(p.name for p in plugins())])):
+        hint = f"{nearest(name, names)}; `rewriter passes` lists them"
+        raise UsageError(f"unknown pass {name!r}", where=where, hint=hint)
     return name
 
 
@@ -130,40 +128,23 @@ def origin(kind: type[Pass]) -> str | None:
     return next((p.distribution for p in plugins() if p.entry.value == value), None)
 
 
-def _check(name: str, where: str, own: dict[str, type[Pass]], others: list[Plugin]) -> None:
-    names = dict.fromkeys([*own, *(plugin.name for plugin in others)])
-    if name not in names:
-        hint = f"{nearest(name, names)}; `rewriter passes` lists them"
-        raise UsageError(f"unknown pass {name!r}", where=where, hint=hint)
-
-
-def _flaws(kind: Any, name: str) -> Iterator[str]:
-    """The reasons why `kind` cannot be a pass of that name; our own passes are tested for the same."""
-    if not _is_pass(kind):
-        yield "it is no class that derives from GraphPass or ModelPass of rewriter.ir.base"
-        return
-    if getattr(kind, "name", None) != name:
-        yield f"its class has the name {getattr(kind, 'name', None)!r}: it has to be that of the entry point"
-    if not _is_frozen(kind):
-        yield "it is no frozen dataclass"
-        return
-    for attribute in ("before", "after"):
-        if not isinstance(getattr(kind, attribute, None), str):
-            yield f"it has no example: {attribute!r} is missing"
-    if not isinstance(kind.exactness, Exactness):
-        yield "its exactness is no Exactness of rewriter.ir.base"
+def _flaw(kind: Any, name: str) -> str | None:
+    """The reason why `kind` cannot be a pass of that name; our own passes are tested for the same."""
+    if not (isinstance(kind, type) and issubclass(kind, (GraphPass, ModelPass))):
+        return "it is no class that derives from GraphPass or ModelPass of rewriter.ir.base"
+    if (own := getattr(kind, "name", None)) != name:
+        return f"its class has the name {own!r}: it has to be that of the entry point"
+    if not (is_dataclass(kind) and getattr(kind, "__dataclass_params__").frozen):  # noqa: B009
+        return "it is no frozen dataclass"
+    if missing := [one for one in ("before", "after") if not isinstance(getattr(kind, one, None), str)]:
+        return f"it has no example: {missing[0]!r} is missing"
+    if not isinstance(getattr(kind, "exactness", None), Exactness):
+        return "its exactness is no Exactness of rewriter.ir.base"
     from rewriter.pipeline.text import options_of
 
     try:
         options_of(kind)
         kind()
     except Exception as error:  # the class is not ours
-        yield f"its options cannot be read: {error}"
-
-
-def _is_pass(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, (GraphPass, ModelPass))
-
-
-def _is_frozen(kind: Any) -> bool:
-    return is_dataclass(kind) and bool(getattr(kind, "__dataclass_params__").frozen)  # noqa: B009
+        return f"its options cannot be read: {error}"
+    return None
