@@ -6,33 +6,29 @@ Models and samples travel as bytes. Ray runs a task again if its worker dies, so
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rewriter import __version__
-from rewriter.batch.child import Child, fix_order, verify_order
-from rewriter.batch.machine import Display, Ends, land, memory_needed, workspace
+from rewriter.batch.child import Process, Task
+from rewriter.batch.machine import Ends, land, memory_needed, workspace
 from rewriter.batch.models import Entry
 from rewriter.batch.state import Outcome, model_files, option_files
 from rewriter.ir.errors import OutputError, UsageError
-from rewriter.pipeline.options import DataOptions, EngineOptions
-from rewriter.pipeline.schema import declarations
+
+if TYPE_CHECKING:
+    from rewriter.batch.summary import Bars
 
 RETRIES = 5
 """Times that Ray runs a task again after the death of its worker."""
 
 WAIT_SECONDS = 0.2
-
-TYPE = "accelerator_type:"
-"""Start of the resource by which Ray counts the GPUs of a type."""
-
-VERIFY_OPTIONS = (*declarations(DataOptions), *declarations(EngineOptions))
-"""Options of `fix` that `verify` has with the same meaning."""
 
 Packed = Mapping[str, bytes]
 """Contents by path, relative to a folder, with `/`."""
@@ -52,47 +48,34 @@ def unpack(packed: Packed, folder: Path) -> None:
         (folder / name).write_bytes(content)
 
 
-@dataclass(frozen=True)
-class Task:
-    """A model to fix or to verify, without its files.
-
-    Attributes:
-        model, result: Their names in their folders.
-        named: Options that name files and folders, with their last parts in the order of the contents.
-        version: Of the rewriter that sent it.
-    """
-
-    model: str
-    result: str
-    options: Mapping[str, Any]
-    named: Sequence[tuple[str, str]]
-    limit_s: float
-    version: str = __version__
-
-
-def run_task(task: Task, model: Packed, fixed: Packed | None, *files: Packed) -> tuple[Outcome, Packed]:
-    """Fixes a model, or verifies its result `fixed`, on a worker; returns the files that were made, too.
+def run_task(task: Task, version: str, paths: Sequence[Path], *contents: Packed) -> tuple[Outcome, Packed]:
+    """Runs a task on a worker; returns the files that were made, too.
 
     Args:
-        files: The contents of `task.named`.
+        version: Of the rewriter that sent it.
+        paths: The files and folders of the task, where they lie on the machine that sent it.
+        contents: Theirs, with the files of weights beside them.
     """
-    if task.version != __version__:
-        versions = f"this worker has rewriter {__version__}, and {task.version} sent the model"
+    if version != __version__:
+        versions = f"this worker has rewriter {__version__}, and {version} sent the model"
         return Outcome("refused", f"{versions}: install one version"), {}
-    with tempfile.TemporaryDirectory(prefix="rewriter-batch-") as name, workspace(Path(name)) as parts:
-        folder, (result, scratch) = Path(name), parts
-        unpack(model, folder / "model")
-        options = dict(task.options)
-        for number, ((option, last), packed) in enumerate(zip(task.named, files, strict=True)):
-            unpack(packed, folder / f"file-{number}")
-            path = folder / f"file-{number}" / last
-            options[option] = [*options[option], path] if option in task.options else path
-        source, target = folder / "model" / task.model, result / task.result
-        unpack(fixed or {}, result)
-        order = (fix_order if fixed is None else verify_order)(source, target, options, task.limit_s)
-        outcome = Child(order, scratch).wait()
-        made = pack(result, [result]) if fixed is None else {}
-        return replace(outcome, text=outcome.text.replace(f"{folder}/", "")), made
+    with tempfile.TemporaryDirectory(prefix="rewriter-batch-") as name:
+        result, places = Path(name) / "result", dict[Any, Path]()
+        result.mkdir()
+        for number, (path, packed) in enumerate(zip(paths, contents, strict=True)):
+            unpack(packed, Path(name) / str(number))
+            places[path] = Path(name) / str(number) / path.name
+        options = {option: _moved(value, places) for option, value in task.options.items()}
+        moved = replace(task, model=places[task.model], fixed=result / task.fixed.name, options=options)
+        outcome = Process(moved).run()
+        return replace(outcome, text=outcome.text.replace(f"{name}/", "")), pack(result, [result])
+
+
+def _moved(value: Any, places: Mapping[Any, Path]) -> Any:
+    """An option with the files that it names where they lie now."""
+    if isinstance(value, (list, tuple)):
+        return [_moved(part, places) for part in value]
+    return places.get(value, value) if isinstance(value, os.PathLike) else value
 
 
 class Cluster:
@@ -110,77 +93,60 @@ class Cluster:
         self.shared: dict[Path, Any] = {}
         self.task = ray.remote(run_task)
 
-    def run(self, jobs: Sequence[tuple[Entry, str]], display: Display) -> Ends:
+    def run(self, entries: Sequence[Entry], display: Bars) -> Ends:
         """Yields each model with its outcome as it ends; closing the generator cancels the others."""
-        waiting, running = list(jobs), dict[Any, tuple[Entry, str]]()
+        waiting, running = list(entries), dict[Any, Entry]()
         try:
             while waiting or running:
                 display.tick()
                 while waiting and len(running) < self.jobs:
-                    entry, gpu = waiting.pop(0)
-                    running[self._submit(entry, gpu)] = entry, gpu
-                    display.started(entry, gpu)
+                    entry = waiting.pop(0)
+                    running[self._submit(entry)] = entry
                 for reference in self.ray.wait(list(running), timeout=WAIT_SECONDS)[0]:
-                    entry, gpu = running.pop(reference)
-                    yield entry, gpu, self._outcome(entry, gpu, reference)
+                    entry = running.pop(reference)
+                    yield entry, self._outcome(entry, reference)
         finally:
             for reference in running:
                 self.ray.cancel(reference, force=True)
 
-    def _outcome(self, entry: Entry, gpu: str, reference: Any) -> Outcome:
+    def _outcome(self, entry: Entry, reference: Any) -> Outcome:
         """What a task returned; its death counts as a crash when Ray has run it often enough."""
-        outcome: Outcome
         try:
             outcome, files = self.ray.get(reference)
         except self.ray.exceptions.RayError as error:
             last = str(error).strip().splitlines()[-1]
             return Outcome("crashed", f"Ray ran it {RETRIES + 1} times: {last}")
-        if gpu:
-            return outcome
         try:
-            with workspace(entry.output.parent) as (result, _):
+            with workspace(entry.output.parent) as result:
                 unpack(files, result)
                 return land(entry, outcome, result)
         except (OSError, OutputError) as error:
-            return replace(outcome, ending="refused", text=str(error))
+            return replace(outcome, ending="refused", text=str(error))  # type: ignore[no-any-return]
 
-    def _submit(self, entry: Entry, gpu: str) -> Any:
-        """Starts a task; files that models share are stored once."""
-        options = {n: v for n, v in entry.options.items() if not gpu or n in VERIFY_OPTIONS}
-        paths = option_files(options)
-        named = [(name, path) for name, files in paths.items() for path in files]
-        lists = {name: () for name in paths if isinstance(options[name], (list, tuple))}
-        plain = {name: value for name, value in options.items() if name not in paths}
-        last_parts = [(name, path.name) for name, path in named]
-        task = Task(entry.model.name, entry.output.name, {**plain, **lists}, last_parts, self.seconds)
-        model, output = entry.model, entry.output
-        packed = pack(model.parent, model_files(model))
-        fixed = pack(output.parent, model_files(output)) if gpu else None
-        files = [self._stored(path) for _, path in named]
-        resources = {"num_cpus": 1, "max_retries": RETRIES, **self._resources(entry, gpu)}
-        return self.task.options(**resources).remote(task, packed, fixed, *files)
+    def _submit(self, entry: Entry) -> Any:
+        """Starts a task; files that models share are stored once. None asks for more memory than there is."""
+        task = Task(entry.model, entry.output, self.seconds, entry.options)
+        packed: dict[Path, Any] = {entry.model: pack(entry.model.parent, model_files(entry.model))}
+        packed |= {
+            path: self._stored(path) for paths in option_files(entry.options).values() for path in paths
+        }
+        machines = [node["Resources"].get("memory", 0) for node in self.ray.nodes() if node["Alive"]]
+        memory = min(memory_needed(entry.model), int(max(machines)))
+        resources = {"num_cpus": 1, "num_gpus": self.gpus, "memory": memory, "max_retries": RETRIES}
+        return self.task.options(**resources).remote(task, __version__, list(packed), *packed.values())
 
     def _stored(self, path: Path) -> Any:
         if path not in self.shared:
             self.shared[path] = self.ray.put(pack(path.parent, [path]))
         return self.shared[path]
 
-    def _resources(self, entry: Entry, gpu: str) -> dict[str, Any]:
-        """What the task reserves. No task asks for more memory than the largest machine has."""
-        if gpu:
-            return {"num_gpus": 1, "accelerator_type": gpu}
-        machines = [node["Resources"].get("memory", 0) for node in self.ray.nodes() if node["Alive"]]
-        return {"num_gpus": self.gpus, "memory": min(memory_needed(entry.model), int(max(machines)))}
-
 
 @contextmanager
-def connected(
-    address: str, *, gpus: float, jobs: int, seconds: float, verify_on: Sequence[str]
-) -> Iterator[Cluster]:
+def connected(address: str, *, gpus: float, jobs: int, seconds: float) -> Iterator[Cluster]:
     """Connects to a cluster for the length of the block.
 
     Raises:
-        UsageError: Ray is not installed, does not answer, or has no GPU of a type.
+        UsageError: Ray is not installed, does not answer, or has too few GPUs.
     """
     try:
         import ray  # pyright: ignore[reportMissingImports]
@@ -195,13 +161,13 @@ def connected(
             hint = "start one: ray start --head; docs/batch.md shows how"
             raise UsageError(what, where=f"`ray={address}`", hint=hint) from error
         try:
-            check_resources(ray.cluster_resources(), gpus=gpus, verify_on=verify_on)
+            check_resources(ray.cluster_resources(), gpus)
             yield Cluster(ray, gpus=gpus, jobs=jobs, seconds=seconds)
         finally:
             ray.shutdown()
 
 
-def check_resources(resources: Mapping[str, float], *, gpus: float, verify_on: Sequence[str]) -> None:
+def check_resources(resources: Mapping[str, float], gpus: float) -> None:
     """Ray would wait forever for a CPU or a GPU that no machine has.
 
     Raises:
@@ -213,8 +179,3 @@ def check_resources(resources: Mapping[str, float], *, gpus: float, verify_on: S
     if resources.get("GPU", 0.0) < gpus:
         has = f"the cluster has {resources.get('GPU', 0.0):g}"
         raise UsageError(f"{has}, and each model reserves {gpus:g}", where="`gpus`", hint=hint)
-    there = [name.removeprefix(TYPE) for name in resources if name.startswith(TYPE)]
-    for gpu in verify_on:
-        if gpu not in there:
-            has = f"it has {', '.join(sorted(there))}" if there else "it reports no types of GPU"
-            raise UsageError(f"the cluster has no {gpu}: {has}", where="`verify-on`", hint=hint)

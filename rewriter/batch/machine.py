@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from rewriter.batch.child import Child, fix_order
+from rewriter.batch.child import Process, Task
 from rewriter.batch.models import Entry
 from rewriter.batch.state import FINISHED, Outcome, Record, finished, key_of, model_files, save, state_file
 from rewriter.ir.children import available_memory
 from rewriter.ir.errors import OutputError
+
+if TYPE_CHECKING:
+    from rewriter.batch.cluster import Cluster
+    from rewriter.batch.summary import Bars
 
 POLL_SECONDS = 0.05
 
@@ -32,43 +36,16 @@ SHARE = 0.8
 """Of the free memory, that a batch may use."""
 
 
-class Display(Protocol):
-    """What the user sees meanwhile."""
-
-    def started(self, entry: Entry, gpu: str = "") -> None:
-        """A model starts."""
-
-    def ended(self, record: Record, gpu: str = "") -> None:
-        """A model ended, in this run or in an earlier one."""
-
-    def tick(self) -> None:
-        """Called many times a second; raises KeyboardInterrupt after Ctrl-C."""
-
-
-Ends = Generator[tuple[Entry, str, Outcome], None, None]
-"""Models as they end, each with the type of GPU ("": it was fixed) and the outcome."""
-
-
-class Workers(Protocol):
-    """What runs the models: this machine, or a cluster."""
-
-    def run(self, jobs: Sequence[tuple[Entry, str]], display: Display) -> Ends:
-        """Runs models, each to be fixed ("") or verified on a type of GPU."""
-        ...
+Ends = Generator[tuple[Entry, Outcome], None, None]
+"""Models as they end."""
 
 
 def run_batch(
-    entries: Sequence[Entry],
-    workers: Workers,
-    display: Display,
-    *,
-    gpus: Sequence[str] = (),
-    again: bool = False,
+    entries: Sequence[Entry], workers: Processes | Cluster, display: Bars, *, again: bool = False
 ) -> list[Record]:
     """Runs what is not finished. Returns the records in the order of the entries.
 
     Args:
-        gpus: Types of GPU on which each result is verified.
         again: Run what is finished, too.
     """
     keys: dict[str, str] = {}
@@ -78,25 +55,14 @@ def run_batch(
         keys[entry.name] = key_of(entry)
         earlier = None if again else finished(entry, keys[entry.name])
         if earlier is not None:
-            wanted = {gpu: verdict for gpu, verdict in earlier.verdicts.items() if gpu in gpus}
-            records[entry.name] = replace(earlier, verdicts=wanted)
-            display.ended(records[entry.name])
-
-    def run(jobs: list[tuple[Entry, str]]) -> None:
-        with closing(workers.run(jobs, display)) as ends:
-            for entry, gpu, outcome in ends:
-                record = Record(entry, outcome)
-                if gpu:
-                    verdicts = {**records[entry.name].verdicts, gpu: outcome}
-                    record = replace(records[entry.name], verdicts=verdicts)
-                records[entry.name] = record
-                if record.outcome.ending in FINISHED:
-                    save(record, keys[entry.name])
-                display.ended(record, gpu)
-
-    run([(entry, "") for entry in entries if entry.name not in records])
-    made = [one for one in records.values() if one.entry.output.is_file() and one.outcome.files]
-    run([(one.entry, gpu) for one in made for gpu in gpus if gpu not in one.verdicts])
+            records[entry.name] = earlier
+            display.ended(earlier)
+    with closing(workers.run([one for one in entries if one.name not in records], display)) as ends:
+        for entry, outcome in ends:
+            records[entry.name] = record = Record(entry, outcome)
+            if outcome.ending in FINISHED:
+                save(record, keys[entry.name])
+            display.ended(record)
     return [records[entry.name] for entry in entries]
 
 
@@ -125,60 +91,55 @@ class Processes:
     memory_bytes: int
     seconds: float
 
-    def run(self, jobs: Sequence[tuple[Entry, str]], display: Display) -> Ends:
+    def run(self, entries: Sequence[Entry], display: Bars) -> Ends:
         """Yields each model with its outcome as it ends; closing the generator stops those that run.
 
         A model starts if its estimated memory is left, or if nothing else runs: one that is larger than the
         whole budget runs alone.
         """
-        waiting, running = [(entry, memory_needed(entry.model)) for entry, _ in jobs], list[_Running]()
-        try:
-            while waiting or running:
-                display.tick()
-                while (place := self._next(waiting, running)) is not None:
-                    entry, needed = waiting.pop(place)
-                    running.append(_Running(entry, needed, self.seconds))
-                    display.started(entry)
-                for one in list(running):
-                    outcome = one.child.poll()
-                    if outcome is not None:
-                        running.remove(one)
-                        outcome = land(one.entry, outcome, one.result)
-                        one.close()
-                        yield one.entry, "", outcome
-                time.sleep(POLL_SECONDS)
-        finally:
-            for one in running:
-                one.close()
+        waiting = [(entry, memory_needed(entry.model)) for entry in entries]
+        running = dict[Future[Outcome], tuple[Entry, int, Process]]()
+        with ThreadPoolExecutor(self.jobs) as threads:
+            try:
+                while waiting or running:
+                    display.tick()
+                    while (
+                        place := self._next(waiting, [needed for _, needed, _ in running.values()])
+                    ) is not None:
+                        entry, needed = waiting.pop(place)
+                        process = Process(Task(entry.model, entry.output, self.seconds, entry.options))
+                        running[threads.submit(_fixed, entry, process)] = entry, needed, process
+                    for future in wait(running, POLL_SECONDS, FIRST_COMPLETED).done:
+                        yield running.pop(future)[0], future.result()
+            finally:
+                for _, _, process in running.values():
+                    process.stop()
 
-    def _next(self, waiting: Sequence[tuple[Entry, int]], running: Sequence[_Running]) -> int | None:
-        """The first model in the queue that may start now."""
+    def _next(self, waiting: Sequence[tuple[Entry, int]], running: Sequence[int]) -> int | None:
+        """The first model in the queue that may start now, beside those that need `running` bytes."""
         if not waiting or len(running) >= self.jobs:
             return None
-        left = self.memory_bytes - sum(one.needed for one in running)
+        left = self.memory_bytes - sum(running)
         fitting = (i for i, (_, needed) in enumerate(waiting) if not self.memory_bytes or needed <= left)
         return next(fitting, None if running else 0)
 
 
-class _Running:
-    """A model with its child process and its folder."""
-
-    def __init__(self, entry: Entry, needed: int, seconds: float) -> None:
-        self.entry, self.needed = entry, needed
-        with ExitStack() as stack:
-            self.result, scratch = stack.enter_context(workspace(entry.output.parent))
-            order = fix_order(entry.model, self.result / entry.output.name, entry.options, seconds)
-            self.child = Child(order, scratch)
-            stack.callback(self.child.stop)
-            self.close = stack.pop_all().close
+def _fixed(entry: Entry, process: Process) -> Outcome:
+    """Waits for the process, whose result comes to its place when it is whole."""
+    try:
+        with workspace(entry.output.parent) as result:
+            process.task = replace(process.task, fixed=result / entry.output.name)
+            return land(entry, process.run(), result)
+    except (OSError, OutputError) as error:
+        return Outcome("refused", str(error))
 
 
 # -- results come to their place ----------------------------------------------------------------
 
 
 @contextmanager
-def workspace(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Folders for a result and for scratch in a folder, which is made; both are removed at the end.
+def workspace(folder: Path) -> Iterator[Path]:
+    """A folder for a result in a folder, which is made; it is removed at the end.
 
     Raises:
         OutputError: the folder cannot be made.
@@ -189,10 +150,7 @@ def workspace(folder: Path) -> Iterator[tuple[Path, Path]]:
         what, hint = f"cannot make the folder: {error.strerror}", "name another folder with -o"
         raise OutputError(what, where=str(folder), hint=hint) from error
     with tempfile.TemporaryDirectory(prefix=".rewriter-batch-", dir=folder) as name:
-        parts = Path(name) / "result", Path(name) / "scratch"
-        for part in parts:
-            part.mkdir()
-        yield parts
+        yield Path(name)
 
 
 def land(entry: Entry, outcome: Outcome, result: Path) -> Outcome:

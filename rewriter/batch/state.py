@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,16 +15,14 @@ from rewriter.batch.models import Entry
 from rewriter.ir.model import data_files, write_json
 from rewriter.report.json import installed_versions
 
-Ending = Literal[
-    "verified", "unchecked", "failed", "unbuildable", "refused", "crashed", "timed out", "not run"
-]
-"""`unchecked`: no check was asked for. `not run`: of a GPU on which no engine ran."""
+Ending = Literal["verified", "unchecked", "failed", "unbuildable", "refused", "crashed", "timed out"]
+"""`unchecked`: no check was asked for."""
 
 PASSED: tuple[Ending, ...] = ("verified", "unchecked")
 FINISHED: tuple[Ending, ...] = (*PASSED, "failed", "unbuildable")
 """Endings that another run would repeat; the others may have had causes outside the model."""
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 """Of the state file; one of another version is not read, and its model is run again."""
 
 
@@ -60,26 +58,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Record:
-    """The outcome of a model in this run or in an earlier one, which `skipped` says.
-
-    `verdicts`: the verification on each type of GPU.
-    """
+    """The outcome of a model in this run or in an earlier one, which `skipped` says."""
 
     entry: Entry
     outcome: Outcome
     skipped: bool = False
-    verdicts: Mapping[str, Outcome] = field(default_factory=dict)
-
-    @property
-    def outcomes(self) -> dict[str, Outcome]:
-        """The outcome by the name of the model, and of the model on each type of GPU."""
-        on_gpus = {f"{self.entry.name} on {gpu}": verdict for gpu, verdict in self.verdicts.items()}
-        return {self.entry.name: self.outcome, **on_gpus}
-
-    @property
-    def passed(self) -> bool:
-        """True if the model passed, on every type of GPU that was asked for."""
-        return all(outcome.passed for outcome in self.outcomes.values())
 
 
 def state_file(output: Path) -> Path:
@@ -98,7 +81,6 @@ def save(record: Record, key: str) -> None:
         "key": key,
         "files": {name: digest(record.entry.output.parent / name) for name in record.outcome.files},
         "outcome": asdict(record.outcome),
-        "verdicts": {gpu: asdict(verdict) for gpu, verdict in record.verdicts.items()},
     }
     write_json(content, state_file(record.entry.output), "the state")
 
@@ -109,14 +91,9 @@ def finished(entry: Entry, key: str) -> Record | None:
         state = json.loads(state_file(entry.output).read_text(encoding="utf-8"))
         current = {name: digest(entry.output.parent / name) for name in state["files"]}
         if (state["state_version"], state["key"], state["files"]) == (STATE_VERSION, key, current):
-            verdicts = {gpu: _outcome(values) for gpu, values in state["verdicts"].items()}
-            kept = {gpu: verdict for gpu, verdict in verdicts.items() if verdict.ending in FINISHED}
-            return Record(entry, _outcome(state["outcome"]), skipped=True, verdicts=kept)
+            outcome = Outcome(**{**state["outcome"], "files": tuple(state["outcome"]["files"])})
+            return Record(entry, outcome, skipped=True)
     return None
-
-
-def _outcome(values: Mapping[str, Any]) -> Outcome:
-    return Outcome(**{**values, "files": tuple(values["files"])})
 
 
 # -- the key of a model's work: equal keys give equal results -----------------------------------

@@ -1,4 +1,4 @@
-"""The progress of a batch and its summary: lines on the terminal, JSON, JUnit, and a page."""
+"""The progress of a batch and its summary: lines on the terminal, JSON and JUnit."""
 
 from __future__ import annotations
 
@@ -7,55 +7,38 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from markupsafe import Markup
 from rich.console import Console
 from rich.text import Text
 
-from rewriter.batch.models import Entry
 from rewriter.batch.state import Outcome, Record
 from rewriter.ir.english import count, printable
-from rewriter.ir.model import write_text
-from rewriter.report.html.render import html
-from rewriter.report.html.run import run_section
-from rewriter.report.html.tables import number, table
-from rewriter.report.html.view import Cell, Column, Fact, Page, Section, State, Tile
 from rewriter.report.json import document
 from rewriter.report.signals import listening
 from rewriter.report.terminal import console, new_table
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
 
 class Bars:
-    """A line on stderr for each model that ended; on a terminal also a bar, and a line for each that runs."""
+    """A line on stderr for each model that ended; on a terminal also a bar."""
 
     def __init__(self, bars: Progress, total: int, check: Callable[[], None], *, shown: bool = True) -> None:
         self.bars, self.total, self.tick, self.shown = bars, total, check, shown
         self.done = 0
         self.whole = bars.add_task("all models", total=total)
-        self.running: dict[tuple[str, str], TaskID] = {}
 
-    def started(self, entry: Entry, gpu: str = "") -> None:
-        """Adds the line of a model."""
-        on = f" on {gpu}" if gpu else ""
-        self.running[entry.name, gpu] = self.bars.add_task(f"{entry.name}{on}", total=None)
-
-    def ended(self, record: Record, gpu: str = "") -> None:
+    def ended(self, record: Record) -> None:
         """Prints the line of a model that ended, and moves the bar."""
-        self.done += not gpu
-        name = f"{record.entry.name} on {gpu}" if gpu else record.entry.name
-        outcome = record.outcomes[name]
+        self.done += 1
+        name, outcome = record.entry.name, record.outcome
         when = "earlier" if record.skipped else f"{outcome.seconds:.1f} s"
-        if (record.entry.name, gpu) in self.running:
-            self.bars.remove_task(self.running.pop((record.entry.name, gpu)))
         if self.shown:
             text = f"[{self.done}/{self.total}] {name}: {outcome.ending}, {when}"
-            self.bars.console.print(text, soft_wrap=True)
+            self.bars.console.print(text, soft_wrap=True, markup=False, highlight=False)
         self.bars.update(self.whole, completed=self.done)
 
 
@@ -65,9 +48,9 @@ def display(total: int, *, shown: bool) -> Iterator[Bars]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     stderr = console(stderr=True)
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
+    parts = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
     hidden = not (shown and stderr.is_terminal)
-    progress = Progress(*columns, TimeElapsedColumn(), console=stderr, transient=True, disable=hidden)
+    progress = Progress(*parts, TimeElapsedColumn(), console=stderr, transient=True, disable=hidden)
     with listening() as signals, progress as bars:
         yield Bars(bars, total, signals.check, shown=shown)
 
@@ -82,19 +65,18 @@ class Summary:
     """
 
     records: Sequence[Record]
-    gpus: Sequence[str]
     where: str
     seconds: float
 
     @property
     def passed(self) -> bool:
         """True if every model passed."""
-        return all(record.passed for record in self.records)
+        return all(record.outcome.passed for record in self.records)
 
     @property
     def verdict(self) -> str:
         """One sentence."""
-        passed = sum(record.passed for record in self.records)
+        passed = sum(record.outcome.passed for record in self.records)
         skipped = sum(record.skipped for record in self.records)
         earlier = f"; {skipped} finished in an earlier run" if skipped else ""
         return f"{passed} of {count(len(self.records), 'model')} passed{earlier}"
@@ -104,60 +86,43 @@ class Summary:
         """How many models ended in which way."""
         return Counter(record.outcome.ending for record in self.records)
 
-
-def _share(outcome: Outcome) -> str:
-    """`6 of 44`: nodes in FP32, of all float nodes; `all` where a repair left nothing in FP16."""
-    if outcome.all_fp32:
-        return "all"
-    return "" if outcome.fp32_nodes is None else f"{outcome.fp32_nodes} of {outcome.float_nodes}"
-
-
-def _error(outcome: Outcome) -> str:
-    return "" if outcome.error is None else f"{outcome.error:.3g}"
-
-
-def _verdicts(record: Record, gpus: Sequence[str]) -> Iterator[tuple[str, State | None]]:
-    """The verdict on each type of GPU in a cell."""
-    for gpu in gpus:
-        outcome = record.verdicts.get(gpu)
-        text = f"{outcome.ending} {_error(outcome)}".strip() if outcome else ""
-        yield text, _state(outcome) if outcome else None
-
-
-def _state(outcome: Outcome) -> State:
-    return "warn" if outcome.ending == "unchecked" else "good" if outcome.passed else "bad"
+    @property
+    def outcomes(self) -> Mapping[str, Outcome]:
+        """All outcomes by the name of the model."""
+        return {record.entry.name: record.outcome for record in self.records}
 
 
 # -- on the terminal ----------------------------------------------------------------------------
 
-STYLES: Mapping[State | None, str] = {"good": "green", "warn": "yellow", "bad": "bold red", None: ""}
+NUMBERS = ("FP32 nodes", "rel. L2", "s", "GiB")
 
 
 def print_summary(summary: Summary, out: Console, *, quiet: bool = False) -> None:
     """Print a table of the models, what to know about those that did not pass, and the verdict."""
     if not quiet:
-        columns = ("model", "verdict", "FP32 nodes", "rel. L2", *summary.gpus, "s", "GiB")
         # names are folded where the terminal is narrow: a number that is cut is another number
-        table = new_table("", *columns, right=("FP32 nodes", "rel. L2", "s", "GiB"))
+        table = new_table("", "model", "verdict", *NUMBERS, right=NUMBERS)
         for record in summary.records:
-            outcome = record.outcome
-            verdicts = [Text(text, style=STYLES[state]) for text, state in _verdicts(record, summary.gpus)]
-            seconds = "earlier" if record.skipped else f"{outcome.seconds:.1f}"
-            memory = f"{outcome.peak_bytes / 2**30:.1f}" if outcome.peak_bytes else ""
-            ending = Text(outcome.ending, style=STYLES[_state(outcome)])
-            shown = ending, _share(outcome), _error(outcome)
-            table.add_row(record.entry.name, *shown, *verdicts, seconds, memory)
+            table.add_row(*_row(record))
         out.print(table)
         out.print()
-        for name, outcome in _outcomes(summary):
+        for name, outcome in summary.outcomes.items():
             if not outcome.passed:
                 out.print(Text(f"{name}: {outcome.text}"), soft_wrap=True)
     text = f"{summary.verdict} ({summary.seconds:.1f} s, {summary.where})"
     out.print(Text(text, style="bold green" if summary.passed else "bold red"), soft_wrap=True)
 
 
-def _outcomes(summary: Summary) -> Iterator[tuple[str, Outcome]]:
-    return (pair for record in summary.records for pair in record.outcomes.items())
+def _row(record: Record) -> Iterator[str | Text]:
+    outcome = record.outcome
+    unchecked = "yellow" if outcome.ending == "unchecked" else "green"
+    yield record.entry.name
+    yield Text(outcome.ending, style=unchecked if outcome.passed else "bold red")
+    share = "" if outcome.fp32_nodes is None else f"{outcome.fp32_nodes} of {outcome.float_nodes}"
+    yield "all" if outcome.all_fp32 else share
+    yield "" if outcome.error is None else f"{outcome.error:.3g}"
+    yield "earlier" if record.skipped else f"{outcome.seconds:.1f}"
+    yield f"{outcome.peak_bytes / 2**30:.1f}" if outcome.peak_bytes else ""
 
 
 # -- JSON ---------------------------------------------------------------------------------------
@@ -172,21 +137,19 @@ def as_dict(summary: Summary) -> dict[str, Any]:
             "endings": dict(summary.endings),
             "where": summary.where,
             "seconds": summary.seconds,
-            "models": [_record(record) for record in summary.records],
+            "models": [
+                {
+                    "name": record.entry.name,
+                    "input": str(record.entry.model),
+                    "output": str(record.entry.output) if record.outcome.files else None,
+                    "passed": record.outcome.passed,
+                    "skipped": record.skipped,
+                    **asdict(record.outcome),
+                }
+                for record in summary.records
+            ],
         }
     )
-
-
-def _record(record: Record) -> dict[str, Any]:
-    return {
-        "name": record.entry.name,
-        "input": str(record.entry.model),
-        "output": str(record.entry.output) if record.outcome.files else None,
-        "passed": record.passed,
-        "skipped": record.skipped,
-        **asdict(record.outcome),
-        "verified_on": {gpu: asdict(verdict) for gpu, verdict in record.verdicts.items()},
-    }
 
 
 # -- JUnit: no standard, but what Jenkins, GitLab and GitHub's reporters read -------------------
@@ -199,15 +162,15 @@ _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def as_junit(summary: Summary) -> str:
-    """The text of an XML file: a test case for each model, and for each GPU that it was verified on."""
-    outcomes = [outcome for _, outcome in _outcomes(summary)]
+    """The text of an XML file: a test case for each model."""
+    outcomes = list(summary.outcomes.values())
     failures = sum(outcome.ending in FAILURES for outcome in outcomes)
     errors = sum(not outcome.passed for outcome in outcomes) - failures
     counts = {"tests": str(len(outcomes)), "failures": str(failures), "errors": str(errors)}
     suites = Element("testsuites", counts)
     suite = SubElement(suites, "testsuite", {**counts, "name": "rewriter batch"})
     suite.set("time", f"{summary.seconds:.3f}")
-    for name, outcome in _outcomes(summary):
+    for name, outcome in summary.outcomes.items():
         case = SubElement(suite, "testcase", name=_xml(name), classname="rewriter.batch")
         case.set("time", f"{outcome.seconds:.3f}")
         if not outcome.passed:
@@ -220,59 +183,3 @@ def as_junit(summary: Summary) -> str:
 
 def _xml(text: str) -> str:
     return _NO_XML.sub("?", printable(text))
-
-
-# -- a page -------------------------------------------------------------------------------------
-
-
-def write_page(summary: Summary, path: Path, command: str) -> None:
-    """Write the page; `command` is the command line that made it.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
-    facts = [Fact("Ran on", summary.where), Fact("Wall time", f"{summary.seconds:.1f} s")]
-    lead = "One line for each model. A click on a heading sorts."
-    page = Page(
-        verb="batch",
-        subject=count(len(summary.records), "model"),
-        verdict=summary.verdict,
-        state="good" if summary.passed else "bad",
-        tiles=[Tile(ending.capitalize(), str(models)) for ending, models in sorted(summary.endings.items())],
-        warnings=[],
-        sections=[
-            Section("models", "Models", lead, [_table(summary)]),
-            run_section(command, facts=facts),
-        ],
-    )
-    write_text(html(page), path)
-
-
-def _table(summary: Summary) -> Markup:
-    columns = [
-        Column("Model", code=True),
-        Column("Verdict", choices=True),
-        Column("FP32 nodes"),
-        Column("Relative L2", number=True),
-        *(Column(gpu, choices=True) for gpu in summary.gpus),
-        Column("Seconds", number=True),
-        Column("Memory, GiB", number=True),
-        Column("Summary"),
-    ]
-    rows = [_row(record, summary) for record in summary.records]
-    return table("models-table", "Models of this batch", columns, rows)
-
-
-def _row(record: Record, summary: Summary) -> list[Cell]:
-    outcome = record.outcome
-    verdicts = _verdicts(record, summary.gpus)
-    return [
-        Cell(record.entry.name),
-        Cell(outcome.ending, state=_state(outcome)),
-        Cell(_share(outcome)),
-        Cell(_error(outcome), order=outcome.error),
-        *(Cell(text, state=state) if state else Cell(text) for text, state in verdicts),
-        number(outcome.seconds, "{:.1f}"),
-        number(outcome.peak_bytes / 2**30 or None, "{:.1f}"),
-        Cell(outcome.text + ("; finished in an earlier run" if record.skipped else "")),
-    ]

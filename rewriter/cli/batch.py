@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, PAGES, STDOUT, is_page, reader_may_leave, write_document
+from rewriter.cli.exits import FAILED, STDOUT, reader_may_leave, write_document
 from rewriter.cli.parameters import Json, Quiet, check_extra, configured, with_options
 from rewriter.ir.english import count
 from rewriter.ir.errors import UsageError
@@ -21,8 +19,8 @@ from rewriter.pipeline.options import BatchCommand, FixOptions
 from rewriter.pipeline.schema import declarations
 
 if TYPE_CHECKING:
-    from rewriter.batch.machine import Workers
-    from rewriter.batch.summary import Summary
+    from rewriter.batch.cluster import Cluster
+    from rewriter.batch.machine import Processes
 
 Models = Annotated[
     list[Path] | None,
@@ -45,7 +43,8 @@ def batch(
     """
     from rewriter.batch.machine import run_batch
     from rewriter.batch.models import entries
-    from rewriter.batch.summary import Summary, display, print_summary
+    from rewriter.batch.summary import Summary, as_dict, as_junit, display, print_summary
+    from rewriter.ir.model import write_text
     from rewriter.report.terminal import console
 
     start = time.monotonic()
@@ -57,50 +56,35 @@ def batch(
     inputs += [listed, configuration.file]
     check_extra("`json`", json, inputs)
     for path in reports:
-        check_extra("`report`", path, inputs, (*PAGES, ".json", JUNIT))
-    gpus = given.get("verify_on", ())
-    again = given.get("again", False)
+        check_extra("`report`", path, inputs, (".json", JUNIT))
     with _workers(given) as (workers, where), display(len(todo), shown=not quiet) as shown:
-        records = run_batch(todo, workers, shown, gpus=gpus, again=again)
-    summary = Summary(records, gpus, where, time.monotonic() - start)
+        records = run_batch(todo, workers, shown, again=given.get("again", False))
+    summary = Summary(records, where, time.monotonic() - start)
     with reader_may_leave():
         print_summary(summary, console(stderr=json == STDOUT), quiet=quiet)
-    _write(summary, [*reports, *([] if json is None else [json])])
+    for path in [*reports, *([] if json is None else [json])]:
+        if path.suffix.lower() == JUNIT:
+            write_text(as_junit(summary), path)
+        else:
+            write_document(as_dict(summary), path)
     if not summary.passed:
         raise typer.Exit(FAILED)
 
 
 @contextmanager
-def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Workers, str]]:
+def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Processes | Cluster, str]]:
     """What runs the models, and its name for people."""
     from rewriter.batch import cluster, machine
 
     jobs, seconds = given.get("jobs", 0), given.get("time_limit", DEFAULTS["time_limit"].default)
-    address, gpus = given.get("ray"), given.get("verify_on", ())
+    address, gpus = given.get("ray"), given.get("gpus", 0.0)
     if address is not None:
-        reserved = given.get("gpus", 0.0)
-        with cluster.connected(address, gpus=reserved, jobs=jobs, seconds=seconds, verify_on=gpus) as ray:
+        with cluster.connected(address, gpus=gpus, jobs=jobs, seconds=seconds) as ray:
             yield ray, f"Ray at {address}"
         return
-    for name in ("verify_on", "gpus"):
-        if given.get(name):
-            raise UsageError(
-                "it needs a Ray cluster", where=f"`{DEFAULTS[name].key}`", hint="add `ray=ADDRESS`"
-            )
+    if gpus:
+        raise UsageError("it needs a Ray cluster", where="`gpus`", hint="add `ray=ADDRESS`")
     jobs = jobs or max(1, (os.cpu_count() or 2) // 2)
     allowed = given.get("memory")
     budget = machine.memory_budget() if allowed is None else int(allowed * machine.GIB)
     yield machine.Processes(jobs, budget, seconds), f"{count(jobs, 'job')} on this machine"
-
-
-def _write(summary: Summary, files: Sequence[Path]) -> None:
-    from rewriter.batch.summary import as_dict, as_junit, write_page
-    from rewriter.ir.model import write_text
-
-    for path in files:
-        if is_page(path):
-            write_page(summary, path, shlex.join(["rewriter", *sys.argv[1:]]))
-        elif path.suffix.lower() == JUNIT:
-            write_text(as_junit(summary), path)
-        else:
-            write_document(as_dict(summary), path)

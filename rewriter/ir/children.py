@@ -169,6 +169,15 @@ class Child:
             self._end()
             self._let_go()
 
+    def kill(self) -> None:
+        """Kill the child and its own children: a call that waits for it raises NativeError."""
+        if self._process.returncode is None:
+            if sys.platform == "win32":
+                self._process.kill()
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+
     def disown(self) -> None:
         """Let go of the child without ending it: it belongs to the process that this one is a fork of."""
         self._lock = threading.Lock()  # a thread of the other process may have held it
@@ -233,12 +242,7 @@ class Child:
 
     def _end(self) -> int:
         """Kills the child's whole group; of a child that has ended, the exit code is its own."""
-        if self._process.returncode is None:
-            if sys.platform == "win32":
-                self._process.kill()
-            else:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.pid, signal.SIGKILL)
+        self.kill()
         return self._process.wait()
 
     def __del__(self) -> None:

@@ -239,8 +239,7 @@ class BatchCommand(FixOptions):
         again: Run finished models, too.
         ray: Run on this Ray cluster, or auto. `auto` is the one on this machine.
         gpus: On Ray: reserved for each model. A share such as 0.5 lets models share a GPU.
-        verify_on: On Ray: verify on each of these GPUs. By Ray's names of types.
-        report: Summary: .html, .json or .xml (JUnit).
+        report: Summary: .json or .xml (JUnit).
     """
 
     in_place: bool = like(FixOptions, "in_place", places=("python",))
@@ -253,7 +252,6 @@ class BatchCommand(FixOptions):
     again: bool = option(False, MANY, places=COMMAND)
     ray: str | None = option(None, MANY, "ADDRESS", places=COMMAND)
     gpus: float = option(0.0, MANY, "N", places=COMMAND)
-    verify_on: Names = option((), MANY, "L4,H100", places=COMMAND)
     report: Paths = option((), OUTCOME, places=COMMAND)
 
 

@@ -11,15 +11,13 @@ import pytest
 from graphs import graph, with_weights
 
 from rewriter.batch import models
-from rewriter.batch.child import arguments
-from rewriter.batch.cluster import pack, unpack
+from rewriter.batch.cluster import check_resources, pack, unpack
 from rewriter.batch.machine import land, workspace
 from rewriter.batch.models import Entry
-from rewriter.batch.state import Outcome, digest, key_of, model_files, state_file
+from rewriter.batch.state import Outcome, key_of, model_files, state_file
 from rewriter.ir.errors import OutputError, UsageError
 from rewriter.ir.model import save
 from rewriter.pipeline.config import Configuration
-from rewriter.pipeline.options import FixOptions
 
 
 def test_a_model_is_packed_with_its_weights(tmp_path: Path) -> None:
@@ -34,12 +32,6 @@ def test_a_model_is_packed_with_its_weights(tmp_path: Path) -> None:
     assert {file.name: file.read_bytes() for file in (tmp_path / "there" / "deep").iterdir()} == dict(packed)
 
 
-def test_a_file_that_is_no_model_is_packed_for_the_child_to_refuse(tmp_path: Path) -> None:
-    path = tmp_path / "net.onnx"
-    path.write_bytes(b"no model")
-    assert pack(path.parent, model_files(path)) == {"net.onnx": b"no model"}
-
-
 def test_a_folder_is_packed_with_its_name_and_all_below(tmp_path: Path) -> None:
     (tmp_path / "data" / "deep").mkdir(parents=True)
     (tmp_path / "data" / "deep" / "a.npz").write_bytes(b"a")
@@ -49,20 +41,6 @@ def test_a_folder_is_packed_with_its_name_and_all_below(tmp_path: Path) -> None:
     assert pack(tmp_path / "data", [tmp_path / "data" / "b.npz"]) == {"b.npz": b"b"}
     unpack(packed, tmp_path / "there")
     assert pack(tmp_path / "there", [tmp_path / "there" / "data"]) == packed
-
-
-def test_a_digest_is_of_contents_and_of_names_in_a_folder(tmp_path: Path) -> None:
-    for name, content in (("one", b"a"), ("two", b"a"), ("three", b"b")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "x.npz").write_bytes(content)
-    one, two, three = (digest(tmp_path / name) for name in ("one", "two", "three"))
-    assert one == two != three
-    assert digest(tmp_path / "one" / "x.npz") == digest(tmp_path / "two" / "x.npz")
-    (tmp_path / "two" / "x.npz").rename(tmp_path / "two" / "y.npz")
-    assert digest(tmp_path / "two") != one, "a folder's names are part of it"
-    assert digest(tmp_path / "nowhere") == ""
-    (tmp_path / "empty").mkdir()
-    assert digest(tmp_path / "empty") == ""
 
 
 def test_a_key_follows_contents_and_options_and_not_names(tmp_path: Path) -> None:
@@ -77,37 +55,25 @@ def test_a_key_follows_contents_and_options_and_not_names(tmp_path: Path) -> Non
     assert key(inputs=paths[0]) == key(inputs=paths[1]) != key(inputs=paths[2])
     assert key(plugin_libs=tuple(paths[:2])) != key(plugin_libs=tuple(paths[:1])) != key()
     assert key(opset=18) != key(opset=17)
+    folders = [tmp_path / name for name in ("one", "two", "three")]
+    for folder, name in zip(folders, ("x.npz", "x.npz", "y.npz"), strict=True):
+        folder.mkdir()
+        (folder / name).write_bytes(b"a")
+    assert key(inputs=folders[0]) == key(inputs=folders[1]) != key(inputs=folders[2]), (
+        "names in a folder count"
+    )
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"no model")
     assert key_of(Entry("broken.onnx", broken, tmp_path / "out.onnx", {})) != key()
-
-
-ARGUMENTS = [
-    pytest.param({"preset": "trt-bf16"}, ["--preset=trt-bf16"], id="a text"),
-    pytest.param({"preset": None}, [], id="nothing"),
-    pytest.param({"nothing_of_ours": 3}, [], id="an option of another command"),
-    pytest.param({"build": True}, ["--build"], id="a switch that is on"),
-    pytest.param({"build": False}, ["--no-build"], id="a switch that is off"),
-    pytest.param({"keep_fp32_op": ("Exp", "Log")}, ["--keep-fp32-op=Exp", "--keep-fp32-op=Log"], id="names"),
-    pytest.param({"input_shapes": {"x": (1, 3)}}, ["--input-shapes=x:1x3"], id="shapes"),
-]
-
-
-@pytest.mark.parametrize(("options", "expected"), ARGUMENTS)
-def test_options_as_arguments(options: dict[str, Any], expected: list[str]) -> None:
-    assert arguments(FixOptions, options) == expected
 
 
 BAD = [
     pytest.param("[[model]", "it cannot be read", id="no TOML"),
     pytest.param('preset = "trt-fp16"', "it names no models", id="no models"),
     pytest.param("model = 3", "it names no models", id="a number in place of models"),
-    pytest.param("model = []", "it names no models", id="none"),
     pytest.param("[[model]]\nopset = 17", "model 1: it has no path", id="no path"),
-    pytest.param('[[model]]\npath = ""', "model 1: it has no path", id="an empty path"),
     pytest.param('[[model]]\npath = "net.onnx"\n[[model]]\npath = 3', "model 2: it has no path", id="3"),
     pytest.param('opset = "x"\n[[model]]\npath = "net.onnx"', "opset.: it cannot be .x.", id="no number"),
-    pytest.param("[[model]]\npath = 'net.onnx'\nopset = 99", "opset.: it cannot be 99", id="out of range"),
 ]
 
 
@@ -148,7 +114,7 @@ def test_a_batch_of_nothing_and_one_over_its_models_are_refused(tmp_path: Path) 
 
 def test_a_result_lands_with_the_model_last_and_without_the_old_state(tmp_path: Path) -> None:
     output = tmp_path / "out" / "net.onnx"
-    with workspace(output.parent) as (result, _):
+    with workspace(output.parent) as result:
         for name in ("net.onnx", "net.onnx.data", "zz.json"):
             (result / name).write_text(name)
         state_file(output).write_text("of an earlier run")
@@ -168,3 +134,18 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     entry = Entry("net.onnx", tmp_path / "net.onnx", tmp_path / "nowhere" / "net.onnx")
     landed = land(entry, Outcome("verified", "fixed"), tmp_path / "result")
     assert landed.ending == "refused" and landed.text.startswith(f"{entry.output}: cannot write the model")
+
+
+@pytest.mark.parametrize(
+    ("resources", "gpus", "message"),
+    [
+        ({"memory": 4e9}, 0.0, "no machine of the cluster has a CPU for tasks"),
+        ({"CPU": 2.0}, 0.5, "the cluster has 0, and each model reserves 0.5"),
+        ({"CPU": 2.0, "GPU": 1.0}, 2.0, "the cluster has 1, and each model reserves 2"),
+    ],
+    ids=["no worker", "no GPU", "too few GPUs"],
+)
+def test_what_ray_would_wait_for_is_an_error(resources: dict[str, float], gpus: float, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_resources(resources, gpus)
+    check_resources({"CPU": 1.0, "GPU": gpus}, gpus)

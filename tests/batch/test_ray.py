@@ -101,29 +101,10 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_verdicts_of_two_types_of_gpu_stand_side_by_side(cluster: Cluster, models: Path) -> None:
-    report = models.parent / "gpus.json"
-    arguments = ["--ray", cluster.address, "--verify-on=L4,H100", f"--report={report}"]
-    done = run(models / "net0.onnx", "-o", models.parent / "gpus", *arguments, *FAST)
-    assert done.returncode == 0, done.stdout + done.stderr
-    verdicts = json.loads(report.read_text())["models"][0]["verified_on"]
-    assert {gpu: verdict["ending"] for gpu, verdict in verdicts.items()} == {
-        "L4": "verified",
-        "H100": "verified",
-    }
-
-
-def test_a_gpu_that_runs_nothing_is_no_proof(cluster: Cluster, models: Path) -> None:
-    """The workers of the test say that they have a GPU, and have none that an engine can use."""
-    done = run(models / "net1.onnx", "-o", models.parent / "bare", "--ray", cluster.address, "--verify-on=L4")
-    assert done.returncode == 1, done.stderr
-    assert "net1.onnx on L4: the worker has no engine that runs on its GPU" in done.stdout
-
-
-def test_a_type_that_is_not_there_is_refused(cluster: Cluster, models: Path) -> None:
-    done = run(models, "-o", models.parent / "none", "--ray", cluster.address, "--verify-on=A100")
+def test_gpus_that_are_not_there_are_refused(cluster: Cluster, models: Path) -> None:
+    done = run(models, "-o", models.parent / "none", "--ray", cluster.address, "--gpus=3")
     assert done.returncode == 2
-    assert "the cluster has no A100: it has H100, L4" in done.stderr
+    assert "the cluster has 0, and each model reserves 3" in done.stderr
 
 
 def test_nothing_is_lost_with_a_worker(cluster: Cluster, models: Path) -> None:
