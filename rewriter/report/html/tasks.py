@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -10,13 +10,7 @@ from rewriter.ir.model import Array
 from rewriter.jobs.fix.before import SideBySide
 from rewriter.report.html.png import data_uri
 from rewriter.report.html.view import Boxes, Image, Words
-from rewriter.runtime.figures.pictures import Picture, pixels_of
-
-MOST_BOXES = 12
-"""Boxes of each model, those with the highest scores."""
-
-MOST_WORDS = 24
-"""Tokens of an output; of one row of classes the best three."""
+from rewriter.runtime.figures.pictures import Picture, best_boxes, best_classes, pixels_of
 
 
 def images_of(picture: Picture, side: SideBySide | None) -> Iterator[Image]:
@@ -62,7 +56,7 @@ def boxes_of(name: str, side: SideBySide) -> Boxes | None:
     for kind, outputs in zip(
         ("was", "plain", "fixed"), (side.expected, side.plain.outputs, side.fixed.outputs), strict=True
     ):
-        best = _best(name, outputs)
+        best = best_boxes(name, outputs)
         if best is not None:
             rows.append((kind, best))
     if not rows or rows[0][0] != "was":
@@ -74,26 +68,6 @@ def boxes_of(name: str, side: SideBySide) -> Boxes | None:
     drawn = [(kind, _rectangles(best * spread, corners, width, height)) for kind, best in rows]
     alt = f"The {len(rows[0][1])} best boxes of {name}: original, plain and fixed"
     return Boxes(data_uri(seen), width, height, drawn, alt)
-
-
-def _best(name: str, outputs: Mapping[str, Array]) -> Array | None:
-    """The boxes with the highest scores, [k, 4]; None if the output holds no boxes with scores."""
-    boxes = outputs.get(name)
-    if boxes is None or boxes.ndim < 2 or boxes.dtype.kind != "f" or boxes.shape[-1] not in (4, 6):
-        return None
-    rows = boxes.reshape(-1, *boxes.shape[-2:])[0].astype(np.float64)
-    if boxes.shape[-1] == 6:
-        scores = rows[:, 4]
-    else:
-        partners = (
-            a for n, a in outputs.items() if n != name and a.dtype.kind == "f" and a.ndim == boxes.ndim
-        )
-        partner = next((a for a in partners if a.shape[:-1] == boxes.shape[:-1]), None)
-        if partner is None:
-            return None
-        scores = partner.reshape(-1, *partner.shape[-2:])[0].max(axis=-1)
-    order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), kind="stable")[:MOST_BOXES]
-    return np.asarray(rows[order][np.isfinite(rows[order]).all(axis=1)][:, :4])
 
 
 def _rectangles(
@@ -114,18 +88,8 @@ def words_of(output: str, side: SideBySide) -> Words:
         (side.plain.name, side.plain.outputs),
         ("Fixed", side.fixed.outputs),
     )
-    chosen = [(name, _classes(outputs[output])) for name, outputs in models if output in outputs]
+    chosen = [(name, best_classes(outputs[output])) for name, outputs in models if output in outputs]
     return [
         (name, [(word, word == was) for word, was in zip(words, chosen[0][1], strict=False)])
         for name, words in chosen
     ]
-
-
-def _classes(array: Array) -> list[str]:
-    """Best class of each row, or the best three of a single row; whole numbers are tokens already."""
-    if array.dtype.kind in "iu":
-        return [str(token) for token in array.reshape(-1)[:MOST_WORDS].tolist()]
-    rows = array.reshape(-1, array.shape[-1])
-    if len(rows) == 1:
-        return [str(place) for place in np.argsort(-rows[0], kind="stable")[:3].tolist()]
-    return [str(place) for place in rows[:MOST_WORDS].argmax(axis=-1).tolist()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +21,12 @@ MOST_ASPECT = 8
 """Longest side in units of the shorter one: hidden states [batch, tokens, features] are longer as a rule."""
 
 COLOURS = (1, 3)
+
+MOST_BOXES = 12
+"""Boxes of an output, those with the highest scores."""
+
+MOST_WORDS = 24
+"""Tokens of an output; of one row of classes the best three."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,3 +144,33 @@ class WorstOutputs:
     def pictures(self) -> tuple[Picture, ...]:
         """Of the outputs that look like images."""
         return tuple(self._pictures.values())
+
+
+def best_boxes(name: str, outputs: Mapping[str, Array]) -> Array | None:
+    """The boxes with the highest scores, [k, 4]; None if the output holds no boxes with scores."""
+    boxes = outputs.get(name)
+    if boxes is None or boxes.ndim < 2 or boxes.dtype.kind != "f" or boxes.shape[-1] not in (4, 6):
+        return None
+    rows = boxes.reshape(-1, *boxes.shape[-2:])[0].astype(np.float64)
+    if boxes.shape[-1] == 6:
+        scores = rows[:, 4]
+    else:
+        partners = (
+            a for n, a in outputs.items() if n != name and a.dtype.kind == "f" and a.ndim == boxes.ndim
+        )
+        partner = next((a for a in partners if a.shape[:-1] == boxes.shape[:-1]), None)
+        if partner is None:
+            return None
+        scores = partner.reshape(-1, *partner.shape[-2:])[0].max(axis=-1)
+    order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), kind="stable")[:MOST_BOXES]
+    return np.asarray(rows[order][np.isfinite(rows[order]).all(axis=1)][:, :4])
+
+
+def best_classes(array: Array) -> list[str]:
+    """Best class of each row, or the best three of a single row; whole numbers are tokens already."""
+    if array.dtype.kind in "iu":
+        return [str(token) for token in array.reshape(-1)[:MOST_WORDS].tolist()]
+    rows = array.reshape(-1, array.shape[-1])
+    if len(rows) == 1:
+        return [str(place) for place in np.argsort(-rows[0], kind="stable")[:3].tolist()]
+    return [str(place) for place in rows[:MOST_WORDS].argmax(axis=-1).tolist()]
