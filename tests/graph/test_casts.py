@@ -81,6 +81,58 @@ CHAIN = """
     }"""
 
 
+ROUND_TRIP = "a = Neg(x) h = Cast<to = 10>(a) f = Cast<to = 1>(h) y = Exp(f)"
+QUANTIZED = "<float s = {0.125}, int8 z = {0}> { q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }"
+HALF = "g (float16[2] x) => (float16[2] y) { a = Exp(x) y = Neg(a) }"
+ENDS = [("x", "x/fp16"), ("y/fp16", "y")]
+
+CASTS = [
+    pytest.param(
+        "g (float[2] x) => (float[2] y, float[2] z)"
+        " { a = Neg(x) b = Exp(a) c = Abs(a) y = Add(a, b) z = Add(a, c) }",
+        "Exp Abs Add",
+        17,
+        [("x", "x/fp16"), ("a", "a/fp32")],
+        id="one Cast serves all consumers",
+    ),
+    pytest.param(HALF, "a", 17, [("x", "x/fp32"), ("a", "a/fp16")], id="an island in a pure FP16 model"),
+    pytest.param(
+        f"g (float[2] x) => (float[2] y) {{ {ROUND_TRIP} }}",
+        "",
+        17,
+        ENDS,
+        id="a round trip of an FP16 tensor goes",
+    ),
+    pytest.param(
+        "g (float[2] x) => (float16[2] y) { y = Cast<to = 10>(x) }",
+        "",
+        17,
+        [("x", "y")],
+        id="an input cast straight to an output",
+    ),
+    pytest.param(
+        f"g (float[2] x) => (float[2] y) {QUANTIZED}", "", 17, [], id="quantized data below opset 19"
+    ),
+    pytest.param(
+        f"g (float[2] x) => (float[2] y) {QUANTIZED}", "", 19, ENDS, id="quantized data from opset 19 on"
+    ),
+    pytest.param(
+        "g (float[4] x) => (float[4] y) { a = Neg(x) o = Optional(a) e = OptionalGetElement(o) y = Exp(e) }",
+        "",
+        18,
+        [("x", "x/fp16"), ("a", "a/fp32"), ("e", "e/fp16"), ("y/fp16", "y")],
+        id="optionals keep their types",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "kept", "opset", "expected"), CASTS)
+def test_casts_are_where_types_change(
+    text: str, kept: str, opset: int, expected: list[tuple[str, str]]
+) -> None:
+    assert casts(typed(graphs.graph(text, opset=opset, ir=9), kept)) == expected
+
+
 class TestIslands:
     @pytest.mark.parametrize(
         ("kept", "expected"),
@@ -101,18 +153,6 @@ class TestIslands:
     )
     def test_casts_are_only_on_the_border(self, kept: str, expected: list[tuple[str, str]]) -> None:
         assert casts(typed(graphs.graph(CHAIN), kept)) == expected
-
-    def test_one_cast_serves_all_consumers(self) -> None:
-        source = graphs.graph("""
-            g (float[2] x) => (float[2] y, float[2] z) {
-                a = Neg(x)
-                b = Exp(a)
-                c = Abs(a)
-                y = Add(a, b)
-                z = Add(a, c)
-            }""")
-        result = typed(source, "Exp Abs Add")
-        assert casts(result) == [("x", "x/fp16"), ("a", "a/fp32")]
 
     def test_a_consumer_in_fp32_reads_the_cast_that_writes_the_output(self) -> None:
         source = graphs.graph("""
@@ -143,12 +183,8 @@ class TestIslands:
 
 class TestGivenTypes:
     def test_a_pure_fp16_model_needs_no_cast(self) -> None:
-        source = graphs.graph("g (float16[2] x) => (float16[2] y) { a = Exp(x)\n y = Neg(a) }")
+        source = graphs.graph(HALF)
         assert typed(source).same_as(source)
-
-    def test_an_island_in_a_pure_fp16_model_has_casts_on_its_border(self) -> None:
-        source = graphs.graph("g (float16[2] x) => (float16[2] y) { a = Exp(x)\n y = Neg(a) }")
-        assert casts(typed(source, "a")) == [("x", "x/fp32"), ("a", "a/fp16")]
 
     def test_existing_casts_are_removed(self) -> None:
         source = graphs.graph("""
@@ -165,27 +201,11 @@ class TestGivenTypes:
         assert casts(typed(source)) == [("x", "x/fp16"), ("c", "y")]
 
     def test_a_rounding_round_trip_stays(self) -> None:
-        source = graphs.graph("""
-            g (float[2] x) => (float[2] y) {
-                a = Neg(x)
-                h = Cast<to = 10>(a)
-                f = Cast<to = 1>(h)
-                y = Exp(f)
-            }""")
+        source = graphs.graph(f"g (float[2] x) => (float[2] y) {{ {ROUND_TRIP} }}")
         kept = typed(source, "a y")
         assert casts(kept) == [("a", "a/fp16"), ("a/fp16", "a/fp16/fp32")]
         feeds = {"x": np.asarray([1e-9, 0.1], np.float32)}
         np.testing.assert_array_equal(graphs.run(source, feeds)[0], graphs.run(kept, feeds)[0])
-
-    def test_a_rounding_round_trip_of_a_tensor_in_fp16_is_removed(self) -> None:
-        source = graphs.graph("""
-            g (float[2] x) => (float[2] y) {
-                a = Neg(x)
-                h = Cast<to = 10>(a)
-                f = Cast<to = 1>(h)
-                y = Exp(f)
-            }""")
-        assert casts(typed(source)) == [("x", "x/fp16"), ("y/fp16", "y")]
 
     def test_an_fp16_consumer_inside_a_round_trip_reads_the_lowered_tensor(self) -> None:
         source = graphs.graph("""
@@ -384,10 +404,6 @@ class TestOutputs:
         result = typed(source)
         assert [p.dtype for p in result.signature.outputs] == [FP32, FP16, FP32]
 
-    def test_an_input_cast_straight_to_an_output(self) -> None:
-        source = graphs.graph("g (float[2] x) => (float16[2] y) { y = Cast<to = 10>(x) }")
-        assert casts(typed(source)) == [("x", "y")]
-
     def test_value_info_follows(self) -> None:
         source = graphs.graph(CHAIN)
         for name in ("a", "b"):
@@ -437,19 +453,6 @@ class TestOperators:
         same_in_fp32(source, result, {"x": np.arange(4, dtype=np.float32), "i": np.asarray(1)})
         assert casts(result) == [("x", "x/fp16"), ("a", "a/fp32")]
 
-    def test_optionals_keep_their_types(self) -> None:
-        source = graphs.graph(
-            """
-            g (float[4] x) => (float[4] y) {
-                a = Neg(x)
-                o = Optional(a)
-                e = OptionalGetElement(o)
-                y = Exp(e)
-            }""",
-            opset=18,
-        )
-        assert ("a", "a/fp32") in casts(typed(source))
-
     @pytest.mark.parametrize(
         ("body", "tensor", "expected"),
         [
@@ -493,26 +496,6 @@ class TestOperators:
         names = [n.name for n in typed(source, "b").proto.graph.node if n.op_type == "Cast"]
         assert len(names) == len(set(names)) == 4
         assert all(names)
-
-    def test_quantized_data_and_scale_stay_fp32_below_opset_19(self) -> None:
-        source = graphs.graph("""
-            g (float[2] x) => (float[2] y) <float s = {0.1}, int8 z = {0}> {
-                q = QuantizeLinear(x, s, z)
-                y = DequantizeLinear(q, s, z)
-            }""")
-        assert casts(typed(source)) == []
-
-    def test_quantized_data_and_scale_follow_from_opset_19_on(self) -> None:
-        source = graphs.graph(
-            """
-            g (float[2] x) => (float[2] y) <float s = {0.125}, int8 z = {0}> {
-                q = QuantizeLinear(x, s, z)
-                y = DequantizeLinear(q, s, z)
-            }""",
-            opset=19,
-            ir=9,
-        )
-        assert casts(typed(source)) == [("x", "x/fp16"), ("y/fp16", "y")]
 
 
 IF = """
