@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from rewriter.ir.base import Context, Pass, with_header
 from rewriter.ir.model import Array, Model, load
 from rewriter.pipeline.driver import Driver, PassResult
-from rewriter.runtime.engines.onnxruntime_copies import keep_captured_casts
+from rewriter.runtime.engines.onnxruntime_library import keep_captured_casts
 
 
 def graph(body: str, *, opset: int = 17, ir: int = 8) -> Model:

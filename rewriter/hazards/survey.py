@@ -15,9 +15,8 @@ from onnx import NodeProto, TensorProto
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.ir.base import Target
 from rewriter.ir.graph import GraphEditor, casts_floats
-from rewriter.ir.graph.float_types import EXCHANGEABLE
 from rewriter.ir.model import Array
-from rewriter.ir.model.schemas import TypeRule, TypeRules, type_rules
+from rewriter.ir.model.schemas import EXCHANGEABLE, TypeRule, TypeRules, type_rules
 from rewriter.ir.patterns.norms import Norm, find_norms
 from rewriter.ir.plan import InputsOutputs, Range, io_type
 

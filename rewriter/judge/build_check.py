@@ -12,11 +12,11 @@ from onnx import TensorProto
 
 from rewriter.ir.errors import EngineError, NativeError
 from rewriter.ir.graph import is_op
-from rewriter.ir.graph.float_types import logical_name
 from rewriter.ir.graph.ops import NORMS
 from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.facts import Facts
+from rewriter.ir.model.schemas import logical_name
 from rewriter.judge.verdict import ORIGINAL, Check, log_lines
 from rewriter.runtime.engines.build import (
     NORM_IN_FP16,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from rewriter.ir.errors import ArithmeticRunError
-from rewriter.ir.graph.float_types import NUMPY_TYPES
 from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.model import facts as tensor_facts
+from rewriter.ir.model.schemas import NUMPY_TYPES
 from rewriter.runtime.emulation import reference, rounded
 from rewriter.runtime.engines.onnxruntime import Session, runs_on_gpu
 from rewriter.runtime.figures.outputs import compare_samples

@@ -17,7 +17,7 @@ from paths import ROOT
 from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.model import Array, Model, load
 from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.engines.onnxruntime_copies import newest_ir, newest_opset
+from rewriter.runtime.engines.onnxruntime_library import newest_ir, newest_opset
 
 CHANNELS = 512
 """A weight of this many numbers is detached."""
@@ -146,7 +146,7 @@ def test_every_ir_of_onnx_runs(ir: int) -> None:
 
 
 def test_a_newer_operator_set_is_declined_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rewriter.runtime.engines.onnxruntime_copies.newest_opset", lambda: 20)
+    monkeypatch.setattr("rewriter.runtime.engines.onnxruntime_library.newest_opset", lambda: 20)
     model = negated(8, 21)
     model.path = Path("m.onnx")
     with pytest.raises(

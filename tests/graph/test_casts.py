@@ -14,8 +14,8 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.ir.errors import PassError
 from rewriter.ir.graph.casts import TypeRequest, retype
-from rewriter.ir.graph.float_types import logical_name
 from rewriter.ir.model import Array, Model, facts, load, walk_graphs
+from rewriter.ir.model.schemas import logical_name
 from rewriter.runtime.emulation import emulation, reference
 
 FP32, FP16, BF16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16

@@ -22,10 +22,9 @@ from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.hazards.types import NO_LOWER_TYPE
 from rewriter.ir.base import Kept, Target
 from rewriter.ir.graph import GraphEditor, label, open_graphs
-from rewriter.ir.graph.float_types import logical_name
 from rewriter.ir.model import Model
 from rewriter.ir.model.facts import Facts
-from rewriter.ir.model.schemas import type_rules
+from rewriter.ir.model.schemas import logical_name, type_rules
 from rewriter.ir.plan import Decision, InputsOutputs, Plan, Precision, Range, node_key, plugin_types
 
 LOW_TYPES: dict[Precision, int] = {

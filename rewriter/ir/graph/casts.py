@@ -16,12 +16,18 @@ from dataclasses import dataclass, field
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.ir.graph import all_names, attribute, casts_floats, label, without_unread
-from rewriter.ir.graph.float_types import EXCHANGEABLE, convert
 from rewriter.ir.graph.ops import CONTROL_FLOW, VALUE_PRESERVING
 from rewriter.ir.graph.typed_tensors import SharedNames, Tensors
 from rewriter.ir.model import Model, holds_graphs, subgraphs
 from rewriter.ir.model.facts import Facts
-from rewriter.ir.model.schemas import TypeRule, TypeRules, set_type_attributes, type_rules
+from rewriter.ir.model.schemas import (
+    EXCHANGEABLE,
+    TypeRule,
+    TypeRules,
+    convert,
+    set_type_attributes,
+    type_rules,
+)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.ir.graph import TAG, constant_value, fresh_name, without_unread
-from rewriter.ir.graph.float_types import EXCHANGEABLE, SHORT_NAMES, convert
 from rewriter.ir.model import Array, Model, subgraphs
 from rewriter.ir.model.facts import TensorFacts
 from rewriter.ir.model.graphs import refill
+from rewriter.ir.model.schemas import EXCHANGEABLE, SHORT_NAMES, convert
 from rewriter.ir.model.tensors import release
 
 

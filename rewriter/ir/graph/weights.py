@@ -10,12 +10,12 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.ir.graph.editor import GraphEditor
-from rewriter.ir.graph.float_types import EXCHANGEABLE, NUMPY_TYPES
 from rewriter.ir.graph.match import back, optional_input, produced
 from rewriter.ir.graph.nodes import attribute, label
 from rewriter.ir.graph.view import GraphView
 from rewriter.ir.model import Array
 from rewriter.ir.model.facts import Shape
+from rewriter.ir.model.schemas import EXCHANGEABLE, NUMPY_TYPES
 
 
 def is_quantised(graph: GraphView, tensor: str) -> bool:

@@ -53,7 +53,7 @@ def node_key(scope: int, node: NodeProto) -> str:
 
     Consists of the index of its scope (the order of `Facts.scopes`) and the logical name of its first output.
     """
-    from rewriter.ir.graph.float_types import logical_name
+    from rewriter.ir.model.schemas import logical_name
 
     return f"{scope}:{logical_name(next((name for name in node.output if name), ''))}"
 

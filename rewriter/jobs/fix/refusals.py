@@ -11,10 +11,9 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.ir.errors import LIKENESS, UnbuildableError, UsageError
 from rewriter.ir.graph import label
-from rewriter.ir.graph.float_types import EXCHANGEABLE
 from rewriter.ir.graph.ops import DYNAMIC_INT8
 from rewriter.ir.model import Model, walk_graphs
-from rewriter.ir.model.schemas import schema_of
+from rewriter.ir.model.schemas import EXCHANGEABLE, schema_of
 from rewriter.ir.plan import IO_TYPES, InputsOutputs, PortTypes, io_parts, plugin_types
 
 LISTED = 3

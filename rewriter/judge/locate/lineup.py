@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 
 from rewriter.ir.graph import label, reads
-from rewriter.ir.graph.float_types import logical_name
 from rewriter.ir.model import Model
 from rewriter.ir.model.facts import FLOATS, Facts, Shape
+from rewriter.ir.model.schemas import logical_name
 
 TYPICAL = 64
 """Assumed size of an unknown dimension, to estimate memory."""

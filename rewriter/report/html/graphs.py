@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rewriter.ir.graph import label
-from rewriter.ir.graph.float_types import logical_name
 from rewriter.ir.model import Model, walk_graphs
+from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import node_key
 from rewriter.jobs.fix.causes import Cause
 from rewriter.jobs.fix.result import FixResult

@@ -15,9 +15,9 @@ from onnx import TensorProto
 
 from rewriter.ir.graph import casts_to
 from rewriter.ir.graph.casts import TypeRequest, retype
-from rewriter.ir.graph.float_types import EXCHANGEABLE
 from rewriter.ir.model import Model, walk_nodes
 from rewriter.ir.model.facts import Facts
+from rewriter.ir.model.schemas import EXCHANGEABLE
 from rewriter.runtime.emulation.accumulate import accumulate_in_fp16
 from rewriter.runtime.emulation.local_functions import FIRST_OPSET, multiply_by_reciprocals
 from rewriter.runtime.emulation.product_sums import find_product_sums

@@ -17,10 +17,10 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from rewriter.ir.graph import captured, casts_to, label, reads
-from rewriter.ir.graph.float_types import logical_name
 from rewriter.ir.model import Array, Model, refill, subgraphs
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.facts import Facts
+from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import node_key
 from rewriter.runtime.emulation import Accumulation, emulation, reference
 from rewriter.runtime.engines.onnxruntime import Session

@@ -18,8 +18,15 @@ from rewriter.ir.errors import ArithmeticRunError, EngineError
 from rewriter.ir.graph import label
 from rewriter.ir.model import Array, Model, load, refill, walk_graphs
 from rewriter.runtime.engines import nvidia_driver
-from rewriter.runtime.engines.onnxruntime_copies import keep_captured_casts, protect_inputs, take_version
-from rewriter.runtime.engines.onnxruntime_library import array_of, explained, import_onnxruntime, value_of
+from rewriter.runtime.engines.onnxruntime_library import (
+    array_of,
+    explained,
+    import_onnxruntime,
+    keep_captured_casts,
+    protect_inputs,
+    take_version,
+    value_of,
+)
 from rewriter.runtime.engines.protocol import EngineLayer, RunOrder
 from rewriter.runtime.engines.this_machine import cuda_obstacle
 

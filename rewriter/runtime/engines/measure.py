@@ -18,7 +18,7 @@ from rewriter.ir import children
 from rewriter.ir.errors import EngineError, NativeError, RewriterError
 from rewriter.runtime.engines.build import NO_TF32, BuildOptions, BuildReport, build
 from rewriter.runtime.engines.caches import gpu_turn
-from rewriter.runtime.engines.cuda import CudaFault
+from rewriter.runtime.engines.nvidia_driver import CudaFault
 from rewriter.runtime.engines.protocol import (
     EngineName,
     EngineOutcome,

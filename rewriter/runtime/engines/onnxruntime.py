@@ -13,8 +13,7 @@ from rewriter.ir.errors import ArithmeticRunError, EngineError, NativeError, Rew
 from rewriter.ir.graph import label
 from rewriter.ir.model import Array, Model, walk_nodes
 from rewriter.runtime.engines.local_session import LocalSession
-from rewriter.runtime.engines.onnxruntime_copies import learn_versions
-from rewriter.runtime.engines.onnxruntime_library import NoKernelError, import_onnxruntime
+from rewriter.runtime.engines.onnxruntime_library import NoKernelError, import_onnxruntime, learn_versions
 from rewriter.runtime.engines.parts import PartedSession, opened
 from rewriter.runtime.engines.this_machine import obstacle
 

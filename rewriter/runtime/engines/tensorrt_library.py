@@ -20,7 +20,7 @@ import numpy as np
 from rewriter.ir.errors import EngineError
 from rewriter.ir.model import Array
 from rewriter.runtime.engines import nvidia_driver
-from rewriter.runtime.engines.cuda import Buffer, Stream
+from rewriter.runtime.engines.nvidia_driver import Buffer, Stream
 from rewriter.runtime.engines.protocol import EngineLayer
 from rewriter.runtime.engines.tensor_files import TensorWriter
 

@@ -14,7 +14,7 @@ from rewriter.ir.model import Array
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.build import NO_TF32
 from rewriter.runtime.engines.caches import LibraryCache, kernel_cache
-from rewriter.runtime.engines.cuda import Buffer, Stream
+from rewriter.runtime.engines.nvidia_driver import Buffer, Stream
 from rewriter.runtime.engines.protocol import EngineLayer, RunOrder
 from rewriter.runtime.engines.tensor_files import TensorWriter
 from rewriter.runtime.engines.tensorrt_library import (
