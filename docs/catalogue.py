@@ -144,8 +144,9 @@ A plan keeps these nodes out of FP16, too. What “free” means was measured: [
 
 ## Known defects of TensorRT
 
-`scan --target VERSION` and `fix --target VERSION` know these wrong results of a correct graph. Without a
-version they are notes of the kind `known-defect`.
+`fix --target` repairs these where the target has them, if *what helps* says `fix`, and warns of the rest.
+The release and the GPU come from `--target` (`10.13`, `10.13 sm_110`, `jetpack-6.2`) or from the machine.
+Where one of them is not known, `scan` has a note, and `rewriter probe --ask` finds out.
 
 {defects}
 """
@@ -173,7 +174,8 @@ def _kind(name: str, kind: Kind) -> tuple[str, ...]:
 
 def _defect(quirk: quirks.Quirk) -> tuple[str, ...]:
     link = f"[link]({quirk.link})" if quirk.link else quirk.source
-    return f"`{quirk.id}`: {quirk.title}", quirk.releases, quirk.remedy, link
+    helps = f"{quirk.remedy}; `fix` does" if quirk.repaired else quirk.remedy
+    return f"`{quirk.id}`: {quirk.title}", quirk.releases, helps, link
 
 
 # -- docs/configuration.md --------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from rewriter.hazards import (
     internal,
     loss,
     magnitude,
+    operators,
     provenance,
     resolution,
     small_values,
@@ -23,7 +24,7 @@ from rewriter.hazards import (
 )
 from rewriter.hazards.kept import KEPT, is_kept
 from rewriter.hazards.kinds import Hazard
-from rewriter.hazards.quirks import known_defects
+from rewriter.hazards.quirks import kept_for_defects, known_defects
 from rewriter.hazards.survey import PrecisionRequest, Survey
 
 __all__ = ["KEPT", "RULES", "SCAN_RULES", "Hazard", "PrecisionRequest", "Rule", "Survey", "is_kept"]
@@ -33,6 +34,7 @@ Rule = Callable[[Survey], Iterable[Hazard]]
 RULES: tuple[Rule, ...] = (
     types.user_choice,
     types.no_lower_type,
+    kept_for_defects,
     magnitude.unfused_norm,
     attention.unbounded_masks,
     magnitude.overflow,
@@ -102,6 +104,7 @@ SCAN_RULES: tuple[Rule, ...] = (
     provenance.outside_statistics,
     provenance.fp16_reference,
     known_defects,
+    operators.refused_operators,
     types.unmeasured,
 )
 """The rules that `scan` uses: all of them report, so a node may occur in several hazards."""

@@ -184,6 +184,12 @@ KINDS: dict[str, Kind] = {
         True,
     ),
     "known-defect": Kind("known defect of TensorRT", "note", "build", "see the link"),
+    "refused-operator": Kind(
+        "operator that the target's parser refuses",
+        "error",
+        "build",
+        "name another release, or bring a plugin",
+    ),
     "unmeasured": Kind("tensor without a measured range", "warning", "data", "give samples that reach it"),
     "no-schema": Kind("operator without an ONNX schema", "note", "fp32-island", _ISLAND),
     "outside-statistics": Kind(

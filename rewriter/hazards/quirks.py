@@ -15,7 +15,9 @@ from onnx import NodeProto, TensorProto
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.survey import Survey
 from rewriter.ir.base import Target
-from rewriter.ir.graph import GraphEditor, attribute
+from rewriter.ir.graph import GraphEditor, attribute, label, open_graphs
+from rewriter.ir.model import Model
+from rewriter.ir.model.facts import infer
 from rewriter.ir.patterns.round_trips import lost_round_trips
 from rewriter.runtime.engines.probe import question
 from rewriter.runtime.engines.probe.question import UNKNOWN, Case, Probe
@@ -26,6 +28,8 @@ PATCH = 8
 BOUND = 5e-3
 """Relative L2 error of a right result in FP16, accumulators included; lost bounds and coordinates cost more
 (docs/engines.md#thresholds-of-probes)."""
+
+ASK = "`rewriter probe --ask` shows on the GPU whether it holds there, and `--target` names another one"
 
 _TITLES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
 _TYPES: dict[int, str] = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
@@ -53,6 +57,10 @@ class Quirk:
     good: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
     symptom: Literal["wrong", "does not build", "does not load", "crashes", "slow"] = "wrong"
+    keep: tuple[str, ...] = ()
+    lower: tuple[str, ...] = ()
+    steps: str = ""
+    build: tuple[str, ...] = ()
     smallest: str = ""
     bound: float = BOUND
     case: tuple[Case, ...] = ()
@@ -81,7 +89,7 @@ class Quirk:
         return self.source if self.source.startswith("https:") and " " not in self.source else ""
 
     def concerns(self, target: Target) -> bool | None:
-        """True if the target has the defect; None if its version is not known.
+        """True if the target has the defect; None if its release or its GPU is not known.
 
         An answer of `rewriter probe` decides first. A row is about either TensorRT or TensorRT-RTX, which
         have separate releases.
@@ -89,8 +97,13 @@ class Quirk:
         seen = target.answers.get(self.answer)
         if seen == "wrong" or (seen == "right" and self.probe):
             return seen == "wrong"
-        if target.library != self.library:
+        elsewhere = bool(self.gpus and target.gpus) and set(self.gpus).isdisjoint(target.gpus)
+        if target.library != self.library or elsewhere:
             return False
+        released = self._has_release(target)
+        return None if released and self.gpus and not target.gpus else released
+
+    def _has_release(self, target: Target) -> bool | None:
         if not (self.first or self.last):
             return True
         if not target.version:
@@ -101,7 +114,12 @@ class Quirk:
 
     def meets(self, low: int) -> bool:
         """True if its operators may have one of its types where the lower precision is `low`."""
-        return not self.types or bool({_TYPES[low], "fp32", "fp8"} & set(self.types))
+        return not self.types or bool({_TYPES.get(low), "fp32", "fp8"} & set(self.types))
+
+    @property
+    def repaired(self) -> bool:
+        """True if `fix` does something about it."""
+        return bool(self.keep or self.lower or self.steps or self.build)
 
     @property
     def question(self) -> Probe | None:
@@ -112,7 +130,8 @@ class Quirk:
             {"value": "wrong", "meaning": self.symptom, "above": {"*": self.bound}},
             {"value": "right", "meaning": "right"},
         )
-        used = f"scan names it where it is wrong; {self.remedy}"
+        done = "fix repairs it" if self.repaired else "scan names it"
+        used = f"{done} where it is wrong; {self.remedy}"
         asked = f"Is this right here: {', '.join(step.removesuffix('?') for step in self.chain)} ({self.id})?"
         failing = UNKNOWN if self.symptom in ("wrong", "slow") else "wrong"
         return Probe(self.answer, asked, self.case, answers, used, failing)
@@ -147,34 +166,86 @@ def known_defects(survey: Survey) -> Iterator[Hazard]:
         where = f"seen by `rewriter probe` on {survey.request.target}" if probed else quirk.releases
         reason = f"{quirk.title} ({where})"
         severity = quirk.severity if concerned else "note"
+        remedy = quirk.remedy
+        if quirk.repaired:
+            remedy += ": `fix` does" if concerned else f"; {ASK}"
         for node in places(survey.graph, quirk):
-            yield Hazard(node, "known-defect", reason, None, None, severity, quirk.remedy, quirk.link)
+            yield Hazard(node, "known-defect", reason, None, None, severity, remedy, quirk.link)
+
+
+def repairs(target: Target, low: int) -> list[Quirk]:
+    """The defects that the target is known to have, and that `fix` repairs."""
+    return [q for q in table() if q.repaired and q.meets(low) and q.concerns(target)]
+
+
+def not_repaired(model: Model, target: Target, low: int) -> Iterator[str]:
+    """One sentence for each defect that the target is known to have, the model meets, and nothing repairs."""
+    graphs = open_graphs(model, infer(model)) if target.version else []
+    for quirk in table():
+        if not quirk.repaired and quirk.severity != "note" and quirk.meets(low) and quirk.concerns(target):
+            found = [label(node) for graph in graphs for node in places(graph, quirk)]
+            if found:
+                more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+                where = ", ".join(found[:3]) + more
+                yield f"{target}: {quirk.title}, at {where}; {quirk.remedy} ({quirk.source})"
+
+
+def build_arguments(model: Model, target: Target) -> list[str]:
+    """Arguments of trtexec that repair a defect of the target which the model meets."""
+    found = [quirk for quirk in table() if quirk.build and quirk.concerns(target)]
+    graphs = open_graphs(model, infer(model)) if found else []
+    met = (quirk for quirk in found if any(places(graph, quirk) for graph in graphs))
+    return [word for quirk in met for word in quirk.build]
+
+
+def kept_for_defects(survey: Survey) -> Iterator[Hazard]:
+    """Nodes whose kernel in the lower precision has a defect in the target, and has none in FP32."""
+    for quirk in repairs(survey.request.target, survey.request.low):
+        for node in _of_chains(survey.graph, quirk, quirk.keep):
+            yield Hazard(node, "known-defect", f"{quirk.title} ({quirk.releases})")
+
+
+def lowered_for_defects(survey: Survey) -> set[int]:
+    """Identities of nodes that must not be in FP32 without need: their FP32 kernel has a defect there."""
+    found = repairs(survey.request.target, survey.request.low)
+    return {id(node) for quirk in found for node in _of_chains(survey.graph, quirk, quirk.lower)}
+
+
+def _of_chains(graph: GraphEditor, quirk: Quirk, operators: Sequence[str]) -> Iterator[NodeProto]:
+    """The nodes of these operators in the chains that match the quirk."""
+    for chain in _chains(graph, quirk) if operators else ():
+        yield from (node for node in chain if node.op_type in operators)
 
 
 def places(graph: GraphEditor, quirk: Quirk) -> list[NodeProto]:
     """The last node of each chain that matches the quirk, once each; for round trips the first Cast."""
     if quirk.where == "round-trip":
         return [trip.down for trip in lost_round_trips(graph)]
-    ends: dict[int, NodeProto] = {}
+    return list({id(chain[-1]): chain[-1] for chain in _chains(graph, quirk)}.values())
+
+
+def _chains(graph: GraphEditor, quirk: Quirk) -> list[list[NodeProto]]:
+    """The chains of nodes that match the quirk."""
+    found = []
     for node in graph.nodes:
         if node.op_type in _operators(quirk.chain[0]) and _is_meant(graph, node, quirk):
-            end = _end(graph, node, quirk.chain[1:])
-            if end is not None:
-                ends[id(end)] = end
+            chain = _chain(graph, node, quirk.chain[1:])
+            if chain is not None:
+                found.append(chain)
     if quirk.where in ("shared-axis", "shared-input"):
-        return _sharing(graph, quirk, list(ends.values()))
-    return list(ends.values())
+        return [[node] for node in _sharing(graph, quirk, [chain[-1] for chain in found])]
+    return found
 
 
-def _end(graph: GraphEditor, node: NodeProto, rest: Sequence[str]) -> NodeProto | None:
-    """The last node of the chain `rest` that follows `node`."""
+def _chain(graph: GraphEditor, node: NodeProto, rest: Sequence[str]) -> list[NodeProto] | None:
+    """`node` and the nodes that follow it as the steps `rest` say."""
     if not rest:
-        return node
+        return [node]
     for reader in graph.consumers(node.output[0]):
-        found = _end(graph, reader, rest[1:]) if reader.op_type in _operators(rest[0]) else None
+        found = _chain(graph, reader, rest[1:]) if reader.op_type in _operators(rest[0]) else None
         if found is not None:
-            return found
-    return _end(graph, node, rest[1:]) if rest[0].endswith("?") else None
+            return [node, *found]
+    return _chain(graph, node, rest[1:]) if rest[0].endswith("?") else None
 
 
 def _operators(step: str) -> list[str]:

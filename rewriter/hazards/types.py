@@ -9,6 +9,7 @@ from onnx import NodeProto
 
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL
+from rewriter.hazards.operators import refused_by_parser
 from rewriter.hazards.survey import Survey
 from rewriter.ir.base import Kept
 from rewriter.ir.graph import label
@@ -47,6 +48,8 @@ def no_lower_type(survey: Survey) -> Iterator[Hazard]:
             yield Hazard(node, "unknown-type", f"the type of {unknown[0]} is not known: it keeps its types")
         elif refused := refused_by_tensorrt(node, survey.low_name):
             yield Hazard(node, "no-lower-type", f"TensorRT refuses {refused}")
+        elif refused := refused_by_parser(node, survey.low_name, survey.request.target):
+            yield Hazard(node, "no-lower-type", refused)
         elif not rules.can_follow:
             version = survey.opsets.get(node.domain, 1)
             yield Hazard(node, "no-lower-type", f"{node.op_type} has no {survey.low_name} in opset {version}")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 import textwrap
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rewriter.ir.graph import label
@@ -121,11 +124,11 @@ class Requires:
         return f"it needs opset {self.opset}, the model has {opset}: run upgrade-opset"
 
 
-RELEASES: Mapping[str, Mapping[int, Collection[int]]] = {
-    "tensorrt": {8: (0, 2, 4, 5, 6), 9: range(4), 10: range(17), 11: range(5)},
-    "tensorrt-rtx": {1: range(8)},
-}
-"""Releases of each library, major and minor numbers (NVIDIA's release notes, packages on PyPI)."""
+@functools.cache
+def known_targets() -> Mapping[str, Any]:
+    """The content of `targets.toml`: releases of each library, and names of targets."""
+    return tomllib.loads(files("rewriter.ir").joinpath("targets.toml").read_text(encoding="utf-8"))
+
 
 TYPED_SINCE = (9,)
 """The first TensorRT with strongly typed networks; the builders of earlier ones choose all types."""
@@ -136,8 +139,9 @@ ALWAYS_TYPED_SINCE = (11,)
 
 @dataclass(frozen=True)
 class Target:
-    """The TensorRT that the model is for. `version` is () when it is not known.
+    """The TensorRT that the model is for. `version` is () when it is not known, and so is `gpus`.
 
+    `gpus` has compute capabilities, such as `sm_87`; `device` is "dla" for the accelerator beside the GPU.
     `answers` holds the answer of each probe of `rewriter probe`, by name, and `figures` what they measured.
     `known_from` names the library, the GPU and the source of these; "" if there are no probe results.
     """
@@ -147,9 +151,13 @@ class Target:
     answers: Mapping[str, str] = field(default_factory=dict, compare=False)
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict, compare=False)
     known_from: str = field(default="", compare=False)
+    gpus: tuple[str, ...] = ()
+    device: str = ""
 
     def __str__(self) -> str:
-        return self.library + (f" {'.'.join(map(str, self.version))}" if self.version else "")
+        release = f" {'.'.join(map(str, self.version))}" if self.version else ""
+        place = " or ".join(self.gpus) + (f" ({self.device.upper()})" if self.device else "")
+        return f"{self.library}{release}" + (f" on {place}" if place else "")
 
     def is_wrong(self, probe: str, *, unprobed: bool) -> bool:
         """True if the probe found the target wrong; `unprobed` where it has no result."""
@@ -164,33 +172,43 @@ class Target:
     def parse(cls, text: str) -> Target:
         """`tensorrt`, `tensorrt-rtx`, a version such as `10.0.1`, or both: `tensorrt-rtx 1.6`.
 
+        A compute capability may follow: `10.13 sm_110`. Names such as `jetpack-6.2` are in `targets.toml`.
+
         Raises:
             UsageError: no such library or release.
         """
         from rewriter.ir.errors import UsageError
 
+        names = known_targets()["names"]
+        if row := names.get(text.strip().lower()):
+            version = tuple(map(int, row["version"].split(".")))
+            return cls("tensorrt", version, gpus=tuple(row["gpus"]), device=row.get("device", ""))
         number = r"(?:0|[1-9]\d*)"
-        match = re.fullmatch(rf"(tensorrt(?:-rtx)?)?[ =:-]*({number}(?:\.{number})*)?", text.strip().lower())
+        match = re.fullmatch(
+            rf"(tensorrt(?:-rtx)?)?[ =:-]*({number}(?:\.{number})*)?(?:[ ,]*(sm_\d+))?", text.strip().lower()
+        )
         if not match or not text.strip():
             raise UsageError(
                 f"unknown target {text!r}",
                 where="`target`",
-                hint="tensorrt, tensorrt-rtx, or a version such as 10.0.1",
+                hint=f"tensorrt, tensorrt-rtx, a version such as 10.0.1, or {', '.join(names)}",
             )
         version = tuple(int(part) for part in (match[2] or "").split(".") if part)
         library = match[1] or "tensorrt"
         _require_release(library, version)
-        return cls(library, version)
+        return cls(library, version, gpus=(match[3],) if match[3] else ())
 
 
 def _require_release(library: str, version: tuple[int, ...]) -> None:
     from rewriter.ir.errors import UsageError
 
-    known = RELEASES[library]
+    rows: Mapping[str, Mapping[str, list[int]]] = known_targets()["releases"]
+    releases = {name: {int(major): minors for major, minors in of.items()} for name, of in rows.items()}
+    known = releases[library]
     if not version or (version[0] in known and (len(version) == 1 or version[1] in known[version[0]])):
         return
     shown = ".".join(map(str, version))
-    others = [name for name in RELEASES if version[0] in RELEASES[name]]
+    others = [name for name in releases if version[0] in releases[name]]
     hint = f"its releases are {_ranges(known)}"
     if others and others != [library]:
         hint = f"{others[0]} {shown}? {hint[0].upper()}{hint[1:]}"

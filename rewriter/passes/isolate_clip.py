@@ -8,16 +8,11 @@ from typing import Literal
 
 from onnx import NodeProto
 
+from rewriter.hazards.quirks import table
 from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal, Target
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.match import optional_input, produced
 from rewriter.ir.graph.ops import TENSOR_CORE
-
-DEFECTS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
-    ((10, 0), (10, 1)),  # Conv+Clip on L4, NVIDIA/TensorRT#3938, reported for 10.0.1
-    ((10, 12), (10, 14)),  # MatMul-Add-Clip drops the upper bound, NVIDIA/TensorRT#4606
-)
-"""TensorRT versions [first, first fixed) whose fused Clip is known to be wrong."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +60,7 @@ class IsolateClip(GraphPass):
     def _applies(self, target: Target, probe: str) -> bool:
         if self.when != "auto":
             return self.when == "always"
-        defect = not target.version or any(a <= target.version < b for a, b in DEFECTS)
-        return target.is_wrong(probe, unprobed=target.library == "tensorrt" and defect)
+        return any(quirk.concerns(target) is not False for quirk in table() if quirk.probe == probe)
 
 
 def _probe_of(graph: GraphEditor, clip: NodeProto) -> str | None:

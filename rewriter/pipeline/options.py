@@ -132,7 +132,8 @@ class FixOptions(DataOptions, EngineOptions):
         skip: Leave these passes out.
         opset: Operator set [17; BF16: 22; RMSNorms: 23]. 23 is for FP16 models that write out RMSNorms, if
             the target maps RMSNormalization (TensorRT 10.15, TensorRT-RTX 1.6).
-        target: tensorrt (default), tensorrt-rtx or 10.3. The TensorRT that the result is for.
+        target: tensorrt (default), tensorrt-rtx, 10.3. The TensorRT that the result is for. A GPU may follow
+            (`10.13 sm_110`); names are jetpack-6.2, jetpack-7.1, jetpack-7.2.2 and dla.
         precision: fp16, bf16, or fp32: structure only. The type that nodes compute in.
         io: Inputs and outputs: fp16,logits=fp32. Types of the model's float inputs and outputs: keep, fp32,
             fp16 or bf16 for all of them, and NAME=TYPE for those whose name fits the pattern NAME.
@@ -261,7 +262,7 @@ class ScanOptions(DataOptions):
 
     Attributes:
         precision: What MODEL shall compute in: fp16 or bf16.
-        target: tensorrt, tensorrt-rtx or 10.3. Defects known of other releases are not reported.
+        target: tensorrt, tensorrt-rtx, 10.3. As for `fix`: defects of other releases are not reported.
         hazards: Rules of your own, which report hazards.
     """
 

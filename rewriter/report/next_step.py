@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rewriter.hazards.quirks import build_arguments
 from rewriter.ir.base import ALWAYS_TYPED_SINCE, TYPED_SINCE, Target
 from rewriter.ir.model import Port
 from rewriter.jobs.fix.result import FixResult
@@ -69,6 +70,7 @@ def next_step(result: FixResult) -> NextStep:
         *typing[:1],
         f"--saveEngine={engine}",
         *_trtexec_shapes(profile),
+        *build_arguments(result.model, target),
     ]
     other = _polygraphy(target, str(result.output), engine, typing[1:], profile)
     return NextStep({tool: shlex.join(words), "polygraphy": other}, tuple(remarks))

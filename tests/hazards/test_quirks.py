@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from typing import Any
 
 import graphs
 import pytest
 from hazard_rules import surveyed
+from needs import needs_rtx
 from onnx import TensorProto
 
-from rewriter.hazards import PrecisionRequest
-from rewriter.hazards.quirks import known_defects, places, table
+import rewriter
+from rewriter.hazards import PrecisionRequest, operators
+from rewriter.hazards.planning.planner import PlanRequest, make_plan
+from rewriter.hazards.quirks import build_arguments, known_defects, places, table
+from rewriter.hazards.types import no_lower_type
 from rewriter.ir.base import Target
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.model import facts
+from rewriter.runtime.ranges import measure
 
 PROJECTS = ("TensorRT-Model-Connect, qwen_vl", "TensorRT-Model-Connect, builder_policy.py")
 UNASKED = {"clip-hides-nan", "grid-sample-attention", "fused-attention-sm120"}
@@ -52,6 +59,12 @@ def test_no_two_rows_share_a_name() -> None:
         pytest.param("round-trip-lost", "tensorrt-rtx 1.5", False, id="an earlier one, which nobody tried"),
         pytest.param("round-trip-lost", "tensorrt-rtx", None, id="an unknown one"),
         pytest.param("round-trip-lost", "tensorrt", False, id="TensorRT, of which it is not known"),
+        pytest.param("rotary-attention", "jetpack-6.2", True, id="a target by name"),
+        pytest.param("rotary-attention", "10.3 sm_87", True, id="a release and a GPU"),
+        pytest.param("rotary-attention", "10.3 sm_89", False, id="another GPU"),
+        pytest.param("rotary-attention", "10.3", None, id="an unknown GPU"),
+        pytest.param("rotary-attention", "sm_89", False, id="an unknown release on another GPU"),
+        pytest.param("fused-attention-sm120", "jetpack-7.2.2", False, id="neither of two GPUs"),
         pytest.param("naive-log-sum-exp", "8.6", True, id="all releases"),
         pytest.param("naive-log-sum-exp", "tensorrt", True, id="all releases, the unknown one, too"),
     ],
@@ -209,3 +222,143 @@ def test_a_finding_says_that_it_was_seen() -> None:
     (finding,) = known_defects(surveyed(CLIP.replace("BODY", "a = MatMul(x, x)"), request=request))
     assert finding.reason.endswith("(seen by `rewriter probe` on tensorrt-rtx 1.6)")
     assert finding.severity == "error"
+
+
+SCORES = """
+    g (float[1,2,8,16] q, float[1,2,16,8] k, float[1,2,8,16] v, float[1,2,8,8] b) => (float[1,2,8,16] y) {
+        f = Relu(q) j = Relu(k) w = Relu(v)
+        m = MatMul(f, j) h = Add(m, b) MORE p = Softmax<axis = -1>(i) y = MatMul(p, w) }"""
+ONCE, TWICE = SCORES.replace("MORE", "").replace("(i)", "(h)"), SCORES.replace("MORE", "i = Add(h, b)")
+FLOAT8 = """
+    g (float8e4m3fn[4,4] w, float[4,4] x) => (float[4,4] y) <float s = {1.0}> {
+        d = DequantizeLinear(w, s) y = MatMul(x, d) }"""
+
+
+def fixed(quirk: str, target: str, model: object = None, **options: Any) -> rewriter.FixResult:
+    """`fix` of the quirk's own graph for a target that has it, built by TensorRT-RTX."""
+    source = model or BY_ID[quirk].case[0].proto(fp32=True)
+    return rewriter.fix(source, target=target, engine="emulation", **options)
+
+
+def types_of(done: rewriter.FixResult, operators: Collection[str]) -> set[str]:
+    """The types of the results of the nodes of these operators."""
+    source = done.model
+    graph = open_graphs(source, facts.infer(source))[0]
+    named = {1: "fp32", 10: "fp16", 16: "bf16"}
+    return {named[graph.dtype(n.output[0]) or 0] for n in graph.nodes if n.op_type in operators}
+
+
+def built(done: rewriter.FixResult) -> bool:
+    assert done.verdict is not None
+    return [check.passed for check in done.verdict.checks if check.name == "build"] == [True]
+
+
+@needs_rtx
+@pytest.mark.parametrize(
+    ("quirk", "target", "precision", "body"),
+    [
+        pytest.param("conv-transpose-bf16", "11.0", "bf16", None, id="ConvTranspose without a BF16 tactic"),
+        pytest.param("deformable-attention-bf16", "11.2 sm_120", "bf16", None, id="GridSample in BF16"),
+        pytest.param("rotary-attention", "jetpack-6.2", "fp16", None, id="rotary attention"),
+        pytest.param("partial-self-attention", "10.13 sm_110", "fp16", None, id="partial self-attention"),
+        pytest.param("sparse-mask-attention", "11.2", "fp16", None, id="sparse masks"),
+        pytest.param("fused-attention-sm120", "10.16 sm_120", "fp16", ONCE, id="fused attention"),
+    ],
+)
+def test_what_a_defect_forbids_stays_in_fp32_and_builds(
+    quirk: str, target: str, precision: Any, body: str | None
+) -> None:
+    model = graphs.graph(body).proto if body else None
+    done = fixed(quirk, target, model, precision=precision)
+    assert types_of(done, BY_ID[quirk].keep) == {"fp32"}
+    assert built(done)
+    if quirk != "deformable-attention-bf16":  # GridSample's coordinates stay in FP32 anyway
+        elsewhere = fixed(quirk, "10.6 sm_80", model, precision=precision, build=False)
+        assert types_of(elsewhere, BY_ID[quirk].keep) == {precision}
+
+
+@needs_rtx
+@pytest.mark.parametrize(
+    ("quirk", "target"),
+    [
+        pytest.param("clip-maximum-lost", "10.12", id="a lost bound"),
+        pytest.param("conv-clip", "10.0.1 sm_89", id="Clip after a Conv"),
+        pytest.param("patch-embedding", "10.14.1", id="a patch embedding"),
+        pytest.param("shared-input-products", "jetpack-7.1", id="products of one input"),
+        pytest.param("gate-and-up", "10.13", id="gate and up"),
+    ],
+)
+def test_a_pass_repairs_a_defect_and_the_result_builds(quirk: str, target: str) -> None:
+    done = fixed(quirk, target)
+    name = BY_ID[quirk].steps.partition("{")[0]
+    assert [step.name for step in done.passes if step.changes and step.name == name]
+    assert built(done)
+
+
+def test_a_build_option_repairs_a_defect() -> None:
+    model = graphs.graph(FLOAT8, opset=19)
+    assert build_arguments(model, Target.parse("11.2")) == ["--builderOptimizationLevel=0"]
+    assert build_arguments(model, Target.parse("11.1")) == []
+
+
+def test_a_softmax_that_is_wrong_in_fp32_stays_in_fp16() -> None:
+    source = graphs.graph(TWICE)
+    found = facts.infer(source)
+    ranges = measure(source, [graphs.random_feeds(source)], found)
+    for gpu, expected in (("sm_80", ["Softmax"]), ("sm_90", [])):
+        target = Target.parse(f"tensorrt-rtx 1.6.1 {gpu}")
+        plan = make_plan(source, found, ranges, PlanRequest(epilogues=True, target=target))
+        assert [d.op for d in plan.decisions if d.op == "Softmax"] == expected
+
+
+def test_fix_reports_a_defect_that_it_cannot_repair() -> None:
+    body = SUMS.replace("J", "0")
+    done = rewriter.fix(graphs.graph(body).proto, target="10.9", engine="emulation", build=False)
+    assert any("several CumSum nodes" in warning and "4551" in warning for warning in done.warnings)
+
+
+def test_an_unknown_gpu_is_a_note_with_the_command_that_asks() -> None:
+    request = PrecisionRequest(TensorProto.FLOAT16, target=Target.parse("10.16"))
+    (finding,) = (h for h in known_defects(surveyed(ONCE, request=request)) if "fused" in h.reason)
+    assert finding.severity == "note"
+    assert "rewriter probe --ask" in str(finding.repair)
+
+
+@pytest.mark.parametrize(
+    ("op", "target", "expected"),
+    [
+        pytest.param("Conv", "8.6", ["FP32", "FP16"], id="no BF16 before 9"),
+        pytest.param("GridSample", "11.1", ["FP32", "FP16"], id="GridSample"),
+        pytest.param("GridSample", "11.2.1", ["FP32", "FP16", "BF16"], id="since 11.2"),
+        pytest.param("GridSample", "11", ["FP32", "FP16"], id="some release of 11"),
+        pytest.param("Attention", "10.13", [], id="not yet"),
+        pytest.param("Attention", "tensorrt", ["FP32", "FP16", "BF16"], id="an unknown release may have it"),
+        pytest.param("STFT", "11.4", ["FP32"], id="FP32 alone"),
+        pytest.param("Unique", "tensorrt", [], id="never"),
+        pytest.param("Unique", "tensorrt-rtx", ["FP32", "FP16", "BF16"], id="another parser"),
+    ],
+)
+def test_the_types_that_a_release_takes(op: str, target: str, expected: list[str]) -> None:
+    assert list(operators.types_of(op, Target.parse(target))) == expected
+
+
+GRID = """
+    g (float[1,1,4,4] x, float[1,2,2,2] grid) => (float[1,1,2,2] z) { y = GridSample(x, grid) z = Mish(y) }"""
+
+
+def test_what_the_parser_takes_in_fp32_and_fp16_alone_stays_out_of_bf16() -> None:
+    request = PrecisionRequest(TensorProto.BFLOAT16, target=Target.parse("11.1"))
+    found = {h.node.op_type: h.reason for h in no_lower_type(surveyed(GRID, request=request, opset=22))}
+    assert found["GridSample"] == (
+        "tensorrt 11.1 takes GridSample in FP32 and FP16, not in BF16 (NVIDIA's operator table)"
+    )
+    assert "Mish" in found
+
+
+def test_a_dla_leaves_operators_to_the_gpu() -> None:
+    text = "g (float[1,4,4,4] x) => (float[1,4,4,4] z) { y = Relu(x) e = Erf(y) z = Tanh(e) }"
+    request = PrecisionRequest(TensorProto.FLOAT16, target=Target.parse("dla"))
+    found = [
+        (h.node.op_type, h.severity) for h in operators.refused_operators(surveyed(text, request=request))
+    ]
+    assert found == [("Erf", "note")]

@@ -299,7 +299,7 @@ def test_targets(text: str, library: str, version: tuple[int, ...], shown: str) 
 
 
 NO_RELEASES = [
-    pytest.param("99", "there is no tensorrt 99", "10.0 to 10.16, 11.0 to 11.4", id="a major number"),
+    pytest.param("99", "there is no tensorrt 99", "10.0 to 10.16, 11.0 to 11.5", id="a major number"),
     pytest.param("10.17", "there is no tensorrt 10.17", "10.0 to 10.16", id="a minor number"),
     pytest.param("1.6", "there is no tensorrt 1.6", "tensorrt-rtx 1.6?", id="the other library's"),
     pytest.param("tensorrt-rtx 10", "there is no tensorrt-rtx 10", "tensorrt 10?", id="RTX has no 10"),

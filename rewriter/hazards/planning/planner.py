@@ -12,12 +12,14 @@ from rewriter.hazards import RULES, Hazard, Rule
 from rewriter.hazards.magnitude import fits_inside
 from rewriter.hazards.planning.dot_products import extend_over_dot_products
 from rewriter.hazards.planning.free_fp32 import (
+    FREE,
     extend_over_epilogues,
     extend_over_norms,
     extend_over_softmax,
 )
 from rewriter.hazards.planning.islands import BETWEEN, absorb, grow, keep_adjacent
 from rewriter.hazards.planning.rounded_reciprocals import extend_over_rounded_reciprocals
+from rewriter.hazards.quirks import lowered_for_defects
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.hazards.types import NO_LOWER_TYPE
 from rewriter.ir.base import Kept, Target
@@ -227,6 +229,9 @@ def _decide(survey: Survey, wish: PlanRequest) -> list[Decision]:
     for node in survey.nodes:
         if any(wish.lower.requests(node)) and id(node) in found and found[id(node)].rule not in NO_LOWER_TYPE:
             del found[id(node)]
+    for identity in lowered_for_defects(survey):
+        if identity in found and found[identity].rule in FREE:
+            del found[identity]
     return _decisions(survey, found)
 
 

@@ -6,7 +6,8 @@ import os
 from dataclasses import replace
 from typing import Any, Unpack
 
-from rewriter.hazards.planning.planner import PlanRequest
+from rewriter.hazards.planning.planner import LOW_TYPES, PlanRequest
+from rewriter.hazards.quirks import repairs
 from rewriter.hazards.user_rules import rules_of_the_user
 from rewriter.ir.base import Kept, Stage, Target
 from rewriter.ir.errors import UsageError
@@ -78,6 +79,10 @@ def _job(
     opset = chosen.choose("opset", request.opset)
     chosen_opset = DEFAULT_OPSETS[chosen_precision] if opset is None else opset
     steps = select(request.preset, passes, request.skip, request.add)
+    if passes is None:
+        present = {step.name for step in steps} | set(request.skip)
+        repairing = [quirk.steps for quirk in repairs(known, LOW_TYPES[chosen_precision]) if quirk.steps]
+        steps = select(passes=steps, add=[text for text in repairing if text not in present])
     if passes is None or (isinstance(passes, tuple) and ... in passes):
         steps = tuple(step for step in steps if chosen_precision in step.requires.precisions)
     if chosen_precision == "fp32":

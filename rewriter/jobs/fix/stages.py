@@ -12,6 +12,8 @@ from pathlib import Path
 
 from rewriter import __version__
 from rewriter.hazards.planning import weak_typing
+from rewriter.hazards.planning.planner import LOW_TYPES
+from rewriter.hazards.quirks import not_repaired
 from rewriter.ir.base import Stage
 from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.model import Array, Model, load, save
@@ -194,6 +196,7 @@ def _given(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Given]:
         if job.request.verify and not job.deployment.plugins:  # a plugin may stand in for any operator
             refuse_unbuildable(original)
         samples, warnings = _samples(original, job)
+        warnings.extend(not_repaired(original, job.target, LOW_TYPES[job.wish.precision]))
     fitting, judged, expected = samples, list[dict[str, Array]](), None
     if job.request.verify:
         with stage("reference"):

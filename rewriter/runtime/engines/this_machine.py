@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import get_args
 
 from rewriter.ir import children
+from rewriter.ir.base import Target
 from rewriter.ir.errors import EngineError, NativeError
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.nvidia_driver import Gpu
@@ -128,6 +129,21 @@ def refusal(module: str, release: str, found: Gpu) -> EngineError | None:
                 hint=f'pip install "{module.replace("_", "-")}<{since[0]}.{since[1]}"',
             )
     return None
+
+
+def at_hand(target: Target) -> Target:
+    """The target with the release and the GPU of this machine, if it may be the library that is installed.
+
+    A target that names a GPU, or another release, is for another machine.
+    """
+    release = tuple(
+        int(part) for part in _version(target.library.replace("-", "_")).split(".")[:3] if part.isdigit()
+    )
+    found = None if target.gpus or not release or release[: len(target.version)] != target.version else gpu()
+    if found is None:
+        return target
+    major, minor = found.capability
+    return replace(target, version=target.version or release, gpus=(f"sm_{major}{minor}",))
 
 
 def title(module: str) -> str:

@@ -77,7 +77,8 @@ class Answers(Summary):
 
 
 def known_target(target: Target) -> Target:
-    """The target with its answers: measured on this machine's GPU, else recorded."""
+    """The target with its answers, measured on this machine's GPU or recorded, and with that GPU."""
+    target = this_machine.at_hand(target)
     found = measured(target) or next((a for a in recorded() if a.fits(target)), None)
     if found is None:
         return target
