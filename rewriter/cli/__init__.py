@@ -1,4 +1,4 @@
-"""The command line, a file for every command.
+"""The command line: its commands by name, and the one style of errors and of help that they have.
 
 A command parses, calls one function of the API, and turns the outcome into an exit code. Its file is imported
 when it is run: a shell that completes a word does not wait for the others.
@@ -7,15 +7,165 @@ when it is run: a shell that completes a word does not wait for the others.
 from __future__ import annotations
 
 import gc
+import pkgutil
+import sys
 from signal import SIGINT
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from rewriter import __version__
-from rewriter.cli.commands import Root
-from rewriter.cli.exits import INTERRUPTED, echo
+from rewriter.cli.exits import BAD_INPUT, INTERRUPTED, echo, exit_codes, print_error, reader_may_leave
+from rewriter.cli.parameters import FLAG
+from rewriter.ir.errors import UsageError
 from rewriter.report.signals import listening
+
+COMPLETION = {
+    "install_completion": "Complete names on TAB in this shell",
+    "show_completion": "Print what that would install",
+}
+"""Shorter than Typer's own texts, which need five lines."""
+
+MODELS, AROUND = "A model", "Around it"
+"""Groups of commands in `rewriter --help`."""
+
+
+class Entry(NamedTuple):
+    """A command: its function or its Typer below `rewriter.cli`, and its line in `--help`."""
+
+    place: str
+    help: str
+    panel: str = AROUND
+
+
+COMMANDS = {
+    "fix": Entry(".fix:fix", "Make MODEL safe and fast in FP16, and check it", MODELS),
+    "scan": Entry(".scan:scan", "Find what would go wrong; change nothing", MODELS),
+    "verify": Entry(".compare:verify", "Compare every output of two versions", MODELS),
+    "locate": Entry(".compare:locate", "Find the first tensor that goes wrong", MODELS),
+    "compare-inputs": Entry(".compare:compare_inputs", "Find how two preprocessings differ", MODELS),
+    "batch": Entry(".batch:batch", "Fix many models, here or on a cluster", MODELS),
+    "probe": Entry(".probe:probe", "What this TensorRT does on this GPU"),
+    "config": Entry(".config:config", "Options in force, and where each comes from"),
+    "presets": Entry(".catalogue:presets", "Pipelines by name; `presets show NAME`"),
+    "passes": Entry(".catalogue:passes", "What a pipeline can do; `passes show NAME`"),
+    "hook": Entry(".hook:app", "What the hooks of pre-commit run"),
+    "help": Entry(":show_help", ""),
+}
+
+
+def show_help(
+    context: typer.Context,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[COMMAND]", show_default=False)] = None,
+) -> None:
+    """Show the options of a command, as its --help does."""
+    context.find_root().command.main([*(words or ()), "--help"], prog_name="rewriter")
+
+
+def _plain(params: list[Any], context: Any) -> list[Any]:
+    """Options as they are shown: Typer would show `<bool>` after `--help`, which it makes itself.
+
+    A shell that completes a word needs no values, and does not wait for Pydantic, which reads them.
+    """
+    for param in params:
+        if context.resilient_parsing:
+            param.process_value = lambda ctx, value: value
+        if not isinstance(param, TyperOption):
+            continue
+        if param.is_flag and param.metavar is None:
+            param.metavar = FLAG
+        if param.name in COMPLETION:
+            param.help = COMPLETION[param.name]
+            param.hidden = param.name == "show_completion"  # seldom needed: it still works
+    return params
+
+
+class Command(TyperCommand):
+    """One command; its errors become exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        with exit_codes(), reader_may_leave():
+            return super().invoke(ctx)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters of the command, `--help` among them."""
+        return _plain(super().get_params(ctx), ctx)
+
+
+class Group(TyperGroup):
+    """A command with subcommands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters of the group; a screen has no line for `--help` itself, and none for `--version`."""
+        params = _plain(super().get_params(ctx), ctx)
+        for param in params:
+            if isinstance(param, TyperOption) and param.name in ("help", "version"):
+                param.hidden = True
+        return params
+
+
+class Root(Group):
+    """`rewriter`: lists its commands by name, and imports one when it runs."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {
+            name: Command(name, short_help=entry.help, rich_help_panel=entry.panel, hidden=not entry.help)
+            for name, entry in COMMANDS.items()
+        }
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that arguments begin with, and those that follow."""
+        if args[0] in COMMANDS:
+            return args[0], loaded(args[0]), args[1:]
+        return super().resolve_command(ctx, args)
+
+    def main(  # type: ignore[override]
+        self, args: Any = None, prog_name: Any = None, *, standalone_mode: bool = True, **more: Any
+    ) -> Any:
+        """Runs the command that is named; a wrong line is an error as any other."""
+        try:
+            code = super().main(args, prog_name, standalone_mode=False, **more)
+        except typer.Abort:
+            code = INTERRUPTED
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # it is none of Typer's
+                raise
+            code = _refused(error)
+        return sys.exit(code or 0) if standalone_mode else code
+
+
+def loaded(name: str) -> Any:
+    """Imports a command."""
+    made = pkgutil.resolve_name(f"rewriter.cli{COMMANDS[name].place}")
+    if isinstance(made, typer.Typer):
+        made.info.name = name
+        return typer.main.get_group(made)
+    alone = typer.Typer(add_completion=False)
+    alone.command(name, cls=Command)(made)
+    return typer.main.get_command(alone)
+
+
+def _refused(error: Any) -> int:
+    """Prints what is wrong with the command line, and what to do."""
+    context, message = getattr(error, "ctx", None), error.format_message()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return BAD_INPUT
+    path = context.command_path if context else "rewriter"
+    where, hint = None, f"`{path} --help` shows how it is called"
+    if option := getattr(error, "option_name", None):
+        where = option
+        if type(error).__name__ == "NoSuchOption":
+            from rewriter.pipeline.reader import instead
+
+            message = "there is no such option"
+            hint = instead(option, [p.name for p in context.command.params if p.name]) if context else hint
+    print_error(UsageError(message[0].lower() + message[1:].rstrip("."), where=where, hint=hint))
+    return BAD_INPUT
+
 
 app = typer.Typer(
     name="rewriter",

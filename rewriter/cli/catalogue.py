@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewriter.cli.commands import Command, Group
+from rewriter.cli import Command, Group
 from rewriter.cli.exits import STDOUT, echo, exit_codes, reader_may_leave, write_document
 from rewriter.cli.parameters import Json, check_outputs, completer
 from rewriter.pipeline.options import KEYS

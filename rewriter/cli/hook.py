@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewriter.cli.commands import Command, Group
+from rewriter.cli import Command, Group
 from rewriter.cli.exits import BAD_INPUT, FAILED, echo, reader_may_leave
 from rewriter.cli.parameters import FLAG, Json, Verbose, check_outputs, with_options
 from rewriter.cli.scan import Sarif, write_all
@@ -41,7 +41,7 @@ def scan(
     done = _run((process(model, "scan", **given) for model in models), verbose=verbose)
     results = [outcome.detail for outcome in done if outcome.detail is not None]  # none of skipped files
     unread = [outcome.error for outcome in done if outcome.error is not None]
-    write_all(results, unread, [json] if json else [], sarif)
+    write_all(results, unread, [json], sarif)
     _end(done)
 
 

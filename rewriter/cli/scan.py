@@ -56,6 +56,7 @@ def scan(
     0, with 1 if --fail-on says so, with 2 on bad usage or model.
     """
     from rewriter.report import scan as report
+    from rewriter.report.terminal import console
 
     resolved, several = configured(given, models[0], quiet=quiet), len(models) > 1
     files = [*models, resolved.values["inputs"], resolved.configuration.file]
@@ -66,7 +67,13 @@ def scan(
     results, unread = _scanned(models, resolved, quiet=quiet)
     verbosity = int(verbose) - int(quiet)
     if several:
-        show_all(results, unread, [json, written], sarif, verbosity)
+        out = console(stderr=STDOUT in (json, written))
+        with reader_may_leave():
+            for result in results:
+                report.print_result(result, out, verbosity=verbosity)
+        for error in unread:
+            print_error(error)
+        write_all(results, unread, [json, written], sarif)
     else:
         more = [] if sarif is None else [partial(write_sarif, results, unread, sarif)]
         show(results[0], report, json, written, more, verbosity=verbosity)
@@ -99,36 +106,16 @@ def _scanned(
     return results, unread
 
 
-def show_all(
-    results: Sequence[ScanResult],
-    unread: Sequence[RewriterError],
-    documents: Iterable[Path | None],
-    sarif: Path | None,
-    verbosity: int,
-) -> None:
-    """Print several results, and write them to the files that are named."""
-    from rewriter.report import scan as report
-    from rewriter.report.terminal import console
-
-    named = [path for path in documents if path is not None]
-    with reader_may_leave():
-        for result in results:
-            report.print_result(result, console(stderr=STDOUT in named), verbosity=verbosity)
-    for error in unread:
-        print_error(error)
-    write_all(results, unread, named, sarif)
-
-
 def write_all(
     results: Sequence[ScanResult],
     unread: Sequence[RewriterError],
-    documents: Iterable[Path],
+    documents: Iterable[Path | None],
     sarif: Path | None,
 ) -> None:
     """Write several results as JSON and as SARIF."""
     from rewriter.report import scan as report
 
-    for path in documents:
+    for path in filter(None, documents):
         write_document(report.all_as_dict(results, unread), path)
     if sarif is not None:
         write_sarif(results, unread, sarif)

@@ -18,16 +18,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 from rewriter.ir.errors import UsageError, did_you_mean, nearest, shortened
 from rewriter.pipeline.schema import AnyPath, Option, Paths, loaded
 
-TRUTH = {
-    "1": True,
-    "true": True,
-    "yes": True,
-    "on": True,
-    "0": False,
-    "false": False,
-    "no": False,
-    "off": False,
-}
+TRUTH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 
 WANTED: Mapping[Any, str] = {
     bool: "true or false",

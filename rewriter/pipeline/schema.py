@@ -140,7 +140,7 @@ def declarations(kind: Any) -> Mapping[str, Option]:
     for item in fields(kind):
         declared: Option = item.metadata["option"]
         owner = next(base for base in kind.__mro__ if item.name in vars(base).get("__annotations__", {}))
-        taken = declared.kind or _without_none(_annotation(owner, item.name))
+        taken = declared.kind or _declared_type(owner, item.name)
         text = entries(owner.__doc__ or "", "Attributes").get(item.name, declared.text)
         metavar = declared.metavar or METAVARS.get(taken, "TYPE")
         found[item.name] = replace(declared, name=item.name, kind=taken, text=text, metavar=metavar)
@@ -155,12 +155,8 @@ def entries(docstring: str, section: str) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def _annotation(owner: type, name: str) -> Any:
-    """The evaluated annotation of one field; others may name types that load for type checkers only."""
-    return eval(owner.__annotations__[name], vars(sys.modules[owner.__module__]))
-
-
-def _without_none(kind: Any) -> Any:
-    """`X` of `X | None`."""
-    kinds = get_args(kind)
-    return next(k for k in kinds if k is not NoneType) if NoneType in kinds else kind
+def _declared_type(owner: type, name: str) -> Any:
+    """The type of one field without None; other annotations may name types that load for checkers only."""
+    kind = eval(owner.__annotations__[name], vars(sys.modules[owner.__module__]))
+    kinds = [one for one in get_args(kind) if one is not NoneType]
+    return kinds[0] if NoneType in get_args(kind) else kind

@@ -16,7 +16,6 @@ from graphs import graph
 from paths import ROOT
 
 from rewriter import cli
-from rewriter.cli import commands
 from rewriter.ir.model import save
 from rewriter.report.signals import AGAIN_S, current, listening
 
@@ -91,7 +90,7 @@ def test_ctrl_c_while_the_arguments_are_read(
 ) -> None:
     """Typer turns it into an exit code of 1, without a word."""
     monkeypatch.setattr(gc, "set_threshold", lambda _: None)
-    monkeypatch.setattr(commands.Command, "get_params", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(cli.Command, "get_params", lambda *_: signal.raise_signal(signal.SIGINT))
     monkeypatch.setattr(sys, "argv", ["rewriter", "scan", "m.onnx"])
     with pytest.raises(SystemExit) as end:
         cli.main()
