@@ -89,13 +89,15 @@ def _fix(task: Task) -> Outcome:
         raise ModelError(error.what, where=error.where, hint=error.hint) from None
     conclusion, checks = result.conclusion, result.verdict.checks if result.verdict else ()
     passed = result.verdict is None or result.verdict.passed
-    ending: Ending = "unchecked" if not checks else "verified" if passed else "failed"
-    text = "; ".join(check.summary for check in checks if check.passed is False) or conclusion.summary
+    ending: Ending = "unchecked" if not checks else "failed"
+    if passed and checks and (result.proven or not task.options.get("strict")):
+        ending = "verified" if result.proven else "unproven"
+    text = "; ".join(check.summary for check in checks if check.passed is False) or result.ending
     if conclusion.limit:
         text = f"{conclusion.limit}; what to do: {conclusion.remedy}"
     errors = [[float(output.relative_l2) for output in check.outputs] for check in checks if check.outputs]
     outcome = Outcome(
-        "unbuildable" if conclusion.ending == "unbuildable" else ending,
+        "unbuildable" if conclusion.kind == "unbuildable" else ending,
         text,
         error=max(errors[-1]) if errors else None,
         peak_bytes=_peak_bytes(),

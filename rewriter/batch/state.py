@@ -15,10 +15,12 @@ from rewriter.batch.models import Entry
 from rewriter.ir.model import data_files, write_json
 from rewriter.report.json import installed_versions
 
-Ending = Literal["verified", "unchecked", "failed", "unbuildable", "refused", "crashed", "timed out"]
-"""`unchecked`: no check was asked for."""
+Ending = Literal[
+    "verified", "unproven", "unchecked", "failed", "unbuildable", "refused", "crashed", "timed out"
+]
+"""`unproven`: on random data, or all of it is FP32. `unchecked`: no check was asked for."""
 
-PASSED: tuple[Ending, ...] = ("verified", "unchecked")
+PASSED: tuple[Ending, ...] = ("verified", "unproven", "unchecked")
 FINISHED: tuple[Ending, ...] = (*PASSED, "failed", "unbuildable")
 """Endings that another run would repeat; the others may have had causes outside the model."""
 

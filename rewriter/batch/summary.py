@@ -115,9 +115,9 @@ def print_summary(summary: Summary, out: Console, *, quiet: bool = False) -> Non
 
 def _row(record: Record) -> Iterator[str | Text]:
     outcome = record.outcome
-    unchecked = "yellow" if outcome.ending == "unchecked" else "green"
+    doubt = "green" if outcome.ending == "verified" else "yellow"
     yield record.entry.name
-    yield Text(outcome.ending, style=unchecked if outcome.passed else "bold red")
+    yield Text(outcome.ending, style=doubt if outcome.passed else "bold red")
     share = "" if outcome.fp32_nodes is None else f"{outcome.fp32_nodes} of {outcome.float_nodes}"
     yield "all" if outcome.all_fp32 else share
     yield "" if outcome.error is None else f"{outcome.error:.3g}"
@@ -173,7 +173,9 @@ def as_junit(summary: Summary) -> str:
     for name, outcome in summary.outcomes.items():
         case = SubElement(suite, "testcase", name=_xml(name), classname="rewriter.batch")
         case.set("time", f"{outcome.seconds:.3f}")
-        if not outcome.passed:
+        if outcome.passed:
+            SubElement(case, "system-out").text = _xml(outcome.text)
+        else:
             kind = "failure" if outcome.ending in FAILURES else "error"
             part = SubElement(case, kind, type=outcome.ending, message=_xml(outcome.text))
             part.text = _xml(f"{name}: {outcome.text}")

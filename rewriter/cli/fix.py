@@ -65,9 +65,10 @@ def fix(
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = api.fix(model, output or (model if in_place else None), options, progress=shown)
     show(result, report, json, written, verbosity=int(verbose) - int(quiet))
-    if result.conclusion.ending == "unbuildable":
+    if result.conclusion.kind == "unbuildable":
         raise typer.Exit(UNBUILDABLE)
-    if result.verdict is not None and not result.verdict.passed:
+    failed = result.verdict is not None and not result.verdict.passed
+    if failed or (options.strict and options.verify and not result.proven):
         raise typer.Exit(FAILED)
 
 

@@ -15,7 +15,7 @@ from rewriter.ir.errors import UsageError
 from rewriter.ir.model import load
 from rewriter.ir.model.stopwatch import Progress, Stopwatch
 from rewriter.jobs.depth import measured_depth
-from rewriter.jobs.fix.provenance import noted_sums
+from rewriter.jobs.fix.provenance import noted_sums, noted_tolerance
 from rewriter.judge.judge import BuildRun
 from rewriter.judge.not_finite import nan_warnings
 from rewriter.judge.run_check import build_without_gpu, run_emulated, run_on_engine
@@ -74,6 +74,7 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="rewriter-verify-") as folder:
         with watch("load"):
             models = load(original), load(fixed)
+            asked = asked or noted_tolerance(models[1])
             samples = load_samples(
                 request.inputs,
                 models[0],
@@ -93,8 +94,9 @@ def verify(
                 sums = request.accumulation or noted_sums(models[1]) or "fp16"
                 done = run_emulated(workspace, held, sums, asked=asked is not None)
             with watch("build"):
-                built = build_without_gpu(workspace, timeout, deployed.plugins)
-                done = replace(done, checks=(*done.checks, built))
+                if request.build:
+                    built = build_without_gpu(workspace, timeout, deployed.plugins)
+                    done = replace(done, checks=(*done.checks, built))
         else:
             settings = MeasureSettings(
                 chosen.engine,

@@ -15,7 +15,7 @@ from rewriter.ir.model import Array, Model
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.facts import Facts
 from rewriter.judge.expected import Expected, Outputs, as_declared, run_all, selects_rows
-from rewriter.judge.judge import Standard, fair_words, weigh
+from rewriter.judge.judge import Standard, against, fair_words, weigh
 from rewriter.judge.verdict import Check, Excuse, MetricValue
 from rewriter.runtime.emulation import Accumulation, emulation, rounded, sums
 from rewriter.runtime.emulation.divergence import NodeError, diverge
@@ -105,7 +105,9 @@ def check_emulation(
         return check
     how = precision.upper() + " emulated"
     how += f", sums in {sums(fixed, accumulation)}" if accumulation == "fp16" else ""
-    return replace(check, summary=f"{how}: {_largest_error(check, default.value)}{fair_words(check.outputs)}")
+    return replace(
+        check, summary=f"{how}: {_largest_error(check, held.tolerance.value)}{fair_words(check.outputs)}"
+    )
 
 
 def _largest_error(check: Check, tolerance: float) -> str:
@@ -113,11 +115,7 @@ def _largest_error(check: Check, tolerance: float) -> str:
     if check.value is not None:
         relation = "within" if check.value.met else "NOT within"
         return f"{check.value.metric} {check.value.value:.3g}, {relation} {check.value.allowed:.3g}"
-    # the tolerance differs between outputs whose rows are matched as sets and others
-    known = [(c.relative_l2, c.tolerance) for c in check.outputs if c.tolerance]
-    error, allowed = max(known, key=lambda pair: pair[0] / pair[1], default=(0.0, tolerance))
-    relation = "within" if error <= allowed else "beyond" if check.passed else "NOT within"
-    return f"largest error {error:.2g}, {relation} {allowed:.2g}"
+    return f"largest error {against(check.outputs, passed=bool(check.passed), default=tolerance)}"
 
 
 def check_tf32(

@@ -161,7 +161,10 @@ def check_original_build(
         built = outcome.engine_bytes is not None
         words = "builds the model as it came" if built else "does not build the model as it came"
         summary = f"{outcome.library} {outcome.version} {words}"
-        check = Check(ORIGINAL, built, summary, details=tuple(_refusals(outcome)), built=built)
+        reasons = tuple(_refusals(outcome))
+        errors = outcome.parser_errors if not built else ()
+        refused = tuple((error.node, error.op) for error in errors if error.op)
+        check = Check(ORIGINAL, built, summary, details=reasons, built=built, refused=refused)
     return replace(check, seconds=time.perf_counter() - start)
 
 

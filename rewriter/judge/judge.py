@@ -139,6 +139,18 @@ def weigh(
     return Weighed(comparisons, value, allowed, met and all(c.passed for c in comparisons), worst)
 
 
+def against(comparisons: Iterable[OutputComparison], *, passed: bool, default: float) -> str:
+    """`0.002, within 0.005`: the error that is closest to its tolerance, or furthest beyond.
+
+    Args:
+        default: The tolerance where there are no outputs.
+    """
+    worst = max(comparisons, key=lambda one: (one.excess, one.relative_l2, one.tolerance), default=None)
+    error, allowed = (0.0, default) if worst is None else (worst.relative_l2, worst.tolerance)
+    relation = "within" if error <= allowed else "beyond" if passed else "NOT within"
+    return f"{error:.2g}, {relation} {allowed:.2g}"
+
+
 def fair_words(comparisons: Iterable[OutputComparison]) -> str:
     """What a summary adds where outputs are probabilities."""
     return "".join(f"; {one.fair_text}" for one in comparisons if one.fair_text)

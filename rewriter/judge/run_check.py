@@ -12,7 +12,7 @@ from rewriter.ir.model import Array, Model
 from rewriter.judge.arithmetic_checks import as_fp32, excused, tf32_errors
 from rewriter.judge.build_check import check_model_build, expectation, judged_report
 from rewriter.judge.expected import Expected, as_declared, conditioning, selects_rows, widened
-from rewriter.judge.judge import Judged, Standard, fair_words, judge
+from rewriter.judge.judge import Judged, Standard, against, fair_words, judge
 from rewriter.judge.verdict import Check, MetricValue, log_lines
 from rewriter.judge.workspace import Workspace
 from rewriter.runtime.emulation import Accumulation, emulation, sums
@@ -239,10 +239,12 @@ def run_check(
 
 
 def _against(judged: Judged, tolerance: Tolerance) -> str:
+    if tolerance.metric == RELATIVE_L2:
+        words = against(judged.comparisons, passed=judged.passed, default=judged.allowed)
+        return f"{RELATIVE_L2} {words}{fair_words(judged.comparisons)}"
     within = judged.error is not None and named(tolerance.metric).meets(judged.error, judged.allowed)
-    relation = "within" if within else "beyond" if judged.passed else "NOT within"
-    fair = fair_words(judged.comparisons)
-    return f"{tolerance.metric} {judged.error:.3g}, {relation} {judged.allowed:.3g}{fair}"
+    relation = "within" if within else "NOT within"
+    return f"{tolerance.metric} {judged.error:.3g}, {relation} {judged.allowed:.3g}"
 
 
 def _log(outcome: EngineOutcome) -> tuple[str, ...]:

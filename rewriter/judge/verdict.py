@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rewriter.ir.english import count
 from rewriter.runtime.emulation.divergence import NodeError
 from rewriter.runtime.engines.protocol import Latency
 from rewriter.runtime.figures.outputs import OutputComparison, OutputStatistics
@@ -107,6 +109,26 @@ class Verdict:
     def compared(self) -> bool:
         """A check compared results with the original's: without one, no more is known than that it builds."""
         return any(c.passed is not None and (c.outputs or c.value) for c in self.checks)
+
+
+def ran(checks: Iterable[Check]) -> bool:
+    """True if an engine ran the result on this GPU, and was within its tolerance."""
+    return any(check.name == "run" and check.passed for check in checks)
+
+
+def proof(checks: Sequence[Check], samples: int, *, real: bool) -> str:
+    """How a result that passed was verified: emulation on random data proves nothing about the user's.
+
+    Args:
+        samples: Number of those that judged; 0 if unknown.
+    """
+    on = f" on {count(samples, 'sample')}" if samples and real else "" if real else " on random data"
+    if ran(checks):
+        return f"Verified on this GPU{on}"
+    if not real:
+        return "Emulated on random data, which is no proof"
+    built = any(check.name == "build" and check.passed for check in checks)
+    return f"Verified by emulation{on}{', built without a GPU' if built else ''}"
 
 
 def log_lines(log: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rewriter.ir.english import figure
 from rewriter.ir.summary import Row, Summary, listed
 from rewriter.judge.judge import BuildRun
-from rewriter.judge.verdict import Check, Verdict
+from rewriter.judge.verdict import Check, Verdict, proof
 from rewriter.runtime.engines.protocol import Latency
 from rewriter.runtime.figures.outputs import OutputStatistics
 from rewriter.runtime.figures.tolerances import Tolerance
@@ -58,8 +58,18 @@ class VerifyResult(Summary):
     def checks(self) -> tuple[Check, ...]:
         return self.verdict.checks
 
+    @property
+    def ending(self) -> str:
+        """How it ended, in the words of the report's first line."""
+        if not self.passed:
+            failed = ", ".join(check.name for check in self.checks if check.passed is False)
+            return f"VERIFICATION FAILED ({failed or 'nothing ran'})"
+        if self.engine != "emulation" and self.device == "CPU":
+            return f"Verified with {self.engine} on the CPU"
+        return proof(self.checks, self.data.samples, real=self.data.real)
+
     def summary(self) -> Iterator[Row]:
-        yield "verdict", "passed" if self.passed else "FAILED"
+        yield "verdict", self.ending
         yield "engine", f"{self.engine} on {self.device}"
         for check in self.checks:
             outcome = {True: "passed", False: "FAILED", None: "not possible"}[check.passed]

@@ -90,5 +90,6 @@ class VerifyKeywords(TypedDict, total=False):
     tolerance: float | Tolerance | None
     metric: str
     accumulation: Literal["fp32", "fp16"] | None
+    build: bool
     timing: bool
     ranges: bool

@@ -169,7 +169,7 @@ class FixOptions(DataOptions, EngineOptions):
         repair: Repair what fails. Leave out what our own passes broke, keep more nodes in FP32, and at last
             all of them.
         repair_seconds: For repairs. No repair starts later than this, in seconds.
-        strict: Write nothing if a check fails.
+        strict: Write nothing unless proven. Random data prove nothing, nor does a result that is all FP32.
         timeout: For each build and run. The deadline of the engine, in seconds.
         page: For `report.html`. Compute what the page shows of the worst sample: its outputs with nothing
             repaired, and the error along the depth.
@@ -295,6 +295,7 @@ class VerifyOptions(DataOptions, EngineOptions):
             the unit of `metric`. A `Tolerance` has its own metric and source.
         metric: Of the tolerance.
         accumulation: Emulated sums of FP16 [as in `fix`]. Default: what `fix` judged the file by, else fp16.
+        build: Without a GPU, TensorRT-RTX's build.
         timing: Measure latency, too.
         ranges: Measure the ranges of the original on one sample, for the chart of the page.
     """
@@ -304,6 +305,7 @@ class VerifyOptions(DataOptions, EngineOptions):
     tolerance: float | Tolerance | None = like(FixOptions, "tolerance", panel=OUTCOME, metavar="VALUE")
     metric: str = like(FixOptions, "metric", default="relative-l2", panel=OUTCOME)
     accumulation: Literal["fp32", "fp16"] | None = like(FixOptions, "accumulation")
+    build: bool = like(FixOptions, "build", places=("python",))
     timing: bool = option(True, places=("python",))
     ranges: bool = option(False, places=("python",))
 

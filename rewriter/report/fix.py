@@ -15,7 +15,6 @@ from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.ir.english import count
 from rewriter.ir.plan import Decision, Plan
 from rewriter.jobs.fix.result import FixResult
-from rewriter.judge.verdict import Check
 from rewriter.pipeline.driver import PassResult
 from rewriter.report import checks, fix_summary
 from rewriter.report.json import data_dict, document
@@ -26,42 +25,21 @@ from rewriter.report.terminal import about_target, grouped, new_table, print_rep
 def print_result(result: FixResult, out: Console, *, verbosity: int = 0) -> None:
     """Print the result, and the next command; see `print_report`."""
     summary = fix_summary.rows(result, everything=verbosity > 0)
-    commands = next_step(result).commands.values()
+    following = next_step(result)
+    commands = list(zip(("Next", "or"), following.commands.values(), strict=False))
+    commands += [("then", following.verify)] if following.verify else []
     print_report(verdict_line(result), summary, partial(_sections, result), out, verbosity, commands)
 
 
 def verdict_line(result: FixResult) -> Text:
     """One line: how it was verified, the file, and the number of nodes in FP32."""
     where = str(result.output) if result.output else "nothing written"
-    if result.conclusion.ending == "unbuildable":
-        return Text(f"Does not build as it came: {where}", style="bold red")
-    if result.verified is None:
-        why = result.conclusion.summary.removeprefix("not verified")
-        text, style = f"Fixed, NOT verified{why}: {where}", "yellow"
-    elif result.verified and not (result.verdict and result.verdict.compared):
-        text, style = f"Fixed, and builds, but no result could be compared: {where}", "yellow"
-    elif result.verified:
-        alike = ", as accurate as FP32 here" if result.conclusion.ending == "as-fp32" else ""
-        how, style = _proof(result)
-        text = f"{how}{alike}: {where}"
-    else:
-        made = result.verdict.checks if result.verdict else ()
-        text, style = f"VERIFICATION FAILED ({_failed(made)}): {where}", "bold red"
-    return Text(text + _share(result), style=style)
-
-
-def _proof(result: FixResult) -> tuple[str, str]:
-    """How a result was verified, and a style: emulation on random data proves nothing about the user's."""
-    made = result.verdict.checks if result.verdict else ()
-    if any(check.name == "run" and check.passed for check in made):
-        return "Verified on this GPU", "green"
-    if result.data is not None and not result.data.real:
-        return "Emulated on random data, which is no proof", "yellow"
-    return "Verified by emulation", "green"
-
-
-def _failed(made: Sequence[Check]) -> str:
-    return ", ".join(c.name for c in made if c.passed is False) or "no check could be made"
+    if result.conclusion.kind == "unbuildable":
+        return Text(f"{result.ending}: {result.model.path or 'the model'}", style="bold red")
+    failed = result.verified is False
+    style = "bold red" if failed else "green" if result.proven else "yellow"
+    share = _share(result) if result.conclusion.lowered or failed else ""
+    return Text(f"{result.ending}: {where}{share}", style=style)
 
 
 def _share(result: FixResult) -> str:
@@ -168,7 +146,10 @@ def as_dict(result: FixResult) -> dict[str, Any]:
             "plan": _plan_dict(result.plan) if result.plan else None,
             "data": data_dict(result.data) if result.data else None,
             "verified": result.verified,
+            "ending": result.ending,
+            "proven": result.proven,
             "conclusion": asdict(result.conclusion),
+            "latency_shares": [asdict(share) for share in result.latency_shares],
             "before": [asdict(output) for output in result.before],
             "checks": [checks.check_dict(check) for check in result.verdict.checks] if result.verdict else [],
             "repairs": result.repairs,
@@ -177,6 +158,7 @@ def as_dict(result: FixResult) -> dict[str, Any]:
             "seconds": result.seconds,
             "next_command": following.first,
             "next_commands": dict(following.commands),
+            "next_verify": following.verify or None,
             "next_remarks": list(following.remarks),
         }
     )

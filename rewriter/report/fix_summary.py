@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rewriter.hazards.kinds import KINDS
+from rewriter.hazards.planning.costs.node_times import ORIGIN
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.ir.base import Stage
 from rewriter.ir.english import count, figure
@@ -87,14 +88,16 @@ def _before(result: FixResult, worst: OutputComparison) -> str:
 
 
 def _latency(result: FixResult) -> Iterator[Row]:
-    """What was measured; what could have been and was not is said, too."""
+    """What was measured, and shares of other latencies, with their source."""
     timed = next((c.latency for c in _checks_made(result) if c.latency is not None), None)
-    if timed is None:
-        told = any(remark.startswith("NOT run") for remark in result.warnings)
-        if not told and any(check.name == "build" for check in _checks_made(result)):
-            yield "Latency", "not measured: no engine ran"
-        return
-    yield "Latency", f"{timed.median_us:.1f} us (+- {timed.iqr_us:.1f}) on this GPU"
+    parts = [f"{timed.median_us:.1f} us (+- {timed.iqr_us:.1f}) on this GPU"] if timed is not None else []
+    for measured, source in ((True, "measured"), (False, f"estimated, {ORIGIN}")):
+        shares = [one for one in result.latency_shares if one.measured is measured]
+        if shares:
+            words = " and ".join(f"{100 * one.share:.0f} % of {one.of}'s" for one in shares)
+            parts.append(f"{words} ({source})")
+    if parts:
+        yield "Latency", "; ".join(parts)
 
 
 def _causes(result: FixResult) -> list[str]:

@@ -40,7 +40,7 @@ NAMED = 2
 
 def print_result(result: ScanResult, out: Console, *, verbosity: int = 0) -> None:
     """Print the findings, worst first; see `print_report`."""
-    commands = list(filter(None, [next_command(result)]))
+    commands = [("Next", command)] if (command := next_command(result)) else []
     details = partial(_sections, result)
     print_report(verdict_line(result), _rows(result), details, out, verbosity, commands)
 

@@ -84,20 +84,20 @@ def print_report(
     details: Callable[[], Iterable[RenderableType]],
     out: Console,
     verbosity: int,
-    commands: Iterable[str] = (),
+    commands: Iterable[Row] = (),
 ) -> None:
     """Print a report: the verdict first; verbosity -1: the verdict alone, 0: with its summary, 1: everything.
 
     Args:
         details: Returns the tables that follow with verbosity 1.
-        commands: What to run next, each printed as one line, to be copied.
+        commands: What to run next, each with its label, printed as one line, to be copied.
     """
     verdict.plain = with_flags(verdict.plain)
     out.print(verdict, soft_wrap=True)  # one line, for grep
     if verbosity < 0:
         return
     out.print(_summary(summary, out), soft_wrap=True)
-    for label, command in zip(("Next", *("or",) * 9), commands, strict=False):
+    for label, command in commands:
         out.print(Text(f"{label:<{LABEL}}{command}"), soft_wrap=True)
     if verbosity > 0:
         out.print()

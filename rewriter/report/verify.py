@@ -28,6 +28,7 @@ def as_dict(result: VerifyResult) -> dict[str, Any]:
         "original": str(result.original) if result.original else None,
         "fixed": str(result.fixed) if result.fixed else None,
         "passed": result.passed,
+        "ending": result.ending,
         "engine": result.engine,
         "device": result.device,
         "tolerance": asdict(result.tolerance),
@@ -50,14 +51,10 @@ def print_result(result: VerifyResult, out: Console, *, verbosity: int = 0) -> N
 
 
 def verdict_line(result: VerifyResult) -> Text:
-    """One line: passed or not, and the engine; a verdict without a GPU says so."""
-    on_gpu = result.engine != "emulation" and result.device != "CPU"
-    where = f"{result.engine} on {result.device}" if on_gpu else f"{result.engine}, NO GPU"
-    name = str(result.fixed or "the fixed model")
-    if result.passed:
-        return Text(f"Verified ({where}): {name}", style="green")
-    failed = ", ".join(check.name for check in result.checks if check.passed is False)
-    return Text(f"VERIFICATION FAILED ({failed or 'nothing ran'}; {where}): {name}", style="bold red")
+    """One line: passed or not, how, and the file."""
+    proven = result.engine != "emulation" or result.data.real
+    style = "bold red" if not result.passed else "green" if proven else "yellow"
+    return Text(f"{result.ending}: {result.fixed or 'the fixed model'}", style=style)
 
 
 def _rows(result: VerifyResult) -> Iterator[Row]:

@@ -322,6 +322,23 @@ def test_bad_outputs_are_refused_before_the_work(
     assert list(tmp_path.iterdir()) == [model]
 
 
+def test_an_output_for_which_the_disk_has_no_room_is_refused_before_the_work(tmp_path: Path) -> None:
+    """The weights are a file with a hole of 8 TiB, which needs no room."""
+    scaled = "g (float[8] x) => (float[8] y) <float[8] w = {1,2,3,4,5,6,7,8}> { y = Mul(x, w) }"
+    proto = graph(scaled).whole()
+    weight = proto.graph.initializer[0]
+    weight.ClearField("float_data")
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": "w.bin", "offset": "0", "length": "32"}.items():
+        weight.external_data.add(key=key, value=value)
+    onnx.save(proto, tmp_path / "m.onnx")
+    with (tmp_path / "w.bin").open("wb") as hole:
+        hole.truncate(2**43)
+    code, _, error = quick("fix", tmp_path / "m.onnx", "-o", tmp_path / "f.onnx")
+    assert code == exits.BAD_INPUT and "the result needs 4096.0 GiB at least" in error
+
+
 def test_without_an_output_the_result_lies_beside_the_model(model: Path, tmp_path: Path) -> None:
     code, out, error = quick("fix", model, "--no-verify", *STRUCTURE)
     assert code == 0, error

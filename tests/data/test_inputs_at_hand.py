@@ -161,8 +161,14 @@ def test_wrong_steps_are_named(steps: str, words: str, photographs: Path) -> Non
 
 
 def test_photographs_without_steps_are_explained(photographs: Path) -> None:
-    with pytest.raises(InputsError, match=r"(?s)photographs.*`image-preprocess` 'size=256"):
+    with pytest.raises(InputsError, match=r"(?s)photographs.*`image-preprocess` .*'size=256"):
         load_samples(photographs, PHOTO)
+
+
+def test_photographs_for_a_model_of_spectrograms_need_no_steps_of_imagenet(photographs: Path) -> None:
+    spectrogram = graphs.graph("g (float[1,80,30] x) => (float[1,80,30] y) { y = Relu(x) }")
+    with pytest.raises(InputsError, match=r"(?s)photographs.*save what your program feeds"):
+        load_samples(photographs, spectrogram)
 
 
 def test_without_pillow_the_error_says_the_remedy(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

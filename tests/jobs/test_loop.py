@@ -56,7 +56,7 @@ def test_an_engine_that_passes_overrules_an_emulation_that_fails(monkeypatch: py
     assert not rewriter.fix(source, inputs=samples((4, 64)), build=False, repair=False).verified
     use_onnxruntime(monkeypatch)
     result = rewriter.fix(source, inputs=samples((4, 64)), repair=False)
-    assert result.verified and result.conclusion.ending == "verified"
+    assert result.verified and result.conclusion.kind == "verified"
     assert check(result, "run").passed and check(result, "emulation").passed is None
 
 
@@ -91,7 +91,7 @@ def test_an_engine_as_accurate_as_the_networks_own_fp32_engine_passes(
     result = rewriter.fix(graph(ROUNDED).whole(), inputs=data, repair=False, passes="mixed-precision")
     run = check(result, "run")
     assert run.excuse == "as-fp32" and "the network's own FP32 engine errs by 0.02" in run.summary
-    assert result.verified and result.conclusion.ending == "as-fp32"
+    assert result.verified and result.conclusion.kind == "as-fp32"
     strict = rewriter.fix(
         graph(ROUNDED).whole(), inputs=data, repair=False, passes="mixed-precision", tolerance=5e-3
     )
@@ -160,7 +160,7 @@ def test_without_an_engine_the_estimate_has_to_be_clear(monkeypatch: pytest.Monk
     assert all_kept.conclusion.remarks == ("all of it is FP32: rules and options leave nothing in FP16",)
     monkeypatch.setattr(f"{LOOP}.CLEAR", 100.0)
     monkeypatch.setattr(f"{LOOP}.WORTH_US", -1e9)
-    monkeypatch.setattr(f"{LOOP}.estimated_us", lambda made, given: (1.0 if made.plan is None else 9.0, 1.0))
+    monkeypatch.setattr(f"{LOOP}.estimated_us", lambda made, _: (9.0 if made.plan else 1.0, 1.0, 1.0))
     result = rewriter.fix(**small(), build=False)
     assert result.plan is None and "estimated, recorded on an H200" in result.conclusion.remarks[0]
 

@@ -59,7 +59,7 @@ def test_a_network_that_needs_more_than_tf32_is_not_verified_and_the_remedy_is_n
     result = rewriter.fix(graph(HOPELESS).whole(), inputs=data, build=False)
     assert result.verified is False
     found = result.conclusion
-    assert found.ending == "failed" and not found.usable
+    assert found.kind == "failed" and not found.usable
     assert "more than TF32 in MatMul(y) (MatMul)" in found.limit
     assert "TF32 off" in found.remedy
     assert result.plan is None or result.plan.fp32
@@ -77,11 +77,11 @@ def test_no_plan_has_to_be_closer_than_the_networks_own_fp32_engine() -> None:
     data = [{"x": np.full((2, 8), size, np.float32)} for size in (1.07, 1.11, 1.13)]
     source = graph(LIMITED).whole()
     result = rewriter.fix(source, inputs=data, build=False)
-    assert result.verified and result.conclusion.ending == "as-fp32"
+    assert result.verified and result.conclusion.kind == "as-fp32"
     assert result.plan is not None and 0 < len(result.plan.fp32) < result.plan.float_nodes
     assert "TF32" in result.conclusion.limit and "TF32 off" in result.conclusion.remedy
     whole = rewriter.fix(source, inputs=data, build=False, precision="fp32")
-    assert whole.verified and whole.conclusion.ending == "as-fp32"
+    assert whole.verified and whole.conclusion.kind == "as-fp32"
     asked = rewriter.fix(source, inputs=data, build=False, tolerance=5e-3)
     assert not asked.verified, "the user's own tolerance is not excused"
 
@@ -108,7 +108,7 @@ def test_a_search_of_a_repair_is_no_check_of_its_own() -> None:
     result = rewriter.fix(graph(CANCELLING).whole(), inputs=samples(), build=False)
     assert names(result) == ["structure", "emulation"]
     remark = "all of it is FP32: no plan with FP16 passed every check"
-    assert result.conclusion == Conclusion("verified", "verified", remarks=(remark,))
+    assert result.conclusion == Conclusion("verified", remarks=(remark,), lowered=False)
 
 
 def larger_but_the_last() -> list[dict[str, Array]]:

@@ -246,7 +246,7 @@ def test_the_command_begins_with_the_verdict(files: tuple[Path, Path], tmp_path:
         *files, "--inputs", tmp_path / "3.npz", "--engine", "onnxruntime", "--json", report, "--builds", 2
     )
     assert code == 0, text
-    assert text.splitlines()[0].startswith("Verified (onnxruntime ")
+    assert text.splitlines()[0].startswith("Verified with onnxruntime ")
     assert "NO GPU" in text.splitlines()[0]
     told = json.loads(report.read_text())
     assert told["passed"] is True

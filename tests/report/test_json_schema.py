@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from rewriter.cli import app, exits
 from rewriter.ir.model import save
-from rewriter.jobs.fix.conclusion import Ending
+from rewriter.jobs.fix.conclusion import Kind
 
 SCHEMA = json.loads((DOCS / "report.schema.json").read_text(encoding="utf-8"))
 KINDS: dict[str, Any] = {
@@ -93,8 +93,8 @@ def test_every_ending_and_exit_code_has_a_row_of_what_to_do() -> None:
     rows = re.findall(r"^\| ([\d, ]+) \| (.+?) \|", page, re.MULTILINE)
     endings = {word for _, cell in rows for word in re.findall(r"`([a-z0-9-]+)`", cell)}
     codes = {int(code) for cell, _ in rows for code in cell.split(",")}
-    assert endings == set(get_args(Ending))
-    assert set(SCHEMA["$defs"]["conclusion"]["properties"]["ending"]["enum"]) == endings
+    assert endings == set(get_args(Kind))
+    assert set(SCHEMA["$defs"]["conclusion"]["properties"]["kind"]["enum"]) == endings
     assert codes == {
         0,
         exits.FAILED,

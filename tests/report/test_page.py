@@ -159,9 +159,7 @@ def test_the_page_of_a_failure_begins_with_cause_nodes_and_remedy() -> None:
         replace(check, passed=False, worst=worst) if check.name == "emulation" else check
         for check in done.verdict.checks
     ]
-    ended = Conclusion(
-        "failed", "failed: emulation", "no plan is within it: y errs by 1", "build with TF32 off"
-    )
+    ended = Conclusion("failed", "no plan is within it: y errs by 1", "build with TF32 off")
     text = html.as_html(replace(done, verdict=Verdict(tuple(checks)), conclusion=ended))
     head = text[: text.index("<nav")]
     for words in (ended.limit, ended.remedy, "/body/c1", "(Conv) adds 0.02"):

@@ -16,10 +16,10 @@ from graphs import graph
 
 from rewriter.ir.base import Change, Refusal, Target
 from rewriter.ir.errors import OutputError
-from rewriter.ir.model import write_json
+from rewriter.ir.model import Model, write_json
 from rewriter.ir.plan import Decision, Plan, Range
 from rewriter.jobs.fix.causes import Cause
-from rewriter.jobs.fix.result import FixResult
+from rewriter.jobs.fix.result import FixResult, LatencyShare
 from rewriter.judge.verdict import Check, Verdict
 from rewriter.pipeline.driver import PassResult
 from rewriter.report import fix as report
@@ -121,8 +121,8 @@ def test_the_summary_says_what_was_wrong_what_was_done_and_what_is_next() -> Non
     assert f"Wrong {CAUSE.what}: 3 norms (17 nodes in FP32)" in text
     assert "Done rewritten by isolate-clip (35) 83 nodes in FP16, 17 in FP32 (17 for hazards)" in text
     assert "Missing build: no TensorRT is installed" in text
-    assert "Next trtexec --onnx=out/fixed.onnx" in text
-    assert len(lines) <= 15
+    assert "polygraphy convert out/fixed.onnx" in text
+    assert len(lines) <= 16
 
 
 def test_many_causes_and_warnings_are_counted() -> None:
@@ -345,16 +345,46 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.parametrize("found", [True, False], ids=["on PATH", "not on PATH"])
 @pytest.mark.parametrize(("target", "command", "other"), COMMANDS)
-def test_next_commands_of_each_release(target: Target, command: str, other: str) -> None:
+def test_next_commands_of_each_release(
+    target: Target, command: str, other: str, *, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wheel of TensorRT has no trtexec: what is there comes first."""
+    if found:
+        for tool in ("trtexec", "tensorrt_rtx"):
+            (tmp_path / tool).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     done = result(target=target, output=Path("fixed.onnx"))
-    assert list(next_step(done).commands.values()) == [command, other]
+    first, second = (command, other) if found else (other, command)
+    assert list(next_step(done).commands.values()) == [first, second]
     lines = printed(done).splitlines()
-    assert f"Next     {command}" in lines and f"or       {other}" in lines, "on one line, to be copied"
+    assert f"Next     {first}" in lines and f"or       {second}" in lines, "on one line, to be copied"
 
 
-def test_the_sizes_that_samples_have_are_the_profile() -> None:
-    data = DataSource("data", 3, real=True, spans=SPANS)
+def test_the_command_for_the_machine_with_the_gpu_is_whole() -> None:
+    data = DataSource("3", 3, real=True, path="my data", preprocess="imagenet", spans=SPANS)
+    model = Model(STATIC.proto, path=Path("net.onnx"))
+    done = result(model=model, data=replace(data, profiled=frozenset({"x"})))
+    words = "rewriter verify net.onnx out/fixed.onnx --inputs 'my data' --image-preprocess imagenet "
+    words += "--min-shapes=x:1x3x8x6 --opt-shapes=x:2x3x8x8 --max-shapes=x:4x3x8x10"
+    assert f"then     {words}" in printed(done).splitlines()
+    ran = Verdict((Check("run", True, "on a GPU", (output(),)),))
+    assert "rewriter verify" not in printed(replace(done, verdict=ran)), "it ran here"
+
+
+def test_shares_of_latency_name_their_source() -> None:
+    shares = (LatencyShare("FP32", 0.44, measured=False), LatencyShare("plain FP16", 1.07, measured=False))
+    words = "Latency 44 % of FP32's and 107 % of plain FP16's (estimated, recorded on an H200"
+    assert words in flat(printed(result(latency_shares=shares)))
+    both = (shares[0], replace(shares[1], measured=True))
+    assert "Latency 107 % of plain FP16's (measured); 44 % of FP32's (est" in flat(
+        printed(result(latency_shares=both))
+    )
+
+
+def test_the_profile_of_the_user_is_kept() -> None:
+    data = DataSource("data", 3, real=True, spans=SPANS, profiled=frozenset({"x"}))
     following = next_step(result(model=DYNAMIC, output=Path("fixed.onnx"), data=data))
     shapes = "--minShapes=x:1x3x8x6 --optShapes=x:2x3x8x8 --maxShapes=x:4x3x8x10"
     assert following.commands["trtexec"].endswith(shapes), "z is not dynamic"
@@ -363,6 +393,14 @@ def test_the_sizes_that_samples_have_are_the_profile() -> None:
     )
     assert following.commands["polygraphy"].endswith(polygraphy)
     assert next_step_module.PROPOSED not in following.remarks
+
+
+def test_a_profile_has_room_above_the_samples_and_a_batch_of_one() -> None:
+    data = DataSource("data", 3, real=True, spans=SPANS)
+    following = next_step(result(model=DYNAMIC, data=data))
+    shapes = "--minShapes=x:1x3x8x6 --optShapes=x:2x3x8x8 --maxShapes=x:8x3x8x20"
+    assert following.commands["trtexec"].endswith(shapes)
+    assert following.remarks[0] == next_step_module.PROPOSED
 
 
 SEEN = (2, 3, 8, 96)
@@ -393,8 +431,7 @@ def test_types_that_a_release_does_not_keep_are_named() -> None:
 
 
 def test_unknown_sizes_are_left_for_the_user_and_quoted_for_the_shell() -> None:
-    command = next_step(result(model=DYNAMIC, output=Path("a b.onnx"), data=None)).first
-    assert command is not None
+    command = next_step(result(model=DYNAMIC, output=Path("a b.onnx"), data=None)).commands["trtexec"]
     assert "'--onnx=a b.onnx'" in command
     assert "'--minShapes=x:?x3x8x?'" in command
 
@@ -416,7 +453,7 @@ def test_json_holds_the_whole_result() -> None:
     assert fields["checks"][0]["outputs"][0]["passed"] is True
     assert fields["checks"][2]["passed"] is None
     assert fields["verified"] is True
-    assert fields["next_command"] == fields["next_commands"]["trtexec"]
+    assert fields["next_command"] in fields["next_commands"].values()
     whole = report.as_dict(result(causes=(CAUSE,), before=(output(),), repairs=["without x: passes"]))
     assert whole["causes"][0]["reach"] == 7e7
     assert whole["before"][0]["name"] == "y"

@@ -223,7 +223,7 @@ def test_a_structure_check_adds_up_what_its_passes_allow() -> None:
         pytest.param([(0.09, 0.1), (0.05, 0.01)], False, "largest error 0.05, NOT within 0.01", id="beyond"),
         pytest.param([(0.09, 0.1), (0.005, 0.01)], True, "largest error 0.09, within 0.1", id="within"),
         pytest.param([(0.05, 0.01)], True, "largest error 0.05, beyond 0.01", id="excused"),
-        pytest.param([(0.0, 0.0)], True, "largest error 0, within 0.005", id="bit-equal"),
+        pytest.param([(0.0, 0.0)], True, "largest error 0, within 0", id="bit-equal"),
     ],
 )
 def test_the_error_that_is_shown_is_the_one_closest_to_its_tolerance(

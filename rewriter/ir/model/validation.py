@@ -15,10 +15,10 @@ import onnx
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, EncodeError, Message
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from rewriter.ir.errors import ModelError
-from rewriter.ir.model.graphs import STANDARD_DOMAINS, walk_graphs
+from rewriter.ir.model.graphs import STANDARD_DOMAINS, walk_graphs, walk_nodes
 from rewriter.ir.model.schemas import TYPE_ATTRIBUTES
 from rewriter.ir.model.tensors import PACKED_TYPES
 
@@ -30,6 +30,12 @@ LARGEST_BYTES = 2**63 - 1
 
 NOTES = frozenset({"doc_string", "producer_name", "producer_version"})
 """Text that no program looks up anything by; it stays as it is, whatever its encoding."""
+
+MOST_EXPANDED = 10**7
+"""Nodes of a function with all that it calls; the largest exports have 10^5."""
+
+MOST_TURNS = 10**9
+"""Of a Loop whose condition never changes: ONNX Runtime makes about a million in a second."""
 
 ELEMENT_TYPES = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 
@@ -94,6 +100,7 @@ def check_proto(proto: onnx.ModelProto, where: str) -> None:
     _check_versions(proto, where)
     for function in proto.functions:
         _check_function(function, where)
+    _check_expansion(proto, where)
     for graph in walk_graphs(proto.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
             _check_value(value, where)
@@ -102,6 +109,7 @@ def check_proto(proto: onnx.ModelProto, where: str) -> None:
             if not any(node.output):
                 raise ModelError("it has no output", where=f"{where}: node {node.name or node.op_type!r}",
                                  hint="remove it: it computes nothing that anything uses")  # fmt: skip
+            _check_end(node, graph, where)
         for tensor in graph.initializer:
             check_tensor(tensor, f"{where}: initializer {tensor.name!r}")
         for sparse in graph.sparse_initializer:
@@ -133,6 +141,49 @@ def _check_function(function: onnx.FunctionProto, where: str) -> None:
             raise _broken(
                 f"no node makes the {port} {name!r} of {reader}", f"{where}: function {function.name!r}"
             )
+
+
+def _check_expansion(proto: onnx.ModelProto, where: str) -> None:
+    """Refuses functions that call each other so often that no computer holds the whole graph."""
+    calls = {(f.domain, f.name): [(n.domain, n.op_type) for n in walk_nodes(f)] for f in proto.functions}
+    sizes = dict.fromkeys(calls, 1)
+    for _ in calls:
+        grown = {key: sum(sizes.get(callee, 1) for callee in callees) for key, callees in calls.items()}
+        if large := next((name for (_, name), size in grown.items() if size > MOST_EXPANDED), None):
+            raise ModelError(f"it expands to more than {MOST_EXPANDED:.0e} nodes",
+                             where=f"{where}: function {large!r}", hint=EXPORT_AGAIN)  # fmt: skip
+        if grown == sizes:
+            return
+        sizes = grown
+
+
+def _check_end(node: onnx.NodeProto, graph: onnx.GraphProto, where: str) -> None:
+    """Refuses a Loop whose condition is never false, and that counts to no number that is ever reached."""
+    if node.op_type != "Loop" or node.domain not in STANDARD_DOMAINS or len(node.input) < 2:
+        return
+    held = {t.name: t for t in graph.initializer}
+    body = next((a.g for a in node.attribute if a.name == "body"), None)
+    count, condition = (held.get(name) for name in node.input[:2])
+    if body is None or len(body.input) < 2 or not body.output or (node.input[1] and condition is None):
+        return
+    kept = {n.output[0]: n.input[0] for n in body.node if n.op_type == "Identity" and n.input and n.output}
+    turns = _number(count) if count is not None else 0 if node.input[0] else MOST_TURNS + 1
+    true = condition is None or bool(_number(condition))
+    if (
+        true
+        and turns > MOST_TURNS
+        and kept.get(body.output[0].name, body.output[0].name) == body.input[1].name
+    ):
+        raise ModelError("it does not end: its condition is never false",
+                         where=f"{where}: node {node.name or node.op_type!r}", hint=EXPORT_AGAIN)  # fmt: skip
+
+
+def _number(tensor: onnx.TensorProto) -> int:
+    """The value of a scalar; 0 for any other tensor."""
+    if math.prod(tensor.dims) != 1 or tensor.data_location == TensorProto.EXTERNAL:
+        return 0
+    check_tensor(tensor, f"initializer {tensor.name!r}")
+    return int(numpy_helper.to_array(tensor).item())
 
 
 def constant_tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:

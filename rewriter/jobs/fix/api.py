@@ -95,8 +95,9 @@ def _job(
     weak = bool(chosen.choose("weak_typing", request.weak_typing))
     if weak:  # the result is FP32
         steps = tuple(step for step in steps if step.stage is not Stage.ADAPTING)
-    if (given or save_plan or goal or weak) and not lowers:
-        option = _planning(given, save_plan, goal)
+    typed = request.io not in (None, "keep")
+    if (given or save_plan or goal or weak or typed) and not lowers:
+        option = "`io`" if typed else _planning(given, save_plan, goal)
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
     deployed = deployment(
         request.engine,
@@ -105,6 +106,10 @@ def _job(
         request.opt_shapes,
         request.max_shapes,
     )
+    if weak and typed:
+        raise UsageError(
+            "with `weak-typing` the file stays FP32", where="`io`", hint="leave one of the two out"
+        )
     if weak and not known.weakly_typed:
         raise UsageError(
             f"{known} has strongly typed networks alone, which take no precisions of layers",

@@ -22,6 +22,7 @@ from rewriter.jobs.fix.rewriting import Record, Rewriting
 from rewriter.jobs.search.run import SearchOutcome
 from rewriter.judge.verdict import GOALS, Check
 from rewriter.pipeline.driver import PassResult
+from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.inputs import Samples
 from rewriter.runtime.ranges import Ranges
 from rewriter.runtime.ranges.depth import TensorAtDepth, along_depth
@@ -34,6 +35,7 @@ class Given:
     Attributes:
         samples: All samples, for ranges. `fitting`: those that searches may fit a plan to.
         warnings: Sentences about the model and its data.
+        before: Outputs in plain FP16 or BF16; () if not verified.
         measured: By the passes before the plan.
     """
 
@@ -43,6 +45,7 @@ class Given:
     judge: Judge
     stage: Stopwatch
     warnings: tuple[str, ...]
+    before: tuple[OutputComparison, ...] = ()
     measured: dict[tuple[Pass, ...], Measured] = field(default_factory=dict)
 
 
@@ -188,15 +191,20 @@ def explained(made: Attempt, given: Given) -> Attempt:
     return replace(made, checks=checks)
 
 
-def estimated_us(made: Attempt, given: Given) -> tuple[float, float]:
-    """The recorded costs of an attempt and of FP32 altogether, in us, at the shapes of the first sample."""
+def estimated_us(made: Attempt, given: Given) -> tuple[float, float, float]:
+    """The recorded costs of an attempt, of FP32, and of its lower type altogether.
+
+    In us, at the shapes of the first sample.
+    """
     if not given.judge.samples:
-        return math.inf, math.inf
+        return math.inf, math.inf, math.inf
     facts = tensor_facts.at_sizes(made.structured, given.judge.samples[0])
     prices = priced(made.structured, facts, made.job.target)
     broken = fsum(attention.us for attention in prices.attentions)
     fp32 = fsum(prices.base.values()) + fsum(prices.own.values()) + broken
-    return fp32 if made.plan is None else prices.total_us(made.plan), fp32
+    if made.plan is None:
+        return fp32, fp32, math.inf
+    return prices.total_us(made.plan), fp32, prices.total_us(replace(made.plan, decisions=()))
 
 
 def _measured(job: FixJob, given: Given) -> Measured:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from rewriter.jobs.fix.job import FixJob
@@ -11,7 +12,7 @@ from rewriter.jobs.fix.judge import ARITHMETIC
 from rewriter.judge.verdict import GOALS, ORIGINAL, Check, Verdict
 from rewriter.runtime.emulation.divergence import NodeError
 
-Ending = Literal["verified", "as-fp32", "unverified", "failed", "unbuildable"]
+Kind = Literal["verified", "as-fp32", "unverified", "failed", "unbuildable"]
 """`as-fp32`: verified, as the network's own FP32 engine errs as much; `unbuildable`: TensorRT does not build
 the model as it came."""
 
@@ -20,28 +21,30 @@ TF32_OFF = "with TF32 off (--noTF32, or NVIDIA_TF32_OVERRIDE=0), which is slower
 
 @dataclass(frozen=True)
 class Conclusion:
-    """The verdict in words that stand by themselves.
+    """How a run ended, and why; `FixResult.ending` has the words of the first line.
 
     Attributes:
-        summary: The verdict, without the file: `verified`, `as accurate as FP32 here: ...`.
+        lowered: False if nothing of the result is in reduced precision.
+        reason: Why it is unverified; "" otherwise.
         limit: What keeps the result from passing or from being closer, in one sentence; "" if it is verified.
         remedy: What to do about it, in one sentence; "" if it is verified.
         remarks: What else is to be known of the result, such as that all of it is FP32.
     """
 
-    ending: Ending
-    summary: str
+    kind: Kind
     limit: str = ""
     remedy: str = ""
     remarks: tuple[str, ...] = ()
+    lowered: bool = True
+    reason: str = ""
 
     @property
     def usable(self) -> bool:
         """True if the next step is to build the file."""
-        return self.ending in ("verified", "as-fp32", "unverified")
+        return self.kind in ("verified", "as-fp32", "unverified")
 
 
-UNVERIFIED = Conclusion("unverified", "not verified")
+UNVERIFIED = Conclusion("unverified")
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Tried:
     Attributes:
         job: As the user asked for it.
         planned: True if the result follows a plan; False if all of it is FP32.
+        lowered: As in `Conclusion`.
         in_fp32: Error of all of it in FP32, in units of the tolerance, if that was tried in vain.
         stopped: Why not every remedy was tried; "" if all were, or none was needed.
         remarks: As in `Conclusion`.
@@ -59,6 +63,7 @@ class Tried:
 
     job: FixJob
     planned: bool
+    lowered: bool = True
     in_fp32: float | None = None
     stopped: str = ""
     remarks: tuple[str, ...] = ()
@@ -67,33 +72,32 @@ class Tried:
 
 def conclude(done: Sequence[Check], tried: Tried) -> Conclusion:
     """Returns the conclusion of all checks of a result, its build included."""
-    remarks = tried.remarks
+    ended = partial(Conclusion, remarks=tried.remarks, lowered=tried.lowered)
     checked = [check for check in done if check.name not in GOALS]
     failed = [check for check in done if check.passed is False]
     if any(check.name == ORIGINAL and check.passed is False for check in done):
         limit, remedy = _unbuildable(done)
-        return Conclusion("unbuildable", "does not build as it came", limit, remedy, remarks)
+        return ended("unbuildable", limit, remedy)
     if not failed and not any(check.passed for check in checked):
         asked = tried.job.request.verify
-        why = "no check could be made" if asked else "`verify=false`"
-        return Conclusion("unverified", f"not verified ({why})", remarks=remarks)
+        return ended("unverified", reason="no check could be made" if asked else "`verify=false`")
     if Verdict(tuple(done)).passed:
-        excused = next((c for c in done if c.excuse == "as-fp32"), None)
-        if excused is not None:
+        if any(check.excuse == "as-fp32" for check in done):
             limit = "TF32 is as far from FP32 in this network"
-            summary = "as accurate as FP32 here: " + excused.summary
-            return Conclusion("as-fp32", summary, limit, _without_tf32(done), remarks)
-        return Conclusion("verified", "verified", remarks=remarks)
+            return ended("as-fp32", limit, _without_tf32(done))
+        return ended("verified")
     limit, remedy = next(_reasons(failed, done, tried))
-    return Conclusion("failed", "failed: " + ", ".join(c.name for c in failed), limit, remedy, remarks)
+    return ended("failed", limit, remedy)
 
 
 def _unbuildable(done: Sequence[Check]) -> tuple[str, str]:
     original = next(check for check in done if check.name == ORIGINAL)
     reason = next(iter(original.details), original.summary).removeprefix("builder: ")
+    named = [name or op for name, op in original.refused]
+    without = f", or without {named[0]}" if named else ""
     return (
         f"TensorRT does not build the model as it came, before any change: {reason}",
-        "export it anew (another opset, or without the named node), or run it with ONNX Runtime; another "
+        f"export it anew (another opset{without}), or run it with ONNX Runtime; another "
         "release of TensorRT may build it",
     )
 
@@ -112,6 +116,8 @@ def _reasons(failed: Sequence[Check], done: Sequence[Check], tried: Tried) -> It
     if deciding is not None:
         worst = next((check.worst for check in done if check.worst), ())
         yield _arithmetic(deciding, worst, tried, _without_tf32(done))
+    if "io" in by_name:
+        yield by_name["io"].summary, "leave out `io`: the file as it is passes, with these types"
     other = failed[0] if failed else done[0]
     yield other.summary, "a larger `tolerance` or budget, if that is acceptable; or `precision=fp32`"
 
@@ -147,6 +153,8 @@ def _arithmetic(check: Check, worst: Sequence[NodeError], tried: Tried, remedy: 
             "what to do: "
         )
     size = _size(check)
+    if tried.planned and worst:
+        size += f", most of it from {worst[0].node} ({worst[0].op})"
     if not tried.planned and job.plan is None:
         where = f" in {worst[0].node} ({worst[0].op})" if worst else ""
         return (

@@ -27,6 +27,7 @@ from rewriter.ir.model.stopwatch import LASTING, interrupt_handled
 from rewriter.jobs.fix.attempt import Attempt, Given, attempt, estimated_us
 from rewriter.jobs.fix.job import NOISE, FixJob
 from rewriter.jobs.fix.judge import ARITHMETIC
+from rewriter.jobs.fix.result import LatencyShare
 from rewriter.jobs.fix.rewriting import Record, Rewriting
 from rewriter.jobs.search.goal import Budget, ErrorLimit
 from rewriter.judge.arithmetic_checks import AS_FP32, check_structure
@@ -54,6 +55,19 @@ WORTH_US = 10.0
 IN_DOUBT = 1.5
 """Largest estimated share at which an engine is asked whether FP32 is faster."""
 
+WORSE = 1.1
+"""Without an engine, least error of a plan over that of plain FP16 at which the plan is not handed out,
+where no hazard was found: rounding by chance moves errors of one network by less."""
+
+NEEDED = frozenset(
+    "inline-functions upgrade-opset drop-double fold-quantized-bias clean-casts unfold-einsum "
+    "clamp-constants isolate-clip drop-round-trips mixed-precision".split()
+)
+"""What a build in FP16 may need; the other passes make it faster, or more accurate on most networks."""
+
+MOST_FOR_PLAIN: float = PRESETS["accurate"].defaults["max_latency_cost"]
+"""Largest share of latency for a plan as close as plain FP16 in the place of one that errs more."""
+
 CLOSER = 0.5
 """A plan that meets a limit on the samples of the search may miss it on others: the next search asks for
 this share of the limit. A plan for 2e-3 was measured at 7.3e-3 on a sample that it was not fitted to."""
@@ -79,6 +93,8 @@ class Result:
         remark: Why it is not the first attempt though that passed; "" otherwise.
         stopped: Why not every candidate was tried; "" if all were.
         in_fp32: Error of all of it in FP32, in units of the tolerance, if that failed.
+        shares: Its latency as a share of others'.
+        with_ports: What failed with inputs and outputs as the user wants them; "" if they are.
     """
 
     made: Attempt
@@ -86,6 +102,8 @@ class Result:
     remark: str = ""
     stopped: str = ""
     in_fp32: float | None = None
+    with_ports: str = ""
+    shares: tuple[LatencyShare, ...] = ()
 
 
 def best(attempts: Sequence[Attempt], latencies: Sequence[float], slack: float = NOISE) -> int:
@@ -167,13 +185,25 @@ class _Loop:
     def result(self) -> Result:
         """The best attempt, and how it was found."""
         latencies = self._timed_in_turn()
-        at = best(self.attempts, latencies, self.job.slack)
+        at = self._chosen(latencies)
         made = self.attempts[at]
         lines = tuple(self._lines(latencies)) if len(self.attempts) > 1 or self.stopped else ()
         remark = self._remark(at, latencies) if at and not self.first.failed else ""
         fp32 = [one.error for one in self.attempts if one.failed and one.job.wish.precision == "fp32"]
         stopped = self.stopped if made.failed or self.stopped.startswith("interrupted") else ""
-        return Result(made, lines, remark, stopped, min(fp32, default=None))
+        asked = [one for one in self.attempts if one.plan is not None and one.plan.io == self.job.wish.io]
+        with_ports = "" if made in asked or not asked else _summary(min(asked, key=lambda one: one.error))
+        shares = tuple(self._shares(at, latencies))
+        return Result(made, lines, remark, stopped, min(fp32, default=None), with_ports, shares)
+
+    def _chosen(self, latencies: Sequence[float]) -> int:
+        """The best attempt; one as close as plain FP16 where a plan errs more though nothing was wrong."""
+        at = best(self.attempts, latencies, self.job.slack)
+        closer = [n for n, one in enumerate(self.attempts) if not (one.failed or self._worse_than_plain(one))]
+        if not closer or at in closer:
+            return at
+        nearest = min(closer, key=lambda place: latencies[place])
+        return nearest if latencies[nearest] <= (1.0 + MOST_FOR_PLAIN) * latencies[at] else at
 
     def _seconds(self) -> float:
         """Latest start of a candidate: a minute where there is a result, or as long as a repair may take."""
@@ -208,6 +238,22 @@ class _Loop:
             self.stopped = self.stopped or "interrupted while the best attempts were timed"
         return latencies
 
+    def _shares(self, at: int, latencies: Sequence[float]) -> Iterator[LatencyShare]:
+        """Of FP32's latency and of plain FP16's: measured where an engine of those ran, or else estimated."""
+        made = self.attempts[at]
+        if made.plan is None or made.all_fp32 or not self.given.judge.samples:
+            return
+        planned, fp32, plain = estimated_us(made, self.given)
+        for name, estimate, words in (
+            ("FP32", fp32, "all of it in FP32"),
+            ("plain FP16", plain, "plain FP16"),
+        ):
+            ran = [us for us, one in zip(latencies, self.words, strict=False) if one.startswith(words)]
+            if self.given.judge.engine is not None and ran and math.isfinite(ran[0]):
+                yield LatencyShare(name, latencies[at] / ran[0], measured=True)
+            elif planned and estimate:
+                yield LatencyShare(name, planned / estimate, measured=False)
+
     def _lines(self, latencies: Sequence[float]) -> Iterator[str]:
         for words, made, us in zip(self.words, self.attempts, latencies, strict=True):
             outcome = _summary(made) if made.failed else "every check passes"
@@ -233,10 +279,50 @@ class _Loop:
         yield from self._without_what_is_refused()
         if self.given.judge.engine is not None:
             yield from self._shown_by_engines()
+        elif self._worse_than_plain(self.first):
+            yield from self._as_close_as_plain()
         if not self.passed and self.job.phases.lowering:
             yield from self._with_more_fp32()
             yield from self._without_what_is_refused()
+            yield from self._with_ports_as_they_came()
         yield from self._in_fp32()
+
+    @property
+    def _plain_error(self) -> float:
+        """The error of plain FP16, emulated; infinite unless it passes, and no hazard was found."""
+        before, first = self.given.before, self.first
+        wrong = not before or first.causes or not all(one.passed for one in before)
+        if (
+            wrong
+            or not first.job.prefers
+            or self.job.limit is not None
+            or self.given.judge.engine is not None
+        ):
+            return math.inf
+        return max(one.relative_l2 for one in before)
+
+    def _worse_than_plain(self, made: Attempt) -> bool:
+        """True, without an engine, if a result errs more than plain FP16 though nothing was wrong."""
+        return _error(made) > WORSE * self._plain_error
+
+    def _as_close_as_plain(self) -> Iterator[Candidate]:
+        """The types alone, and more FP32 if these take longer."""
+        job = self.first.job
+        yield Candidate("plain FP16: types alone, without other passes", _types_alone(job))
+        rules, *_, plain = self._latencies()
+        if self.latest.failed or self._worse_than_plain(self.latest) or plain > (1.0 + NOISE) * rules:
+            goal = ErrorLimit(self._plain_error, job.metric, first_found=True)
+            yield Candidate("FP32 until it is as close as plain FP16", _trial(replace(job, goal=goal)))
+
+    def _with_ports_as_they_came(self) -> Iterator[Candidate]:
+        """No plan of nodes mends an input that FP16 cannot hold."""
+        if self.passed or self.job.wish.io == "keep":
+            return
+        wish = replace(self.job.wish, io="keep")
+        yield Candidate(
+            "inputs and outputs as they came", _trial(replace(self.base.job, wish=wish, goal=None))
+        )
+        yield from self._with_more_fp32()
 
     def _without_culprits(self) -> Iterator[Candidate]:
         """Without the passes that changed the FP32 result, the largest change first."""
@@ -367,7 +453,7 @@ class _Loop:
         base = self.base
         if base.plan is None or self.job.request.save_plan is not None:
             return False  # who wants the plan wants the model that it makes
-        planned, fp32 = estimated_us(base, self.given)
+        planned, fp32, _ = estimated_us(base, self.given)
         if self.given.judge.engine is not None:
             return fp32 <= IN_DOUBT * planned
         return fp32 <= CLEAR * planned and planned - fp32 >= WORTH_US
@@ -435,6 +521,12 @@ def _plain(job: FixJob) -> FixJob:
     )
     wish = replace(job.wish, epilogues=False)
     return replace(job, steps=steps, wish=wish, repairing=True, emulated=False)
+
+
+def _types_alone(job: FixJob) -> FixJob:
+    """The job with those of its steps alone without which nothing can be lowered."""
+    steps = tuple(s for s in job.steps if s.name in NEEDED)
+    return replace(job, steps=steps, repairing=True)
 
 
 def _fp32(job: FixJob, steps: tuple[Pass, ...]) -> FixJob:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from onnx import NodeProto
 from rewriter.ir.model import Model, set_metadata, walk_graphs
 from rewriter.ir.plan import Decision, Plan, node_key, plan_file
 from rewriter.jobs.fix.job import FixJob
-from rewriter.judge.verdict import Verdict
 from rewriter.runtime.emulation import Accumulation
+from rewriter.runtime.figures.metrics import METRICS
+from rewriter.runtime.figures.tolerances import Tolerance
 
 VERSION, PRESET, PIPELINE = "rewriter.version", "rewriter.preset", "rewriter.pipeline"
 PLAN, SOURCE, SOURCE_HASH = "rewriter.plan.sha256", "rewriter.source", "rewriter.source.sha256"
-VERDICT, SUMS = "rewriter.verdict", "rewriter.sums"
+VERDICT, SUMS, LIMIT = "rewriter.verdict", "rewriter.sums", "rewriter.tolerance"
 """Keys of the model's metadata."""
 
 KEPT = "rewriter.kept"
@@ -74,31 +76,28 @@ def stamp(
         SOURCE_HASH: source,
         VERDICT: verdict,
         SUMS: job.accumulation,
+        LIMIT: "" if job.limit is None else f"{job.limit.tolerance!r} {job.limit.metric}",
     }
     set_metadata(model.proto, entries)
     if plan is not None:
         _note_reasons(model, plan.decisions)
 
 
+def noted_tolerance(model: Model) -> Tolerance | None:
+    """The user's tolerance that `fix` judged a model by; None if there was none, or it cannot be read."""
+    noted = {entry.key: entry.value for entry in model.proto.metadata_props}.get(LIMIT, "")
+    value, _, metric = noted.partition(" ")
+    if metric not in METRICS:  # a file from elsewhere does not name code to run
+        return None
+    with suppress(ValueError):
+        return Tolerance(float(value), metric, "the `tolerance` of `fix`, noted in the file")
+    return None
+
+
 def noted_sums(model: Model) -> Accumulation | None:
     """The type of the emulated sums that `fix` judged a model by; None if it was not made by `fix`."""
     noted = {entry.key: entry.value for entry in model.proto.metadata_props}.get(SUMS)
     return "fp32" if noted == "fp32" else "fp16" if noted == "fp16" else None
-
-
-def verdict_text(verdict: Verdict | None) -> str:
-    """The checks that a model passed or failed."""
-    if verdict is None:
-        return "not verified"
-    made = [check for check in verdict.checks if check.passed is not None]
-    if verdict.passed:
-        return f"{'verified' if verdict.compared else 'no result could be compared'}: {_names(made)}"
-    failed = [check for check in made if check.passed is False]
-    return f"FAILED: {_names(failed)}" if failed else "not verified: no check could be made"
-
-
-def _names(checks: Iterable[Any]) -> str:
-    return ", ".join(check.name for check in checks)
 
 
 def _note_reasons(model: Model, decisions: Iterable[Decision]) -> None:

@@ -16,11 +16,24 @@ from rewriter.ir.summary import Row, Summary, listed
 from rewriter.jobs.fix.before import SideBySide
 from rewriter.jobs.fix.causes import Cause
 from rewriter.jobs.fix.conclusion import UNVERIFIED, Conclusion
-from rewriter.judge.verdict import GOALS, Verdict
+from rewriter.judge.verdict import GOALS, Verdict, proof, ran
 from rewriter.pipeline.driver import PassResult
 from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.ranges.depth import TensorAtDepth
+
+
+@dataclass(frozen=True)
+class LatencyShare:
+    """The latency of a result in units of another's: `FP32` or `plain FP16`.
+
+    Attributes:
+        measured: True if both ran on this GPU; False if recorded costs were added up.
+    """
+
+    of: str
+    share: float
+    measured: bool
 
 
 @dataclass(repr=False)
@@ -43,7 +56,9 @@ class FixResult(Summary):
         causes: What was wrong with the model, in numbers, and what was done about each.
         before: Outputs of the original, emulated in the plan's precision, unrepaired; () if not verified.
         side_by_side: With the option `page`: the worst sample before and after.
-        conclusion: The verdict in words, with the limit and the remedy of a failure.
+        conclusion: How it ended, with the limit and the remedy of a failure.
+        judged: Number of samples that judged it.
+        latency_shares: Its latency as a share of FP32's and of plain FP16's.
     """
 
     model: Model
@@ -63,6 +78,39 @@ class FixResult(Summary):
     before: tuple[OutputComparison, ...] = ()
     conclusion: Conclusion = UNVERIFIED
     side_by_side: SideBySide | None = None
+    judged: int = 0
+    latency_shares: tuple[LatencyShare, ...] = ()
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in the words of the report's first line."""
+        checks = self.verdict.checks if self.verdict else ()
+        if self.conclusion.kind == "unbuildable":
+            return "Does not build as it came"
+        if self.verified is None:
+            return "Fixed, NOT verified" + (f" ({self.conclusion.reason})" if self.conclusion.reason else "")
+        if not self.verified:
+            failed = ", ".join(check.name for check in checks if check.passed is False)
+            return f"VERIFICATION FAILED ({failed or 'no check could be made'})"
+        if not (self.verdict and self.verdict.compared):
+            return "Fixed, and builds, but no result could be compared"
+        real = self.data is None or self.data.real
+        alike = ", as accurate as FP32 here" if self.conclusion.kind == "as-fp32" else ""
+        how = proof(checks, self.judged, real=real) + alike
+        if self.conclusion.lowered:
+            return how
+        what = "all of it is FP32" if self.plan is None or self.plan.float_nodes else "no node has floats"
+        return f"Nothing was lowered: {what} ({how[0].lower()}{how[1:]})"
+
+    @property
+    def proven(self) -> bool:
+        """True if results on the user's data were compared, and what was to be lowered was."""
+        checks = self.verdict.checks if self.verdict else ()
+        if not self.verified or not Verdict(checks).compared:
+            return False
+        if not self.conclusion.lowered and (self.repairs or (self.plan and self.plan.float_nodes)):
+            return False
+        return self.data is None or self.data.real or ran(checks)
 
     @property
     def verified(self) -> bool | None:
@@ -78,7 +126,7 @@ class FixResult(Summary):
         return self.model.whole()
 
     def summary(self) -> Iterator[Row]:
-        yield "verdict", self.conclusion.summary
+        yield "verdict", self.ending
         if self.conclusion.limit:
             yield "limit", self.conclusion.limit
             yield "remedy", self.conclusion.remedy

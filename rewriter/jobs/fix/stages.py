@@ -10,6 +10,8 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
+from onnx import TensorProto
+
 from rewriter import __version__
 from rewriter.hazards.planning import weak_typing
 from rewriter.hazards.planning.planner import LOW_TYPES
@@ -18,15 +20,16 @@ from rewriter.ir.base import Stage
 from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.model import Array, Model, load, save
 from rewriter.ir.model import facts as tensor_facts
+from rewriter.ir.model.facts import FLOATS
 from rewriter.ir.model.stopwatch import Stopwatch
-from rewriter.ir.plan import Plan, plan_file
+from rewriter.ir.plan import Plan, io_type, plan_file
 from rewriter.jobs.fix import loop
 from rewriter.jobs.fix.attempt import Attempt, Given, explained
 from rewriter.jobs.fix.before import SideBySide, errors_before, side_by_side
 from rewriter.jobs.fix.conclusion import Tried, conclude
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.judge import Judge
-from rewriter.jobs.fix.provenance import UNFINISHED, source_hash, stamp, verdict_text
+from rewriter.jobs.fix.provenance import UNFINISHED, source_hash, stamp
 from rewriter.jobs.fix.refusals import (
     declare_plugins,
     refuse_unbuildable,
@@ -38,7 +41,7 @@ from rewriter.jobs.search.effort import RunCost, with_sums
 from rewriter.judge.expected import Expected, expected_outputs, run_all
 from rewriter.judge.judge import Standard
 from rewriter.judge.not_finite import nan_warnings
-from rewriter.judge.verdict import Verdict
+from rewriter.judge.verdict import Check, Verdict
 from rewriter.judge.workspace import MOST_SAMPLES
 from rewriter.pipeline import text as pipeline
 from rewriter.runtime.engines.onnxruntime import gpu_notes
@@ -46,10 +49,13 @@ from rewriter.runtime.engines.tensor_files import Span
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.figures.probabilities import finds_nothing, probabilities
-from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance
+from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance, precision_of
 from rewriter.runtime.inputs import Samples, load_samples
 
 NO_PLAN = "`save-plan`: no plan was written, since all of it is FP32: `precision=fp32` gives the same"
+
+PORTS = 3
+"""Inputs and outputs that the check of their types names."""
 
 CHECKED_S = 60.0
 """Most processor seconds of a check's emulation with FP16 sums that nobody asked for."""
@@ -60,45 +66,51 @@ def run(job: FixJob) -> FixResult:
     destination, stage, _ = job.destination(), Stopwatch(job.progress), job.phases  # may refuse the job
     with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
         job, given = _given(job, stage, Path(folder))
-        before = _before(job, given)
+        given = replace(given, before=_before(job, given))
         source_sha = source_hash(job.source, given.original)
         found = loop.run(job, given)
-        made = _checked_to_the_end(found.made, given)
+        made = _with_ports_checked(_checked_to_the_end(found.made, given), job, found)
         verdict = Verdict(made.checks) if job.request.verify or made.checks else None
         warnings = [*made.warnings, *given.judge.not_run(), *gpu_notes()]
         fixed = weak_typing.named(made.structured) if job.weak_typing else made.fixed
         text = pipeline.render(made.job.steps)
-        changed = any(step.changes for step in made.passes)
-        if changed:
-            noted = UNFINISHED if given.judge.interrupted else verdict_text(verdict)
-            stamp(fixed, job, text, made.plan, source_sha, __version__, noted)
-        with stage("save"):
-            written = _written(job, fixed, destination, verdict, warnings)
-        if given.judge.interrupted:
-            raise KeyboardInterrupt(f"{written} is written, but not verified to the end" if written else "")
-        _save_plan(job, made.plan, warnings)
-        constraints = None
-        if job.weak_typing and written is not None and made.plan is not None:
-            constraints = _write_constraints(fixed, made.plan, written, warnings)
-        return FixResult(
+        result = FixResult(
             fixed,
-            written,
+            None,
             text,
             job.target,
             list(made.passes),
             made.plan,
-            replace(given.fitting.source, spans=given.judge.spans),
+            replace(
+                given.fitting.source,
+                spans=given.judge.spans,
+                profiled=frozenset(job.deployment.profile),
+            ),
             verdict,
             warnings,
             stage.seconds,
-            constraints,
+            None,
             list(found.lines),
             made.depth,
             made.causes,
-            before,
+            given.before,
             conclude(made.checks, _tried(job, found, made)),
             _side_by_side(made, given) if job.request.page else None,
+            len(given.judge.samples),
+            found.shares,
         )
+        if any(step.changes for step in made.passes):
+            noted = UNFINISHED if given.judge.interrupted else result.ending
+            stamp(fixed, job, text, made.plan, source_sha, __version__, noted)
+        with stage("save"):
+            result.output = _written(job, result, destination)
+        if given.judge.interrupted:
+            left = f"{result.output} is written, but not verified to the end" if result.output else ""
+            raise KeyboardInterrupt(left)
+        _save_plan(job, made.plan, warnings)
+        if job.weak_typing and result.output is not None and made.plan is not None:
+            result.constraints = _write_constraints(fixed, made.plan, result.output, warnings)
+        return result
 
 
 def _tried(job: FixJob, found: loop.Result, made: Attempt) -> Tried:
@@ -115,7 +127,15 @@ def _tried(job: FixJob, found: loop.Result, made: Attempt) -> Tried:
     changed = tuple(one.name for one in made.passes if one.changes)
     interrupted = "" if made.failed else found.stopped
     remarks = tuple(filter(None, (remark, interrupted)))
-    return Tried(job, made.plan is not None, found.in_fp32, found.stopped, remarks, changed)
+    lowered = not made.all_fp32 if made.plan is not None else _is_low(made.fixed)
+    if made.plan is not None and not made.plan.float_nodes:
+        lowered = False
+    return Tried(job, made.plan is not None, lowered, found.in_fp32, found.stopped, remarks, changed)
+
+
+def _is_low(model: Model) -> bool:
+    """True if a model has tensors in FP16 or BF16."""
+    return precision_of(tensor_facts.infer(model)) != "fp32"
 
 
 def _checked_to_the_end(made: Attempt, given: Given) -> Attempt:
@@ -131,16 +151,33 @@ def _checked_to_the_end(made: Attempt, given: Given) -> Attempt:
     return made
 
 
-def _written(
-    job: FixJob, fixed: Model, destination: Path | None, verdict: Verdict | None, warnings: list[str]
-) -> Path | None:
-    """Writes the model, unless `--strict` forbids it."""
+def _with_ports_checked(made: Attempt, job: FixJob, found: loop.Result) -> Attempt:
+    """The attempt, with a failed check if inputs and outputs are not of the types of the option."""
+    io = job.request.io
+    if io in (None, "keep") or (made.plan is not None and made.plan.io == io):
+        return made
+    wanted = {"fp16": TensorProto.FLOAT16, "fp32": TensorProto.FLOAT}
+    ports = (*made.fixed.signature.inputs, *made.fixed.signature.outputs)
+    other = [
+        port.name
+        for port in ports
+        if port.dtype in FLOATS and port.dtype != wanted.get(io_type(io, port.name), port.dtype)
+    ]
+    if not other:
+        return made
+    names = ", ".join(other[:PORTS]) + " ..." * (len(other) > PORTS)
+    summary = f"`io={io}` is not kept: {names} as they came; with it, {found.with_ports}"
+    return replace(made, checks=(*made.checks, Check("io", False, summary)))
+
+
+def _written(job: FixJob, result: FixResult, destination: Path | None) -> Path | None:
+    """Writes the model, unless `strict` forbids it."""
     if destination is None:
         return None
-    if job.request.strict and job.request.verify and (verdict is None or not verdict.passed):
-        warnings.append(f"`strict`: {destination} was not written")
+    if job.request.strict and job.request.verify and not result.proven:
+        result.warnings.append(f"`strict`: {destination} was not written")
         return None
-    return save(fixed, destination)
+    return save(result.model, destination)
 
 
 def _save_plan(job: FixJob, plan: Plan | None, warnings: list[str]) -> None:

@@ -115,6 +115,7 @@ def _sections(result: FixResult, command: str) -> Iterator[Section]:
         data=result.data,
         seconds=result.seconds,
         following=next_step(result).commands,
+        verify=next_step(result).verify,
     )
 
 

@@ -22,13 +22,14 @@ def run_section(
     data: DataSource | None = None,
     seconds: Mapping[str, float] | None = None,
     following: Mapping[str, str] | None = None,
+    verify: str = "",
     repair: str = "",
 ) -> Section:
     """Returns the section.
 
     Args:
         command: The command that made the page; "" where Python did.
-        following: The commands that build the engine, by tool.
+        following: The commands that build the engine, by tool. `verify`: the one that runs it on a GPU.
         repair: The command that repairs what was found; "" if there is nothing to repair.
     """
     rows = list(facts)
@@ -44,6 +45,8 @@ def run_section(
     rows.append(Fact("Versions", versions))
     steps = (following or {}).items()
     bodies = [command_line(f"Builds the engine, with {tool}", line) for tool, line in steps]
+    if verify:
+        bodies.append(command_line("Runs it where there is a GPU, and compares", verify))
     if repair:
         bodies.append(command_line("Repairs what was found", repair))
     if command:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,13 +93,17 @@ class StoredSamples:
 
 
 def spans_of(samples: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
-    """Smallest, first and largest size of every axis of each input, over all samples."""
-    spans: dict[str, Span] = {}
+    """Of each input: the smallest size of every axis, the middle shape by size, the largest of every axis."""
+    shapes: dict[str, list[Shape]] = {}
     for feeds in samples:
         for name, array in feeds.items():
-            low, first, high = spans.get(name, (array.shape,) * 3)
-            spans[name] = (tuple(map(min, low, array.shape)), first, tuple(map(max, high, array.shape)))
-    return spans
+            shapes.setdefault(name, []).append(array.shape)
+    return {name: _span(found) for name, found in shapes.items()}
+
+
+def _span(shapes: Sequence[Shape]) -> Span:
+    low, high = (tuple(map(pick, zip(*shapes, strict=False))) for pick in (min, max))
+    return low, sorted(shapes, key=math.prod)[len(shapes) // 2], high
 
 
 def write_samples(folder: Path, samples: Iterable[Mapping[str, Array]]) -> StoredSamples:

@@ -158,6 +158,18 @@ def _opened(path: Path, signature: Signature, image_preprocess: str | None = Non
                       hint=f"give {FORMATS}")  # fmt: skip
 
 
+def _steps_of_photographs(signature: Signature) -> str:
+    """What to do with photographs: an input without three channels, as of spectrograms, takes none."""
+    shapes = [port.shape for port in signature.inputs]
+    if len(shapes) == 1 and (shapes[0] is None or (len(shapes[0]) == 4 and _may_be_colours(shapes[0]))):
+        return f"add {OPTION} with the steps of your training; ImageNet's are '{EXAMPLE}'"
+    return "save what your program feeds the model with np.savez, with an array for each input"
+
+
+def _may_be_colours(shape: Sequence[int | str | None]) -> bool:
+    return any(size == 3 or not isinstance(size, int) for size in (shape[1], shape[3]))
+
+
 def _from_folder(folder: Path, signature: Signature, image_preprocess: str | None) -> list[Sample]:
     if image_preprocess is not None:
         return image_samples(folder, signature, image_preprocess)
@@ -181,7 +193,7 @@ def _from_folder(folder: Path, signature: Signature, image_preprocess: str | Non
         raise InputsError(
             "it holds photographs, and how they become the model's input is not known",
             where=str(folder),
-            hint=f"add {OPTION} '{EXAMPLE}'",
+            hint=_steps_of_photographs(signature),
         )
     raise InputsError(
         "it holds no sample",

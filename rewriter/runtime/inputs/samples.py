@@ -28,7 +28,8 @@ class DataSource:
         path: The file or folder that the user named; "" for objects in memory and generated samples.
         preprocess: How photographs became samples, as `image_preprocess`; "" for other data.
         names: Where the samples came from, file by file, in the order in which results are judged by them.
-        spans: Smallest, first and largest shape by input, where known: builds with dynamic shapes use them.
+        spans: Smallest, typical and largest shape by input, where known: builds with dynamic shapes use them.
+        profiled: Inputs whose span the user gave.
     """
 
     text: str
@@ -38,6 +39,7 @@ class DataSource:
     preprocess: str = ""
     spans: Mapping[str, Span] = field(default_factory=dict)
     names: tuple[str, ...] = ()
+    profiled: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

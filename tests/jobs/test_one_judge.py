@@ -1,0 +1,215 @@
+"""`fix` says it, `verify` confirms it: the same verdict and number, in one set of words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from graphs import graph
+from nightly import NIGHTLY
+from onnx import TensorProto, helper
+from paths import MODELS
+from test_cases import CASES
+from typer.testing import CliRunner
+
+import rewriter
+from rewriter.cli import app
+from rewriter.ir.errors import UsageError
+from rewriter.ir.model import Array, save
+from rewriter.jobs.fix.result import FixResult
+
+QUICK = ("bert", "conv_clip", "if_loop", "local_function", "matmul_clip", "mismatch", "mixed_casts", "qdq")
+
+
+def floats(*shape: int, scale: float = 1.0, seed: int = 0) -> Array:
+    return (scale * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """A graph, its samples, and options of `fix`."""
+
+    text: str
+    samples: list[dict[str, Array]]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+X = [{"x": floats(4, 8, seed=seed)} for seed in range(3)]
+HOSTILE = {
+    "NaN": Hostile("g (float[4,8] x) => (float[4,8] y) { y = Log(x) }", X),
+    "infinity": Hostile(
+        "g (float[4,8] x) => (float[4,8] y) { a = Relu(x) y = Div(x, a) }", X
+    ),
+    "zeros": Hostile("g (float[4,8] x) => (float[4,8] y) { y = Sub(x, x) }", X),
+    "integers alone": Hostile(
+        "g (int64[4] x) => (int64[4] y) { y = Add(x, x) }", [{"x": np.arange(4, dtype=np.int64)}]
+    ),
+    "no elements": Hostile("g (float[0,8] x) => (float[0,8] y) { y = Relu(x) }", [{"x": floats(0, 8)}]),
+    "an empty output": Hostile(
+        "g (float[4,8] x) => (float[4,8] y, int64[2,k] i) { y = Relu(x) a = Sub(x, x) i = NonZero(a) }", X
+    ),
+    "a dynamic batch": Hostile(
+        "g (float[n,8] x) => (float[n,8] y) { y = Sigmoid(x) }", [{"x": floats(n, 8)} for n in (3, 1, 5)]
+    ),
+    "a constant output": Hostile(
+        """g (float[4,8] x) => (float[4,8] y, float[2] z) <float[2] c = {0.1, 7e4}>
+        { y = Relu(x) z = Identity(c) }""",
+        X,
+    ),
+    "one tensor twice": Hostile(
+        "g (float[4,8] x) => (float[4,8] y, float[4,8] z) { y = Exp(x) z = Identity(y) }", X
+    ),
+    "an If": Hostile(
+        """g (float[4,8] x, bool c) => (float[4,8] y) {
+            y = If(c) <then_branch = t () => (float[4,8] a) { a = Exp(x) },
+                       else_branch = e () => (float[4,8] b) { b = Sqrt(x) }> }""",
+        [{"x": one["x"], "c": np.array(number == 1)} for number, one in enumerate(X)],
+    ),
+    "a Loop": Hostile(
+        """g (float[4,8] x) => (float[4,8] y) <int64 n = {3}, bool go = {1}> {
+            y = Loop(n, go, x) <body = b (int64 i, bool c, float[4,8] s) => (bool d, float[4,8] t)
+                { d = Identity(c) t = Tanh(s) }> }""",
+        X,
+    ),
+    "BF16 inputs": Hostile(
+        "g (bfloat16[4,8] x) => (float[4,8] y) { a = Cast<to = 1>(x) y = Tanh(a) }",
+        [{"x": np.ones((4, 8), ml_dtypes.bfloat16)}],
+    ),
+    "beyond FP16": Hostile(
+        "g (float[4,8] x) => (float[4,8] y) { y = Mul(x, x) }", [{"x": floats(4, 8, scale=1e3)}]
+    ),
+    "as far as FP32": Hostile(
+        """g (float[2,8] x) => (float[2,2] y)
+        <float[8,2] w = {2049.0, 2049.0, -2000.0, -2000.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
+                         0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> { y = MatMul(x, w) }""",
+        [{"x": np.ones((2, 8), np.float32)}],
+    ),
+    "a failure": Hostile(
+        "g (float[4,8] x) => (float[4,8] y) <float k = {300.0}> { a = Add(x, k) y = Sub(a, k) }",
+        X,
+        {"repair": False},
+    ),
+    "a tolerance": Hostile("g (float[4,8] x) => (float[4,8] y) { y = Sigmoid(x) }", X, {"tolerance": 1e-7}),
+}  # fmt: skip
+
+
+def numbers(result: Any, *names: str) -> list[tuple[bool | None, dict[str, float]]]:
+    checks = [check for check in result.verdict.checks if check.name in names]
+    return [(one.passed, {o.name: o.relative_l2 for o in one.outputs}) for one in checks]
+
+
+def agree(source: Path, data: Any, tmp_path: Path, **options: Any) -> FixResult:
+    """`fix`, then `verify` of its file with the same data."""
+    written = tmp_path / "fixed.onnx"
+    made = rewriter.fix(source, written, inputs=data, build=False, **options)
+    found = rewriter.verify(source, written, inputs=data, build=False, engine="emulation")
+    assert numbers(made, "emulation", "tf32")[-1:] == numbers(found, "emulation")
+    assert bool(made.verified) == found.passed
+    return made
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_verify_confirms_what_fix_says_of_a_hostile_network(name: str, tmp_path: Path) -> None:
+    case = HOSTILE[name]
+    agree(save(graph(case.text), tmp_path / "net.onnx"), case.samples, tmp_path, **case.options)
+
+
+@pytest.mark.parametrize("name", CASES if NIGHTLY else QUICK)
+def test_verify_confirms_what_fix_says_of_a_case(name: str, tmp_path: Path) -> None:
+    source, data = (MODELS / CASES[name][key] for key in ("file", "inputs"))
+    assert agree(source, data, tmp_path).verified
+
+
+def test_a_file_that_is_all_fp32_is_called_that() -> None:
+    """`passes=simplify` lowers nothing; nor does a network of integers."""
+    twice = graph("g (float[4,8] x) => (float[4,8] y) { a = Identity(x) y = Relu(a) }").whole()
+    result = rewriter.fix(twice, inputs=X, build=False, passes="simplify")
+    assert result.ending == "Nothing was lowered: all of it is FP32 (verified by emulation on 3 samples)"
+    integers = HOSTILE["integers alone"]
+    result = rewriter.fix(graph(integers.text).whole(), inputs=integers.samples, build=False)
+    assert result.ending.startswith("Nothing was lowered: no node has floats")
+    everything = rewriter.fix(twice, inputs=X, build=False, keep_fp32_op=["Relu"])
+    assert everything.ending.startswith("Nothing was lowered: all of it is FP32") and not everything.proven
+
+
+def test_strict_takes_random_data_for_no_proof(tmp_path: Path) -> None:
+    source = save(graph("g (float[4,8] x) => (float[4,8] y) { y = Relu(x) }"), tmp_path / "net.onnx")
+    command = ["fix", str(source), "--no-build", "-q"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0 and done.output.startswith("Emulated on random data, which is no proof: ")
+    (tmp_path / "net.fixed.onnx").unlink()
+    done = CliRunner().invoke(app, [*command, "--strict"])
+    assert done.exit_code == 1 and not (tmp_path / "net.fixed.onnx").exists()
+    np.savez(tmp_path / "x.npz", x=X[0]["x"])
+    done = CliRunner().invoke(app, [*command, "--strict", "--inputs", str(tmp_path / "x.npz")])
+    assert done.exit_code == 0 and done.output.startswith("Verified by emulation on 1 sample: ")
+
+
+ALMOST_ONE = """
+    g (float[4,64] x) => (float[4,64] y) <float k = {0.001}> { a = Floor(x) b = Mul(a, k) y = Tanh(b) }"""
+"""An input of 0.9999999 is 1.0 in FP16, and Floor makes another integer of it."""
+
+
+def test_an_option_of_the_users_is_kept_or_the_ending_names_it() -> None:
+    data = {"x": np.full((4, 64), 0.9999999, np.float32)}
+    source = graph(ALMOST_ONE).whole()
+    result = rewriter.fix(source, inputs=data, build=False, io="fp16")
+    assert result.ending == "VERIFICATION FAILED (io)"
+    assert "`io=fp16` is not kept: x, y as they came" in result.conclusion.limit
+    assert result.conclusion.remedy.startswith("leave out `io`")
+    assert result.plan is not None and len(result.plan.fp32) == 1, "what mends it is no FP32"
+    assert rewriter.fix(source, inputs=data, build=False).verified
+    sound = rewriter.fix(source, inputs={"x": floats(4, 64)}, build=False, io="fp16")
+    assert sound.verified and {p.dtype for p in sound.model.signature.inputs} == {TensorProto.FLOAT16}
+
+
+@pytest.mark.parametrize(
+    "options", [{"passes": "simplify"}, {"precision": "fp32"}, {"weak_typing": True}], ids=str
+)
+def test_types_of_inputs_that_cannot_be_had_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        rewriter.fix(graph(ALMOST_ONE).whole(), io="fp16", **options)
+    assert caught.value.where == "`io`"
+
+
+def test_what_is_no_better_than_plain_fp16_costs_no_accuracy() -> None:
+    """Nothing is wrong with the network, and the plan errs more than plain FP16 by chance."""
+    result = rewriter.fix(MODELS / "vit.onnx", inputs=MODELS / "vit.npz", build=False)
+    assert not result.causes and result.verdict is not None
+    (now,) = (check.outputs[0].relative_l2 for check in result.verdict.checks if check.name == "emulation")
+    assert now <= 1.1 * result.before[0].relative_l2
+    assert {share.of: share.share for share in result.latency_shares}["plain FP16"] < 1.16
+
+
+def test_a_tolerance_of_zero_is_the_limit_that_is_printed() -> None:
+    case = HOSTILE["as far as FP32"]
+    result = rewriter.fix(graph(case.text).whole(), inputs=case.samples, build=False, tolerance=0.0)
+    assert result.verified is False and result.verdict is not None
+    texts = [check.summary for check in result.verdict.checks if check.name in ("emulation", "tf32")]
+    assert texts and all("NOT within 0" in text and "0.005" not in text for text in texts)
+
+
+def test_before_and_goal_and_result_are_measured_alike() -> None:
+    """Plain FP16 meets the user's tolerance: nothing is added to it, and both figures are one."""
+    source = graph("g (float[4,8] x) => (float[4,8] y) { y = Sigmoid(x) }").whole()
+    free = rewriter.fix(source, inputs=X, build=False)
+    (plain,) = free.before
+    result = rewriter.fix(source, inputs=X, build=False, tolerance=1.01 * plain.relative_l2)
+    assert result.verified and not result.repairs and result.plan is not None and not result.plan.fp32
+    assert numbers(result, "emulation") == [(True, {"y": plain.relative_l2})]
+    assert math.isclose(plain.relative_l2, result.before[0].relative_l2)
+
+
+def test_a_file_from_elsewhere_names_no_metric_to_run(tmp_path: Path) -> None:
+    source = save(graph("g (float[4,8] x) => (float[4,8] y) { y = Relu(x) }"), tmp_path / "net.onnx")
+    proto = onnx.load(source)
+    (tmp_path / "evil.py").write_text("raise SystemExit('it ran')\n")
+    helper.set_model_props(proto, {"rewriter.tolerance": f"1 {tmp_path / 'evil.py'}:metric"})
+    onnx.save(proto, tmp_path / "fixed.onnx")
+    assert rewriter.verify(source, tmp_path / "fixed.onnx", inputs=X, build=False, engine="emulation").passed
