@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from rewriter.cli.exits import show
-from rewriter.cli.parameters import FLAG, Json, Quiet, Report, Verbose, check_outputs, option
+from rewriter.cli.parameters import FLAG, Json, Quiet, Verbose, check_outputs, option
 from rewriter.pipeline.options import OUTCOME
 
 
@@ -15,7 +15,6 @@ def probe(
     ] = "auto",
     ask: Annotated[bool, option(OUTCOME, FLAG, "Build and run every question's graph here, now")] = False,
     json: Json = None,
-    written: Report = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
@@ -28,15 +27,15 @@ def probe(
     from rewriter.report.progress import progress
     from rewriter.runtime.engines import this_machine
 
-    check_outputs([], json=json, report=written)
+    check_outputs([], json=json)
     verbosity = int(verbose) - int(quiet)
     choice = this_machine.choose(engine) if ask else None
-    if choice is not None and choice.engine is None and json is written is None:
+    if choice is not None and choice.engine is None and json is None:
         _build("; ".join(choice.reasons), shown=not quiet)
         return
     with progress(shown=not quiet) as shown:
         found = job(engine, ask=ask, progress=shown)
-    show(found, report, json, written, verbosity=verbosity)
+    show(found, report, json, verbosity=verbosity)
 
 
 def _build(reasons: str, *, shown: bool) -> None:

@@ -317,14 +317,13 @@ def test_the_suffix_chooses_page_or_json(files: tuple[Path, Path], tmp_path: Pat
     assert page.startswith("<!doctype html>") and "Repeats this run" in page
 
 
-@pytest.mark.parametrize("verb", ["fix", "verify", "locate", "probe"])
+@pytest.mark.parametrize("verb", ["fix", "verify", "locate"])
 def test_every_command_writes_a_page(verb: str, files: tuple[Path, Path], tmp_path: Path) -> None:
     model, data = map(str, files)
     arguments = {
         "fix": [model, "--dry-run", "--no-build", "--inputs", data],
         "verify": [model, model, "--engine", "onnxruntime", "--inputs", data],
         "locate": [model, model, "--engine", "onnxruntime", "--inputs", data],
-        "probe": [],
     }
     path = tmp_path / "page.HTML"
     done = CliRunner().invoke(app, [verb, *arguments[verb], "--report", str(path)])

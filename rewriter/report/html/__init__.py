@@ -17,17 +17,15 @@ from rewriter.jobs.findings import ScanResult
 from rewriter.jobs.fix.result import FixResult
 from rewriter.judge.locate.location import Location
 from rewriter.judge.verify_result import VerifyResult
-from rewriter.report.html import fix, locate, probe, scan, verify
+from rewriter.report.html import fix, locate, scan, verify
 from rewriter.report.html.render import html
 from rewriter.report.html.view import Page
-from rewriter.runtime.engines.probe.answers import Answers
 
 PAGES: dict[type, Callable[[Any, str], Page]] = {
     FixResult: fix.page,
     ScanResult: scan.page,
     VerifyResult: verify.page,
     Location: locate.page,
-    Answers: probe.page,
 }
 
 
@@ -35,13 +33,12 @@ def as_html(result: Any, command: str = "") -> str:
     """Returns the page of a result.
 
     Args:
-        result: Of `fix`, `scan`, `verify`, `locate` or `probe`; for the last, also all recorded
-            answers.
+        result: Of `fix`, `scan`, `verify` or `locate`.
         command: The command line that repeats the run; "" if there is none.
     """
     made = PAGES.get(type(result))
     if made is None:
-        hint = "give what fix, scan, verify, locate or probe returned"
+        hint = "give what fix, scan, verify or locate returned"
         raise UsageError(f"there is no page of {article(type(result).__name__)}", where="result=", hint=hint)
     return html(made(result, command))
 
