@@ -589,12 +589,11 @@ COMPLETED = [
 
 
 @pytest.mark.parametrize(("typed", "offered"), COMPLETED)
-def test_the_shell_completes(typed: str, offered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shell_completes(typed: str, offered: list[str]) -> None:
     """As bash asks, by the variables of the script that `--install-completion` writes."""
-    monkeypatch.setenv("_REWRITER_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", f"rewriter {typed}")
-    monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
-    assert rewriter().stdout.split() == offered
+    asked = {"COMP_WORDS": f"rewriter {typed}", "COMP_CWORD": str(len(typed.split()))}
+    asked["_REWRITER_COMPLETE"] = "complete_bash"
+    assert CliRunner().invoke(cli.app, [], env=asked, prog_name="rewriter").stdout.split() == offered
 
 
 def test_completion_can_be_installed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -72,7 +73,9 @@ def imported(path: Path) -> Iterator[tuple[str, bool]]:
     for node in ast.walk(tree):
         if id(node) in typing_only:
             continue
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Constant) and (named := NAMED.match(str(node.value))):
+            yield named[1], False
+        elif isinstance(node, ast.Import):
             yield from ((alias.name, id(node) not in inside) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             if node.module == "rewriter":
@@ -80,6 +83,9 @@ def imported(path: Path) -> Iterator[tuple[str, bool]]:
             else:
                 yield node.module, id(node) not in inside
 
+
+NAMED = re.compile(rf"(rewriter\.(?:{'|'.join(ROOMS)})(?:\.\w+)*)(?::[\w.]+)?$")
+"""A module, or a part of one, as `pkgutil.resolve_name` takes it."""
 
 HEIGHT = {name: height for height, name in enumerate(ROOMS)}
 

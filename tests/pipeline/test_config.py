@@ -174,6 +174,11 @@ def test_every_key_reads_from_a_text(key: Any) -> None:
     assert read(key, Text(text)) not in (None, "")
 
 
+@pytest.mark.parametrize("key", KEYS.values(), ids=lambda key: key.key)
+def test_what_the_shell_offers_is_accepted(key: Any) -> None:
+    assert all(read(key, Text(name)) for name in key.choices())
+
+
 SHOWN = [
     pytest.param(None, "-", id="nothing"),
     pytest.param((), "-", id="an empty list"),
