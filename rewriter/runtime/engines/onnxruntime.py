@@ -14,7 +14,6 @@ from rewriter.ir.graph import label
 from rewriter.ir.model import Array, Model, walk_nodes
 from rewriter.runtime.engines.local_session import LocalSession
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError, import_onnxruntime, learn_versions
-from rewriter.runtime.engines.parts import PartedSession, opened
 from rewriter.runtime.engines.this_machine import obstacle
 
 RUN_S = 600.0
@@ -51,8 +50,8 @@ def qualified(node: onnx.NodeProto) -> str:
 class Session:
     """A model, loaded and ready to run. A context manager; `close` frees its memory.
 
-    Takes the arguments `optimize` and `threads` of `LocalSession`, which lives in a child process, or several
-    of which do, for parts of a large model. Feeds and outputs go through a socket.
+    Takes the arguments `optimize` and `threads` of `LocalSession`, which lives in a child process. Feeds and
+    outputs go through a socket.
 
     Args:
         gpu: Run with CUDA, without TF32, where that works and the model is large (`runs_on_gpu`): for
@@ -71,10 +70,10 @@ class Session:
         ort = import_onnxruntime()  # here, so that each child has it at once
         learn_versions(model.proto)
         self.version = f"onnxruntime {ort.__version__}"
-        self._local: LocalSession | PartedSession | None = None
+        self._local: LocalSession | None = None
         self._child: children.Child | None = None
         if children.inside or not children.FORKS:
-            self._local = opened(model, optimize=optimize, threads=threads)
+            self._local = LocalSession(model, optimize=optimize, threads=threads)
             self.outputs = self._local.outputs
             return
         self._model, self._optimize, self._threads = model, optimize, threads
@@ -91,7 +90,9 @@ class Session:
         model, optimize = self._model, self._optimize and not self._gpu
         with self._explained():
             self._child = children.Child(
-                lambda: opened(model, optimize=optimize, threads=self._threads, gpu=self._gpu),
+                lambda: LocalSession(
+                    model, optimize=optimize, threads=self._threads, gpu=self._gpu, tf32=False
+                ),
                 doing="ONNX Runtime on the GPU" if self._gpu else "ONNX Runtime",
                 limit_s=RUN_S,
                 gpu=self._gpu,
