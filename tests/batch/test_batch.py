@@ -80,7 +80,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_one_failure_stops_nothing_and_every_report_says_so(ran: Path) -> None:
     assert set(results(ran / "fixed")) == {f"{name}.onnx" for name in BODIES}
     endings = {one["name"]: one["ending"] for one in json.loads((ran / "sum.json").read_text())["models"]}
-    assert endings == {**{f"{name}.onnx": "verified" for name in BODIES}, BROKEN: "refused"}
+    assert endings == {**{f"{name}.onnx": "unproven" for name in BODIES}, BROKEN: "refused"}
     lines = [line.split(": ")[0] for line in (ran / "stderr").read_text().splitlines()]
     assert lines == ["[1/3] broken.onnx", "[2/3] exp.onnx", "[3/3] nets/log.onnx"]
     table = (ran / "stdout").read_text()
@@ -194,7 +194,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
     order = [sys.executable, "-m", "rewriter", "batch", str(models), "-o", str(fixed), "--jobs=1", *FAST]
     batch = subprocess.Popen(order, stderr=subprocess.PIPE, text=True, process_group=0)
     assert batch.stderr is not None
-    assert batch.stderr.readline().startswith("[1/2] exp.onnx: verified")
+    assert batch.stderr.readline().startswith("[1/2] exp.onnx: unproven")
     time.sleep(0.3)  # the second model is running
     os.killpg(batch.pid, signal.SIGINT)
     assert batch.wait(60) == 130

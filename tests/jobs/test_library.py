@@ -181,6 +181,19 @@ def test_a_plan_is_saved_edited_and_applied(tmp_path: Path) -> None:
         rewriter.Plan.load(tmp_path / "none.json")
 
 
+@dataclass(frozen=True)
+class Halving(GraphPass):
+    """Wrong: it makes Relu a Neg."""
+
+    name = "halving"
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        for node in graph.nodes:
+            if node.op_type == "Relu":
+                node.op_type = "Neg"
+                yield Change(node.output[0], "Relu became Neg")
+
+
 class TestPassesOfYourOwn:
     def test_run_alone(self) -> None:
         model = small()
@@ -196,6 +209,14 @@ class TestPassesOfYourOwn:
         assert result.passes[0].name == "tag-relu" and len(result.passes[0].changes) == 1
         assert result.plan is not None
         assert "tagged" in {n.name for n in result.proto.graph.node}
+
+    def test_one_that_breaks_the_result_is_left_out_and_every_report_says_so(self) -> None:
+        result = rewriter.fix(small(), build=False, passes=[Halving(), ...])
+        assert result.verified and "halving" not in result.pipeline
+        told = "left out, though you asked for it: halving"
+        assert told in repr(result) and result.conclusion.remarks[0].startswith(told)
+        alone = rewriter.fix(small(), build=False, repair=False, passes=[Halving(), ...])
+        assert "halving is not ours" in alone.conclusion.remedy and "defect" not in alone.conclusion.remedy
 
     def test_options_that_cannot_be_hashed_are_named(self) -> None:
         with pytest.raises(UsageError, match=r"(?s)tag-relu.*frozen dataclass"):

@@ -10,6 +10,7 @@ from typing import Literal
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.judge import ARITHMETIC
 from rewriter.judge.verdict import GOALS, ORIGINAL, Check, Verdict
+from rewriter.pipeline.registry import own_passes
 from rewriter.runtime.emulation.divergence import NodeError
 
 Kind = Literal["verified", "as-fp32", "unverified", "failed", "unbuildable"]
@@ -123,8 +124,10 @@ def _reasons(failed: Sequence[Check], done: Sequence[Check], tried: Tried) -> It
 
 
 def _leave_out(tried: Tried) -> str:
-    names = ", ".join(tried.changed)
-    return f"leave out one of the passes that changed it ({names}) with `skip`, and report this as a defect"
+    names, own = ", ".join(tried.changed), own_passes()
+    foreign = ", ".join(name for name in tried.changed if name not in own)
+    report = f"; {foreign} is not ours" if foreign else ", and report this as a defect"
+    return f"leave out one of the passes that changed it ({names}) with `skip`{report}"
 
 
 def _broken_build(build: Check, done: Sequence[Check], tried: Tried) -> tuple[str, str]:
@@ -134,7 +137,7 @@ def _broken_build(build: Check, done: Sequence[Check], tried: Tried) -> tuple[st
         remedy = advice[0].removeprefix("what to do: ") if advice else "the details of the check name it"
         return f"TensorRT does not build the fixed file: {build.summary}", remedy
     return (
-        "TensorRT builds the original, but not the fixed file: a pass of ours broke it",
+        "TensorRT builds the original, but not the fixed file: a pass broke it",
         _leave_out(tried),
     )
 

@@ -11,7 +11,7 @@ import onnx
 from rewriter.ir.base import Target
 from rewriter.ir.english import count
 from rewriter.ir.model import Model
-from rewriter.ir.plan import Plan
+from rewriter.ir.plan import Decision, Plan
 from rewriter.ir.summary import Row, Summary, listed
 from rewriter.jobs.fix.before import SideBySide
 from rewriter.jobs.fix.causes import Cause
@@ -103,6 +103,11 @@ class FixResult(Summary):
         return f"Nothing was lowered: {what} ({how[0].lower()}{how[1:]})"
 
     @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The nodes that stay in FP32 or BF16, with reasons; () where nothing was planned."""
+        return self.plan.decisions if self.plan is not None else ()
+
+    @property
     def proven(self) -> bool:
         """True if results on the user's data were compared, and what was to be lowered was."""
         checks = self.verdict.checks if self.verdict else ()
@@ -133,6 +138,7 @@ class FixResult(Summary):
         for check in self.verdict.checks if self.verdict else ():
             outcome = {True: "passed", False: "FAILED", None: "not possible"}[check.passed]
             yield check.name, f"{outcome}: {check.summary}"
+        yield from (("remark", remark) for remark in self.conclusion.remarks)
         yield from listed("causes", map(str, self.causes), 3)
         if self.plan is not None:
             yield "plan", f"{len(self.plan.fp32)} of {count(self.plan.float_nodes, 'float node')} in FP32"

@@ -44,6 +44,7 @@ from rewriter.judge.not_finite import nan_warnings
 from rewriter.judge.verdict import Check, Verdict
 from rewriter.judge.workspace import MOST_SAMPLES
 from rewriter.pipeline import text as pipeline
+from rewriter.pipeline.presets import preset_named
 from rewriter.runtime.engines.onnxruntime import gpu_notes
 from rewriter.runtime.engines.tensor_files import Span
 from rewriter.runtime.expectations import data_warnings
@@ -126,11 +127,20 @@ def _tried(job: FixJob, found: loop.Result, made: Attempt) -> Tried:
         remark = f"all of it is FP32: {'the most accurate of what was tried' if made.failed else why}"
     changed = tuple(one.name for one in made.passes if one.changes)
     interrupted = "" if made.failed else found.stopped
-    remarks = tuple(filter(None, (remark, interrupted)))
+    remarks = tuple(filter(None, (remark, interrupted, _left_out(job, made))))
     lowered = not made.all_fp32 if made.plan is not None else _is_low(made.fixed)
     if made.plan is not None and not made.plan.float_nodes:
         lowered = False
     return Tried(job, made.plan is not None, lowered, found.in_fp32, found.stopped, remarks, changed)
+
+
+def _left_out(job: FixJob, made: Attempt) -> str:
+    """Passes of the user's that the result is made without; "" if there are none."""
+    given, preset = job.request.passes, preset_named(job.request.preset).steps
+    whole = given is not None and (isinstance(given, str) or ... not in given)
+    lost = [s for s in job.steps if s.stage is not Stage.LOWERING and s not in made.job.steps]
+    names = [step.name for step in lost if whole or step not in preset]
+    return f"left out, though you asked for it: {', '.join(names)}; the repairs say why" if names else ""
 
 
 def _is_low(model: Model) -> bool:
