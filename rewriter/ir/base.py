@@ -305,6 +305,8 @@ class Pass(ABC):
         requires: Conditions for it to run; the driver and `fix` check them.
         keeps_signature: False for a pass whose purpose is to change the types of inputs or outputs.
         stands_alone: True for a pass that no preset runs: users name it.
+        refittable: False for a pass that merges, folds, scales or rearranges weights, which TensorRT then
+            cannot refit by their names.
     """
 
     name: ClassVar[str]
@@ -317,6 +319,7 @@ class Pass(ABC):
     requires: ClassVar[Requires] = Requires()
     keeps_signature: ClassVar[bool] = True
     stands_alone: ClassVar[bool] = False
+    refittable: ClassVar[bool] = True
 
     def opset_for(self, model: Model, target: Target) -> int:
         """Returns the operator set that the pass has a use for on this model and target; 0: any will do.

@@ -31,6 +31,7 @@ class FoldQuantizedBias(GraphPass):
     """
 
     name = "fold-quantized-bias"
+    refittable = False
     before = """
         g (float[1,2,4,4] x, float[3,2,1,1] w) => (float[1,3,4,4] y)
         <int32[3] q = {100, -20, 3}, float[3] scale = {0.5, 0.25, 0.125}> {

@@ -55,6 +55,7 @@ class FoldStrides(GraphPass):
     window: int = LEAST_WINDOW
 
     name = "fold-strides"
+    refittable = False
     requires = Requires(opset=7)  # from there on Add broadcasts a row
     exactness = Exactness(
         1e-5, "ONNX Runtime orders the same sums differently: 7.4e-7 measured on a SegFormer"

@@ -52,6 +52,7 @@ class MergeBranches(GraphPass):
     """
 
     name = "merge-branches"
+    refittable = False
     exactness = Exactness(
         1e-5, "ONNX Runtime sums the same products in another order: 2.3e-6 measured on an RT-DETR's logits"
     )

@@ -69,6 +69,7 @@ class MergeProjections(GraphPass):
     longest: int = 0
 
     name = "merge-projections"
+    refittable = False
     requires = Requires(opset=11)  # from there on Split counts its axis from the end
     exactness = Exactness(
         1e-5, "ONNX Runtime may order the same sums differently: 6.5e-7 measured on a UNet, 0 on nine others"

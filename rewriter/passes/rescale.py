@@ -47,6 +47,7 @@ class Rescale(ModelPass):
     """
 
     name = "rescale"
+    refittable = False
     exactness = Exactness(
         0.0, "a power of two changes no significand, as long as FP32's normal range is kept"
     )

@@ -47,6 +47,7 @@ class ShufflePixels(GraphPass):
     depth: int = 192
 
     name = "shuffle-pixels"
+    refittable = False
     requires = Requires(opset=11)  # from there on DepthToSpace has a mode
     exactness = Exactness(1e-5, "ONNX Runtime orders the same sums differently")
     before = """

@@ -87,6 +87,7 @@ class Simplify(ModelPass):
     """
 
     name = "simplify"
+    refittable = False
     exactness = Exactness(
         1e-5, "folded BatchNormalization and Einsum round differently: 9e-7 measured on RT-DETR R101"
     )

@@ -64,6 +64,7 @@ class TransposeConvs(ModelPass):
     """
 
     name = "transpose-convs"
+    refittable = False
     stage = Stage.ADAPTING
     exactness = Exactness(
         1e-5,

@@ -55,6 +55,7 @@ class UnfoldPatches(GraphPass):
     depth: int = 0
 
     name = "unfold-patches"
+    refittable = False
     requires = Requires(opset=7)  # from there on Add broadcasts a row
     exactness = Exactness(
         1e-5, "ONNX Runtime orders the same sums differently: 7.2e-7 measured on a SegFormer, 6.1e-7 on a ViT"

@@ -35,6 +35,7 @@ class FixKeywords(TypedDict, total=False):
     passes: str | Sequence[str | Pass | EllipsisType] | None
     add: str | Sequence[str | Pass]
     skip: Names
+    refittable: bool
     opset: int | None
     target: str | None
     precision: Precision | None

@@ -130,6 +130,8 @@ class FixOptions(DataOptions, EngineOptions):
             names and passes of your own, in which `...` stands for the preset's.
         add: Also run these passes. Each runs at its place: before the first pass of a later stage.
         skip: Leave these passes out.
+        refittable: Keep weights and their names. Leaves out the passes that merge, fold or scale weights, so
+            that TensorRT refits an engine of the result by name, in the types that the result has.
         opset: Operator set [17; BF16: 22; RMSNorms: 23]. 23 is for FP16 models that write out RMSNorms, if
             the target maps RMSNormalization (TensorRT 10.15, TensorRT-RTX 1.6).
         target: tensorrt (default), tensorrt-rtx, 10.3. The TensorRT that the result is for. A GPU may follow
@@ -189,6 +191,7 @@ class FixOptions(DataOptions, EngineOptions):
     skip: Names = option(
         (), PASSES, check="rewriter.pipeline.registry:require", offers=f"{PRESETS}:pass_names"
     )
+    refittable: bool = option(False, PASSES)
     opset: int | None = option(None, PASSES, check=require_opset)
     target: str | None = option(None, PASSES, "NAME", check="rewriter.ir.base:Target.parse", offers=TARGETS)
     precision: Precision | None = option(None, PRECISION)

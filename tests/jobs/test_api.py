@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,12 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 from graphs import graph
+from paths import ROOT
 
 import rewriter
 from rewriter.ir.errors import InputsError, ModelError, UsageError
+from rewriter.ir.model import Array, Model, load, save
 from rewriter.ir.model import facts as tensor_facts
-from rewriter.ir.model import save
 
 
 def small() -> rewriter.Model:
@@ -266,3 +269,20 @@ def test_an_invalid_model_is_named(tmp_path: Path) -> None:
     path.write_bytes(broken.SerializeToString())
     with pytest.raises(ModelError, match=r"broken\.onnx.*nothing"):
         quick(path)
+
+
+@pytest.mark.parametrize("name", ["resnet", "swin"])
+def test_a_refittable_result_has_every_weight_under_its_name(name: str) -> None:
+    path = ROOT / f"models/{name}.onnx"
+    weights = {t.name: array for t, array in _weights(load(path)) if array.dtype == np.float32}
+    done = rewriter.fix(
+        path, inputs=path.with_suffix(".npz"), refittable=True, build=False, engine="emulation"
+    )
+    kept = {t.name: array for t, array in _weights(done.model)}
+    assert done.verified
+    for weight, array in weights.items():
+        np.testing.assert_allclose(kept[weight].astype(np.float32), array, rtol=2**-10, atol=2**-24)
+
+
+def _weights(model: Model) -> Iterator[tuple[onnx.TensorProto, Array]]:
+    yield from ((t, model.array(t)) for t in model.proto.graph.initializer if math.prod(t.dims) > 1)

@@ -85,6 +85,8 @@ def _job(
         steps = select(passes=steps, add=[text for text in repairing if text not in present])
     if passes is None or (isinstance(passes, tuple) and ... in passes):
         steps = tuple(step for step in steps if chosen_precision in step.requires.precisions)
+    if request.refittable:
+        steps = tuple(step for step in steps if step.refittable)
     if chosen_precision == "fp32":
         steps = tuple(step for step in steps if not step.stage.reduces_precision)
     lowers = any(step.stage is Stage.LOWERING for step in steps)

@@ -494,6 +494,8 @@ def _with_epilogues(job: FixJob, first: FixJob) -> FixJob:
     left_out = {step.name for step in first.steps} - {step.name for step in job.steps}
     skipped = left_out.union(job.request.skip or ())
     steps = tuple(step for step in with_epilogues() if step.name not in skipped)
+    if job.request.refittable:
+        steps = tuple(step for step in steps if step.refittable)
     wish = replace(job.wish, epilogues=True)
     return replace(job, steps=steps, wish=wish, repairing=True, emulated=False)
 
