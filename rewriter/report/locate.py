@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rewriter.ir.english import count, figure
 from rewriter.judge.locate.location import Location, Step
-from rewriter.report.json import document
+from rewriter.report.json import data_dict, document
 from rewriter.report.terminal import Row, first_rows, new_table, print_report
 
 NAMED = 3
@@ -110,4 +110,5 @@ def as_dict(found: Location) -> dict[str, Any]:
     """The result as objects that `json.dumps` takes."""
     files = {"original": found.original, "other": found.other}
     names = {name: None if path is None else str(path) for name, path in files.items()}
-    return document({**asdict(found), **names})
+    data = None if found.data is None else data_dict(found.data)
+    return document({**asdict(found), **names, "data": data})
