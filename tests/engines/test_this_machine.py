@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from needs import without_gpu
+from needs import needs_rtx, without_gpu
 
+from rewriter.ir.base import Target
 from rewriter.ir.errors import EngineError
 from rewriter.runtime.engines import nvidia_driver, this_machine
 from rewriter.runtime.engines.caches import user_cache
@@ -111,3 +112,14 @@ def test_the_cache_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.Monk
     path = user_cache("timing", "tensorrt 10.3 NVIDIA H200/0.cache")
     assert path == tmp_path / "cache" / "timing" / "tensorrt_10.3_NVIDIA_H200_0.cache"
     assert path.parent.is_dir()
+
+
+@needs_rtx
+def test_a_target_gets_the_release_and_the_gpu_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(this_machine, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0)))
+    found = this_machine.at_hand(Target("tensorrt-rtx"))
+    assert (found.version[:1], found.gpus) == ((1,), ("sm_90",))
+    for other in ("tensorrt-rtx 1.0", "tensorrt-rtx sm_89", "jetpack-6.2"):
+        assert this_machine.at_hand(Target.parse(other)) == Target.parse(other)
+    monkeypatch.setattr(this_machine, "gpu", lambda: None)
+    assert this_machine.at_hand(Target("tensorrt-rtx")) == Target("tensorrt-rtx")

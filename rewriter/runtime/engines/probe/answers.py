@@ -78,8 +78,8 @@ class Answers(Summary):
 
 def known_target(target: Target) -> Target:
     """The target with its answers, measured on this machine's GPU or recorded, and with that GPU."""
-    target = this_machine.at_hand(target)
     found = measured(target) or next((a for a in recorded() if a.fits(target)), None)
+    target = this_machine.at_hand(target)
     if found is None:
         return target
     figures = {name: answer.figures for name, answer in found.answers.items()}
