@@ -235,6 +235,7 @@ def run_check(
         seconds,
         pictures=judged.pictures,
         value=value,
+        device=where.device,
     )
 
 

@@ -24,6 +24,9 @@ Excuse = Literal["", "conditioning", "as-fp32"]
 """Why an error beyond the tolerance passes: the network's own sums move its result that far in another order,
 or its own FP32 engine errs as much."""
 
+CPU = "CPU"
+"""Device of an engine that needs no GPU."""
+
 LOG_LINES = 15
 """Lines of a dead child's log that are reported."""
 
@@ -59,6 +62,7 @@ class Check:
     `passed` is None if the step was impossible; `summary` then gives the reason.
 
     Attributes:
+        device: What `run` ran on: the name of a GPU, or `CPU`.
         latency: Of the engine that `run` timed.
         statistics: Errors of each output in its worst sample, of the arrays that `outputs` compares.
         pictures: The same samples of outputs that look like images.
@@ -85,6 +89,12 @@ class Check:
     tf32_off: float | None = None
     built: bool | None = None
     refused: tuple[tuple[str, str], ...] = ()
+    device: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where `run` ran: ONNX Runtime's CPU kernels compute FP16 in FP32."""
+        return "with ONNX Runtime on the CPU" if self.device == CPU else "on this GPU"
 
     @property
     def error(self) -> float:
@@ -112,8 +122,8 @@ class Verdict:
 
 
 def ran(checks: Iterable[Check]) -> bool:
-    """True if an engine ran the result on this GPU, and was within its tolerance."""
-    return any(check.name == "run" and check.passed for check in checks)
+    """True if an engine ran the result on a GPU of this machine, and was within its tolerance."""
+    return any(check.name == "run" and check.passed and check.device != CPU for check in checks)
 
 
 def proof(checks: Sequence[Check], samples: int, *, real: bool) -> str:
@@ -123,8 +133,9 @@ def proof(checks: Sequence[Check], samples: int, *, real: bool) -> str:
         samples: Number of those that judged; 0 if unknown.
     """
     on = f" on {count(samples, 'sample')}" if samples and real else "" if real else " on random data"
-    if ran(checks):
-        return f"Verified on this GPU{on}"
+    run = next((check for check in checks if check.name == "run" and check.passed), None)
+    if run is not None:
+        return f"Verified {run.place}{on}"
     if not real:
         return "Emulated on random data, which is no proof"
     built = any(check.name == "build" and check.passed for check in checks)

@@ -64,8 +64,6 @@ class VerifyResult(Summary):
         if not self.passed:
             failed = ", ".join(check.name for check in self.checks if check.passed is False)
             return f"VERIFICATION FAILED ({failed or 'nothing ran'})"
-        if self.engine != "emulation" and self.device == "CPU":
-            return f"Verified with {self.engine} on the CPU"
         return proof(self.checks, self.data.samples, real=self.data.real)
 
     def summary(self) -> Iterator[Row]:

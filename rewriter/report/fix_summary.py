@@ -59,7 +59,7 @@ def _error(result: FixResult) -> Iterator[Row]:
     if check is None:
         return
     worst = _worst(check.outputs)
-    how = "run on this GPU" if check.name == "run" else "emulated"
+    how = f"run {check.place}" if check.name == "run" else "emulated"
     of = f"{worst.name}, the worst of {len(check.outputs)} outputs" if len(check.outputs) > 1 else worst.name
     unit = SHARE if worst.note.endswith(SHARE) else "relative L2"
     allowed = f"{'' if worst.passed else 'NOT '}within {figure(worst.tolerance)}"
@@ -89,8 +89,8 @@ def _before(result: FixResult, worst: OutputComparison) -> str:
 
 def _latency(result: FixResult) -> Iterator[Row]:
     """What was measured, and shares of other latencies, with their source."""
-    timed = next((c.latency for c in _checks_made(result) if c.latency is not None), None)
-    parts = [f"{timed.median_us:.1f} us (+- {timed.iqr_us:.1f}) on this GPU"] if timed is not None else []
+    timed = [(c.latency, c.place) for c in _checks_made(result) if c.latency is not None][:1]
+    parts = [f"{one.median_us:.1f} us (+- {one.iqr_us:.1f}) {place}" for one, place in timed]
     for measured, source in ((True, "measured"), (False, f"estimated, {ORIGIN}")):
         shares = [one for one in result.latency_shares if one.measured is measured]
         if shares:

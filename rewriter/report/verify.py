@@ -52,9 +52,9 @@ def print_result(result: VerifyResult, out: Console, *, verbosity: int = 0) -> N
 
 def verdict_line(result: VerifyResult) -> Text:
     """One line: passed or not, how, and the file."""
-    proven = result.engine != "emulation" or result.data.real
-    style = "bold red" if not result.passed else "green" if proven else "yellow"
-    return Text(f"{result.ending}: {result.fixed or 'the fixed model'}", style=style)
+    style = "bold red" if not result.passed else "green" if result.data.real else "yellow"
+    where = "" if result.engine == "emulation" else f" ({result.engine} on {result.device})"
+    return Text(f"{result.ending}{where}: {result.fixed or 'the fixed model'}", style=style)
 
 
 def _rows(result: VerifyResult) -> Iterator[Row]:

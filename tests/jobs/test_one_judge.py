@@ -151,6 +151,12 @@ def test_strict_takes_random_data_for_no_proof(tmp_path: Path) -> None:
     assert done.exit_code == 0 and done.output.startswith("Verified by emulation on 1 sample: ")
 
 
+def test_onnx_runtime_on_the_cpu_is_no_gpu() -> None:
+    source = graph("g (float[4,8] x) => (float[4,8] y) { y = Sigmoid(x) }").whole()
+    result = rewriter.fix(source, inputs=X, engine="onnxruntime")
+    assert result.ending == "Verified with ONNX Runtime on the CPU on 3 samples"
+
+
 ALMOST_ONE = """
     g (float[4,64] x) => (float[4,64] y) <float k = {0.001}> { a = Floor(x) b = Mul(a, k) y = Tanh(b) }"""
 """An input of 0.9999999 is 1.0 in FP16, and Floor makes another integer of it."""

@@ -49,7 +49,7 @@ def test_the_terminal_shows_both_latencies_and_how_they_were_measured() -> None:
     assert "Latency 50.0 us (+- 1.5, 200 repeats, CUDA graph)" in text
     assert "the original in FP32 without TF32: 200.0 us (+- 4.0, 1 repeat, plain launches)" in text
     alone = in_a_terminal(replace(on_a_gpu(), engine="onnxruntime", device="CPU", reference_latency=None), 0)
-    assert "(onnxruntime, NO GPU)" in alone
+    assert "(onnxruntime on CPU)" in alone
     assert "200 repeats, wall clock)" in alone and "without TF32: 200.0" not in alone
 
 
@@ -67,7 +67,7 @@ def test_the_worst_outputs_of_a_failed_check_are_named() -> None:
     failed = Check("run", False, "NOT within 0.005", outputs, ("build 1: crashed",))
     missing = Check("reference", None, "the original did not run here")
     text = in_a_terminal(replace(on_a_gpu(), verdict=Verdict((failed, missing))), 0)
-    assert text.startswith("VERIFICATION FAILED (run; TensorRT 10.15 on NVIDIA H200): the fixed model")
+    assert text.startswith("VERIFICATION FAILED (run) (TensorRT 10.15 on NVIDIA H200): the fixed model")
     assert "Failed NOT within 0.005 build 1: crashed d: NaN or infinity, allowed 0.005 c: 0.5" in text
     assert text.index("c: 0.5") < text.index("b: 0.25, allowed 0.005") and "a: 0.001" not in text
     assert "Missing reference: the original did not run here" in text

@@ -67,8 +67,10 @@ def _tiles(result: FixResult) -> Iterator[Tile]:
         plain = max(result.before, key=lambda o: (not o.finite, o.relative_l2))
         state: State = "plain" if plain.passed else "bad"
         yield Tile(f"In plain {plan.precision.upper()}", size(plain), "with nothing repaired", state)
-    for latency in [check.latency for check in _checks(result) if check.latency][:1]:
-        yield Tile("Latency", f"{latency.median_us:.1f} µs", f"± {latency.iqr_us:.1f}, on this GPU")
+    for timed in [check for check in _checks(result) if check.latency][:1]:
+        latency = timed.latency
+        assert latency is not None
+        yield Tile("Latency", f"{latency.median_us:.1f} µs", f"± {latency.iqr_us:.1f}, {timed.place}")
     if plan is not None:
         low = plan.float_nodes - len(plan.fp32) - len(plan.bf16)
         yield Tile(f"Nodes in {plan.precision.upper()}", str(low), f"of {plan.float_nodes} float nodes")
