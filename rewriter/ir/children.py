@@ -123,7 +123,7 @@ class Child:
             else:
                 self._process = _Fork(make, its, self._log, limited=not gpu)
         _children.add(self)
-        self._answer(self._seconds(None))
+        self._answer(None)
 
     def call(
         self,
@@ -140,14 +140,7 @@ class Child:
         with self._lock:
             if self._socket is None:
                 raise NativeError(f"{self.doing}: its process is gone", hint="start again: it crashed before")
-            try:
-                _send(self._socket, (function, arguments, keywords))
-            except ConnectionError:
-                raise self._ended() from None
-            except KeyboardInterrupt:
-                self.close()
-                raise
-            return self._answer(self._seconds(limit_s))
+            return self._answer(limit_s, (function, arguments, keywords))
 
     @property
     def alive(self) -> bool:
@@ -192,13 +185,13 @@ class Child:
         if self._process.stdin is not None:
             self._process.stdin.close()
 
-    def _seconds(self, limit_s: float | None) -> float:
-        return next((s for s in (limit_s, self._limit_s) if s is not None), CALL_S)
-
-    def _answer(self, seconds: float) -> Any:
-        """Waits for the child's answer; the child is ended if there is none, KeyboardInterrupt included."""
+    def _answer(self, limit_s: float | None, message: object = None) -> Any:
+        """Sends a message and waits for the answer; the child is ended if there is none, or Ctrl-C comes."""
         assert self._socket is not None
+        seconds = next((s for s in (limit_s, self._limit_s) if s is not None), CALL_S)
         try:
+            if message is not None:
+                _send(self._socket, message)
             if not self._answers(self._socket, seconds):
                 raise self._ended(after_s=seconds)
             success, value = _receive(self._socket)

@@ -228,9 +228,3 @@ def _is_named(file: Path) -> bool:
                 if view.find(os.fsencode(file.name)) >= 0:
                     return True
     return False
-
-
-def mapped_files(weights: Iterable[Array]) -> set[Path]:
-    """The files that arrays are mapped from."""
-    names = {str(array.filename) for array in weights if isinstance(array, np.memmap) and array.filename}
-    return {Path(os.path.realpath(name)) for name in names}

@@ -15,7 +15,7 @@ import onnx
 
 from rewriter.ir.english import article
 from rewriter.ir.errors import ModelError, OutputError
-from rewriter.ir.model.external_data import map_external, mapped_files, new_data, owned_data, remove_unused
+from rewriter.ir.model.external_data import map_external, new_data, owned_data, remove_unused
 from rewriter.ir.model.graphs import refill
 from rewriter.ir.model.model import PROTOBUF_LIMIT, Model
 from rewriter.ir.model.output_files import file_to_replace, replacing, special, write_special
@@ -53,7 +53,7 @@ def save(model: Model, path: str | os.PathLike[str], *, map_back: bool = False) 
     check_model_output(named)
     with _reporting_failure("the model", named):
         target = file_to_replace(named)
-        if Path(os.path.realpath(target)) in mapped_files(model.weights.values()):
+        if os.path.realpath(target) in map(os.path.realpath, model.files):
             raise OutputError("it holds weights of the model", where=str(named), hint="name another file")
         external = model.external or model.size > PROTOBUF_LIMIT
         old = owned_data(target)
