@@ -45,7 +45,7 @@ ENDLESS = """
         first = Relu(x)
         [forever] y = Loop (trips, go, first) <body =
             b (int64 i, bool c, float[2,4] h) => (bool a, float[2,4] n) {
-                a = Identity(c)
+                a = And(c, c)
                 n = Add(h, h)
             }>
     }"""

@@ -35,7 +35,7 @@ ENDLESS = """
     g (float[n,4] x) => (float[n,4] y)
     <int64 trips = {1000000000000}, bool go = {1}> {
         y = Loop (trips, go, x) <body = b (int64 i, bool c, float[n,4] h) => (bool again, float[n,4] next) {
-            again = Identity(c)
+            again = And(c, c)
             next = Add(h, h)
         }>
     }"""
