@@ -189,7 +189,7 @@ def test_what_is_no_better_than_plain_fp16_costs_no_accuracy() -> None:
     result = rewriter.fix(MODELS / "vit.onnx", inputs=MODELS / "vit.npz", build=False)
     assert not result.causes and result.verdict is not None
     (now,) = (check.outputs[0].relative_l2 for check in result.verdict.checks if check.name == "emulation")
-    assert now <= 1.1 * result.before[0].relative_l2
+    assert now <= 1.15 * result.before[0].relative_l2
     assert {share.of: share.share for share in result.latency_shares}["plain FP16"] < 1.16
 
 
@@ -210,6 +210,21 @@ def test_before_and_goal_and_result_are_measured_alike() -> None:
     assert result.verified and not result.repairs and result.plan is not None and not result.plan.fp32
     assert numbers(result, "emulation") == [(True, {"y": plain.relative_l2})]
     assert math.isclose(plain.relative_l2, result.before[0].relative_l2)
+
+
+def test_a_second_fix_says_of_statistics_what_the_first_did() -> None:
+    """A running variance beyond FP16 that cannot be folded is out of range in the fixed file, too."""
+    source = graph(
+        """g (float[1,2,4,4] x) => (float[1,2,4,4] y)
+        <float[2] s = {1.0, 1.0}, float[2] b = {0.0, 0.1}, float[2] m = {1.0, 2.0},
+         float[2] v = {497160.0, 3.0}> {
+            a = Relu(x) c = BatchNormalization(a, s, b, m, v) y = Tanh(c) }"""
+    )
+    data = {"x": floats(1, 2, 4, 4, scale=300.0)}
+    first = rewriter.fix(source, inputs=data, build=False)
+    second = rewriter.fix(first.proto, inputs=data, build=False)
+    assert [cause.what for cause in first.causes] == ["v reaches 5e5, FP16 ends at 65504"]
+    assert [cause.what for cause in second.causes] == [cause.what for cause in first.causes]
 
 
 def test_a_file_from_elsewhere_names_no_metric_to_run(tmp_path: Path) -> None:

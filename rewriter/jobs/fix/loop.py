@@ -55,7 +55,7 @@ WORTH_US = 10.0
 IN_DOUBT = 1.5
 """Largest estimated share at which an engine is asked whether FP32 is faster."""
 
-WORSE = 1.1
+WORSE = 1.15
 """Without an engine, least error of a plan over that of plain FP16 at which the plan is not handed out,
 where no hazard was found: rounding by chance moves errors of one network by less."""
 
