@@ -38,7 +38,7 @@ def verdict(report: Path) -> dict[str, Any]:
     conclusion, checks = found["conclusion"], {one["name"]: one for one in found["checks"]}
     errors = [o["relative_l2"] for o in checks.get("emulation", {}).get("outputs", [])]
     return {
-        "ending": conclusion["ending"],
+        "ending": conclusion["kind"],
         "limit": conclusion["limit"],
         "checks": {name: one["passed"] for name, one in checks.items()},
         "fp32_nodes": len(found["plan"]["fp32"]) if found["plan"] else None,
