@@ -50,7 +50,16 @@ class Quirk:
     severity: Severity
     remedy: str
     source: str
-    where: Literal["any", "kernel-is-stride", "shared-axis", "shared-input", "float8", "round-trip"] = "any"
+    where: Literal[
+        "any",
+        "eight-columns",
+        "float8",
+        "kernel-is-stride",
+        "own-gate",
+        "round-trip",
+        "shared-axis",
+        "shared-input",
+    ] = "any"
     types: tuple[str, ...] = ()
     library: Literal["tensorrt", "tensorrt-rtx"] = "tensorrt"
     min_opset: int = 1
@@ -230,7 +239,7 @@ def _chains(graph: GraphEditor, quirk: Quirk) -> list[list[NodeProto]]:
     for node in graph.nodes:
         if node.op_type in _operators(quirk.chain[0]) and _is_meant(graph, node, quirk):
             chain = _chain(graph, node, quirk.chain[1:])
-            if chain is not None:
+            if chain is not None and (quirk.where != "own-gate" or node.input[0] in chain[2].input):
                 found.append(chain)
     if quirk.where in ("shared-axis", "shared-input"):
         return [[node] for node in _sharing(graph, quirk, [chain[-1] for chain in found])]
@@ -255,6 +264,8 @@ def _operators(step: str) -> list[str]:
 def _is_meant(graph: GraphEditor, node: NodeProto, quirk: Quirk) -> bool:
     if quirk.where == "float8":
         return graph.dtype(node.input[0]) in _FLOAT8
+    if quirk.where == "eight-columns":
+        return (graph.shape(node.input[1]) or (None,))[-1] == 8
     if quirk.where != "kernel-is-stride":
         return True
     kernel = attribute(node, "kernel_shape", [])

@@ -146,6 +146,14 @@ TWICE = """
     g (float[2,2] x, float[2,2] w, float[2,2] u) => (float[2,2] y) {
         a = MatMul(x, w) b = MatMul(x, u) y = Add(a, b)
     }"""
+NARROW = """
+    g (float[2,4] x, float[4,N] w, float[N] b) => (float y) {
+        m = MatMul(x, w) a = Add(m, b) y = Relu(a)
+    }"""
+GATED = """
+    g (float[1,4] x, float[4,4] w) => (float[1,4] y) {
+        m = MatMul(x, w) s = Sigmoid(m) z = Mul(x, s) y = MatMul(z, w)
+    }"""
 SCALED = """
     g (float[4] x) => (float[4] y) {
         low = ReduceMin(x)
@@ -187,6 +195,10 @@ SCALED = """
         pytest.param("fused-attention-sm120", ATTENTION.replace("BODY", "t = Neg(s)"), "", id="no attention"),
         pytest.param("shared-input-products", TWICE, "a b", id="two products of one input"),
         pytest.param("shared-input-products", TWICE.replace("MatMul(x, u)", "MatMul(w, u)"), "", id="of two"),
+        pytest.param("narrow-product-relu", NARROW.replace("N", "8"), "y", id="eight columns"),
+        pytest.param("narrow-product-relu", NARROW.replace("N", "16"), "", id="sixteen columns"),
+        pytest.param("gated-by-its-product", GATED, "y", id="gated by its own product"),
+        pytest.param("gated-by-its-product", GATED.replace("Mul(x, s)", "Mul(m, s)"), "", id="SiLU"),
         pytest.param("minimum-maximum-fusion", SCALED, "y", id="scaled by the span"),
         pytest.param("minimum-maximum-fusion", SCALED.replace("Mul", "Max"), "", id="a maximum of the span"),
     ],
