@@ -126,15 +126,15 @@ class FixOptions(DataOptions, EngineOptions):
         in_place: The result may replace MODEL.
         dry_run: Do everything, but write no model.
         preset: A pipeline by name. It has defaults for other options, too: `rewriter presets`.
-        passes: Instead of the preset's pipeline. With the options of its passes; in Python also a list of
+        passes: In place of the preset's. With the options of its passes; in Python also a list of
             names and passes of your own, in which `...` stands for the preset's.
         add: Also run these passes. Each runs at its place: before the first pass of a later stage.
         skip: Leave these passes out.
         refittable: Keep weights and their names. Leaves out the passes that merge, fold or scale weights, so
             that TensorRT refits an engine of the result by name, in the types that the result has.
-        opset: Operator set [17; BF16: 22; RMSNorms: 23]. 23 is for FP16 models that write out RMSNorms, if
+        opset: Operator set [17, 22 or 23]. 22 with BF16; 23 is for FP16 models that write out RMSNorms, if
             the target maps RMSNormalization (TensorRT 10.15, TensorRT-RTX 1.6).
-        target: tensorrt (default), tensorrt-rtx, 10.3. The TensorRT that the result is for. A GPU may follow
+        target: tensorrt, tensorrt-rtx, 10.3. The TensorRT that the result is for. A GPU may follow
             (`10.13 sm_110`); names are jetpack-6.2, jetpack-7.1, jetpack-7.2.2 and dla.
         precision: fp16, bf16, or fp32: structure only. The type that nodes compute in.
         io: Inputs and outputs: fp16,logits=fp32. Types of the model's float inputs and outputs: keep, fp32,

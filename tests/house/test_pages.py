@@ -115,7 +115,7 @@ def test_a_command_that_is_wrong_would_be_found(
 
 def test_there_are_commands_of_every_kind() -> None:
     names = {command.words[0] for command in COMMANDS}
-    assert set("fix scan verify locate compare-inputs probe presets passes config hook".split()) <= names
+    assert set("fix scan verify locate compare-inputs probe presets passes config".split()) <= names
 
 
 @pytest.mark.parametrize(

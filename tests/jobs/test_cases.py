@@ -152,8 +152,10 @@ def test_a_second_fix_changes_nothing(name: str) -> None:
 
 
 def test_two_runs_give_the_same_bytes() -> None:
-    again = rewriter.fix(MODELS / "vit.onnx", inputs=MODELS / "vit.npz", verify=False)
-    assert again.proto.graph == fixed("vit").proto.graph
+    once, again = (
+        rewriter.fix(MODELS / "vit.onnx", inputs=MODELS / "vit.npz", verify=False) for _ in range(2)
+    )
+    assert again.proto.graph == once.proto.graph
 
 
 def test_bf16_model_builds_and_stays_close() -> None:

@@ -330,6 +330,7 @@ NO_REPAIR = {
     "outside_statistics": "about the data: FP32 computes the same",
     "fp16_reference": "about what the result is compared with",
     "known_defects": "about TensorRT's code: each row of the table names its workaround",
+    "refused_operators": "about the target's parser: test_quirks.py has the types of each release",
     "norm_operators": "silent without answers of `rewriter probe`: test_probe.py has the plan after one",
     "tf32_transforms": "about an engine's option: no type in the file switches TF32 off",
     "unmeasured": "about missing samples: what was not seen stays in FP32, and nothing can be compared",
