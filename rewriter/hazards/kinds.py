@@ -77,7 +77,7 @@ KINDS: dict[str, Kind] = {
         "decomposed normalisation",
         "note",
         "fp32-inside",
-        "make it one operator (passes fuse-layer-norm, fuse-rms-norm), or keep it whole in FP32",
+        "make it one operator (pass fuse-layer-norm), or keep it whole in FP32",
     ),
     "internal-overflow": Kind(
         "overflow inside one operator",

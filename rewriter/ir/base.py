@@ -321,13 +321,6 @@ class Pass(ABC):
     stands_alone: ClassVar[bool] = False
     refittable: ClassVar[bool] = True
 
-    def opset_for(self, model: Model, target: Target) -> int:
-        """Returns the operator set that the pass has a use for on this model and target; 0: any will do.
-
-        `fix` converts to the highest of these where the user names no operator set.
-        """
-        return 0
-
 
 class GraphPass(Pass):
     """A pass that works on one graph at a time; the driver calls it for every subgraph, too."""

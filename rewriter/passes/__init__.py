@@ -13,7 +13,6 @@ from rewriter.passes.drop_round_trips import DropRoundTrips
 from rewriter.passes.fold_quantized_bias import FoldQuantizedBias
 from rewriter.passes.fold_strides import FoldStrides
 from rewriter.passes.fuse_layer_norm import FuseLayerNorm
-from rewriter.passes.fuse_rms_norm import FuseRmsNorm
 from rewriter.passes.fuse_softmax import FuseSoftmax
 from rewriter.passes.inline_functions import InlineFunctions
 from rewriter.passes.isolate_clip import IsolateClip
@@ -43,7 +42,6 @@ ALL: tuple[type[Pass], ...] = (
     MergeBranches,
     UnfoldEinsum,
     FuseLayerNorm,
-    FuseRmsNorm,
     FuseSoftmax,
     ScaleQuery,
     ClampConstants,

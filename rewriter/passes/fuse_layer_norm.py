@@ -68,7 +68,7 @@ class FuseLayerNorm(GraphPass):
 
     def _fuse(self, graph: GraphEditor, norm: Norm) -> Iterator[Event]:
         last = frame(graph, norm).trailing
-        reason = self._refused(graph, norm) or replace(graph, norm, "LayerNormalization")
+        reason = self._refused(graph, norm) or replace(graph, norm)
         if reason:
             yield Refusal(norm.name, reason)
             return

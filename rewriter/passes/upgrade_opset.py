@@ -22,7 +22,7 @@ Replacements = list[tuple[NodeProto, GraphProto]]
 
 @dataclass(frozen=True)
 class UpgradeOpset(ModelPass):
-    """LayerNormalization exists from opset 17 on, BF16 Conv from 22, RMSNormalization from 23.
+    """LayerNormalization exists from opset 17 on, BF16 Conv from 22.
 
     The adapters of onnx.version_converter convert every node whose operator changed on the way, in
     subgraphs, too. Where those adapters change results, they are corrected (Resize 10, Hardmax 12,

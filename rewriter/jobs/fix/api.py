@@ -135,7 +135,6 @@ def _job(
             rules=rules_of_the_user(request.hazards),
         ),
         opset=chosen_opset,
-        free_opset=opset is None and chosen_precision == "fp16",
         target=known,
         progress=progress,
         plan=given,

@@ -29,7 +29,7 @@ BATCH = "BatchNormalization"
 CLAMPING = "clamp-constants"
 """The pass that brings constants into range."""
 
-FUSING = ("fuse-layer-norm", "fuse-rms-norm", "keep-epilogues")
+FUSING = ("fuse-layer-norm", "keep-epilogues")
 """Passes whose name a fused norm may carry: the last one moves norms and makes them anew."""
 
 NAMES = {"layer-norm": "LayerNorm", "rms-norm": "RMSNorm", "l2-normalize": "L2 norm"}

@@ -30,11 +30,11 @@ NOISE = 0.02
 class FixJob:
     """A request to `fix`, with the values that its preset, its plan and this machine decide.
 
-    `free_opset` is True if `opset` is a default, which a pass may raise (`Pass.opset_for`). `limit` is the
-    user's tolerance; `goal` is what this attempt searches a plan for. `repairing` is True for a candidate:
-    its goal is not the user's, so that missing it is no failed check. `free_sums` is True if `accumulation`
-    is what is recorded of the target, from which a slow emulation may depart. `emulated` is False where the
-    figure of an engine alone decides. `released`: rules and operators of FP32 nodes that the plan omits.
+    `limit` is the user's tolerance; `goal` is what this attempt searches a plan for. `repairing` is True for
+    a candidate: its goal is not the user's, so that missing it is no failed check. `free_sums` is True if
+    `accumulation` is what is recorded of the target, from which a slow emulation may depart. `emulated` is
+    False where the figure of an engine alone decides. `released`: rules and operators of FP32 nodes that the
+    plan omits.
     """
 
     source: Any
@@ -43,7 +43,6 @@ class FixJob:
     steps: tuple[Pass, ...]
     wish: PlanRequest
     opset: int
-    free_opset: bool
     target: Target
     progress: Progress
     plan: Plan | None = None

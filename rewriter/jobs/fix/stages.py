@@ -237,9 +237,6 @@ def _given(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Given]:
         refuse_unknown_names(original, job.wish.keep_nodes)
         refuse_unknown_names(original, job.wish.lower.nodes, "`lower`")
         refuse_unknown_ports(original, job.wish.io)
-        if job.free_opset:
-            wanted = (step.opset_for(original, job.target) for step in job.steps)
-            job = replace(job, opset=max((job.opset, *wanted)))
         if job.request.verify and not job.deployment.plugins:  # a plugin may stand in for any operator
             refuse_unbuildable(original)
         samples, warnings = _samples(original, job)

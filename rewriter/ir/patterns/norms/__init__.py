@@ -150,10 +150,10 @@ def frame(graph: GraphEditor, norm: Norm) -> Frame:
     return Frame(norm.axes, graph.shape(norm.input))
 
 
-def replace(graph: GraphEditor, norm: Norm, op_type: str) -> str | None:
-    """Replaces `norm` by one operator; between Transposes if its axes are not the last.
+def replace(graph: GraphEditor, norm: Norm) -> str | None:
+    """Replaces `norm` by LayerNormalization; between Transposes if its axes are not the last.
 
-    The operators normalise over the axes from `axis` to the last, their scale and bias have exactly
+    The operator normalises over the axes from `axis` to the last, its scale and bias have exactly
     the shape of those axes (bias may be left out, scale may not), and `epsilon` is an FP32
     attribute: it holds the value of an FP16, BF16 or FP32 constant exactly.
 
@@ -176,7 +176,8 @@ def replace(graph: GraphEditor, norm: Norm, op_type: str) -> str | None:
         source, output = (graph.tensor(f"{norm.output}/{end}", dtype=dtype) for end in ("in", "out"))
         before.append(graph.make("Transpose", [norm.input], [source], perm=perm))
         after.append(graph.make("Transpose", [output], [norm.output], perm=np.argsort(perm).tolist()))
-    node = graph.make(op_type, [source, *parts], [output], axis=-len(norm.axes), epsilon=norm.epsilon)
+    inputs, axis = [source, *parts], -len(norm.axes)
+    node = graph.make("LayerNormalization", inputs, [output], axis=axis, epsilon=norm.epsilon)
     graph.substitute(norm.output, *before, node, *after)
     return None
 
