@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, is_page, show
+from rewriter.cli.exits import FAILED, show
 from rewriter.cli.parameters import Json, Quiet, Report, Verbose, check_outputs, configured, with_options
 from rewriter.pipeline.options import CompareCommand, LocateCommand, VerifyOptions
 from rewriter.pipeline.schema import declarations
@@ -46,7 +46,7 @@ def verify(
         [original, fixed, resolved.values["inputs"], resolved.configuration.file], json=json, report=written
     )
     asked = resolved.arguments("verify") | _tolerance(resolved, given.get("metric"))
-    options = VerifyOptions(**asked, ranges=is_page(written))
+    options = VerifyOptions(**asked)
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = job(original, fixed, options, progress=shown)
     show(result, report, json, written, verbosity=int(verbose) - int(quiet))
@@ -85,7 +85,7 @@ def locate(
 
     check_outputs([original, other, given.get("inputs")], json=json, report=written)
     with progress(shown=not quiet) as shown:
-        found = job(original, other, **given, ranges=is_page(written), progress=shown)
+        found = job(original, other, **given, progress=shown)
     show(found, report, json, written, verbosity=int(verbose) - int(quiet))
     if found.wrong:
         raise typer.Exit(FAILED)

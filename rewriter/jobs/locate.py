@@ -10,7 +10,6 @@ from typing import Any
 from rewriter.ir.errors import UsageError
 from rewriter.ir.model import Model, load
 from rewriter.ir.model.stopwatch import Progress
-from rewriter.jobs.depth import measured_depth
 from rewriter.judge import locate as search
 from rewriter.judge.locate import TOLERANCE, LocateOptions, Location
 from rewriter.judge.locate.bisection import MARKS, MAX_BUILDS
@@ -20,7 +19,6 @@ from rewriter.runtime.engines.tensor_files import Shape
 from rewriter.runtime.engines.this_machine import AUTO
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.inputs import Samples, load_samples
-from rewriter.runtime.ranges.depth import Depth
 
 MOST_SAMPLES = 4
 """Samples that are used: every build of the search runs all of them."""
@@ -43,7 +41,6 @@ def locate(
     marks: int = MARKS,
     max_builds: int = MAX_BUILDS,
     timeout: float = 600.0,
-    ranges: bool = False,
     progress: Progress | None = None,
 ) -> Location:
     """Finds the first tensor at which `other` leaves `original`.
@@ -56,7 +53,6 @@ def locate(
         marks: Tensors that one build marks, at most.
         max_builds: Builds of the search, at most.
         timeout: Seconds for each build, and for each run.
-        ranges: Measures the ranges of the original on one sample, for the chart of the page.
 
     Raises:
         RewriterError: bad model, data or option; an engine that was named and cannot run here.
@@ -86,13 +82,10 @@ def locate(
         )
         report = progress or (lambda stage, done, total: None)
         found = search.locate(*models, used, settings, options, deployed.profile, report)
-    depth = measured_depth(*models, samples) if ranges else Depth()
-    notes = (*_notes(models[0], samples), *found.notes)
     return replace(
         found,
-        notes=notes,
+        notes=(*_notes(models[0], samples), *found.notes),
         data=samples.source,
-        depth=depth,
         original=models[0].path,
         other=models[1].path,
     )

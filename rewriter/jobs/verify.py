@@ -14,7 +14,6 @@ from typing import Any, Unpack
 from rewriter.ir.errors import UsageError
 from rewriter.ir.model import load
 from rewriter.ir.model.stopwatch import Progress, Stopwatch
-from rewriter.jobs.depth import measured_depth
 from rewriter.jobs.fix.provenance import noted_sums, noted_tolerance
 from rewriter.judge.judge import BuildRun
 from rewriter.judge.not_finite import nan_warnings
@@ -34,7 +33,6 @@ from rewriter.runtime.figures.metrics import named
 from rewriter.runtime.figures.outputs import OutputStatistics
 from rewriter.runtime.figures.tolerances import Tolerance, default_tolerance
 from rewriter.runtime.inputs import Samples, load_samples
-from rewriter.runtime.ranges.depth import Depth
 
 __all__ = ["BuildRun", "OutputStatistics", "Tolerance", "VerifyResult", "verify"]
 
@@ -108,10 +106,6 @@ def verify(
             )
             with watch("run"):
                 done = run_on_engine(workspace, settings, held, missing, asked=asked is not None)
-        depth = Depth()
-        if request.ranges:
-            with watch("ranges"):
-                depth = measured_depth(*models, samples)
         warnings = (
             *_warnings(chosen, samples),
             *data_warnings(models[0], samples),
@@ -133,7 +127,6 @@ def verify(
             verdict=Verdict(done.checks),
             warnings=warnings,
             seconds=watch.seconds,
-            depth=depth,
         )
 
 

@@ -14,7 +14,6 @@ from rewriter.runtime.engines.protocol import Latency
 from rewriter.runtime.figures.outputs import OutputStatistics
 from rewriter.runtime.figures.tolerances import Tolerance
 from rewriter.runtime.inputs.samples import DataSource
-from rewriter.runtime.ranges.depth import Depth
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,7 +30,6 @@ class VerifyResult(Summary):
         verdict: The checks: `reference`, `run` or `emulation`, `build`.
         warnings: Sentences for the user; the first one reports if no GPU was used.
         seconds: Wall time by stage, in order.
-        depth: Ranges of the original and types of the fixed model, with `ranges`.
     """
 
     original: Path | None
@@ -47,7 +45,6 @@ class VerifyResult(Summary):
     verdict: Verdict
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
-    depth: Depth = field(default_factory=Depth)
 
     @property
     def passed(self) -> bool:

@@ -93,4 +93,3 @@ class VerifyKeywords(TypedDict, total=False):
     accumulation: Literal["fp32", "fp16"] | None
     build: bool
     timing: bool
-    ranges: bool

@@ -299,7 +299,6 @@ class VerifyOptions(DataOptions, EngineOptions):
         accumulation: Emulated sums of FP16 [as in `fix`]. Default: what `fix` judged the file by, else fp16.
         build: Without a GPU, TensorRT-RTX's build.
         timing: Measure latency, too.
-        ranges: Measure the ranges of the original on one sample, for the chart of the page.
     """
 
     builds: int = option(1, ENGINE, least=1)
@@ -309,7 +308,6 @@ class VerifyOptions(DataOptions, EngineOptions):
     accumulation: Literal["fp32", "fp16"] | None = like(FixOptions, "accumulation")
     build: bool = like(FixOptions, "build", places=("python",))
     timing: bool = option(True, places=("python",))
-    ranges: bool = option(False, places=("python",))
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)

@@ -71,7 +71,7 @@ def _where(found: Location, first: Step) -> str:
             f"The first wrong tensor is {where}, or one shortly before it: marking those changes the "
             "results, so the fusion of these nodes is probably wrong."
         )
-    return f"The first wrong tensor is {where}, or one before it: the search ended early."
+    return f"The first wrong tensor is {where}, or one before it that was not measured."
 
 
 def _table(title: str, steps: Sequence[Step], tolerance: float) -> RenderableType:
@@ -101,8 +101,6 @@ def _how(found: Location) -> str:
         text += f", {count(found.builds, 'build')} with marks"
     if found.discarded:
         text += f", {found.discarded} of them discarded because marks changed the outputs"
-    if found.builds:
-        text += f"; marks change the outputs by {found.moved:.2g}, repeated builds by {found.spread:.2g}"
     return f"{text} (relative L2, {found.engine})"
 
 

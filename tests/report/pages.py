@@ -62,7 +62,7 @@ def scanned() -> ScanResult:
 
 @cache
 def verified() -> VerifyResult:
-    return verify(network().proto, fixed().proto, inputs=samples(), engine="onnxruntime", ranges=True)
+    return verify(network().proto, fixed().proto, inputs=samples(), engine="onnxruntime")
 
 
 @cache
@@ -71,4 +71,4 @@ def located() -> Location:
     weight = next(tensor for tensor in wrong.graph.initializer if tensor.name == "w2")
     scaled = np.float32(1.1) * numpy_helper.to_array(weight)
     weight.CopyFrom(numpy_helper.from_array(scaled, weight.name))
-    return locate(network().proto, wrong, inputs=samples(), engine="onnxruntime", ranges=True)
+    return locate(network().proto, wrong, inputs=samples(), engine="onnxruntime")

@@ -37,7 +37,7 @@ from rewriter.report.html.tasks import boxes_of, words_of
 from rewriter.runtime.emulation.divergence import NodeError
 from rewriter.runtime.figures.pair import Pair
 from rewriter.runtime.figures.pictures import LARGEST_SIDE, picture_of
-from rewriter.runtime.ranges.depth import Depth, TensorAtDepth
+from rewriter.runtime.ranges.depth import TensorAtDepth
 
 LIMIT = 2_000_000
 """Bytes of a page."""
@@ -128,20 +128,6 @@ def test_the_depth_holds_every_tensor_in_its_place() -> None:
     assert far.range.absmax > 65504 and far.node == "/body/far"
     weight = next(t for t in depth if t.tensor == "w1")
     assert weight.constant and weight.place == next(t.place for t in results if t.tensor == "c1")
-
-
-def test_verify_and_locate_chart_the_original_s_ranges_by_the_other_model_s_types() -> None:
-    verified, located = pages.verified(), pages.located()
-    far = next(t for t in verified.depth.tensors if t.tensor == "far")
-    assert far.range.absmax > 65504 and verified.depth.types["far"] == "fp32"
-    assert verified.depth.types["c1"] == "fp16" and set(located.depth.types.values()) == {"fp32"}
-    for result in (verified, located):
-        assert "Ranges along the depth" in html.as_html(result) and "depth-data" in html.as_html(result)
-    (data,) = re.findall(r'class="depth-data">(.*?)</script>', html.as_html(located), re.S)
-    assert located.first is not None and any(
-        "wrong here: error" in text for text in json.loads(data)["texts"]
-    )
-    assert "ranges=True" in html.as_html(replace(verified, depth=Depth()))
 
 
 def test_the_page_of_fix_says_what_was_wrong_and_how_far_off_it_was() -> None:

@@ -89,7 +89,7 @@ def test_a_screen_reader_hears_the_figures_of_every_chart(
 ) -> None:
     with opened(browser, written[verb]) as page:
         charts = heard(page, CHARTS)
-        assert charts
+        assert charts or verb == "locate"
         assert all(role in ("figure", "image") for role, _ in charts)
         assert [name for _, name in charts if not any(c.isdigit() for c in name)] == []
         assert all(name for _, name in heard(page, "img, .field"))

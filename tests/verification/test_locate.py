@@ -22,7 +22,14 @@ from rewriter.ir.errors import EngineError, RewriterError, UsageError
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, Model, load, save
 from rewriter.ir.model import facts as tensor_facts
-from rewriter.judge.locate import LocateOptions, Location, locate, locate_by_emulation, locate_with
+from rewriter.judge.locate import (
+    LocateOptions,
+    Location,
+    _same,
+    locate,
+    locate_by_emulation,
+    locate_with,
+)
 from rewriter.judge.locate.bisection import Bisection, Marked
 from rewriter.judge.locate.lineup import Lineup, SharedTensor, line_up
 from rewriter.judge.locate.runs import EngineBuild, Exact, Run
@@ -47,9 +54,7 @@ def lineups(draw: st.DrawFn, most: int = 120) -> Lineup:
     read = set().union(*parents)
     parents[-1] |= {i for i in range(count - 1) if i not in read}
     return Lineup(
-        tuple(
-            SharedTensor(f"t{i}", f"t{i}", f"n{i}", "Op", tuple(sorted(p)), 8) for i, p in enumerate(parents)
-        )
+        tuple(SharedTensor(f"t{i}", f"t{i}", f"n{i}", "Op", tuple(sorted(p))) for i, p in enumerate(parents))
     )
 
 
@@ -62,22 +67,16 @@ def spoiled(lineup: Lineup, faults: set[int]) -> set[str]:
     return {f"t{i}" for i in bad}
 
 
-def searched(
-    lineup: Lineup, bad: set[str], marks: int, hiding: frozenset[str] = frozenset(), jobs: int = 1
-) -> Bisection:
-    def shown(names: Sequence[str]) -> Marked:
-        assert len(names) <= marks
+def searched(lineup: Lineup, bad: set[str], marks: int, hiding: frozenset[str] = frozenset()) -> Bisection:
+    def measure(names: Sequence[str]) -> Marked:
+        assert len(names) == len(set(names)) <= marks
         if hiding.intersection(names):
-            return Marked({}, unchanged=False)
-        return Marked({n: math.inf if n in bad else 0.0 for n in names}, unchanged=True)
-
-    def measure(sets: Sequence[Sequence[str]]) -> list[Marked]:
-        marked = [name for names in sets for name in names]
-        assert len(sets) <= jobs and len(marked) == len(set(marked))
-        return [shown(names) for names in sets]
+            return Marked({}, "hidden")
+        return Marked({n: math.inf if n in bad else 0.0 for n in names})
 
     last = lineup.tensors[-1].name
-    search = Bisection(lineup, measure, 1e-3, {last: math.inf}, marks, max_builds=10_000, jobs=jobs)
+    options = LocateOptions(1e-3, marks, max_builds=10_000)
+    search = Bisection(lineup, measure, {last: math.inf}, options)
     search.run()
     return search
 
@@ -94,45 +93,10 @@ def test_the_first_of_several_faults_in_topological_order_is_found(
     assert found.builds <= math.ceil(width / marks) * (math.log2(count) * 1.5 + 3)
 
 
-@given(lineups(), st.data(), st.integers(1, 8))
-def test_several_builds_at_a_time_find_the_same_fault(
-    lineup: Lineup, data: st.DataObject, marks: int
-) -> None:
-    count = len(lineup.tensors)
-    fault, hiding = (
-        data.draw(st.integers(0, count - 1)),
-        data.draw(st.frozensets(st.integers(0, max(0, count - 2)), max_size=2)),
-    )
-    hidden, bad = frozenset(f"t{i}" for i in hiding), spoiled(lineup, {fault})
-    one, four = (searched(lineup, bad, marks, hidden, jobs) for jobs in (1, 4))
-    assert (four.low < fault <= four.high) and f"t{four.high}" in bad
-    if not hiding:
-        assert (four.low, four.high, four.found) == (one.low, one.high, one.found)
-
-
-def test_four_builds_at_a_time_need_fewer_rounds() -> None:
-    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(1_000)))
-    bad, rounds = spoiled(chain, {333}), []
-    for jobs in (1, 4):
-        lines: list[str] = []
-        search = Bisection(
-            chain, lambda sets: [_one(names, bad) for names in sets], 1e-3, {"t999": math.inf}, 1, jobs=jobs
-        )
-        search.report = lines.append
-        search.run()
-        assert search.high == 333 and lines[-1].endswith(" 0 of 1000 tensors are left")
-        rounds.append(len(lines))
-    assert rounds[1] <= 0.6 * rounds[0]
-
-
-def _one(names: Sequence[str], bad: set[str]) -> Marked:
-    return Marked({n: math.inf if n in bad else 0.0 for n in names}, unchanged=True)
-
-
 @pytest.mark.parametrize("marks", [1, 8])
 @pytest.mark.parametrize("count", [10, 1_000, 10_000])
 def test_the_number_of_builds_is_logarithmic_in_the_tensors(count: int, marks: int) -> None:
-    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(count)))
+    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else ()) for i in range(count)))
     for fault in (0, count // 3, count - 1):
         found = searched(chain, spoiled(chain, {fault}), marks)
         assert found.high == fault
@@ -153,47 +117,31 @@ def test_tensors_that_hide_the_fault_are_named_and_avoided(lineup: Lineup, data:
         assert found.hiding
 
 
-@pytest.mark.parametrize("jobs", [1, 4])
-def test_no_more_builds_are_made_than_allowed(jobs: int) -> None:
-    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(10_000)))
-    made: list[Sequence[str]] = []
+def test_no_more_builds_are_made_than_allowed() -> None:
+    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else ()) for i in range(10_000)))
+    bad, lines = spoiled(chain, {3_333}), list[str]()
 
-    def measure(sets: Sequence[Sequence[str]]) -> list[Marked]:
-        made.extend(sets)
-        return [_one(names, spoiled(chain, {3_333})) for names in sets]
+    def measure(names: Sequence[str]) -> Marked:
+        return Marked({n: math.inf if n in bad else 0.0 for n in names})
 
-    search = Bisection(chain, measure, 1e-3, {"t9999": math.inf}, 1, max_builds=6, jobs=jobs)
+    options = LocateOptions(1e-3, 1, max_builds=6)
+    search = Bisection(chain, measure, {"t9999": math.inf}, options, lines.append)
     search.run()
-    assert (len(made), search.builds, search.found) == (6, 6, False)
+    assert (len(lines), search.builds, search.found) == (6, 6, False)
+    assert lines[-1].endswith(" of 10000 tensors are left")
     assert search.low < 3_333 <= search.high
 
 
 def test_tensors_that_the_network_lacks_are_avoided() -> None:
-    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(20)))
+    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else ()) for i in range(20)))
 
-    def measure(sets: Sequence[Sequence[str]]) -> list[Marked]:
-        (names,) = sets
-        return [Marked({n: float(int(n[1:]) >= 7) for n in names if int(n[1:]) % 2}, unchanged=True)]
+    def measure(names: Sequence[str]) -> Marked:
+        return Marked({n: float(int(n[1:]) >= 7) for n in names if int(n[1:]) % 2})
 
-    search = Bisection(chain, measure, 1e-3, {"t19": 1.0})
+    search = Bisection(chain, measure, {"t19": 1.0})
     search.run()
     assert (search.low, search.high, search.found) == (5, 7, False)
     assert "not in the built network" in search.hiding["t6"]
-
-
-def test_marks_are_limited_by_memory() -> None:
-    large = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 2**26) for i in range(50)))
-    seen = []
-
-    def measure(sets: Sequence[Sequence[str]]) -> list[Marked]:
-        (names,) = sets
-        seen.append(len(names))
-        return [Marked({n: float(int(n[1:]) >= 31) for n in names}, unchanged=True)]
-
-    search = Bisection(large, measure, 1e-3, {"t49": 1.0})
-    search.run()
-    assert search.high == 31
-    assert max(seen) == 2  # 256 MiB each
 
 
 # -- planted faults on ONNX Runtime -------------------------------------------------------------
@@ -233,10 +181,7 @@ class OrtBuild:
         self.model, self.samples, self.optimize = model, samples, optimize
         self.marked: list[tuple[str, ...]] = []
 
-    def __call__(self, sets: Sequence[Sequence[str]], debug: bool) -> list[Run]:
-        return [self._run(marks) for marks in sets]
-
-    def _run(self, marks: Sequence[str]) -> Run:
+    def __call__(self, marks: Sequence[str], debug: bool) -> Run:
         self.marked.append(tuple(marks))
         model = self.model.copy()
         model.proto.graph.output.extend(onnx.ValueInfoProto(name=n) for n in marks)
@@ -254,10 +199,7 @@ def test_nothing_is_located_in_equal_models() -> None:
     found = locate_with(network(), network(), SAMPLES, build, LocateOptions())
     assert (found.first, found.chain, found.builds) == (None, (), 0)
     assert [step.error for step in found.outputs] == [0.0]
-    assert build.marked == [(), ()]
-    assert (found.discarded, found.spread, found.moved) == (0, 0.0, 0.0)
-    once = locate_with(network(), network(), SAMPLES, build, LocateOptions(builds=1))
-    assert once.spread == 0.0, "one build differs from no other"
+    assert build.marked == [()]
 
 
 @pytest.mark.parametrize("layer", range(LAYERS))
@@ -268,7 +210,7 @@ def test_a_planted_fault_is_found(layer: int) -> None:
     assert found.builds <= 6
     assert all(step.error == 0.0 for step in found.right)
     assert found.chain[0] == found.first
-    assert found.moved == 0.0
+    assert found.discarded == 0
     assert found.chain[-1].tensor == "y"
     assert all(step.error is not None and step.error > 0 for step in found.chain)
 
@@ -302,10 +244,7 @@ def test_tensors_of_a_fixed_batch_are_those_of_any_batch() -> None:
     text += " a = Neg(x) r = Reshape(a, s) y = Exp(a) }"
     original, other, larger = (graphs.graph(text.replace("BATCH", size)) for size in ("n", "2", "3"))
     lineup = line_up(original, other, (tensor_facts.infer(original), tensor_facts.infer(other)))
-    assert [(t.name, t.size) for t in lineup.tensors] == [("a", 16), ("r", 16), ("y", 16)]
-    known = tensor_facts.infer(original)
-    any_batch = line_up(original, original, (known, known))
-    assert [t.size for t in any_batch.tensors] == [64 * 8, 64, 64 * 8], "an unknown size counts as 64"
+    assert [t.name for t in lineup.tensors] == ["a", "r", "y"]
     assert not line_up(other, larger, (tensor_facts.infer(other), tensor_facts.infer(larger))).tensors
 
 
@@ -325,8 +264,9 @@ def test_nan_counts_as_wrong() -> None:
     assert (found.first.tensor, found.first.error) == ("a0", math.inf)
 
 
-def test_a_chain_is_shortened_to_the_requested_steps() -> None:
-    found = located(network(), network(0), LocateOptions(steps=4))
+def test_a_long_chain_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rewriter.judge.locate.STEPS", 4)
+    found = located(network(), network(0))
     assert len(found.chain) == 4
     assert (found.chain[0].tensor, found.chain[-1].tensor) == ("m0", "y")
 
@@ -344,13 +284,12 @@ def test_an_error_at_the_tolerance_is_right() -> None:
 
 
 def test_tensors_at_the_tolerance_are_right_for_the_search() -> None:
-    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(9)))
+    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else ()) for i in range(9)))
 
-    def measure(sets: Sequence[Sequence[str]]) -> list[Marked]:
-        (names,) = sets
-        return [Marked({n: 1e-3 if int(n[1:]) < 5 else 2e-3 for n in names}, unchanged=True)]
+    def measure(names: Sequence[str]) -> Marked:
+        return Marked({n: 1e-3 if int(n[1:]) < 5 else 2e-3 for n in names})
 
-    search = Bisection(chain, measure, 1e-3, {"t8": 2e-3})
+    search = Bisection(chain, measure, {"t8": 2e-3}, LocateOptions(1e-3))
     search.run()
     assert (search.low, search.high, search.found) == (4, 5, True)
 
@@ -362,27 +301,18 @@ def test_a_build_marks_eight_tensors_at_most() -> None:
 
 
 def test_the_first_fault_may_be_the_first_tensor_or_the_output() -> None:
-    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(9)))
+    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else ()) for i in range(9)))
     first, last = (searched(chain, spoiled(chain, {fault}), 3) for fault in (0, 8))
     assert (first.low, first.high, first.found) == (-1, 0, True)
     assert (last.low, last.high, last.found) == (7, 8, True)
-    known = Bisection(chain, lambda sets: pytest.fail("nothing is left"), 1e-3, {"t7": 0.0, "t8": 1.0})
+    known = Bisection(chain, lambda names: pytest.fail("nothing is left"), {"t7": 0.0, "t8": 1.0})
     known.run()
     assert (known.low, known.high, known.builds) == (7, 8, 0)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_round_has_a_set_of_marks_for_each_build(jobs: int) -> None:
-    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(9)))
-    search = Bisection(chain, lambda sets: [], 1e-3, {}, 3, jobs=jobs)
-    names = [tensor.name for tensor in chain.tensors]
-    assert search.sets(names) == [names[:3], names[3:6]][:jobs]
-    assert search.sets(names[:2]) == [names[:2]] and search.sets([]) == []
-
-
 DIAMOND = Lineup(
     tuple(
-        SharedTensor(name, name, "", "", parents, 8)
+        SharedTensor(name, name, "", "", parents)
         for name, parents in (("a", ()), ("b", (0,)), ("c", (0,)), ("d", (1, 2)), ("e", (0,)), ("f", (3,)))
     )
 )
@@ -493,29 +423,26 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_an_engine_in_child_processes_finds_the_fault(files: dict[str, Path]) -> None:
-    found = locate(load(files["good"]), load(files["bad"]), SAMPLES, ORT, LocateOptions(builds=1))
+    found = locate(load(files["good"]), load(files["bad"]), SAMPLES, ORT)
     assert found.first is not None
     assert (found.first.tensor, found.exact) == ("m5", True)
     assert "CPU" in found.engine
 
 
 def test_a_model_in_memory_and_a_profile_are_passed_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[EngineBuild, LocateOptions]] = []
+    seen: list[EngineBuild] = []
 
-    def stop(_original: Model, _other: Model, _samples: object, build: EngineBuild, *rest: Any) -> Location:
+    def stop(_original: Model, _other: Model, _samples: object, build: EngineBuild, *_: Any) -> Location:
         assert build.other.path.is_file()
-        seen.append((build, rest[0]))
+        seen.append(build)
         return Location("none", 1e-3, ())
 
     monkeypatch.setattr("rewriter.judge.locate.locate_with", stop)
-    monkeypatch.setattr("rewriter.judge.locate.builds_at_a_time", lambda *_: 99)
     profile = {"x": ((1, 8), (2, 8), (4, 8))}
     locate(network(), network(3), SAMPLES, ORT, profile=profile)
     locate(network(), network(3), SAMPLES, ORT)
-    assert [build.other.shapes for build, _ in seen] == [profile, {}]
-    for build, options in seen:
-        assert build.jobs == options.jobs == 4, "engines share the GPU's memory"
-        assert (build.settings.builds, build.settings.timing) == (1, None)
+    assert [build.other.shapes for build in seen] == [profile, {}]
+    assert all((build.settings.builds, build.settings.timing) == (1, None) for build in seen)
 
 
 def test_a_model_that_does_not_run_is_an_error(files: dict[str, Path], tmp_path: Path) -> None:
@@ -524,7 +451,7 @@ def test_a_model_that_does_not_run_is_an_error(files: dict[str, Path], tmp_path:
     path = tmp_path / "broken.onnx"
     path.write_bytes(broken.whole().SerializeToString())
     with pytest.raises((EngineError, RewriterError)):
-        locate(load(files["good"]), load(path), SAMPLES, ORT, LocateOptions(builds=1))
+        locate(load(files["good"]), load(path), SAMPLES, ORT)
 
 
 def test_the_emulation_finds_the_fault_in_one_run() -> None:
@@ -561,12 +488,33 @@ def test_the_command_exits_with_0_for_equal_models(files: dict[str, Path]) -> No
     assert (result.exit_code, "All outputs are within" in result.output) == (0, True)
 
 
-def test_an_engine_builds_several_sets_of_marks_in_one_call(files: dict[str, Path], tmp_path: Path) -> None:
+def test_an_engine_builds_with_marks(files: dict[str, Path], tmp_path: Path) -> None:
     fed = write_samples(tmp_path / "samples", SAMPLES)
-    build = EngineBuild(Variant("other", files["bad"], fed), tmp_path / "builds", ORT, jobs=2)
-    runs = build([["m1"], ["m2", "a2"], ["no such tensor"]], False)
-    assert [sorted(run.values[1]()) for run in runs[:2]] == [["m1", "y"], ["a2", "m2", "y"]]
-    assert "no such tensor" in runs[2].problem and not runs[2].values
+    build = EngineBuild(Variant("other", files["bad"], fed), tmp_path / "build", ORT)
+    for marks in (["m1"], ["m2", "a2"]):
+        assert sorted(build(marks, False).values[1]()) == sorted([*marks, "y"])
+    failed = build(["no such tensor"], False)
+    assert "no such tensor" in failed.problem and not failed.values
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        pytest.param(0.001, 0.006, True, id="right, at the tolerance"),
+        pytest.param(0.001, 0.007, False, id="right, then wrong"),
+        pytest.param(0.1, 0.12, True, id="as wrong"),
+        pytest.param(0.1, 0.071, False, id="one of two faults hidden"),
+        pytest.param(0.1, 0.2, False, id="more wrong"),
+        pytest.param(0.1, math.inf, False, id="NaN"),
+        pytest.param(math.inf, math.inf, True, id="NaN in both"),
+        pytest.param(math.inf, 0.5, False, id="NaN hidden"),
+        pytest.param(0.001, None, False, id="absent"),
+    ],
+)
+def test_marks_must_leave_outputs_as_wrong_as_they_were(
+    before: float, after: float | None, same: bool
+) -> None:
+    assert _same(before, after, 5e-3) is same
 
 
 @without_gpu

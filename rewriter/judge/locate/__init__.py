@@ -1,78 +1,43 @@
 """Locates the first tensor of an engine that goes wrong, without changing the engine's results.
 
 The library does not fuse across a tensor that is marked as an output, which can hide the very fault. So each
-build marks a few tensors only, and is discarded if its outputs differ from those of a build without marks.
+build marks a few tensors only, and is discarded unless the outputs stay as wrong as without marks.
 Unfused debug tensors leave fusion as it is: if the library has them, they are compared first.
 """
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rewriter.ir.errors import UsageError
+from rewriter.ir.errors import EngineError, UsageError
 from rewriter.ir.model import Array, Model, save
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.stopwatch import LASTING, Progress
 from rewriter.judge.expected import as_declared
-from rewriter.judge.locate.bisection import MARKS, MAX_BUILDS, Bisection, Marked, Measure
+from rewriter.judge.locate.bisection import TOLERANCE, Bisection, LocateOptions, Marked
 from rewriter.judge.locate.lineup import Lineup, SharedTensor, line_up
 from rewriter.judge.locate.location import Location, Step
-from rewriter.judge.locate.runs import (
-    Build,
-    EngineBuild,
-    Exact,
-    Measurement,
-    UnmarkedOutputs,
-    first_run,
-)
+from rewriter.judge.locate.runs import Build, EngineBuild, Exact
 from rewriter.passes.algorithms.rescaling.apply import between
 from rewriter.runtime.emulation import Accumulation, reference
 from rewriter.runtime.emulation.divergence import diverge
-from rewriter.runtime.engines.build import builds_at_a_time
 from rewriter.runtime.engines.protocol import MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import Span, write_samples
-from rewriter.runtime.figures.tolerances import TOLERANCES
 
-__all__ = ["LocateOptions", "Location", "Step", "locate", "locate_by_emulation", "locate_with"]
+__all__ = ["TOLERANCE", "LocateOptions", "Location", "Step", "locate", "locate_by_emulation", "locate_with"]
 
-TOLERANCE = TOLERANCES["fp16"].value
-"""Relative L2 error above which a tensor is wrong: well-conditioned networks stay below it in FP16."""
+SAME = 1.25
+"""Largest factor by which marks may change the error of a wrong output. Rounding differs from build to build
+by less; of two equal faults, the loss of one divides the error by 1.41."""
 
-FAULT_SHARE = 0.1
-"""Share of an output's error by which marks may move it. With another kernel the rounding differs, but the
-fault stays; a build with a larger change is discarded."""
-
-JOBS = 4
-"""Most builds at a time: their engines run together and share the GPU's memory."""
+CHANGED = "the outputs change when it is marked"
 
 STEPS = 16
-"""Default number of tensors of the chain that are measured."""
-
-
-@dataclass(frozen=True)
-class LocateOptions:
-    """Limits of the search.
-
-    Attributes:
-        tolerance: A tensor with a larger relative L2 error is wrong.
-        marks: Most tensors that one build marks.
-        max_builds: Most builds of the search.
-        builds: Builds without marks: marks may change the outputs by as much as these differ.
-        steps: Most tensors of the chain that are measured.
-        jobs: Builds at a time.
-    """
-
-    tolerance: float = TOLERANCE
-    marks: int = MARKS
-    max_builds: int = MAX_BUILDS
-    builds: int = 2
-    steps: int = STEPS
-    jobs: int = 1
+"""Most tensors of the chain: evenly spaced if it is longer."""
 
 
 def locate(
@@ -96,19 +61,13 @@ def locate(
         ArithmeticRunError: ONNX Runtime cannot run the original.
         UsageError: the models have no tensor in common.
     """
-    weights = sum(array.nbytes for array in other.weights.values())
-    jobs = min(JOBS, builds_at_a_time(settings.engine, weights))
-    limits = replace(options or LocateOptions(), jobs=jobs)
     with tempfile.TemporaryDirectory(prefix="rewriter-locate-") as name:
         folder = Path(name)
         path = other.path or save(other, folder / "other.onnx")
         fed = write_samples(folder / "samples", (as_declared(other, sample) for sample in samples))
-        variant, once = (
-            Variant("other", path, fed, shapes=profile or {}),
-            replace(settings, timing=None, builds=1),
-        )
-        build = EngineBuild(variant, folder / "builds", once, jobs)
-        return locate_with(original, other, samples, build, limits, progress)
+        variant = Variant("other", path, fed, shapes=profile or {})
+        build = EngineBuild(variant, folder / "build", replace(settings, timing=None, builds=1))
+        return locate_with(original, other, samples, build, options or LocateOptions(), progress)
 
 
 def locate_with(
@@ -119,7 +78,11 @@ def locate_with(
     options: LocateOptions,
     progress: Progress = lambda *_: None,
 ) -> Location:
-    """Locates with any engine: `build` runs the other model with some of its tensors marked."""
+    """Locates with any engine: `build` runs the other model with some of its tensors marked.
+
+    Raises:
+        EngineError: the other model cannot be built or run, so nothing can be located.
+    """
     start = time.monotonic()
 
     def report(line: str) -> None:
@@ -127,26 +90,34 @@ def locate_with(
 
     exact, lineup = _prepared(original, other, samples)
     report(f"{len(lineup.tensors)} tensors to compare; a build without marks first")
-    run = first_run(build, debug=True)
-    before = UnmarkedOutputs(run, exact.outputs)
-    errors = exact.errors({name: name for name in exact.outputs}, run.values)
-    pairs = {t.name: t.exact for t in lineup.tensors if t.name not in errors}
-    known = errors | exact.errors(pairs, run.debug)
-    report(f"the worst output is off by {max(errors.values(), default=0.0):.2g}; how far builds differ")
-    spread = max(
-        (before.distance(first_run(build, debug=False)) for _ in range(options.builds - 1)), default=0.0
-    )
-    allowed = max(spread, _room(errors.values(), options.tolerance))
-    measure = Measurement(build, exact, before, allowed, {t.name: t.exact for t in lineup.tensors})
-    location = Location(run.engine, options.tolerance, (), spread=spread, notes=run.notes)
-    found = _searched(location, _Errors(lineup, errors, known), measure, options, report)
-    return replace(found, moved=measure.moved)
+    run = build((), True)
+    if run.problem:
+        raise EngineError(f"the other model does not run: {run.problem}", hint="try `rewriter scan` on it")
+    outputs = exact.errors(exact.outputs, run.values)
+    report(f"the worst output is off by {max(outputs.values(), default=0.0):.2g}")
+    pairs = {t.name: t.exact for t in lineup.tensors}
+    debug = exact.errors({n: e for n, e in pairs.items() if n not in outputs}, run.debug)
+
+    def measure(names: Sequence[str]) -> Marked:
+        shown = build(names, False)
+        if shown.problem:
+            return Marked({}, shown.problem)
+        errors = exact.errors(exact.outputs | {n: pairs[n] for n in names}, shown.values)
+        if not all(_same(error, errors.get(n), options.tolerance) for n, error in outputs.items()):
+            return Marked({}, CHANGED)
+        return Marked({n: errors[n] for n in names if n in errors})
+
+    location = Location(run.engine, options.tolerance, (), notes=run.notes)
+    return _searched(location, _Errors(lineup, outputs, debug | outputs), measure, options, report)
 
 
-def _room(errors: Iterable[float], tolerance: float) -> float:
-    """Returns the largest change of the outputs by marks that leaves the fault recognisable."""
-    wrong = [error for error in errors if not error <= tolerance]
-    return min((FAULT_SHARE * e if math.isfinite(e) else tolerance for e in wrong), default=0.0)
+def _same(before: float, after: float | None, tolerance: float) -> bool:
+    """True if marks leave an output right, or about as wrong as it was."""
+    if after is None or before == after:
+        return after is not None
+    if before <= tolerance:
+        return after <= SAME * tolerance
+    return before / SAME <= after <= SAME * before < float("inf")
 
 
 def locate_by_emulation(
@@ -157,20 +128,16 @@ def locate_by_emulation(
     accumulation: Accumulation = "fp16",
 ) -> Location:
     """Locates by the emulation of `other` on the CPU, which shows every tensor in one run."""
-    options = options or LocateOptions()
+    options = replace(options or LocateOptions(), max_builds=0)
     exact, lineup = _prepared(original, other, samples)
-    exponents = between(original, other)
-    found = {node.tensor: node for node in diverge(original, other, samples, accumulation, exponents).nodes}
-    known = {t.name: found[t.exact].total for t in lineup.tensors if t.exact in found}
-    added = {t.name: found[t.exact].added for t in lineup.tensors if t.exact in found}
-    errors = {name: known[name] for name in exact.outputs if name in known}
+    rows = diverge(original, other, samples, accumulation, exact.exponents).nodes
+    errors, added = ({row.tensor: getattr(row, key) for row in rows} for key in ("total", "added"))
+    known = {t.name: errors[t.exact] for t in lineup.tensors if t.exact in errors}
+    outputs = {name: known[name] for name in exact.outputs if name in known}
+    adds = {t.name: added[t.exact] for t in lineup.tensors if t.exact in added}
     engine = f"emulation on ONNX Runtime, {accumulation.upper()} accumulators"
     location = Location(engine, options.tolerance, ())
-    return _searched(location, _Errors(lineup, errors, known, added), _nothing, options, lambda line: None)
-
-
-def _nothing(sets: Sequence[Sequence[str]]) -> list[Marked]:
-    return [Marked({}, unchanged=False, problem="the emulation does not show it") for _ in sets]
+    return _searched(location, _Errors(lineup, outputs, known, adds), lambda _: Marked({}), options)
 
 
 def _prepared(original: Model, other: Model, samples: Iterable[Mapping[str, Array]]) -> tuple[Exact, Lineup]:
@@ -200,8 +167,8 @@ class _Errors:
 
 
 def _searched(
-    location: Location, errors: _Errors, measure: Measure, options: LocateOptions,
-    report: Callable[[str], None],
+    location: Location, errors: _Errors, measure: Callable[[Sequence[str]], Marked], options: LocateOptions,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Location:  # fmt: skip
     """Adds the results of a search to the location."""
     by_name = {t.name: t for t in errors.lineup.tensors}
@@ -214,71 +181,42 @@ def _searched(
     if not wrong:
         return location
     # only tensors before a wrong output: the others cannot be the cause
-    lineup = errors.lineup.leading_to(wrong)
-    search = Bisection(
-        lineup,
-        measure,
-        options.tolerance,
-        errors.known,
-        options.marks,
-        options.max_builds,
-        options.jobs,
-        report,
-    )
+    search = Bisection(errors.lineup.leading_to(wrong), measure, errors.known, options, report)
     search.run()
-    chain = _chain(search, max(wrong, key=lambda n: errors.outputs[n]), options.steps)
+    chain = _chain(search, sorted(wrong, key=lambda n: -errors.outputs[n]))
+    while search.mark(search.lineup.tensors[i].name for i in chain):
+        pass
     return _located(location, errors, search, chain)
 
 
-def _chain(search: Bisection, end: str, steps: int) -> list[int]:
-    """Returns positions from the first wrong tensor to a wrong output, at most `steps`, and measures them."""
+def _chain(search: Bisection, outputs: Sequence[str]) -> list[int]:
+    """Returns positions from the first wrong tensor to the first of the outputs that it leads to."""
+    places = {t.name: i for i, t in enumerate(search.lineup.tensors)}
+    paths = (search.lineup.path(search.high, places[name]) for name in outputs)
+    path = next(path for path, name in zip(paths, outputs, strict=True) if path[-1] == places[name])
+    return path if len(path) <= STEPS else [path[i * (len(path) - 1) // (STEPS - 1)] for i in range(STEPS)]
+
+
+def _located(location: Location, errors: _Errors, search: Bisection, chain: Sequence[int]) -> Location:
     tensors = search.lineup.tensors
-    last = next(i for i, t in enumerate(tensors) if t.name == end)
-    path = search.lineup.path(search.high, last)
-    if path[-1] != last:  # of several faults, the first does not lead to the worst output
-        ends = [i for i, t in enumerate(tensors) if t.name in search.known and i in _after(search)]
-        path = search.lineup.path(search.high, ends[-1]) if ends else path
-    kept = path if len(path) <= steps else [path[i * (len(path) - 1) // (steps - 1)] for i in range(steps)]
-    while search.builds < search.max_builds:
-        names = [tensors[i].name for i in kept]
-        left = search.sets([n for n in names if n not in search.known and n not in search.hiding])
-        if not left:
-            break
-        search.mark(left)
-    return kept
 
-
-def _after(search: Bisection) -> set[int]:
-    """Returns the positions of the first wrong tensor and its descendants."""
-    found = {search.high}
-    for position, tensor in enumerate(search.lineup.tensors):
-        if not found.isdisjoint(tensor.parents):
-            found.add(position)
-    return found
-
-
-def _located(location: Location, errors: _Errors, search: Bisection, chain: list[int]) -> Location:
-    tensors, known = search.lineup.tensors, search.known
-
-    def steps(positions: Iterable[int]) -> tuple[Step, ...]:
+    def steps(members: Iterable[SharedTensor]) -> tuple[Step, ...]:
+        notes = dict.fromkeys(search.known, "")
         return tuple(
-            errors.step(t, "" if t.name in known else search.hiding.get(t.name, "not measured"))
-            for t in (tensors[position] for position in positions)
+            errors.step(t, notes.get(t.name, search.hiding.get(t.name, "not measured"))) for t in members
         )
 
-    right: Iterable[int] = tensors[search.high].parents if search.found else ()
-    if not search.found and search.low >= 0:
-        places = {t.name: i for i, t in enumerate(tensors)}
-        right = (places[name] for name in search.cut(search.low))
-    between = range(search.low + 1, search.high)
-    (first,) = steps([search.high])
+    right: set[str] = set(search.cut(search.low)) if search.low >= 0 else set()
+    if search.found:
+        right = {tensors[i].name for i in tensors[search.high].parents}
+    (first,) = steps([tensors[search.high]])
     return replace(
         location,
         first=first,
         exact=search.found,
-        right=steps(right),
-        chain=steps(chain),
-        hiding=steps(i for i in between if tensors[i].name in search.hiding),
+        right=steps(t for t in tensors if t.name in right),
+        chain=steps(tensors[i] for i in chain),
+        hiding=steps(t for t in tensors[search.low + 1 : search.high] if t.name in search.hiding),
         builds=search.builds,
         discarded=search.discarded,
     )

@@ -6,15 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
-
 from rewriter.ir.graph import label, reads
 from rewriter.ir.model import Model
-from rewriter.ir.model.facts import FLOATS, Facts, Shape
+from rewriter.ir.model.facts import FLOATS, Facts
 from rewriter.ir.model.schemas import logical_name
-
-TYPICAL = 64
-"""Assumed size of an unknown dimension, to estimate memory."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +20,6 @@ class SharedTensor:
         name, exact: Its names in the other model and in the original.
         node, op: Its producer in the other model.
         parents: Positions in `Lineup.tensors` of the nearest shared tensors that it is computed from.
-        size: Elements.
     """
 
     name: str
@@ -33,7 +27,6 @@ class SharedTensor:
     node: str
     op: str
     parents: tuple[int, ...]
-    size: int
 
 
 @dataclass(frozen=True)
@@ -58,12 +51,8 @@ class Lineup:
             if position in wanted:
                 wanted.update(self.tensors[position].parents)
         places = {old: new for new, old in enumerate(sorted(wanted))}
-        return Lineup(
-            tuple(
-                replace(self.tensors[old], parents=tuple(places[p] for p in self.tensors[old].parents))
-                for old in sorted(wanted)
-            )
-        )
+        tensors = (self.tensors[old] for old in places)
+        return Lineup(tuple(replace(t, parents=tuple(places[p] for p in t.parents)) for t in tensors))
 
     def path(self, start: int, end: int) -> list[int]:
         """Returns a shortest chain of positions from one tensor to a descendant."""
@@ -103,10 +92,7 @@ def line_up(original: Model, other: Model, facts: tuple[Facts, Facts]) -> Lineup
             varying[name] = parents
             if name and match in exact and _comparable(facts, match, name):
                 varying[name] = frozenset({len(found)})
-                size = _size(facts[1].main[name].shape)
-                found.append(
-                    SharedTensor(name, match, label(node), node.op_type, tuple(sorted(parents)), size)
-                )
+                found.append(SharedTensor(name, match, label(node), node.op_type, tuple(sorted(parents))))
     return Lineup(tuple(found))
 
 
@@ -114,16 +100,8 @@ def _comparable(facts: tuple[Facts, Facts], exact: str, name: str) -> bool:
     mine, yours = facts[0].main.get(exact), facts[1].main.get(name)
     if mine is None or yours is None or not {mine.dtype, yours.dtype} <= FLOATS:
         return False
-    return _may_be_equal(mine.shape, yours.shape)
-
-
-def _may_be_equal(mine: Shape | None, yours: Shape | None) -> bool:
-    if mine is None or yours is None:
+    if mine.shape is None or yours.shape is None:
         return True
-    pairs = zip(mine, yours, strict=False)
-    known = all(a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in pairs)
-    return len(mine) == len(yours) and known
-
-
-def _size(shape: Shape | None) -> int:
-    return int(np.prod([d if isinstance(d, int) else TYPICAL for d in shape or ()], dtype=np.int64))
+    pairs = zip(mine.shape, yours.shape, strict=False)
+    fits = all(a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in pairs)
+    return len(mine.shape) == len(yours.shape) and fits

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from rewriter.ir.english import figure
 from rewriter.ir.summary import Row, Summary, listed
 from rewriter.runtime.inputs.samples import DataSource
-from rewriter.runtime.ranges.depth import Depth
 
 JUMP = 3.0
 """Growth of the error from one step to the next that is reported."""
@@ -52,10 +51,7 @@ class Location(Summary):
         hiding: Tensors between `right` and `first` that could not be measured, with the reason. Marking them
             as outputs changes the results, so they are inside the fusion that goes wrong.
         tensors: Number of comparable tensors.
-        builds, discarded: Builds of the search, and the number of them that changed the outputs.
-        spread: Largest difference of two builds without marks, relative L2.
-        moved: Largest difference that marks made in a build that was not discarded.
-        depth: Ranges of the original and types of the other model, with `ranges`.
+        builds, discarded: Builds of the search, and the number of them that failed or changed the outputs.
         original, other: Files of the models; None for one in memory.
     """
 
@@ -70,25 +66,16 @@ class Location(Summary):
     tensors: int = 0
     builds: int = 0
     discarded: int = 0
-    spread: float = 0.0
-    moved: float = 0.0
     notes: tuple[str, ...] = ()
     data: DataSource | None = None
-    depth: Depth = field(default_factory=Depth)
     original: Path | None = None
     other: Path | None = None
 
     def summary(self) -> Iterator[Row]:
+        first = "not found: the models share no tensor before it" if self.wrong else "none"
         if self.first is not None:
-            yield (
-                "first wrong",
-                f"{_shown(self.first)}{'' if self.exact else ', or between it and the right ones'}",
-            )
-        else:
-            yield (
-                "first wrong",
-                "none" if not self.wrong else "not found: the models share no tensor before it",
-            )
+            first = f"{_shown(self.first)}{'' if self.exact else ', or between it and the right ones'}"
+        yield "first wrong", first
         yield from listed("still right", map(_shown, self.right), 3)
         yield from listed("outputs", map(_shown, self.outputs), 3)
         yield "engine", f"{self.engine}; above {figure(self.tolerance)} is wrong"
@@ -102,12 +89,8 @@ class Location(Summary):
     @property
     def jump(self) -> Step | None:
         """The step of the chain with the largest growth of the error; None if it is below `JUMP`."""
-        measured = [(s, s.error) for s in self.chain if s.error is not None]
-        grown = [
-            (after / before, step)
-            for (_, before), (step, after) in pairwise(measured)
-            if before > 0 and math.isfinite(before)
-        ]
+        measured = [(s, s.error) for s in self.chain if s.error and math.isfinite(s.error)]
+        grown = [(after / before, step) for (_, before), (step, after) in pairwise(measured)]
         growth, step = max(grown, key=lambda pair: pair[0], default=(0.0, None))
         return step if growth >= JUMP else None
 

@@ -14,7 +14,7 @@ from rewriter.ir.english import count
 from rewriter.ir.plan import Range
 from rewriter.report.html.render import part
 from rewriter.report.html.view import Section
-from rewriter.runtime.ranges.depth import Depth, TensorAtDepth
+from rewriter.runtime.ranges.depth import TensorAtDepth
 
 Scale = Callable[[float], float]
 
@@ -119,28 +119,8 @@ LABELS = {
     "free": "FP32, at no cost",
     "fp32": "FP32",
     "beyond": "FP16, although it exceeds 65504",
-    "note": "not in the other model",
 }
 """Kinds of nodes by the type that they compute in."""
-
-
-def typed_depth(depth: Depth, marks: Mapping[str, str]) -> Section:
-    """Returns the section; `marks` has a sentence for each tensor that is marked."""
-
-    def kind(tensor: TensorAtDepth) -> str:
-        computed = depth.types.get(tensor.tensor, "note")
-        return "beyond" if computed == "fp16" and not tensor.range.absmax <= LARGEST else computed
-
-    def mark(tensor: TensorAtDepth) -> str:
-        exceeds = "its values exceed 65504, and the other model computes it in FP16"
-        return marks.get(tensor.tensor) or (exceeds if kind(tensor) == "beyond" else "")
-
-    lead = (
-        "Every bar is one tensor of the original, from its mean to its largest absolute value on the first "
-        "sample, measured in FP32. The strip below shows the type that the other model computes it in."
-    )
-    nodes = Nodes(kind, LABELS, mark, "wrong, or beyond FP16", "Computes in")
-    return depth_section(depth.tensors, nodes, lead, "No ranges were measured: `ranges=True` asks for them.")
 
 
 def depth_section(tensors: Sequence[TensorAtDepth], nodes: Nodes, lead: str, empty: str) -> Section:

@@ -8,7 +8,6 @@ from rewriter.judge.verdict import Check
 from rewriter.judge.verify_result import VerifyResult
 from rewriter.report import verify as text
 from rewriter.report.checks import judging_check
-from rewriter.report.html.depth import typed_depth
 from rewriter.report.html.outputs import adding_most, error_tile, output_cards
 from rewriter.report.html.run import run_section
 from rewriter.report.html.tables import checks_table
@@ -60,7 +59,6 @@ def _sections(result: VerifyResult, command: str) -> Iterator[Section]:
     if check is not None:
         lead = "Each output in its worst sample and build, element by element against the original in FP32."
         yield Section("outputs", "Outputs", lead, [output_cards(check, result.outputs, result.data)])
-    yield typed_depth(result.depth, {})
     lead = "Each step; one that was not done says why."
     yield Section("verification", "Checks", lead, [checks_table(result.checks)])
     facts = [

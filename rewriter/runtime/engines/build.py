@@ -6,7 +6,6 @@ difference that callers see. Networks are always strongly typed.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,10 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rewriter.ir import children
-from rewriter.ir.children import available_memory
 
 if TYPE_CHECKING:
-    from rewriter.runtime.engines.protocol import EngineName
     from rewriter.runtime.engines.tensor_files import Span
 
 
@@ -162,33 +159,6 @@ def build(
         memory_bytes=memory_bytes,
     )
     return replace(report, log=log)
-
-
-MOST_JOBS = 8
-"""Builds at a time; each is a process with a model and its engine in memory."""
-
-BUILD_BYTES = 2 * 1024**3
-"""Memory of a build besides the weights: libraries, CUDA, the optimiser."""
-
-WEIGHTS_TIMES = 4
-"""The model as read and as parsed, the builder's copy, the engine."""
-
-TIMES_KERNELS = frozenset({"tensorrt"})
-"""Engines whose builder times kernels on the GPU: one build at a time, with no other work beside it."""
-
-
-def builds_at_a_time(engine: EngineName, weights: int) -> int:
-    """Half of the cores, as far as memory allows; 1 if builds would disturb each other's timings.
-
-    Args:
-        weights: Bytes of the model's weights.
-    """
-    if engine in TIMES_KERNELS:
-        return 1
-    jobs = min(MOST_JOBS, (os.cpu_count() or 2) // 2)
-    if free := available_memory():
-        jobs = min(jobs, free // (BUILD_BYTES + WEIGHTS_TIMES * weights))
-    return max(1, jobs)
 
 
 NORM_IN_FP16 = "layernorm nodes in FP16"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from onnx import NodeProto
 
@@ -32,17 +32,6 @@ class TensorAtDepth:
     key: str
     range: Range
     constant: bool = False
-
-
-@dataclass(frozen=True)
-class Depth:
-    """Ranges of the original, and the types that another model computes the same tensors in, by name.
-
-    Types are `fp16`, `bf16` and `fp32`; tensors that the other model lacks have none.
-    """
-
-    tensors: tuple[TensorAtDepth, ...] = ()
-    types: Mapping[str, str] = field(default_factory=dict)
 
 
 def along_depth(model: Model, ranges: Mapping[Key, Range]) -> tuple[TensorAtDepth, ...]:
