@@ -109,7 +109,7 @@ HIDING = (_step("h", None, "the outputs change when it is marked"),)
             id="what the fusion hides",
         ),
         pytest.param(
-            replace(LOCATED, exact=False), "or one before it: the search ended early", id="no more time"
+            replace(LOCATED, exact=False), "or one before it that was not measured", id="no more time"
         ),
         pytest.param(
             replace(LOCATED, chain=(_step("b", 0.01), _step("c", 0.5))),
@@ -127,9 +127,9 @@ HIDING = (_step("h", None, "the outputs change when it is marked"),)
             id="nothing is wrong",
         ),
         pytest.param(
-            replace(LOCATED, tensors=1, builds=3, discarded=1, moved=1e-4, spread=2e-5),
+            replace(LOCATED, tensors=1, builds=3, discarded=1),
             "1 tensor that both models have, 3 builds with marks, 1 of them discarded because marks changed "
-            "the outputs; marks change the outputs by 0.0001, repeated builds by 2e-05",
+            "the outputs (relative L2",
             id="how it was found",
         ),
     ],
