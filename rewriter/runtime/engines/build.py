@@ -161,6 +161,9 @@ def build(
     return replace(report, log=log)
 
 
+TIMES_KERNELS = frozenset({"tensorrt"})
+"""Engines whose builder times kernels on the GPU: no other work beside it."""
+
 NORM_IN_FP16 = "layernorm nodes in FP16"
 """Part of the builder's warning about a decomposed norm whose squares may overflow."""
 
