@@ -133,6 +133,7 @@ rules about the inside of operators rest.
 The severity is the usual one; evidence in the data raises or lowers it. An error gives wrong results on your
 samples. A warning gives wrong results on other data, or slightly wrong ones. A note is worth knowing.
 “Measured” findings rest on the ranges of your samples; on random data they are warnings at most.
+“FP32: `fix` does” means that `rewriter fix` keeps these nodes in FP32.
 
 {kinds}
 
@@ -157,9 +158,9 @@ def findings() -> str:
     kinds = [_kind(name, KINDS[name]) for name in sorted(KINDS, key=_place)]
     rules = [(f"`{name}`", why) for name, why in OTHER_RULES.items()]
     return _FINDINGS.format(
-        kinds=_table(("kind", "what it is", "severity", "measured", "what to do"), kinds),
+        kinds=_table(("kind", "what it is", "severity", "what to do"), kinds),
         rules=_table(("rule", "why"), rules),
-        defects=_table(("defect", "releases", "what helps", "reported"), map(_defect, quirks.table())),
+        defects=_table(("defect", "releases", "what helps"), map(_defect, quirks.table())),
     )
 
 
@@ -169,13 +170,19 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def _kind(name: str, kind: Kind) -> tuple[str, ...]:
-    return f"`{name}`", kind.title, kind.severity, "yes" if kind.measured else "", kind.repair
+    severity = f"{kind.severity}, measured" if kind.measured else kind.severity
+    return (
+        f"`{name}`",
+        kind.title,
+        severity,
+        kind.repair.replace("keep these nodes in FP32: `rewriter fix`", "FP32: `fix`"),
+    )
 
 
 def _defect(quirk: quirks.Quirk) -> tuple[str, ...]:
-    link = f"[link]({quirk.link})" if quirk.link else quirk.source
+    name = f"[`{quirk.id}`]({quirk.link})" if quirk.link else f"`{quirk.id}` ({quirk.source})"
     helps = f"{quirk.remedy}; `fix` does" if quirk.repaired else quirk.remedy
-    return f"`{quirk.id}`: {quirk.title}", quirk.releases, helps, link
+    return f"{name}: {quirk.title}", quirk.releases, helps
 
 
 # -- docs/configuration.md --------------------------------------------------------------------------
