@@ -16,7 +16,7 @@ ANY_TYPE = frozenset(
 OF_RESULTS = frozenset({"overflow", "underflow"})
 """Kinds that hold wherever a Cast to the lower type follows, whatever type the node computes in."""
 
-OF_OPERANDS = frozenset("coordinates order positions phase integers comparison cancellation".split())
+OF_OPERANDS = frozenset("coordinates order positions phase integers cancellation".split())
 """Kinds that FP32 does not repair where the operands were rounded before."""
 
 KEPT = "nothing to do: this model computes it in FP32; keep it so"

@@ -86,13 +86,6 @@ KINDS: dict[str, Kind] = {
         "keep the operator in FP32: `rewriter fix` does where it was measured to be wrong in FP16",
         True,
     ),
-    "no-headroom": Kind(
-        "power that is in range only on these samples",
-        "note",
-        "fp32-island",
-        "give more samples; keep it in FP32 (`keep-fp32`) if inputs may grow",
-        True,
-    ),
     "partial-sums": Kind(
         "partial sums of a product outside the accumulator's range",
         "warning",
@@ -149,14 +142,11 @@ KINDS: dict[str, Kind] = {
     "integers": Kind("floats that become integers", "note", "fp32-island", _ISLAND),
     "coordinates": Kind("sampling coordinates", "warning", "fp32-island", f"{_ISLAND}, at no cost"),
     "order": Kind("order of nearly equal values", "warning", "fp32-island", f"{_ISLAND}; compare as sets"),
-    "comparison": Kind(
-        "comparison of computed floats", "note", "fp32-island", "keep what is compared in FP32 (`keep-fp32`)"
-    ),
     "cancellation": Kind(
         "difference of nearly equal numbers",
         "warning",
         "fp32-island",
-        "keep both operands in FP32 from where they are computed (`keep-fp32`), or subtract earlier",
+        f"{_ISLAND}; or subtract earlier",
         True,
     ),
     "linear-attention": Kind(

@@ -1,5 +1,5 @@
 """Hazard rules about chains of values, and about constants: what `scan` reports of overflow and underflow,
-flushed constants, weights, cancellation."""
+flushed constants, weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from onnx import NodeProto
 from rewriter.hazards.attention import mask_uses
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL, UNDERFLOW
-from rewriter.hazards.resolution import made_of_integers
 from rewriter.hazards.survey import Survey
 from rewriter.ir.english import figure
 from rewriter.ir.graph import attribute, label
@@ -25,9 +24,6 @@ WEIGHT_ERROR = 1e-3
 
 CONSTANT_ERROR = 2e-3
 """Relative error of one rounded scalar: four times what a normal number loses at most."""
-
-CANCELLATION = 32.0
-"""Ratio of two operands to their difference: a rounding of 2^-12 of them is 0.8 % of it."""
 
 _SMALL = "its values are below FP16's normal numbers"
 
@@ -262,27 +258,3 @@ def _worst_channel(known: Sequence[Array], epsilon: float) -> float:
 def _cannot_lose(survey: Survey, measured: Range) -> bool:
     """True if the range excludes a loss: subnormals err by 2^-25 at most, the norm is sqrt(n) * mean."""
     return measured.absmax <= survey.largest and measured.mean_abs * WEIGHT_ERROR / 2 > 2.0**-25
-
-
-def cancellation(survey: Survey) -> Iterator[Hazard]:
-    """Sums and differences far smaller than both operands, whose rounding errors remain.
-
-    Integers are left out, because FP16 holds them exactly.
-    """
-    exact = made_of_integers(survey)
-    for node in survey.nodes:
-        if node.op_type not in {"Add", "Sub"} or survey.source(node.output[0]) in exact:
-            continue
-        ranges = [_range(survey, t) for t in (*node.input, node.output[0])]
-        known = [r for r in ranges if r is not None and r.finite]
-        if len(known) < 3 or known[2].mean_abs <= 0:
-            continue
-        ratio = min(known[0].mean_abs, known[1].mean_abs) / known[2].mean_abs
-        if ratio > CANCELLATION:
-            reason = f"{label(node)}: the operands are {ratio:.2g} times as large as the result"
-            yield Hazard(node, "cancellation", reason, node.output[0], known[2])
-
-
-def _range(survey: Survey, tensor: str) -> Range | None:
-    value = survey.scalar(tensor)
-    return survey.range(tensor) if value is None else Range(value, value, abs(value), True)

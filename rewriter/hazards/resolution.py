@@ -192,29 +192,6 @@ def _outside_stream(survey: Survey) -> Through:
     return accepts
 
 
-def comparisons(survey: Survey) -> Iterator[Hazard]:
-    """Comparisons of floats that a layer computed: rounding decides where they are nearly equal.
-
-    Floats that are computed from integers and constants only are left out.
-    """
-    computed = _computed_by_matrix_ops(survey)
-    for node in survey.graph.nodes:
-        if node.op_type not in INEQUALITIES | {"Equal"}:
-            continue
-        tensor = next((t for t in node.input if survey.source(t) in computed), None)
-        if tensor is not None:
-            yield Hazard(node, "comparison", f"rounding may turn {node.op_type} over", tensor)
-
-
-def _computed_by_matrix_ops(survey: Survey) -> set[str]:
-    """The float tensors that depend on a matrix operator."""
-    found: set[str] = set()
-    for node in survey.nodes:
-        if node.op_type in COMPUTE_BOUND or any(survey.source(t) in found for t in node.input if t):
-            found.update(t for t in node.output if survey.is_float(t))
-    return found
-
-
 def made_of_integers(survey: Survey) -> set[str]:
     """The float tensors computed from integers and constants by arithmetic that keeps integers."""
     keeps = VIEWS | frozenset("Add Sub Mul Neg Abs Min Max Clip Floor Cast Range Where Trilu".split())

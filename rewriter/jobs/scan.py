@@ -153,7 +153,7 @@ def _findings(seen: Iterable[Survey], rules: Sequence[Rule]) -> Iterator[Finding
 
 def _reported_by_norm(group: Sequence[Hazard], norms: set[int]) -> bool:
     """True for the epsilon or the square of a decomposed norm, which is a finding itself."""
-    inside = group[0].rule in {"no-headroom", "epsilon", "underflow", "internal-overflow"}
+    inside = group[0].rule in {"epsilon", "underflow", "internal-overflow"}
     return inside and _severity(group) == "note" and all(id(h.node) in norms for h in group)
 
 

@@ -89,21 +89,7 @@ CASES = {
         {"x": span(5, 8, 4, 256)},
         wrong=False,
     ),
-    "inner_values: squares": Case(
-        "g (float[4,64] x) => (float[4,1] y) { y = ReduceL2<axes = [1]>(x) }",
-        {"x": span(200, 300, 4, 64)},
-        wrong=False,
-    ),
-    "inner_values: exponentials": Case(
-        "g (float[64] x) => (float[64] y) { y = Softplus(x) }", {"x": span(-20, 20, 64)}, wrong=False
-    ),
-    "inner_values: cubes": Case(
-        'g (float[64] x) => (float[64] y) { y = Gelu<approximate = "tanh">(x) }',
-        {"x": span(-50, 50, 64)},
-        wrong=False,
-        opset=20,
-    ),
-    "inner_values: sums": Case(
+    "long_sums": Case(
         "g (float[1,65536] x) => (float[1,1] y) { y = ReduceMean<axes = [1]>(x) }",
         {"x": span(1, 9, 1, 65536)},
         wrong=False,
@@ -114,11 +100,6 @@ CASES = {
             y = MatMul(p, v)
         }""",
         {"x": span(0, 14, 1, 65600), "v": np.abs(normal(1, 65600, 2))},
-        wrong=False,
-    ),
-    "steep_powers": Case(
-        "g (float[64] x) => (float[64] y) <float k = {2.0}> { y = Pow(x, k) }",
-        {"x": span(1, 150, 64)},
         wrong=False,
     ),
     "partial_sums": Case(
@@ -233,15 +214,6 @@ CASES = {
             1e5, 0.5, 1e5, 0.5, 1e5, 0.5, 1e5, 0.5}> { y = MatMul(x, w) }""",
         {"x": np.abs(normal(1e-2, 4, 8))},
     ),
-    "cancellation": Case(
-        """g (float[64] x) => (float[64] y) <float big = {64.0}> {
-            p = Sin(x)
-            a = Add(p, big)
-            y = Sub(a, big)
-        }""",
-        {"x": span(0, 6, 64)},
-        options=SEARCH,
-    ),
     "masks": Case(
         """g (float[2,4,4] s, bool[2,4,4] m) => (float[2,4,4] y) <float c = {-3.4e38}, float zero = {0.0}> {
             b = Where(m, zero, c)
@@ -299,19 +271,6 @@ CASES = {
     "order": Case(
         """g (float[1,512] x) => (int64[1,9] i) <int64[1] k = {9}> { a = Neg(x)\n v, i = TopK(a, k) }""",
         {"x": (1.0 + RNG.permutation(512).reshape(1, 512) * 1e-5).astype(np.float32)},
-    ),
-    "comparisons": Case(
-        """g (float[1,512] x, float[1,512] h) => (bool[1,512] y)
-        <float[1,1] one = {1.0}, float c = {1.0025}> {
-            b = MatMul(one, h)
-            a = Mul(b, x)
-            y = Greater(a, c)
-        }""",
-        {
-            "x": (1.0 + RNG.permutation(512).reshape(1, 512) * 1e-5).astype(np.float32),
-            "h": np.ones((1, 512), np.float32),
-        },
-        options=SEARCH,
     ),
     "quantized": Case(
         """g (float[64] x) => (float[64] y) <float s = {2e-8}, int8 z = {0}, float k = {1e3}> {
