@@ -12,7 +12,7 @@ from typing import Literal
 
 from onnx import NodeProto
 
-from rewriter.ir.plan import Range
+from rewriter.ir.plan import NormHazard, Range
 
 Severity = Literal["note", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("note", "warning", "error")
@@ -51,6 +51,7 @@ class Hazard:
         reason: One sentence; hazards with the same rule and reason are one finding.
         severity, repair: None: those of the kind.
         link: The page that reports it, if there is one.
+        norm: For a node of a decomposed norm.
     """
 
     node: NodeProto
@@ -61,6 +62,7 @@ class Hazard:
     severity: Severity | None = None
     repair: str | None = None
     link: str = ""
+    norm: NormHazard | None = None
 
 
 _ISLAND = "keep these nodes in FP32: `rewriter fix` does"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from onnx import NodeProto
@@ -14,7 +15,7 @@ from rewriter.ir.english import figure
 from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import VIEWS
 from rewriter.ir.patterns.norms import Norm
-from rewriter.ir.plan import Range
+from rewriter.ir.plan import Evidence, NormHazard, Range
 
 FP16_MIN_NORMAL = 2.0**-14
 """IEEE 754 binary16: smaller numbers lose bits."""
@@ -95,29 +96,36 @@ def unfused_norm(survey: Survey) -> Iterator[Hazard]:
     FP32: without epsilon, a constant input would divide by zero.
     """
     for norm in survey.norms:
-        tensor, severity, reason = _inside(survey, norm)
+        tensor, severity, reason, evidence = _inside(survey, norm)
         reason += ", and their variance E[x^2] - E[x]^2 cancels" if norm.cancels else ""
         kept: tuple[NodeProto, ...] = norm.nodes
         root = _root(survey, norm) if norm.epsilon < FP16_MIN_NORMAL else ()
         whole = any(norm.output in node.output for node in root)  # it needs no more Casts so
         if fits_inside(survey, norm) and not whole:
-            tensor, kept = norm.input, root
+            tensor, kept, evidence = norm.input, root, "epsilon"
             reason = f"{norm.epsilon:.3g} under the root of {norm.name} is below FP16's normal range"
-        yield from (survey.hazard(node, "unfused-norm", reason, tensor, severity) for node in kept)
+        about = NormHazard(norm.kind, norm.output, evidence)
+        hazards = (survey.hazard(node, "unfused-norm", reason, tensor, severity) for node in kept)
+        yield from (replace(hazard, norm=about) for hazard in hazards)
 
 
-def _inside(survey: Survey, norm: Norm) -> tuple[str, Severity, str]:
-    """The tensor with the largest value measured inside a norm, a severity by it, and the reason in words."""
+def _inside(survey: Survey, norm: Norm) -> tuple[str, Severity, str, Evidence]:
+    """The tensor with the largest value inside a norm, a severity, the reason, and the kind of evidence."""
     inner = [(t, node) for node in norm.nodes for t in node.output if t != norm.output and survey.lowered(t)]
     measured = [(r.absmax, t, node) for t, node in inner if (r := survey.range(t)) is not None]
     part = f"the decomposed {norm.kind} that ends in {norm.output}"
     worst, tensor, node = max(measured, key=lambda one: one[0], default=(0.0, norm.input, None))
     if node is not None and worst > survey.limit:
-        what = "squares" if is_square(node) or node.op_type == "ReduceSum" else "values"
+        what: Evidence = "squares" if is_square(node) or node.op_type == "ReduceSum" else "values"
         if worst > survey.largest:
-            return tensor, "error", f"{what} inside {part} exceed {survey.largest:.5g}"
-        return tensor, "warning", f"{what} inside {part} come within a factor of 2 of {survey.largest:.5g}"
-    return norm.input, "note" if measured or not inner else "error", f"part of {part}"
+            return tensor, "error", f"{what} inside {part} exceed {survey.largest:.5g}", what
+        return (
+            tensor,
+            "warning",
+            f"{what} inside {part} come within a factor of 2 of {survey.largest:.5g}",
+            what,
+        )
+    return norm.input, "note" if measured or not inner else "error", f"part of {part}", "unknown"
 
 
 def is_square(node: NodeProto) -> bool:

@@ -44,6 +44,14 @@ class Rescaled(Change):
 
 
 @dataclass(frozen=True)
+class Clamped(Change):
+    """A constant that came into range: its largest entry before and after."""
+
+    before: float = 0.0
+    after: float = 0.0
+
+
+@dataclass(frozen=True)
 class Merged(Change):
     """A change after which tensors are parts or views of others; all that there was has its values still."""
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from onnx import numpy_helper
 
-from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal
+from rewriter.ir.base import Clamped, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, label
 from rewriter.ir.graph.match import produced
 from rewriter.ir.model import Array
@@ -83,18 +83,18 @@ class ClampConstants(GraphPass):
             yield self._clamp(graph, use, outcome, clamped)
 
     def _clamp(self, graph: GraphEditor, use: Use, outcome: Effect, clamped: dict[str, str]) -> Event:
-        before = _shown(use.value)
+        before, after = _largest(use.value), _largest(_tamed(use.value))
         if outcome.obstacle:
-            return Refusal(label(use.node), f"{before} stays: {outcome.obstacle}")
+            return Refusal(label(use.node), f"{before:.4g} stays: {outcome.obstacle}")
         if outcome.relies and self.whole_rows == "decline":
-            return Refusal(label(use.node), f"{before} stays: a row may be masked as a whole")
+            return Refusal(label(use.node), f"{before:.4g} stays: a row may be masked as a whole")
         tensor = use.node.input[use.index]
         if tensor not in clamped:
             clamped[tensor] = _clamped(graph, tensor, use.value)
         graph.set_input(use.node, use.index, clamped[tensor])
         graph.sweep(tensor)
         note = "; relies on no row being masked as a whole" if outcome.relies else ""
-        return Change(label(use.node), f"{before} became {_shown(_tamed(use.value))}{note}")
+        return Clamped(label(use.node), f"{before:.4g} became {after:.4g}{note}", before, after)
 
 
 def _tamed(value: Array) -> Array:
@@ -114,6 +114,6 @@ def _clamped(graph: GraphEditor, tensor: str, value: Array) -> str:
     return out
 
 
-def _shown(value: Array) -> str:
+def _largest(value: Array) -> float:
     flat = value.astype(np.float64).reshape(-1)
-    return f"{flat[np.argmax(np.abs(flat))]:.4g}"
+    return float(flat[np.argmax(np.abs(flat))])

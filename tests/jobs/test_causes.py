@@ -9,18 +9,21 @@ from graphs import graph
 from onnx import helper, numpy_helper
 
 import rewriter
-from rewriter.ir.base import Change, with_header
+from rewriter.ir.base import Clamped, with_header
 from rewriter.ir.model import Model, load
-from rewriter.ir.plan import Decision, Plan, Range
+from rewriter.ir.plan import Decision, Evidence, NormHazard, Plan, Range
 from rewriter.jobs.fix.before import errors_before
 from rewriter.jobs.fix.causes import FusedNorm, causes
 from rewriter.judge.expected import expected_outputs
 from rewriter.pipeline.driver import PassResult
 
 
-def decision(index: int, rule: str, reason: str, high: float, *, finite: bool = True) -> Decision:
+def decision(
+    index: int, rule: str, reason: str, high: float, *, finite: bool = True, norm: NormHazard | None = None
+) -> Decision:
     measured = Range(0.0, high, 1.0, finite)
-    return Decision(f"/n.{index}", "Mul", f"0:t{index}", rule, reason, f"t{index}", measured)
+    node = f"/n.{index}"
+    return Decision(node, "Mul", f"0:t{index}", rule, reason, f"t{index}", measured, norm=norm)
 
 
 def texts(*decisions: Decision, passes: tuple[PassResult, ...] = (), low: str = "fp16") -> list[str]:
@@ -29,8 +32,10 @@ def texts(*decisions: Decision, passes: tuple[PassResult, ...] = (), low: str = 
 
 
 def test_the_squares_of_norms_are_counted_by_norm() -> None:
-    reason = "squares inside the decomposed layer-norm that ends in {} exceed 65504"
-    norms = [decision(i, "unfused-norm", reason.format(f"y{i // 9}"), 1e5 + 1e6 * i) for i in range(27)]
+    norms = [
+        decision(i, "unfused-norm", "", 1e5 + 1e6 * i, norm=NormHazard("layer-norm", f"y{i // 9}", "squares"))
+        for i in range(27)
+    ]
     expected = (
         "squares inside 3 decomposed LayerNorms reach 2.6e7, FP16 ends at 65504: 3 norms (27 nodes in FP32)"
     )
@@ -38,10 +43,22 @@ def test_the_squares_of_norms_are_counted_by_norm() -> None:
 
 
 def test_one_norm_and_one_node_are_singular() -> None:
-    reason = "squares inside the decomposed rms-norm that ends in y come within a factor of 2 of 65504"
-    (text,) = texts(decision(0, "unfused-norm", reason, 4e4))
+    norm = NormHazard("rms-norm", "/layer-norm under the root/y", "squares")
+    (text,) = texts(decision(0, "unfused-norm", "part of the layer-norm", 4e4, norm=norm))
     assert text.startswith("squares inside 1 decomposed RMSNorm reach 40000, FP16 ends at 65504, less than")
     assert text.endswith("1 norm (1 node in FP32)")
+
+
+@pytest.mark.parametrize(
+    ("evidence", "what"),
+    [
+        ("epsilon", "the epsilon of 1 norm is below FP16's normal range"),
+        ("unknown", "1 decomposed L2 norm has squares of unknown or varying size"),
+    ],
+)
+def test_norms_without_wide_squares(evidence: Evidence, what: str) -> None:
+    norm = NormHazard("l2-normalize", "y", evidence)
+    assert texts(decision(0, "unfused-norm", "", 1.0, norm=norm)) == [f"{what}: 1 norm (1 node in FP32)"]
 
 
 def test_overflows_come_first_and_say_how_large() -> None:
@@ -64,7 +81,7 @@ def test_what_costs_nothing_is_no_cause() -> None:
 
 
 def test_repairs_that_leave_no_trace_in_the_plan() -> None:
-    clamped = PassResult("clamp-constants", (Change("/Where", "-3.403e+38 became -1.638e+04"),), (), 0.0)
+    clamped = PassResult("clamp-constants", (Clamped("/Where", "", -3.4028e38, -16384.0),), (), 0.0)
     expected = "1 constant such as -3.403e+38 is infinite in FP16: clamped to -1.638e+04"
     assert texts(passes=(clamped,)) == [expected]
     fused = [

@@ -160,7 +160,7 @@ def replanned(
         for node in survey.nodes:
             old = given.get(node_key(survey.scope, node))
             if old is not None:
-                found[id(node)] = Hazard(node, old.rule, old.reason, old.tensor, old.range)
+                found[id(node)] = Hazard(node, old.rule, old.reason, old.tensor, old.range, norm=old.norm)
         extend(survey, found)
         keep_adjacent(survey, found)
         absorb(survey, found)
@@ -244,4 +244,5 @@ def _decision(scope: int, hazard: Hazard) -> Decision:
         hazard.reason,
         hazard.tensor,
         hazard.range,
+        norm=hazard.norm,
     )

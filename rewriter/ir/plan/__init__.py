@@ -114,6 +114,24 @@ class Range:
         return f"[{self.low:.4g}, {self.high:.4g}]" + ("" if self.finite else ", NaN or infinity seen")
 
 
+Evidence = Literal["squares", "values", "epsilon", "unknown"]
+
+
+@dataclass(frozen=True)
+class NormHazard:
+    """What goes wrong in a decomposed norm.
+
+    Attributes:
+        kind: `layer-norm`, `rms-norm` or `l2-normalize`; `output` is the result of its last node.
+        evidence: What leaves the range inside, or comes near its end; an epsilon below the normal range; or
+            `unknown` where nothing was measured.
+    """
+
+    kind: str
+    output: str
+    evidence: Evidence
+
+
 @dataclass(frozen=True)
 class Decision:
     """A node that does not compute in the plan's precision.
@@ -125,6 +143,7 @@ class Decision:
         reason: One sentence for the user, with the measured range where there is one.
         repair: What it computes in instead: FP32, which round a MatMul alone is FP32 accumulation; or BF16,
             which has FP32's range and accumulation at FP16's speed, and 8 bits.
+        norm: The hazard of the decomposed norm that the node is part of; a plan's file does not have it.
     """
 
     node: str
@@ -135,6 +154,7 @@ class Decision:
     tensor: str | None = None
     range: Range | None = None
     repair: Repair = "fp32"
+    norm: NormHazard | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, repr=False)

@@ -163,7 +163,7 @@ def write(plan: Plan, path: Path) -> None:
 
 def _decision_fields(decision: Decision) -> dict[str, Any]:
     fields = asdict(decision)
-    del fields["repair"]  # the name of the list states it
+    del fields["repair"], fields["norm"]  # the name of the list states the repair
     if decision.range is not None:
         fields["range"] = {name: _plain(value) for name, value in fields["range"].items()}
     return fields

@@ -14,20 +14,17 @@ from rewriter.hazards.kinds import KINDS
 from rewriter.hazards.loss import batch_statistics
 from rewriter.hazards.planning.planner import LOW_TYPES, surveys
 from rewriter.hazards.survey import LARGEST, PrecisionRequest
-from rewriter.ir.base import Change
+from rewriter.ir.base import Clamped
 from rewriter.ir.english import count, figure
 from rewriter.ir.graph import label
 from rewriter.ir.graph.editor import made_by
 from rewriter.ir.graph.ops import ROW_NORMS
 from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.model import facts as tensor_facts
-from rewriter.ir.plan import Decision, Plan, Range
+from rewriter.ir.plan import Decision, NormHazard, Plan, Range
 from rewriter.pipeline.driver import PassResult
 
 BATCH = "BatchNormalization"
-
-CLAMPING = "clamp-constants"
-"""The pass that brings constants into range."""
 
 FUSING = ("fuse-layer-norm", "keep-epilogues")
 """Passes whose name a fused norm may carry: the last one moves norms and makes them anew."""
@@ -113,10 +110,13 @@ def causes(
     name, largest = plan.precision.upper(), LARGEST[LOW_TYPES[plan.precision]]
     limits = _Limits(name, largest)
     rules: dict[str, list[Decision]] = defaultdict(list)
+    norms: dict[NormHazard, list[Decision]] = defaultdict(list)
     for decision in plan.decisions:
-        if decision.rule in KINDS:
+        if decision.norm is not None and decision.rule == "unfused-norm":
+            norms[decision.norm].append(decision)
+        elif decision.rule in KINDS:
             rules[decision.rule].append(decision)
-    found = [*_of_squares(rules.pop("unfused-norm", []), limits), *_of_fused(fused, limits)]
+    found = [*_of_norms(norms, limits), *_of_fused(fused, limits)]
     found += [*_of_overflow(rules.pop("overflow", []), unscaled, limits), *_of_masks(passes, limits)]
     found += [_of_rule(rule, members) for rule, members in rules.items()]
     found += folded if plan.precision == "fp16" else ()
@@ -144,8 +144,12 @@ def _overflows(cause: Cause) -> bool:
     return cause.reach is not None and cause.limit is not None and cause.reach > cause.limit
 
 
+def _reach(decision: Decision) -> float:
+    return decision.range.absmax if decision.range else 0.0
+
+
 def _largest(decisions: Iterable[Decision]) -> Decision:
-    return max(decisions, key=lambda d: d.range.absmax if d.range else 0.0)
+    return max(decisions, key=_reach)
 
 
 def _names(decisions: Iterable[Decision]) -> tuple[str, ...]:
@@ -158,41 +162,32 @@ def _in_fp32(decisions: Sequence[Decision]) -> str:
     return ", ".join(f"{count(n, 'node')} in {low.upper()}" for low, n in counts.items() if n)
 
 
-def _of_squares(decisions: Sequence[Decision], limits: _Limits) -> Iterator[Cause]:
+def _of_norms(norms: Mapping[NormHazard, Sequence[Decision]], limits: _Limits) -> Iterator[Cause]:
     """Decomposed norms: those whose squares leave the range, and the others."""
-    norms: dict[str, list[Decision]] = defaultdict(list)
-    for decision in decisions:
-        norms[decision.reason].append(decision)
-    wide = [m for m in norms.values() if _is_wide(_largest(m), limits)]
-    rest = [m for m in norms.values() if not _is_wide(_largest(m), limits)]
+    wide = {norm: members for norm, members in norms.items() if norm.evidence in ("squares", "values")}
     if wide:
-        members = [d for group in wide for d in group]
-        reach = _largest(members)
-        assert reach.range is not None
-        top = reach.range.absmax
-        what = f"{reach.reason.split()[0]} inside {_kinds(wide)} reach {figure(top)}, {limits.held(top)}"
-        done = f"{count(len(wide), 'norm')} ({_in_fp32(members)})"
-        yield Cause("unfused-norm", what, done, _names(members), top, limits.largest)
+        norm, reach = max(((n, _largest(m)) for n, m in wide.items()), key=lambda pair: _reach(pair[1]))
+        top = _reach(reach)
+        what = f"{norm.evidence} inside {_kinds(wide)} reach {figure(top)}, {limits.held(top)}"
+        yield _of_members(wide, what, top, limits.largest)
+    rest = {norm: members for norm, members in norms.items() if norm not in wide}
     if rest:
-        members = [d for group in rest for d in group]
-        epsilons = sum("under the root" in group[0].reason for group in rest)
         what = f"{_kinds(rest)} {'have' if len(rest) > 1 else 'has'} squares of unknown or varying size"
-        if epsilons == len(rest):
+        if all(norm.evidence == "epsilon" for norm in rest):
             what = f"the epsilon of {count(len(rest), 'norm')} is below {limits.name}'s normal range"
-        done = f"{count(len(rest), 'norm')} ({_in_fp32(members)})"
-        yield Cause("unfused-norm", what, done, _names(members))
+        yield _of_members(rest, what)
 
 
-def _is_wide(decision: Decision, limits: _Limits) -> bool:
-    """True for a reason that rests on the squares' range."""
-    by_range = " inside the decomposed " in decision.reason
-    return by_range and decision.range is not None and decision.range.absmax > limits.largest / 2
+def _of_members(norms: Mapping[NormHazard, Sequence[Decision]], what: str, *reach_and_limit: float) -> Cause:
+    members = [decision for group in norms.values() for decision in group]
+    done = f"{count(len(norms), 'norm')} ({_in_fp32(members)})"
+    return Cause("unfused-norm", what, done, _names(members), *reach_and_limit)
 
 
-def _kinds(groups: Sequence[Sequence[Decision]]) -> str:
-    """`10 decomposed layer-norms`."""
-    names = {name for word, name in NAMES.items() if any(word in group[0].reason for group in groups)}
-    return count(len(groups), f"decomposed {names.pop() if len(names) == 1 else 'norm'}")
+def _kinds(norms: Iterable[NormHazard]) -> str:
+    """`10 decomposed LayerNorms`."""
+    kinds = [NAMES.get(norm.kind, "norm") for norm in norms]
+    return count(len(kinds), f"decomposed {kinds[0] if len(set(kinds)) == 1 else 'norm'}")
 
 
 def _of_fused(fused: Sequence[FusedNorm], limits: _Limits) -> Iterator[Cause]:
@@ -238,13 +233,12 @@ def _of_overflow(
 
 
 def _of_masks(passes: Sequence[PassResult], limits: _Limits) -> Iterator[Cause]:
-    changes: list[Change] = [c for step in passes if step.name == CLAMPING for c in step.changes]
+    changes = [change for step in passes for change in step.changes if isinstance(change, Clamped)]
     if changes:
-        before, _, after = changes[0].what.partition(";")[0].partition(" became ")
-        verb = "are" if len(changes) > 1 else "is"
-        what = f"{count(len(changes), 'constant')} such as {before} {verb} infinite in {limits.name}"
-        nodes = tuple(change.node for change in changes)
-        yield Cause("mask", what, f"clamped to {after}", nodes, None, limits.largest)
+        first, verb = changes[0], "are" if len(changes) > 1 else "is"
+        such = f"{count(len(changes), 'constant')} such as {first.before:.4g}"
+        what, nodes = f"{such} {verb} infinite in {limits.name}", tuple(change.node for change in changes)
+        yield Cause("mask", what, f"clamped to {first.after:.4g}", nodes, None, limits.largest)
 
 
 def _of_rule(rule: str, decisions: Sequence[Decision]) -> Cause:
