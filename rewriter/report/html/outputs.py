@@ -11,7 +11,6 @@ from markupsafe import Markup
 
 from rewriter.jobs.fix.before import SideBySide
 from rewriter.judge.verdict import Check
-from rewriter.report.html.depth import logarithmic
 from rewriter.report.html.render import part
 from rewriter.report.html.tasks import boxes_of, images_of, words_of
 from rewriter.report.html.view import Fact, State, Tile
@@ -23,9 +22,6 @@ MOST_CARDS = 24
 
 PICTURE_BYTES = 1_400_000
 """Length of all data URIs together: those of one output of 256 x 256 pixels in colour take up to 1.2 MB."""
-
-GAUGE = logarithmic(1e-7, 1.0, 0.0, 100.0)
-"""Position of a relative error on the gauge of a card."""
 
 
 def output_cards(
@@ -49,8 +45,15 @@ def output_cards(
     shown = {name: i for (name, i), size in zip(pictures, sizes, strict=True) if size <= PICTURE_BYTES}
     worst_first = sorted(check.outputs, key=lambda one: (one.passed, -_share(one)))
     cards = [
-        _card(one, figures.get(one.name), plain.get(one.name), data)
-        | {"images": shown.get(one.name, ()), "boxes": None, "words": ()}
+        {
+            "name": one.name,
+            "state": "good" if one.passed else "bad",
+            "sentence": _sentence(one),
+            "facts": list(_facts(one, figures.get(one.name), plain.get(one.name), data)),
+            "images": shown.get(one.name, ()),
+            "boxes": None,
+            "words": (),
+        }
         | (_in_its_form(one, side) if side is not None else {})
         for one in worst_first[:MOST_CARDS]
     ]
@@ -68,34 +71,6 @@ def _in_its_form(one: OutputComparison, side: SideBySide) -> dict[str, object]:
 def _share(one: OutputComparison) -> float:
     """The error in units of what is allowed."""
     return one.relative_l2 / one.tolerance if one.tolerance else one.relative_l2
-
-
-def _card(
-    one: OutputComparison,
-    figures: OutputStatistics | None,
-    plain: OutputComparison | None,
-    data: DataSource | None,
-) -> dict[str, object]:
-    """What the template shows of an output; `error`, `allowed` and `before` are positions on the gauge."""
-    return {
-        "name": one.name,
-        "state": "good" if one.passed else "bad",
-        "sentence": _sentence(one),
-        "error": GAUGE(one.relative_l2) if one.finite else None,
-        "allowed": GAUGE(one.tolerance) if one.tolerance else None,
-        "facts": list(_facts(one, figures, plain, data)),
-        "before": GAUGE(plain.relative_l2) if plain is not None and plain.finite else None,
-        "gauge": _gauge(one, plain),
-    }
-
-
-def _gauge(one: OutputComparison, plain: OutputComparison | None) -> str:
-    parts = [f"Error {size(one)}"]
-    if one.tolerance:
-        parts.append(f"{one.tolerance:.2g} allowed")
-    if plain is not None:
-        parts.append(f"{size(plain)} unrepaired")
-    return f"{', '.join(parts)}; a logarithmic scale from 1e-7 to 1"
 
 
 def error_tile(check: Check, *, failed: bool) -> Tile:
