@@ -179,21 +179,21 @@ def weights(survey: Survey) -> Iterator[Hazard]:
 
 
 def _weights(survey: Survey, node: NodeProto, tensor: str, value: Array) -> Iterator[Hazard]:
-    measured = survey.range(tensor)
-    if measured is not None and _cannot_lose(survey, measured):
-        return
     largest = float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
     if largest > survey.largest:
         yield survey.hazard(node, "weights", f"{tensor} holds {largest:.4g}", tensor)
     elif survey.is_fp16 and value.size > 1:
-        error = _rounding_error(value)
+        error = _rounding_error(survey, tensor, value)
         if error > WEIGHT_ERROR:
             reason = f"{tensor} is rounded by {error:.1%}: {_SMALL}"
             yield survey.hazard(node, "weights", reason, tensor, "error" if error > 0.5 else "warning")
 
 
-def _rounding_error(value: Array) -> float:
-    """Relative L2 error of a constant in FP16; 0 if all of it is zero."""
+def _rounding_error(survey: Survey, tensor: str, value: Array) -> float:
+    """Relative L2 error of a constant in FP16; 0 if its range excludes one, or if all of it is zero."""
+    measured = survey.range(tensor)
+    if measured is not None and _cannot_lose(survey, measured):
+        return 0.0
     finite = value[np.isfinite(value)].astype(np.float64)
     norm = float(np.linalg.norm(finite))
     return float(np.linalg.norm(finite - finite.astype(np.float16))) / norm if norm else 0.0
@@ -212,9 +212,7 @@ def small_weights(survey: Survey) -> Iterator[Hazard]:
             if value is None or value.size < 2 or np.abs(value).max() > survey.largest:
                 continue
             if tensor not in errors:
-                measured = survey.range(tensor)
-                normal = measured is not None and _cannot_lose(survey, measured)
-                errors[tensor] = 0.0 if normal else _rounding_error(value)
+                errors[tensor] = _rounding_error(survey, tensor, value)
             if errors[tensor] > WEIGHT_ERROR:
                 reason = f"{tensor} would be rounded by {errors[tensor]:.1%}: {_SMALL}"
                 yield survey.hazard(node, "weights", reason, tensor)

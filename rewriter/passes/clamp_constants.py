@@ -23,6 +23,8 @@ MASK = 16384.0
 class ClampConstants(GraphPass):
     """Masks hold FLT_MAX, 1e12 or infinity; in FP16 all of them are infinite, and 0 * inf is NaN.
 
+    Users met it as NaN in an FP16 engine (NVIDIA/TensorRT#2466).
+
     A constant becomes -16384 = -2^14 if Softmax is all that it reaches: through Add, Where, a product
     with an integer mask, and operators that only move values. The reasons for -16384:
 

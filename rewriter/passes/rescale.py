@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from onnx import TensorProto
 
+from rewriter.hazards.planning.planner import surveys
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.ir.base import Context, Event, Exactness, ModelPass, Refusal, Requires, Rescaled, Stage
 from rewriter.ir.english import count
 from rewriter.ir.graph import GraphEditor, label, open_graphs
 from rewriter.ir.model import Model, facts
-from rewriter.ir.plan import Plan, Range
-from rewriter.passes.algorithms.rescaling import (
-    Rescaling,
-    apply_planned,
-    in_range,
-    record,
-    rescale,
-)
+from rewriter.ir.plan import Plan
+from rewriter.passes.algorithms.rescaling import Rescaling, apply_planned, in_range, record, rescale
 from rewriter.runtime.ranges import Ranges
 
 NAMED = 3
@@ -74,24 +69,14 @@ class Rescale(ModelPass):
             yield from _recorded(model, _as_planned(graphs, context.plan))
             return
         ranges = context.ranges if context.ranges is not None else {}
-        for survey in reversed(list(_surveys(model, ranges))):
-            graph = survey.graph
+        request = PrecisionRequest(TensorProto.FLOAT16)
+        for survey in reversed(list(surveys(model, facts.infer(model), ranges, request, tag=self.name))):
             if isinstance(ranges, Ranges) and not ranges.real:
                 yield from _made_up(survey)
                 continue
-            with graph:
-                done = rescale(survey, graph, measured=context.ranges is not None)
-                yield from _recorded(model, _events(survey, graph, done))
-
-
-def _surveys(model: Model, ranges: Mapping[tuple[int, str], Range]) -> Iterator[Survey]:
-    """Yields the survey of every graph, the main one first."""
-    settings = PrecisionRequest(TensorProto.FLOAT16)
-    made: dict[int, Survey] = {}
-    for scope, graph in enumerate(open_graphs(model, facts.infer(model), tag=Rescale.name)):
-        parent = made.get(id(graph.parent)) if graph.parent is not None else None
-        made[id(graph)] = survey = Survey(graph, scope, ranges, model.opsets, settings, parent=parent)
-        yield survey
+            with survey.graph:
+                done = rescale(survey, measured=context.ranges is not None)
+                yield from _recorded(model, _events(survey, done))
 
 
 def _recorded(model: Model, events: Iterator[Event]) -> Iterator[Event]:
@@ -123,7 +108,8 @@ def _as_planned(graphs: list[GraphEditor], plan: Plan) -> Iterator[Rescaled]:
             yield Rescaled(_node(graph, next(iter(exponents))), what, rows)
 
 
-def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Event]:
+def _events(survey: Survey, done: Rescaling) -> Iterator[Event]:
+    graph = survey.graph
     exponents = tuple((survey.scope, tensor, k) for tensor, k in done.exponents.items())
     for index, (k, tensors) in enumerate(done.saved.items()):
         many = f"{len(tensors)} tensors" if len(tensors) > 1 else "a tensor"

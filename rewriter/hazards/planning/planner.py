@@ -183,10 +183,15 @@ def has_bf16(node: NodeProto, opsets: Mapping[str, int]) -> bool:
 
 
 def surveys(
-    model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], settings: PrecisionRequest
+    model: Model,
+    facts: Facts,
+    ranges: Mapping[tuple[int, str], Range],
+    settings: PrecisionRequest,
+    *,
+    tag: str = "",
 ) -> Iterator[Survey]:
-    """The survey of every graph of the model, in the order of `Facts.scopes`."""
-    graphs = open_graphs(model, facts)
+    """The survey of every graph of the model, in the order of `Facts.scopes`; `tag` is for edits."""
+    graphs = open_graphs(model, facts, tag=tag)
     mixed = any(_computes_low(graph) for graph in graphs)
     made: dict[int, Survey] = {}
     for scope, graph in enumerate(graphs):

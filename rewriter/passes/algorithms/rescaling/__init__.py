@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rewriter.hazards.survey import Survey
-from rewriter.ir.graph import GraphEditor, reached
+from rewriter.ir.graph import reached
 from rewriter.passes.algorithms.rescaling.apply import apply, apply_planned, record
 from rewriter.passes.algorithms.rescaling.demands import demands, in_range
 from rewriter.passes.algorithms.rescaling.exponents import Form, collect
@@ -44,16 +44,15 @@ class Rescaling:
     edits: int = 0
 
 
-def rescale(survey: Survey, graph: GraphEditor, *, measured: bool) -> Rescaling:
-    """Scales tensors of one graph that overflow or have sunk, through the editor.
+def rescale(survey: Survey, *, measured: bool) -> Rescaling:
+    """Scales tensors of one graph that overflow or have sunk, through its editor.
 
     Args:
-        survey: The graph with its ranges, made with the same editor.
         measured: True if there are ranges; without them, only constants show overflow.
     """
     if measured and in_range(survey):
         return Rescaling()
-    constraints = collect(graph)
+    constraints = collect(survey.graph)
     forms = constraints.forms()
     known, overflowing = demands(survey, constraints, measured=measured)
     tied = {tensor: constraints.pins.get(tensor, "") for tensor in overflowing}
@@ -69,7 +68,7 @@ def rescale(survey: Survey, graph: GraphEditor, *, measured: bool) -> Rescaling:
             saved.setdefault(k, []).extend(helped)
     if not saved:
         return Rescaling({}, left, tied)
-    edits = apply(graph, constraints, free)
+    edits = apply(survey.graph, constraints, free)
     exponents = {t: constraints.exponent(number, free) for t, number in constraints.tensors.items()}
     return Rescaling(saved, left, tied, {tensor: k for tensor, k in exponents.items() if k}, edits)
 
