@@ -14,6 +14,9 @@ ALONE = (
     "hooks/test_hooks_page.py",
     "hooks/test_hooks_precommit.py::test_installed_hooks",
     "hooks/test_hooks_precommit.py::test_the_manifest_s_hooks",
+    "house/test_batch_page.py::test_a_command_of_the_page_runs",
+    "house/test_batch_page.py::test_the_action",
+    "house/test_contributing.py",
     "house/test_install.py::test_the_light_install",
     "house/test_package.py",
     "house/test_pages.py::test_a_command_runs",
@@ -23,7 +26,8 @@ ALONE = (
     "report/test_page_in_browser.py",
     "suites/test_light_install.py",
 )
-"""Starts of ids within tests/: real libraries of hooks, the wheel, the site, commands of pages, Chromium.
+"""Starts of ids within tests/: real libraries of hooks, the wheel, the site, commands of pages, the action,
+Chromium, and CONTRIBUTING.md followed in a copy of the project.
 A file that is named on pytest's command line runs by day, too."""
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 import pytest
 from graphs import graph
-from onnx import external_data_helper
 from paths import ROOT
 from typer.testing import CliRunner
 
@@ -163,35 +162,9 @@ def absent(tmp_path: Path) -> list[str]:
     return [str(tmp_path / "absent.onnx")]
 
 
-def folder(tmp_path: Path) -> list[str]:
-    (tmp_path / "folder.onnx").mkdir()
-    return [str(tmp_path / "folder.onnx")]
-
-
 def text_file(tmp_path: Path) -> list[str]:
     (tmp_path / "text.onnx").write_text("version https://git-lfs.github.com/spec/v1\n")
     return [str(tmp_path / "text.onnx")]
-
-
-def empty(tmp_path: Path) -> list[str]:
-    (tmp_path / "empty.onnx").touch()
-    return [str(tmp_path / "empty.onnx")]
-
-
-def truncated(tmp_path: Path) -> list[str]:
-    whole = (tmp_path / "model.onnx").read_bytes()
-    (tmp_path / "half.onnx").write_bytes(whole[: len(whole) // 2])
-    return [str(tmp_path / "half.onnx")]
-
-
-def without_external_data(tmp_path: Path) -> list[str]:
-    proto = onnx.load(tmp_path / "model.onnx")
-    for tensor in proto.graph.initializer:
-        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
-    external_data_helper.convert_model_to_external_data(proto, location="w.bin", size_threshold=0)
-    onnx.save(proto, tmp_path / "external.onnx")
-    (tmp_path / "w.bin").unlink()
-    return [str(tmp_path / "external.onnx")]
 
 
 def invalid_graph(tmp_path: Path) -> list[str]:
@@ -214,41 +187,20 @@ FITS = np.zeros((1, 3, 8, 8), np.float32)
 
 BAD = [
     pytest.param(absent, ["absent.onnx", "no such file"], id="no such file"),
-    pytest.param(folder, ["folder.onnx", "not a file"], id="a folder"),
     pytest.param(text_file, ["text.onnx", "not an ONNX model", "Git LFS"], id="a Git LFS pointer"),
-    pytest.param(empty, ["empty.onnx", "not an ONNX model"], id="an empty file"),
-    pytest.param(truncated, ["half.onnx", "truncated"], id="a truncated file"),
-    pytest.param(
-        without_external_data, ["external.onnx", "'w'", "'w.bin' is missing"], id="missing external data"
-    ),
     pytest.param(invalid_graph, ["invalid.onnx", "nowhere", "the_clip"], id="an invalid graph"),
     pytest.param(
         options("--passes", "isolate-clop"), ["unknown pass 'isolate-clop'", "'isolate-clip'"], id="a pass"
     ),
-    pytest.param(
-        options("--passes", "isolate-clip{wen=auto}"), ["no option 'wen'", "column 14"], id="a pass's option"
-    ),
-    pytest.param(
-        options("--skip", "isolate-clop"), ["unknown pass 'isolate-clop'", "--skip"], id="a skipped pass"
-    ),
     pytest.param(options("--preset", "trt-int8"), ["unknown preset 'trt-int8'"], id="a preset"),
-    pytest.param(options("--precision", "int8"), ["int8", "fp16"], id="a precision"),
     pytest.param(options("--target", "openvino"), ["unknown target 'openvino'"], id="a target"),
     pytest.param(
         options("--input-shapes", "x:1xA"), ["--input-shapes", "'x:1xA'", "a shape is"], id="a shape"
     ),
     pytest.param(options("--inputs", "absent.npz"), ["absent.npz"], id="no such data"),
-    pytest.param(options("--metric", "pnsr"), ["--metric", "did you mean 'psnr'?"], id="a metric"),
-    pytest.param(
-        options("--opset", "99"), ["--opset", "cannot be '99'", "1 to "], id="an opset of the future"
-    ),
-    pytest.param(options("--seed", "-1"), ["--seed"], id="a negative seed"),
     pytest.param(options("--colour"), ["--colour"], id="an unknown option"),
     pytest.param(
         with_data(image=FITS), ["data.npz", "no input 'image'", "x (float32)"], id="data with the wrong name"
-    ),
-    pytest.param(
-        with_data(x=FITS.astype(np.int64)), ["data.npz", "'x'", "int64"], id="data of the wrong type"
     ),
     pytest.param(with_data(x=FITS[:, :2]), ["data.npz", "'x'", "2"], id="data of the wrong shape"),
 ]
@@ -399,12 +351,11 @@ def test_a_full_disk_is_an_error_of_ours(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends itself a POSIX signal")
-@pytest.mark.parametrize("seconds", [0.5, 1.5])
-def test_an_interrupt_leaves_no_half_of_a_file(tmp_path: Path, seconds: float) -> None:
+def test_an_interrupt_leaves_no_half_of_a_file(tmp_path: Path) -> None:
     large = ROOT / "models" / "rtdetr.onnx"
     soon = (
         "import os, rewriter.cli, signal, threading;"
-        f"timer = threading.Timer({seconds}, os.kill, (os.getpid(), signal.SIGINT));"
+        "timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT));"
         "timer.daemon = True; timer.start()"
     )
     done = python(soon, "fix", large, "-o", tmp_path / "f.onnx")
@@ -476,16 +427,10 @@ def test_a_terminal_sees_progress_and_the_pipe_only_the_report(model: Path) -> N
     assert b"\x1b" not in out
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param("fix {} --dry-run --no-verify --passes isolate-clip -v", id="fix"),
-        pytest.param("passes", id="passes"),
-        pytest.param("passes show isolate-clip", id="passes show"),
-    ],
-)
-def test_a_reader_that_leaves_early_is_no_error(model: Path, arguments: str) -> None:
-    command = f"{sys.executable} -m rewriter {arguments.format(model)} | true"
+def test_a_reader_that_leaves_early_is_no_error(model: Path) -> None:
+    command = (
+        f"{sys.executable} -m rewriter fix {model} --dry-run --no-verify --passes isolate-clip -v | true"
+    )
     root = ROOT
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=root)
     assert (done.returncode, done.stderr) == (0, "")
@@ -518,11 +463,6 @@ SHAPES = [
     pytest.param("s:", {"s": ()}, id="a scalar"),
     pytest.param("x:1,y:2x2", {"x": (1,), "y": (2, 2)}, id="two"),
 ]
-
-
-@pytest.mark.parametrize(("text", "expected"), SHAPES)
-def test_shapes(text: str, expected: dict[str, tuple[int, ...]]) -> None:
-    assert read(KEYS["input_shapes"], Text(text)) == expected
 
 
 @pytest.mark.parametrize("text", ["x", ":1x2", "x:1x", "x:0x3", "x:-1", "x:1,2"])
@@ -594,11 +534,6 @@ def test_the_shell_completes(typed: str, offered: list[str]) -> None:
     asked = {"COMP_WORDS": f"rewriter {typed}", "COMP_CWORD": str(len(typed.split()))}
     asked["_REWRITER_COMPLETE"] = "complete_bash"
     assert CliRunner().invoke(cli.app, [], env=asked, prog_name="rewriter").stdout.split() == offered
-
-
-def test_completion_can_be_installed() -> None:
-    shown = rewriter("--help").stdout
-    assert "--install-completion" in shown
 
 
 def test_version_and_passes() -> None:

@@ -18,10 +18,9 @@ from graphs import graph, with_weights
 from paths import ROOT
 from typer.testing import CliRunner
 
-import rewriter
 from rewriter import cli
 from rewriter.cli.parameters import check_extra
-from rewriter.ir.errors import OutputError, UsageError
+from rewriter.ir.errors import UsageError
 from rewriter.ir.model import save
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="devices, pipes, links and modes of POSIX")
@@ -82,13 +81,6 @@ class TestModels:
         assert (code, "pipe: it is a pipe" in output) == (2, True)
         assert stat.S_ISFIFO(pipe.stat().st_mode)
 
-    def test_python_refuses_them_too(self, model: Path, tmp_path: Path) -> None:
-        pipe = fifo(tmp_path)
-        with pytest.raises(OutputError, match="it is a pipe"):
-            rewriter.fix(model, pipe, passes="clean-casts")
-        with pytest.raises(OutputError, match="it is a pipe"):
-            save(graph(TEXT), pipe)
-
     @pytest.mark.parametrize("dangling", [False, True], ids=["to a file", "to none"])
     def test_the_target_of_a_link_is_written(self, model: Path, tmp_path: Path, dangling: bool) -> None:
         (tmp_path / "store").mkdir()
@@ -129,13 +121,6 @@ class TestReports:
     def test_a_device_stays_one(self, model: Path, device: Path, tmp_path: Path) -> None:
         assert fix(model, "-o", tmp_path / "f.onnx", "--report", device)[0] == 0
         assert stat.S_ISCHR(device.stat().st_mode)
-
-    @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr"])
-    def test_a_standard_stream_gets_the_report(self, model: Path, name: str) -> None:
-        done = program(model, "--dry-run", "--report", name, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        assert done.returncode == 0, done.stderr
-        assert '"pipeline": "clean-casts"' in (done.stdout if name == "/dev/stdout" else done.stderr)
-        assert Path(name).is_symlink()
 
     def test_a_stream_that_the_shell_sends_to_a_file_keeps_what_is_printed(
         self, model: Path, tmp_path: Path

@@ -169,7 +169,7 @@ BOTH = pytest.mark.parametrize(
 
 
 @BOTH
-@pytest.mark.parametrize("size", [0, 1, 1_000_000])
+@pytest.mark.parametrize("size", [0, 1_000_000])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
 def test_arrays_go_there_and_back(way: Callable[..., Any], size: int, dtype: type) -> None:
     there: Array = np.arange(size).astype(dtype)

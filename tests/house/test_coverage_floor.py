@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
-from pathlib import Path
 
 import pytest
-from coverage_floor import LEAST, NAMED, complaints, main
+from coverage_floor import LEAST, complaints
 from paths import ROOT
 
 Counts = tuple[int, int, int, int]
@@ -44,29 +42,6 @@ def test_each_share_is_judged_on_its_own(counts: Counts, begins: list[str]) -> N
     found = complaints(report(counts))
     assert len(found) == len(begins)
     assert all(text.startswith(begin) for text, begin in zip(found, begins, strict=True))
-
-
-def test_files_where_most_is_left_are_named_first() -> None:
-    few, many, none = (10, 9, 0, 0), (1000, 300, 0, 0), (10, 0, 0, 0)
-    [text] = complaints(report(few, many, *[none] * NAMED))
-    lines = text.splitlines()
-    assert len(lines) == 1 + NAMED
-    assert lines[1:3] == [
-        "  rewriter/1.py: 70.0 % of lines ran (300 of 1000 did not)",
-        "  rewriter/0.py: 10.0 % of lines ran (9 of 10 did not)",
-    ]
-
-
-@pytest.mark.parametrize(("missing", "code"), [(4, 0), (6, 1)])
-def test_the_exit_code_and_what_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: int, code: int
-) -> None:
-    path = tmp_path / "coverage.json"
-    path.write_text(json.dumps(report((100, missing, 100, 0))))
-    assert main(str(path)) == code
-    printed = capsys.readouterr().out
-    assert f"{100 - missing}.0 % of lines ran" in printed
-    assert ("at least 95 %" in printed) == bool(code)
 
 
 def test_make_nightly_holds_the_floor_and_make_test_does_not() -> None:

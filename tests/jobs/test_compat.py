@@ -82,17 +82,6 @@ def test_ultralytics_export_in_fp16_on_a_cpu(tmp_path: Path) -> None:
     assert np.allclose(run(model_onnx, image), run(detector(), image), atol=2e-3)
 
 
-def test_ultralytics_engine_through_autocast(tmp_path: Path) -> None:
-    onnx_file = str(tmp_path / "yolo.onnx")
-    onnx.save(detector(), onnx_file)
-    im = np.random.default_rng(0).random((1, 3, 8, 8), np.float32)
-    model = autocast.convert_to_mixed_precision(
-        onnx_file, low_precision_type="fp16", keep_io_types=True, calibration_data={"images": im}
-    )
-    assert ports(model) == [FP32, FP32] and types(model)["/stem/Conv"] == FP16
-    assert np.allclose(run(model, {"images": im}), run(detector(), {"images": im}), atol=2e-3)
-
-
 @pytest.mark.parametrize("fp16_io", [True, False])
 def test_vs_mlrt_converts_in_memory(fp16_io: bool) -> None:
     autocast.configure_logging(logging.ERROR)
@@ -287,53 +276,22 @@ def test_bad_arguments_are_named(tmp_path: Path, options: dict[str, Any], kind: 
         autocast.convert_to_mixed_precision(**{"onnx_path": str(tmp_path / "m.onnx"), **options})
 
 
-SIGNATURES: dict[str, dict[str, Any]] = {
-    "convert_to_mixed_precision": {
-        "onnx_path": "required",
-        "low_precision_type": "fp16",
-        "nodes_to_exclude": None,
-        "op_types_to_exclude": None,
-        "nodes_to_include": None,
-        "op_types_to_include": None,
-        "data_max": 512,
-        "init_max": 65504.0,
-        "keep_io_types": False,
-        "calibration_data": None,
-        "custom_rule": None,
-        "init_conversion_max_bytes": None,
-        "providers": ("cpu",),
-        "trt_plugins": (),
-        "trt_plugins_precision": (),
-        "max_depth_of_reduction": None,
-        "opset": None,
-        "use_standalone_type_inference": False,
-    },
-    "convert_to_f16": {
-        "model": "required",
-        "low_precision_type": "fp16",
-        "keep_io_types": True,
-        "op_block_list": (),
-        "tensor_block_dict": None,
-        "trt_plugins": (),
-        "use_standalone_type_inference": False,
-        "opset": None,
-    },
-    "convert_float_to_float16": {
-        "model": "required",
-        "min_positive_val": 1e-7,
-        "max_finite_val": 1e4,
-        "keep_io_types": False,
-        "disable_shape_infer": False,
-        "op_block_list": None,
-        "node_block_list": None,
-        "check_fp16_ready": True,
-    },
+SIGNATURES = {
+    "convert_to_mixed_precision": "onnx_path, low_precision_type='fp16', nodes_to_exclude=None, "
+    "op_types_to_exclude=None, nodes_to_include=None, op_types_to_include=None, data_max=512, "
+    "init_max=65504.0, keep_io_types=False, calibration_data=None, custom_rule=None, "
+    "init_conversion_max_bytes=None, providers=('cpu',), trt_plugins=(), trt_plugins_precision=(), "
+    "max_depth_of_reduction=None, opset=None, use_standalone_type_inference=False",
+    "convert_to_f16": "model, low_precision_type='fp16', keep_io_types=True, op_block_list=(), "
+    "tensor_block_dict=None, trt_plugins=(), use_standalone_type_inference=False, opset=None",
+    "convert_float_to_float16": "model, min_positive_val=1e-07, max_finite_val=10000.0, keep_io_types=False, "
+    "disable_shape_infer=False, op_block_list=None, node_block_list=None, check_fp16_ready=True",
 }
 """Of AutoCast (August 2026) and onnxconverter-common 1.16; no list that nobody changes is shared here."""
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_names_order_and_defaults_are_those_of_the_originals(name: str) -> None:
-    own, wanted = inspect.signature(getattr(autocast, name)).parameters, SIGNATURES[name]
-    given = {n: "required" if p.default is p.empty else p.default for n, p in own.items()}
-    assert list(given.items())[: len(wanted)] == list(wanted.items())
+    own = inspect.signature(getattr(autocast, name)).parameters.values()
+    given = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in own]
+    assert ", ".join(given).startswith(SIGNATURES[name])

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from graphs import graph
-from paths import ROOT
 from typer.testing import CliRunner
 
 import rewriter
@@ -199,27 +198,16 @@ def test_models_that_are_not_versions_of_each_other_are_refused(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"builds": 0}, "cannot be 0"),
-        ({"metric": "pnsr", "tolerance": 1.0}, "cannot be 'pnsr'"),
         ({"metric": "psnr"}, "there is no default tolerance for psnr"),
         ({"min_shapes": {"x": (4, 4)}, "max_shapes": {"x": (2, 4)}}, "not in order"),
         ({"max_shapes": {"image": (2, 4)}}, "no input 'image'"),
         ({"max_shapes": {"x": (2, 5)}}, "2x5 does not fit input 'x', which is nx4"),
         ({"inputs": feeds(3.0), "max_shapes": {"x": (1, 4)}}, "is 2x4 in the data, and the profile goes"),
-        ({"tolerance": math.nan}, "`tolerance`: it cannot be nan"),
-        ({"tolerance": -1e-3}, "cannot be -0.001"),
-        ({"timeout": 0.0}, "`timeout`: it cannot be 0"),
-        ({"plugin_lib": ["nowhere.so"]}, "no such file: .*nowhere.so"),
     ],
 )
 def test_bad_options_are_refused(files: tuple[Path, Path], arguments: dict[str, object], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         rewriter.verify(*files, engine="emulation", **arguments)  # type: ignore[arg-type]
-
-
-def test_an_unknown_engine_is_refused(files: tuple[Path, Path]) -> None:
-    with pytest.raises(UsageError, match="`engine`: it cannot be 'openvino'"):
-        rewriter.verify(*files, engine="openvino")  # type: ignore[arg-type]
 
 
 def test_random_data_has_the_usual_shape_of_the_profile(files: tuple[Path, Path]) -> None:
@@ -255,41 +243,3 @@ def test_the_command_begins_with_the_verdict(files: tuple[Path, Path], tmp_path:
     code, text = run_cli(*files, "--inputs", tmp_path / "300.npz", "--engine", "emulation", "-q")
     assert code == 1
     assert text.startswith("VERIFICATION FAILED (emulation): ")
-
-
-def test_the_command_refuses_a_bad_shape(files: tuple[Path, Path]) -> None:
-    code, text = run_cli(*files, "--min-shapes", "x:0x4")
-    assert code == 2
-    assert "--min-shapes: it cannot be 'x:0x4'" in text
-    code, text = run_cli(*files, "--min-shapes", "x:1x4,y:2", "--max-shapes", "x:8x4", "--engine", "lost")
-    assert code == 2
-    assert "--engine: it cannot be 'lost'" in text
-
-
-@pytest.mark.parametrize("name", ["nafnet", "bert", "t5_encoder", "qdq"])
-def test_verify_confirms_the_number_of_fix(name: str, tmp_path: Path) -> None:
-    model, written = ROOT / f"models/{name}.onnx", tmp_path / "fixed.onnx"
-    data = model.with_suffix(".npz")
-    made = rewriter.fix(model, written, inputs=data, build=False)
-    found = rewriter.verify(model, written, inputs=data)
-    assert made.verdict is not None
-    (judged,) = (check for check in made.verdict.checks if check.name in ("emulation", "tf32"))
-    (confirmed,) = (check for check in found.checks if check.name == "emulation")
-    assert confirmed.passed == judged.passed
-    assert [o.relative_l2 for o in confirmed.outputs] == [o.relative_l2 for o in judged.outputs]
-
-
-def test_verify_confirms_a_verdict_on_several_samples(tmp_path: Path) -> None:
-    """One sample of three errs: both report it, wherever it stands."""
-    source, written = tmp_path / "net.onnx", tmp_path / "fixed.onnx"
-    body = "g (float[2,64] x) => (float[2,64] y) <float k = {300.0}> { a = Add(x, k) y = Sub(a, k) }"
-    save(graph(body), source)
-    rng = np.random.default_rng(0)
-    for number, size in enumerate((1.0, 1e3, 1e3)):
-        np.savez(tmp_path / f"{number}.npz", x=(size * rng.standard_normal((2, 64))).astype(np.float32))
-    made = rewriter.fix(source, written, inputs=tmp_path, build=False, repair=False)
-    found = rewriter.verify(source, written, inputs=tmp_path)
-    assert made.verdict is not None and made.verified is False and not found.passed
-    checks = [one for one in (*made.verdict.checks, *found.checks) if one.name == "emulation"]
-    assert len(checks) == 2
-    assert checks[0].outputs[0].relative_l2 == checks[1].outputs[0].relative_l2

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import corruption
+from nightly import sized
 
-COUNT = 500 * (10 if os.environ.get("REWRITER_NIGHTLY") else 1)
+COUNT = sized(100, 5000)
 SEED = 17
 
 

@@ -18,9 +18,6 @@ from stems import FOLDED, STEM, same_results, stem_model
 import rewriter
 from rewriter.ir.model import Array, Model, load
 from rewriter.passes.fold_strides import FoldStrides
-from rewriter.passes.unfold_patches import UnfoldPatches
-from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS
-from rewriter.pipeline.text import parse
 
 
 @st.composite
@@ -70,16 +67,6 @@ def test_stems_of_the_case_models(name: str) -> None:
     assert not report.refusals
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_have_both_rewrites_of_images_or_neither(name: str) -> None:
-    """They were measured where FP16 is made with FP32 epilogues."""
-    steps = [step.name for step in parse(PRESETS[name].pipeline)]
-    wanted = name in {DEFAULT_PRESET, "accurate"}
-    assert [step.name in steps for step in (UnfoldPatches, FoldStrides)] == [wanted, wanted]
-    if wanted:
-        assert steps.index("fold-strides") < steps.index("rescale")
-
-
 def _net(body: str, outputs: str, scales: dict[str, float]) -> onnx.ModelProto:
     source = stem_model(body, outputs).whole()
     for tensor in source.graph.initializer:
@@ -108,15 +95,6 @@ def test_a_stem_that_overflows_is_rescaled(passes: str) -> None:
 
 def _build(result: Any) -> Any:
     return next(check for check in result.verdict.checks if check.name == "build")
-
-
-@needs_rtx
-def test_tensorrt_builds_a_resnet_with_blocks_as_channels() -> None:
-    model = MODELS / "resnet.onnx"
-    result = rewriter.fix(model, inputs=model.with_suffix(".npz"))
-    assert any(node.name.endswith("convolution/Conv/folded") for node in result.proto.graph.node)
-    assert _build(result).passed
-    assert "types as planned" in _build(result).summary
 
 
 @needs_rtx

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import pytest
 from branched import merged
 from graphs import keeps_results, ops, run
 from hypothesis import given
@@ -17,7 +16,6 @@ from paths import MODELS
 from rewriter.ir.model import Model, load
 from rewriter.jobs.fix import api
 from rewriter.passes.merge_branches import MergeBranches
-from rewriter.pipeline.presets import PRESETS
 
 
 @st.composite
@@ -109,9 +107,3 @@ def test_fix_merges_convs_that_no_option_keeps() -> None:
     nodes = {node.name: node.op_type for node in result.proto.graph.node}
     assert nodes[name] == "Conv"
     assert sum(made.endswith("/merged") for made in nodes) >= BLOCKS - 1
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_merges_once_batch_norms_are_folded(preset: str) -> None:
-    names = PRESETS[preset].pipeline.split(",")
-    assert names.index("simplify") < names.index("merge-branches")

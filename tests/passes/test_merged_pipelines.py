@@ -10,12 +10,10 @@ import numpy as np
 import onnx
 import pytest
 from graphs import graph, ops, with_weights
-from needs import needs_rtx
 from nightly import some
 from paths import MODELS
 
 from rewriter.ir.base import Context
-from rewriter.ir.errors import UsageError
 from rewriter.ir.model import Model, facts, load
 from rewriter.jobs.fix import api
 from rewriter.pipeline.driver import Driver
@@ -119,24 +117,6 @@ def test_a_member_that_the_user_keeps_stays_apart_and_so_it_does_by_the_saved_pl
     assert again.proto.SerializeToString() == kept.proto.SerializeToString()
 
 
-def test_a_plan_of_merged_products_fits_them_again(tmp_path: Path) -> None:
-    source, passes, plan = _gated(1.0).whole(), f"merge-projections,{LOWER}", tmp_path / "plan.json"
-    first = _fixed(source, passes, inputs=_samples(), keep_fp32=["*/Split"], save_plan=plan)
-    assert {d.node.rsplit("/", 1)[-1]: d.rule for d in first.plan.decisions} == {
-        "Add": "epilogue",
-        "Split": "user",
-    }
-    again = _fixed(source, passes, inputs=_samples(), plan=plan)
-    assert again.proto.SerializeToString() == first.proto.SerializeToString()
-
-
-def test_a_plan_from_before_the_merge_is_refused(tmp_path: Path) -> None:
-    source, plan = _gated(1.0).whole(), tmp_path / "plan.json"
-    _fixed(source, "mixed-precision", inputs=_samples(), save_plan=plan)
-    with pytest.raises(UsageError, match="a plan fits the model that it was saved for"):
-        _fixed(source, "merge-projections,mixed-precision", inputs=_samples(), plan=plan)
-
-
 def test_a_failed_emulation_is_explained_after_rescale_too() -> None:
     """merge-projections needs no ranges: what it did behind `rescale` is done again to explain.
 
@@ -156,14 +136,3 @@ def test_a_failed_emulation_is_explained_after_rescale_too() -> None:
     assert check.passed is False
     assert check.details[0].startswith("first beyond")
     assert "/merged/Split" in check.details[0]
-
-
-@needs_rtx
-@pytest.mark.parametrize("name", some("llama_block", "vit"))
-def test_tensorrt_builds_the_merged_model(name: str) -> None:
-    model = MODELS / f"{name}.onnx"
-    result = api.fix(model, passes=f"{STRUCTURE},merge-projections,{LOWER}", inputs=model.with_suffix(".npz"))
-    assert result.verdict is not None
-    build = next(check for check in result.verdict.checks if check.name == "build")
-    assert build.passed
-    assert "types as planned" in build.summary

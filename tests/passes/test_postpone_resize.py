@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -134,15 +133,6 @@ def _head(batch: str = "1") -> Model:
     return load(source)
 
 
-FP16_PRESETS = ["trt-fp16", "accurate"]
-
-
-@pytest.mark.parametrize("preset", FP16_PRESETS)
-def test_presets_for_fp16_have_it_before_ranges_are_measured(preset: str) -> None:
-    names = PRESETS[preset].pipeline.split(",")
-    assert names.index("postpone-resize") < next(i for i, n in enumerate(names) if n.startswith("rescale"))
-
-
 def _fixed(**options: Any) -> Any:
     """The preset, with each Conv moved: the head is small."""
     before = _head()
@@ -159,19 +149,6 @@ def test_fix_shortens_the_head() -> None:
     convs = [node for node in result.proto.graph.node if node.op_type == "Conv"]
     types = {t.name: t.data_type for t in result.proto.graph.initializer}
     assert {types[node.input[1]] for node in convs} == {TensorProto.FLOAT16}
-
-
-def test_a_plan_fits_the_shortened_head_again(tmp_path: Path) -> None:
-    plan = tmp_path / "plan.json"
-    first = _fixed(verify=False, save_plan=plan)
-    assert _fixed(verify=False, plan=plan).proto.SerializeToString() == first.proto.SerializeToString()
-
-
-def test_a_kept_conv_stays_by_the_saved_plan_too(tmp_path: Path) -> None:
-    plan = tmp_path / "plan.json"
-    first = _fixed(verify=False, save_plan=plan, keep_fp32=["mix"])
-    assert ops(load(first.proto)).count("Conv") == 1
-    assert _fixed(verify=False, plan=plan).proto.SerializeToString() == first.proto.SerializeToString()
 
 
 def _levels(size: str, out: int = 256) -> Model:

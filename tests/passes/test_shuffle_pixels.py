@@ -6,11 +6,9 @@ from graphs import apply, keeps_results, ops, with_constants
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewriter.jobs.fix import api
 from rewriter.passes.shuffle_pixels import ShufflePixels
 
 SHUFFLED = ["Conv", "DepthToSpace"]
-PLAIN = "ConvTranspose<strides = [2, 2]>"
 
 
 @given(step=st.integers(2, 4), channels=st.integers(1, 7), read=st.integers(1, 5), high=st.integers(1, 4))
@@ -24,15 +22,3 @@ def test_any_size_keeps_its_results(step: int, channels: int, read: int, high: i
     after, _ = apply(ShufflePixels(), before)
     assert ops(after) == SHUFFLED
     keeps_results(before, after, ShufflePixels())
-
-
-def test_the_default_preset_has_it() -> None:
-    """In FP16 the two nodes stay what they are."""
-    source = with_constants(
-        f"{{ a = Relu(x)  d = {PLAIN}(a, w, b)  y = Sigmoid(d) }}",
-        {"w": (3, 1, 2, 2), "b": (1,)},
-        "float[1,3,4,6] x",
-        "float[1,1,8,12] y",
-    )
-    fixed = api.fix(source.whole(), target="tensorrt-rtx", verify=False).model
-    assert [op for op in ops(fixed) if op in (*SHUFFLED, "ConvTranspose")] == SHUFFLED

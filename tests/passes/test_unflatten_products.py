@@ -13,7 +13,7 @@ import rewriter
 from rewriter.hazards.planning.planner import PlanRequest
 from rewriter.ir.model import Model
 from rewriter.passes.unflatten_products import UnflattenProducts
-from rewriter.pipeline.presets import PRESETS, with_epilogues
+from rewriter.pipeline.presets import with_epilogues
 
 SHAPES = {
     "w": (4, 5),
@@ -93,8 +93,3 @@ def test_a_plan_with_a_node_that_took_over_a_name_fits_again(
     assert first.proto == again.proto
     assert again.plan is not None
     assert any(d.rule == "user" for d in again.plan.decisions)
-
-
-def test_it_is_a_part_of_the_presets_that_have_epilogues() -> None:
-    having = {name for name, preset in PRESETS.items() if "unflatten-products" in preset.pipeline}
-    assert having == {"accurate"}

@@ -11,7 +11,6 @@ from weighted import weighted, weights
 import rewriter
 from rewriter.hazards.planning.planner import PlanRequest
 from rewriter.ir.model import Array, Model, load
-from rewriter.pipeline.presets import PRESETS
 
 
 def _network() -> tuple[Model, list[dict[str, Array]]]:
@@ -83,8 +82,3 @@ def test_nodes_of_decomposed_sums_that_the_plan_keeps(body: str, outputs: str, e
     source = graph(text)
     found = kept(planned(source, PlanRequest()))
     assert " ".join(sorted(name for name, rule in found.items() if rule == "dot-product")) == expected
-
-
-def test_it_is_a_part_of_the_presets_that_have_epilogues() -> None:
-    having = {name for name, preset in PRESETS.items() if "unfold-dot-products" in preset.pipeline}
-    assert having == {"trt-fp16", "accurate"}

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
 from graphs import apply, keeps_results, ops, with_constants
 from hypothesis import given
 from hypothesis import strategies as st
-from needs import needs_rtx
 from nightly import some
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
@@ -49,9 +44,6 @@ def test_large_weights_stay_outside_the_proto() -> None:
     assert after.weights.keys() == {"w/unfolded"}
     assert not after.weights["w/unfolded"].flags.writeable
     assert before.weights.keys() == {"w"}
-
-
-LAST = f"{{ c = {CONV}(x, w, b) f = Reshape(c, flat) y = Transpose<perm = [0, 2, 1]>(f) }}"
 
 
 @st.composite
@@ -119,11 +111,6 @@ def _pipeline() -> str:
     return PRESETS[DEFAULT_PRESET].pipeline.replace("unfold-patches", "unfold-patches{channels=0}")
 
 
-def _fixed(name: str, **options: Any) -> Any:
-    model = MODELS / f"{name}.onnx"
-    return api.fix(model, passes=_pipeline(), inputs=model.with_suffix(".npz"), **options)
-
-
 @pytest.mark.parametrize("name", some("convnext", "vit", "swin", "nafnet"))
 def test_the_product_gets_an_fp32_epilogue(name: str) -> None:
     """MatMul in FP16, Cast, Add in FP32: the form that sums in FP32."""
@@ -140,54 +127,3 @@ def test_the_product_gets_an_fp32_epilogue(name: str) -> None:
         add = readers[cast.output[0]]
         assert (cast.op_type, cast.attribute[0].i, add.op_type) == ("Cast", TensorProto.FLOAT, "Add")
         assert add.name == f"{product.name}/Add"
-
-
-def test_the_layout_of_the_exporter_is_the_products_own() -> None:
-    """No Transpose stands between the product and the tokens."""
-    after = _fixed("vit", verify=False).proto.graph.node
-    moved = [a.op_type for a, b in pairwise(after) if a.name.startswith("x") or "/unfolded" in a.name]
-    assert moved.count("Transpose") == 1
-
-
-@pytest.mark.parametrize("passes", ["unfold-patches,rescale", "rescale,unfold-patches"])
-def test_a_conv_without_bias_goes_through_rescale(passes: str) -> None:
-    """Its result leaves FP16, and the zeros of the epilogue take no factor away."""
-    before = _model(f"{{ c = {CONV}(x, w) y = Conv(c, v) }}", "float[N,2,3,2] y", v=(2, 5, 1, 1))
-    source = before.whole()
-    for tensor in source.graph.initializer:
-        scale = {"w": 1e5, "v": 1e-5}.get(tensor.name)
-        if scale:
-            value = numpy_helper.to_array(tensor) * np.float32(scale)
-            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
-    samples = [{"x": np.random.default_rng(1).standard_normal((2, 3, 6, 8)).astype(np.float32)}]
-    result = api.fix(source, passes=f"{passes},mixed-precision", inputs=samples, build=False)
-    assert result.verdict is not None and result.verdict.passed
-    assert result.plan is not None
-    assert {"overflow"}.isdisjoint(decision.rule for decision in result.plan.decisions)
-    assert result.plan.exponents
-
-
-def test_a_kept_conv_stays_by_the_saved_plan_too(tmp_path: Path) -> None:
-    source, plan = _model(LAST, "float[N,6,5] y").whole(), tmp_path / "plan.json"
-    samples = [{"x": np.ones((2, 3, 6, 8), np.float32)}]
-    first = api.fix(source, passes=_pipeline(), inputs=samples, build=False, keep_fp32=["c"], save_plan=plan)
-    assert "Conv" in ops(load(first.proto))
-    again = api.fix(source, passes=_pipeline(), inputs=samples, build=False, plan=plan)
-    assert again.proto.SerializeToString() == first.proto.SerializeToString()
-
-
-def test_a_plan_of_unfolded_patches_fits_them_again(tmp_path: Path) -> None:
-    first = _fixed("vit", verify=False, save_plan=tmp_path / "plan.json")
-    again = _fixed("vit", verify=False, plan=tmp_path / "plan.json")
-    assert "Conv" not in ops(load(again.proto))
-    assert again.proto.SerializeToString() == first.proto.SerializeToString()
-
-
-@needs_rtx
-@pytest.mark.parametrize("name", some("convnext", "vit", "swin"))
-def test_tensorrt_builds_the_unfolded_model(name: str) -> None:
-    result = _fixed(name)
-    assert result.verdict is not None
-    build = next(check for check in result.verdict.checks if check.name == "build")
-    assert build.passed
-    assert "types as planned" in build.summary

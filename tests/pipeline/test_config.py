@@ -540,16 +540,6 @@ def test_a_switch_is_turned_back_on(tmp_path: Path) -> None:
     assert "--no-verify" in quick("fix", "--help")[1]
 
 
-def test_scan_is_configured(tmp_path: Path) -> None:
-    """1e6 is no number of FP16, and one of BF16."""
-    text = "g (float[2,8] x) => (float[2,8] y) <float big = {1000000.0}> { y = Mul(x, big) }"
-    large = save(graph(text), tmp_path / "large.onnx")
-    own(tmp_path, 'fail-on = "warning"\n')
-    assert quick("scan", large)[0] == 1
-    own(tmp_path, 'fail-on = "warning"\npreset = "trt-bf16"\n')
-    assert quick("scan", large)[0] == 0
-
-
 def test_an_error_about_an_option_names_the_file_that_set_it(model: Path, tmp_path: Path) -> None:
     own(tmp_path, 'preset = "structure-only"\ntolerance = 1e-3\n')
     code, _, error = quick("fix", model, "--dry-run")
@@ -562,16 +552,6 @@ def test_a_report_that_cannot_be_written_names_the_file_that_set_it(model: Path,
     code, _, error = quick("fix", model, "--dry-run")
     assert code == 2
     assert f"rewriter.toml, key 'report' {tmp_path / 'gone/r.json'}: its folder does not exist" in error
-
-
-def test_a_contradiction_with_a_plan_names_the_file_that_set_it(model: Path, tmp_path: Path) -> None:
-    code, _, error = quick("fix", model, "--dry-run", "--no-build", "--save-plan", tmp_path / "plan.json")
-    assert code == 0, error
-    own(tmp_path, 'plan = "plan.json"\n')
-    code, _, error = quick("fix", model, "--dry-run", "--keep-fp32", "*")
-    assert code == 2
-    assert "--keep-fp32: it contradicts the plan" in error
-    assert "(plan is set by rewriter.toml, key 'plan')" in error
 
 
 def test_a_broken_file_is_2_and_nothing_is_written(model: Path, tmp_path: Path) -> None:
@@ -630,30 +610,3 @@ def test_the_example_of_the_page_is_read(tmp_path: Path) -> None:
 
 
 # verify
-
-
-def test_verify_reads_its_data_and_its_tolerance_from_a_file(tmp_path: Path) -> None:
-    model = save(graph("g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }"), tmp_path / "model.onnx")
-    np.savez(tmp_path / "data.npz", x=np.ones((1, 4), np.float32))
-    own(tmp_path, 'inputs = "data.npz"\nengine = "onnxruntime"\nbuilds = 2\ntolerance = 2e-3\n')
-    report = tmp_path / "report.json"
-    code, _, error = quick("verify", model, model, "--json", report)
-    assert code == 0, error
-    assert "configuration: rewriter.toml sets inputs, tolerance, engine, builds" in error
-    told = json.loads(report.read_text())
-    assert told["tolerance"] == {
-        "value": 2e-3,
-        "metric": "relative-l2",
-        "source": "rewriter.toml, key 'tolerance'",
-    }
-    assert (len(told["builds"]), told["data"]["real"]) == (2, True)
-
-
-def test_what_a_file_says_of_verify_is_blamed_on_the_file(tmp_path: Path) -> None:
-    model = save(graph("g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }"), tmp_path / "model.onnx")
-    own(tmp_path, 'plugin-lib = ["gone.so"]\nmetric = "psnr"\n')
-    code, _, error = quick("verify", model, model, "--engine", "onnxruntime")
-    assert code == 2
-    assert f"error: rewriter.toml, key 'plugin-lib': no such file: {tmp_path / 'gone.so'}" in error
-    own(tmp_path, 'metric = "psnr"\n')
-    assert quick("verify", model, model, "--engine", "onnxruntime")[0] == 0, "a goal of fix, not of verify"

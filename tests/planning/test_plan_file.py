@@ -10,7 +10,6 @@ from typing import Any
 
 import graphs
 import numpy as np
-import onnx
 import pytest
 from paths import DOCS
 from typer.testing import CliRunner
@@ -152,20 +151,6 @@ def test_nodes_that_do_not_fit_are_named(entry: dict[str, str], words: str) -> N
     assert all(word.strip(",") in text for word in words.split())
 
 
-@pytest.mark.parametrize(
-    ("entry", "words"),
-    [
-        pytest.param({"node": "gone"}, "no float node gone what to do", id="a name"),
-        pytest.param({"key": "0:gone"}, "no float node 0:gone what to do", id="a key"),
-        pytest.param({"key": "0:zzz", "node": "gone"}, "no float node gone (key 0:zzz) what", id="both"),
-    ],
-)
-def test_an_unknown_node_is_called_as_the_plan_calls_it(entry: dict[str, str], words: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        fitted(plan_file.from_text(plan_of(entry)))
-    assert words in " ".join(str(caught.value).split())
-
-
 def test_a_plan_without_nodes_knows_its_model_by_their_number() -> None:
     with pytest.raises(UsageError, match="7 float nodes, and this one has 4"):
         fitted(Plan("fp16", float_nodes=7))
@@ -276,13 +261,6 @@ def test_exponents_that_do_not_fit_are_refused(
         fix(graphs.graph(LARGE), plan=tmp_path / "plan.json", skip=("simplify",))
 
 
-def test_a_plan_may_be_handed_over_as_data() -> None:
-    result = fix(graphs.graph(LARGE), plan=Plan("bf16", "keep", (Decision("root", "", "", "user", "why"),)))
-    types = {name: f.dtype for name, f in facts.infer(result.model).main.items()}
-    assert types["s"] == onnx.TensorProto.BFLOAT16
-    assert types["r"] == onnx.TensorProto.FLOAT
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -307,13 +285,6 @@ def test_a_plan_of_another_model_writes_nothing(tmp_path: Path) -> None:
     assert outcome.exit_code == exits.BAD_INPUT
     assert "/enc/Softmax" in outcome.stderr and "p.json" in outcome.stderr
     assert not (tmp_path / "f.onnx").exists()
-
-
-def test_a_plan_must_not_overwrite_the_model(tmp_path: Path) -> None:
-    path = save(graphs.graph(LARGE), tmp_path / "m.onnx")
-    outcome = CliRunner().invoke(cli.app, ["fix", str(path), "--dry-run", "--save-plan", str(path)])
-    assert outcome.exit_code == exits.BAD_INPUT
-    assert "would overwrite" in outcome.stderr
 
 
 def test_the_documentation_shows_a_plan_and_every_field() -> None:

@@ -23,9 +23,9 @@ from rewriter.ir.model import save
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks, signals and limits of POSIX")
 
-MOMENTS = sized(10, 50)
+MOMENTS = sized(6, 50)
 
-COMMANDS = sized(3, 50)
+COMMANDS = sized(2, 50)
 """Moments at which the command itself is ended, by each signal."""
 
 GONE_S = 20.0

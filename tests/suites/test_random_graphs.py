@@ -69,7 +69,7 @@ def assert_kept(source: Model, result: Model, changed: Sequence[Pass]) -> None:
         assert not pair.finite or pair.relative_l2 <= allowed, f"output {number}: {changed}"
 
 
-@settings(random_models, max_examples=sized(30, 7000))
+@settings(random_models, max_examples=sized(14, 7000))
 @given(source=models(), steps=st.permutations(STRUCTURAL))
 def test_structural_passes_keep_the_results_in_any_order(source: Model, steps: list[Pass]) -> None:
     untouched = source.copy()
@@ -84,7 +84,7 @@ def test_structural_passes_keep_the_results_in_any_order(source: Model, steps: l
         assert again is once, f"{step.name} changes its own result: {second.changes}"
 
 
-@settings(random_models, max_examples=sized(12, 3000))
+@settings(random_models, max_examples=sized(6, 3000))
 @given(source=models(), steps=st.permutations(STRUCTURAL), data=st.data())
 def test_fix_takes_any_pipeline(source: Model, steps: list[Pass], data: st.DataObject) -> None:
     """Precision passes after structural ones in any order: a valid model whose FP16 errors are FP16's."""

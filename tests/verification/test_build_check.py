@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,17 +9,15 @@ import onnx
 import pytest
 from graphs import graph, model
 from needs import needs_rtx
+from nightly import some
 from onnx import TensorProto
 from paths import MODELS
 
-from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Model, load, save
 from rewriter.ir.model.facts import infer
-from rewriter.judge import build_check
-from rewriter.judge.build_check import BuildExpectation, check_build, expectation, judged_report
-from rewriter.judge.verdict import Check, Verdict
-from rewriter.runtime.engines import build
-from rewriter.runtime.engines.build import BuildReport, other_warnings, precision_warnings
+from rewriter.judge.build_check import BuildExpectation, check_build, expectation
+from rewriter.judge.verdict import Check
+from rewriter.runtime.engines.build import other_warnings, precision_warnings
 
 NORM = """
     g (float16[2,8] x, float16[8] s, float16[8] b) => (float[2,8] y) {
@@ -168,74 +165,11 @@ def test_dynamic_shapes_come_from_the_sample_or_a_span(tmp_path: Path) -> None:
 
 
 @needs_rtx
-@pytest.mark.parametrize(
-    ("tensor", "planned", "words"),
-    [
-        pytest.param("n", TensorProto.FLOAT, "tensor n of node_of_n is HALF, planned FLOAT", id="a tensor"),
-        pytest.param("x", TensorProto.BFLOAT16, "tensor x of an input is HALF, planned BF16", id="an input"),
-    ],
-)
-def test_a_type_that_differs_from_the_plan_fails(
-    tensor: str, planned: int, words: str, tmp_path: Path
-) -> None:
-    source = graph(NORM)
-    expected = expectation(source, infer(source))
-    planned_types = {**expected.tensor_types, tensor: planned}
-    check = checked(source, tmp_path, replace(expected, tensor_types=planned_types))
-    assert check.passed is False
-    assert check.details == (words,)
-    assert check.summary.endswith("1 finding")
-
-
-@needs_rtx
-def test_many_wrong_tensors_are_counted_not_listed(tmp_path: Path) -> None:
-    steps = " ".join(f"t{i + 1} = Relu(t{i})" for i in range(15))
-    source = graph(f"g (float[2] t0) => (float[2] t15) {{ {steps} }}")
-    wrong = BuildExpectation(0, {f"t{i}": int(TensorProto.FLOAT16) for i in range(16)})
-    check = checked(source, tmp_path, wrong)
-    assert check.passed is False
-    assert len(check.details) == build_check.LISTED + 1
-    assert "and 6 more tensors" in check.details[-1]
-
-
-@needs_rtx
-def test_a_missing_normalisation_layer_fails(tmp_path: Path) -> None:
-    check = checked(graph(NORM), tmp_path, BuildExpectation(layer_normalizations=2))
-    assert check.passed is False
-    assert "2 normalisation operators, the network 1 NORMALIZATION" in details(check)
-
-
-@needs_rtx
 def test_a_decomposed_norm_in_fp16_fails_and_its_reductions_are_named(tmp_path: Path) -> None:
     check = checked(graph(DECOMPOSED), tmp_path)
     assert check.passed is False
     assert "decomposed norm in FP16" in details(check)
     assert "variance" in details(check)
-
-
-@needs_rtx
-@pytest.mark.parametrize(
-    ("known", "passed"),
-    [
-        pytest.param({"m", "v"}, True, id="both reductions were measured"),
-        pytest.param({"m"}, False, id="the variance was not"),
-    ],
-)
-def test_a_warning_about_measured_reductions_is_no_finding(
-    known: set[str], passed: bool, tmp_path: Path
-) -> None:
-    source = graph(DECOMPOSED)
-    check = checked(source, tmp_path, expectation(source, infer(source), frozenset(known)))
-    assert check.passed is passed
-    assert ("variance" in details(check)) is not passed
-
-
-@needs_rtx
-def test_the_same_norm_in_fp32_passes(tmp_path: Path) -> None:
-    source = graph(DECOMPOSED)
-    facts = infer(source)
-    widened = retype(source, facts, TypeRequest(lambda _scope, _node: TensorProto.FLOAT))
-    assert checked(widened, tmp_path).passed
 
 
 @needs_rtx
@@ -326,34 +260,12 @@ def test_a_quantised_conv_is_built_or_no_verdict(tmp_path: Path) -> None:
     assert check.passed is True or (check.passed is None and check.summary.endswith("has no INT8 Conv"))
 
 
-def test_the_rtx_161_error_about_a_quantised_conv_is_no_verdict() -> None:
-    said = (
-        "IBuilder::buildSerializedNetwork: Error Code 1: Myelin ([myelin_graph.h:1259: "
-        "attachExceptionMsgToGraph] MyelinCheckException: cudnn_impl.cpp:89: CHECK(dtype == myelinTypeFloat "
-        "|| dtype == myelinTypeHalf || dtype == myelinTypeBF16 || dtype == myelinTypeFP8E4M3) failed)"
-    )
-    report = BuildReport("tensorrt_rtx", "1.6.1.120", parsed=True, errors=(said,))
-    check = judged_report(report, BuildExpectation())
-    assert check.passed is None
-    assert check.summary == "not built: tensorrt_rtx 1.6.1.120 has no INT8 Conv"
-    assert "from 1.7.1 on" in details(check)
-    assert Verdict((Check("structure", True, ""), check)).passed
-
-
 @needs_rtx
 def test_an_unknown_shape_is_no_verdict(tmp_path: Path) -> None:
     check = checked(graph("g (float[n,8] x) => (float[n,8] y) { y = Relu(x) }"), tmp_path)
     assert check.passed is None
     assert "'x' has dynamic axes" in check.summary
     assert "`input-shapes" in details(check)
-
-
-@needs_rtx
-def test_an_unknown_shape_does_not_hide_a_wrong_type(tmp_path: Path) -> None:
-    source = graph("g (float[n,8] x) => (float[n,8] y) { y = Relu(x) }")
-    check = checked(source, tmp_path, BuildExpectation(0, {"y": int(TensorProto.FLOAT16)}))
-    assert check.passed is False
-    assert "planned HALF" in details(check)
 
 
 def test_without_a_library_the_check_says_what_to_install(
@@ -407,20 +319,11 @@ def case(name: str) -> tuple[Model, dict[str, tuple[int, ...]], dict[str, list[i
 
 
 @needs_rtx
-@pytest.mark.parametrize("name", ["nafnet", "if_loop", "mixed_casts", "llama_block", "group_norm", "resnet"])
+@pytest.mark.parametrize("name", some("if_loop", "nafnet", "mixed_casts", "llama_block", "resnet"))
 def test_unchanged_case_models_build(name: str, tmp_path: Path) -> None:
     source, shapes, values = case(name)
     check = checked(source, tmp_path, shapes=shapes, values=values)
     assert check.passed is True, check
-
-
-@needs_rtx
-def test_a_naive_fp16_nafnet_fails(tmp_path: Path) -> None:
-    source, shapes, _ = case("nafnet")
-    half = retype(source, infer(source), TypeRequest(lambda _scope, _node: TensorProto.FLOAT16))
-    check = checked(half, tmp_path, shapes=shapes)
-    assert check.passed is False
-    assert "decomposed norm in FP16" in details(check)
 
 
 @needs_rtx
@@ -430,11 +333,6 @@ def test_a_quantised_bias_in_int32_is_refused_by_name(tmp_path: Path) -> None:
     assert check.passed is False
     assert "bias_DequantizeLinear (DequantizeLinear)" in details(check)
     assert "Int32" in details(check)
-
-
-def test_the_build_runs_in_another_process() -> None:
-    """`rewriter` itself never imports TensorRT, because a crash there would be a crash here."""
-    assert "import_module" not in Path(build.__file__).read_text()
 
 
 @pytest.mark.parametrize(

@@ -215,12 +215,6 @@ def test_a_planted_fault_is_found(layer: int) -> None:
     assert all(step.error is not None and step.error > 0 for step in found.chain)
 
 
-def test_the_first_of_several_planted_faults_is_found() -> None:
-    found = located(network(), network(9, 4, 7), LocateOptions(marks=2))
-    assert found.first is not None
-    assert found.first.tensor == "m4"
-
-
 TWO_HEADS = """
     g (float[2,8] x) => (float[2,8] near, float[2,8] far) {
         a = Mul(x, A) b = Add(a, x) near = Tanh(b)
