@@ -42,8 +42,6 @@ def declined(before: Model, reason: str, **context: Any) -> None:
     assert [reason in refusal.reason for refusal in report.refusals] == [True], report.refusals
 
 
-SIX = "float[2,6,6,7] x"
-SAME = 'Conv<auto_pad = "SAME_{}", strides = [{}, {}]>'
 
 
 def typed(dtype: int, weight: float, bias: float) -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 NIGHTLY = os.environ.get("REWRITER_NIGHTLY") == "1"
 
@@ -39,3 +40,12 @@ def sized(usual: int, nightly: int) -> int:
 def some(first: str, *others: str) -> list[str]:
     """One model by day, all at night: what is tested is the same, and a build costs seconds."""
     return [first, *others] if NIGHTLY else [first]
+
+
+LARGE = ("convnext", "rtdetr", "swin", "vit", "vit_massive")
+"""Case models of which each step costs seconds."""
+
+
+def small(names: Iterable[str]) -> list[str]:
+    """The case models but the large ones by day, all at night."""
+    return [name for name in names if NIGHTLY or name not in LARGE]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import graph, model
+from nightly import small
 from paths import MODELS
 from typer.testing import CliRunner, Result
 
@@ -46,7 +47,7 @@ def kinds(result: ScanResult, severity: str) -> set[str]:
 
 
 class TestCases:
-    @pytest.mark.parametrize("name", CASES)
+    @pytest.mark.parametrize("name", small(CASES))
     def test_errors_stand_where_naive_fp16_fails_and_nowhere_else(self, name: str) -> None:
         wrong = CASES[name]["naive_fp16"] in {"garbage", "nan"} and name != MIXED
         assert bool(kinds(scanned(name), "error")) == wrong
@@ -56,12 +57,12 @@ class TestCases:
         assert {(f.severity, f.repair) for f in norms} == {("note", KEPT)}
         assert len(norms) == 2
 
-    @pytest.mark.parametrize("name", BEHAVED)
+    @pytest.mark.parametrize("name", small(BEHAVED))
     def test_a_model_that_behaves_gets_no_warning(self, name: str) -> None:
         assert not scanned(name).reaches("warning")
 
     @pytest.mark.parametrize(
-        "name", [n for n, c in CASES.items() if c.get("layer_norms") and c["opset"] < 17]
+        "name", small(n for n, c in CASES.items() if c.get("layer_norms") and c["opset"] < 17)
     )
     def test_every_decomposed_norm_is_found(self, name: str) -> None:
         case = CASES[name]

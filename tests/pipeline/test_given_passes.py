@@ -68,21 +68,3 @@ def test_what_is_no_pass_is_refused_with_advice(entry: Any, words: str) -> None:
 
 def test_a_pass_whose_options_no_text_can_hold_is_written_with_its_name() -> None:
     assert render([CleanCasts(), Mine(weights=(object(),))]) == "clean-casts,mine"
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        pytest.param("clean-casts simplify", "expected a comma or the end", id="no comma"),
-        pytest.param("clean-casts,", "the name of a pass", id="nothing after a comma"),
-        pytest.param("clean-cast", "clean-casts", id="a typing error"),
-    ],
-)
-def test_a_text_that_is_no_pipeline_is_refused(text: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        parse(text)
-
-
-def test_an_empty_text_is_no_pass() -> None:
-    assert parse("") == parse("  ") == ()
-    assert render(()) == ""
