@@ -42,8 +42,6 @@ def declined(before: Model, reason: str, **context: Any) -> None:
     assert [reason in refusal.reason for refusal in report.refusals] == [True], report.refusals
 
 
-
-
 def typed(dtype: int, weight: float, bias: float) -> Model:
     """Two pointwise Convs of a type, each with one value in its weight and another in its bias."""
     kind = helper.tensor_dtype_to_np_dtype(dtype)
