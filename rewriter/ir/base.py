@@ -248,9 +248,9 @@ class Kept:
         names = (node.name, *node.output)
         for pattern in self.nodes:
             if any(fnmatch.fnmatchcase(name, pattern) for name in names):
-                yield by_pattern(pattern)
+                yield f"your pattern {pattern!r}"
         if node.op_type in self.ops:
-            yield by_operator(node.op_type)
+            yield f"your request for every {node.op_type}"
         yield from (f"the plan, as {name}" for name in names if (name, node.op_type) in self.planned)
 
     def reason(self, *nodes: NodeProto) -> str | None:
@@ -259,16 +259,6 @@ class Kept:
             for request in self.requests(node):
                 return f"{'it' if len(nodes) == 1 else label(node)} is kept in FP32 by {request}"
         return None
-
-
-def by_pattern(pattern: str) -> str:
-    """The request that keeps the nodes of a name in FP32."""
-    return f"your pattern {pattern!r}"
-
-
-def by_operator(op_type: str) -> str:
-    """The request that keeps all nodes of an operator in FP32."""
-    return f"your request for every {op_type}"
 
 
 @dataclass(frozen=True)

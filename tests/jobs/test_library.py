@@ -323,6 +323,11 @@ def test_nothing_in_a_result_is_in_the_words_of_the_command_line(call: Call) -> 
     assert found == []
 
 
+def test_two_requests_may_keep_one_node() -> None:
+    result = rewriter.fix(small(), keep_fp32=["m", "m*"], keep_fp32_op="MatMul", build=False)
+    assert not [text for text in result.warnings if "names no node" in text]
+
+
 def test_reasons_for_kept_nodes_name_the_request(tmp_path: Path) -> None:
     result = rewriter.fix(small(), keep_fp32="m", keep_fp32_op="Relu", build=False)
     reasons = {decision.op: decision.reason for decision in result.plan.decisions} if result.plan else {}

@@ -9,11 +9,11 @@ from functools import partial
 from rewriter.hazards.planning import activations, free_fp32
 from rewriter.hazards.planning.plan_fit import fit, named_by, operators
 from rewriter.hazards.planning.planner import PlanRequest, extend_plan, make_plan
-from rewriter.ir.base import Merged, Pass, Rescaled, by_operator, by_pattern
+from rewriter.ir.base import Kept, Merged, Pass, Rescaled
 from rewriter.ir.graph import label
-from rewriter.ir.model import Model
+from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.model import facts as tensor_facts
-from rewriter.ir.plan import Plan
+from rewriter.ir.plan import Plan, node_key
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.refusals import near_names
 from rewriter.jobs.fix.rewriting import Record, Rewriting
@@ -135,13 +135,15 @@ def _declined(wish: PlanRequest) -> Iterator[str]:
 def _unmatched(wish: PlanRequest, plan: Plan, model: Model) -> Iterator[str]:
     """Warns of names that keep no node: it does not compute on floats, or a pass removed it."""
     nodes = list(model.proto.graph.node)
-    reasons = {d.reason for d in plan.decisions if d.rule == "user"}
+    keys = {d.key for d in plan.decisions if d.rule == "user"}
+    scopes = enumerate(walk_graphs(model.proto.graph))
+    kept = [node for scope, graph in scopes for node in graph.node if node_key(scope, node) in keys]
     requests = [
-        *(("`keep-fp32`", name, by_pattern(name)) for name in wish.keep_nodes),
-        *(("`keep-fp32-op`", name, by_operator(name)) for name in wish.keep_ops),
+        *(("`keep-fp32`", name, Kept(nodes=(name,))) for name in wish.keep_nodes),
+        *(("`keep-fp32-op`", name, Kept(ops=(name,))) for name in wish.keep_ops),
     ]
-    for option, name, words in requests:
-        if not any(reason.endswith(words) for reason in reasons):
+    for option, name, request in requests:
+        if not any(any(request.requests(node)) for node in kept):
             there = map(label, nodes) if option == "`keep-fp32`" else (node.op_type for node in nodes)
             near = near_names(name, there)
             instead = f": there are {near}" if near else ""
