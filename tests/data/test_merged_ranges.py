@@ -105,3 +105,34 @@ def test_a_made_tensor_without_a_range_is_measured() -> None:
     source = graph("g (float[2,2] x) => (float[2,2] y) { h = Relu(x)  y = Tanh(h) }")
     source.proto.graph.node[0].metadata_props.add(key=TAG, value="someone")
     assert merged_ranges(source, Ranges(), {"someone"}, facts.infer(source)) is None
+
+
+SCALED = """
+    g (float[1,3,2] x) => (float[1,3,2,1] q, float[1,3,2,1] k)
+    <float[2,2] a = {1,-2, 0.5,3}, float[2,2] b = {2,0, 1,-1}, float f = {FACTOR}, int64[4] s = {1,3,2,1}> {
+        m = MatMul(x, a)
+        p = Mul(m, f)
+        q = Reshape(p, s)
+        n = MatMul(x, b)
+        k = Reshape(n, s)
+    }"""
+
+
+def test_a_part_has_the_range_of_its_scaled_values_divided_by_the_scale() -> None:
+    """Q times a factor before its Reshape, as Whisper and BART write it."""
+    feeds: list[dict[str, np.ndarray]] = [{"x": np.array([[[1, 2], [-3, 4], [0, -1]]], np.float32)}]
+    source = graph(SCALED.replace("FACTOR", "-0.3"))
+    result = merged(source)
+    found, ran = (
+        merged_ranges(result, measured(source, feeds), TAGS, facts.infer(result)),
+        measured(result, feeds),
+    )
+    assert found is not None and ran.keys() <= found.keys()
+    (split,) = (node for node in result.proto.graph.node if node.op_type == "Split")
+    for name in split.output:
+        assert (found[0, name].low, found[0, name].high) == pytest.approx(
+            (ran[0, name].low, ran[0, name].high)
+        )
+        assert found[0, name].mean_abs == pytest.approx(ran[0, name].mean_abs)
+    lost = graph(SCALED.replace("FACTOR", "0"))
+    assert merged_ranges(merged(lost), measured(lost, feeds), TAGS, facts.infer(merged(lost))) is None

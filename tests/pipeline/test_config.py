@@ -554,6 +554,16 @@ def test_a_report_that_cannot_be_written_names_the_file_that_set_it(model: Path,
     assert f"rewriter.toml, key 'report' {tmp_path / 'gone/r.json'}: its folder does not exist" in error
 
 
+def test_a_contradiction_with_a_plan_names_the_file_that_set_it(model: Path, tmp_path: Path) -> None:
+    code, _, error = quick("fix", model, "--dry-run", "--no-build", "--save-plan", tmp_path / "plan.json")
+    assert code == 0, error
+    own(tmp_path, 'plan = "plan.json"\n')
+    code, _, error = quick("fix", model, "--dry-run", "--keep-fp32", "*")
+    assert code == 2
+    assert "--keep-fp32: it contradicts the plan" in error
+    assert "(plan is set by rewriter.toml, key 'plan')" in error
+
+
 def test_a_broken_file_is_2_and_nothing_is_written(model: Path, tmp_path: Path) -> None:
     own(tmp_path, "sed = 1\n")
     code, _, error = quick("fix", model, "-o", tmp_path / "f.onnx")

@@ -269,6 +269,7 @@ def test_exponents_that_do_not_fit_are_refused(
         pytest.param({"precision": "bf16"}, "`precision`", id="another precision"),
         pytest.param({"io": "fp32"}, "`io`", id="other types of inputs"),
         pytest.param({"lower_op": ("Mul",)}, "`lower-op`", id="--lower-op"),
+        pytest.param({"tolerance": 1e-3}, "`tolerance`: the plan is given", id="a goal"),
         pytest.param({"passes": "isolate-clip"}, "mixed-precision", id="no pass that uses it"),
     ],
 )
