@@ -70,7 +70,8 @@ def _scanned(path: Path, resolved: ResolvedOptions, arguments: dict[str, Any]) -
 def _fixed(path: Path, arguments: dict[str, Any]) -> FileOutcome:
     from rewriter.jobs.fix.api import fix
 
-    result = fix(path, None, **{"build": False, **arguments, "strict": False})
+    options: dict[str, Any] = {"build": False, **arguments, "strict": False}
+    result = fix(path, None, **options)
     if result.verdict is not None and not result.verdict.passed:
         raise Unverified(
             "the fixed model failed its verification; the file is unchanged",

@@ -160,8 +160,10 @@ def patched_with(options: HookOptions) -> Iterator[list[Fixed]]:
     finally:
         with _CHANGING:
             dispatch.over = True  # type: ignore[attr-defined]
-            while getattr(torch.onnx.export, "over", False):
-                torch.onnx.export = torch.onnx.export.__wrapped__
+            export: Any = torch.onnx.export
+            while getattr(export, "over", False):
+                export = export.__wrapped__
+            torch.onnx.export = export
 
 
 def _plain(call: ExportCall, options: HookOptions) -> Any:

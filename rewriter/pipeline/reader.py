@@ -18,7 +18,8 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 from rewriter.ir.errors import UsageError, did_you_mean, nearest, shortened
 from rewriter.pipeline.schema import AnyPath, Option, Paths, loaded
 
-TRUTH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+TRUTH: dict[str, bool] = {text: text in TRUE for text in (*TRUE, *FALSE)}
 
 WANTED: Mapping[Any, str] = {
     bool: "true or false",

@@ -111,7 +111,7 @@ class Option:
         """The names that the shell offers, each with its explanation."""
         literal = get_args(self.kind) if get_origin(self.kind) is Literal else ()
         offers = loaded(self.offers) or literal
-        found = offers() if callable(offers) else offers
+        found: Any = offers() if callable(offers) else offers
         return found if isinstance(found, dict) else dict.fromkeys(found, "")
 
 

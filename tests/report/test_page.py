@@ -190,7 +190,7 @@ def test_boxes_of_a_detector_are_drawn_on_its_input() -> None:
     centres = np.array([[[0.6, 0.6, 0.25, 0.5], [0.03, 0.03, 0.03, 0.03]]], np.float32)
     scores = np.array([[[0.1, 0.9], [0.2, 0.1]]], np.float32)
     for boxes, first in ((corners, (8.0, 4.0, 16.0, 16.0)), (centres, (30.4, 11.2, 16.0, 16.0))):
-        side = _side(boxes=(boxes, boxes * np.float32(np.nan), boxes), scores=(scores,) * 3)
+        side = _side(boxes=(boxes, boxes * np.float32(np.nan), boxes), scores=(scores, scores, scores))
         found = boxes_of("boxes", side)
         assert found is not None and [kind for kind, _ in found.rows] == ["was", "plain", "fixed"]
         assert found.rows[0][1][0] == first and not found.rows[1][1]
