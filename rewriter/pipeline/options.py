@@ -132,7 +132,7 @@ class FixOptions(DataOptions, EngineOptions):
         skip: Leave these passes out.
         refittable: Keep weights and their names. Leaves out the passes that merge, fold or scale weights, so
             that TensorRT refits an engine of the result by name, in the types that the result has.
-        opset: Operator set [17, or 22 with BF16].
+        opset: Operator set [17; BF16: 22].
         target: tensorrt, tensorrt-rtx, 10.3. The TensorRT that the result is for. A GPU may follow
             (`10.13 sm_110`); names are jetpack-6.2, jetpack-7.1, jetpack-7.2.2 and dla.
         precision: fp16, bf16, or fp32: structure only. The type that nodes compute in.
