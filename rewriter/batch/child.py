@@ -12,7 +12,6 @@ from rewriter.batch.state import Ending, Outcome
 from rewriter.ir import children
 from rewriter.ir.errors import ModelError, NativeError, RewriterError, UnbuildableError
 from rewriter.pipeline.options import with_flags
-from rewriter.runtime.ranges import kept
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,8 @@ class Process:
     def run(self) -> Outcome:
         """Waits for the end of the task, or ends it at its deadline."""
         start, limit_s = time.monotonic(), self.task.limit_s
-        env = {kept.VARIABLE: "1"}
         try:
-            with children.Child(None, doing="it", limit_s=limit_s, env=env) as self.child:
+            with children.Child(None, doing="it", limit_s=limit_s) as self.child:
                 left = start + limit_s - time.monotonic()
                 outcome: Outcome = self.child.call(_fix, self.task, limit_s=0.0 if self.stopped else left)
         except UnbuildableError as error:

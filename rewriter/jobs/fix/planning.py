@@ -21,8 +21,7 @@ from rewriter.jobs.search.goal import Goal
 from rewriter.jobs.search.run import SearchRequest, run
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.inputs import Samples
-from rewriter.runtime.ranges import Ranges
-from rewriter.runtime.ranges.kept import kept_or_measured
+from rewriter.runtime.ranges import Ranges, measure
 from rewriter.runtime.ranges.merged import merged_ranges
 
 
@@ -40,7 +39,7 @@ class Planning:
         """Measures the ranges of every tensor on the samples."""
         with self.record.stage("ranges"):
             widened = reference(model, tensor_facts.infer(model))
-            ranges = kept_or_measured(
+            ranges = measure(
                 widened,
                 self.samples,
                 tensor_facts.infer(widened),
