@@ -100,16 +100,8 @@ class Stage(IntEnum):
     RANGES = 1
     """Reads `Context.ranges`: `fix` measures before the first such pass."""
 
-    ADAPTING = 2
-    """Chooses operators by the plan, without samples. A search does so for each candidate."""
-
-    LOWERING = 3
+    LOWERING = 2
     """Carries the plan out: `mixed-precision`."""
-
-    @property
-    def reduces_precision(self) -> bool:
-        """True for the stages that an FP32 result goes without."""
-        return self >= Stage.ADAPTING
 
 
 @dataclass(frozen=True)

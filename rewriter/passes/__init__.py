@@ -25,7 +25,6 @@ from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
 from rewriter.passes.shuffle_pixels import ShufflePixels
 from rewriter.passes.simplify import Simplify
-from rewriter.passes.transpose_convs import TransposeConvs
 from rewriter.passes.unflatten_products import UnflattenProducts
 from rewriter.passes.unfold_dot_products import UnfoldDotProducts
 from rewriter.passes.unfold_einsum import UnfoldEinsum
@@ -56,7 +55,6 @@ ALL: tuple[type[Pass], ...] = (
     Rescale,
     MergeProjections,
     KeepEpilogues,
-    TransposeConvs,
     MixedPrecision,
 )
 """Every pass of ours, in any order that reads well."""

@@ -22,7 +22,6 @@ from rewriter.pipeline.text import PassOption, options_of, render
 GROUPS: Mapping[Stage, str] = {
     Stage.STRUCTURE: "structure",
     Stage.RANGES: "after ranges were measured",
-    Stage.ADAPTING: "for a plan",
     Stage.LOWERING: "carries the plan out",
 }
 """Titles of the stages."""

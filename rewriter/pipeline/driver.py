@@ -66,19 +66,6 @@ class Driver:
         changed = any(result.changes for result in results)
         return state.model if changed else model, results
 
-    @staticmethod
-    def run_unchecked(model: Model, passes: Sequence[Pass], context: Context) -> Model:
-        """Returns the rewritten model without holding the passes to the contract.
-
-        For many candidates of one model whose passes `run` has checked on one of them.
-        """
-        for step in passes:
-            draft = _Draft(model, tensor_facts.infer(model) if isinstance(step, GraphPass) else Facts([]))
-            events = list(draft.events(step, context))
-            if any(isinstance(event, Change) for event in events) and not step.requires.refusal(model.opset):
-                model = draft.model
-        return model
-
 
 class _Draft:
     """A copy of a model for a pass to edit.

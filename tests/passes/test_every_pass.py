@@ -22,7 +22,6 @@ from rewriter.hazards.planning.free_fp32 import PROBE
 from rewriter.ir.base import Context, Exactness, GraphPass, ModelPass, Pass, Target
 from rewriter.ir.graph import TAG
 from rewriter.ir.model import Array, Model, load, walk_graphs
-from rewriter.passes.transpose_convs import NEEDED_ANSWERS
 from rewriter.runtime.figures.tolerances import TOLERANCES
 
 
@@ -40,9 +39,7 @@ def _discovered() -> dict[str, type[Pass]]:
 
 FILES = _discovered()
 EVERY = [pytest.param(kind, id=kind.name) for kind in FILES.values()]
-STRUCTURAL = [
-    kind() for kind in rewriter.passes.ALL if kind.keeps_signature and not kind.stage.reduces_precision
-]
+STRUCTURAL = [kind() for kind in rewriter.passes.ALL if kind.keeps_signature]
 CASES = [pytest.param(path, id=path.stem) for path in sorted(MODELS.glob("*.onnx"))]
 
 Feeds = dict[str, Array]
@@ -201,7 +198,7 @@ def _hold_to_contract(
 
 def _context(opset: int) -> Context:
     """A target that gains by every pass."""
-    return Context(opset, Target(answers={**NEEDED_ANSWERS, PROBE: "fp32"}))
+    return Context(opset, Target(answers={PROBE: "fp32"}))
 
 
 def _same_results(exactness: Exactness, wanted: list[Array], found: list[Array]) -> None:

@@ -194,7 +194,7 @@ def test_structure_only_leaves_types_alone() -> None:
         ("unfold-patches", "fold-strides", "shuffle-pixels"),
         ("unfold-dot-products", "unflatten-products"),
     )
-    sums = ("merge-projections", "keep-epilogues", "transpose-convs")
+    sums = ("merge-projections", "keep-epilogues")
     precise = (*images, *products, "postpone-resize", "rescale", *sums)
     assert [step.name for step in select("structure-only")] == [n for n in mixed[:cut] if n not in precise]
     assert {PRESETS[p].precision for p in ("trt-fp16", "trt-bf16", "structure-only")} == {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from onnx import NodeProto
@@ -13,7 +13,7 @@ from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Kept
 from rewriter.ir.errors import UsageError
 from rewriter.ir.graph import label
-from rewriter.ir.model import Model, walk_graphs
+from rewriter.ir.model import Model
 from rewriter.ir.model.facts import Facts
 from rewriter.ir.plan import Decision, Plan, node_key
 
@@ -33,22 +33,6 @@ def kept_by_user(plan: Plan) -> Kept:
     named = (d for d in plan.decisions if d.rule == "user")
     pairs = ((name, d.op) for d in named for name in (d.node, d.key.partition(":")[2]) if name)
     return Kept(planned=frozenset(pairs))
-
-
-def operators(model: Model) -> dict[str, str]:
-    """The operator of every node, by its key."""
-    graphs = enumerate(walk_graphs(model.proto.graph))
-    return {node_key(scope, node): node.op_type for scope, graph in graphs for node in graph.node}
-
-
-def named_by(planned: Mapping[str, str], plan: Plan) -> Plan:
-    """`plan` with the operators that its nodes had before the passes that follow a plan.
-
-    These passes may change the operator of a node, and a search may add such a node to the plan. A saved plan
-    is fitted to the model before these passes.
-    """
-    decisions = (replace(d, op=planned.get(d.key, d.op)) for d in plan.decisions)
-    return replace(plan, decisions=tuple(decisions))
 
 
 def fit(model: Model, facts: Facts, plan: Plan, where: str = "the plan") -> Plan:

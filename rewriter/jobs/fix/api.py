@@ -88,15 +88,13 @@ def _job(
     if request.refittable:
         steps = tuple(step for step in steps if step.refittable)
     if chosen_precision == "fp32":
-        steps = tuple(step for step in steps if not step.stage.reduces_precision)
+        steps = tuple(step for step in steps if step.stage is not Stage.LOWERING)
     lowers = any(step.stage is Stage.LOWERING for step in steps)
     goal: Goal | None = _goal(
         request.tolerance, request.max_latency_cost, metric, given, chosen, lowers=lowers
     )
     limit = goal if isinstance(goal, ErrorLimit) else None
     weak = bool(chosen.choose("weak_typing", request.weak_typing))
-    if weak:  # the result is FP32
-        steps = tuple(step for step in steps if step.stage is not Stage.ADAPTING)
     typed = request.io not in (None, "keep")
     if (given or save_plan or goal or weak or typed) and not lowers:
         option = "`io`" if typed else _planning(given, save_plan, goal)

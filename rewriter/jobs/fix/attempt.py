@@ -152,7 +152,8 @@ def attempt(job: FixJob, given: Given) -> Attempt:
     planning = Planning(job, record, rewriting, given.samples, given.fitting)
     structured = measured.model
     plan = planning.plan(structured, measured.ranges) if job.phases.lowering else None
-    plan, structured = planning.adapted(given.original, structured, plan)
+    if plan is not None and job.goal is not None:
+        plan = planning.searched(given.original, structured, plan, job.goal)
     unscaled: Mapping[tuple[int, str], Range] = {}
     if plan is not None and job.plan is None:
         plan = replace(plan, exponents=record.exponents())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,13 +17,11 @@ class Phases:
     Attributes:
         structural: Run before ranges are measured.
         measuring: From the first pass that reads ranges; they run before the plan is made.
-        adapting: From the first pass that a search runs for each candidate.
         lowering: From the pass that carries the plan out.
     """
 
     structural: tuple[Pass, ...]
     measuring: tuple[Pass, ...]
-    adapting: tuple[Pass, ...]
     lowering: tuple[Pass, ...]
 
     @classmethod
@@ -34,16 +32,15 @@ class Phases:
             UsageError: a pass stands before one that it has to follow.
         """
         _check_order(steps)
-        lowering = _first(steps, len(steps), lambda stage: stage is Stage.LOWERING)
-        adapting = _first(steps, lowering, lambda stage: stage is Stage.ADAPTING)
-        measuring = _first(steps, adapting, lambda stage: stage is Stage.RANGES)
-        bounds = (0, measuring, adapting, lowering, len(steps))
+        lowering = _first(steps, len(steps), Stage.LOWERING)
+        measuring = _first(steps, lowering, Stage.RANGES)
+        bounds = (0, measuring, lowering, len(steps))
         return cls(*(tuple(steps[a:b]) for a, b in pairwise(bounds)))
 
 
-def _first(steps: Sequence[Pass], end: int, wanted: Callable[[Stage], bool]) -> int:
-    """Returns the place of the first pass of such a stage before `end`; `end` if there is none."""
-    return next((place for place, step in enumerate(steps[:end]) if wanted(step.stage)), end)
+def _first(steps: Sequence[Pass], end: int, stage: Stage) -> int:
+    """Returns the place of the first pass of that stage before `end`; `end` if there is none."""
+    return next((place for place, step in enumerate(steps[:end]) if step.stage is stage), end)
 
 
 def _check_order(steps: Sequence[Pass]) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from rewriter.hazards.planning import activations, free_fp32
-from rewriter.hazards.planning.plan_fit import fit, named_by, operators
+from rewriter.hazards.planning import free_fp32
+from rewriter.hazards.planning.plan_fit import fit
 from rewriter.hazards.planning.planner import PlanRequest, extend_plan, make_plan
 from rewriter.ir.base import Kept, Merged, Pass, Rescaled
 from rewriter.ir.graph import label
@@ -82,43 +81,12 @@ class Planning:
         self.record.warnings.extend((*_unmatched(job.wish, plan, structured), *_declined(job.wish)))
         return plan
 
-    def adapted(self, original: Model, structured: Model, plan: Plan | None) -> tuple[Plan | None, Model]:
-        """Returns the final plan and the model with the operators for it.
-
-        A search compares candidates on the model with the operators for the rules' plan.
-        """
-        job, (model, passes) = self.job, self.rewriting.adapt(structured, plan)
-        if plan is not None:
-            given = operators(structured)
-            plan = named_by(given, self._with_activations(model, plan))
-            if job.goal is not None:
-                found = named_by(given, self._searched(original, structured, model, plan, job.goal))
-                if found.decisions != plan.decisions:
-                    model, passes = self.rewriting.adapt(structured, found)
-                plan = found
-        self.record.passes.extend(passes)
-        return plan, model
-
-    def _with_activations(self, model: Model, plan: Plan) -> Plan:
-        """Adds activations of ConvTransposes to the plan that are free in FP32; a given plan is unchanged."""
-        if self.job.plan is not None or not self.job.wish.epilogues:
-            return plan
-        with self.record.stage("plan"):
-            return activations.extend_over_activations(model, plan, self.job.target)
-
-    def _searched(self, original: Model, structured: Model, model: Model, plan: Plan, goal: Goal) -> Plan:
-        """Returns the plan that reaches the goal; a goal out of reach is reported as a failed check.
-
-        Args:
-            model: `structured` with the operators for `plan`.
-        """
+    def searched(self, original: Model, structured: Model, plan: Plan, goal: Goal) -> Plan:
+        """Returns the plan that reaches the goal; a goal out of reach is reported as a failed check."""
         job = self.job
         with self.record.stage("search"):
-            adapted = partial(self.rewriting.adapted, structured) if job.phases.adapting else None
             found = run(
-                SearchRequest(
-                    original, model, self.fitting, plan, goal, job.accumulation, job.target, adapted
-                )
+                SearchRequest(original, structured, self.fitting, plan, goal, job.accumulation, job.target)
             )
         self.record.search = found
         self.record.warnings.extend(found.warnings)
@@ -128,7 +96,7 @@ class Planning:
 def _declined(wish: PlanRequest) -> Iterator[str]:
     """Warns of requests that the target was measured not to fulfil."""
     if wish.epilogues and wish.precision == "fp16":
-        yield from (*free_fp32.refusals(wish.target), *activations.refusals(wish.target))
+        yield from free_fp32.refusals(wish.target)
 
 
 def _unmatched(wish: PlanRequest, plan: Plan, model: Model) -> Iterator[str]:

@@ -50,17 +50,13 @@ class Rewriting:
         self, model: Model, steps: Sequence[Pass], plan: Plan | None = None, ranges: Ranges | None = None
     ) -> Model:
         """Returns the model after passes that need no samples."""
-        rewritten, results = self._driven(model, steps, self._context(plan, ranges))
-        self.record.passes.extend(results)
+        record, total = self.record, len(self.job.steps)
+        places = count(len(record.passes))
+        driver = Driver(lambda step: record.stage.progress(f"pass {step.name}", next(places), total))
+        with record.stage("passes"):
+            rewritten, results = driver.run(model, steps, self._context(plan, ranges))
+        record.passes.extend(results)
         return rewritten
-
-    def adapt(self, model: Model, plan: Plan | None) -> tuple[Model, list[PassResult]]:
-        """Returns the model with the operators that the passes choose by a plan, and what they did."""
-        return self._driven(model, self.job.phases.adapting, self._context(plan))
-
-    def adapted(self, model: Model, plan: Plan) -> Model:
-        """As `adapt`, without progress and checks: a search does so for each candidate."""
-        return Driver.run_unchecked(model, self.job.phases.adapting, self._context(plan))
 
     def again(self, steps: Sequence[Pass]) -> Model:
         """Returns the model after some passes, loaded again to save memory; nothing is recorded."""
@@ -75,15 +71,6 @@ class Rewriting:
     def _context(self, plan: Plan | None = None, ranges: Ranges | None = None) -> Context:
         job = self.job
         return Context(job.opset, job.target, plan, ranges, self._kept())
-
-    def _driven(
-        self, model: Model, steps: Sequence[Pass], context: Context
-    ) -> tuple[Model, list[PassResult]]:
-        record, total = self.record, len(self.job.steps)
-        places = count(len(record.passes))
-        driver = Driver(lambda step: record.stage.progress(f"pass {step.name}", next(places), total))
-        with record.stage("passes"):
-            return driver.run(model, steps, context)
 
     def _kept(self) -> Kept:
         """Returns what the user keeps in FP32, by the job or in the plan that excludes them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -37,10 +37,9 @@ class SearchRequest:
 
     Attributes:
         original: The model that plans are compared with.
-        structured: The model fitted to the rules' plan, `plan`.
+        structured: The model that `plan`, the rules' plan, is for.
         goal: What the plan shall reach.
         accumulation: Type of the emulated sums.
-        adapted: As for `Problem`.
     """
 
     original: Model
@@ -50,7 +49,6 @@ class SearchRequest:
     goal: Goal
     accumulation: Accumulation
     target: Target
-    adapted: Callable[[Plan], Model] | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,6 @@ def _problem(request: SearchRequest) -> tuple[Problem, Effort]:
         effort.judging_sums,
         effort.ranking_sums,
         request.target,
-        request.adapted,
     )
     return problem, effort
 

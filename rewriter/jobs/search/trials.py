@@ -71,11 +71,10 @@ class Problem:
     """A model to find a plan for, and the outputs that plans are compared with.
 
     Attributes:
-        model: The model fitted to the rules' plan. Candidates are ranked and priced on it.
+        model: The model that the rules' plan is for. Candidates are ranked and priced on it.
         expected: Outputs of the original in FP32 for each of `samples`.
         accumulation: Type of the sums of an emulated plan. `ranking_sums`: of those in the ranking.
         target: The target whose recorded costs are used.
-        adapted: Returns the model before it is lowered to a candidate; None: `model` for all candidates.
     """
 
     model: Model
@@ -85,7 +84,6 @@ class Problem:
     accumulation: Accumulation = "fp16"
     ranking_sums: Accumulation = "fp16"
     target: Target = field(default_factory=Target)
-    adapted: Callable[[Plan], Model] | None = None
 
     @cached_property
     def prices(self) -> Prices:
@@ -98,10 +96,8 @@ class Problem:
         return next(iter(surveys(self.model, self.facts, {}, wanted)))
 
     def lowered(self, plan: Plan) -> Model:
-        """Returns the model with the operators and types of `plan`."""
-        model = self.model if self.adapted is None else self.adapted(plan)
-        facts = self.facts if model is self.model else tensor_facts.infer(model)
-        return retype(model, facts, request(model, plan, ""))
+        """Returns the model with the types of `plan`."""
+        return retype(self.model, self.facts, request(self.model, plan, ""))
 
     def value(self, plan: Plan, metric: Metric, *, weights_alone: bool = False) -> float:
         """Returns the metric of `plan`, the worst over samples, with TF32 for FP32 products.
