@@ -50,6 +50,14 @@ def test_the_light_list_has_a_smaller_onnx_runtime_and_no_onnxsim() -> None:
     assert usual - set(light_requirements()) == heavy
 
 
+def test_the_conda_recipe_is_the_light_install() -> None:
+    recipe = (ROOT / "recipe/recipe.yaml").read_text(encoding="utf-8")
+    needed = re.findall(r"    - (\S+) (>=.+)", recipe.partition("  run:")[2])
+    assert needed.pop(0) == ("python", ">=${{ python_min }}")
+    assert {name + least for name, least in needed} == set(light_requirements()) - {"onnx-graphsurgeon>=0.6"}
+    assert f'version: "{project()["version"]}"' in recipe
+
+
 SCRIPT = """
 import sys
 from importlib.metadata import packages_distributions
