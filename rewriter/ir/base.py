@@ -142,14 +142,13 @@ class Target:
     """The TensorRT that the model is for. `version` is () when it is not known, and so is `gpus`.
 
     `gpus` has compute capabilities, such as `sm_87`; `device` is "dla" for the accelerator beside the GPU.
-    `answers` holds the answer of each probe of `rewriter probe`, by name, and `figures` what they measured.
+    `answers` holds the answer of each probe of `rewriter probe`, by name.
     `known_from` names the library, the GPU and the source of these; "" if there are no probe results.
     """
 
     library: str = "tensorrt"
     version: tuple[int, ...] = ()
     answers: Mapping[str, str] = field(default_factory=dict, compare=False)
-    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict, compare=False)
     known_from: str = field(default="", compare=False)
     gpus: tuple[str, ...] = ()
     device: str = ""

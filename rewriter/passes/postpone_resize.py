@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.hazards.planning.costs.node_times import LOW_US, PRODUCTS_PER_US, TYPICAL
+from rewriter.hazards.planning.costs import KERNEL_US, PRODUCTS_PER_US, TYPICAL
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, refused
 from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised, label
 from rewriter.ir.graph.match import optional_input, produced
@@ -62,7 +62,7 @@ class PostponeResize(GraphPass):
         1e-5,
         "another order of sums, a mean of sums in place of a sum of means: 4.4e-7 measured on a SegFormer",
     )
-    work: int = round(LOW_US["kernel"] * PRODUCTS_PER_US["Conv"] * 2e-6)
+    work: int = round(KERNEL_US * PRODUCTS_PER_US["Conv"] * 2e-6)
     example: ClassVar[Mapping[str, Any]] = {"work": 0}
     before = """
         g (float[1,2,4,4] fine, float[1,2,2,2] coarse) => (float[1,2,4,4] y)

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.hazards.planning.costs.node_times import ALIGNED
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
 from rewriter.ir.graph import GraphEditor, attribute, is_op, label
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.weights import NewWeights, Replacement, is_quantised, layout_obstacle
+
+ALIGNED = 8
+"""Channels that Tensor Cores take at once in FP16."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rewriter.hazards.kinds import KINDS
-from rewriter.hazards.planning.costs.node_times import ORIGIN
+from rewriter.hazards.planning.costs import ORIGIN
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.ir.base import Stage
 from rewriter.ir.english import count, figure

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import fsum
 
-from rewriter.hazards.planning.costs.estimate import priced
+from rewriter.hazards.planning.costs import priced
 from rewriter.hazards.planning.rescaled_nodes import hazards_first, unscaled_overflows
 from rewriter.ir.base import Pass, Stage
 from rewriter.ir.model import Model

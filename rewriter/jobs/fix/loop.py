@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rewriter.hazards import Hazard, Rule, Survey
-from rewriter.hazards.planning.costs.node_times import ORIGIN
+from rewriter.hazards.planning.costs import ORIGIN
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.hazards.user_rules import HINT
 from rewriter.ir.base import Pass, Stage

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rewriter.hazards.planning.costs.node_times import products
+from rewriter.hazards.planning.costs import products
 from rewriter.ir.graph.fusion import is_plain_transpose
 from rewriter.ir.model import Model
 from rewriter.ir.model.facts import Facts

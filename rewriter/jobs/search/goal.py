@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rewriter.hazards.planning.costs.node_times import ORIGIN
+from rewriter.hazards.planning.costs import ORIGIN
 from rewriter.ir.english import count
 from rewriter.ir.plan import Plan
 from rewriter.runtime.figures.metrics import Metric, named

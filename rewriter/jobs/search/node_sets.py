@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain
 
-from rewriter.hazards.planning.costs.prices import Prices
+from rewriter.hazards.planning.costs import Prices
 from rewriter.hazards.planning.free_fp32 import RULE
 from rewriter.hazards.planning.islands import is_residual_sum
 from rewriter.hazards.survey import Survey

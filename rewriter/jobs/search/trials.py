@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from rewriter.hazards.planning.costs.estimate import priced
-from rewriter.hazards.planning.costs.prices import Prices
+from rewriter.hazards.planning.costs import Prices, priced
 from rewriter.hazards.planning.planner import LOW_TYPES, extend_plan, in_bf16, surveys
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.ir.base import Target

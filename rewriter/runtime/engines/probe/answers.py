@@ -82,8 +82,7 @@ def known_target(target: Target) -> Target:
     target = this_machine.at_hand(target)
     if found is None:
         return target
-    figures = {name: answer.figures for name, answer in found.answers.items()}
-    return replace(target, answers=found.values, figures=figures, known_from=found.origin)
+    return replace(target, answers=found.values, known_from=found.origin)
 
 
 def measured(target: Target | None = None) -> Answers | None:

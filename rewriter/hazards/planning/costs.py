@@ -1,0 +1,374 @@
+"""Latency of nodes and plans estimated without a GPU, from recorded costs.
+
+Source: 14 networks on one H200 with TensorRT-RTX 1.6.1, strongly typed, batch 1, medians, as `fix` made them
+and in FP32 (TF32). The constants are a non-negative least squares fit of the relative error, which
+benchmarks/latency_estimate.py made (last in commit 3a19a1f). Another GPU or release gives other figures.
+They show:
+
+- A small kernel costs a fixed time.
+- The time of a product with few tiles grows with the depth of its sum: nothing else runs in parallel.
+- A MatMul with FP32 weights (TF32) takes 3 to 7 times as long.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from math import ceil, fsum, prod
+
+from onnx import NodeProto
+
+from rewriter.hazards.planning.planner import LOW_TYPES, SEARCHED, surveys
+from rewriter.hazards.survey import PrecisionRequest, Survey
+from rewriter.ir.base import Target
+from rewriter.ir.graph.fusion import conv_depth, is_depthwise, is_plain_transpose, kernel_results
+from rewriter.ir.graph.ops import CHEAP, CONVOLUTIONS, NORMS, PRODUCTS, SCALING, SHUFFLES, SOFTMAX, VIEWS
+from rewriter.ir.model import Model
+from rewriter.ir.model.facts import Facts, Shape
+from rewriter.ir.plan import Plan, node_key
+
+ORIGIN = "recorded on an H200, not measured here"
+
+KERNEL_US, NORM_US = 3.28, 5.21
+"""Of the kernel of a product, and of one with two passes over its data."""
+
+WAVE_US = 3.10e-3
+"""For each term of a sum, times how often all multiprocessors are busy with tiles of the result."""
+
+MOVED_US = 5.55e-7
+"""For each element that another kernel reads or writes."""
+
+PRODUCTS_PER_US = {"MatMul": 3.4e8, "Conv": 2.2e8}
+"""Highest rate of multiply-adds in FP16: MatMul 4096^3 took 200 us, Conv of 512 channels on 56 x 56 33 us."""
+
+ATTENTION_US = 1.08e-8
+"""For each multiply-add of an attention that is one kernel: 139 us for both products of
+8 x 12 x 1024 x 1024 x 64."""
+
+FP32_MATMUL_US, FP32_PRODUCT_US = 4.77, 1.88e-8
+"""Extra time of a MatMul in FP32, and for each of its multiply-adds."""
+
+FP32_CONV_US, FP32_DEPTH_US, FP32_CHANNEL_US = 3.42e-9, 6.10e-3, 2.61e-3
+"""Extra time of a Conv in FP32 for each multiply-add, and for each term of a sum: of wide windows, and of
+windows of one element."""
+
+BYTES_PER_US = 4.8e6
+"""Memory bandwidth of an H200, 4.8 TB/s (NVIDIA's data sheet)."""
+
+CAST_BYTES = 6.0
+"""Bytes that a Cast between FP16 and FP32 reads and writes for each element. An FP32 epilogue after an FP16
+Conv moves about as much, and so does that of a ConvTranspose on top of its FP16 traffic."""
+
+BROKEN_US, BROKEN_PRODUCT_US = 16.0, 2.55e-8
+"""Extra time of an attention that is several kernels: at least the first (13 us for each of the 12 in a T5
+encoder with FP32 products, 18.5 us in a ViT with FP32 biases of Q, K and V), and the second for each
+multiply-add of its products (332 us for 8 x 12 x 1024 x 1024 x 64)."""
+
+TILE, PROCESSORS = 128, 132
+"""Rows and columns of a result that one multiprocessor computes at a time, in large FP16 kernels, and the
+multiprocessors of an H200 (NVIDIA's data sheet). More tiles than multiprocessors are computed in waves."""
+
+TYPICAL = 64
+"""Size of an unknown dimension."""
+
+_FUSED = CHEAP - VIEWS
+"""Parts of a product's kernel, as the recorded times were fitted; `ELEMENTWISE` is narrower."""
+
+Shapes = Mapping[str, Shape | None]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Two products of computed tensors with a Softmax between: one kernel, if types allow it.
+
+    Attributes:
+        nodes: Keys of the nodes that break it in FP32: its products, the scaling of Q and K, and the biases
+            of projections that TensorRT merges into one product.
+        inside: Keys of the nodes between the products, which are parts of the kernel.
+        us: The extra time of the broken attention.
+    """
+
+    nodes: frozenset[str]
+    inside: frozenset[str]
+    us: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tensor that nodes read.
+
+    Attributes:
+        producer: Key of the node that computes it; "" for an input of the model.
+        readers: Keys of the nodes that read it; `products` of the matrix operators among them.
+        us: The time of a Cast that is a kernel of its own.
+    """
+
+    producer: str
+    readers: frozenset[str]
+    products: frozenset[str]
+    us: float
+
+    def is_cast(self, fp32: AbstractSet[str], searched: AbstractSet[str]) -> bool:
+        """True if a kernel casts it: for a product in FP32, or an FP32 result for readers of both types.
+
+        What the rules alone keep in FP32, such as norms, begins kernels anyway.
+        """
+        wide = self.readers & fp32
+        if self.producer not in fp32:
+            return bool(wide & self.products)
+        return 0 < len(wide) < len(self.readers) and not searched.isdisjoint({self.producer, *wide})
+
+
+@dataclass(frozen=True)
+class ConvEpilogue:
+    """An elementwise node in the kernel of a Conv: in FP32 after an FP16 Conv it is a kernel of its own.
+
+    Attributes:
+        convs: Keys of the Convs that it reads; `nodes` of the epilogues.
+        us: The time of that kernel. A ConvTranspose of stride 1 keeps it, and moves larger tensors.
+    """
+
+    convs: frozenset[str]
+    nodes: frozenset[str]
+    us: float
+
+    def split_from(self, key: str, fp32: AbstractSet[str]) -> str | None:
+        """The node whose kernel loses this one, the FP32 node `key`; None if that costs no kernel."""
+        if self.convs:
+            return min(self.convs - fp32, default=None)
+        return None if self.nodes & fp32 else key
+
+
+@dataclass(frozen=True)
+class Prices:
+    """The estimated time of every float node of the main graph, by key, in microseconds.
+
+    Attributes:
+        base: In FP16.
+        own: Extra time in FP32 of the node's own kernel.
+        attentions: Charged once each, if one of their nodes is FP32.
+        extra: Extra time in FP32 if the node is the only FP32 node: all of the above, together with the Cast
+            of a result with several readers, which a Conv's epilogue nearly always needs.
+    """
+
+    base: Mapping[str, float]
+    own: Mapping[str, float]
+    attentions: tuple[Attention, ...]
+    results: tuple[Result, ...]
+    epilogues: Mapping[str, ConvEpilogue]
+    extra: Mapping[str, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        extra = dict(self.own)
+        charged = [(key, one.us) for one in self.attentions for key in one.nodes]
+        charged += [(key, one.us) for one in self.results for key in one.products]
+        charged += [(key, one.us) for key, one in self.epilogues.items()]
+        shared = (one for one in self.results if len(one.readers) > 1)
+        charged += [(one.producer, one.us) for one in shared if one.producer in self.epilogues]
+        for key, us in charged:
+            extra[key] += us
+        object.__setattr__(self, "extra", extra)
+
+    def total_us(self, plan: Plan) -> float:
+        """The time of one inference under `plan`, bit for bit the same in any order of the plan's nodes."""
+        kept = plan.fp32
+        searched = {d.key for d in plan.decisions if d.rule == SEARCHED} & kept
+        split: dict[str, float] = {}  # kernels that exist only because nodes of a search are FP32
+        for key in searched & self.epilogues.keys():
+            first = self.epilogues[key].split_from(key, kept)
+            if first is not None:
+                split[first] = max(split.get(first, 0.0), self.epilogues[key].us)
+        total = fsum(self.base.values()) + fsum(self.own.get(key, 0.0) for key in kept)
+        total += fsum(attention.us for attention in self.attentions if attention.nodes & kept)
+        casts = fsum(one.us for one in self.results if one.is_cast(kept, searched))
+        return total + casts + fsum(split.values())
+
+
+def products(node: NodeProto, shapes: Shapes) -> tuple[str, float, int]:
+    """The kind of a matrix operator, its multiply-adds and the length of its sums; ("", 0, 0) for others.
+
+    Those of a depthwise Conv do not count: it is bound by memory.
+    """
+    if node.op_type in PRODUCTS:
+        depth = (_sizes(shapes.get(node.input[0])) or (TYPICAL,))[-1]
+        return "MatMul", float(_elements(node.output[0], shapes) * depth), depth
+    if node.op_type in CONVOLUTIONS:
+        kernel = _sizes(shapes.get(node.input[1]))
+        depth = 0 if is_depthwise(node, kernel) else conv_depth(node, kernel)
+        return "Conv", float(_elements(node.output[0], shapes) * depth), depth
+    return "", 0.0, 0
+
+
+def fp16_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> float:
+    """Estimated microseconds of a node in FP16.
+
+    Args:
+        shapes: Of the node's tensors, by name.
+        constants: Names of constant tensors, which are not moved.
+    """
+    kind, count, depth = products(node, shapes)
+    if kind:
+        waves = _waves(node, shapes, channels=1 if kind == "Conv" else -1)
+        return max(count / PRODUCTS_PER_US[kind], KERNEL_US + WAVE_US * waves * depth)
+    if node.op_type in VIEWS - SHUFFLES:  # the prices were fitted to networks that have shuffles
+        return 0.0
+    # a ReduceMean stands for a norm that is written out
+    norm = NORM_US if node.op_type in NORMS | {"ReduceMean"} else 0.0
+    return norm + MOVED_US * _moved_elements(node, shapes, constants)
+
+
+def more_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> float:
+    """Estimated extra microseconds of the node's own kernel in FP32; arguments as for `fp16_us`."""
+    kind, count, depth = products(node, shapes)
+    if kind == "MatMul":
+        return FP32_MATMUL_US + FP32_PRODUCT_US * count
+    if kind == "Conv":
+        one = prod(_sizes(shapes.get(node.input[1]))[2:]) == 1
+        return FP32_CONV_US * count + (FP32_CHANNEL_US if one else FP32_DEPTH_US) * depth
+    return 2.0 * _moved_elements(node, shapes, constants) / BYTES_PER_US
+
+
+def _waves(node: NodeProto, shapes: Shapes, *, channels: int) -> float:
+    """Tiles of a product's result for each multiprocessor, at least one; `channels`: the axis of columns."""
+    sizes = _sizes(shapes.get(node.output[0]))
+    if len(sizes) < 2:
+        return 1.0
+    columns = sizes[channels]
+    rows = prod(sizes) // max(1, columns)
+    return max(1.0, ceil(rows / TILE) * ceil(columns / TILE) / PROCESSORS)
+
+
+def _moved_elements(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> int:
+    """Elements of the node's inputs and outputs, without constants."""
+    names = (name for name in (*node.input, *node.output) if name and name not in constants)
+    return sum(_elements(name, shapes) for name in names)
+
+
+def _elements(tensor: str, shapes: Shapes) -> int:
+    return prod(_sizes(shapes.get(tensor)))
+
+
+def _sizes(shape: Shape | None) -> tuple[int, ...]:
+    return tuple(d if isinstance(d, int) else TYPICAL for d in shape or ())
+
+
+def priced(model: Model, facts: Facts, target: Target | None = None) -> Prices:
+    """The prices of a model; the target decides which types attention is one kernel with."""
+    survey = next(iter(surveys(model, facts, {}, PrecisionRequest(LOW_TYPES["fp16"]))))
+    shapes = {name: tensor.shape for name, tensor in facts.main.items()}
+    return _Pricing(survey, shapes, target or Target()).prices()
+
+
+class _Pricing:
+    """Looks at the main graph once: what is fused, and who reads what."""
+
+    def __init__(self, survey: Survey, shapes: Shapes, target: Target) -> None:
+        graph = survey.graph.graph
+        self._survey, self._shapes, self._target = survey, shapes, target
+        self._constants = {t.name for t in graph.initializer}
+        self._constants |= {n.output[0] for n in graph.node if n.op_type == "Constant"}
+        self._nodes = {node_key(0, n): n for n in survey.nodes if any(n.output)}
+        self._projections = Counter(t for n in survey.nodes if self._weighted(n) for t in self._computed(n))
+        results = kernel_results(survey.nodes, self._weighted, lambda n: n.op_type in _FUSED, survey.source)
+        fused = (n for n in survey.nodes if n.op_type in _FUSED)
+        self._fused = {self._key(n) for n in fused if not results.keys().isdisjoint(n.output)}
+
+    def prices(self) -> Prices:
+        attentions, fused_products = [], dict[str, float]()
+        for parts in self._attention_parts():
+            attentions.append(self._attention(*parts))
+            fused_products |= {self._key(n): ATTENTION_US * products(n, self._shapes)[1] for n in parts[:2]}
+        inside = {key for attention in attentions for key in attention.inside}
+        base = {key: fp16_us(node, self._shapes, self._constants) for key, node in self._nodes.items()}
+        base |= fused_products | dict.fromkeys(inside, 0.0)
+        own = {key: more_us(node, self._shapes, self._constants) for key, node in self._nodes.items()}
+        own |= dict.fromkeys(inside | fused_products.keys() | self._fused, 0.0)
+        return Prices(base, own, tuple(attentions), tuple(self._results()), dict(self._conv_epilogues()))
+
+    def _key(self, node: NodeProto) -> str:
+        return node_key(0, node)
+
+    def _computed(self, node: NodeProto) -> list[str]:
+        sources = (self._survey.source(name) for name in node.input if name)
+        return [name for name in sources if name not in self._constants]
+
+    def _multiplies_computed(self, node: NodeProto) -> bool:
+        return node.op_type == "MatMul" and len(self._computed(node)) == 2
+
+    def _weighted(self, node: NodeProto) -> bool:
+        """True for a matrix operator that is no part of attention."""
+        return node.op_type in PRODUCTS | CONVOLUTIONS and not self._multiplies_computed(node)
+
+    def _producers(self, node: NodeProto) -> Iterator[NodeProto]:
+        yield from (p for p in map(self._survey.producer, self._computed(node)) if p is not None)
+
+    def _results(self) -> Iterator[Result]:
+        readers: dict[str, list[NodeProto]] = {}
+        for node in self._nodes.values():
+            for tensor in filter(self._survey.is_float, self._computed(node)):
+                readers.setdefault(tensor, []).append(node)
+        for tensor, nodes in readers.items():
+            producer = self._survey.producer(tensor)
+            yield Result(
+                self._key(producer) if producer is not None else "",
+                frozenset(map(self._key, nodes)),
+                frozenset(self._key(n) for n in nodes if self._weighted(n)),
+                self._kernel_us(tensor),
+            )
+
+    def _conv_epilogues(self) -> Iterator[tuple[str, ConvEpilogue]]:
+        """The fused nodes that follow a Conv, with nothing but such nodes between."""
+        seen: set[str] = set()
+        for key, node in self._nodes.items():
+            producers = list(self._producers(node)) if key in self._fused else []
+            convs = [p for p in producers if p.op_type in CONVOLUTIONS]
+            nodes = seen.intersection(map(self._key, producers))
+            if convs or nodes:
+                seen.add(key)
+                fused = bool(convs) and all(map(is_plain_transpose, convs))
+                us = self._moving_us(node.output[0]) if fused else self._kernel_us(node.output[0])
+                yield key, ConvEpilogue(frozenset(map(self._key, convs)), frozenset(nodes), us)
+
+    def _kernel_us(self, tensor: str) -> float:
+        """Time of a kernel that reads a tensor and writes it in another type."""
+        return KERNEL_US + self._moving_us(tensor)
+
+    def _moving_us(self, tensor: str) -> float:
+        return CAST_BYTES * _elements(tensor, self._shapes) / BYTES_PER_US
+
+    # -- attention ------------------------------------------------------------------------------
+
+    def _attention_parts(self) -> Iterator[tuple[NodeProto, NodeProto, list[NodeProto]]]:
+        """Each product PV with its QK^T and the nodes between, one of which is a Softmax."""
+        for node in filter(self._multiplies_computed, self._nodes.values()):
+            between = list(self._survey.upstream(node.input[0], lambda n: n.op_type in CHEAP))
+            if any(n.op_type in SOFTMAX for n in between):
+                before = (p for n in between for p in self._producers(n))
+                scores = next(filter(self._multiplies_computed, before), None)
+                if scores is not None:
+                    yield node, scores, between
+
+    def _attention(self, values: NodeProto, scores: NodeProto, between: list[NodeProto]) -> Attention:
+        answer = self._target.answers.get("attention-islands")
+        scaling = VIEWS | SCALING | {"Add"}
+        read = (*scores.input, values.input[1])
+        fed = [n for t in read for n in self._survey.upstream(t, lambda n: n.op_type in scaling)]
+        breaking = [values, scores, *(n for n in fed if self._unfused_scale(n) or self._merged_bias(n))]
+        if answer == "none":
+            breaking += [n for n in between if n.op_type in SOFTMAX]
+        count = sum(products(node, self._shapes)[1] for node in (values, scores))
+        us = 0.0 if answer == "any" else max(BROKEN_US, BROKEN_PRODUCT_US * count)
+        return Attention(frozenset(map(self._key, breaking)), frozenset(map(self._key, between)), us)
+
+    def _unfused_scale(self, node: NodeProto) -> bool:
+        """True for a scaling that is not a part of a product's kernel."""
+        return node.op_type in SCALING and self._key(node) not in self._fused
+
+    def _merged_bias(self, node: NodeProto) -> bool:
+        """True for the bias of one of several projections of one tensor, which TensorRT merges."""
+        product = next(self._producers(node), None)
+        if node.op_type != "Add" or product is None or not self._weighted(product):
+            return False
+        return any(self._projections[tensor] > 1 for tensor in self._computed(product))

@@ -1,1 +1,0 @@
-"""Latency estimated from recorded costs."""
