@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from typing import Any
 
 from rewriter.ir.model import Model
@@ -53,13 +52,4 @@ def load_samples(
         shapes = {**deployment.usual, **(input_shapes or {})}
         samples = random_samples(model, seed=seed, input_shapes=shapes)
     deployment.check_data(samples.source.spans)
-    noted = [
-        f"the first axis of {name!r}, usually the batch, goes from {low[0]} to {high[0]} in the samples and "
-        "so in the engine's profile: `min-shapes` and `max-shapes` set another"
-        for name, (low, _, high) in samples.source.spans.items()
-        if len(low) > 1 and low[0] != high[0] and name not in deployment.profile
-    ]
-    if noted:
-        samples = copy(samples)
-        samples.notes = tuple(dict.fromkeys((*samples.notes, *noted)))
     return samples

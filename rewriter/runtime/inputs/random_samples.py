@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,13 +14,10 @@ from rewriter.ir.graph import GraphEditor, attribute, open_graphs, reached
 from rewriter.ir.graph.ops import VIEWS
 from rewriter.ir.model import Array, Model, Port
 from rewriter.ir.model import facts as tensor_facts
-from rewriter.runtime.inputs.samples import Sample, Samples, no_such_input, shape_text
+from rewriter.runtime.inputs.samples import NO_NUMBERS, Sample, Samples, check_shape, no_such_input
 
 BATCH, IMAGE_SIDE, LENGTH = 1, 224, 32
 """Sizes of free dimensions: for axis 0 and names with `batch`; for axes 2 and 3 of four; for others."""
-
-MOST_ELEMENTS = 2**30
-"""Of an input with random values: 4 GiB in FP32, far above what networks take."""
 
 _INDEX_PATH = VIEWS | {"Cast"}
 """Operators that pass ids on, unchanged, to the Gather that looks them up."""
@@ -45,13 +41,19 @@ def random_samples(
         InputsError: an unknown input, a shape that contradicts the model, or an input whose values
             cannot be random.
     """
-    sizes = _Sizes(model.signature.inputs)
+    ports = {port.name: port for port in model.signature.inputs}
+    bound: dict[str, tuple[int, str]] = {}
     for name, shape in (input_shapes or {}).items():
-        sizes.fix(name, tuple(shape))
-    shapes = {port.name: sizes.shape(port) for port in model.signature.inputs}
-    _check_sizes(shapes)
+        where = f"`input-shapes={name}:{'x'.join(map(str, shape))}`"
+        if name not in ports:
+            raise no_such_input(name, ports, where)
+        check_shape(tuple(shape), ports[name], bound, where)
+    sizes = _Sizes({dim: size for dim, (size, _) in bound.items()})
+    shapes = {
+        name: tuple((input_shapes or {}).get(name) or sizes.shape(port)) for name, port in ports.items()
+    }
     limits = table_sizes(model)
-    makers = {port.name: _maker(port, limits.get(port.name)) for port in model.signature.inputs}
+    makers = {name: _maker(port, limits.get(name)) for name, port in ports.items()}
 
     def sample(index: int) -> Sample:
         def read() -> dict[str, Array]:
@@ -60,58 +62,22 @@ def random_samples(
 
         return Sample(f"random sample {index}", read)
 
+    chosen = ", ".join(f"{name} = {size}" for name, size in sizes.chosen.items())
     text = (
-        f"random inputs, seed {seed}{sizes.text()} (no real data was used; ranges may not be representative)"
+        f"random inputs, seed {seed}{f', with {chosen}' if chosen else ''} "
+        "(no real data was used; ranges may not be representative)"
     )
     return Samples(model.signature, [sample(i) for i in range(count)], text, real=False)
 
 
-def _check_sizes(shapes: Mapping[str, Sequence[int]]) -> None:
-    for name, shape in shapes.items():
-        if math.prod(shape) > MOST_ELEMENTS:
-            raise InputsError(
-                f"random values for its shape {list(shape)} do not fit into memory",
-                where=f"input {name!r}",
-                hint="give data of a smaller size with `inputs`, or correct the model's input",
-            )
-
-
 @dataclass
 class _Sizes:
-    """Sizes of free dimensions: `named` by name, `fixed` by whole shapes of the user."""
+    """Sizes of free dimensions by name; `chosen` are those that nobody gave."""
 
-    ports: Sequence[Port]
-    named: dict[str, int] = field(default_factory=dict)
-    fixed: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    named: dict[str, int]
     chosen: dict[str, int] = field(default_factory=dict)
 
-    def fix(self, name: str, shape: tuple[int, ...]) -> None:
-        ports = {port.name: port for port in self.ports}
-        where = f"`input-shapes={name}:{'x'.join(map(str, shape))}`"
-        if name not in ports:
-            raise no_such_input(name, ports, where)
-        declared = ports[name].shape
-        shape_hint = f"its shape in the model is {shape_text(declared)}"
-        if declared is not None and len(declared) != len(shape):
-            raise InputsError(
-                f"the model's input has {len(declared)} axes, not {len(shape)}", where=where, hint=shape_hint
-            )
-        for axis, (size, dim) in enumerate(zip(shape, declared or (), strict=False)):
-            if isinstance(dim, int) and dim != size:
-                raise InputsError(
-                    f"axis {axis} is {dim} in the model, not {size}", where=where, hint=shape_hint
-                )
-            if isinstance(dim, str) and self.named.setdefault(dim, size) != size:
-                raise InputsError(
-                    f"axis {axis} ({dim}) is {self.named[dim]} in another input",
-                    where=where,
-                    hint="give both inputs the same size there",
-                )
-        self.fixed[name] = shape
-
     def shape(self, port: Port) -> tuple[int, ...]:
-        if port.name in self.fixed:
-            return self.fixed[port.name]
         if port.shape is None:
             raise InputsError(
                 "the model does not say how many axes it has",
@@ -133,23 +99,15 @@ class _Sizes:
         self.chosen[dim or f"{port.name} axis {axis}"] = size
         return size
 
-    def text(self) -> str:
-        """The chosen sizes, as text that follows `seed 0`."""
-        sizes = ", ".join(f"{name} = {size}" for name, size in self.chosen.items())
-        return f", with {sizes}" if sizes else ""
-
 
 Maker = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
 
 def _maker(port: Port, limit: int | None) -> Maker:
     """Returns a function that makes values of an input; `limit` is the size of a table that they index."""
-    if port.dtype in (0, TensorProto.STRING):
-        raise InputsError(
-            "only numbers can be random",
-            where=f"input {port.name!r}",
-            hint="give data with `inputs`",
-        )
+    if port.dtype in NO_NUMBERS:
+        where = f"input {port.name!r}"
+        raise InputsError("only numbers can be random", where=where, hint="give data with `inputs`")
     dtype: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
     if "mask" in port.name.lower() or dtype.kind == "b":
         return lambda rng, shape: np.ones(shape, dtype)

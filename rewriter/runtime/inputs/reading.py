@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import io
 import os
 import re
 import shutil
 import tempfile
 import weakref
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,14 +20,17 @@ import numpy as np
 
 from rewriter.ir.english import article
 from rewriter.ir.errors import InputsError, UsageError
-from rewriter.ir.model import Model, Signature
+from rewriter.ir.model import Array, Model, Port
 from rewriter.ir.model.writing import from_json
-from rewriter.runtime.inputs.arranging import MOST_ITEMS, arranged, is_array, items, left_out, named, unnamed
+from rewriter.runtime.engines.tensor_files import read_tensors, write_tensors
+from rewriter.runtime.inputs.arranging import MOST_ITEMS, arranged, by_name, has_labels, is_array, items
 from rewriter.runtime.inputs.images import EXAMPLE, OPTION, image_files, image_samples
 from rewriter.runtime.inputs.samples import Sample, Samples
-from rewriter.runtime.inputs.stored_arrays import Archive, StoredArray, explained, npy_file
 
 FORMATS = "an .npz file, a folder of .npz or .npy files, or a .json file written by Polygraphy"
+
+Ports = Sequence[Port] | None
+"""The inputs of the model; None where samples are read for no model, in their own names and shapes."""
 
 
 def read_samples(data: Any, model: Model, image_preprocess: str | None = None) -> Samples:
@@ -39,76 +45,24 @@ def read_samples(data: Any, model: Model, image_preprocess: str | None = None) -
         InputsError: missing or unreadable data, or data that does not fit the model's inputs.
         UsageError: the data is none of these.
     """
-    signature = model.signature
     if isinstance(data, Samples):
         return data
-    if callable(data) and not isinstance(data, Iterable):
-        data = data()
-    _require_type(data, "`inputs`")
-    path, steps, found = "", "", list[str]()
-    if isinstance(data, (str, os.PathLike)):
-        samples, path = _opened(Path(data), signature, image_preprocess), str(data)
-        steps = image_preprocess or ""
-        origin = f"{path} ({steps})" if steps else path
-    else:
-        samples, origin, found = _of_objects(
-            data, partial(named, signature=signature), partial(left_out, signature=signature)
-        )
-    _require_some(samples, origin)
-    samples, notes = arranged(samples, signature)
-    count = f"{len(samples)} sample" + "s" * (len(samples) != 1)
-    text = f"{count} from {origin}"
-    return Samples(signature, samples, text, real=True, notes=(*found, *notes), path=path, preprocess=steps)
-
-
-def _of_objects(
-    data: Any, as_dict: Callable[..., Any], left_out: Callable[[Any], str]
-) -> tuple[list[Sample], str, list[str]]:
-    """Samples of Python objects, their origin, and sentences about what was left out.
-
-    Args:
-        as_dict: Returns one item by name; `where` names the item for messages.
-        left_out: Returns the sentence about what `as_dict` drops; "" if there is nothing.
-    """
-    if is_array(data) or _is_one_sample(data) or isinstance(data, Mapping):
-        where = "the given dict" if isinstance(data, Mapping) else "the given arrays"
-        feeds = as_dict(data, where=where)
-        return [Sample(where, _constant(feeds))], "arrays", []
-    spare: dict[str, None] = {}
-
-    def feeds_of(items: Iterable[Any]) -> Iterator[Any]:
-        for index, item in enumerate(items):
-            if not any(spare):  # later samples hold the same, in other sizes
-                spare.setdefault(left_out(item))
-            yield as_dict(item, where=f"sample {index}")
-
-    if isinstance(data, Sequence):
-        samples = [Sample(f"sample {i}", _constant(feeds)) for i, feeds in enumerate(feeds_of(data))]
-        origin = "a list of arrays"
-    else:
-        samples, origin = _spooled(feeds_of(items(data)), "sample"), "an iterable"
-        if len(samples) == MOST_ITEMS:
-            spare.setdefault(f"the first {MOST_ITEMS} items were taken; give a list to use more")
-    return samples, origin, [note for note in spare if note]
-
-
-def _is_one_sample(data: Any) -> bool:
-    """True for a tuple of arrays, one for each input; a list holds samples."""
-    return isinstance(data, tuple) and bool(data) and all(map(is_array, data))
-
-
-def may_hold_samples(data: Any) -> bool:
-    """True for the types that `read_samples` and `read_raw_samples` take, but for functions."""
-    if isinstance(data, (bytes, bytearray)):
-        return False
-    is_data_set = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    return isinstance(data, (str, os.PathLike, Iterable)) or is_array(data) or is_data_set
-
-
-def _require_type(data: Any, where: str | None) -> None:
-    if not may_hold_samples(data):
-        what = f"cannot read samples from {article(type(data).__name__)}"
-        raise UsageError(what, where=where, hint=f"give {FORMATS}; arrays, dicts of arrays, or a data loader")
+    samples, origin, notes = _read(data, model.signature.inputs, image_preprocess)
+    samples, more = arranged(samples, model.signature)
+    is_path = isinstance(data, (str, os.PathLike))
+    steps = image_preprocess or "" if is_path else ""
+    text = f"{len(samples)} sample{'s' * (len(samples) != 1)} from {origin}" + (
+        f" ({steps})" if steps else ""
+    )
+    return Samples(
+        model.signature,
+        samples,
+        text,
+        real=True,
+        notes=(*notes, *more),
+        path=str(data) if is_path else "",
+        preprocess=steps,
+    )
 
 
 def read_raw_samples(data: Any) -> Sequence[Sample]:
@@ -120,80 +74,129 @@ def read_raw_samples(data: Any) -> Sequence[Sample]:
         InputsError: missing or unreadable data.
         UsageError: the data, or a sample, is of a type that holds no arrays.
     """
+    return _read(data, None)[0]
+
+
+def may_hold_samples(data: Any) -> bool:
+    """True for the types that `read_samples` and `read_raw_samples` take, but for functions."""
+    if isinstance(data, (bytes, bytearray)):
+        return False
+    is_data_set = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    return isinstance(data, (str, os.PathLike, Iterable)) or is_array(data) or is_data_set
+
+
+def _read(
+    data: Any, ports: Ports, image_preprocess: str | None = None
+) -> tuple[list[Sample], str, list[str]]:
+    """The samples, their origin, and sentences about what was left out."""
     if callable(data) and not isinstance(data, Iterable):
         data = data()
-    _require_type(data, None)
-    if not isinstance(data, (str, os.PathLike)):
-        samples, origin, _ = _of_objects(data, unnamed, lambda item: "")
-    elif (path := Path(data)).is_file() and path.suffix == ".npy":
-        return [Sample(str(path), lambda: {"array": npy_file(path)})]
+    if not may_hold_samples(data):
+        what = f"cannot read samples from {article(type(data).__name__)}"
+        where = "`inputs`" if ports is not None else None
+        raise UsageError(what, where=where, hint=f"give {FORMATS}; arrays, dicts of arrays, or a data loader")
+    if isinstance(data, (str, os.PathLike)):
+        samples, origin, notes = _of_path(Path(data), ports, image_preprocess), str(data), list[str]()
     else:
-        samples, origin = _opened(path, Signature((), ())), str(path)
-    _require_some(samples, origin)
+        samples, origin, notes = _of_objects(data, ports)
+    if not samples:
+        raise InputsError("there is no sample in it", where=origin, hint="give at least one")
+    return samples, origin, notes
+
+
+# -- objects in memory ---------------------------------------------------------------------------
+
+
+def _of_objects(data: Any, ports: Ports) -> tuple[list[Sample], str, list[str]]:
+    is_one = isinstance(data, tuple) and bool(data) and all(map(is_array, data))  # a list holds samples
+    if is_array(data) or is_one or isinstance(data, Mapping):
+        where = "the given dict" if isinstance(data, Mapping) else "the given arrays"
+        return [Sample(where, partial(_same, by_name(data, where, ports)))], "arrays", []
+    notes: dict[str, None] = {}
+
+    def feeds_of(items: Iterable[Any]) -> Iterator[Any]:
+        for index, item in enumerate(items):
+            if ports is not None and has_labels(item, len(ports)):
+                notes["what follows the inputs in each sample is not used, as for labels"] = None
+            yield by_name(item, f"sample {index}", ports)
+
+    if isinstance(data, Sequence):
+        feeds = enumerate(feeds_of(data))
+        return [Sample(f"sample {i}", partial(_same, one)) for i, one in feeds], "a list of arrays", [*notes]
+    samples = _spooled(feeds_of(items(data)), "sample")
+    if len(samples) == MOST_ITEMS:
+        notes[f"the first {MOST_ITEMS} items were taken; give a list to use more"] = None
+    return samples, "an iterable", [*notes]
+
+
+def _same(feeds: Any) -> Any:
+    return feeds
+
+
+class _Spool:
+    """A temporary folder that is removed with this object."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="rewriter-samples-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+    def read(self, number: str) -> dict[str, Array]:
+        return read_tensors(self.folder / number)
+
+
+def _spooled(feeds: Iterable[Any], label: str) -> list[Sample]:
+    """Writes each sample to disk as it comes, so that only one is in memory."""
+    spool, samples = _Spool(), []
+    for index, sample in enumerate(feeds):
+        read: Callable[[], Any] = partial(_same, sample)  # `checked` raises the error that explains it
+        with suppress(ValueError, AttributeError):
+            arrays = {name: np.asarray(value) for name, value in sample.items()}
+            if all(array.dtype.kind != "O" for array in arrays.values()):
+                write_tensors(spool.folder / str(index), arrays)
+                read = partial(spool.read, str(index))
+        samples.append(Sample(f"{label} {index}", read))
     return samples
 
 
-def _require_some(samples: Sequence[Sample], origin: str) -> None:
-    if not samples:
-        raise InputsError("there is no sample in it", where=origin, hint="give at least one")
+# -- files ---------------------------------------------------------------------------------------
 
 
-def _constant(feeds: Any) -> Callable[[], Any]:
-    return lambda: feeds
-
-
-def _opened(path: Path, signature: Signature, image_preprocess: str | None = None) -> list[Sample]:
+def _of_path(path: Path, ports: Ports, image_preprocess: str | None) -> list[Sample]:
     if path.is_dir():
-        return _from_folder(path, signature, image_preprocess)
+        if image_preprocess is not None:
+            return image_samples(path, ports or (), image_preprocess)
+        return _of_folder(path, ports or ())
     if not path.is_file():
         raise InputsError("no such file or folder", where=str(path), hint=f"give {FORMATS}")
     if path.suffix == ".npz":
-        return [_archive(path)]
+        return [_npz_sample(path)]
     if path.suffix == ".json":
         return _spooled(_polygraphy(path), f"{path}: sample")
-    if path.suffix == ".npy" and len(signature.inputs) == 1:
-        name = signature.inputs[0].name
-        return [Sample(str(path), lambda: {name: npy_file(path)})]
+    if path.suffix == ".npy" and (ports is None or len(ports) == 1):
+        name = ports[0].name if ports else "array"
+        return [Sample(str(path), lambda: {name: _npy(path)})]
     raise InputsError(f"cannot read samples from a {path.suffix or 'such a'} file", where=str(path),
                       hint=f"give {FORMATS}")  # fmt: skip
 
 
-def _steps_of_photographs(signature: Signature) -> str:
-    """What to do with photographs: an input without three channels, as of spectrograms, takes none."""
-    shapes = [port.shape for port in signature.inputs]
-    if len(shapes) == 1 and (shapes[0] is None or (len(shapes[0]) == 4 and _may_be_colours(shapes[0]))):
-        return f"add {OPTION} with the steps of your training; ImageNet's are '{EXAMPLE}'"
-    return "save what your program feeds the model with np.savez, with an array for each input"
-
-
-def _may_be_colours(shape: Sequence[int | str | None]) -> bool:
-    return any(size == 3 or not isinstance(size, int) for size in (shape[1], shape[3]))
-
-
-def _from_folder(folder: Path, signature: Signature, image_preprocess: str | None) -> list[Sample]:
-    if image_preprocess is not None:
-        return image_samples(folder, signature, image_preprocess)
+def _of_folder(folder: Path, ports: Sequence[Port]) -> list[Sample]:
     entries = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
     archives = [p for p in entries if p.suffix == ".npz"]
     arrays = [p for p in entries if p.suffix == ".npy"]
     nested = [p for p in entries if p.is_dir() and any(p.glob("*.npy"))]
     if sum(map(bool, (archives, arrays, nested))) > 1:
-        raise InputsError(
-            "it holds a mixture of .npz files, .npy files and subfolders",
-            where=str(folder),
-            hint="keep one kind",
-        )
-    if archives:
-        return [_archive(path) for path in archives]
-    if arrays:
-        return [_npy_folder(folder, signature)]
-    if nested:
-        return [_npy_folder(path, signature) for path in nested]
+        text = "it holds a mixture of .npz files, .npy files and subfolders"
+        raise InputsError(text, where=str(folder), hint="keep one kind")
+    if archives or arrays or nested:
+        return [_npz_sample(path) for path in archives] or [
+            _npy_sample(path, ports) for path in ([folder] if arrays else nested)
+        ]
     if image_files(folder):
         raise InputsError(
             "it holds photographs, and how they become the model's input is not known",
             where=str(folder),
-            hint=_steps_of_photographs(signature),
+            hint=f"add {OPTION} with the steps of your training; ImageNet's are '{EXAMPLE}'; "
+            "or save what your program feeds the model with np.savez",
         )
     raise InputsError(
         "it holds no sample",
@@ -202,79 +205,54 @@ def _from_folder(folder: Path, signature: Signature, image_preprocess: str | Non
     )
 
 
-def _archive(path: Path) -> Sample:
-    return Sample(str(path), partial(Archive, path))
+def _npz_sample(path: Path) -> Sample:
+    def read() -> dict[str, Array]:
+        if not zipfile.is_zipfile(path):
+            what = "not an npz archive, or a truncated one"
+            raise InputsError(what, where=str(path), hint="write it with np.savez")
+        with _explained(str(path)), np.load(path, allow_pickle=False) as archive:
+            return dict(archive)
+
+    return Sample(str(path), read)
 
 
-def _npy_folder(folder: Path, signature: Signature) -> Sample:
+def _npy_sample(folder: Path, ports: Sequence[Port]) -> Sample:
     """Files are named after the inputs; characters that file names cannot hold (`/`, `:`) are `_`."""
-    plain = {re.sub(r"[^\w.-]", "_", port.name): port.name for port in signature.inputs}
+    plain = {re.sub(r"[^\w.-]", "_", port.name): port.name for port in ports}
 
-    def read() -> dict[str, StoredArray]:
-        return {plain.get(p.stem, p.stem): npy_file(p) for p in sorted(folder.glob("*.npy"))}
+    def read() -> dict[str, Array]:
+        return {plain.get(p.stem, p.stem): _npy(p) for p in sorted(folder.glob("*.npy"))}
 
     return Sample(str(folder), read)
 
 
-class _Spool:
-    """Samples in a temporary folder that is removed with this object."""
-
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="rewriter-samples-"))
-        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-
-    def write(self, index: int, feeds: Mapping[str, Any], where: str) -> Callable[[], Mapping[str, Any]]:
-        """Stores one sample and returns a function that reads it."""
-        for position, value in enumerate(feeds.values()):
-            with explained(where):
-                np.save(self._file(index, position), np.asarray(value), allow_pickle=False)
-        return partial(self._read, index, list(feeds))
-
-    def _read(self, index: int, names: Sequence[str]) -> dict[str, StoredArray]:
-        return {name: npy_file(self._file(index, position)) for position, name in enumerate(names)}
-
-    def _file(self, index: int, position: int) -> Path:
-        return self.folder / f"{index}-{position}.npy"
-
-
-def _spooled(feeds: Iterable[Any], label: str) -> list[Sample]:
-    """Writes each sample to disk as it comes, so that only one is in memory."""
-    spool, samples = _Spool(), []
-    for index, sample in enumerate(feeds):
-        where = f"{label} {index}"
-        # anything but a dict is passed on: `checked` raises the error that explains it
-        read = spool.write(index, sample, where) if isinstance(sample, Mapping) else _constant(sample)
-        samples.append(Sample(where, read))
-    return samples
+def _npy(path: Path) -> Array:
+    with _explained(str(path)):
+        return np.asarray(np.load(path, allow_pickle=False))
 
 
 def _polygraphy(path: Path) -> Iterator[Mapping[str, Any]]:
     """Feeds from the JSON that Polygraphy writes, where an array is the base64 text of an npy file."""
-    where = str(path)
-    try:
+    with _explained(str(path)):
         content = from_json(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise InputsError(f"it is not JSON: {error}", where=where, hint=f"give {FORMATS}") from error
-    if isinstance(content, Mapping):
-        content = [content]
-    if not isinstance(content, list):
-        raise InputsError(
-            "it holds no list of feeds", where=where, hint="write a list of dicts with save_json"
-        )
-    for index, sample in enumerate(content):
-        if not isinstance(sample, Mapping):
-            raise InputsError("it is not a dict of arrays", where=f"{where}: sample {index}",
-                              hint="write a list of dicts with save_json")  # fmt: skip
-        yield {n: _decoded(v, f"{where}: sample {index}: array {n!r}") for n, v in sample.items()}
+    for index, sample in enumerate(content if isinstance(content, list) else [content]):
+        with _explained(
+            f"{path}: sample {index}", "write a list of dicts of arrays with polygraphy.json.save_json"
+        ):
+            texts = {name: base64.b64decode(value["array"], validate=True) for name, value in sample.items()}
+            feeds = {name: np.load(io.BytesIO(text), allow_pickle=False) for name, text in texts.items()}
+        yield feeds
 
 
-def _decoded(value: Any, where: str) -> StoredArray:
-    if isinstance(value, Mapping) and isinstance(value.get("array"), str):
-        with explained(where):
-            data = base64.b64decode(value["array"], validate=True)
-        return npy_file(data, where)
-    raise InputsError(
-        "it is not an array as Polygraphy encodes them",
-        where=where,
-        hint="polygraphy.json.save_json writes numpy arrays; convert others first",
-    )
+@contextmanager
+def _explained(where: str, hint: str = "write it again") -> Iterator[None]:
+    """Turns whatever libraries raise for a broken file into an InputsError."""
+    try:
+        yield
+    except Exception as error:  # of zipfile, zlib, tokenize, NumPy; of memory that a claimed shape exceeds
+        if "object array" in str(error).lower():
+            what = "it holds Python objects (pickled data), which are not loaded because they can run code"
+            hint = "save plain arrays: np.savez(file, **{name: np.asarray(value)})"
+            raise InputsError(what, where=where, hint=hint) from error
+        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputsError(f"it cannot be read: {what}", where=where, hint=hint) from error

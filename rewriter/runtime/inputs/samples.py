@@ -14,7 +14,9 @@ from rewriter.ir.english import article
 from rewriter.ir.errors import InputsError, did_you_mean
 from rewriter.ir.model import Array, Port, Signature
 from rewriter.runtime.engines.tensor_files import Span, spans_of
-from rewriter.runtime.inputs.stored_arrays import StoredArray
+
+NO_NUMBERS = (0, TensorProto.STRING)
+"""Element types that cannot be fed: of sequences, maps and optionals, and strings."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,15 @@ class DataSource:
     profiled: frozenset[str] = frozenset()
 
 
+Read = Callable[[], Mapping[str, Any]]
+
+
 @dataclass(frozen=True)
 class Sample:
     """The origin of one sample, for messages, and a function that reads it."""
 
     where: str
-    read: Callable[[], Mapping[str, Any]]
+    read: Read
 
 
 class Samples:
@@ -81,15 +86,8 @@ class Samples:
         self._ports = {port.name: port for port in signature.inputs}
         self._samples = samples
         names = tuple(sample.where for sample in samples)
-        self.source = DataSource(
-            text,
-            len(samples),
-            real,
-            path,
-            preprocess,
-            spans_of(map(self._finite, range(len(samples)))),
-            names,
-        )
+        spans = spans_of(map(self._finite, range(len(samples))))
+        self.source = DataSource(text, len(samples), real, path, preprocess, spans, names)
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -150,14 +148,20 @@ def checked(feeds: Mapping[str, Any], ports: Mapping[str, Port], where: str) -> 
             where=where,
             hint="give one dict for each sample, with an array for each input: " + _listed(ports),
         )
-    _check_names(feeds, ports, where)
-    described = {
-        name: _described(feeds[name], port, f"{where}: input {name!r}") for name, port in ports.items()
-    }
+    for name in feeds:
+        if name not in ports:
+            raise no_such_input(str(name), ports, where)
     bound: dict[str, tuple[int, str]] = {}
-    for name, array in described.items():
-        _check_shape(array.shape, ports[name], bound, f"{where}: input {name!r}")
-    return {name: _typed(array, ports[name], f"{where}: input {name!r}") for name, array in described.items()}
+    arrays = {}
+    for name, port in ports.items():
+        if name not in feeds:
+            what = f"there is no array for input {name!r}"
+            raise InputsError(what, where=where, hint="every sample needs " + _listed(ports))
+        place = f"{where}: input {name!r}"
+        array = _as_array(feeds[name], port, place)
+        check_shape(array.shape, port, bound, place)
+        arrays[name] = _typed(array, port, place)
+    return arrays
 
 
 def no_such_input(name: str, ports: Mapping[str, Port], where: str) -> InputsError:
@@ -166,65 +170,42 @@ def no_such_input(name: str, ports: Mapping[str, Port], where: str) -> InputsErr
     return InputsError(text, where=where, hint="its inputs are " + _listed(ports))
 
 
-def _check_names(feeds: Mapping[str, Any], ports: Mapping[str, Port], where: str) -> None:
-    for name in feeds:
-        if name not in ports:
-            raise no_such_input(str(name), ports, where)
-    for name in ports:
-        if name not in feeds:
-            raise InputsError(
-                f"there is no array for input {name!r}",
-                where=where,
-                hint="every sample needs " + _listed(ports),
-            )
-
-
 def _listed(ports: Mapping[str, Port]) -> str:
     return ", ".join(f"{name} ({_type_name(port.dtype)})" for name, port in ports.items()) or "(none)"
 
 
 def _type_name(dtype: int) -> str:
     """The name of an element type in numpy, or in ONNX if numpy lacks it."""
-    if dtype in (0, TensorProto.STRING):
+    if dtype in NO_NUMBERS:
         return str(TensorProto.DataType.Name(dtype)).lower()
     return str(np.dtype(helper.tensor_dtype_to_np_dtype(dtype)))
 
 
-def _described(value: Any, port: Port, where: str) -> Array | StoredArray:
-    """`value` as an array, or as the description of one in a file, which is not read yet."""
-    if port.dtype in (0, TensorProto.STRING):
+def _as_array(value: Any, port: Port, where: str) -> Array:
+    if port.dtype in NO_NUMBERS:
         what = "strings" if port.dtype else "a sequence, map or optional"
         raise InputsError(
             f"it is {what}, which TensorRT lacks; only tensors of numbers can be fed",
             where=where,
             hint="export the model without this input",
         )
-    if isinstance(value, StoredArray):
-        return value
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise InputsError(
-            "it is a list whose parts differ in shape",
-            where=where,
-            hint="pad the parts to one length, or give one sample for each of them",
-        ) from error
+        what = "it is a list whose parts differ in shape"
+        hint = "pad the parts to one length, or give one sample for each of them"
+        raise InputsError(what, where=where, hint=hint) from error
 
 
-def _typed(stored: Array | StoredArray, port: Port, where: str) -> Array:
-    """The array in the port's element type; the byte order is converted, and float64 is cast.
-
-    What is in a file is read when its type is known to fit.
-    """
+def _typed(array: Array, port: Port, where: str) -> Array:
+    """The array in the port's element type; the byte order is converted, and float64 is cast."""
     wanted = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
-    dtype = stored.dtype
+    dtype = array.dtype
     nameless = dtype.kind == "V" and dtype.names is None and dtype != wanted
     if nameless and wanted.isbuiltin == 2 and dtype.itemsize == wanted.itemsize:
-        return np.asarray(stored).view(wanted)  # npy files keep the bits of ml_dtypes types, not their names
-    if dtype.newbyteorder("=") == wanted:
-        return np.asarray(stored).astype(wanted, copy=False)
-    if is_narrowed(dtype, port):
-        return np.asarray(stored).astype(wanted)
+        return array.view(wanted)  # npy files keep the bits of ml_dtypes types, not their names
+    if dtype.newbyteorder("=") == wanted or is_narrowed(dtype, port):
+        return array.astype(wanted, copy=False)
     what = "objects (pickled data)" if dtype.kind == "O" else str(dtype)
     hint = f"convert it: array.astype({'np' if wanted.isbuiltin == 1 else 'ml_dtypes'}.{wanted})"
     raise InputsError(f"the model wants {wanted}, the data is {what}", where=where, hint=hint)
@@ -232,7 +213,7 @@ def _typed(stored: Array | StoredArray, port: Port, where: str) -> Array:
 
 def is_narrowed(dtype: Any, port: Port) -> bool:
     """True for float64, NumPy's default, where the input is a smaller float: nobody means to feed doubles."""
-    if port.dtype in (0, TensorProto.STRING):
+    if port.dtype in NO_NUMBERS:
         return False
     wanted = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
     small = wanted.kind == "f" or wanted.name == "bfloat16"
@@ -263,28 +244,27 @@ def shape_text(shape: Sequence[int | str | None] | None) -> str:
     return "x".join("?" if size is None else str(size) for size in shape) or "a scalar"
 
 
-def _check_shape(shape: tuple[int, ...], port: Port, bound: dict[str, tuple[int, str]], where: str) -> None:
-    """Checks a shape against the declared one; `bound` has the named dimensions of this sample."""
+def check_shape(shape: tuple[int, ...], port: Port, bound: dict[str, tuple[int, str]], where: str) -> None:
+    """Checks a shape against the declared one.
+
+    Args:
+        bound: Named dimensions of this sample so far, with the input that each comes from; extended.
+
+    Raises:
+        InputsError: another rank, another fixed size, or two sizes of one name.
+    """
     if port.shape is None:
         return
-    wanted = shape_text(port.shape)
-    hint = f"prepare it in the model's shape, {wanted}"
+    hint = f"its shape in the model is {shape_text(port.shape)}"
     if len(shape) != len(port.shape):
-        raise InputsError(
-            f"it has {len(port.shape)} axes ({wanted}), the data has {len(shape)} {list(shape)}",
-            where=where,
-            hint=hint,
-        )
+        what = f"it must have {len(port.shape)} axes, not {len(shape)} {list(shape)}"
+        raise InputsError(what, where=where, hint=hint)
     for axis, (size, dim) in enumerate(zip(shape, port.shape, strict=True)):
         if isinstance(dim, int) and size != dim:
-            raise InputsError(
-                f"axis {axis} must be {dim}, the data has {size} {list(shape)}", where=where, hint=hint
-            )
+            raise InputsError(f"axis {axis} must be {dim}, not {size} {list(shape)}", where=where, hint=hint)
         if isinstance(dim, str):
-            known, owner = bound.setdefault(dim, (size, port.name))
-            if known != size:
-                raise InputsError(
-                    f"axis {axis} ({dim}) is {size}, but {dim} is {known} in {owner!r} of the same sample",
-                    where=where,
-                    hint=f"axes called {dim} have one size in a sample; prepare both inputs together",
-                )
+            first, owner = bound.setdefault(dim, (size, port.name))
+            if first != size:
+                what = f"axis {axis} ({dim}) is {size}, but {dim} is {first} in {owner!r}"
+                hint = f"axes called {dim} have one size in a sample"
+                raise InputsError(what, where=where, hint=hint)
