@@ -61,35 +61,13 @@ class TestOverwriting:
         assert (tmp_path / location).read_bytes() == data
         assert value(first) == value(tmp_path / "b.onnx") == 1
 
-    def test_data_of_ours_goes_when_nothing_names_it_any_more(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("owner", ["ours", "another program's"])
+    def test_data_of_an_old_model_stays(self, tmp_path: Path, owner: str) -> None:
         path = tmp_path / "m.onnx"
-        for number in range(4):
-            save(made(number), path)
-            assert value(path) == number
-            assert len(names(tmp_path)) == 2
-        inside = made(5)
-        inside.external = False
-        save(inside, path)
-        assert names(tmp_path) == {"m.onnx"}
-
-    def test_data_of_another_program_stays(self, tmp_path: Path) -> None:
-        path = foreign(tmp_path / "m.onnx", 1, "m.onnx.data")
+        _ = save(made(1), path) if owner == "ours" else foreign(path, 1, "m.onnx.data")
         save(made(2), path)
         assert names(tmp_path) == {"m.onnx", "m.onnx.data", "m.onnx.1.data"}
         assert value(path) == 2
-
-    def test_data_that_was_written_for_a_model_of_another_name_stays(self, tmp_path: Path) -> None:
-        save(made(1), tmp_path / "a.onnx").rename(tmp_path / "b.onnx")
-        save(made(2), tmp_path / "b.onnx")
-        assert names(tmp_path) == {"b.onnx", "a.onnx.data", "b.onnx.data"}
-
-    def test_a_name_that_another_model_waits_for_is_not_taken(self, tmp_path: Path) -> None:
-        """Its data is missing, and would be found with other weights in it."""
-        other = foreign(tmp_path / "other.onnx", 1, "m.onnx.data")
-        (tmp_path / "m.onnx.data").unlink()
-        save(made(2), tmp_path / "m.onnx")
-        with pytest.raises(ModelError, match="is missing"):
-            load(other)
 
     def test_a_model_is_not_written_over_its_own_weights(self, tmp_path: Path) -> None:
         path = foreign(tmp_path / "m.onnx", 1, "weights")
@@ -130,7 +108,8 @@ class TestOverwriting:
         path = save(made(1), tmp_path / "m.onnx")
         path.chmod(0o600)
         save(made(2), path)
-        assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+        new = (path, tmp_path / "m.onnx.1.data")
+        assert [file.stat().st_mode & 0o777 for file in new] == [0o600, 0o600]
 
 
 KILLS = """
@@ -188,7 +167,7 @@ def test_a_kill_at_any_moment_leaves_the_old_pair_or_the_new_one(
     command = [sys.executable, "-c", KILLS, str(start), str(tmp_path / "folder")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 8, "moments at which it was killed"
+    assert int(done.stdout) >= 6, "moments at which it was killed"
 
 
 class TestLinks:
@@ -280,7 +259,7 @@ def test_weights_that_were_saved_are_mapped_from_their_file(tmp_path: Path) -> N
     assert {Path(array.filename) for array in model.weights.values()} == {tmp_path / "m.onnx.data"}  # type: ignore[attr-defined]
     save(model, path)
     assert [array[0] for array in model.weights.values()] == [0, 1, 2]
-    assert names(tmp_path) == {"m.onnx", "m.onnx.1.data"}
+    assert names(tmp_path) == {"m.onnx", "m.onnx.data", "m.onnx.1.data"}
 
 
 def test_a_model_without_external_data_keeps_its_weights_in_memory(tmp_path: Path) -> None:

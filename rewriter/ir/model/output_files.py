@@ -11,32 +11,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-DESCRIPTORS = (Path("/dev/fd"), Path("/proc/self/fd"))
-"""Folders whose entries are open files of this process; /dev/stdout is a link into one of them."""
-
-LINKS = 40
-"""Most symbolic links in a row, as Linux follows them (path_resolution(7))."""
-
-KINDS = (
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a disk"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-)
+STREAMS = {"/dev/stdout": 1, "/proc/self/fd/1": 1, "/dev/fd/1": 1}
+STREAMS |= {"/dev/stderr": 2, "/proc/self/fd/2": 2, "/dev/fd/2": 2}
+"""Names of standard output and error: by name, a file that the shell sends them to would start over."""
 
 
 def special(path: Path) -> str:
-    """The kind of a file that is not replaced: `a device`, `a disk`, `a pipe`, `a socket`; "" for others.
+    """The kind of a file that is not replaced: `a device`, `a pipe`; "" for others.
 
     Standard output and error are devices, even if the shell sends them to a file.
     """
-    if _descriptor(path) is not None:
-        return "a device"
-    try:
+    mode = 0
+    with suppress(OSError):
         mode = path.stat().st_mode
-    except OSError:
-        return ""
-    return next((kind for test, kind in KINDS if test(mode)), "")
+    if str(path) in STREAMS or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        return "a device"
+    return "a pipe" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else ""
 
 
 def write_special(path: Path, content: bytes) -> None:
@@ -45,12 +35,12 @@ def write_special(path: Path, content: bytes) -> None:
     Raises:
         OSError: it cannot be written, or it is a disk or a socket.
     """
-    if special(path) in ("a disk", "a socket"):
-        raise OSError(errno.EINVAL, f"it is {special(path)}")
-    number = _descriptor(path)
-    if number in (1, 2):
+    number = STREAMS.get(str(path))
+    if number is None and path.is_block_device():
+        raise OSError(errno.EINVAL, "it is a disk")
+    if number is not None:
         (sys.stdout if number == 1 else sys.stderr).flush()  # what was printed before comes first
-    # a duplicate continues at the position of the open file; opened by name, it would start over
+    # a duplicate continues at the position of the open file
     handle = os.open(path, os.O_WRONLY) if number is None else os.dup(number)
     with os.fdopen(handle, "wb") as stream:
         stream.write(content)
@@ -117,14 +107,3 @@ def take_permissions(new: Path, old: Path) -> None:
         with suppress(PermissionError):
             os.chown(new, status.st_uid, status.st_gid)
     new.chmod(stat.S_IMODE(status.st_mode))
-
-
-def _descriptor(path: Path) -> int | None:
-    """The number of the open file that a path such as /dev/stdout names."""
-    for _ in range(LINKS):
-        if path.parent in DESCRIPTORS and path.name.isdigit():
-            return int(path.name)
-        if not path.is_symlink():
-            return None
-        path = Path(os.path.normpath(path.parent / path.readlink()))
-    return None

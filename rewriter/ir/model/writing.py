@@ -15,7 +15,7 @@ import onnx
 
 from rewriter.ir.english import article
 from rewriter.ir.errors import ModelError, OutputError
-from rewriter.ir.model.external_data import map_external, new_data, owned_data, remove_unused
+from rewriter.ir.model.external_data import map_external, new_data
 from rewriter.ir.model.graphs import refill
 from rewriter.ir.model.model import PROTOBUF_LIMIT, Model
 from rewriter.ir.model.output_files import file_to_replace, replacing, special, write_special
@@ -29,8 +29,7 @@ def save(model: Model, path: str | os.PathLike[str], *, map_back: bool = False) 
     """Writes the model to `path`; a failure or a kill leaves the old model there, with its weights.
 
     Weights go into a new file `<name>.data` beside it when the model does not fit into one protobuf
-    message or came from a file with external data. Data that `save` wrote for the old model is removed
-    when the new one is in its place, unless another model in the folder names it.
+    message or came from a file with external data. The data of the old model stays, for others may name it.
 
     Args:
         map_back: Let the model's weights be those of the new file of external data: they need no memory then.
@@ -56,7 +55,6 @@ def save(model: Model, path: str | os.PathLike[str], *, map_back: bool = False) 
         if os.path.realpath(target) in map(os.path.realpath, model.files):
             raise OutputError("it holds weights of the model", where=str(named), hint="name another file")
         external = model.external or model.size > PROTOBUF_LIMIT
-        old = owned_data(target)
         if external:
             proto = _save_external(model, target)
             if map_back and sys.platform != "win32":
@@ -67,7 +65,6 @@ def save(model: Model, path: str | os.PathLike[str], *, map_back: bool = False) 
         else:
             with replacing(target) as temporary:
                 temporary.write_bytes(model.whole().SerializeToString(deterministic=True))
-        remove_unused(old)
     return target if external else named
 
 
