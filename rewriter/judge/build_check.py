@@ -17,7 +17,7 @@ from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.facts import Facts
 from rewriter.ir.model.schemas import logical_name
-from rewriter.judge.verdict import ORIGINAL, Check, log_lines
+from rewriter.judge.verdict import ADVICE, ORIGINAL, Check, log_lines
 from rewriter.runtime.engines.build import (
     NORM_IN_FP16,
     BuildOptions,
@@ -228,7 +228,7 @@ def _plain(shape: Shape) -> Shape:
 
 
 def _advice(hint: str | None) -> tuple[str, ...]:
-    return (f"what to do: {hint}",) if hint else ()
+    return (f"{ADVICE}{hint}",) if hint else ()
 
 
 def _of_accident(error: NativeError) -> Check:

@@ -13,7 +13,7 @@ from rewriter.judge.arithmetic_checks import as_fp32, excused, tf32_errors
 from rewriter.judge.build_check import check_model_build, expectation, judged_report
 from rewriter.judge.expected import Expected, as_declared, conditioning, selects_rows, widened
 from rewriter.judge.judge import Judged, Standard, against, fair_words, judge
-from rewriter.judge.verdict import Check, MetricValue, log_lines
+from rewriter.judge.verdict import ADVICE, Check, MetricValue, log_lines
 from rewriter.judge.workspace import Workspace
 from rewriter.runtime.emulation import Accumulation, emulation, sums
 from rewriter.runtime.engines.measure import measure
@@ -213,7 +213,7 @@ def run_check(
     details = [f"allowed: {tolerance.source}"]
     for outcome in failed:
         details += [f"build {outcome.build}: {outcome.status}: {outcome.problem}", *_log(outcome)]
-        details += [f"what to do: {outcome.hint}"] if outcome.hint else []
+        details += [f"{ADVICE}{outcome.hint}"] if outcome.hint else []
     where = next((outcome for outcome in outcomes if outcome.ran), outcomes[0])
     if judged.error is None:
         summary = f"the fixed model did not run: {outcomes[0].problem}"

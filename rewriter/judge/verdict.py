@@ -17,12 +17,18 @@ from rewriter.runtime.figures.pictures import Picture
 GOALS = frozenset({"tolerance", "max-latency-cost", "search"})
 """Checks of a search's goal, which verify nothing about the written model."""
 
+ARITHMETIC = ("run", "emulation", "tf32")
+"""Checks of a result's arithmetic; an engine's own figure decides over its emulation."""
+
 ORIGINAL = "original build"
 """The check that tells a model that does not build as it came from one that a pass of ours broke."""
 
 Excuse = Literal["", "conditioning", "as-fp32"]
 """Why an error beyond the tolerance passes: the network's own sums move its result that far in another order,
 or its own FP32 engine errs as much."""
+
+ADVICE = "what to do: "
+"""Beginning of the detail of a check that says what to do about it."""
 
 CPU = "CPU"
 """Device of an engine that needs no GPU."""
@@ -119,6 +125,12 @@ class Verdict:
     def compared(self) -> bool:
         """A check compared results with the original's: without one, no more is known than that it builds."""
         return any(c.passed is not None and (c.outputs or c.value) for c in self.checks)
+
+
+def deciding(checks: Iterable[Check], names: Sequence[str] = ARITHMETIC) -> Check | None:
+    """The first of the checks in the order of `names`; None if there is none."""
+    by_name = {check.name: check for check in checks}
+    return next((by_name[name] for name in names if name in by_name), None)
 
 
 def ran(checks: Iterable[Check]) -> bool:

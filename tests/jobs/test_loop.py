@@ -19,9 +19,10 @@ from onnx import numpy_helper
 import rewriter
 from rewriter.ir.model import Array, Model, load
 from rewriter.ir.model.facts import infer
-from rewriter.jobs.fix.attempt import Attempt, Given, attempt
+from rewriter.jobs.fix.attempt import Attempt, attempt
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.loop import best
+from rewriter.jobs.fix.making import Subject
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.search.goal import Budget
 from rewriter.judge.verdict import Check
@@ -218,9 +219,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[FixJob]:
     """The emulation judges; the jobs of all attempts are listed."""
     attempts: list[FixJob] = []
 
-    def one(job: FixJob, given: Given) -> Attempt:
+    def one(job: FixJob, subject: Subject) -> Attempt:
         attempts.append(job)
-        return attempt(job, given)
+        return attempt(job, subject)
 
     use_emulation(monkeypatch)
     monkeypatch.setattr(f"{LOOP}.IN_DOUBT", 0.0)
@@ -255,10 +256,10 @@ def test_a_result_that_does_not_run_gives_way_to_one_that_does(
 
 
 def test_ctrl_c_hands_out_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(job: FixJob, given: Given) -> Attempt:
+    def interrupted(job: FixJob, subject: Subject) -> Attempt:
         if job.repairing:
             raise KeyboardInterrupt
-        return attempt(job, given)
+        return attempt(job, subject)
 
     use_emulation(monkeypatch)
     monkeypatch.setattr(f"{LOOP}.attempt", interrupted)

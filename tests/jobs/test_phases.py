@@ -6,7 +6,7 @@ import pytest
 
 import rewriter
 from rewriter.ir.errors import UsageError
-from rewriter.jobs.fix.phases import Phases
+from rewriter.jobs.fix.job import Phases
 from rewriter.pipeline.presets import PRESETS
 from rewriter.pipeline.text import parse
 

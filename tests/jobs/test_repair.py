@@ -17,9 +17,10 @@ import rewriter
 from rewriter.ir.base import Change, Context, Event
 from rewriter.ir.model import Array, Model, load
 from rewriter.jobs.fix import stages
-from rewriter.jobs.fix.attempt import Attempt, Given, attempt
+from rewriter.jobs.fix.attempt import Attempt, attempt
 from rewriter.jobs.fix.conclusion import Conclusion
 from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.making import Subject
 from rewriter.jobs.fix.result import FixResult
 from rewriter.judge.expected import conditioning, expected_outputs
 from rewriter.passes.simplify import Simplify
@@ -148,11 +149,11 @@ def test_an_interrupted_repair_hands_out_the_best_so_far(
     source, out = graph(CANCELLING).whole(), tmp_path / "out.onnx"
     jobs = list[FixJob]()
 
-    def interrupted(job: FixJob, given: Given) -> Attempt:
+    def interrupted(job: FixJob, subject: Subject) -> Attempt:
         jobs.append(job)
         if len(jobs) == 2:
             raise KeyboardInterrupt
-        return attempt(job, given)
+        return attempt(job, subject)
 
     monkeypatch.setattr("rewriter.jobs.fix.loop.attempt", interrupted)
     result = rewriter.fix(source, out, inputs=samples(), build=False)

@@ -17,8 +17,9 @@ from graphs import graph
 from rewriter.ir.base import Change, Refusal, Target
 from rewriter.ir.model import Model, write_json
 from rewriter.ir.plan import Decision, Plan, Range
+from rewriter.jobs.fix.attempt import LatencyShare
 from rewriter.jobs.fix.causes import Cause
-from rewriter.jobs.fix.result import FixResult, LatencyShare
+from rewriter.jobs.fix.result import FixResult
 from rewriter.judge.verdict import Check, Verdict
 from rewriter.pipeline.driver import PassResult
 from rewriter.report import fix as report

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from rewriter.ir.base import Stage
+from rewriter.ir.model import Model
+from rewriter.ir.model import facts as tensor_facts
+from rewriter.jobs.fix.attempt import Attempt, Result
 from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.judge import ARITHMETIC
-from rewriter.judge.verdict import GOALS, ORIGINAL, Check, Verdict
+from rewriter.judge.verdict import ADVICE, GOALS, ORIGINAL, Check, Verdict, deciding
+from rewriter.pipeline.presets import preset_named
 from rewriter.pipeline.registry import own_passes
-from rewriter.runtime.emulation.divergence import NodeError
+from rewriter.runtime.figures.tolerances import precision_of
 
 Kind = Literal["verified", "as-fp32", "unverified", "failed", "unbuildable"]
 """`as-fp32`: verified, as the network's own FP32 engine errs as much; `unbuildable`: TensorRT does not build
@@ -48,47 +52,56 @@ class Conclusion:
 UNVERIFIED = Conclusion("unverified")
 
 
-@dataclass(frozen=True)
-class Tried:
-    """What led to the result.
+def conclude(job: FixJob, result: Result) -> Conclusion:
+    """Returns the conclusion of all checks of a result, its build included.
 
-    Attributes:
+    Args:
         job: As the user asked for it.
-        planned: True if the result follows a plan; False if all of it is FP32.
-        lowered: As in `Conclusion`.
-        in_fp32: Error of all of it in FP32, in units of the tolerance, if that was tried in vain.
-        stopped: Why not every remedy was tried; "" if all were, or none was needed.
-        remarks: As in `Conclusion`.
-        changed: Names of the passes that changed something.
     """
-
-    job: FixJob
-    planned: bool
-    lowered: bool = True
-    in_fp32: float | None = None
-    stopped: str = ""
-    remarks: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-
-
-def conclude(done: Sequence[Check], tried: Tried) -> Conclusion:
-    """Returns the conclusion of all checks of a result, its build included."""
-    ended = partial(Conclusion, remarks=tried.remarks, lowered=tried.lowered)
-    checked = [check for check in done if check.name not in GOALS]
-    failed = [check for check in done if check.passed is False]
-    if any(check.name == ORIGINAL and check.passed is False for check in done):
-        limit, remedy = _unbuildable(done)
+    made, checks = result.made, result.made.checks
+    lowered = (
+        not made.all_fp32 and made.plan.float_nodes > 0 if made.plan is not None else _is_low(made.fixed)
+    )
+    ended = partial(Conclusion, remarks=tuple(_remarks(job, result)), lowered=lowered)
+    if any(check.name == ORIGINAL and check.passed is False for check in checks):
+        limit, remedy = _unbuildable(checks)
         return ended("unbuildable", limit, remedy)
-    if not failed and not any(check.passed for check in checked):
-        asked = tried.job.request.verify
-        return ended("unverified", reason="no check could be made" if asked else "`verify=false`")
-    if Verdict(tuple(done)).passed:
-        if any(check.excuse == "as-fp32" for check in done):
-            limit = "TF32 is as far from FP32 in this network"
-            return ended("as-fp32", limit, _without_tf32(done))
+    if not made.failed and not any(check.passed for check in checks if check.name not in GOALS):
+        return ended(
+            "unverified", reason="no check could be made" if job.request.verify else "`verify=false`"
+        )
+    if Verdict(checks).passed:
+        if any(check.excuse == "as-fp32" for check in checks):
+            return ended("as-fp32", "TF32 is as far from FP32 in this network", _without_tf32(checks))
         return ended("verified")
-    limit, remedy = next(_reasons(failed, done, tried))
+    limit, remedy = next(_reasons(job, result))
     return ended("failed", limit, remedy)
+
+
+def _remarks(job: FixJob, result: Result) -> Iterator[str]:
+    """What else is to be known: why it is another attempt, or all FP32, or without a pass of the user's."""
+    made = result.made
+    if result.remark:
+        yield result.remark
+    elif made.all_fp32 and job.wish.precision != "fp32":
+        why = f"rules and options leave nothing in {job.wish.precision.upper()}"
+        if made.failed:
+            why = "the most accurate of what was tried"
+        elif result.lines:
+            why = f"no plan with {job.wish.precision.upper()} passed every check"
+        yield f"all of it is FP32: {why}"
+    if result.stopped and not made.failed:
+        yield result.stopped
+    passes, preset = job.request.passes, preset_named(job.request.preset).steps
+    whole = passes is not None and (isinstance(passes, str) or ... not in passes)
+    lost = [s for s in job.steps if s.stage is not Stage.LOWERING and s not in made.job.steps]
+    if names := [step.name for step in lost if whole or step not in preset]:
+        yield f"left out, though you asked for it: {', '.join(names)}; the repairs say why"
+
+
+def _is_low(model: Model) -> bool:
+    """True if a model has tensors in FP16 or BF16."""
+    return precision_of(tensor_facts.infer(model)) != "fp32"
 
 
 def _unbuildable(done: Sequence[Check]) -> tuple[str, str]:
@@ -103,43 +116,44 @@ def _unbuildable(done: Sequence[Check]) -> tuple[str, str]:
     )
 
 
-def _reasons(failed: Sequence[Check], done: Sequence[Check], tried: Tried) -> Iterator[tuple[str, str]]:
+def _reasons(job: FixJob, result: Result) -> Iterator[tuple[str, str]]:
     """Yields limit and remedy of what failed, the gravest first; there is always one."""
-    by_name = {check.name: check for check in failed}
+    made, done = result.made, result.made.checks
+    by_name = {check.name: check for check in made.failed}
     if "structure" in by_name:
         yield (
             f"a pass changed the result in FP32: {by_name['structure'].summary}",
-            _leave_out(tried),
+            _leave_out(made),
         )
     if "build" in by_name:
-        yield _broken_build(by_name["build"], done, tried)
-    deciding = next((by_name[name] for name in ARITHMETIC if name in by_name), None)
-    if deciding is not None:
-        worst = next((check.worst for check in done if check.worst), ())
-        yield _arithmetic(deciding, worst, tried, _without_tf32(done))
+        yield _broken_build(by_name["build"], made)
+    check = deciding(made.failed)
+    if check is not None:
+        yield _arithmetic(check, job, result)
     if "io" in by_name:
         yield by_name["io"].summary, "leave out `io`: the file as it is passes, with these types"
-    other = failed[0] if failed else done[0]
+    other = made.failed[0] if made.failed else done[0]
     yield other.summary, "a larger `tolerance` or budget, if that is acceptable; or `precision=fp32`"
 
 
-def _leave_out(tried: Tried) -> str:
-    names, own = ", ".join(tried.changed), own_passes()
-    foreign = ", ".join(name for name in tried.changed if name not in own)
+def _leave_out(made: Attempt) -> str:
+    changed, own = [one.name for one in made.passes if one.changes], own_passes()
+    foreign = ", ".join(name for name in changed if name not in own)
     report = f"; {foreign} is not ours" if foreign else ", and report this as a defect"
-    return f"leave out one of the passes that changed it ({names}) with `skip`{report}"
+    return f"leave out one of the passes that changed it ({', '.join(changed)}) with `skip`{report}"
 
 
-def _broken_build(build: Check, done: Sequence[Check], tried: Tried) -> tuple[str, str]:
-    original = next((check for check in done if check.name == ORIGINAL), None)
-    advice = [d for d in build.details if d.startswith("what to do: ")]
-    if original is None or not original.passed:
-        remedy = advice[0].removeprefix("what to do: ") if advice else "the details of the check name it"
-        return f"TensorRT does not build the fixed file: {build.summary}", remedy
-    return (
-        "TensorRT builds the original, but not the fixed file: a pass broke it",
-        _leave_out(tried),
-    )
+def _broken_build(build: Check, made: Attempt) -> tuple[str, str]:
+    if any(check.name == ORIGINAL and check.passed for check in made.checks):
+        return "TensorRT builds the original, but not the fixed file: a pass broke it", _leave_out(made)
+    remedy = _advice(build) or "the details of the check name it"
+    return f"TensorRT does not build the fixed file: {build.summary}", remedy
+
+
+def _advice(check: Check) -> str:
+    """The first advice in the details of a check; "" if there is none."""
+    lines = (line for line in check.details if line.startswith(ADVICE))
+    return next(lines, "").removeprefix(ADVICE)
 
 
 def _without_tf32(done: Sequence[Check]) -> str:
@@ -148,34 +162,29 @@ def _without_tf32(done: Sequence[Check]) -> str:
     return f"build this file {TF32_OFF}" if cured else f"take `precision=fp32`, and build it {TF32_OFF}"
 
 
-def _arithmetic(check: Check, worst: Sequence[NodeError], tried: Tried, remedy: str) -> tuple[str, str]:
-    job, request = tried.job, tried.job.request
+def _arithmetic(check: Check, job: FixJob, result: Result) -> tuple[str, str]:
+    made, request = result.made, job.request
     if not check.outputs:  # it did not run
-        advice = [d for d in check.details if d.startswith("what to do: ")]
-        return check.summary, next(iter(advice), "the log is in the details of the check").removeprefix(
-            "what to do: "
-        )
-    size = _size(check)
-    if tried.planned and worst:
-        size += f", most of it from {worst[0].node} ({worst[0].op})"
-    if not tried.planned and job.plan is None:
-        where = f" in {worst[0].node} ({worst[0].op})" if worst else ""
-        return (
-            f"this network needs more than TF32{where}: all in FP32 with TF32, {size}",
-            f"build it {TF32_OFF}",
-        )
+        return check.summary, _advice(check) or "the log is in the details of the check"
+    worst = next((one.worst for one in made.checks if one.worst), ())
+    where, size = f"{worst[0].node} ({worst[0].op})" if worst else "", _size(check)
+    if made.plan is not None and worst:
+        size += f", most of it from {where}"
+    if made.plan is None and job.plan is None:
+        limit = f"this network needs more than TF32{f' in {where}' if worst else ''}"
+        return f"{limit}: all in FP32 with TF32, {size}", f"build it {TF32_OFF}"
     if job.plan is not None:
         return f"the given plan has too few nodes in FP32: {size}", "add nodes to it, or leave out `plan`"
     if job.weak_typing:
         return f"the constrained build is not accurate enough: {size}", "build it in FP32, without --fp16"
     if not request.repair:
         return f"the rules' plan is not enough: {size}", "leave out `repair=false`"
-    if tried.stopped:
-        return f"repair {tried.stopped}; {size}", "give it more time: `repair-seconds`"
+    if result.stopped:
+        return f"repair {result.stopped}; {size}", "give it more time: `repair-seconds`"
     fp32 = ""
-    if tried.in_fp32 is not None:
-        fp32 = f"; all of it in FP32 (TF32) errs {tried.in_fp32:.2g} times what is allowed"
-    return f"no plan is within the tolerance: {size}{fp32}", remedy
+    if result.in_fp32 is not None:
+        fp32 = f"; all of it in FP32 (TF32) errs {result.in_fp32:.2g} times what is allowed"
+    return f"no plan is within the tolerance: {size}{fp32}", _without_tf32(made.checks)
 
 
 def _size(check: Check) -> str:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 from rewriter.hazards.planning.planner import PlanRequest
-from rewriter.ir.base import Pass, Target
+from rewriter.ir.base import Pass, Stage, Target
 from rewriter.ir.errors import UsageError
 from rewriter.ir.model import check_model_output, data_files
 from rewriter.ir.model.output_files import special
 from rewriter.ir.model.stopwatch import Progress
 from rewriter.ir.plan import Plan
-from rewriter.jobs.fix.phases import Phases
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
 from rewriter.pipeline.options import FixOptions
 from rewriter.runtime.emulation import Accumulation
@@ -24,6 +25,37 @@ from rewriter.runtime.engines.deployment import Deployment
 
 NOISE = 0.02
 """Share of a latency by which two runs of one engine differ."""
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The passes of a pipeline by when they run.
+
+    `structural` ones run before ranges are measured, `measuring` ones before the plan is made, `lowering`
+    from the one on that carries the plan out.
+    """
+
+    structural: tuple[Pass, ...]
+    measuring: tuple[Pass, ...]
+    lowering: tuple[Pass, ...]
+
+    @classmethod
+    def of(cls, steps: Sequence[Pass]) -> Phases:
+        """Splits the pipeline, in order.
+
+        Raises:
+            UsageError: a pass stands before one that it has to follow.
+        """
+        for first, second in combinations(steps, 2):
+            if Stage.STRUCTURE < second.stage < first.stage:
+                hint = f"name {first.name} after {second.name}"
+                what = f"{first.name} has to follow {second.name}"
+                raise UsageError(what, where="`passes`", hint=hint)
+        bounds = [len(steps)]
+        for stage in (Stage.LOWERING, Stage.RANGES):
+            places = (place for place, step in enumerate(steps[: bounds[0]]) if step.stage is stage)
+            bounds.insert(0, next(places, bounds[0]))
+        return cls(*(tuple(steps[a:b]) for a, b in pairwise((0, *bounds))))
 
 
 @dataclass(frozen=True)

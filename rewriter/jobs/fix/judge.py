@@ -46,9 +46,6 @@ from rewriter.runtime.engines.tensor_files import Span, write_samples
 from rewriter.runtime.figures.outputs import compare_samples
 from rewriter.runtime.figures.tolerances import precision_of
 
-ARITHMETIC = ("run", "emulation", "tf32")
-"""Checks of a result's arithmetic; an engine's own figure decides over its emulation."""
-
 Errors = Mapping[str, float]
 """Relative L2 error of each output that is finite, by name."""
 

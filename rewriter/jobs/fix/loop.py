@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from rewriter.hazards import Hazard, Rule, Survey
 from rewriter.hazards.planning.costs import ORIGIN
@@ -24,14 +25,12 @@ from rewriter.ir.base import Pass, Stage
 from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import PRODUCTS
 from rewriter.ir.model.stopwatch import LASTING, interrupt_handled
-from rewriter.jobs.fix.attempt import Attempt, Given, attempt, estimated_us
+from rewriter.jobs.fix.attempt import Attempt, LatencyShare, Result, attempt, estimated_us
 from rewriter.jobs.fix.job import NOISE, FixJob
-from rewriter.jobs.fix.judge import ARITHMETIC
-from rewriter.jobs.fix.result import LatencyShare
-from rewriter.jobs.fix.rewriting import Record, Rewriting
+from rewriter.jobs.fix.making import Making, Subject
 from rewriter.jobs.search.goal import Budget, ErrorLimit
 from rewriter.judge.arithmetic_checks import AS_FP32, check_structure
-from rewriter.judge.verdict import Check
+from rewriter.judge.verdict import ARITHMETIC
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.presets import PRESETS, with_epilogues
 
@@ -84,28 +83,6 @@ class Candidate:
     job: FixJob
 
 
-@dataclass(frozen=True)
-class Result:
-    """The attempt to hand out, and how it was found.
-
-    Attributes:
-        lines: What failed at first, and what was tried: one sentence each.
-        remark: Why it is not the first attempt though that passed; "" otherwise.
-        stopped: Why not every candidate was tried; "" if all were.
-        in_fp32: Error of all of it in FP32, in units of the tolerance, if that failed.
-        shares: Its latency as a share of others'.
-        with_ports: What failed with inputs and outputs as the user wants them; "" if they are.
-    """
-
-    made: Attempt
-    lines: tuple[str, ...] = ()
-    remark: str = ""
-    stopped: str = ""
-    in_fp32: float | None = None
-    with_ports: str = ""
-    shares: tuple[LatencyShare, ...] = ()
-
-
 def best(attempts: Sequence[Attempt], latencies: Sequence[float], slack: float = NOISE) -> int:
     """Of the plans that pass every check, the fastest; of those within `slack` of it, the most accurate.
 
@@ -123,16 +100,16 @@ def best(attempts: Sequence[Attempt], latencies: Sequence[float], slack: float =
         return min(reversed(places), key=lambda place: attempts[place].error)
     limit = (1.0 + slack) * min(latencies[place] for place in passing)
     near = [place for place in passing if latencies[place] <= limit]
-    return min(near, key=lambda place: _error(attempts[place]))
+    return min(near, key=lambda place: attempts[place].relative_l2)
 
 
-def run(job: FixJob, given: Given) -> Result:
+def run(job: FixJob, subject: Subject) -> Result:
     """Tries a job, then candidates in its place until the time is up, and returns the best.
 
     Ctrl-C ends the loop, and the best so far is the result; before the first result it ends the run.
     """
-    loop = _Loop(given, job, attempt(job, given))
-    if loop.first.job.may_change and not given.judge.interrupted:
+    loop = _Loop(subject, job, attempt(job, subject))
+    if loop.first.job.may_change and not subject.judge.interrupted:
         loop.try_all()
     return loop.result()
 
@@ -141,16 +118,23 @@ def run(job: FixJob, given: Given) -> Result:
 class _Loop:
     """Attempts so far, in their order; `words` says how each came about."""
 
-    given: Given
+    subject: Subject
     job: FixJob
     first: Attempt
     attempts: list[Attempt] = field(init=False)
     words: list[str] = field(init=False)
     stopped: str = field(default="", init=False)
     start: float = field(init=False)
+    estimated: Callable[[Attempt], tuple[float, float, float]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.attempts, self.words, self.start = [self.first], ["the rules' plan"], time.monotonic()
+        self.estimated = cache(lambda made: estimated_us(made, self.subject))
+
+    @property
+    def runs(self) -> bool:
+        """True if an engine of this machine runs the attempts."""
+        return self.subject.judge.engine is not None
 
     @property
     def latest(self) -> Attempt:
@@ -174,8 +158,9 @@ class _Loop:
                 if spent > self._seconds():
                     self.stopped = f"stopped after {spent:.0f} s (`repair-seconds`)"
                     break
-                self.given.stage.progress(f"{LASTING}{spent:.0f} s: {candidate.words}", 0, 0)
-                self.attempts.append(attempt(candidate.job, self.given))
+                self.subject.stage.progress(f"{LASTING}{spent:.0f} s: {candidate.words}", 0, 0)
+                # what is emulated already for the first attempt is left to the engine
+                self.attempts.append(attempt(replace(candidate.job, repairing=True), self.subject))
                 self.words.append(candidate.words)
         except KeyboardInterrupt:
             interrupt_handled()
@@ -212,27 +197,23 @@ class _Loop:
 
     def _latencies(self) -> list[float]:
         """Of each attempt, in us: of its engine, or else its recorded costs."""
-        if self.given.judge.engine is not None:
+        if self.runs:
             return [math.inf if one.latency_us is None else one.latency_us for one in self.attempts]
         if len(self.attempts) == 1:
             return [0.0]
-        return [estimated_us(one, self.given)[0] for one in self.attempts]
+        return [self.estimated(one)[0] for one in self.attempts]
 
     def _timed_in_turn(self) -> list[float]:
         """The latencies, where those near the fastest are timed again in turn."""
         latencies, slack = self._latencies(), max(RETIMED, 1.0 + self.job.slack)
-        passing = [us for us, one in zip(latencies, self.attempts, strict=True) if not one.failed]
-        near = [
-            place
-            for place, one in enumerate(self.attempts)
-            if not one.failed and one.engine is not None and latencies[place] <= slack * min(passing)
-        ]
-        if len(near) < 2 or self.given.judge.engine is None:
+        passing = {at: one.engine for at, one in enumerate(self.attempts) if not one.failed}
+        limit = slack * min((latencies[at] for at in passing), default=0.0)
+        near = {at: engine for at, engine in passing.items() if engine and latencies[at] <= limit}
+        if len(near) < 2 or not self.runs:
             return latencies
-        engines = [one.engine for place in near if (one := self.attempts[place]).engine is not None]
         try:
-            for place, us in zip(near, self.given.judge.timed_in_turn(engines), strict=True):
-                latencies[place] = latencies[place] if us is None else us
+            for at, us in zip(near, self.subject.judge.timed_in_turn([*near.values()]), strict=True):
+                latencies[at] = latencies[at] if us is None else us
         except KeyboardInterrupt:
             interrupt_handled()
             self.stopped = self.stopped or "interrupted while the best attempts were timed"
@@ -241,15 +222,13 @@ class _Loop:
     def _shares(self, at: int, latencies: Sequence[float]) -> Iterator[LatencyShare]:
         """Of FP32's latency and of plain FP16's: measured where an engine of those ran, or else estimated."""
         made = self.attempts[at]
-        if made.plan is None or made.all_fp32 or not self.given.judge.samples:
+        if made.plan is None or made.all_fp32 or not self.subject.judge.samples:
             return
-        planned, fp32, plain = estimated_us(made, self.given)
-        for name, estimate, words in (
-            ("FP32", fp32, "all of it in FP32"),
-            ("plain FP16", plain, "plain FP16"),
-        ):
+        planned, fp32, plain = self.estimated(made)
+        for name, estimate in (("FP32", fp32), ("plain FP16", plain)):
+            words = "all of it in FP32" if name == "FP32" else name
             ran = [us for us, one in zip(latencies, self.words, strict=False) if one.startswith(words)]
-            if self.given.judge.engine is not None and ran and math.isfinite(ran[0]):
+            if self.runs and ran and math.isfinite(ran[0]):
                 yield LatencyShare(name, latencies[at] / ran[0], measured=True)
             elif planned and estimate:
                 yield LatencyShare(name, planned / estimate, measured=False)
@@ -263,21 +242,21 @@ class _Loop:
             yield self.stopped
 
     def _remark(self, at: int, latencies: Sequence[float]) -> str:
-        made, measured = self.attempts[at], self.given.judge.engine is not None
+        made, measured = self.attempts[at], self.runs
         source = "measured on this GPU" if measured else f"estimated, {ORIGIN}"
         return (
             f"{self.words[at]}: {latencies[at]:.3g} us instead of {latencies[0]:.3g} us ({source}), error "
-            f"{_error(made):.2g} instead of {_error(self.first):.2g}"
+            f"{made.relative_l2:.2g} instead of {self.first.relative_l2:.2g}"
         )
 
     # -- candidates ---------------------------------------------------------------------------------
 
     def _candidates(self) -> Iterator[Candidate]:
-        if self._unbuilt() and not self.given.judge.original_build.passed:
+        if self._unbuilt() and not self.subject.judge.original_build.passed:
             return
         yield from self._without_culprits()
         yield from self._without_what_is_refused()
-        if self.given.judge.engine is not None:
+        if self.runs:
             yield from self._shown_by_engines()
         elif self._worse_than_plain(self.first):
             yield from self._as_close_as_plain()
@@ -290,38 +269,32 @@ class _Loop:
     @property
     def _plain_error(self) -> float:
         """The error of plain FP16, emulated; infinite unless it passes, and no hazard was found."""
-        before, first = self.given.before, self.first
+        before, first = self.subject.before, self.first
         wrong = not before or first.causes or not all(one.passed for one in before)
-        if (
-            wrong
-            or not first.job.prefers
-            or self.job.limit is not None
-            or self.given.judge.engine is not None
-        ):
+        if wrong or self.runs or not first.job.prefers or self.job.limit is not None:
             return math.inf
         return max(one.relative_l2 for one in before)
 
     def _worse_than_plain(self, made: Attempt) -> bool:
         """True, without an engine, if a result errs more than plain FP16 though nothing was wrong."""
-        return _error(made) > WORSE * self._plain_error
+        return made.relative_l2 > WORSE * self._plain_error
 
     def _as_close_as_plain(self) -> Iterator[Candidate]:
         """The types alone, and more FP32 if these take longer."""
         job = self.first.job
-        yield Candidate("plain FP16: types alone, without other passes", _types_alone(job))
+        needed = tuple(step for step in job.steps if step.name in NEEDED)
+        yield Candidate("plain FP16: types alone, without other passes", replace(job, steps=needed))
         rules, *_, plain = self._latencies()
         if self.latest.failed or self._worse_than_plain(self.latest) or plain > (1.0 + NOISE) * rules:
             goal = ErrorLimit(self._plain_error, job.metric, first_found=True)
-            yield Candidate("FP32 until it is as close as plain FP16", _trial(replace(job, goal=goal)))
+            yield Candidate("FP32 until it is as close as plain FP16", replace(job, goal=goal))
 
     def _with_ports_as_they_came(self) -> Iterator[Candidate]:
         """No plan of nodes mends an input that FP16 cannot hold."""
         if self.passed or self.job.wish.io == "keep":
             return
         wish = replace(self.job.wish, io="keep")
-        yield Candidate(
-            "inputs and outputs as they came", _trial(replace(self.base.job, wish=wish, goal=None))
-        )
+        yield Candidate("inputs and outputs as they came", replace(self.base.job, wish=wish, goal=None))
         yield from self._with_more_fp32()
 
     def _without_culprits(self) -> Iterator[Candidate]:
@@ -330,22 +303,22 @@ class _Loop:
             return
         job = self.first.job
         for culprit in self._culprits():
-            job = _trial(job.without(culprit))
+            job = job.without(culprit)
             yield Candidate(f"without {culprit.name}, which changed the result in FP32", job)
             if not self._failed("structure"):
                 return
 
     def _culprits(self) -> list[Pass]:
         """Each is left out alone; the structure check runs without ranges, plan and emulation."""
-        given, found = self.given, []
-        assert given.judge.expected is not None
+        judge, changes = self.subject.judge, []
+        assert judge.expected is not None
         for step in filter(self.first.changed, self.first.job.phases.structural):
             job = self.first.job.without(step)
-            rewriting = Rewriting(job, Record(given.stage))
-            model = rewriting.rewrite(given.original, job.phases.structural)
-            check = check_structure(given.judge.expected, model, rewriting.changed(), given.judge.samples)
-            found.append((max((o.relative_l2 for o in check.outputs), default=0.0), step))
-        return [step for _, step in sorted(found, key=lambda pair: pair[0])]
+            making = Making(job, self.subject)
+            model = making.rewrite(self.subject.original, job.phases.structural)
+            check = check_structure(judge.expected, model, making.changed(), judge.samples)
+            changes.append((max((o.relative_l2 for o in check.outputs), default=0.0), step))
+        return [step for _, step in sorted(changes, key=lambda pair: pair[0])]
 
     def _without_what_is_refused(self) -> Iterator[Candidate]:
         """Refused nodes in FP32; then without a pass that changed something: the original builds."""
@@ -356,7 +329,7 @@ class _Loop:
             if not self._unbuilt():
                 return
             if self.first.changed(step) and step.stage is not Stage.LOWERING:
-                yield Candidate(f"without {step.name}", _trial(self.first.job.without(step)))
+                yield Candidate(f"without {step.name}", self.first.job.without(step))
 
     def _refused_in_fp32(self) -> Iterator[Candidate]:
         """All nodes of an operator if they have no name, or another one of it is refused."""
@@ -371,7 +344,7 @@ class _Loop:
             job = self.latest.job
             rules = (*job.wish.rules, _refused(frozenset(names), frozenset(operators)))
             words = ", ".join([*(f"all {op}" for op in sorted(whole)), *sorted(single)])
-            yield Candidate(f"{words} in FP32", _trial(replace(job, wish=replace(job.wish, rules=rules))))
+            yield Candidate(f"{words} in FP32", replace(job, wish=replace(job.wish, rules=rules)))
 
     def _shown_by_engines(self) -> Iterator[Candidate]:
         """What pays on some networks and costs on others: an engine shows it."""
@@ -380,42 +353,41 @@ class _Loop:
         if first.plan is None or not first.job.prefers:
             return
         job = self.base.job  # without passes that were shown to be wrong
-        if _has_products(first):
+        if any(node.op_type in PRODUCTS for node in first.measured.model.proto.graph.node):
             yield Candidate("FP32 epilogues", _with_epilogues(job, self.job))
         if any(first.changed(step) for step in _preferred_steps(job)):
             yield Candidate(f"plain FP16, as {PLAIN}", _plain(job))
         for rule, op in _preferred(self.base):
             base = self.base
             if (rule, op) in _preferred(base):
-                released = base.job.released | {(rule, op)}
-                yield Candidate(f"without {op} in FP32 ({rule})", _released(base.job, released))
+                job = replace(base.job, emulated=False, released=base.job.released | {(rule, op)})
+                yield Candidate(f"without {op} in FP32 ({rule})", job)
         for step in _preferred_steps(self.base.job):
             base = self.base
             if base.changed(step) and step in base.job.steps:
-                yield Candidate(f"without {step.name}", _trial(base.job.without(step)))
+                yield Candidate(f"without {step.name}", base.job.without(step))
 
     def _within_budget(self) -> Iterator[Candidate]:
         """The rules' plan, and cheaper ones if the plan for a budget takes more of it than it may."""
         goal, first = self.job.goal, self.first
         if not isinstance(goal, Budget) or first.failed:
             return
-        yield Candidate("the rules' plan", _trial(replace(first.job, goal=None)))
+        yield Candidate("the rules' plan", replace(first.job, goal=None))
         rules, spent = self.latest.latency_us, first.latency_us
         if rules is None or spent is None or spent <= (1.0 + goal.share + NOISE) * rules:
             return
         cheaper = replace(goal, share=goal.share * goal.share / (spent / rules - 1.0))
-        yield Candidate(f"a plan for {cheaper}", _trial(replace(first.job, goal=cheaper)))
+        yield Candidate(f"a plan for {cheaper}", replace(first.job, goal=cheaper))
 
     def _with_more_fp32(self) -> Iterator[Candidate]:
         """Plans that are searched for, by emulation, for the limit that was missed."""
         for share in (1.0, CLOSER):
             if self.passed or (wanted := self._wanted(share)) is None:
                 return
-            yield Candidate(
-                f"more nodes in FP32, for {wanted}",
-                _trial(replace(self.base.job, goal=wanted, emulated=True)),
-            )
-            if _missed(self.latest):
+            job = replace(self.base.job, goal=wanted, emulated=True)
+            yield Candidate(f"more nodes in FP32, for {wanted}", job)
+            search = self.latest.search
+            if search is not None and search.passed is False:  # a stricter goal would be missed, too
                 return
 
     def _wanted(self, share: float) -> ErrorLimit | None:
@@ -430,14 +402,14 @@ class _Loop:
         asked, closer = self.job.limit, share * _optimism(made)
         if asked is not None:  # a metric of which more is better has no share
             return asked if asked.measure.least else replace(asked, tolerance=asked.tolerance * closer)
-        if not self.given.judge.asked:
+        if not self.subject.judge.asked:
             limit = max(limit, AS_FP32 * self._error_in_fp32(made))
         return ErrorLimit(limit * closer, self.job.metric, first_found=True)
 
     def _error_in_fp32(self, made: Attempt) -> float:
         """The smallest error that the original has in FP32 on a failed output: no plan has to be closer."""
-        deciding, errors = made.arithmetic, self.given.judge.fp32_errors
-        failed = () if deciding is None else (o.name for o in deciding.outputs if not o.passed)
+        check, errors = made.arithmetic, self.subject.judge.fp32_errors
+        failed = () if check is None else (o.name for o in check.outputs if not o.passed)
         return min((errors.get(name, 0.0) for name in failed), default=0.0)
 
     def _in_fp32(self) -> Iterator[Candidate]:
@@ -453,8 +425,8 @@ class _Loop:
         base = self.base
         if base.plan is None or self.job.request.save_plan is not None:
             return False  # who wants the plan wants the model that it makes
-        planned, fp32, _ = estimated_us(base, self.given)
-        if self.given.judge.engine is not None:
+        planned, fp32, _ = self.estimated(base)
+        if self.runs:
             return fp32 <= IN_DOUBT * planned
         return fp32 <= CLEAR * planned and planned - fp32 >= WORTH_US
 
@@ -470,25 +442,6 @@ def _summary(made: Attempt) -> str:
     return "; ".join(check.summary for check in made.failed)
 
 
-def _error(made: Attempt) -> float:
-    """The largest relative L2 error; 0.0 where nothing was compared."""
-    return made.relative_l2 or 0.0
-
-
-def _trial(job: FixJob) -> FixJob:
-    """The job of a candidate: what is emulated already for the first attempt is left to the engine."""
-    return replace(job, repairing=True)
-
-
-def _released(job: FixJob, groups: frozenset[tuple[str, str]]) -> FixJob:
-    return replace(job, repairing=True, emulated=False, released=groups)
-
-
-def _has_products(made: Attempt) -> bool:
-    """True if FP32 epilogues may stand after products."""
-    return any(node.op_type in PRODUCTS for node in made.structured.proto.graph.node)
-
-
 def _with_epilogues(job: FixJob, first: FixJob) -> FixJob:
     """The job with FP32 after products and in Softmax, without the passes that were left out of `first`."""
     left_out = {step.name for step in first.steps} - {step.name for step in job.steps}
@@ -497,7 +450,7 @@ def _with_epilogues(job: FixJob, first: FixJob) -> FixJob:
     if job.request.refittable:
         steps = tuple(step for step in steps if step.refittable)
     wish = replace(job.wish, epilogues=True)
-    return replace(job, steps=steps, wish=wish, repairing=True, emulated=False)
+    return replace(job, steps=steps, wish=wish, emulated=False)
 
 
 def _preferred(made: Attempt) -> list[tuple[str, str]]:
@@ -515,25 +468,14 @@ def _preferred_steps(job: FixJob) -> list[Pass]:
 
 def _plain(job: FixJob) -> FixJob:
     """The job with those of its steps that plain FP16 has, too, and no FP32 that is only preferred."""
-    preferred = _preferred_steps(job)
-    steps = tuple(
-        replace(step, epilogues=False) if isinstance(step, MixedPrecision) else step
-        for step in job.steps
-        if step not in preferred
-    )
-    wish = replace(job.wish, epilogues=False)
-    return replace(job, steps=steps, wish=wish, repairing=True, emulated=False)
-
-
-def _types_alone(job: FixJob) -> FixJob:
-    """The job with those of its steps alone without which nothing can be lowered."""
-    steps = tuple(s for s in job.steps if s.name in NEEDED)
-    return replace(job, steps=steps, repairing=True)
+    shared = (step for step in job.steps if step not in _preferred_steps(job))
+    steps = (replace(s, epilogues=False) if isinstance(s, MixedPrecision) else s for s in shared)
+    return replace(job, steps=tuple(steps), wish=replace(job.wish, epilogues=False), emulated=False)
 
 
 def _fp32(job: FixJob, steps: tuple[Pass, ...]) -> FixJob:
     wish = replace(job.wish, precision="fp32")
-    return replace(job, steps=steps, wish=wish, goal=None, repairing=True, emulated=True)
+    return replace(job, steps=steps, wish=wish, goal=None, emulated=True)
 
 
 def _refused(names: frozenset[str], operators: frozenset[str]) -> Rule:
@@ -548,26 +490,19 @@ def _refused(names: frozenset[str], operators: frozenset[str]) -> Rule:
     return refused
 
 
-def _missed(made: Attempt) -> bool:
-    """True if the search of an attempt did not reach its goal: a stricter one would not be reached either."""
-    return made.search is not None and made.search.check is not None and made.search.check.passed is False
-
-
 def _limit_of(made: Attempt) -> float | None:
     """The smallest tolerance of an output of the failed check of the arithmetic; None if it did not fail."""
-    deciding = made.arithmetic
-    if deciding is None or deciding.passed is not False:
-        return None
-    return min(output.tolerance for output in deciding.outputs)
+    check = made.arithmetic
+    return None if check is None or check.passed is not False else min(o.tolerance for o in check.outputs)
 
 
 def _optimism(made: Attempt) -> float:
     """The error of an attempt's emulation over its engine's, at most 1.0; 1.0 without an engine."""
-    errors = {check.name: _largest(check) for check in made.checks if check.name in ARITHMETIC}
+    errors = {
+        check.name: max((o.relative_l2 for o in check.outputs if o.finite), default=0.0)
+        for check in made.checks
+        if check.name in ARITHMETIC
+    }
     if not errors.get("run") or not errors.get("emulation"):
         return 1.0
     return min(1.0, errors["emulation"] / errors["run"])
-
-
-def _largest(check: Check) -> float:
-    return max((o.relative_l2 for o in check.outputs if o.finite), default=0.0)

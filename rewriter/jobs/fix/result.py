@@ -13,6 +13,7 @@ from rewriter.ir.english import count
 from rewriter.ir.model import Model
 from rewriter.ir.plan import Decision, Plan
 from rewriter.ir.summary import Row, Summary, listed
+from rewriter.jobs.fix.attempt import LatencyShare
 from rewriter.jobs.fix.before import SideBySide
 from rewriter.jobs.fix.causes import Cause
 from rewriter.jobs.fix.conclusion import UNVERIFIED, Conclusion
@@ -21,19 +22,6 @@ from rewriter.pipeline.driver import PassResult
 from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.ranges.depth import TensorAtDepth
-
-
-@dataclass(frozen=True)
-class LatencyShare:
-    """The latency of a result in units of another's: `FP32` or `plain FP16`.
-
-    Attributes:
-        measured: True if both ran on this GPU; False if recorded costs were added up.
-    """
-
-    of: str
-    share: float
-    measured: bool
 
 
 @dataclass(repr=False)

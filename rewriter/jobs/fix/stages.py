@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import islice
@@ -24,11 +24,12 @@ from rewriter.ir.model.facts import FLOATS
 from rewriter.ir.model.stopwatch import Stopwatch
 from rewriter.ir.plan import Plan, io_type, plan_file
 from rewriter.jobs.fix import loop
-from rewriter.jobs.fix.attempt import Attempt, Given, explained
+from rewriter.jobs.fix.attempt import Attempt, Result, explained
 from rewriter.jobs.fix.before import SideBySide, errors_before, side_by_side
-from rewriter.jobs.fix.conclusion import Tried, conclude
+from rewriter.jobs.fix.conclusion import conclude
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.judge import Judge
+from rewriter.jobs.fix.making import Subject
 from rewriter.jobs.fix.provenance import UNFINISHED, source_hash, stamp
 from rewriter.jobs.fix.refusals import (
     declare_plugins,
@@ -44,14 +45,13 @@ from rewriter.judge.not_finite import nan_warnings
 from rewriter.judge.verdict import Check, Verdict
 from rewriter.judge.workspace import MOST_SAMPLES
 from rewriter.pipeline import text as pipeline
-from rewriter.pipeline.presets import preset_named
 from rewriter.runtime.engines.onnxruntime import gpu_notes
-from rewriter.runtime.engines.tensor_files import Span
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.figures.probabilities import finds_nothing, probabilities
-from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance, precision_of
+from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance
 from rewriter.runtime.inputs import Samples, load_samples
+from rewriter.runtime.ranges.depth import along_depth
 
 NO_PLAN = "`save-plan`: no plan was written, since all of it is FP32: `precision=fp32` gives the same"
 
@@ -66,106 +66,65 @@ def run(job: FixJob) -> FixResult:
     """Fix one model; see `rewriter.fix` for what it raises."""
     destination, stage, _ = job.destination(), Stopwatch(job.progress), job.phases  # may refuse the job
     with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
-        job, given = _given(job, stage, Path(folder))
-        given = replace(given, before=_before(job, given))
-        source_sha = source_hash(job.source, given.original)
-        found = loop.run(job, given)
-        made = _with_ports_checked(_checked_to_the_end(found.made, given), job, found)
-        verdict = Verdict(made.checks) if job.request.verify or made.checks else None
-        warnings = [*made.warnings, *given.judge.not_run(), *gpu_notes()]
-        fixed = weak_typing.named(made.structured) if job.weak_typing else made.fixed
-        text = pipeline.render(made.job.steps)
+        job, subject = _subject(job, stage, Path(folder))
+        source_sha, judge = source_hash(job.source, subject.original), subject.judge
+        found = loop.run(job, subject)
+        found = replace(found, made=_checked_to_the_end(found, job, subject))
+        made, data = found.made, subject.fitting.source
+        fixed = weak_typing.named(made.measured.model) if job.weak_typing else made.fixed
         result = FixResult(
-            fixed,
-            None,
-            text,
-            job.target,
-            list(made.passes),
-            made.plan,
-            replace(
-                given.fitting.source,
-                spans=given.judge.spans,
-                profiled=frozenset(job.deployment.profile),
-            ),
-            verdict,
-            warnings,
-            stage.seconds,
-            None,
-            list(found.lines),
-            made.depth,
-            made.causes,
-            given.before,
-            conclude(made.checks, _tried(job, found, made)),
-            _side_by_side(made, given) if job.request.page else None,
-            len(given.judge.samples),
-            found.shares,
+            model=fixed,
+            output=None,
+            pipeline=pipeline.render(made.job.steps),
+            target=job.target,
+            passes=list(made.passes),
+            plan=made.plan,
+            data=replace(data, spans=judge.spans, profiled=frozenset(job.deployment.profile)),
+            verdict=Verdict(made.checks) if job.request.verify or made.checks else None,
+            warnings=[*made.warnings, *judge.not_run(), *gpu_notes()],
+            seconds=stage.seconds,
+            repairs=list(found.lines),
+            depth=along_depth(made.measured.model, made.measured.ranges),
+            causes=made.causes,
+            before=subject.before,
+            conclusion=conclude(job, found),
+            side_by_side=_side_by_side(made, subject) if job.request.page else None,
+            judged=len(judge.samples),
+            latency_shares=found.shares,
         )
         if any(step.changes for step in made.passes):
-            noted = UNFINISHED if given.judge.interrupted else result.ending
-            stamp(fixed, job, text, made.plan, source_sha, __version__, noted)
+            noted = UNFINISHED if judge.interrupted else result.ending
+            stamp(fixed, job, result.pipeline, made.plan, source_sha, __version__, noted)
         with stage("save"):
             result.output = _written(job, result, destination)
-        if given.judge.interrupted:
+        if judge.interrupted:
             left = f"{result.output} is written, but not verified to the end" if result.output else ""
             raise KeyboardInterrupt(left)
-        _save_plan(job, made.plan, warnings)
+        _save_plan(job, made.plan, result.warnings)
         if job.weak_typing and result.output is not None and made.plan is not None:
-            result.constraints = _write_constraints(fixed, made.plan, result.output, warnings)
+            result.constraints = _write_constraints(fixed, made.plan, result.output, result.warnings)
         return result
 
 
-def _tried(job: FixJob, found: loop.Result, made: Attempt) -> Tried:
-    """What a conclusion needs to know of the way to the result."""
-    remark = found.remark
-    if made.all_fp32 and not remark and job.wish.precision != "fp32":
-        low = job.wish.precision.upper()
-        why = (
-            f"no plan with {low} passed every check"
-            if found.lines
-            else f"rules and options leave nothing in {low}"
-        )
-        remark = f"all of it is FP32: {'the most accurate of what was tried' if made.failed else why}"
-    changed = tuple(one.name for one in made.passes if one.changes)
-    interrupted = "" if made.failed else found.stopped
-    remarks = tuple(filter(None, (remark, interrupted, _left_out(job, made))))
-    lowered = not made.all_fp32 if made.plan is not None else _is_low(made.fixed)
-    if made.plan is not None and not made.plan.float_nodes:
-        lowered = False
-    return Tried(job, made.plan is not None, lowered, found.in_fp32, found.stopped, remarks, changed)
-
-
-def _left_out(job: FixJob, made: Attempt) -> str:
-    """Passes of the user's that the result is made without; "" if there are none."""
-    given, preset = job.request.passes, preset_named(job.request.preset).steps
-    whole = given is not None and (isinstance(given, str) or ... not in given)
-    lost = [s for s in job.steps if s.stage is not Stage.LOWERING and s not in made.job.steps]
-    names = [step.name for step in lost if whole or step not in preset]
-    return f"left out, though you asked for it: {', '.join(names)}; the repairs say why" if names else ""
-
-
-def _is_low(model: Model) -> bool:
-    """True if a model has tensors in FP16 or BF16."""
-    return precision_of(tensor_facts.infer(model)) != "fp32"
-
-
-def _checked_to_the_end(made: Attempt, given: Given) -> Attempt:
-    """The attempt with what only the result needs: its build, and the causes of a failure."""
+def _checked_to_the_end(found: Result, job: FixJob, subject: Subject) -> Attempt:
+    """The attempt with what only the result needs: its build, the causes of a failure, its ports."""
+    made, judge = found.made, subject.judge
     if made.failed:
-        made = explained(made, given)
-    if not any(check.name in ("build", "run") for check in made.checks):
-        built, engine = given.judge.built(made.fixed, made.plan)
-        made = replace(made, checks=(*made.checks, *built), engine=engine)
-    build = next((check for check in made.checks if check.name == "build"), None)
-    if build is not None and build.passed is False and build.built is False:
-        made = replace(made, checks=(*made.checks, given.judge.original_build))
-    return made
+        made = explained(made, subject)
+    checks, engine = list(made.checks), made.engine
+    if not any(check.name in ("build", "run") for check in checks):
+        built, engine = judge.built(made.fixed, made.plan)
+        checks += built
+    if any(check.name == "build" and check.passed is False and check.built is False for check in checks):
+        checks.append(judge.original_build)
+    return replace(made, checks=(*checks, *_ports_check(made, job, found)), engine=engine)
 
 
-def _with_ports_checked(made: Attempt, job: FixJob, found: loop.Result) -> Attempt:
-    """The attempt, with a failed check if inputs and outputs are not of the types of the option."""
+def _ports_check(made: Attempt, job: FixJob, found: Result) -> Iterator[Check]:
+    """Yields a failed check if inputs and outputs are not of the types of the option."""
     io = job.request.io
     if io in (None, "keep") or (made.plan is not None and made.plan.io == io):
-        return made
+        return
     wanted = {"fp16": TensorProto.FLOAT16, "fp32": TensorProto.FLOAT}
     ports = (*made.fixed.signature.inputs, *made.fixed.signature.outputs)
     other = [
@@ -173,11 +132,9 @@ def _with_ports_checked(made: Attempt, job: FixJob, found: loop.Result) -> Attem
         for port in ports
         if port.dtype in FLOATS and port.dtype != wanted.get(io_type(io, port.name), port.dtype)
     ]
-    if not other:
-        return made
-    names = ", ".join(other[:PORTS]) + " ..." * (len(other) > PORTS)
-    summary = f"`io={io}` is not kept: {names} as they came; with it, {found.with_ports}"
-    return replace(made, checks=(*made.checks, Check("io", False, summary)))
+    if other:
+        names = ", ".join(other[:PORTS]) + " ..." * (len(other) > PORTS)
+        yield Check("io", False, f"`io={io}` is not kept: {names} as they came; with it, {found.with_ports}")
 
 
 def _written(job: FixJob, result: FixResult, destination: Path | None) -> Path | None:
@@ -199,27 +156,16 @@ def _save_plan(job: FixJob, plan: Plan | None, warnings: list[str]) -> None:
         plan_file.write(plan, Path(job.request.save_plan))
 
 
-def _before(job: FixJob, given: Given) -> tuple[OutputComparison, ...]:
-    """The errors of the original in plain FP16 or BF16; () if nothing is verified, or lowered."""
-    judge = given.judge
-    if judge.expected is None or not job.phases.lowering or job.wish.precision == "fp32":
-        return ()
-    with given.stage("before"):
-        return errors_before(
-            given.original, judge.expected, judge.samples, job.wish.precision, job.accumulation
-        )
-
-
-def _side_by_side(made: Attempt, given: Given) -> SideBySide | None:
+def _side_by_side(made: Attempt, subject: Subject) -> SideBySide | None:
     """The sample with the largest error, before and after; None where nothing was lowered or compared."""
-    judge, check = given.judge, made.arithmetic
+    judge, check = subject.judge, made.arithmetic
     if check is None or not check.statistics or made.plan is None or judge.expected is None:
         return None
     worst = max(check.statistics, key=lambda one: (one.not_finite, one.relative_l2)).sample
-    with given.stage("page"):
+    with subject.stage("page"):
         return side_by_side(
-            given.original,
-            made.structured,
+            subject.original,
+            made.measured.model,
             made.fixed,
             worst,
             judge.samples[worst],
@@ -229,20 +175,21 @@ def _side_by_side(made: Attempt, given: Given) -> SideBySide | None:
         )
 
 
-def _given(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Given]:
-    """The model, its samples and its outputs; a default opset becomes the one that the model needs."""
+def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subject]:
+    """The model, its samples and its outputs; sums that nobody asked for become affordable ones."""
+    request = job.request
     with stage("load"):
         original = load(job.source)
         declare_plugins(original, job.wish.plugin_types)
         refuse_unknown_names(original, job.wish.keep_nodes)
         refuse_unknown_names(original, job.wish.lower.nodes, "`lower`")
         refuse_unknown_ports(original, job.wish.io)
-        if job.request.verify and not job.deployment.plugins:  # a plugin may stand in for any operator
+        if request.verify and not job.deployment.plugins:  # a plugin may stand in for any operator
             refuse_unbuildable(original)
         samples, warnings = _samples(original, job)
         warnings.extend(not_repaired(original, job.target, LOW_TYPES[job.wish.precision]))
     fitting, judged, expected = samples, list[dict[str, Array]](), None
-    if job.request.verify:
+    if request.verify:
         with stage("reference"):
             try:
                 job, fitting, judged, expected = _judged(job, original, samples)
@@ -250,9 +197,27 @@ def _given(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Given]:
             except ArithmeticRunError as error:
                 judged = list(islice(samples, 1))
                 warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
-    spans = {**fitting.source.spans, **job.deployment.profile}
-    judge = _judge(job, original, stage, folder, judged, expected, spans)
-    return job, Given(original, samples, fitting, judge, stage, tuple(warnings))
+    limit, fair = job.limit, request.metric is None
+    asked = None if limit is None else Tolerance(limit.tolerance, limit.metric, "`tolerance`")
+    judge = Judge(
+        source=job.source,
+        samples=judged,
+        expected=expected,
+        standards={n: Standard.of(original, default, asked, fair=fair) for n, default in TOLERANCES.items()},
+        deployment=job.deployment,
+        spans={**fitting.source.spans, **job.deployment.profile},
+        verify=request.verify,
+        build=request.build,
+        build_timeout_s=request.timeout,
+        folder=folder,
+        stage=stage,
+        asked=asked is not None,
+    )
+    before: tuple[OutputComparison, ...] = ()
+    if expected is not None and job.phases.lowering and job.wish.precision != "fp32":
+        with stage("before"):
+            before = errors_before(original, expected, judged, job.wish.precision, job.accumulation)
+    return job, Subject(original, samples, fitting, judge, stage, tuple(warnings), before)
 
 
 def _judged(
@@ -267,8 +232,7 @@ def _judged(
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the original.
     """
-    last = len(samples) - 1
-    start = time.process_time()
+    last, start = len(samples) - 1, time.process_time()
     first = expected_outputs(original, [samples.feeds(last)])
     cost = RunCost.of(original, tensor_facts.infer(original), time.process_time() - start)
     if job.free_sums:  # FP16 sums that nobody asked for
@@ -280,41 +244,12 @@ def _judged(
     more = expected_outputs(original, feeds[1:])
     exact, written = [*first.exact, *more.exact], [*first.as_written, *more.as_written]
     kinds = probabilities(original)
-    telling = [n for n, outputs in enumerate(exact) if not finds_nothing(outputs, kinds)] or range(
-        len(places)
-    )
+    telling = [n for n, outputs in enumerate(exact) if not finds_nothing(outputs, kinds)]
+    telling = telling or [*range(len(places))]
     fitting = samples.without(places[telling[0]], judged=[places[n] for n in telling])
     fed = [feeds[n] for n in telling]
     again = cache(lambda: run_all(original, fed)) if first.on_cpu else None
     return job, fitting, fed, Expected([exact[n] for n in telling], [written[n] for n in telling], again)
-
-
-def _judge(
-    job: FixJob,
-    original: Model,
-    stage: Stopwatch,
-    folder: Path,
-    samples: list[dict[str, Array]],
-    expected: Expected | None,
-    spans: Mapping[str, Span],
-) -> Judge:
-    """The judge; it holds every precision to the user's tolerance, or to its own by a fair measure."""
-    limit, fair = job.limit, job.request.metric is None
-    asked = None if limit is None else Tolerance(limit.tolerance, limit.metric, "`tolerance`")
-    return Judge(
-        source=job.source,
-        samples=samples,
-        expected=expected,
-        standards={n: Standard.of(original, default, asked, fair=fair) for n, default in TOLERANCES.items()},
-        deployment=job.deployment,
-        spans=spans,
-        verify=job.request.verify,
-        build=job.request.build,
-        build_timeout_s=job.request.timeout,
-        folder=folder,
-        stage=stage,
-        asked=asked is not None,
-    )
 
 
 def _samples(original: Model, job: FixJob) -> tuple[Samples, list[str]]:

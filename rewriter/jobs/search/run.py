@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -31,86 +31,59 @@ SAMPLES = 4
 """Samples that each plan is compared on, at most."""
 
 
-@dataclass(frozen=True)
-class SearchRequest:
-    """A search from the rules' plan of a model.
+def search(
+    original: Model,
+    structured: Model,
+    samples: Samples,
+    plan: Plan,
+    goal: Goal,
+    accumulation: Accumulation,
+    target: Target,
+) -> tuple[Plan, Check, tuple[str, ...]]:
+    """Searches from the rules' plan of a model.
 
-    Attributes:
+    Args:
         original: The model that plans are compared with.
         structured: The model that `plan`, the rules' plan, is for.
-        goal: What the plan shall reach.
         accumulation: Type of the emulated sums.
-    """
 
-    original: Model
-    structured: Model
-    samples: Samples
-    plan: Plan
-    goal: Goal
-    accumulation: Accumulation
-    target: Target
-
-
-@dataclass(frozen=True)
-class SearchOutcome:
-    """The result of a search.
-
-    Attributes:
-        plan: The best plan; the rules' plan if no better one was found.
-        check: Passed if the goal was reached.
-        warnings: Sentences for the user.
-    """
-
-    plan: Plan
-    check: Check
-    warnings: tuple[str, ...] = ()
-
-
-def run(request: SearchRequest) -> SearchOutcome:
-    """Searches from the rules' plan of a model.
+    Returns:
+        The best plan, the check of the goal, and sentences for the user.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
-    start, goal = time.monotonic(), request.goal
-    if goal.metric == RELATIVE_L2 and selects_rows(request.original):
+    start = time.monotonic()
+    if goal.metric == RELATIVE_L2 and selects_rows(original):
         goal = replace(goal, metric=DETECTIONS)  # rows in another order differ in every element
-    problem, effort = _problem(replace(request, goal=goal))
-    trials = Trials(problem, request.plan, goal.measure, f"added by the search for {goal}")
-    if isinstance(goal, ErrorLimit):
-        found = cheapest(trials, goal)
-    else:
-        found = most_accurate(trials, goal, effort.plans)
-    check = Check(goal.option, found.met, found.summary, seconds=time.monotonic() - start)
-    return SearchOutcome(found.plan, check, (effort.reduced,) if effort.reduced else ())
-
-
-def _problem(request: SearchRequest) -> tuple[Problem, Effort]:
-    """Runs the original on as many samples as the search can afford; for the first plan found, on all."""
-    samples, goal, expected = list(islice(request.samples, SAMPLES)), request.goal, list[Outputs]()
-    facts = tensor_facts.infer(request.structured)
+    feeds, expected, facts = list(islice(samples, SAMPLES)), list[Outputs](), tensor_facts.infer(structured)
     first_found = isinstance(goal, ErrorLimit) and goal.first_found
-    effort = Effort(len(samples), request.accumulation, request.accumulation)
-    with Session(reference(request.original, tensor_facts.infer(request.original)), gpu=True) as session:
-        start = time.process_time()
-        for sample in samples:
+    effort = Effort(len(feeds), accumulation, accumulation)
+    with Session(reference(original, tensor_facts.infer(original)), gpu=True) as session:
+        began = time.process_time()
+        for sample in feeds:
             expected.append(session.run(sample))
             if len(expected) == 1 and not first_found:
-                cost = RunCost.of(request.structured, facts, time.process_time() - start)
-                effort = affordable(goal, cost, len(samples), request.accumulation)
+                cost = RunCost.of(structured, facts, time.process_time() - began)
+                effort = affordable(goal, cost, len(feeds), accumulation)
             if len(expected) == effort.samples:
                 break
     places = [_strongest(expected)] if first_found else range(len(expected))
     problem = Problem(
-        request.structured,
+        structured,
         facts,
-        [samples[place] for place in places],
+        [feeds[place] for place in places],
         [expected[place] for place in places],
         effort.judging_sums,
         effort.ranking_sums,
-        request.target,
+        target,
     )
-    return problem, effort
+    trials = Trials(problem, plan, goal.measure, f"added by the search for {goal}")
+    found = (
+        cheapest(trials, goal) if isinstance(goal, ErrorLimit) else most_accurate(trials, goal, effort.plans)
+    )
+    check = Check(goal.option, found.met, found.summary, seconds=time.monotonic() - start)
+    return found.plan, check, (effort.reduced,) if effort.reduced else ()
 
 
 def _strongest(exact: Sequence[Outputs]) -> int:

@@ -1,0 +1,201 @@
+"""Makes one attempt: passes over the model, its ranges, its plan, and the search that starts from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from rewriter.hazards.planning import free_fp32
+from rewriter.hazards.planning.plan_fit import fit, kept_by_user
+from rewriter.hazards.planning.planner import PlanRequest, extend_plan, make_plan
+from rewriter.ir.base import Context, Kept, Merged, Pass, Rescaled
+from rewriter.ir.graph import label
+from rewriter.ir.model import Model, walk_graphs
+from rewriter.ir.model import facts as tensor_facts
+from rewriter.ir.model.stopwatch import Stopwatch
+from rewriter.ir.plan import Plan, node_key
+from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.judge import Judge
+from rewriter.jobs.fix.refusals import near_names
+from rewriter.jobs.search.goal import Goal
+from rewriter.jobs.search.run import search
+from rewriter.judge.verdict import Check
+from rewriter.pipeline.driver import Driver, PassResult
+from rewriter.runtime.emulation import reference
+from rewriter.runtime.figures.outputs import OutputComparison
+from rewriter.runtime.inputs import Samples
+from rewriter.runtime.ranges import Ranges, measure
+from rewriter.runtime.ranges.merged import merged_ranges
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model that all attempts start from, with its data and its judge.
+
+    Ranges are measured on `samples`; searches may fit a plan to `fitting`. `warnings` are about the model and
+    its data. `before` has its outputs in plain FP16 or BF16, () if they are not verified.
+    """
+
+    original: Model
+    samples: Samples
+    fitting: Samples
+    judge: Judge
+    stage: Stopwatch
+    warnings: tuple[str, ...]
+    before: tuple[OutputComparison, ...] = ()
+    measured: dict[tuple[Pass, ...], Measured] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A model that a plan is made for, after `passes`, with the `checks` of its structure.
+
+    Jobs with the same passes before the plan share it.
+    """
+
+    model: Model
+    ranges: Ranges
+    passes: tuple[PassResult, ...]
+    checks: tuple[Check, ...]
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def by(cls, job: FixJob, subject: Subject) -> Measured:
+        phases = job.phases
+        key = (*phases.structural, *phases.measuring)
+        if key not in subject.measured:
+            making = Making(job, subject, warnings=list(subject.warnings))
+            model, ranges = making.rewrite(subject.original, phases.structural), Ranges()
+            if job.plan is not None:  # it holds the results of the measuring passes
+                model = making.rewrite(model, phases.measuring, job.plan) if phases.measuring else model
+            elif phases.measuring or phases.lowering:
+                ranges = making.ranges(model)
+                if phases.measuring:
+                    model, ranges = making.rewritten_by_ranges(model, phases.measuring, ranges)
+            checks = tuple(subject.judge.structure(model, making.changed()))
+            subject.measured[key] = cls(model, ranges, tuple(making.passes), checks, tuple(making.warnings))
+        return subject.measured[key]
+
+
+@dataclass
+class Making:
+    """The passes of a job, run with what is known when each runs; they add to what its result reports.
+
+    `passes` has their results in order, `warnings` what the user should read, `search` the check of a
+    search's goal.
+    """
+
+    job: FixJob
+    subject: Subject
+    passes: list[PassResult] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    search: Check | None = None
+
+    def rewrite(
+        self, model: Model, steps: Sequence[Pass], plan: Plan | None = None, ranges: Ranges | None = None
+    ) -> Model:
+        """Returns the model after passes that need no samples."""
+        stage, total, places = self.subject.stage, len(self.job.steps), count(len(self.passes))
+        driver = Driver(lambda step: stage.progress(f"pass {step.name}", next(places), total))
+        job = self.job  # what the user keeps in FP32 stands in the plan that excludes the options
+        kept = Kept(job.wish.keep_nodes, job.wish.keep_ops) if job.plan is None else kept_by_user(job.plan)
+        with stage("passes"):
+            context = Context(job.opset, job.target, plan, ranges, kept)
+            rewritten, results = driver.run(model, steps, context)
+        self.passes.extend(results)
+        return rewritten
+
+    def changed(self) -> list[Pass]:
+        """Returns the passes before the plan that changed something."""
+        phases = self.job.phases
+        before = (*phases.structural, *phases.measuring)
+        return [step for step, result in zip(before, self.passes, strict=False) if result.changes]
+
+    def exponents(self) -> tuple[tuple[int, str, int], ...]:
+        """Returns the tensors multiplied by a power of two so far, in the order of the changes."""
+        changes = (change for result in self.passes for change in result.changes)
+        return tuple(e for change in changes if isinstance(change, Rescaled) for e in change.exponents)
+
+    def ranges(self, model: Model) -> Ranges:
+        """Measures the ranges of every tensor on the samples."""
+        stage, samples = self.subject.stage, self.subject.samples
+        with stage("ranges"):
+            widened = reference(model, tensor_facts.infer(model))
+            ranges = measure(
+                widened,
+                samples,
+                tensor_facts.infer(widened),
+                progress=lambda done: stage.progress("ranges", done, len(samples)),
+            )
+        ranges.real = samples.source.real
+        if ranges.unsupported:
+            self.warnings.append(
+                f"ONNX Runtime has no kernel for {', '.join(ranges.unsupported)}: what depends on it was not "
+                "measured and stays in FP32"
+            )
+        return ranges
+
+    def rewritten_by_ranges(
+        self, model: Model, steps: Sequence[Pass], ranges: Ranges
+    ) -> tuple[Model, Ranges]:
+        """Returns the model after passes that need ranges, with its ranges: derived, or measured again."""
+        first = len(self.passes)
+        rewritten = self.rewrite(model, steps, ranges=ranges)
+        results = self.passes[first:]
+        if not all(isinstance(c, (Merged, Rescaled)) for result in results for c in result.changes):
+            return rewritten, self.ranges(rewritten)
+        scaled = ranges.rescaled(self.exponents())
+        merging = {r.name for r in results if any(isinstance(change, Merged) for change in r.changes)}
+        if not merging:
+            return rewritten, scaled
+        merged = merged_ranges(rewritten, scaled, merging, tensor_facts.infer(rewritten))
+        return rewritten, merged if merged is not None else self.ranges(rewritten)
+
+    def plan(self, structured: Model, ranges: Ranges) -> Plan:
+        """Returns the user's plan, or the rules' plan for the measured ranges."""
+        job = self.job
+        with self.subject.stage("plan"):
+            facts = tensor_facts.infer(structured)
+            if job.plan is not None:
+                return fit(structured, facts, job.plan, job.plan_source)
+            real = self.subject.samples.source.real
+            plan = make_plan(structured, facts, ranges, job.wish, real=real)
+            released = {d.key for d in plan.decisions if (d.rule, d.op) in job.released}
+            plan = extend_plan(structured, facts, plan, {}, frozenset(released))
+        self.warnings.extend((*_unmatched(job.wish, plan, structured), *_declined(job.wish)))
+        return plan
+
+    def searched(self, structured: Model, plan: Plan, goal: Goal) -> Plan:
+        """Returns the plan that reaches the goal; a goal out of reach is reported as a failed check."""
+        job, subject = self.job, self.subject
+        with subject.stage("search"):
+            plan, self.search, warnings = search(
+                subject.original, structured, subject.fitting, plan, goal, job.accumulation, job.target
+            )
+        self.warnings.extend(warnings)
+        return plan
+
+
+def _declined(wish: PlanRequest) -> Iterator[str]:
+    """Warns of requests that the target was measured not to fulfil."""
+    if wish.epilogues and wish.precision == "fp16":
+        yield from free_fp32.refusals(wish.target)
+
+
+def _unmatched(wish: PlanRequest, plan: Plan, model: Model) -> Iterator[str]:
+    """Warns of names that keep no node: it does not compute on floats, or a pass removed it."""
+    nodes = list(model.proto.graph.node)
+    keys = {d.key for d in plan.decisions if d.rule == "user"}
+    scopes = enumerate(walk_graphs(model.proto.graph))
+    kept = [node for scope, graph in scopes for node in graph.node if node_key(scope, node) in keys]
+    requests = [
+        *(("`keep-fp32`", name, Kept(nodes=(name,))) for name in wish.keep_nodes),
+        *(("`keep-fp32-op`", name, Kept(ops=(name,))) for name in wish.keep_ops),
+    ]
+    for option, name, request in requests:
+        if not any(any(request.requests(node)) for node in kept):
+            there = map(label, nodes) if option == "`keep-fp32`" else (node.op_type for node in nodes)
+            near = near_names(name, there)
+            instead = f": there are {near}" if near else ""
+            yield f"{option} {name!r} names no node that computes on floats{instead}"
