@@ -61,12 +61,10 @@ class Judged:
 
 @dataclass(frozen=True)
 class Standard:
-    """How close outputs have to be to the original's.
+    """How close outputs have to be to the original's: to the user's tolerance, or to the precision's.
 
-    Attributes:
-        tolerance: The user's, or the one of the model's precision.
-        kinds: Outputs of the original that are probabilities; empty if the user chose the measure.
-        as_sets: True if the rows of the outputs may be in another order.
+    `kinds` has outputs of the original that are probabilities, none if the user chose the measure. With
+    `as_sets` the rows of the outputs may be in another order.
     """
 
     tolerance: Tolerance
@@ -88,14 +86,7 @@ class Standard:
 
 @dataclass(frozen=True)
 class Weighed:
-    """Outputs of one result, compared over all samples.
-
-    Attributes:
-        comparisons: Each output in its worst sample.
-        value: The tolerance's metric in the worst sample.
-        allowed: As in `Judged`.
-        worst: Figures of the arrays that were compared.
-    """
+    """Outputs of one result in their worst samples, compared as in `Judged`."""
 
     comparisons: tuple[OutputComparison, ...]
     value: float
