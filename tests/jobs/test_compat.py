@@ -6,7 +6,7 @@ import inspect
 import logging
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,59 @@ def test_a_speech_recogniser_blocks_norms() -> None:
             op_block_list=["LayerNormalization"],
         )
     assert types(model) == {"up": FP16, "norm": FP32, "down": FP16}
+
+
+NORMED = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[B,3,4,4] input) => (float[B,4] dets) <float eps = {1e-6}> {
+        [conv] c = Conv<kernel_shape = [3,3], pads = [1,1,1,1]>(input, w)
+        [wide] f = Cast<to = 1>(c)
+        [square] q = Mul(f, f)
+        [mean] m = ReduceMean<axes = [1]>(q)
+        [epsilon] e = Add(m, eps)
+        [root] r = Sqrt(e)
+        [norm] n = Div(f, r)
+        [pool] p = GlobalAveragePool(n)
+        [flat] dets = Flatten(p) }"""
+"""A norm that its author widened, as RF-DETR, KataGo's transformers and Whisper export it."""
+
+
+@pytest.mark.parametrize(
+    ("convert", "border"),
+    [
+        pytest.param(lambda m: float16.convert_float_to_float16(m, keep_io_types=False), FP16, id="rf-detr"),
+        pytest.param(
+            lambda m: float16.convert_float_to_float16(
+                m, keep_io_types=False, min_positive_val=1e-7, max_finite_val=1e4
+            ),
+            FP16,
+            id="katago",
+        ),
+        pytest.param(
+            lambda m: autocast.convert_to_f16(
+                m, low_precision_type="fp16", keep_io_types=True, op_block_list=[]
+            ),
+            FP32,
+            id="wyoming-whisper-trt",
+        ),
+    ],
+)
+def test_casts_of_the_export_stay_valid(
+    convert: Callable[[ModelProto], ModelProto], border: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proto = onnx.parser.parse_model(NORMED)
+    weights = graphs.random_weights({"w": (4, 3, 3, 3)})
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights["w"], "w"))
+    image = graphs.random_feeds(load(proto))
+    converted = convert(proto)
+    assert ports(converted) == [border] * 2 and types(converted)["conv"] == FP16
+    given = {
+        name: array.astype(np.float16 if border == FP16 else np.float32) for name, array in image.items()
+    }
+    assert np.allclose(run(converted, given), run(proto, image), atol=2e-3)
+    onnx.save(converted, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0)
+    monkeypatch.chdir(tmp_path.parent)  # Whisper's weights lie beside the file
+    onnx.checker.check_model(str(tmp_path / "m.onnx"), full_check=True)
 
 
 # -- what callers of the originals see -----------------------------------------------------------
