@@ -40,11 +40,11 @@ BUDGETS = {
     "judge": 2_300,
     "parity": 1_250,
     "jobs": 4_800,
-    "report": 3_350,
+    "report": 3_450,
     "hooks": 1_050,
     "compat": 200,
     "batch": 1_000,
-    "cli": 1_350,
+    "cli": 1_400,
     "__main__": 50,
 }
 """Most lines of Python in each room: today's; docs/architecture.md has those to reach. A room that needs more

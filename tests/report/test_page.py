@@ -291,3 +291,29 @@ def test_every_command_writes_a_page(verb: str, files: tuple[Path, Path], tmp_pa
     done = CliRunner().invoke(app, [verb, *arguments[verb], "--report", str(path)])
     assert done.exit_code == 0, done.output
     assert f"rewriter {verb}" in path.read_text()
+
+
+@pytest.mark.parametrize("verb", ["fix", "scan", "verify"])
+def test_a_page_is_made_from_saved_json(verb: str, files: tuple[Path, Path], tmp_path: Path) -> None:
+    model, data = map(str, files)
+    more = {"fix": ["--dry-run", "--no-build"], "verify": [model, "--engine", "onnxruntime"], "scan": []}[
+        verb
+    ]
+    saved, page = tmp_path / "run.json", tmp_path / "run.html"
+    done = CliRunner().invoke(app, [verb, model, *more, "--inputs", data, "--json", str(saved), "-q"])
+    assert CliRunner().invoke(app, ["report", str(saved), "-o", str(page)]).exit_code == 0, done.output
+    text, report = page.read_text(), json.loads(saved.read_text())
+    assert f"rewriter {verb}" in text and "no charts, graphs or pictures" in text
+    assert escape(report.get("ending") or f"{report['counts']['error']} error") in text
+    assert all(escape(one["summary"]) in text for one in report.get("checks", []))
+    assert all(escape(one["reason"]) in text for one in report.get("findings", []))
+
+
+@pytest.mark.parametrize(
+    "text", ["no JSON", "[]", "{}", '{"passed": true, "schema_version": 1}', '{"passed": 1}']
+)
+def test_a_page_of_what_is_no_report_is_an_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(text)
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "run.json"), "-o", str(tmp_path / "run.html")])
+    assert done.exit_code == 2 and f"error: {tmp_path / 'run.json'}: it is no" in done.stderr
+    assert not (tmp_path / "run.html").exists()

@@ -1,0 +1,38 @@
+"""`rewriter report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rewriter.cli.exits import PAGES
+from rewriter.cli.parameters import check_extra, option
+from rewriter.ir.errors import UsageError
+from rewriter.pipeline.options import OUTCOME
+
+
+def report(
+    saved: Annotated[
+        Path, typer.Argument(metavar="RUN.json", help="What fix, scan or verify wrote with --json")
+    ],
+    output: Annotated[Path, option(OUTCOME, "FILE", "The page", "-o", "--output")],
+) -> None:
+    """Make a page from a saved JSON report.
+
+    JSON has no arrays: charts along the depth, graphs, histograms and pictures are left out.
+    """
+    from rewriter.ir.model import write_text
+    from rewriter.ir.model.writing import from_json
+    from rewriter.report.html.render import html
+    from rewriter.report.html.saved import page
+
+    check_extra("`output`", output, [saved], PAGES)
+    try:
+        content = from_json(saved.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"it is no JSON: {error}", where=str(saved), hint="give what --json wrote"
+        ) from error
+    write_text(html(page(content, str(saved))), output)

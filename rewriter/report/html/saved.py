@@ -1,0 +1,102 @@
+"""The page of a saved JSON report of `fix`, `scan` or `verify`: its verdict, and a table of every list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rewriter.ir.english import count
+from rewriter.ir.errors import UsageError
+from rewriter.report.html.render import part
+from rewriter.report.html.tables import columns, listing, number, table
+from rewriter.report.html.view import Cell, Fact, Page, Section, State
+from rewriter.report.json import SCHEMA_VERSION
+
+LEFT_OUT = "This page is made from saved JSON, which has no charts, graphs or pictures"
+
+VERDICTS = {"fix": "verified", "verify": "passed", "scan": "counts"}
+"""Commands by the key that only their reports have."""
+
+REASONS = {"limit": "Cause", "remedy": "What to do"}
+
+
+def page(saved: Any, where: str) -> Page:
+    """Returns the page.
+
+    Raises:
+        UsageError: it is not the report of one model in today's form; names `where`.
+    """
+    try:
+        verb = next(
+            verb
+            for verb, key in VERDICTS.items()
+            if key in saved and saved["schema_version"] == SCHEMA_VERSION
+        )
+        return _page(verb, saved, saved.get("counts", {}), saved.get("conclusion", {}))
+    except (AttributeError, KeyError, StopIteration, TypeError) as error:
+        hint = "give what fix, scan or verify wrote with --json, for one model"
+        raise UsageError("it is no report that has a page", where=where, hint=hint) from error
+
+
+def _page(verb: str, saved: Any, counts: Mapping[str, int], conclusion: Mapping[str, str]) -> Page:
+    bad = counts.get("error") or False in (saved.get("passed"), saved.get("verified"))
+    state: State = "bad" if bad else "good" if saved.get("proven", not counts.get("warning")) else "warn"
+    tables = [(name, rows) for name, rows in _lists(saved) if rows and isinstance(rows[0], Mapping)]
+    return Page(
+        verb=verb,
+        subject=str(saved.get("output") or saved.get("fixed") or saved["input"] or "a model in memory"),
+        verdict=saved.get("ending") or ", ".join(count(many, kind) for kind, many in counts.items()),
+        state=state,
+        tiles=[],
+        warnings=[LEFT_OUT, *saved["warnings"]],
+        sections=[
+            *(Section(name, _title(name), "", [_table(name, rows)]) for name, rows in reversed(tables)),
+            Section("run", "This run", "", [part("facts.html", rows=list(_facts(saved)))]),
+        ],
+        reasons=[Fact(REASONS[key], conclusion[key]) for key in REASONS if conclusion.get(key)],
+    )
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").replace("-", ", ").capitalize()
+
+
+def _lists(saved: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any]]]:
+    for name, value in saved.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}-{inner}", rows) for inner, rows in _lists(value))
+        elif isinstance(value, list):
+            yield name, value
+
+
+def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
+    numeric = [key for key, value in rows[0].items() if isinstance(value, (int, float))]
+    heads = columns(*map(_title, rows[0]), numbers=list(map(_title, numeric)))
+    return table(
+        f"{name}-table", _title(name), heads, [[_cell(row.get(key)) for key in rows[0]] for row in rows]
+    )
+
+
+def _cell(value: Any) -> Cell:
+    if isinstance(value, list):
+        return listing("", [_line(one) for one in value])
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return number(value)
+    return Cell(_line(value))
+
+
+def _line(value: Any) -> str:
+    """A value in one line."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_line(one)}" for key, one in value.items() if one not in (None, "", []))
+    if isinstance(value, list):
+        return ", ".join(map(_line, value))
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _facts(saved: Mapping[str, Any]) -> Iterator[Fact]:
+    for name, value in saved.items():
+        if isinstance(value, Mapping):
+            value = {key: one for key, one in value.items() if not isinstance(one, list)}
+        if text := "" if isinstance(value, list) else _line(value):
+            yield Fact(_title(name), text, code=name.startswith("next_"))
