@@ -17,8 +17,8 @@ from rewriter.pipeline.catalogue import exactness_text, page, settings, summary
 from rewriter.pipeline.options import COMMANDS, JOBS, KEYS
 from rewriter.pipeline.presets import OTHERWISE, PRESETS
 from rewriter.pipeline.reader import expected, to_text
-from rewriter.pipeline.registry import own_passes
 from rewriter.pipeline.schema import Option, declarations
+from rewriter.pipeline.text import own_passes
 
 ROOT = Path(__file__).resolve().parents[1]
 

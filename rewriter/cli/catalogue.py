@@ -41,14 +41,11 @@ def _list(name: str, json: Any) -> None:
     from rewriter.report.terminal import console
 
     check_outputs([], json=json)
-    warnings = list[str]()
-    content = catalogue.passes(warnings) if name == "passes" else catalogue.presets()
+    content = catalogue.passes() if name == "passes" else catalogue.presets()
     if json is not None:
         write_document(document({name: content}), json)
     if json != STDOUT:
         console().print(_table(content) if name == "passes" else _presets())
-    for warning in warnings if json != STDOUT else ():
-        echo(f"warning: {warning}")
 
 
 def _table(content: list[dict[str, Any]]) -> RenderableType:
@@ -65,8 +62,8 @@ def _table(content: list[dict[str, Any]]) -> RenderableType:
         table.add_row(f"[{title}]")
         for one in content:
             if one["group"] == title:
-                why = one["summary"] + (f" [{one['package']}]" if one["package"] else "")
-                table.add_row(f"{'*' if one['default'] else ' '} {one['name']}", one["exactness"], why)
+                mark = "*" if one["default"] else " "
+                table.add_row(f"{mark} {one['name']}", one["exactness"], one["summary"])
     note = "* runs in the default preset. `rewriter passes show NAME` explains one.\n"
     return Lines(table, "", Text(note))
 
@@ -89,7 +86,7 @@ def _show_pass(
 ) -> None:
     """Show why a pass exists, its options, an example before and after, and what it declines."""
     from rewriter.pipeline.catalogue import page
-    from rewriter.pipeline.registry import find
+    from rewriter.pipeline.text import find
 
     echo(page(find(name, "passes show")).rstrip())
 

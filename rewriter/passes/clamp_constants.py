@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from onnx import numpy_helper
@@ -41,13 +40,9 @@ class ClampConstants(GraphPass):
     pass declines. For a computed mask the report says that the change relies on their absence.
     Integer masks are assumed to hold 0 and 1.
 
-    Options:
-        whole_rows: `accept` assumes that no row of a computed mask is masked as a whole; `decline` keeps
-            every constant for which that matters.
-
     Declines:
         - a constant that reaches a graph output or an operator that is not part of masking
-        - a constant mask that masks a whole row; a computed one with `whole_rows=decline`
+        - a constant mask that masks a whole row
         - a constant with NaN, with huge values of both signs, or beside other large values
     """
 
@@ -74,29 +69,26 @@ class ClampConstants(GraphPass):
             p = Softmax<axis = -1>(masked)
         }"""
 
-    whole_rows: Literal["accept", "decline"] = "accept"
-
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         # All uses are judged before the first change: masks that are added up affect one another.
         follower = Follower(graph, LARGEST_BIAS)
         found = [(use, follower.follow(use.node, use.index, use.value)) for use in huge_uses(graph)]
         clamped: dict[str, str] = {}
         for use, outcome in found:
-            yield self._clamp(graph, use, outcome, clamped)
+            yield _clamp(graph, use, outcome, clamped)
 
-    def _clamp(self, graph: GraphEditor, use: Use, outcome: Effect, clamped: dict[str, str]) -> Event:
-        before, after = _largest(use.value), _largest(_tamed(use.value))
-        if outcome.obstacle:
-            return Refusal(label(use.node), f"{before:.4g} stays: {outcome.obstacle}")
-        if outcome.relies and self.whole_rows == "decline":
-            return Refusal(label(use.node), f"{before:.4g} stays: a row may be masked as a whole")
-        tensor = use.node.input[use.index]
-        if tensor not in clamped:
-            clamped[tensor] = _clamped(graph, tensor, use.value)
-        graph.set_input(use.node, use.index, clamped[tensor])
-        graph.sweep(tensor)
-        note = "; relies on no row being masked as a whole" if outcome.relies else ""
-        return Clamped(label(use.node), f"{before:.4g} became {after:.4g}{note}", before, after)
+
+def _clamp(graph: GraphEditor, use: Use, outcome: Effect, clamped: dict[str, str]) -> Event:
+    before, after = _largest(use.value), _largest(_tamed(use.value))
+    if outcome.obstacle:
+        return Refusal(label(use.node), f"{before:.4g} stays: {outcome.obstacle}")
+    tensor = use.node.input[use.index]
+    if tensor not in clamped:
+        clamped[tensor] = _clamped(graph, tensor, use.value)
+    graph.set_input(use.node, use.index, clamped[tensor])
+    graph.sweep(tensor)
+    note = "; relies on no row being masked as a whole" if outcome.relies else ""
+    return Clamped(label(use.node), f"{before:.4g} became {after:.4g}{note}", before, after)
 
 
 def _tamed(value: Array) -> Array:

@@ -45,12 +45,8 @@ class CleanCasts(GraphPass):
     Casts that round on the way (f32-f16-f32, int64-f32-int64) change values, and Casts that truncate
     (float-int-float) are arithmetic. Both stay.
 
-    Options:
-        drop_rounding: Remove Casts that only round on the way, too. Results then differ from the
-            original's by that rounding. Casts that truncate stay all the same.
-
     Declines:
-        - Casts that round, unless `drop_rounding` is set, and Casts that truncate
+        - Casts that round, and Casts that truncate
         - a Cast whose input and output are both inputs or outputs of the graph
         - a constant with values that the new type cannot hold
     """
@@ -67,8 +63,6 @@ class CleanCasts(GraphPass):
         g (float16[2,3] x) => (float16[2,3] y) {
             y = Relu(x)
         }"""
-
-    drop_rounding: bool = False
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         # Producers come first, so each Cast reads Casts that are clean already: one sweep suffices.
@@ -93,9 +87,7 @@ class CleanCasts(GraphPass):
         """Lets the Cast read the input of the Casts before it, as long as those change nothing."""
         while (earlier := _cast_before(graph, cast)) is not None:
             start, middle = graph.dtype(earlier.input[0]), graph.dtype(cast.input[0])
-            if start is None or middle is None:
-                return
-            if not (_skips(start, middle, to) or (self.drop_rounding and _only_rounds(start, middle, to))):
+            if start is None or middle is None or not _skips(start, middle, to):
                 return
             graph.set_input(cast, 0, earlier.input[0])
             graph.sweep(earlier.output[0])
@@ -208,7 +200,7 @@ def _refusals(graph: GraphEditor, cast: NodeProto) -> Iterator[Refusal]:
     if start is None or middle is None:
         return
     if _only_rounds(start, middle, to):
-        yield Refusal(label(cast), f"{_names(start, middle, to)} rounds on the way: drop_rounding removes it")
+        yield Refusal(label(cast), f"{_names(start, middle, to)} rounds on the way")
     elif {start, to} <= SIGNIFICAND.keys() and middle in INTEGERS:
         yield Refusal(label(cast), f"{_names(start, middle, to)} truncates to integers: that is arithmetic")
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
-from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Target
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, label
 from rewriter.ir.patterns.round_trips import RoundTrip, lost_round_trips
 
@@ -23,10 +22,8 @@ class DropRoundTrips(GraphPass):
     nearer to the FP32 model. Casts that imitate FP16 on purpose are removed in this place as well; elsewhere
     `clean-casts` keeps them.
 
-    Options:
-        when: `auto` follows `rewriter probe`: it removes the Casts where the target was wrong and keeps them
-            where it was right. Without probe results it removes them for TensorRT-RTX, and for TensorRT of
-            an unknown version. `always` and `never` do as they say.
+    It follows `rewriter probe`: it removes the Casts where the target was wrong and keeps them where it was
+    right. Without probe results it removes them for TensorRT-RTX, and for TensorRT of an unknown version.
 
     Declines:
         - a result that is a graph output and whose producer is not in this graph
@@ -47,18 +44,11 @@ class DropRoundTrips(GraphPass):
             y = Add(m, b)
         }"""
 
-    when: Literal["auto", "always", "never"] = "auto"
-
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        if self._applies(context.target):
+        target = context.target
+        if target.is_wrong(PROBE, unprobed=target.library == "tensorrt-rtx" or not target.version):
             for trip in list(lost_round_trips(graph)):
                 yield _drop(graph, trip)
-
-    def _applies(self, target: Target) -> bool:
-        if self.when != "auto":
-            return self.when == "always"
-        unprobed = target.library == "tensorrt-rtx" or not target.version
-        return target.is_wrong(PROBE, unprobed=unprobed)
 
 
 def _drop(graph: GraphEditor, trip: RoundTrip) -> Event:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 from rewriter.ir.graph import GraphEditor
@@ -20,18 +19,14 @@ class FuseLayerNorm(GraphPass):
     becomes ones. Sums in another order move x - mean by 2^-24 |mean|, which matters only where |mean| is far
     larger than the deviation (docs/accuracy.md#decomposed-norms).
 
-    Options:
-        channel_axis: How to treat a norm whose axes are not the last ones, such as LayerNorm2d over axis 1
-            of NCHW. `island` keeps it decomposed, as one FP32 island. `transpose` replaces it by Transpose,
-            LayerNormalization, Transpose, which can be faster or slower.
-
     Declines:
         - a norm of which an inner tensor is used elsewhere or is a graph output
         - means over different axes, sums that are not means
         - an epsilon outside the root or as a lower bound, or more than one epsilon
         - a constant scale that varies along other axes, or that would add an axis
         - axes of unknown size without a scale; computed axes; float64
-        - axes that are not the last ones, with `channel_axis=island`
+        - axes that are not the last ones, such as LayerNorm2d over axis 1 of NCHW: the norm stays one FP32
+          island, as Transposes around the operator cost more than they save in a whole network (NAFNet)
         - a residual Add or a Mul by a computed modulation after the norm: they stay after the operator
     """
 
@@ -59,35 +54,25 @@ class FuseLayerNorm(GraphPass):
             y = LayerNormalization <axis = -1, epsilon = 0.00001> (x, scale, bias)
         }"""
 
-    channel_axis: Literal["island", "transpose"] = "island"
-
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for norm in find_norms(graph):
-            if norm.kind == "layer-norm":
-                yield from self._fuse(graph, norm)
+            if norm.kind != "layer-norm":
+                continue
+            if reason := _reason_against(graph, norm) or replace(graph, norm):
+                yield Refusal(norm.name, reason)
+                continue
+            yield Change(norm.name, f"{len(norm.nodes)} nodes became LayerNormalization")
+            if norm.remark:
+                yield norm.remark
 
-    def _fuse(self, graph: GraphEditor, norm: Norm) -> Iterator[Event]:
-        last = frame(graph, norm).trailing
-        reason = self._refused(graph, norm) or replace(graph, norm)
-        if reason:
-            yield Refusal(norm.name, reason)
-            return
-        what = "LayerNormalization" if last else "Transpose, LayerNormalization, Transpose"
-        yield Change(norm.name, f"{len(norm.nodes)} nodes became {what}")
-        if norm.remark:
-            yield norm.remark
 
-    def _refused(self, graph: GraphEditor, norm: Norm) -> str | None:
-        if norm.blocked:
-            return f"stays decomposed, as one unit: {norm.blocked}"
-        where = frame(graph, norm)
-        if where.trailing:
-            return None
-        if where.rank is None:
-            return f"it normalises axes {list(norm.axes)} of a tensor of unknown rank"
-        if self.channel_axis == "island":
-            return (
-                f"it normalises axes {list(norm.axes)} of {where.rank}, not the last ones: it stays "
-                "decomposed, to be one FP32 island (channel_axis=transpose puts Transposes round it)"
-            )
+def _reason_against(graph: GraphEditor, norm: Norm) -> str | None:
+    if norm.blocked:
+        return f"stays decomposed, as one unit: {norm.blocked}"
+    where = frame(graph, norm)
+    if where.trailing:
         return None
+    if where.rank is None:
+        return f"it normalises axes {list(norm.axes)} of a tensor of unknown rank"
+    axes = f"axes {list(norm.axes)} of {where.rank}, not the last ones"
+    return f"it normalises {axes}: it stays decomposed, to be one FP32 island"

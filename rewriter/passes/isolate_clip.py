@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from onnx import NodeProto
 
 from rewriter.hazards.quirks import table
-from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal, Target
+from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.match import optional_input, produced
 from rewriter.ir.graph.ops import TENSOR_CORE
@@ -24,10 +23,8 @@ class IsolateClip(GraphPass):
     become elementwise layers, which it does not fuse. They cost nothing that could be measured
     (docs/engines.md#clip-after-a-product).
 
-    Options:
-        when: `auto` follows `rewriter probe`: it rewrites where the target was wrong and not where it was
-            right. Without probe results it rewrites for TensorRT of an unknown version, or of one with the
-            defect. `always` and `never` do as they say.
+    It follows `rewriter probe`: it rewrites where the target was wrong and not where it was right. Without
+    probe results it rewrites for TensorRT of an unknown version, or of one with the defect.
 
     Declines:
         - computed bounds: TensorRT does not fuse such a Clip
@@ -49,18 +46,11 @@ class IsolateClip(GraphPass):
             y = Min(m, high)
         }"""
 
-    when: Literal["auto", "always", "never"] = "auto"
-
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for node in graph.nodes:
             probe = _probe_of(graph, node) if node.op_type == "Clip" else None
-            if probe is not None and self._applies(context.target, probe):
+            if any(quirk.concerns(context.target) is not False for quirk in table() if quirk.probe == probe):
                 yield _isolate(graph, node)
-
-    def _applies(self, target: Target, probe: str) -> bool:
-        if self.when != "auto":
-            return self.when == "always"
-        return any(quirk.concerns(target) is not False for quirk in table() if quirk.probe == probe)
 
 
 def _probe_of(graph: GraphEditor, clip: NodeProto) -> str | None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
-import sys
 import textwrap
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rewriter.ir.base import Exactness, Pass, Stage, with_header
-from rewriter.ir.errors import UsageError
 from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS, Preset
-from rewriter.pipeline.reader import to_text
-from rewriter.pipeline.registry import clashes, origin, own_passes, plugins
-from rewriter.pipeline.schema import entries
-from rewriter.pipeline.text import PassOption, options_of, render
+from rewriter.pipeline.reader import expected, to_text
+from rewriter.pipeline.schema import Option, entries
+from rewriter.pipeline.text import options_of, own_passes, render, value_text
 
 GROUPS: Mapping[Stage, str] = {
     Stage.STRUCTURE: "structure",
@@ -30,12 +25,8 @@ WIDTH = 78
 _SECTION = re.compile(r"^(Options|Declines):$", re.MULTILINE)
 
 
-def passes(warnings: list[str]) -> list[dict[str, Any]]:
-    """Every pass that a pipeline may name, as data: ours in their order, then those of other packages.
-
-    Args:
-        warnings: Gets a sentence for each pass of another package that cannot be used.
-    """
+def passes() -> list[dict[str, Any]]:
+    """Every pass that a pipeline may name, as data."""
     default = {step.name for step in PRESETS[DEFAULT_PRESET].steps}
     return [
         {
@@ -45,25 +36,11 @@ def passes(warnings: list[str]) -> list[dict[str, Any]]:
             "exactness": exactness_text(kind.exactness),
             "summary": summary(kind),
             "options": {
-                o.name: {"type": o.type_text, "default": o.default} for o in options_of(kind).values()
+                o.name: {"type": expected(o.kind), "default": o.default} for o in options_of(kind).values()
             },
-            "package": package,
         }
-        for kind, package in _offered(warnings)
+        for kind in own_passes().values()
     ]
-
-
-def _offered(warnings: list[str]) -> Iterator[tuple[type[Pass], str | None]]:
-    own, others = own_passes(), plugins()
-    yield from ((kind, None) for kind in own.values())
-    warnings.extend(clashes(others))
-    names = Counter([*own, *(plugin.name for plugin in others)])
-    for plugin in others:
-        if names[plugin.name] == 1:
-            try:
-                yield plugin.load(), plugin.distribution
-            except UsageError as error:
-                warnings.append(f"{error.where}: {error.what}")
 
 
 def presets() -> list[dict[str, Any]]:
@@ -106,18 +83,16 @@ def settings(preset: Preset) -> str:
 def page(kind: type[Pass]) -> str:
     """One pass as Markdown: why, options with types and defaults, example, exactness, refusals."""
     why, sections = _documentation(kind)
-    package = origin(kind)
     texts = entries(kind.__doc__ or "", "Options")
-    declines = sections.get("Declines") or _bullets(refusals(kind))
+    declines = sections.get("Declines", "")
     if floor := kind.requires.opset:
         declines = "\n".join([*declines.splitlines(), f"- a model below opset {floor}"])
     using = f" (`{render([kind(**kind.example)])}`)" if kind.example else ""
     parts = [
         f"## {kind.name}",
-        f"From {package}, not a part of rewriter." if package else "",
         why,
         f"FP32 result: {exactness_text(kind.exactness)} ({kind.exactness.source}).",
-        _bullets(_option(option, texts.get(option.name, "")) for option in options_of(kind).values()),
+        "\n".join(_option(option, texts.get(option.name, "")) for option in options_of(kind).values()),
         f"It declines, and says on which node:\n\n{declines}" if declines else "",
         f"Before{using}:\n\n```\n{with_header(kind.before)}\n```",
         f"After:\n\n```\n{with_header(kind.after)}\n```",
@@ -136,27 +111,6 @@ def exactness_text(exactness: Exactness) -> str:
     return f"within {exactness.tolerance:.2g}" if exactness.tolerance else "bit-equal"
 
 
-def refusals(kind: type[Pass]) -> list[str]:
-    """The reasons for which a pass declines, as its source file states them.
-
-    Parts that depend on the model are shown as `...`.
-    """
-    tree = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return list(dict.fromkeys(text for call in calls for text in _reasons(call)))
-
-
-def _reasons(call: ast.Call) -> Iterator[str]:
-    if not (isinstance(call.func, ast.Name) and call.func.id == "Refusal"):
-        return
-    named = (keyword.value for keyword in call.keywords if keyword.arg == "reason")
-    reason = call.args[1] if len(call.args) > 1 else next(named, None)
-    if isinstance(reason, ast.Constant) and isinstance(reason.value, str):
-        yield reason.value
-    elif isinstance(reason, ast.JoinedStr):
-        yield "".join(str(p.value) if isinstance(p, ast.Constant) else "..." for p in reason.values)
-
-
 def _documentation(kind: type[Pass]) -> tuple[str, dict[str, str]]:
     """The docstring's text and its sections."""
     why, *rest = _SECTION.split(inspect.cleandoc(kind.__doc__ or ""))
@@ -164,10 +118,5 @@ def _documentation(kind: type[Pass]) -> tuple[str, dict[str, str]]:
     return why.strip(), {title: textwrap.dedent(body).strip() for title, body in sections}
 
 
-def _option(option: PassOption, text: str) -> str:
-    default = option.default_text or "nothing"
-    return f"`{option.name}` ({option.type_text}; default {default})" + (f": {text}" if text else "")
-
-
-def _bullets(texts: Iterable[str]) -> str:
-    return "\n".join(f"- {text}" for text in texts)
+def _option(option: Option, text: str) -> str:
+    return f"- `{option.name}` ({expected(option.kind)}; default {value_text(option.default)}): {text}"

@@ -16,14 +16,13 @@ import onnx
 
 from rewriter.ir.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal, Stage, Target
 from rewriter.ir.english import count
-from rewriter.ir.errors import ModelError, NativeError, PassError, RewriterError, UsageError
+from rewriter.ir.errors import ModelError, NativeError, PassError, UsageError
 from rewriter.ir.graph import GraphEditor, open_graphs
 from rewriter.ir.model import Model, check, load
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.facts import Facts
 from rewriter.ir.model.mending import with_lifted_weights
 from rewriter.ir.summary import Row, Summary
-from rewriter.pipeline.registry import origin
 from rewriter.pipeline.text import listed, render
 
 
@@ -141,25 +140,12 @@ def _run_one(state: _State, step: Pass, context: Context, earlier: list[str]) ->
     except (ModelError, _BrokenContract) as error:
         if step.imported:
             return state, [Refusal("model", f"rolled back: {error}")]
-        raise _pass_error(state.model, step, f"broke its contract: {error}", earlier) from error
-    except RewriterError:
-        raise
-    except Exception as error:
-        if origin(type(step)) is None:  # our own defect: the traceback says most
-            raise
-        raise _pass_error(state.model, step, f"failed: {type(error).__name__}: {error}", earlier) from error
-
-
-def _pass_error(model: Model, step: Pass, what: str, earlier: list[str]) -> PassError:
-    package = origin(type(step))
-    name = f"{step.name} of {package}" if package else step.name
-    report = f"report it to the authors of {package}" if package else "report it"
-    return PassError(
-        f"pass {name} {what}",
-        where=str(model.path) if model.path else None,
-        hint=f"run without it (`skip={step.name}`) and {report}; "
-        f"passes before it: {', '.join(earlier) or 'none'}",
-    )
+        raise PassError(
+            f"pass {step.name} broke its contract: {error}",
+            where=str(state.model.path) if state.model.path else None,
+            hint=f"run without it (`skip={step.name}`) and report it; "
+            f"passes before it: {', '.join(earlier) or 'none'}",
+        ) from error
 
 
 class _BrokenContract(Exception):

@@ -187,9 +187,7 @@ class FixOptions(DataOptions, EngineOptions):
     add: str | Sequence[str | Pass] = option(
         (), PASSES, "A,B{X=Y}", kind=str | Names, check=PIPELINE, offers=f"{PRESETS}:pass_names"
     )
-    skip: Names = option(
-        (), PASSES, check="rewriter.pipeline.registry:require", offers=f"{PRESETS}:pass_names"
-    )
+    skip: Names = option((), PASSES, check="rewriter.pipeline.text:require", offers=f"{PRESETS}:pass_names")
     refittable: bool = option(False, PASSES)
     opset: int | None = option(None, PASSES, check=require_opset)
     target: str | None = option(None, PASSES, "NAME", check="rewriter.ir.base:Target.parse", offers=TARGETS)

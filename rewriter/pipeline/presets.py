@@ -28,9 +28,6 @@ OTHERWISE: Mapping[str, Any] = {
 }
 """Defaults of the options that presets may set."""
 
-GROUP = "rewriter.passes"
-"""Entry points with which other packages offer passes."""
-
 DEFAULT_OPSETS: Mapping[Precision, int] = {"fp16": 17, "fp32": 17, "bf16": 22}
 """17 has LayerNormalization, which every TensorRT since 8.6 maps; BF16 Conv exists from 22 on."""
 
@@ -92,11 +89,8 @@ def with_epilogues() -> tuple[Pass, ...]:
 
 def pass_names() -> list[str]:
     """Every pass that a pipeline may name, for the shell; none is imported. Each has a file of its name."""
-    from importlib.metadata import entry_points
-
     files = (Path(__file__).parents[1] / "passes").glob("[!_]*.py")
-    others = (entry.name for entry in entry_points(group=GROUP))
-    return [*sorted(file.stem.replace("_", "-") for file in files), *others]
+    return sorted(file.stem.replace("_", "-") for file in files)
 
 
 def summaries() -> Mapping[str, str]:
@@ -131,12 +125,11 @@ def select(
     Raises:
         UsageError: an unknown preset, pass or option, or something else than a pass.
     """
-    from rewriter.pipeline.registry import check_name
-    from rewriter.pipeline.text import listed
+    from rewriter.pipeline.text import find, listed
 
     own = preset_named(preset).steps
     chosen = own if passes is None else listed(passes, own)
-    dropped = {check_name(name.strip(), "`skip`") for name in skip}
+    dropped = {find(name.strip(), "`skip`").name for name in skip}
     steps = [step for step in chosen if step.name not in dropped]
     for step in listed(add):
         same = [at for at, other in enumerate(steps) if other.name == step.name]

@@ -1,77 +1,58 @@
-"""Pipelines as text: `fuse-layer-norm{channel_axis=transpose},clean-casts` and back.
+"""Pipelines as text: `merge-projections{longest=256},clean-casts` and back.
 
     pipeline = [ pass { "," pass } ]
-    pass     = name [ "{" [ option { " " option } ] "}" ]
-    option   = field "=" [ value { "," value } ]
+    pass     = name [ "{" { option "=" value } "}" ]
 
-A value that holds anything but letters, digits and `_ . / * ? : + -` stands in double quotes, with
-the escapes of JSON. Spaces around commas and braces do not matter. The options of a pass are its dataclass
-fields: a bool, int, float, str, a Literal of strings, or a tuple of strings.
+Spaces part options, and do not matter elsewhere. The options of a pass are its dataclass fields: a bool, int,
+float, str or a Literal of strings. A value consists of letters, digits and `_ . / * ? : + -`.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from functools import cache
 from types import EllipsisType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rewriter.ir.base import GraphPass, ModelPass, Pass
 from rewriter.ir.errors import UsageError, nearest
-from rewriter.pipeline import registry
-from rewriter.pipeline.reader import Text, converted, expected
+from rewriter.pipeline.reader import Text, read
+from rewriter.pipeline.schema import Option
 
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
-_PLAIN = re.compile(r"[A-Za-z0-9_./*?:+-]+")
-_VALUE = re.compile(rf'"(?:[^"\\]|\\.)*"|{_PLAIN.pattern}')
-_TOKEN = re.compile(rf"{_VALUE.pattern}|\S")
+_STEP = re.compile(r"\s*([\w-]+)\s*(?:\{([^{}]*)\}\s*)?(,|$)")
+_OPTION = re.compile(r"\s*([\w-]+)\s*=\s*([\w./*?:+-]+)(?:\s+|$)")
 
 
-@dataclass(frozen=True)
-class PassOption:
-    """One option of a pass. `kind` is the annotation of its field."""
+def own_passes() -> dict[str, type[Pass]]:
+    """Our passes by name, in the order of `ALL`."""
+    from rewriter.passes import ALL
 
-    name: str
-    kind: Any
-    default: Any
+    return {kind.name: kind for kind in ALL}
 
-    @property
-    def type_text(self) -> str:
-        """The type as a user writes it: `auto | always | never`, `float`, `text,text`."""
-        if get_origin(self.kind) is Literal:
-            return " | ".join(map(str, get_args(self.kind)))
-        if get_origin(self.kind) is tuple:
-            return "text,text,..."
-        return {bool: "true | false", str: "text"}.get(self.kind) or str(self.kind.__name__)
 
-    @property
-    def default_text(self) -> str:
-        """The default as a user writes it; empty for an empty list."""
-        return _text(self.default)
+def find(name: str, where: str) -> type[Pass]:
+    """Returns the pass of that name. `where` is the place in which the user wrote it.
 
-    def read(self, texts: Sequence[str], where: str) -> object:
-        """Returns its value from texts, several for a tuple.
+    Raises:
+        UsageError: there is none.
+    """
+    own = own_passes()
+    if name not in own:
+        hint = f"{nearest(name, own)}; `rewriter passes` lists them"
+        raise UsageError(f"unknown pass {name!r}", where=where, hint=hint)
+    return own[name]
 
-        Raises:
-            UsageError: the type does not take them.
-        """
-        try:
-            given = [str(json.loads(text)) if text.startswith('"') else text for text in texts]
-            if get_origin(self.kind) is tuple:
-                return tuple(given)
-            if len(given) != 1:
-                raise ValueError(f"it takes one value: {expected(self.kind)}")
-            return converted(Text(given[0]), self.kind)
-        except ValueError as error:
-            what = f"option {self.name!r} cannot be {','.join(texts)!r}"
-            raise UsageError(what, where=where, hint=f"{error}, such as {self.default_text}") from error
+
+def require(names: Iterable[str]) -> None:
+    """Accepts names of passes."""
+    for name in names:
+        find(name, "")
 
 
 @cache  # evaluating the annotations of all passes costs 30 ms, and every report renders them
-def options_of(kind: type[Pass]) -> Mapping[str, PassOption]:
+def options_of(kind: type[Pass]) -> Mapping[str, Option]:
     """The options of a pass by name, in the order of its fields.
 
     Raises:
@@ -79,15 +60,12 @@ def options_of(kind: type[Pass]) -> Mapping[str, PassOption]:
             of the pass.
     """
     hints = get_type_hints(kind)
-    return {f.name: _option(kind, f.name, hints[f.name], f.default) for f in fields(kind)}
-
-
-def _option(kind: type[Pass], name: str, hint: Any, default: Any) -> PassOption:
-    known = hint in (bool, int, float, str) or hint == tuple[str, ...]
-    literal = get_origin(hint) is Literal and all(isinstance(a, str) for a in get_args(hint))
-    if default is MISSING or not (known or literal):
-        raise TypeError(f"{kind.__name__}.{name}: {hint} with default {default!r} cannot be an option")
-    return PassOption(name, hint, default)
+    for item in fields(kind):
+        hint = hints[item.name]
+        literal = get_origin(hint) is Literal and all(isinstance(choice, str) for choice in get_args(hint))
+        if item.default is MISSING or not (literal or hint in (bool, int, float, str)):
+            raise TypeError(f"{kind.__name__}.{item.name}: {hint} cannot be an option, or has no default")
+    return {item.name: Option(item.name, hints[item.name], item.default) for item in fields(kind)}
 
 
 def parse(text: str) -> tuple[Pass, ...]:
@@ -97,7 +75,40 @@ def parse(text: str) -> tuple[Pass, ...]:
         UsageError: an unknown pass or option, a value of the wrong type, or a syntax error; the
             message gives the column (from 1) and the nearest name that exists.
     """
-    return tuple(_Reader(text).pipeline())
+    return tuple(_steps(text)) if text.strip() else ()
+
+
+def _steps(text: str) -> Iterator[Pass]:
+    end, more = 0, ","
+    while more:
+        where = f"pipeline {text!r}, column {end + 1}"
+        match = _STEP.match(text, end)
+        if match is None:
+            hint = 'the form is "pass{option=value other=value},pass"'
+            raise UsageError(f"expected a pass, found {text[end:] or 'the end'!r}", where=where, hint=hint)
+        name, options, more = match.groups()
+        kind, end = find(name, where), match.end()
+        yield kind(**_values(kind, options or "", where))
+
+
+def _values(kind: type[Pass], text: str, where: str) -> dict[str, Any]:
+    options, values = options_of(kind), dict[str, Any]()
+    text = text.strip()
+    while text:
+        match = _OPTION.match(text)
+        if match is None:
+            what = f"{kind.name}: expected option=value, found {text!r}"
+            raise UsageError(what, where=where, hint="spaces part options; a value has none, nor quotes")
+        name, value = match.groups()
+        if name not in options:
+            hint = nearest(name, options) if options else f"{kind.name} has no options"
+            raise UsageError(f"{kind.name} has no option {name!r}", where=where, hint=hint)
+        if name in values:
+            what = f"{kind.name}: option {name!r} is given twice"
+            raise UsageError(what, where=where, hint="keep one of the two")
+        values[name] = read(options[name], Text(value), f"{where}, {kind.name}'s option {name!r}")
+        text = text[match.end() :]
+    return values
 
 
 def listed(
@@ -141,99 +152,22 @@ def _given(entry: Any) -> Pass:
 def render(passes: Iterable[Pass]) -> str:
     """Writes the shortest text of a pipeline: options at their defaults are left out.
 
-    A pass of the user's own code, which no text can name, is written with its name alone.
+    A pass of the user's own code whose options no text can hold is written with its name alone.
     """
-    ours = frozenset(registry.own_passes().values()) if (passes := tuple(passes)) else frozenset()
-    return ",".join(step.name + _options(step, known=type(step) in ours) for step in passes)
+    return ",".join(step.name + _options(step) for step in passes)
 
 
-def _options(step: Pass, *, known: bool) -> str:
+def _options(step: Pass) -> str:
     """`{name=value ...}` of the options that differ from their defaults; empty if none does."""
     try:
         options = options_of(type(step)).values()
-    except TypeError:  # its fields hold what no text can
-        if known:
-            raise
+    except TypeError:
         return ""
     values = [(option, getattr(step, option.name)) for option in options]
-    parts = [f"{o.name}={_text(v)}" for o, v in values if v != o.default or type(v) is not type(o.default)]
+    parts = [f"{option.name}={value_text(value)}" for option, value in values if value != option.default]
     return "{" + " ".join(parts) + "}" if parts else ""
 
 
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return ",".join(_text(part) for part in value)
-    if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) else json.dumps(value)
-    return repr(value)
-
-
-class _Reader:
-    """Recursive descent over the grammar in the module's docstring."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.tokens = [*_TOKEN.finditer(text)][::-1]
-        """Those to come; the next one is the last."""
-
-    def pipeline(self) -> Iterator[Pass]:
-        if not self.tokens:
-            return
-        yield self.one_pass()
-        while self.accept(","):
-            yield self.one_pass()
-        if self.tokens:
-            raise self.error("expected a comma or the end")
-
-    def one_pass(self) -> Pass:
-        where, options = self.where(), dict[str, object]()
-        kind = registry.find(self.take(_NAME, "the name of a pass"), where)
-        if self.accept("{"):
-            while not self.accept("}"):
-                self.option(kind, options)
-        return kind(**options)
-
-    def option(self, kind: type[Pass], options: dict[str, object]) -> None:
-        where, known = self.where(), options_of(kind)
-        name = self.take(_NAME, "an option or }")
-        if name not in known:
-            hint = nearest(name, known) if known else f"{kind.name} has no options"
-            raise UsageError(f"{kind.name} has no option {name!r}", where=where, hint=hint)
-        if name in options:
-            what = f"{kind.name}: option {name!r} is given twice"
-            raise UsageError(what, where=where, hint="keep one of the two")
-        if not self.accept("="):
-            raise self.error(f"expected = after option {name!r}")
-        options[name] = known[name].read([*self.values()], where)
-
-    def values(self) -> Iterator[str]:
-        if self.next() == "}" or self.next(after=1) == "=":  # `name=` next: the value before it is empty
-            return
-        yield self.take(_VALUE, "a value")
-        while self.accept(","):
-            yield self.take(_VALUE, "a value")
-
-    def next(self, after: int = 0) -> str:
-        return self.tokens[-1 - after][0] if len(self.tokens) > after else ""
-
-    def accept(self, sign: str) -> bool:
-        accepted = self.next() == sign
-        if accepted:
-            self.tokens.pop()
-        return accepted
-
-    def take(self, pattern: re.Pattern[str], what: str) -> str:
-        if not pattern.fullmatch(self.next()):
-            raise self.error(f"expected {what}")
-        return self.tokens.pop()[0]
-
-    def where(self) -> str:
-        position = self.tokens[-1].start() if self.tokens else len(self.text)
-        return f"pipeline {self.text!r}, column {position + 1}"
-
-    def error(self, message: str) -> UsageError:
-        found = repr(self.next()[0]) if self.tokens else "the end"
-        hint = 'the form is "pass{option=value other=value},pass"'
-        return UsageError(f"{message}, found {found}", where=self.where(), hint=hint)
+def value_text(value: object) -> str:
+    """The value of an option as a pipeline has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -13,7 +13,7 @@ from rewriter.ir.plan import Plan
 from rewriter.jobs.fix.result import FixResult
 from rewriter.judge.verdict import GOALS, Check
 from rewriter.pipeline.driver import PassResult
-from rewriter.pipeline.registry import own_passes
+from rewriter.pipeline.text import own_passes
 from rewriter.report.next_step import next_step
 from rewriter.report.terminal import NAME, Row, first_rows, shortened
 from rewriter.runtime.figures.outputs import OutputComparison

@@ -541,9 +541,9 @@ def test_version_and_passes() -> None:
     code, out, _ = quick("passes")
     assert code == 0
     assert "isolate-clip" in out
-    code, out, _ = quick("passes", "show", "isolate-clip")
+    code, out, _ = quick("passes", "show", "merge-projections")
     assert code == 0
-    assert "`when` (auto | always | never; default auto)" in out
+    assert "`longest` (a whole number; default 0)" in out
     assert quick("passes", "show", "isolate-clop")[0] == 2
 
 
@@ -552,7 +552,8 @@ def test_passes_and_presets_are_listed_with_the_default_marked() -> None:
     assert shown == listed
     assert "* rescale" in shown[1] and "  stamp" not in shown[1]
     made = {one["name"]: one for one in json.loads(quick("passes", "list", "--json", "-")[1])["passes"]}
-    assert made["isolate-clip"]["default"] and made["isolate-clip"]["options"]["when"]["default"] == "auto"
+    assert made["merge-projections"]["default"]
+    assert made["merge-projections"]["options"]["longest"] == {"type": "a whole number", "default": 0}
     presets = json.loads(quick("presets", "list", "--json", "-")[1])["presets"]
     assert [one["name"] for one in presets if one["default"]] == ["trt-fp16"]
 

@@ -14,7 +14,7 @@ import pytest
 from paths import ROOT
 
 import rewriter
-from rewriter.pipeline.registry import own_passes
+from rewriter.pipeline.text import own_passes
 
 FILES = ["LICENSE", "README.md", "pyproject.toml"]
 FOLDERS = ["docs", "rewriter"]

@@ -10,21 +10,18 @@ from rewriter.passes.drop_round_trips import PROBE, DropRoundTrips
 
 
 @pytest.mark.parametrize(
-    ("when", "target", "answer", "applies"),
+    ("target", "answer", "applies"),
     [
-        pytest.param("auto", "tensorrt-rtx", "", True, id="TensorRT-RTX without probe results"),
-        pytest.param("auto", "tensorrt-rtx", "wrong", True, id="seen to be wrong"),
-        pytest.param("auto", "tensorrt-rtx", "right", False, id="seen to be right"),
-        pytest.param("auto", "tensorrt", "", True, id="an unknown release"),
-        pytest.param("auto", "10.13", "", False, id="a release of which nothing is known"),
-        pytest.param("auto", "10.13", "wrong", True, id="a release seen to be wrong"),
-        pytest.param("never", "tensorrt-rtx", "wrong", False, id="never"),
-        pytest.param("always", "10.13", "right", True, id="always"),
+        pytest.param("tensorrt-rtx", "", True, id="TensorRT-RTX without probe results"),
+        pytest.param("tensorrt-rtx", "wrong", True, id="seen to be wrong"),
+        pytest.param("tensorrt-rtx", "right", False, id="seen to be right"),
+        pytest.param("tensorrt", "", True, id="an unknown release"),
+        pytest.param("10.13", "", False, id="a release of which nothing is known"),
+        pytest.param("10.13", "wrong", True, id="a release seen to be wrong"),
     ],
 )
-def test_when(when: str, target: str, answer: str, applies: bool) -> None:
+def test_the_target_decides(target: str, answer: str, applies: bool) -> None:
     parsed = Target.parse(target)
     known = Target(parsed.library, parsed.version, {PROBE: answer} if answer else {})
-    step = DropRoundTrips(when=when)  # type: ignore[arg-type]
-    _, report = apply(step, graph(DropRoundTrips.before), Context(target=known))
+    _, report = apply(DropRoundTrips(), graph(DropRoundTrips.before), Context(target=known))
     assert bool(report.changes) is applies

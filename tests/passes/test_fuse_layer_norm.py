@@ -63,10 +63,10 @@ def test_an_fp16_epsilon_is_kept_exactly() -> None:
 
 @st.composite
 def layer_norms(draw: st.DrawFn) -> Model:
-    """A LayerNorm over any axes of any small shape, with weights written in any way that broadcasts."""
+    """A LayerNorm over the last axes of any small shape, with weights written in any way that broadcasts."""
     shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
     rank = len(shape)
-    axes = sorted(draw(st.sets(st.integers(0, rank - 1), min_size=1)))
+    axes = list(range(draw(st.integers(0, rank - 1)), rank))
     written = [a - rank if draw(st.booleans()) else a for a in axes]
     full = [d if i in axes else 1 for i, d in enumerate(shape)]
     dims = full[draw(st.integers(0, axes[0])) :]
@@ -79,8 +79,8 @@ def layer_norms(draw: st.DrawFn) -> Model:
 
 
 @given(layer_norms())
-def test_any_axes_and_any_weights(before: Model) -> None:
-    result, report = apply(FuseLayerNorm(channel_axis="transpose"), before)
+def test_any_last_axes_and_any_weights(before: Model) -> None:
+    result, report = apply(FuseLayerNorm(), before)
     assert "LayerNormalization" in ops(result)
     assert len(report.changes) == 1
     feeds = random_feeds(before)
@@ -104,13 +104,3 @@ def test_real_exports(case: str, count: int) -> None:
         feeds = dict(sample)
     for a, b in zip(run(before, feeds), run(result, feeds), strict=True):
         assert np.linalg.norm(a - b) <= FuseLayerNorm.exactness.tolerance * np.linalg.norm(a)
-
-
-def test_nafnet_with_transposes() -> None:
-    before = load(onnx.version_converter.convert_version(onnx.load(MODELS / "nafnet.onnx"), 17))
-    result, report = apply(FuseLayerNorm(channel_axis="transpose"), before)
-    assert len(report.changes) == 10
-    with np.load(MODELS / "nafnet.npz") as sample:
-        feeds = dict(sample)
-    (a,), (b,) = run(before, feeds), run(result, feeds)
-    assert np.linalg.norm(a - b) <= FuseLayerNorm.exactness.tolerance * np.linalg.norm(a)

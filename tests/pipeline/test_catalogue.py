@@ -11,10 +11,9 @@ from docs.catalogue import OTHER_RULES, PAGES, ROOT, main
 from rewriter.hazards.kinds import KINDS as KINDS_OF_HAZARD
 from rewriter.hazards.planning import free_fp32
 from rewriter.ir.base import Pass
-from rewriter.passes.isolate_clip import IsolateClip
+from rewriter.passes.postpone_resize import PostponeResize
 from rewriter.pipeline import catalogue
-from rewriter.pipeline.registry import own_passes
-from rewriter.pipeline.text import options_of
+from rewriter.pipeline.text import options_of, own_passes
 from rewriter.runtime.figures.metrics import METRICS
 
 KINDS = list(own_passes().values())
@@ -67,10 +66,10 @@ def test_a_pass_documents_itself(kind: type[Pass]) -> None:
 
 
 def test_a_page_holds_what_a_user_asks_for() -> None:
-    text = catalogue.page(IsolateClip)
-    assert "lose a bound" in text
-    assert "FP32 result: bit-equal" in text
-    assert "- `when` (auto | always | never; default auto): `auto` follows" in text
-    assert "- computed bounds: TensorRT does not fuse such a Clip" in text
-    assert "    y = Clip(c, low, high)" in text
-    assert "    y = Min(m, high)" in text
+    text = catalogue.page(PostponeResize)
+    assert "FP32 result: within 1e-05" in text
+    assert "- `work` (a whole number; default 1443): Least work" in text
+    assert "- a model below opset 11" in text
+    assert "Before (`postpone-resize{work=0}`):" in text
+    assert "    y = Conv(joined, w, bias)" in text
+    assert "    y = Add(large, rest)" in text

@@ -70,7 +70,7 @@ def result(**changes: object) -> FixResult:
     whole = FixResult(
         model=STATIC,
         output=Path("out/fixed.onnx"),
-        pipeline="clean-casts,isolate-clip{when=always}",
+        pipeline="clean-casts,isolate-clip",
         target=Target(),
         passes=[
             PassResult("clean-casts", (), (), 0.01),

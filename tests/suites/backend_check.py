@@ -18,7 +18,7 @@ from rewriter.ir.errors import ArithmeticRunError, RewriterError
 from rewriter.ir.model import Model, load, walk_graphs
 from rewriter.judge.arithmetic_checks import check_emulation
 from rewriter.judge.expected import expected_outputs
-from rewriter.pipeline.registry import own_passes
+from rewriter.pipeline.text import own_passes
 from rewriter.runtime.figures.pair import Pair, is_float
 
 Outcome = Literal["good", "repaired", "declined", "not compared", "bad", "crash"]

@@ -14,7 +14,7 @@ from rewriter.jobs.fix.attempt import Attempt, Result
 from rewriter.jobs.fix.job import FixJob
 from rewriter.judge.verdict import ADVICE, GOALS, ORIGINAL, Check, Verdict, deciding
 from rewriter.pipeline.presets import preset_named
-from rewriter.pipeline.registry import own_passes
+from rewriter.pipeline.text import own_passes
 from rewriter.runtime.figures.tolerances import precision_of
 
 Kind = Literal["verified", "as-fp32", "unverified", "failed", "unbuildable"]

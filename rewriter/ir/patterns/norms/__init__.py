@@ -151,7 +151,7 @@ def frame(graph: GraphEditor, norm: Norm) -> Frame:
 
 
 def replace(graph: GraphEditor, norm: Norm) -> str | None:
-    """Replaces `norm` by LayerNormalization; between Transposes if its axes are not the last.
+    """Replaces `norm`, whose axes are the last ones, by LayerNormalization.
 
     The operator normalises over the axes from `axis` to the last, its scale and bias have exactly
     the shape of those axes (bias may be left out, scale may not), and `epsilon` is an FP32
@@ -167,26 +167,10 @@ def replace(graph: GraphEditor, norm: Norm) -> str | None:
             parts.append(_shaped(graph, norm.bias, where))
     except _UnknownSizeError as error:
         return str(error)
-    perm = _last(where)
-    source, output = norm.input, norm.output
-    before: list[NodeProto] = []
-    after: list[NodeProto] = []
-    if perm:
-        dtype = graph.dtype(norm.output)
-        source, output = (graph.tensor(f"{norm.output}/{end}", dtype=dtype) for end in ("in", "out"))
-        before.append(graph.make("Transpose", [norm.input], [source], perm=perm))
-        after.append(graph.make("Transpose", [output], [norm.output], perm=np.argsort(perm).tolist()))
-    inputs, axis = [source, *parts], -len(norm.axes)
-    node = graph.make("LayerNormalization", inputs, [output], axis=axis, epsilon=norm.epsilon)
-    graph.substitute(norm.output, *before, node, *after)
+    inputs, axis = [norm.input, *parts], -len(norm.axes)
+    node = graph.make("LayerNormalization", inputs, [norm.output], axis=axis, epsilon=norm.epsilon)
+    graph.substitute(norm.output, node)
     return None
-
-
-def _last(where: Frame) -> list[int]:
-    """The permutation that brings the normalised axes to the end; [] if they are there."""
-    if where.trailing or where.rank is None:
-        return []
-    return [i for i in range(where.rank) if i not in where.axes] + list(where.axes)
 
 
 def _ones(graph: GraphEditor, norm: Norm, where: Frame) -> str:
