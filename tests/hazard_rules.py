@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping
 
 import graphs
-from onnx import TensorProto
 
 from rewriter.hazards import RULES, SCAN_RULES, PrecisionRequest, Survey
 from rewriter.hazards.kinds import KINDS
 from rewriter.ir.base import Target
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.model import facts
-from rewriter.ir.plan import Range
+from rewriter.ir.plan import Precision, Range
 
 NAMES = {rule.__name__: rule for rule in RULES}
 SCANNED = {rule.__name__: rule for rule in SCAN_RULES}
@@ -39,9 +38,7 @@ def surveyed(
         for name, r in (ranges or {}).items()
     }
     graph = open_graphs(source, facts.infer(source))[scope]
-    return Survey(
-        graph, scope, measured, {"": opset}, request or PrecisionRequest(TensorProto.FLOAT16), mixed
-    )
+    return Survey(graph, scope, measured, {"": opset}, request or PrecisionRequest(), mixed)
 
 
 def found(
@@ -64,7 +61,7 @@ def said(
     text: str,
     ranges: Ranges | None = None,
     *,
-    low: int = TensorProto.FLOAT16,
+    low: Precision = "fp16",
     mixed: bool = False,
     opset: int = 17,
     target: str = "tensorrt",

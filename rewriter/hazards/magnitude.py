@@ -10,7 +10,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.hazards.kinds import Hazard, Severity
-from rewriter.hazards.survey import Survey
+from rewriter.hazards.survey import HEADROOM, Survey
 from rewriter.ir.english import figure
 from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import VIEWS
@@ -154,7 +154,7 @@ def _root(survey: Survey, norm: Norm) -> tuple[NodeProto, ...]:
 
 def inside_limit(survey: Survey) -> float:
     """Largest square that counts as in range: squaring an operand squares its head-room, too."""
-    return survey.largest / survey.request.headroom**2
+    return survey.largest / HEADROOM**2
 
 
 def fits_inside(survey: Survey, norm: Norm) -> bool:

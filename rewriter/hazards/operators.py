@@ -13,6 +13,7 @@ from onnx import NodeProto
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.survey import Survey
 from rewriter.ir.base import Target
+from rewriter.ir.plan import plugin_types
 
 TYPES = ("FP32", "FP16", "BF16")
 
@@ -75,9 +76,9 @@ def refused_by_parser(node: NodeProto, low: str, target: Target) -> str:
 
 def refused_operators(survey: Survey) -> Iterator[Hazard]:
     """Nodes that the target's parser refuses, and those that a DLA leaves to the GPU."""
-    target = survey.request.target
+    target, plugins = survey.request.target, plugin_types(survey.request.plugin_types)
     for node in survey.graph.nodes:
-        if node.domain not in ("", "ai.onnx") or node.op_type in survey.request.plugins:
+        if node.domain not in ("", "ai.onnx") or node.op_type in plugins:
             continue
         if not types_of(node.op_type, target):
             reason = f"{target} has no {node.op_type} (NVIDIA's operator table)"

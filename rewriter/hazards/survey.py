@@ -6,19 +6,25 @@ and their output has the range of their input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from onnx import NodeProto, TensorProto
 
 from rewriter.hazards.kinds import Hazard, Severity
-from rewriter.ir.base import Target
+from rewriter.ir.base import Kept, Target
 from rewriter.ir.graph import GraphEditor, casts_floats
 from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import EXCHANGEABLE, TypeRule, TypeRules, type_rules
 from rewriter.ir.patterns.norms import Norm, find_norms
-from rewriter.ir.plan import InputsOutputs, Range, io_type
+from rewriter.ir.plan import InputsOutputs, Precision, Range, io_type
+
+LOW_TYPES: dict[Precision, int] = {
+    "fp32": TensorProto.FLOAT,
+    "fp16": TensorProto.FLOAT16,
+    "bf16": TensorProto.BFLOAT16,
+}
 
 LARGEST: dict[int, float] = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16: 3.3895313892515355e38}
 """Largest finite number: IEEE 754 binary16, and the upper half of a binary32."""
@@ -34,25 +40,32 @@ class PrecisionRequest:
     """The lower precision that the user asks for, with its conditions.
 
     Attributes:
-        low: TensorProto.FLOAT16 or BFLOAT16.
         io: Types of graph inputs and outputs.
-        keep_nodes: Patterns (fnmatch) of node or output names that stay in FP32.
-        keep_ops: Operator types that stay in FP32.
-        headroom: Growth over the measured range that must still fit.
+        keep_nodes: Patterns (fnmatch) of node or output names that stay in FP32; `keep_ops`: operators.
+        lower: Nodes that stay in the lower precision, whatever a rule or `keep_nodes` says.
+        plugin_types: Types of operators without a schema.
+        epilogues: Use FP32 where it is free (`rewriter.hazards.planning.free_fp32`).
+        rules: The user's own, which come before ours.
+        target: The TensorRT that the model is for.
         measured_norms: True if the nodes of a decomposed normalisation may compute in FP16 where their
             measured ranges allow it.
-        plugins: Operators without a schema whose types the user gave.
-        target: The TensorRT that the model is for.
     """
 
-    low: int
+    precision: Precision = "fp16"
     io: InputsOutputs = "keep"
     keep_nodes: tuple[str, ...] = ()
     keep_ops: tuple[str, ...] = ()
-    headroom: float = HEADROOM
-    measured_norms: bool = False
-    plugins: frozenset[str] = frozenset()
+    lower: Kept = field(default_factory=Kept)
+    plugin_types: tuple[str, ...] = ()
+    epilogues: bool = False
+    rules: tuple[Callable[[Survey], Iterable[Hazard]], ...] = ()
     target: Target = field(default_factory=Target)
+    measured_norms: bool = False
+
+    @property
+    def low(self) -> int:
+        """TensorProto.FLOAT16 or BFLOAT16."""
+        return LOW_TYPES[self.precision]
 
     @property
     def largest(self) -> float:
@@ -62,7 +75,7 @@ class PrecisionRequest:
     @property
     def limit(self) -> float:
         """Largest measured value that counts as in range."""
-        return self.largest / self.headroom
+        return self.largest / HEADROOM
 
 
 @dataclass
@@ -104,7 +117,7 @@ class Survey:
     @property
     def low_name(self) -> str:
         """The lower precision's name, FP16 or BF16."""
-        return "FP16" if self.is_fp16 else "BF16"
+        return self.request.precision.upper()
 
     @property
     def largest(self) -> float:

@@ -15,6 +15,7 @@ from rewriter.ir.base import Kept
 from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import QUANTISING, RECURRENT, SAME_VALUES
 from rewriter.ir.model.schemas import READS_BITS
+from rewriter.ir.plan import plugin_types
 
 SEQUENCE_LENS = 4
 """Place of the lengths of the sequences among the inputs of LSTM, GRU and RNN."""
@@ -33,6 +34,7 @@ def user_choice(survey: Survey) -> Iterator[Hazard]:
 
 def no_lower_type(survey: Survey) -> Iterator[Hazard]:
     """Operators without a schema, without the lower type, or at tensors of unknown type."""
+    plugins = plugin_types(survey.request.plugin_types)
     for node in survey.nodes:
         rules = survey.rules(node)
         unknown = [t for t in (*node.input, *node.output) if t and not survey.graph.dtype(t)]
@@ -40,7 +42,7 @@ def no_lower_type(survey: Survey) -> Iterator[Hazard]:
             yield Hazard(
                 node, "no-lower-type", f"{node.op_type} reads the bits of its input: it keeps its types"
             )
-        elif node.op_type in survey.request.plugins:
+        elif node.op_type in plugins:
             continue
         elif rules is None:
             yield Hazard(node, "no-schema", f"{node.op_type} has no ONNX schema: it keeps its types")

@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack
 
 from rewriter.hazards import KEPT, SCAN_RULES, Hazard, PrecisionRequest, Rule, Survey, is_kept
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
-from rewriter.hazards.planning.planner import LOW_TYPES, surveys
+from rewriter.hazards.planning.planner import surveys
 from rewriter.hazards.user_rules import rules_of_the_user
 from rewriter.ir.base import Context, Target
 from rewriter.ir.errors import ArithmeticRunError
@@ -94,7 +94,7 @@ class _Scan:
         with self.stage("ranges"):
             ranges = self._measure(model, facts, samples)
         with self.stage("hazards"):
-            settings = PrecisionRequest(LOW_TYPES[self.precision], target=self.target)
+            settings = PrecisionRequest(self.precision, target=self.target)
             seen = list(surveys(model, facts, ranges, settings))
             findings = list(_findings(seen, (*SCAN_RULES, *self.rules)))
         with self.stage("tf32"):

@@ -8,7 +8,7 @@ from typing import cast
 
 from onnx import NodeProto
 
-from rewriter.hazards.planning.planner import LOW_TYPES
+from rewriter.hazards.survey import LOW_TYPES
 from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refusal, Stage
 from rewriter.ir.english import count
 from rewriter.ir.graph.casts import TypeRequest, retype

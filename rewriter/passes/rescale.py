@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from onnx import TensorProto
-
 from rewriter.hazards.planning.planner import surveys
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.ir.base import Context, Event, Exactness, ModelPass, Refusal, Requires, Rescaled, Stage
@@ -69,7 +67,7 @@ class Rescale(ModelPass):
             yield from _recorded(model, _as_planned(graphs, context.plan))
             return
         ranges = context.ranges if context.ranges is not None else {}
-        request = PrecisionRequest(TensorProto.FLOAT16)
+        request = PrecisionRequest()
         for survey in reversed(list(surveys(model, facts.infer(model), ranges, request, tag=self.name))):
             if isinstance(ranges, Ranges) and not ranges.real:
                 yield from _made_up(survey)

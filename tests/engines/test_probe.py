@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import rewriter
 from passes.isolate_clip import IsolateClip
 from rewriter.cli import app
-from rewriter.hazards.planning.planner import PlanRequest, make_plan
+from rewriter.hazards.planning.planner import make_plan
 from rewriter.hazards.quirks import every_probe, table
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Context, Target
@@ -354,7 +354,7 @@ def rules_of(body: str, target: Target, *, epilogues: bool = False) -> list[str]
     facts = tensor_facts.infer(source)
     feeds = {"x": np.full((1, 4096), 40.0, np.float32), "w": np.full((4096, 2), 0.5, np.float32)}
     feeds = {port.name: feeds[port.name] for port in source.signature.inputs}
-    wish = PlanRequest(target=target, epilogues=epilogues)
+    wish = PrecisionRequest(target=target, epilogues=epilogues)
     plan = make_plan(source, facts, measure_ranges(source, [feeds], facts), wish)
     return [decision.rule for decision in plan.decisions]
 
@@ -388,7 +388,7 @@ def test_partial_sums_are_no_hazard_where_accumulators_are_fp32() -> None:
     facts = tensor_facts.infer(deep)
 
     def hazards_of(target: Target) -> int:
-        (survey,) = surveys(deep, facts, {}, PrecisionRequest(onnx.TensorProto.FLOAT16, target=target))
+        (survey,) = surveys(deep, facts, {}, PrecisionRequest(target=target))
         return len(list(accumulator_error(survey)))
 
     assert hazards_of(answering()) == 1

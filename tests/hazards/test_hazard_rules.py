@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import pytest
 from hazard_rules import SCANNED, Ranges, one, said, surveyed
-from onnx import TensorProto
 
 from rewriter.hazards import RULES, SCAN_RULES
-from rewriter.ir.plan import Range
+from rewriter.ir.plan import Precision, Range
 
-FP16, BF16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
+FP16: Precision = "fp16"
+BF16: Precision = "bf16"
 NAN = Range(-1.0, 1.0, math.nan, False)
 
 
@@ -33,7 +33,7 @@ class TestOverflow:
             pytest.param({"a": NAN}, FP16, "warning a", id="NaN in FP32 already"),
         ],
     )
-    def test_by_the_measured_range(self, ranges: Ranges, low: int, expected: str) -> None:
+    def test_by_the_measured_range(self, ranges: Ranges, low: Precision, expected: str) -> None:
         assert said("overflowing", self.CHAIN, ranges, low=low) == expected
 
     def test_a_chain_has_one_reason(self) -> None:
@@ -109,7 +109,7 @@ class TestInternalOverflow:
             pytest.param("ReduceSum", FP16, (0, 3e3), "", id="ReduceSum shows its sum"),
         ],
     )
-    def test_hidden_sums(self, op: str, low: int, ranges: tuple[float, float], expected: str) -> None:
+    def test_hidden_sums(self, op: str, low: Precision, ranges: tuple[float, float], expected: str) -> None:
         text = one(op, result="4,64" if op == "LpNormalization" else "1,1")
         assert said("hidden_sums", text, {"x": ranges}, low=low) == expected
 
@@ -217,7 +217,7 @@ class TestAccumulation:
             pytest.param("32768", BF16, "", id="BF16 accumulates in FP32"),
         ],
     )
-    def test_error_grows_with_the_root_of_the_depth(self, depth: str, low: int, expected: str) -> None:
+    def test_error_grows_with_the_root_of_the_depth(self, depth: str, low: Precision, expected: str) -> None:
         assert said("accumulator_error", self.MATMUL.replace("K", depth), low=low) == expected
 
     def test_running_sums(self) -> None:
@@ -238,7 +238,7 @@ class TestLoss:
             pytest.param(2e-8, BF16, "", id="BF16 has FP32's exponents"),
         ],
     )
-    def test_vanishing(self, high: float, low: int, expected: str) -> None:
+    def test_vanishing(self, high: float, low: Precision, expected: str) -> None:
         assert said("vanishing", one("Relu"), {"y": (0, high)}, low=low) == expected
 
     @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ class TestLoss:
             pytest.param("y = Clip(x, , c)", FP16, "", id="a bound of Clip"),
         ],
     )
-    def test_a_huge_scalar(self, body: str, low: int, expected: str) -> None:
+    def test_a_huge_scalar(self, body: str, low: Precision, expected: str) -> None:
         text = f"g (float[2] x) => (float[2] y) <float c = {{1e6}}> {{ {body} }}"
         assert said("weights", text, low=low) == expected
 
@@ -365,7 +365,7 @@ class TestAttention:
             pytest.param(ADDED.replace("Softmax<axis = -1>", "Relu"), FP16, "", id="without Softmax no mask"),
         ],
     )
-    def test_masks(self, text: str, low: int, expected: str) -> None:
+    def test_masks(self, text: str, low: Precision, expected: str) -> None:
         assert said("masks", text, self.OPEN, low=low) == expected
 
     def test_a_row_whose_nan_is_replaced(self) -> None:
@@ -412,10 +412,10 @@ class TestAttention:
             pytest.param(1e4, FP16, "note y", id="steps of 8"),
             pytest.param(1000, FP16, "", id="steps below one"),
             pytest.param(math.inf, FP16, "", id="infinite scores are another rule's"),
-            pytest.param(1e4, TensorProto.BFLOAT16, "", id="BF16"),
+            pytest.param(1e4, BF16, "", id="BF16"),
         ],
     )
-    def test_large_logits(self, high: float, low: int, expected: str) -> None:
+    def test_large_logits(self, high: float, low: Precision, expected: str) -> None:
         text = "g (float[2,8] s) => (float[2,8] y) { y = Softmax<axis = -1>(s) }"
         assert said("large_logits", text, {"s": (-1e9, high)}, low=low) == expected
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 from hazard_rules import NAMES, Ranges, found, surveyed
-from onnx import TensorProto
 
 from rewriter.hazards import PrecisionRequest, types
-from rewriter.ir.plan import Range
+from rewriter.ir.plan import Precision, Range
 
-FP16, BF16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
+FP16: Precision = "fp16"
+BF16: Precision = "bf16"
 
 
 class TestRequests:
@@ -27,11 +27,11 @@ class TestRequests:
     @pytest.mark.parametrize(
         ("asked", "expected"),
         [
-            pytest.param(PrecisionRequest(FP16, keep_nodes=("enc_*",)), "enc_a enc_b", id="a pattern"),
-            pytest.param(PrecisionRequest(FP16, keep_nodes=("enc_b", "y")), "enc_b y", id="two names"),
-            pytest.param(PrecisionRequest(FP16, keep_nodes=("enc",)), "", id="a pattern is no prefix"),
-            pytest.param(PrecisionRequest(FP16, keep_ops=("Exp",)), "enc_a y", id="an operator"),
-            pytest.param(PrecisionRequest(FP16), "", id="nothing requested"),
+            pytest.param(PrecisionRequest(keep_nodes=("enc_*",)), "enc_a enc_b", id="a pattern"),
+            pytest.param(PrecisionRequest(keep_nodes=("enc_b", "y")), "enc_b y", id="two names"),
+            pytest.param(PrecisionRequest(keep_nodes=("enc",)), "", id="a pattern is no prefix"),
+            pytest.param(PrecisionRequest(keep_ops=("Exp",)), "enc_a y", id="an operator"),
+            pytest.param(PrecisionRequest(), "", id="nothing requested"),
         ],
     )
     def test_user_choice(self, asked: PrecisionRequest, expected: str) -> None:
@@ -83,7 +83,7 @@ class TestTypes:
             ),
         ],
     )
-    def test_no_lower_type(self, text: str, opset: int, low: int, expected: str) -> None:
+    def test_no_lower_type(self, text: str, opset: int, low: Precision, expected: str) -> None:
         assert found("no_lower_type", text, opset=opset, request=PrecisionRequest(low)) == expected
 
     def test_unmeasured(self) -> None:
@@ -141,7 +141,7 @@ class TestSmallWeights:
             ),
         ],
     )
-    def test_small_weights(self, text: str, low: int, expected: str) -> None:
+    def test_small_weights(self, text: str, low: Precision, expected: str) -> None:
         assert found("small_weights", text, request=PrecisionRequest(low)) == expected
 
     def test_the_range_may_exclude_a_loss(self) -> None:
@@ -160,7 +160,7 @@ class TestUnderflow:
             pytest.param(1e-8, BF16, "", id="BF16 has FP32's exponents"),
         ],
     )
-    def test_measured_ranges(self, largest: float, low: int, expected: str) -> None:
+    def test_measured_ranges(self, largest: float, low: Precision, expected: str) -> None:
         ranges = {"a": (0.0, largest), "x": (0.0, 1.0), "b": (0.0, 1.0)}
         assert found("underflow", TestOverflow.TEXT, ranges, request=PrecisionRequest(low)) == expected
 
@@ -185,7 +185,7 @@ class TestOverflow:
         ],
     )
     def test_measured_ranges(
-        self, ranges: Mapping[str, Range | tuple[float, float]], low: int, expected: str
+        self, ranges: Mapping[str, Range | tuple[float, float]], low: Precision, expected: str
     ) -> None:
         assert found("overflow", self.TEXT, ranges, request=PrecisionRequest(low)) == expected
 
@@ -198,7 +198,7 @@ class TestOverflow:
             pytest.param("3.4028234e38", BF16, "y", id="FLT_MAX in BF16"),
         ],
     )
-    def test_constants(self, constant: str, low: int, expected: str) -> None:
+    def test_constants(self, constant: str, low: Precision, expected: str) -> None:
         text = f"g (float[2] x) => (float[2] y) <float c = {{{constant}}}> {{ y = Min(x, c) }}"
         assert (
             found("overflow", text, {"c": (float(constant), float(constant))}, request=PrecisionRequest(low))
@@ -322,7 +322,7 @@ class TestNormsAndEpsilons:
         ],
     )
     def test_epsilon_matters_for_small_values(
-        self, low: int, range_: tuple[float, float], expected: str
+        self, low: Precision, range_: tuple[float, float], expected: str
     ) -> None:
         assert found("lost_epsilon", self.TEXT, {"x": range_}, request=PrecisionRequest(low)) == expected
 
@@ -391,7 +391,7 @@ class TestPositions:
             pytest.param(257, BF16, "c d e", id="257 is not"),
         ],
     )
-    def test_positions(self, high: float, low: int, expected: str) -> None:
+    def test_positions(self, high: float, low: Precision, expected: str) -> None:
         ranges = {"c": (0, high), "d": (0, high), "e": (0, high / 5000), "h": (-1, 1), "y": (-1, 2)}
         assert found("positions", self.COUNTED, ranges, request=PrecisionRequest(low)) == expected
 
@@ -568,7 +568,7 @@ class TestOthers:
             pytest.param("1e-5", BF16, "", id="BF16 has FP32's exponents"),
         ],
     )
-    def test_quantized(self, scale: str, low: int, expected: str) -> None:
+    def test_quantized(self, scale: str, low: Precision, expected: str) -> None:
         text = self.QDQ.replace("SCALE", scale)
         assert found("quantized", text, request=PrecisionRequest(low), opset=19) == expected
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 from hazard_rules import found
-from onnx import TensorProto
 
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.plan import Range
 
-TRUSTING = PrecisionRequest(TensorProto.FLOAT16, measured_norms=True)
+TRUSTING = PrecisionRequest(measured_norms=True)
 
 
 def layer_norm(epsilon: float) -> str:
@@ -97,7 +96,7 @@ def test_an_unmeasured_norm_stays_in_fp32() -> None:
 
 
 def test_bf16_has_too_few_bits_inside_a_norm() -> None:
-    settings = PrecisionRequest(TensorProto.BFLOAT16, measured_norms=True)
+    settings = PrecisionRequest("bf16", measured_norms=True)
     assert found("unfused_norm", layer_norm(1e-6), SEEN, request=settings) == WHOLE
 
 

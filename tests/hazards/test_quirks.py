@@ -10,16 +10,17 @@ import graphs
 import pytest
 from hazard_rules import surveyed
 from needs import needs_rtx
-from onnx import TensorProto
 
 import rewriter
-from rewriter.hazards import PrecisionRequest, operators
-from rewriter.hazards.planning.planner import PlanRequest, make_plan
+from rewriter.hazards import operators
+from rewriter.hazards.planning.planner import make_plan
 from rewriter.hazards.quirks import build_arguments, known_defects, places, table
+from rewriter.hazards.survey import PrecisionRequest
 from rewriter.hazards.types import no_lower_type
 from rewriter.ir.base import Target
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.model import facts
+from rewriter.ir.plan import Precision
 from rewriter.runtime.ranges import measure
 
 PROJECTS = ("TensorRT-Model-Connect, qwen_vl", "TensorRT-Model-Connect, builder_policy.py")
@@ -104,10 +105,8 @@ def test_every_probe_of_a_row_has_a_case() -> None:
     assert all(quirk.case or quirk.smallest or quirk.id in UNASKED for quirk in table())
 
 
-@pytest.mark.parametrize(
-    ("low", "expected"), [(TensorProto.BFLOAT16, {"error"}), (TensorProto.FLOAT16, set())]
-)
-def test_a_defect_of_one_type_concerns_that_alone(low: int, expected: set[str]) -> None:
+@pytest.mark.parametrize(("low", "expected"), [("bf16", {"error"}), ("fp16", set())])
+def test_a_defect_of_one_type_concerns_that_alone(low: Precision, expected: set[str]) -> None:
     text = """
         g (float[1,1,4,4] x, float[1,1,2,2] w) => (float[1,1,5,5] y) { y = ConvTranspose(x, w) }"""
     request = PrecisionRequest(low, target=Target.parse("11.0"))
@@ -223,14 +222,14 @@ def test_severity_is_that_of_the_release(opset: int, target: str, expected: set[
         g (float[1,1,4,4] x, float[1,2,2,2] grid) => (float[1,1,2,2] y) {
             y = GridSample(x, grid)
         }"""
-    request = PrecisionRequest(TensorProto.FLOAT16, target=Target.parse(target))
+    request = PrecisionRequest(target=Target.parse(target))
     found = list(known_defects(surveyed(text, request=request, opset=opset)))
     assert {h.severity for h in found if "opset 20" in h.reason} == expected
 
 
 def test_a_finding_says_that_it_was_seen() -> None:
     target = Target("tensorrt-rtx", (1, 6), {"matmul-add-clip": "wrong"})
-    request = PrecisionRequest(TensorProto.FLOAT16, target=target)
+    request = PrecisionRequest(target=target)
     (finding,) = known_defects(surveyed(CLIP.replace("BODY", "a = MatMul(x, x)"), request=request))
     assert finding.reason.endswith("(seen by `rewriter probe` on tensorrt-rtx 1.6)")
     assert finding.severity == "error"
@@ -319,7 +318,7 @@ def test_a_softmax_that_is_wrong_in_fp32_stays_in_fp16() -> None:
     ranges = measure(source, [graphs.random_feeds(source)], found)
     for gpu, expected in (("sm_80", ["Softmax"]), ("sm_90", [])):
         target = Target.parse(f"tensorrt-rtx 1.6.1 {gpu}")
-        plan = make_plan(source, found, ranges, PlanRequest(epilogues=True, target=target))
+        plan = make_plan(source, found, ranges, PrecisionRequest(epilogues=True, target=target))
         assert [d.op for d in plan.decisions if d.op == "Softmax"] == expected
 
 
@@ -330,7 +329,7 @@ def test_fix_reports_a_defect_that_it_cannot_repair() -> None:
 
 
 def test_an_unknown_gpu_is_a_note_with_the_command_that_asks() -> None:
-    request = PrecisionRequest(TensorProto.FLOAT16, target=Target.parse("10.16"))
+    request = PrecisionRequest(target=Target.parse("10.16"))
     (finding,) = (h for h in known_defects(surveyed(ONCE, request=request)) if "fused" in h.reason)
     assert finding.severity == "note"
     assert "rewriter probe --ask" in str(finding.repair)
@@ -359,7 +358,7 @@ GRID = """
 
 
 def test_what_the_parser_takes_in_fp32_and_fp16_alone_stays_out_of_bf16() -> None:
-    request = PrecisionRequest(TensorProto.BFLOAT16, target=Target.parse("11.1"))
+    request = PrecisionRequest("bf16", target=Target.parse("11.1"))
     found = {h.node.op_type: h.reason for h in no_lower_type(surveyed(GRID, request=request, opset=22))}
     assert found["GridSample"] == (
         "tensorrt 11.1 takes GridSample in FP32 and FP16, not in BF16 (NVIDIA's operator table)"
@@ -369,7 +368,7 @@ def test_what_the_parser_takes_in_fp32_and_fp16_alone_stays_out_of_bf16() -> Non
 
 def test_a_dla_leaves_operators_to_the_gpu() -> None:
     text = "g (float[1,4,4,4] x) => (float[1,4,4,4] z) { y = Relu(x) e = Erf(y) z = Tanh(e) }"
-    request = PrecisionRequest(TensorProto.FLOAT16, target=Target.parse("dla"))
+    request = PrecisionRequest(target=Target.parse("dla"))
     found = [
         (h.node.op_type, h.severity) for h in operators.refused_operators(surveyed(text, request=request))
     ]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 from hazard_rules import Ranges, found
-from onnx import TensorProto
 
 from rewriter.hazards import PrecisionRequest
 from rewriter.ir.plan import Range
 
-BF16 = PrecisionRequest(TensorProto.BFLOAT16)
+BF16 = PrecisionRequest("bf16")
 
 CHAIN = """
     g (float[4] x, float[4] w) => (float[4] y) <float half = {0.5}, float back = {-0.5}> {

@@ -12,7 +12,8 @@ from onnx import TensorProto
 from paths import MODELS
 
 import rewriter
-from rewriter.hazards.planning.planner import PlanRequest, make_plan
+from rewriter.hazards.planning.planner import make_plan
+from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Change, Context
 from rewriter.ir.errors import PassError
 from rewriter.ir.model import Array, Model, facts, load
@@ -32,11 +33,13 @@ TEXT = """
     }"""
 
 
-def plan_of(source: Model, wish: PlanRequest | None = None, feeds: dict[str, Array] | None = None) -> Plan:
+def plan_of(
+    source: Model, wish: PrecisionRequest | None = None, feeds: dict[str, Array] | None = None
+) -> Plan:
     known = facts.infer(source)
     widened = reference(source, known)
     ranges = measure(widened, [feeds or graphs.random_feeds(source)], facts.infer(widened))
-    return make_plan(source, known, ranges, wish or PlanRequest())
+    return make_plan(source, known, ranges, wish or PrecisionRequest())
 
 
 def lowered(source: Model, plan: Plan) -> Model:
@@ -70,7 +73,7 @@ def test_bits_are_read_in_the_type_that_they_have() -> None:
 
 def test_the_change_counts_nodes() -> None:
     source = graphs.graph(TEXT)
-    plan = plan_of(source, PlanRequest(keep_ops=("Exp",)))
+    plan = plan_of(source, PrecisionRequest(keep_ops=("Exp",)))
     _, report = graphs.apply(MixedPrecision(), source, Context(plan=plan))
     assert report.changes == (Change("model", "1 node in FP16, 2 in FP32"),)
 
@@ -89,7 +92,7 @@ def test_the_change_counts_nodes() -> None:
 )
 def test_types_of_inputs_and_outputs(io: str, precision: str, expected: list[int]) -> None:
     source = graphs.graph(TEXT, opset=22, ir=10)
-    wish = PlanRequest("fp16" if precision == "fp16" else "bf16")
+    wish = PrecisionRequest("fp16" if precision == "fp16" else "bf16")
     plan = replace(plan_of(source, wish), io=io)
     result = lowered(source, plan)
     ports = (*result.signature.inputs, *result.signature.outputs)
@@ -107,7 +110,7 @@ def test_a_constant_that_does_not_fit_names_tensor_and_way_out() -> None:
 
 def test_bf16() -> None:
     source = graphs.graph(TEXT, opset=22, ir=10)
-    result = lowered(source, plan_of(source, PlanRequest("bf16")))
+    result = lowered(source, plan_of(source, PrecisionRequest("bf16")))
     types = {facts.infer(result).main[name].dtype for name in ("m", "e")}
     assert types == {TensorProto.BFLOAT16}
 

@@ -10,7 +10,7 @@ from graphs import apply, with_constants
 from plans import kept, planned
 
 import rewriter
-from rewriter.hazards.planning.planner import PlanRequest
+from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.model import Model
 from rewriter.passes.unflatten_products import UnflattenProducts
 from rewriter.pipeline.presets import with_epilogues
@@ -52,7 +52,7 @@ def _model(
 def test_the_epilogue_is_fp32_then() -> None:
     before = _model("Gemm(f, w, b)")
     after, _ = apply(UnflattenProducts(), before)
-    wish = PlanRequest(epilogues=True)
+    wish = PrecisionRequest(epilogues=True)
     assert not kept(planned(before, wish))
     assert set(kept(planned(after, wish)).values()) == {"epilogue"}
 

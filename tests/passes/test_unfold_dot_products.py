@@ -9,7 +9,7 @@ from plans import kept, planned
 from weighted import weighted, weights
 
 import rewriter
-from rewriter.hazards.planning.planner import PlanRequest
+from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.model import Array, Model, load
 
 
@@ -80,5 +80,5 @@ def test_nodes_of_decomposed_sums_that_the_plan_keeps(body: str, outputs: str, e
     numbers = ", ".join(["0.5"] * 40)
     text = WRITTEN.replace("OUT", outputs).replace("W}", numbers + "}") + body + "}"
     source = graph(text)
-    found = kept(planned(source, PlanRequest()))
+    found = kept(planned(source, PrecisionRequest()))
     assert " ".join(sorted(name for name, rule in found.items() if rule == "dot-product")) == expected

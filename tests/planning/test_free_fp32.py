@@ -9,10 +9,10 @@ import pytest
 from plans import kept, planned
 
 from rewriter.hazards.planning.free_fp32 import FREE, PROBE, SOFTMAX_PROBE, refusals
-from rewriter.hazards.planning.planner import PlanRequest
+from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Target
 
-WISH = PlanRequest(epilogues=True)
+WISH = PrecisionRequest(epilogues=True)
 
 HEAD = """
     g (float[2,4] x, float[2,4] r, float[4,4] v) => (float[2,4] y)
@@ -21,7 +21,7 @@ HEAD = """
 BIAS = f"{HEAD} m = MatMul(x, w)\n a = Add(m, b)\n y = MatMul(a, v) }}"
 
 
-def epilogues(text: str, wish: PlanRequest = WISH) -> str:
+def epilogues(text: str, wish: PrecisionRequest = WISH) -> str:
     """First outputs of the nodes that the rule keeps."""
     return " ".join(
         name for name, rule in kept(planned(graphs.graph(text), wish)).items() if rule == "epilogue"
@@ -104,12 +104,12 @@ def test_conv_sums_in_fp16_all_the_same() -> None:
 @pytest.mark.parametrize(
     "wish",
     [
-        pytest.param(PlanRequest(), id="nobody asked"),
+        pytest.param(PrecisionRequest(), id="nobody asked"),
         pytest.param(replace(WISH, precision="bf16"), id="BF16 sums in FP32 anyway"),
         pytest.param(replace(WISH, target=Target(answers={PROBE: "fp16"})), id="the GPU says no"),
     ],
 )
-def test_requests_without_epilogues(wish: PlanRequest) -> None:
+def test_requests_without_epilogues(wish: PrecisionRequest) -> None:
     assert epilogues(BIAS, wish) == ""
     assert epilogues(BIAS, replace(wish, precision="fp16", epilogues=True, target=Target())) == "a"
 
@@ -242,12 +242,12 @@ def test_which_norms_are_fp32(text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     "wish",
     [
-        pytest.param(PlanRequest(), id="nobody asked"),
+        pytest.param(PrecisionRequest(), id="nobody asked"),
         pytest.param(replace(WISH, precision="bf16"), id="BF16"),
         pytest.param(replace(WISH, target=Target(answers={PROBE: "fp16"})), id="the GPU says no"),
     ],
 )
-def test_requests_without_fp32_norms(wish: PlanRequest) -> None:
+def test_requests_without_fp32_norms(wish: PrecisionRequest) -> None:
     assert "norm" not in kept(planned(graphs.graph(NORMED), wish)).values()
 
 

@@ -6,7 +6,7 @@ import graphs
 import pytest
 from plans import kept, planned
 
-from rewriter.hazards.planning.planner import PlanRequest
+from rewriter.hazards.survey import PrecisionRequest
 
 STREAM = """
     g (float[4,4] x) => (float[4,4] y) {
@@ -22,7 +22,7 @@ STREAM = """
     }"""
 
 
-def sums(text: str, wish: PlanRequest) -> str:
+def sums(text: str, wish: PrecisionRequest) -> str:
     """Outputs of the sums that the plan keeps beside what the user asked for."""
     rules = kept(planned(graphs.graph(text), wish))
     assert set(rules.values()) <= {"user", "residual-sum"}
@@ -48,7 +48,7 @@ def sums(text: str, wish: PlanRequest) -> str:
     ],
 )
 def test_sums_join_where_no_cast_is_added(text: str, expected: str) -> None:
-    assert sums(text, PlanRequest(keep_ops=("Exp",))) == expected
+    assert sums(text, PrecisionRequest(keep_ops=("Exp",))) == expected
 
 
 EMBEDDED = """
@@ -88,7 +88,7 @@ EMBEDDED = """
     ],
 )
 def test_where_a_stream_begins(text: str, expected: str) -> None:
-    rules = kept(planned(graphs.graph(text), PlanRequest(keep_ops=("Exp",))))
+    rules = kept(planned(graphs.graph(text), PrecisionRequest(keep_ops=("Exp",))))
     assert " ".join(name for name, rule in rules.items() if rule == "residual-sum") == expected
 
 
@@ -105,7 +105,7 @@ def test_sums_of_constants_after_a_residual_sum_do_not_split_the_stream() -> Non
             y = MatMul(c, e)
             z = MatMul(d, e)
         }"""
-    assert sums(text, PlanRequest(keep_ops=("Exp",))) == "s"
+    assert sums(text, PrecisionRequest(keep_ops=("Exp",))) == "s"
 
 
 def test_a_mask_does_not_join_a_softmax_that_the_user_keeps() -> None:
@@ -118,11 +118,11 @@ def test_a_mask_does_not_join_a_softmax_that_the_user_keeps() -> None:
             p = Softmax(t)
             y = MatMul(p, q)
         }"""
-    assert sums(text, PlanRequest(keep_ops=("Softmax",))) == ""
+    assert sums(text, PrecisionRequest(keep_ops=("Softmax",))) == ""
 
 
 def test_without_islands_nothing_grows() -> None:
-    assert sums(STREAM, PlanRequest()) == ""
+    assert sums(STREAM, PrecisionRequest()) == ""
 
 
 def test_an_output_in_fp32_is_a_reader_in_fp32() -> None:
@@ -132,5 +132,5 @@ def test_an_output_in_fp32_is_a_reader_in_fp32() -> None:
             b = MatMul(a, a)
             y = Add(b, x)
         }"""
-    assert sums(text, PlanRequest(keep_ops=("Exp",))) == "y"
-    assert sums(text, PlanRequest(keep_ops=("Exp",), io="fp16")) == ""
+    assert sums(text, PrecisionRequest(keep_ops=("Exp",))) == "y"
+    assert sums(text, PrecisionRequest(keep_ops=("Exp",), io="fp16")) == ""

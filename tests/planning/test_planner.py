@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import graphs
 import pytest
 from plans import kept, planned
 
-from rewriter.hazards.planning.planner import SEARCHED, PlanRequest, extend_plan, make_plan
-from rewriter.hazards.planning.rescaled_nodes import hazards_first, unscaled_overflows
+from rewriter.hazards.planning.planner import SEARCHED, extend_plan, make_plan, unscaled_overflows
+from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.model import facts, walk_graphs
-from rewriter.ir.plan import Decision, Plan, Range, node_key
+from rewriter.ir.plan import Plan, Range, node_key
 
 CONVERTED = """
     g (float16[1,2,4,4] x) => (float16[1,2,8,8] y) <float[4] s = {1.0, 1.0, 2.0, 2.0}> {
@@ -78,12 +80,12 @@ def test_squares_measured_on_real_data_decide_about_a_norm(
     ranges = {(0, name): Range(0.5, 9.0, 3.0, True) for name in "xhmarny"} | {
         (0, "s"): Range(0.0, largest, 3.0, True)
     }
-    plan = make_plan(source, facts.infer(source), ranges, PlanRequest(), real=real)
+    plan = make_plan(source, facts.infer(source), ranges, PrecisionRequest(), real=real)
     assert {name for name, rule in kept(plan).items() if rule == "unfused-norm"} == expected
 
 
 def test_fp32_is_no_plan() -> None:
-    assert planned(graphs.graph(CHAIN), PlanRequest("fp32", keep_ops=("Exp",))) == Plan("fp32")
+    assert planned(graphs.graph(CHAIN), PrecisionRequest("fp32", keep_ops=("Exp",))) == Plan("fp32")
 
 
 def test_a_decision_tells_node_rule_and_evidence() -> None:
@@ -95,7 +97,9 @@ def test_a_decision_tells_node_rule_and_evidence() -> None:
 
 
 def test_the_users_word_comes_first() -> None:
-    plan = planned(graphs.graph(CHAIN), PlanRequest(keep_ops=("Abs",)), {(0, "d"): Range(0, 1e5, 10, True)})
+    plan = planned(
+        graphs.graph(CHAIN), PrecisionRequest(keep_ops=("Abs",)), {(0, "d"): Range(0, 1e5, 10, True)}
+    )
     assert kept(plan) == {"d": "user", "y": "overflow"}
 
 
@@ -111,12 +115,12 @@ def test_the_users_word_comes_first() -> None:
     ],
 )
 def test_islands_grow_together(keep: tuple[str, ...], expected: dict[str, str]) -> None:
-    assert kept(planned(graphs.graph(CHAIN), PlanRequest(keep_nodes=keep))) == expected
+    assert kept(planned(graphs.graph(CHAIN), PrecisionRequest(keep_nodes=keep))) == expected
 
 
 def test_what_lay_between_islands_goes_with_one_of_them() -> None:
     source = graphs.graph(CHAIN)
-    both = planned(source, PlanRequest(keep_nodes=("b", "d")))
+    both = planned(source, PrecisionRequest(keep_nodes=("b", "d")))
     left = extend_plan(source, facts.infer(source), both, {}, frozenset({"0:b"}))
     assert kept(left) == {"d": "user"}
     again = extend_plan(source, facts.infer(source), left, {"0:b": "it is wrong"})
@@ -127,7 +131,7 @@ def test_a_constant_operand_does_not_part_islands() -> None:
     text = CHAIN.replace("(float[2] y) {", "(float[2] y) <float[2] k = {2, 3}> {").replace(
         "Neg(b)", "Mul(b, k)"
     )
-    wish = PlanRequest(keep_nodes=("b", "d"), io="fp16")  # in which no end of the model is FP32
+    wish = PrecisionRequest(keep_nodes=("b", "d"), io="fp16")  # in which no end of the model is FP32
     assert kept(planned(graphs.graph(text), wish)) == {"b": "user", "c": "between-islands", "d": "user"}
 
 
@@ -138,7 +142,7 @@ def test_a_pixel_shuffle_between_two_islands_is_no_third_type() -> None:
             d = DepthToSpace<blocksize = 2>(a)
             y = Exp(d)
         }"""
-    found = kept(planned(graphs.graph(text), PlanRequest(keep_ops=("Exp",))))
+    found = kept(planned(graphs.graph(text), PrecisionRequest(keep_ops=("Exp",))))
     assert found == {"a": "user", "d": "between-islands", "y": "user"}
 
 
@@ -181,7 +185,7 @@ ENDS = """
     ],
 )
 def test_between_an_island_and_the_ends_of_the_model(io: str, expected: dict[str, str]) -> None:
-    wish = PlanRequest(keep_nodes=("b",), io="fp16" if io == "fp16" else "keep")
+    wish = PrecisionRequest(keep_nodes=("b",), io="fp16" if io == "fp16" else "keep")
     assert kept(planned(graphs.graph(ENDS), wish)) == expected
 
 
@@ -198,7 +202,7 @@ def test_existing_casts_do_not_part_islands() -> None:
             b = Neg(h)
             y = Exp(b)
         }""")
-    plan = planned(source, PlanRequest(keep_ops=("Exp",)))
+    plan = planned(source, PrecisionRequest(keep_ops=("Exp",)))
     assert kept(plan) == {"a": "user", "b": "between-islands", "y": "user"}
     assert plan.float_nodes == 3, "a Cast between floats is no node of the plan"
 
@@ -206,15 +210,17 @@ def test_existing_casts_do_not_part_islands() -> None:
 @pytest.mark.parametrize(
     ("opset", "scale", "wish", "expected"),
     [
-        pytest.param(17, "0.1", PlanRequest(), "a q d t y", id="FP32 operators below opset 19"),
-        pytest.param(19, "0.1", PlanRequest(), "", id="FP16 from opset 19 on"),
-        pytest.param(19, "1e-5", PlanRequest(), "a q d t y", id="a scale that FP16 would flush"),
-        pytest.param(19, "0.1", PlanRequest(keep_ops=("Abs",)), "d t y", id="what reads DQ, through a view"),
-        pytest.param(19, "0.1", PlanRequest(keep_ops=("Relu",)), "a q", id="what Q reads"),
+        pytest.param(17, "0.1", PrecisionRequest(), "a q d t y", id="FP32 operators below opset 19"),
+        pytest.param(19, "0.1", PrecisionRequest(), "", id="FP16 from opset 19 on"),
+        pytest.param(19, "1e-5", PrecisionRequest(), "a q d t y", id="a scale that FP16 would flush"),
+        pytest.param(
+            19, "0.1", PrecisionRequest(keep_ops=("Abs",)), "d t y", id="what reads DQ, through a view"
+        ),
+        pytest.param(19, "0.1", PrecisionRequest(keep_ops=("Relu",)), "a q", id="what Q reads"),
     ],
 )
 def test_q_dq_and_their_operators_have_one_type(
-    opset: int, scale: str, wish: PlanRequest, expected: str
+    opset: int, scale: str, wish: PrecisionRequest, expected: str
 ) -> None:
     source = graphs.graph(
         f"""g (float[2,2] x, float[2,2] w) => (float[2,2] y)
@@ -247,7 +253,7 @@ def test_scopes_have_decisions_of_their_own() -> None:
 
 def test_missing_ranges_count_as_unmeasured() -> None:
     source = graphs.graph(ENDS)
-    plan = make_plan(source, facts.infer(source), {}, PlanRequest())
+    plan = make_plan(source, facts.infer(source), {}, PrecisionRequest())
     assert kept(plan) == dict.fromkeys("aby", "unmeasured")
 
 
@@ -259,12 +265,21 @@ def test_a_key_survives_a_change_of_types() -> None:
     assert [node_key(0, n) for n in nodes] == before == ["0:a", "0:b", "0:y"]
 
 
-def test_a_rescaled_overflow_is_the_reason_even_where_fp32_is_free() -> None:
-    free = Decision("/b/Mul", "Mul", "0:m", "epilogue", "at no cost", "h")
-    other = Decision("/b/Add", "Add", "0:a", "epilogue", "at no cost", "h")
-    plan = Plan("fp16", decisions=(free, other), exponents=((0, "m", -5),))
-    ranges = {(0, "m"): Range(-1e3, 3e3, 1.0, True)}
-    first, second = hazards_first(plan, unscaled_overflows(plan, ranges)).decisions
-    assert (first.rule, first.tensor, first.range) == ("overflow", "m", Range(-32e3, 96e3, 32.0, True))
-    assert "exceeded 32752 before rescale scaled it" in first.reason
-    assert second == other
+PLAN = Plan("fp16", exponents=((0, "m", -2),))
+
+
+@pytest.mark.parametrize(
+    ("plan", "after", "before"),
+    [
+        pytest.param(PLAN, 8189.0, 32756.0, id="four times 8189 is beyond the head-room"),
+        pytest.param(PLAN, 8188.0, None, id="four times 8188 is just in range"),
+        pytest.param(replace(PLAN, precision="bf16"), 8189.0, None, id="BF16 reaches farther"),
+        pytest.param(replace(PLAN, precision="fp32"), 8189.0, None, id="FP32 rescales nothing"),
+        pytest.param(replace(PLAN, exponents=((0, "m", 2),)), 32752.0, None, id="it was raised"),
+        pytest.param(replace(PLAN, exponents=((1, "m", -2),)), 8189.0, None, id="of another graph"),
+    ],
+)
+def test_the_range_before_rescaling_shows_an_overflow(plan: Plan, after: float, before: float | None) -> None:
+    ranges = {(0, "m"): Range(-after, after, after / 2, True)}
+    overflows = {place: one.absmax for place, one in unscaled_overflows(plan, ranges).items()}
+    assert overflows == ({(0, "m"): before} if before else {})

@@ -14,7 +14,6 @@ from paths import MODELS
 
 import rewriter
 from rewriter.hazards import SCAN_RULES, PrecisionRequest, Survey
-from rewriter.hazards.planning.planner import LOW_TYPES
 from rewriter.ir.errors import PassError
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.graph.casts import retype
@@ -307,7 +306,7 @@ def found(rule: str, source: Model, feeds: Mapping[str, Array]) -> set[str]:
     """Operators that the rule names in any graph of the model, with ranges measured on the data."""
     known = facts.infer(source)
     measured = measure(source, [feeds], known)
-    settings = PrecisionRequest(LOW_TYPES["fp16"])
+    settings = PrecisionRequest("fp16")
     named: set[str] = set()
     made: dict[int, Survey] = {}
     for scope, graph in enumerate(open_graphs(source, known)):

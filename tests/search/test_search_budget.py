@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from searching import tried
 
-from rewriter.hazards.planning.planner import PlanRequest, make_plan
+from rewriter.hazards.planning.planner import make_plan
+from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Target
 from rewriter.ir.model import Array, Model, facts
 from rewriter.ir.plan import Decision, InputsOutputs
@@ -58,7 +59,7 @@ def trials_of(source: Model, target: Target | None = None, io: InputsOutputs = "
     widened = reference(source, known)
     exact, ranges = run_all(widened, samples), measure(widened, samples, facts.infer(widened))
     problem = Problem(source, known, samples, exact, target=target or Target())
-    plan = make_plan(source, known, ranges, PlanRequest(io=io, epilogues=True))
+    plan = make_plan(source, known, ranges, PrecisionRequest(io=io, epilogues=True))
     return Trials(problem, plan, Budget(1.0).measure, "a reason")
 
 
@@ -219,12 +220,12 @@ def test_equal_plans_are_tried_once() -> None:
 RESIDUAL = """
     g (float[1,8,16,16] x, float[8,8,3,3] w, float[8,8,3,3] v, float[16,8,1,1] p) => (float[1,16,8,8] y)
     <float k = {0.5}> {
-        a = ConvTranspose<pads = [1,1,1,1]>(x, w)
+        a = Conv<pads = [1,1,1,1]>(x, w)
         b = Add(a, x)
         c = Relu(b)
         s = Mul(c, k)
         d = MaxPool<kernel_shape = [2,2], strides = [2,2]>(s)
-        e = ConvTranspose<pads = [1,1,1,1]>(d, v)
+        e = Conv<pads = [1,1,1,1]>(d, v)
         f = Add(e, d)
         h = Relu(f)
         m = Add(h, k)
@@ -266,7 +267,7 @@ def test_nodes_that_the_rules_keep_are_no_stream() -> None:
 
 def test_streams_are_tried_first() -> None:
     trials = trials_of(weighted(RESIDUAL))
-    most_accurate(trials, Budget(0.5), 2)
+    most_accurate(trials, Budget(6.57 / 10.32), 2)  # the streams cost 6.56 of 10.32 us
     (_, first) = tried(trials)
     assert first.added == frozenset(trials.streams())
 

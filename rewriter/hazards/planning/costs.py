@@ -20,10 +20,10 @@ from math import ceil, fsum, prod
 
 from onnx import NodeProto
 
-from rewriter.hazards.planning.planner import LOW_TYPES, SEARCHED, surveys
+from rewriter.hazards.planning.planner import SEARCHED, surveys
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.ir.base import Target
-from rewriter.ir.graph.fusion import conv_depth, is_depthwise, is_plain_transpose, kernel_results
+from rewriter.ir.graph.fusion import conv_depth, is_depthwise, kernel_results
 from rewriter.ir.graph.ops import CHEAP, CONVOLUTIONS, NORMS, PRODUCTS, SCALING, SHUFFLES, SOFTMAX, VIEWS
 from rewriter.ir.model import Model
 from rewriter.ir.model.facts import Facts, Shape
@@ -59,7 +59,7 @@ BYTES_PER_US = 4.8e6
 
 CAST_BYTES = 6.0
 """Bytes that a Cast between FP16 and FP32 reads and writes for each element. An FP32 epilogue after an FP16
-Conv moves about as much, and so does that of a ConvTranspose on top of its FP16 traffic."""
+Conv moves about as much."""
 
 BROKEN_US, BROKEN_PRODUCT_US = 16.0, 2.55e-8
 """Extra time of an attention that is several kernels: at least the first (13 us for each of the 12 in a T5
@@ -127,7 +127,7 @@ class ConvEpilogue:
 
     Attributes:
         convs: Keys of the Convs that it reads; `nodes` of the epilogues.
-        us: The time of that kernel. A ConvTranspose of stride 1 keeps it, and moves larger tensors.
+        us: The time of that kernel.
     """
 
     convs: frozenset[str]
@@ -256,7 +256,7 @@ def _sizes(shape: Shape | None) -> tuple[int, ...]:
 
 def priced(model: Model, facts: Facts, target: Target | None = None) -> Prices:
     """The prices of a model; the target decides which types attention is one kernel with."""
-    survey = next(iter(surveys(model, facts, {}, PrecisionRequest(LOW_TYPES["fp16"]))))
+    survey = next(iter(surveys(model, facts, {}, PrecisionRequest("fp16"))))
     shapes = {name: tensor.shape for name, tensor in facts.main.items()}
     return _Pricing(survey, shapes, target or Target()).prices()
 
@@ -323,20 +323,15 @@ class _Pricing:
         seen: set[str] = set()
         for key, node in self._nodes.items():
             producers = list(self._producers(node)) if key in self._fused else []
-            convs = [p for p in producers if p.op_type in CONVOLUTIONS]
+            convs = frozenset(self._key(p) for p in producers if p.op_type in CONVOLUTIONS)
             nodes = seen.intersection(map(self._key, producers))
             if convs or nodes:
                 seen.add(key)
-                fused = bool(convs) and all(map(is_plain_transpose, convs))
-                us = self._moving_us(node.output[0]) if fused else self._kernel_us(node.output[0])
-                yield key, ConvEpilogue(frozenset(map(self._key, convs)), frozenset(nodes), us)
+                yield key, ConvEpilogue(convs, frozenset(nodes), self._kernel_us(node.output[0]))
 
     def _kernel_us(self, tensor: str) -> float:
         """Time of a kernel that reads a tensor and writes it in another type."""
-        return KERNEL_US + self._moving_us(tensor)
-
-    def _moving_us(self, tensor: str) -> float:
-        return CAST_BYTES * _elements(tensor, self._shapes) / BYTES_PER_US
+        return KERNEL_US + CAST_BYTES * _elements(tensor, self._shapes) / BYTES_PER_US
 
     # -- attention ------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from onnx import NodeProto
 
-from rewriter.hazards.planning.planner import LOW_TYPES, has_bf16, surveys
+from rewriter.hazards.planning.planner import has_bf16, surveys
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Kept
 from rewriter.ir.errors import UsageError
@@ -101,7 +101,7 @@ class _Nodes:
 
 def _index(model: Model, facts: Facts, plan: Plan) -> _Nodes:
     nodes = _Nodes()
-    for survey in surveys(model, facts, {}, PrecisionRequest(LOW_TYPES[plan.precision], plan.io)):
+    for survey in surveys(model, facts, {}, PrecisionRequest(plan.precision, plan.io)):
         for node in survey.nodes:
             key = node_key(survey.scope, node)
             nodes.by_key[key] = node

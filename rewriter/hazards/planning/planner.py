@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.hazards import RULES, Hazard, Rule
+from rewriter.hazards import RULES, Hazard
 from rewriter.hazards.magnitude import fits_inside
 from rewriter.hazards.planning.dot_products import extend_over_dot_products
 from rewriter.hazards.planning.free_fp32 import (
@@ -20,50 +20,23 @@ from rewriter.hazards.planning.free_fp32 import (
 from rewriter.hazards.planning.islands import BETWEEN, absorb, grow, keep_adjacent
 from rewriter.hazards.planning.rounded_reciprocals import extend_over_rounded_reciprocals
 from rewriter.hazards.quirks import lowered_for_defects
-from rewriter.hazards.survey import PrecisionRequest, Survey
+from rewriter.hazards.survey import LOW_TYPES, PrecisionRequest, Survey
 from rewriter.hazards.types import NO_LOWER_TYPE
-from rewriter.ir.base import Kept, Target
 from rewriter.ir.graph import GraphEditor, label, open_graphs
 from rewriter.ir.model import Model
 from rewriter.ir.model.facts import Facts
 from rewriter.ir.model.schemas import logical_name, type_rules
-from rewriter.ir.plan import Decision, InputsOutputs, Plan, Precision, Range, node_key, plugin_types
-
-LOW_TYPES: dict[Precision, int] = {
-    "fp32": TensorProto.FLOAT,
-    "fp16": TensorProto.FLOAT16,
-    "bf16": TensorProto.BFLOAT16,
-}
+from rewriter.ir.plan import Decision, Plan, Range, node_key
 
 SEARCHED = "tolerance"
 """Rule of a node that a search keeps in FP32."""
-
-
-@dataclass(frozen=True)
-class PlanRequest:
-    """The user's options for a plan; `PrecisionRequest` explains `target`.
-
-    `lower`: nodes that stay in the lower precision, whatever a rule or `keep_nodes` says.
-    `epilogues`: use FP32 where it is free (`rewriter.hazards.planning.free_fp32`). `rules`: the user's
-    own, which come before ours.
-    """
-
-    precision: Precision = "fp16"
-    io: InputsOutputs = "keep"
-    keep_nodes: tuple[str, ...] = ()
-    keep_ops: tuple[str, ...] = ()
-    lower: Kept = field(default_factory=Kept)
-    plugin_types: tuple[str, ...] = ()
-    epilogues: bool = False
-    rules: tuple[Rule, ...] = ()
-    target: Target = field(default_factory=Target)
 
 
 def make_plan(
     model: Model,
     facts: Facts,
     ranges: Mapping[tuple[int, str], Range],
-    wish: PlanRequest,
+    wish: PrecisionRequest,
     *,
     real: bool = False,
 ) -> Plan:
@@ -75,21 +48,13 @@ def make_plan(
     """
     if wish.precision == "fp32":
         return Plan("fp32", wish.io)
-    settings = PrecisionRequest(
-        LOW_TYPES[wish.precision],
-        wish.io,
-        wish.keep_nodes,
-        wish.keep_ops,
-        measured_norms=real,
-        plugins=frozenset(plugin_types(wish.plugin_types)),
-        target=wish.target,
-    )
+    wish = replace(wish, measured_norms=real)
     decisions: list[Decision] = []
     in_range: set[str] = set()
     float_nodes = 0
-    for survey in surveys(model, facts, ranges, settings):
+    for survey in surveys(model, facts, ranges, wish):
         float_nodes += len(survey.nodes)
-        decisions.extend(_decide(survey, wish))
+        decisions.extend(_decide(survey))
         in_range.update(_in_range(survey))
     return Plan(
         wish.precision,
@@ -131,43 +96,41 @@ def extend_plan(
     if released:
         left = [d for d in left if d.rule != BETWEEN]
 
-    def extend(survey: Survey, found: dict[int, Hazard]) -> None:
-        for node in survey.nodes:
-            key = node_key(survey.scope, node)
-            if key in extra and id(node) not in found:
-                found[id(node)] = Hazard(node, SEARCHED, extra[key])
-
-    settings = PrecisionRequest(LOW_TYPES[plan.precision], plan.io)
-    return replanned(model, facts, replace(plan, decisions=tuple(left)), settings, extend)
-
-
-def replanned(
-    model: Model,
-    facts: Facts,
-    plan: Plan,
-    settings: PrecisionRequest,
-    extend: Callable[[Survey, dict[int, Hazard]], None],
-) -> Plan:
-    """`plan` with the nodes that `extend` adds; islands that meet merge.
-
-    Args:
-        extend: Called for every graph of the model, with the kept nodes as hazards by identity.
-    """
-    given = {d.key: d for d in plan.decisions}
+    given = {d.key: d for d in left}
     decisions: list[Decision] = []
-    for survey in surveys(model, facts, {}, settings):
+    for survey in surveys(model, facts, {}, PrecisionRequest(plan.precision, plan.io)):
         found: dict[int, Hazard] = {}
         for node in survey.nodes:
-            old = given.get(node_key(survey.scope, node))
+            key = node_key(survey.scope, node)
+            old = given.get(key)
             if old is not None:
                 found[id(node)] = Hazard(node, old.rule, old.reason, old.tensor, old.range, norm=old.norm)
-        extend(survey, found)
+            elif key in extra:
+                found[id(node)] = Hazard(node, SEARCHED, extra[key])
         keep_adjacent(survey, found)
         absorb(survey, found)
         decisions += _decisions(survey, found)
-    repairs = {d.key: d.repair for d in plan.decisions}
+    repairs = {d.key: d.repair for d in left}
     made = (replace(d, repair=repairs.get(d.key, "fp32")) for d in decisions)
     return replace(plan, decisions=tuple(made))
+
+
+def unscaled_overflows(plan: Plan, ranges: Mapping[tuple[int, str], Range]) -> dict[tuple[int, str], Range]:
+    """The ranges, before `rescale` scaled them, of the tensors that were out of range: by scope and tensor.
+
+    Args:
+        plan: Its exponents are those that `rescale` used.
+        ranges: By scope and tensor, measured after scaling.
+    """
+    if plan.precision == "fp32":
+        return {}
+    limit = PrecisionRequest(plan.precision).limit
+    before = {
+        (scope, tensor): ranges[scope, tensor].scaled(-exponent)
+        for scope, tensor, exponent in plan.exponents
+        if (scope, tensor) in ranges
+    }
+    return {place: range_ for place, range_ in before.items() if range_.absmax > limit}
 
 
 def in_bf16(plan: Plan, keys: AbstractSet[str]) -> Plan:
@@ -214,7 +177,8 @@ def _computes_low(graph: GraphEditor) -> bool:
     )
 
 
-def _decide(survey: Survey, wish: PlanRequest) -> list[Decision]:
+def _decide(survey: Survey) -> list[Decision]:
+    wish = survey.request
     found: dict[int, Hazard] = {}
     for rule in (*wish.rules, *RULES):
         for hazard in rule(survey):

@@ -6,8 +6,8 @@ import os
 from dataclasses import replace
 from typing import Any, Unpack
 
-from rewriter.hazards.planning.planner import LOW_TYPES, PlanRequest
 from rewriter.hazards.quirks import repairs
+from rewriter.hazards.survey import LOW_TYPES, PrecisionRequest
 from rewriter.hazards.user_rules import rules_of_the_user
 from rewriter.ir.base import Kept, Stage, Target
 from rewriter.ir.errors import UsageError
@@ -121,7 +121,7 @@ def _job(
         output=output,
         request=request,
         steps=steps,
-        wish=PlanRequest(
+        wish=PrecisionRequest(
             chosen_precision,
             chosen_io,
             tuple(request.keep_fp32),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import fsum
 
 from rewriter.hazards.planning.costs import priced
-from rewriter.hazards.planning.rescaled_nodes import hazards_first, unscaled_overflows
+from rewriter.hazards.planning.planner import unscaled_overflows
 from rewriter.ir.base import Pass
 from rewriter.ir.model import Model
 from rewriter.ir.model import facts as tensor_facts
@@ -127,7 +127,6 @@ def attempt(job: FixJob, subject: Subject) -> Attempt:
     if plan is not None and job.plan is None:
         plan = replace(plan, exponents=making.exponents())
         unscaled = unscaled_overflows(plan, measured.ranges)
-        plan = hazards_first(plan, unscaled)
     fixed = making.rewrite(measured.model, job.phases.lowering, plan)
     checks, engine = _checked(job, subject.judge, measured.checks, fixed, plan)
     if making.search is not None and not job.repairing:

@@ -11,8 +11,8 @@ import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
 from rewriter.hazards.kinds import Hazard
-from rewriter.hazards.planning.planner import LOW_TYPES, surveys
-from rewriter.hazards.survey import LARGEST, PrecisionRequest, Survey
+from rewriter.hazards.planning.planner import surveys
+from rewriter.hazards.survey import LARGEST, LOW_TYPES, PrecisionRequest, Survey
 from rewriter.hazards.types import generated, no_lower_type
 from rewriter.ir.base import Context
 from rewriter.ir.errors import RewriterError
@@ -121,7 +121,7 @@ def _lowered(original: Model, precision: Precision) -> Model:
     model = _with_infinities(model, LARGEST[low])
     kept = {
         node_key(survey.scope, hazard.node)
-        for survey in surveys(model, facts, {}, PrecisionRequest(low))
+        for survey in surveys(model, facts, {}, PrecisionRequest(precision))
         for hazard in (*no_lower_type(survey), *generated(survey), *_as_it_came(survey))
     }
 

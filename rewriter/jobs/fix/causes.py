@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from rewriter.hazards.kinds import KINDS
 from rewriter.hazards.loss import batch_statistics
-from rewriter.hazards.planning.planner import LOW_TYPES, surveys
-from rewriter.hazards.survey import LARGEST, PrecisionRequest
+from rewriter.hazards.planning.planner import surveys
+from rewriter.hazards.survey import LARGEST, LOW_TYPES, PrecisionRequest
 from rewriter.ir.base import Clamped
 from rewriter.ir.english import count, figure
 from rewriter.ir.graph import label
@@ -83,7 +83,7 @@ def folded_statistics(original: Model, rewritten: Model) -> tuple[Cause, ...]:
     left = {n.output[0] for g in walk_graphs(rewritten.proto.graph) for n in g.node if n.op_type == BATCH}
     if not any(n.op_type == BATCH for g in walk_graphs(original.proto.graph) for n in g.node):
         return ()
-    seen = surveys(original, tensor_facts.infer(original), {}, PrecisionRequest(LOW_TYPES["fp16"]))
+    seen = surveys(original, tensor_facts.infer(original), {}, PrecisionRequest("fp16"))
     found = [h for survey in seen for h in batch_statistics(survey) if h.node.output[0] not in left]
     if not found:
         return ()

@@ -11,7 +11,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
-from rewriter.hazards.planning.planner import PlanRequest
+from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Pass, Stage, Target
 from rewriter.ir.errors import UsageError
 from rewriter.ir.model import check_model_output, data_files
@@ -73,7 +73,7 @@ class FixJob:
     output: str | os.PathLike[str] | None
     request: FixOptions
     steps: tuple[Pass, ...]
-    wish: PlanRequest
+    wish: PrecisionRequest
     opset: int
     target: Target
     progress: Progress

@@ -8,7 +8,8 @@ from itertools import count
 
 from rewriter.hazards.planning import free_fp32
 from rewriter.hazards.planning.plan_fit import fit, kept_by_user
-from rewriter.hazards.planning.planner import PlanRequest, extend_plan, make_plan
+from rewriter.hazards.planning.planner import extend_plan, make_plan
+from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Context, Kept, Merged, Pass, Rescaled
 from rewriter.ir.graph import label
 from rewriter.ir.model import Model, walk_graphs
@@ -177,13 +178,13 @@ class Making:
         return plan
 
 
-def _declined(wish: PlanRequest) -> Iterator[str]:
+def _declined(wish: PrecisionRequest) -> Iterator[str]:
     """Warns of requests that the target was measured not to fulfil."""
     if wish.epilogues and wish.precision == "fp16":
         yield from free_fp32.refusals(wish.target)
 
 
-def _unmatched(wish: PlanRequest, plan: Plan, model: Model) -> Iterator[str]:
+def _unmatched(wish: PrecisionRequest, plan: Plan, model: Model) -> Iterator[str]:
     """Warns of names that keep no node: it does not compute on floats, or a pass removed it."""
     nodes = list(model.proto.graph.node)
     keys = {d.key for d in plan.decisions if d.rule == "user"}

@@ -14,8 +14,8 @@ from onnx import TensorProto
 
 from rewriter import __version__
 from rewriter.hazards.planning import weak_typing
-from rewriter.hazards.planning.planner import LOW_TYPES
 from rewriter.hazards.quirks import not_repaired
+from rewriter.hazards.survey import LOW_TYPES
 from rewriter.ir.base import Stage
 from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.model import Array, Model, load, save

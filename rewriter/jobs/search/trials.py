@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rewriter.hazards.planning.costs import Prices, priced
-from rewriter.hazards.planning.planner import LOW_TYPES, extend_plan, in_bf16, surveys
+from rewriter.hazards.planning.planner import extend_plan, in_bf16, surveys
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.ir.base import Target
 from rewriter.ir.graph.casts import retype
@@ -91,7 +91,7 @@ class Problem:
 
     def survey(self, plan: Plan) -> Survey:
         """Returns the main graph as the hazard rules see it, without ranges."""
-        wanted = PrecisionRequest(LOW_TYPES[plan.precision], plan.io)
+        wanted = PrecisionRequest(plan.precision, plan.io)
         return next(iter(surveys(self.model, self.facts, {}, wanted)))
 
     def lowered(self, plan: Plan) -> Model:
