@@ -7,23 +7,22 @@ Without a header, a text is of opset 17. A constant that is declared and has no 
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx.parser
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
+import onnx.printer
+from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
 from rewriter.ir.base import with_header
 from rewriter.ir.errors import ModelError
-from rewriter.ir.model import Model, walk_graphs
+from rewriter.ir.model import Model, refill, walk_graphs
 from rewriter.pipeline.driver import PassResult
 
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SYNTAX = (
     "`rewriter passes show NAME` shows such a text; the syntax: https://onnx.ai/onnx/repo-docs/Syntax.html"
 )
@@ -36,9 +35,8 @@ _LARGE = 16
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _WIDTH = 108
-
-_BY_BITS = {8: np.uint8, 16: np.uint16, 32: np.float32, 64: np.float64}
-"""How the parser takes floats of so many bits."""
+_HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
+"""That of a text that has none."""
 
 
 def read(path: Path) -> ModelProto:
@@ -97,90 +95,29 @@ def _random(name: str, dtype: int, shape: Iterable[int]) -> TensorProto:
 
 
 def render(model: ModelProto) -> str:
-    """Writes a model as text, each node of the main graph in a line."""
-    opsets = {entry.domain: entry.version for entry in model.opset_import}
-    default = opsets == {"": 17} and model.ir_version == 8
-    header = "" if default else f"<ir_version: {model.ir_version}, opset_import: {_imports(opsets)}>\n"
-    return "\n".join([header + _graph(model.graph), *map(_function, model.functions)])
+    """Writes a model as text, each node of the main graph in a line.
 
-
-def _function(function: onnx.FunctionProto) -> str:
-    opsets = _imports({entry.domain: entry.version for entry in function.opset_import})
-    signature = f"({_names(function.input)}) => ({_names(function.output)})"
-    return (
-        f"<domain: {json.dumps(function.domain)}, opset_import: {opsets}>\n"
-        f"{_name(function.name)} {_angled(map(_name, function.attribute))}{signature}"
-        f" {_block(function.node, '')}"
+    Types of tensors between nodes are left out where shape inference finds them.
+    """
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for graph in walk_graphs(copy.graph):
+        unknown = [node for node in graph.node if not onnx.defs.has(node.op_type, domain=node.domain)]
+        outputs = {name for node in unknown for name in node.output}
+        values = [value for value in graph.value_info if value.name in outputs]
+        for tensor in graph.initializer:
+            if _is_random(tensor) or (tensor.data_type in _FLOATS and np.prod(tensor.dims) > _LARGE):
+                values.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        hidden = {value.name for value in values}
+        refill(graph.initializer, [_listed(t) for t in graph.initializer if t.name not in hidden])
+        refill(graph.value_info, values)
+        for attribute in (attribute for node in graph.node for attribute in node.attribute):
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                attribute.t.CopyFrom(_listed(attribute.t))
+    text = re.sub(
+        r"<\n +(\w+: .*,)\n +(opset_import: .*)\n>", r"<\1 \2>", onnx.printer.to_text(copy).rstrip()
     )
-
-
-def _imports(opsets: dict[str, int]) -> str:
-    return f"[{', '.join(f'{json.dumps(domain)} : {version}' for domain, version in opsets.items())}]"
-
-
-def _graph(graph: GraphProto, indent: str = "") -> str:
-    constants = [*map(_constant, graph.initializer), *_types_of_unknown_operators(graph)]
-    signature = f"{_name(graph.name)} ({_values(graph.input)}) => ({_values(graph.output)})"
-    line = f"{signature} {_angled(constants)}".rstrip()
-    if len(line) > _WIDTH and constants:
-        line = (
-            f"{signature} <\n"
-            + ",\n".join(f"{indent}    {constant}" for constant in constants)
-            + f"\n{indent}>"
-        )
-    return f"{line} {_block(graph.node, indent)}"
-
-
-def _values(values: Iterable[onnx.ValueInfoProto]) -> str:
-    return ", ".join(f"{_type(value.type)} {_name(value.name)}" for value in values)
-
-
-def _types_of_unknown_operators(graph: GraphProto) -> Iterator[str]:
-    """Types that shape inference cannot find out."""
-    unknown = [n for n in graph.node if not onnx.defs.has(n.op_type, domain=n.domain)]
-    outputs = {name for node in unknown for name in node.output}
-    return (f"{_type(v.type)} {_name(v.name)}" for v in graph.value_info if v.name in outputs)
-
-
-def _block(nodes: Iterable[NodeProto], indent: str) -> str:
-    lines = [_node(node, indent + "    ") for node in nodes]
-    short = f"{{ {' '.join(lines)} }}"
-    if indent and len(lines) <= 2 and "\n" not in short and len(short) < _WIDTH / 2:
-        return short
-    return "{\n" + "\n".join(f"{indent}    {line}" for line in lines) + f"\n{indent}}}"
-
-
-def _node(node: NodeProto, indent: str) -> str:
-    name = f"[{_name(node.name)}] " if node.name else ""
-    operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-    attributes = _angled(_attribute(attribute, indent) for attribute in node.attribute).rstrip()
-    return f"{name}{_names(node.output)} = {operator}{attributes}({_names(node.input)})"
-
-
-def _attribute(attribute: AttributeProto, indent: str) -> str:
-    name, kind = _name(attribute.name), AttributeProto.AttributeType.Name(attribute.type).lower()
-    if attribute.ref_attr_name:
-        return f"{name}: {kind} = @{_name(attribute.ref_attr_name)}"
-    if attribute.type == AttributeProto.GRAPH:
-        return f"{name} = {_graph(attribute.g, indent)}"
-    value = onnx.helper.get_attribute_value(attribute)
-    if isinstance(value, TensorProto):
-        return f"{name} = {_tensor_type(value)} {_elements(value)}"
-    if isinstance(value, list):
-        return f"{name}{'' if value else f': {kind}'} = [{', '.join(map(_literal, value))}]"
-    return f"{name} = {_literal(value)}"
-
-
-def _literal(value: object) -> str:
-    if isinstance(value, bytes):
-        return json.dumps(value.decode())
-    return str(np.float32(value)) if isinstance(value, float) else str(value)
-
-
-def _constant(tensor: TensorProto) -> str:
-    declared = f"{_tensor_type(tensor)} {_name(tensor.name)}"
-    large = tensor.data_type in _FLOATS and np.prod(tensor.dims) > _LARGE
-    return declared if large or _is_random(tensor) else f"{declared} = {_elements(tensor)}"
+    return "\n".join(_broken(line.rstrip()) for line in text.split("\n")).removeprefix(_HEADER)
 
 
 def _is_random(tensor: TensorProto) -> bool:
@@ -190,45 +127,17 @@ def _is_random(tensor: TensorProto) -> bool:
     return np.array_equal(numpy_helper.to_array(tensor), random)
 
 
-def _elements(tensor: TensorProto) -> str:
+def _listed(tensor: TensorProto) -> TensorProto:
+    """The tensor with its elements in the field of its type: the printer reads raw data of few types."""
     array = numpy_helper.to_array(tensor)
-    if array.dtype.kind not in "fiubOSU" or (array.dtype.kind == "f" and array.itemsize == 2):
-        array = array.view(_BY_BITS[array.itemsize * 8])
-    if array.dtype.kind == "b":
-        array = array.astype(np.int8)
-    text = [json.dumps(str(x)) if array.dtype.kind in "OSU" else str(x) for x in array.reshape(-1)]
-    return f"{{{', '.join(text)}}}"
+    return onnx.helper.make_tensor(tensor.name, tensor.data_type, tensor.dims, array.reshape(-1).tolist())
 
 
-def _tensor_type(tensor: TensorProto) -> str:
-    dims = f"[{','.join(map(str, tensor.dims))}]" if tensor.dims else ""
-    return TensorProto.DataType.Name(tensor.data_type).lower() + dims
-
-
-def _type(kind: TypeProto) -> str:
-    which = kind.WhichOneof("value")
-    if which in ("sequence_type", "optional_type"):
-        inner = kind.sequence_type if which == "sequence_type" else kind.optional_type
-        return f"{'seq' if which == 'sequence_type' else 'optional'}({_type(inner.elem_type)})"
-    tensor = kind.tensor_type
-    dims = ",".join(
-        str(d.dim_value) if d.HasField("dim_value") else _name(d.dim_param) or "?" for d in tensor.shape.dim
-    )
-    shape = ("" if not dims else f"[{dims}]") if tensor.HasField("shape") else "[]"
-    return TensorProto.DataType.Name(tensor.elem_type).lower() + shape
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(_name(name) or '""' for name in names)
-
-
-def _name(name: str) -> str:
-    return name if not name or _PLAIN.fullmatch(name) else json.dumps(name)
-
-
-def _angled(parts: Iterable[str]) -> str:
-    text = ", ".join(parts)
-    return f"<{text}> " if text else ""
+def _broken(line: str) -> str:
+    """Breaks a long list of constants into lines, so that a diff shows which of them changed."""
+    if len(line) <= _WIDTH or not line.startswith("   <"):
+        return line
+    return re.sub(r", (?=[a-z0-9]+(?:\[[^\]]*\])? \S+(?: =|[,>]))", ",\n    ", line)
 
 
 def outcome(before: Model, after: Model, results: Sequence[PassResult]) -> str:

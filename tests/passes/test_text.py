@@ -5,9 +5,9 @@ A file holds cases of one pass, named as its folder. A case is
     === what it shows
     opset 21                         and other settings (`_SETTINGS`); above the first case: for all
      g (float[4] x) => (float[4] y) {
-    -    a = Cast<to = 1>(x)         a line that the pass removes
-    -    y = Relu(a)
-    +    y = Relu(x)                 a line that it adds
+    -   a = Cast <to: int = 1> (x)   a line that the pass removes
+    -   y = Relu (a)
+    +   y = Relu (x)                 a line that it adds
      }
     changed Cast(a): ...
     declined Cast(b): ...
