@@ -69,14 +69,7 @@ def refusal(path: Path, feeds: dict[str, Array]) -> str:
         report = build(path, options, timeout_s=60.0)
     except NativeError as error:
         return error.what
-    if report.engine_bytes is not None:
-        return ""
-    return (
-        "; ".join(map(str, report.parser_errors))
-        or "; ".join(report.errors)
-        or report.obstacle
-        or "no reason"
-    )
+    return "" if report.engine_bytes is not None else report.refusal
 
 
 def tried(case: Case) -> tuple[str, str, str]:

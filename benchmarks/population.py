@@ -50,7 +50,7 @@ from rewriter.ir.model import load
 from rewriter.judge.expected import expected_outputs
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.measure import build_variant, measure
-from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Timing, Variant
+from rewriter.runtime.engines.protocol import EngineName, MeasureSettings, Timing, Variant
 from rewriter.runtime.engines.tensor_files import write_samples
 
 COMMON = ("fp32", "autocast", "plain", "fix")
@@ -279,11 +279,11 @@ def build(folder: Path, variant: str) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as place:
         samples = write_samples(Path(place) / "samples", held(folder))
         settings = MeasureSettings("tensorrt-rtx", build_timeout_s=BUILD_S)
-        found = build_variant(Variant(name, path, samples), settings, target)
+        _, outcome = build_variant(Variant(name, path, samples), settings, target)
     if variant.startswith((PASS, RULE)):
         path.unlink()  # they fill the disk
-    if isinstance(found, EngineOutcome):
-        raise SystemExit(f"does not build: {found.problem[:200]}")
+    if not outcome.ran:
+        raise SystemExit(f"does not build: {outcome.problem[:200]}")
 
 
 def _first_of(folder: Path, path: Path, name: str) -> str:
@@ -315,8 +315,7 @@ def measure_network(
             for v, e in engines.items()
             if e.exists()
         ]
-        timing, cache = Timing(seconds=0.3), folder / "kernels.cache"
-        settings = MeasureSettings(engine, timing=timing, run_timeout_s=RUN_S / 2, runtime_cache=cache)
+        settings = MeasureSettings(engine, timing=Timing(10, 30), run_timeout_s=RUN_S / 2)
         for outcome in measure(ready, settings, Path(place)):
             row: dict[str, Any] = {"problem": outcome.problem[:300]} if not outcome.ran else {}
             if outcome.ran:

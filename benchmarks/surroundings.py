@@ -42,11 +42,10 @@ from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, facts, load, save
 from rewriter.runtime.emulation import emulation, reference
 from rewriter.runtime.engines import nvidia_driver
-from rewriter.runtime.engines.build import BuildOptions
-from rewriter.runtime.engines.build_in_child import build_here
+from rewriter.runtime.engines.build import BuildOptions, build_here
 from rewriter.runtime.engines.local_session import LocalSession
 from rewriter.runtime.engines.measure import load_program, shape_values
-from rewriter.runtime.engines.protocol import RunOrder, Variant
+from rewriter.runtime.engines.protocol import Variant
 from rewriter.runtime.engines.tensor_files import StoredSamples
 
 LARGEST_ERROR = 5e-3
@@ -94,13 +93,12 @@ def make(draw: Draw, folder: Path) -> str:
 def build_engine(folder: Path, variant: str) -> str:
     """Builds a file of the folder; returns why not, or ""."""
     feeds = arrays(folder / "feeds.npz")
-    target = str(folder / f"{variant}.engine")
+    target = folder / f"{variant}.engine"
     options = BuildOptions(values=shape_values(feeds), library="tensorrt_rtx", engine=target)
     report = build_here(folder / f"{variant}.onnx", options)
     if report.engine_bytes is not None:
         return ""
-    reasons = [*map(str, report.parser_errors), report.obstacle, *report.errors[-2:]]
-    return "; ".join(filter(None, reasons))[:300] or "no reason given"
+    return report.refusal[:300]
 
 
 def run_engine(folder: Path, variant: str) -> float:
@@ -110,8 +108,8 @@ def run_engine(folder: Path, variant: str) -> float:
         EngineError: it does not load or run.
     """
     files = [folder / f"{variant}.{kind}" for kind in ("onnx", "engine")]
-    order = RunOrder(Variant(variant, files[0], StoredSamples(())), 0, files[1], folder)
-    with closing(load_program("tensorrt-rtx", order)) as program:
+    built = Variant(variant, files[0], StoredSamples(()), engine=files[1])
+    with closing(load_program("tensorrt-rtx", built)) as program:
         return worst_error(folder, program.run(arrays(folder / "feeds.npz")))
 
 

@@ -7,7 +7,6 @@ overrides that so that a network of one layer is parsed, built, loaded and run.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -41,14 +40,10 @@ SCRIPT: Mapping[str, Behaviour] = {
     ),
     "ICudaEngine.get_tensor_dtype": lambda self, name: self.fake.module.DataType.FLOAT,
     "ICudaEngine.get_tensor_location": lambda self, name: self.fake.module.TensorLocation.HOST,
-    "EngineInspector.get_engine_information": lambda self, layout: (
-        '{"Layers": [{"Name": "relu", "LayerType": "kgen", "Metadata": "[ONNX Layer: relu]", "Outputs": []}]}'
-    ),
     "IExecutionContext.get_tensor_shape": lambda self, name: (-1,) if name == "sized" else (2, 2),
     "IExecutionContext.set_output_allocator": lambda self, name, value: (
         self.kept.update(allocator=value) or True
     ),
-    "IExecutionContext.set_debug_listener": lambda self, value: self.kept.update(listener=value) or True,
     "IExecutionContext.execute_async_v3": lambda self, handle: _executed(self),
 }
 """What the code under test needs to get on, by class and member."""
@@ -59,10 +54,6 @@ def _executed(context: Any) -> bool:
     allocator = context.kept["allocator"]
     allocator.reallocate_output_async("sized", 0, 12, 256, 0)
     allocator.notify_shape("sized", (3,))
-    if "listener" in context.kept:
-        trt = context.fake.module
-        host, kind, value = trt.TensorLocation.HOST, trt.DataType.FP8, ctypes.c_uint8(0)
-        context.kept["listener"].process_debug_tensor(ctypes.addressof(value), host, kind, (1,), "inner", 0)
     return True
 
 

@@ -22,7 +22,14 @@ def probe(engine: str = AUTO, *, ask: bool = False, progress: Progress | None = 
         EngineError: nothing is known of the engine; with `ask`: no such engine runs here.
     """
     if not ask:
-        return _known(engine)
+        for answers in (measured(), *recorded()):
+            if answers is not None and engine in (AUTO, answers.library):
+                return answers
+        raise EngineError(
+            f"nothing is recorded of {engine}, and nothing was measured here",
+            where="rewriter probe",
+            hint=f"rewriter probe --ask --engine {engine} measures it, on a machine with a GPU",
+        )
     choice = this_machine.choose(engine)
     if choice.engine is None:
         raise EngineError(
@@ -30,18 +37,7 @@ def probe(engine: str = AUTO, *, ask: bool = False, progress: Progress | None = 
             where="rewriter probe --ask",
             hint="run it on a machine with a GPU; without `ask` it returns what is recorded",
         )
-    found = probes.ask(choice.engine, every_probe(), progress=progress or (lambda stage, done, total: None))
+    answers = probes.ask(choice.engine, every_probe(), progress or (lambda stage, done, total: None))
     if choice.engine != "onnxruntime":
-        remember(found)
-    return found
-
-
-def _known(engine: str) -> Answers:
-    found = [a for a in (measured(), *recorded()) if a is not None and engine in (AUTO, a.library)]
-    if not found:
-        raise EngineError(
-            f"nothing is recorded of {engine}, and nothing was measured here",
-            where="rewriter probe",
-            hint=f"rewriter probe --ask --engine {engine} measures it, on a machine with a GPU",
-        )
-    return found[0]
+        remember(answers)
+    return answers

@@ -23,8 +23,7 @@ from rewriter.runtime.engines.build import (
     BuildOptions,
     BuildReport,
     build,
-    other_warnings,
-    precision_warnings,
+    warnings_for_users,
 )
 from rewriter.runtime.engines.measure import shape_values
 from rewriter.runtime.engines.tensor_files import Shape, Span
@@ -128,9 +127,11 @@ def check_build(
     except NativeError as error:
         check = _of_accident(error)
     except EngineError as error:
-        refused = False if error.where in options.plugins else None  # a named plugin was to be used
+        named = error.where in [str(plugin) for plugin in plugins]  # a plugin that was to be used
         place = f" ({error.where})" if error.where else ""
-        check = Check("build", refused, f"not built: {error.what}{place}", details=_advice(error.hint))
+        check = Check(
+            "build", False if named else None, f"not built: {error.what}{place}", details=_advice(error.hint)
+        )
     return replace(check, seconds=time.perf_counter() - start)
 
 
@@ -178,9 +179,8 @@ def _options(
     return BuildOptions(
         shapes={name: _span(shape) for name, shape in shapes.items()},
         values={name: _plain(tuple(value)) for name, value in values.items()},
-        plugins=[str(plugin) for plugin in plugins],
-        engine=None if engine is None else str(engine),
-        details=engine is not None,
+        plugins=plugins,
+        engine=engine,
         library=library,
         timing_cache=True,
     )
@@ -241,8 +241,7 @@ def _of_accident(error: NativeError) -> Check:
 def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
     """Judges a finished build by its report."""
     faults = [*_refusals(report), *_network_faults(report, expected)]
-    warned = [*precision_warnings(report.warnings), *other_warnings(report.warnings)][:LISTED]
-    details = (*faults, *_advice(report.hint), *warned)
+    details = (*faults, *_advice(report.hint), *warnings_for_users(report.warnings)[:LISTED])
     passed = None if not faults and report.obstacle else not faults
     if _is_lacking(report):
         passed, details = None, (*details, _elsewhere(report))

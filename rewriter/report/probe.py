@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +12,6 @@ from rewriter.ir.base import Target
 from rewriter.ir.english import count
 from rewriter.report.terminal import new_table
 from rewriter.runtime.engines.probe.answers import Answers, plain_fields
-from rewriter.runtime.engines.probe.ask import Buildable
 from rewriter.runtime.engines.probe.question import UNKNOWN, Answer
 
 
@@ -69,12 +67,3 @@ def _figures(answer: Answer, most: int | None) -> str:
     shown = list(answer.figures.items())[:most]
     rest = len(answer.figures) - len(shown)
     return "; ".join(f"{name}: {value:.3g}" for name, value in shown) + (f"; {rest} more" if rest else "")
-
-
-def print_builds(builds: Sequence[Buildable], out: Console) -> None:
-    """Print which of the probe models fail to build, and how many are built."""
-    failed = [b for b in builds if b.problem]
-    for build in failed:
-        out.print(Text(f"{build.probe}, {build.case}: {build.problem}", style="yellow"), soft_wrap=True)
-    built = len(builds) - len(failed)
-    out.print(f"TensorRT-RTX parses and builds {built} of {len(builds)} probe models here, without a GPU.")

@@ -18,7 +18,7 @@ from needs import needs_rtx
 
 from rewriter.ir.errors import EngineError
 from rewriter.ir.model import Array, save
-from rewriter.runtime.engines.measure import LEAST_REPEATS, measure
+from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing, Variant
 from rewriter.runtime.engines.tensor_files import (
@@ -40,15 +40,6 @@ ENDLESS = """
         }>
     }"""
 """ONNX Runtime would need some ten days for this model."""
-
-GREEDY = """
-    g (float[n,4] x) => (float[n,4] y)
-    <int64[2] huge = {100000, 100000}, int64[2] at = {0, 0}> {
-        filled = ConstantOfShape(huge)
-        one = GatherND(filled, at)
-        y = Add(x, one)
-    }"""
-"""A tensor of 40 GB."""
 
 FEEDS = [{"x": np.full((rows, 4), rows - 2.0, np.float32)} for rows in (1, 3)]
 
@@ -72,14 +63,6 @@ def outcome(
     return found
 
 
-def test_timing_stops_at_its_deadline_with_enough_rounds_for_quartiles(
-    tmp_path: Path, samples: StoredSamples
-) -> None:
-    settings = replace(ORT, timing=Timing(20, 100, seconds=0.0))
-    latency = outcome(DOUBLED, tmp_path, samples, settings).latency
-    assert latency is not None and latency.repeats == LEAST_REPEATS
-
-
 def test_the_child_returns_outputs_of_every_sample(tmp_path: Path, samples: StoredSamples) -> None:
     found = outcome(DOUBLED, tmp_path, samples)
     assert (found.status, found.device, len(found.outputs)) == ("ok", "CPU", 2)
@@ -92,12 +75,8 @@ def test_the_child_returns_outputs_of_every_sample(tmp_path: Path, samples: Stor
     assert not found.latency.cuda_graph
 
 
-def test_nothing_is_timed_without_timing_settings(tmp_path: Path, samples: StoredSamples) -> None:
-    assert outcome(DOUBLED, tmp_path, samples, MeasureSettings("onnxruntime", timing=None)).latency is None
-
-
 def test_inner_tensors_can_be_marked_as_outputs(tmp_path: Path, samples: StoredSamples) -> None:
-    marked = Variant("marked", save(graph(DOUBLED), tmp_path / "m.onnx"), samples, outputs=("a",))
+    marked = replace(variant(DOUBLED, tmp_path, samples), outputs=("a",))
     (found,) = measure([marked], ORT, tmp_path / "work")
     assert sorted(found.values(1)) == ["a", "y"]
     np.testing.assert_array_equal(found.values(1)["a"], np.ones((3, 4)))
@@ -105,9 +84,10 @@ def test_inner_tensors_can_be_marked_as_outputs(tmp_path: Path, samples: StoredS
 
 def test_several_builds_and_variants_are_returned_in_order(tmp_path: Path, samples: StoredSamples) -> None:
     variants = [variant(DOUBLED, tmp_path, samples, name) for name in ("first", "second")]
-    found = measure(variants, MeasureSettings("onnxruntime", builds=2, timing=QUICK), tmp_path / "work")
+    found = measure(variants, MeasureSettings("onnxruntime", builds=2, timing=None), tmp_path / "work")
     assert [(o.variant, o.build) for o in found] == [("first", 0), ("first", 1), ("second", 0), ("second", 1)]
     assert len({o.outputs[0] for o in found}) == 4
+    assert {o.latency for o in found} == {None}
 
 
 def test_a_model_that_does_not_run_is_an_outcome_and_the_others_continue(
@@ -159,14 +139,6 @@ def test_a_killed_child_is_an_outcome(tmp_path: Path, samples: StoredSamples) ->
     assert "SIGKILL" in found.problem
 
 
-def test_too_much_memory_is_an_outcome(tmp_path: Path, samples: StoredSamples) -> None:
-    limited = MeasureSettings("onnxruntime", timing=None, memory_bytes=8 * 2**30)
-    found = outcome(GREEDY, tmp_path, samples, limited)
-    assert found.status in ("error", "crashed")
-    assert found.problem
-    assert found.log
-
-
 @needs_rtx
 def test_tensorrt_builds_without_a_gpu_and_says_why_it_does_not_run(
     tmp_path: Path, samples: StoredSamples
@@ -181,26 +153,22 @@ def test_tensorrt_builds_without_a_gpu_and_says_why_it_does_not_run(
 
 
 @needs_rtx
-def test_the_profile_spans_the_samples_by_default(tmp_path: Path, samples: StoredSamples) -> None:
+def test_the_profile_spans_the_samples_unless_one_is_given(tmp_path: Path, samples: StoredSamples) -> None:
     assert spans_of(samples) == {"x": ((1, 4), (3, 4), (3, 4))}
-    given = Variant(
-        "given", save(graph(DOUBLED), tmp_path / "m.onnx"), samples, shapes={"x": ((2, 5), (2, 5), (2, 5))}
-    )
-    (found,) = measure([given], MeasureSettings("tensorrt-rtx"), tmp_path / "work")
+    profile = {"x": ((2, 5), (2, 5), (2, 5))}
+    wrong = replace(variant(DOUBLED, tmp_path, samples), shapes=profile)
+    (found,) = measure([wrong], MeasureSettings("tensorrt-rtx"), tmp_path / "work")
     assert found.status == "refused"
-    assert "shape (2, 5) does not fit input 'x'" in found.problem
+    assert "profile has min=5" in found.problem
 
 
 @needs_rtx
 def test_tensors_of_the_network_can_be_marked(tmp_path: Path, samples: StoredSamples) -> None:
-    marked = Variant(
-        "m", save(graph(DOUBLED), tmp_path / "m.onnx"), samples, outputs=("a", "lost"), debug=True
-    )
+    marked = replace(variant(DOUBLED, tmp_path, samples), outputs=("a", "lost"))
     (found,) = measure([marked], MeasureSettings("tensorrt-rtx"), tmp_path / "work")
     assert found.report is not None
     assert found.report.engine_bytes
-    assert [note for note in found.notes if "'lost' is not in the parsed network" in note]
-    assert not [note for note in found.notes if "'a'" in note]
+    assert found.notes == ("tensor 'lost' is not in the parsed network: folded, or inside a subgraph",)
 
 
 @needs_rtx
@@ -217,21 +185,6 @@ def test_a_build_has_a_time_limit(tmp_path: Path, samples: StoredSamples) -> Non
     found = outcome(DOUBLED, tmp_path, samples, MeasureSettings("tensorrt-rtx", build_timeout_s=0.01))
     assert found.status == "timeout"
     assert found.problem.startswith("the TensorRT build gave no result")
-
-
-@needs_rtx
-def test_a_build_that_needs_too_much_memory_is_an_outcome(tmp_path: Path) -> None:
-    source = graph("g (float[n,4096] x, float[4096,8192] w) => (float[n,8192] y) { y = MatMul(x, w) }")
-    weight = np.zeros((4096, 8192), np.float32)
-    source.proto.graph.initializer.append(source.detached_tensor("w", weight))
-    del source.proto.graph.input[1]
-    path = save(source, tmp_path / "wide.onnx")
-    samples = write_samples(tmp_path / "s", [{"x": np.zeros((1, 4096), np.float32)}])
-    settings = MeasureSettings("tensorrt-rtx", memory_bytes=800 * 2**20)
-    (found,) = measure([Variant("wide", path, samples)], settings, tmp_path / "work")
-    assert found.status in ("refused", "error", "crashed")
-    assert found.report is None or found.report.engine_bytes is None
-    assert found.problem
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="tensorrt is installed")

@@ -15,10 +15,9 @@ from trt_surface import releases
 
 from rewriter.hazards.planning.weak_typing import Constraint, python_code
 from rewriter.runtime.engines import nvidia_driver, tensorrt_program
-from rewriter.runtime.engines.build import BuildOptions, BuildReport
-from rewriter.runtime.engines.build_in_child import build_here
-from rewriter.runtime.engines.protocol import RunOrder, Variant
-from rewriter.runtime.engines.tensor_files import read_tensors, write_samples
+from rewriter.runtime.engines.build import NO_TF32, BuildOptions, build_here
+from rewriter.runtime.engines.protocol import Variant
+from rewriter.runtime.engines.tensor_files import StoredSamples
 
 GPU = nvidia_driver.Gpu("NVIDIA H100", (9, 0), (13, 0))
 X = np.ones((2, 2), np.float32)
@@ -61,79 +60,44 @@ def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setitem(sys.modules, release.library, made.module)
     monkeypatch.setattr(nvidia_driver, "gpus", lambda: [GPU])
     monkeypatch.setattr(tensorrt_program, "Stream", HostStream)
-    monkeypatch.setattr(tensorrt_program, "refusal", lambda *_: None)
+    for name, value in NO_TF32.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path / "cache"))
     return made
 
 
-def built(fake: Fake, folder: Path, **options: Any) -> BuildReport:
-    model = folder / "model.onnx"
-    model.write_bytes(b"")
-    return build_here(
-        model,
-        BuildOptions(
-            library=fake.release.library,
-            shapes={"x": ((1, 2), (2, 2), (4, 2))},
-            engine=str(folder / "model.engine"),
-            details=True,
-            optimization_level=3,
-            timing_cache=True,
-            tf32=False,
-            outputs=["y"],
-            **options,
-        ),
+@pytest.mark.parametrize("gpu", [True, False], ids=["a GPU", "no GPU"])
+def test_a_network_is_parsed_and_built(
+    fake: Fake, gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvidia_driver, "gpus", lambda: [GPU] * gpu)
+    options = BuildOptions(
+        library=fake.release.library,
+        shapes={"x": ((1, 2), (2, 2), (4, 2))},
+        engine=tmp_path / "model.engine",
+        timing_cache=True,
+        tf32=False,
+        outputs=["y"],
     )
-
-
-def test_a_network_is_parsed_and_built(fake: Fake, tmp_path: Path) -> None:
-    report = built(fake, tmp_path, compute_capability="SM80", debug=True)
+    report = build_here(tmp_path / "model.onnx", options)
     assert (report.library, report.version) == (fake.release.library, fake.release.version)
     assert (report.engine_bytes, (tmp_path / "model.engine").read_bytes()) == (6, b"engine")
-    assert report.parser_errors[0].node == "relu"
-    assert report.layers[0].node == "relu"
+    assert (report.parser_errors[0].node, report.layers[0].node, report.notes) == ("relu", "relu", ())
     rtx = fake.release.library == "tensorrt_rtx"
-    assert ("IBuilderConfig.set_compute_capability" in fake.used) == rtx
-    assert ("IBuilderConfig.create_timing_cache" in fake.used) != rtx
-    marks = fake.release.find("INetworkDefinition", "mark_unfused_tensors_as_debug_tensors") is not None
-    assert report.notes == (
-        () if marks else ("this TensorRT has no unfused debug tensors (10.12 and later have)",)
-    )
+    assert ("IBuilderConfig.set_compute_capability" in fake.used) == (rtx and not gpu)
+    assert ("IBuilderConfig.create_timing_cache" in fake.used) == (gpu and not rtx)
 
 
-def test_an_engine_is_inspected_and_run(fake: Fake, tmp_path: Path) -> None:
+def test_an_engine_is_loaded_and_run(fake: Fake, tmp_path: Path) -> None:
     engine = tmp_path / "model.engine"
     engine.write_bytes(b"engine")
-    samples = write_samples(tmp_path / "samples", [{"x": X}])
-    variant = Variant("fixed", tmp_path / "model.onnx", samples, debug=True)
-    program = tensorrt_program.load_engine(fake.release.library, RunOrder(variant, 0, engine, tmp_path))
-    outputs = program.run({"x": X}, tmp_path / "debug")
+    variant = Variant("fixed", tmp_path / "model.onnx", StoredSamples(()), tf32=False, engine=engine)
+    program = tensorrt_program.TensorRTProgram(fake.release.library, variant, ())
+    outputs = program.run({"x": X})
     assert {name: array.shape for name, array in outputs.items()} == {"y": (2, 2), "sized": (3,)}
-    assert [layer.nodes for layer in program.layers()] == [("relu",)]
-    listens = fake.release.find("IExecutionContext", "unfused_tensors_debug_state") is not None
-    if listens:
-        assert list(read_tensors(tmp_path / "debug")) == ["inner"]
-    else:
-        assert "has no unfused debug tensors" in program.notes[0]
     eager = fake.release.find("", "DynamicShapesKernelSpecializationStrategy") is not None
     assert ("ICudaEngine.create_runtime_config" in fake.used) == eager
     program.close()
-
-
-def test_tensorrt_rtx_keeps_what_it_compiled_for_the_next_engine(fake: Fake, tmp_path: Path) -> None:
-    engine, kernels = tmp_path / "model.engine", tmp_path / "kernels.cache"
-    engine.write_bytes(b"engine")
-    variant = Variant("fixed", tmp_path / "model.onnx", write_samples(tmp_path / "samples", [{"x": X}]))
-    order = RunOrder(variant, 0, engine, tmp_path, runtime_cache=kernels)
-    has_cache = fake.release.find("IRuntimeConfig", "create_runtime_cache") is not None
-    for expected in (False, has_cache):
-        assert kernels.exists() == expected
-        fake.used.clear()
-        program = tensorrt_program.load_engine(fake.release.library, order)
-        program.run({"x": X})
-        program.close()
-        del program  # while it lives, others share its cache
-        assert ("IRuntimeCache.deserialize" in fake.used) == expected
-    assert has_cache == (fake.release.library == "tensorrt_rtx")
 
 
 def test_the_printed_constraints_run(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

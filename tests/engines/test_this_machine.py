@@ -1,9 +1,10 @@
-"""The engines that run on a machine, and the reasons why others do not."""
+"""Which engine runs on a machine, by its driver and the installed libraries, and why others do not."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import ctypes
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from needs import needs_rtx, without_gpu
@@ -11,13 +12,102 @@ from needs import needs_rtx, without_gpu
 from rewriter.ir.base import Target
 from rewriter.ir.errors import EngineError
 from rewriter.runtime.engines import nvidia_driver, this_machine
-from rewriter.runtime.engines.caches import user_cache
 from rewriter.runtime.engines.nvidia_driver import Gpu
-from rewriter.runtime.engines.protocol import EngineLayer
-from rewriter.runtime.engines.tensorrt_library import layers_of
+from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
+from rewriter.runtime.engines.this_machine import Choice
 
 H200 = Gpu("NVIDIA H200", (9, 0), (13, 0))
 ADA = Gpu("NVIDIA L4", (8, 9), (13, 0))
+
+Machine = Callable[..., None]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Sets the GPU, and the releases of the modules that are installed."""
+
+    def with_libraries(gpu: Gpu | None, **releases: str) -> None:
+        installed = {name.replace("__", "."): release for name, release in releases.items()}
+        monkeypatch.setattr(this_machine, "gpu", lambda: gpu)
+        monkeypatch.setattr(this_machine, "_installed", lambda module: module in installed)
+        monkeypatch.setattr(this_machine, "_version", lambda module: installed[module])
+
+    return with_libraries
+
+
+NO_TRT = "tensorrt is not installed"
+TABLE = [
+    pytest.param(H200, {"tensorrt": "10.15", "cuda__bindings": "13"}, Choice("tensorrt"), id="TensorRT"),
+    pytest.param(
+        H200,
+        {"tensorrt": "10.15", "tensorrt_rtx": "1.6", "cuda__bindings": "13"},
+        Choice("tensorrt"),
+        id="both: TensorRT is better",
+    ),
+    pytest.param(
+        ADA,
+        {"tensorrt_rtx": "1.7", "cuda__bindings": "13"},
+        Choice("tensorrt-rtx", (NO_TRT,)),
+        id="RTX alone",
+    ),
+    pytest.param(
+        ADA,
+        {"tensorrt_rtx": "1.7"},
+        Choice(None, (NO_TRT, "cuda.bindings is not installed")),
+        id="without CUDA's bindings",
+    ),
+    pytest.param(ADA, {}, Choice(None, (NO_TRT, "tensorrt_rtx is not installed")), id="no library"),
+    pytest.param(
+        H200,
+        {"tensorrt_rtx": "1.7", "cuda__bindings": "13"},
+        Choice(
+            None,
+            (
+                NO_TRT,
+                "TensorRT-RTX 1.7 does not load engines on compute capability 9.0 (NVIDIA H200); 1.6.1 does",
+            ),
+        ),
+        id="a release that does not load engines there",
+    ),
+    pytest.param(
+        None,
+        {"tensorrt": "10.15", "cuda__bindings": "13"},
+        Choice(None, ("there is no NVIDIA driver here, or it sees no GPU",)),
+        id="no GPU",
+    ),
+]
+
+
+@pytest.mark.parametrize(("gpu", "releases", "expected"), TABLE)
+def test_the_best_engine_is_chosen(
+    gpu: Gpu | None, releases: dict[str, str], expected: Choice, machine: Machine
+) -> None:
+    machine(gpu, **releases)
+    assert this_machine.choose() == expected
+
+
+def test_an_engine_that_was_named_is_taken_or_refused_with_advice(machine: Machine) -> None:
+    machine(ADA, tensorrt_rtx="1.7", cuda__bindings="13")
+    assert this_machine.choose("tensorrt-rtx") == Choice("tensorrt-rtx")
+    with pytest.raises(EngineError, match=NO_TRT) as caught:
+        this_machine.choose("tensorrt")
+    assert caught.value.hint == 'pip install "rewriter[trt]", on a machine with a GPU'
+
+
+@pytest.mark.parametrize(
+    ("providers", "refused"),
+    [(["CUDAExecutionProvider", "CPUExecutionProvider"], False), (["CPUExecutionProvider"], True)],
+    ids=["with CUDA", "without"],
+)
+def test_onnx_runtime_on_a_gpu_needs_its_cuda_build(
+    providers: list[str], refused: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(ADA)
+    runtime = import_onnxruntime()
+    monkeypatch.setattr(runtime, "get_available_providers", lambda: providers)
+    problem = this_machine.obstacle("onnxruntime-cuda")
+    assert (problem is not None) is refused
+    assert problem is None or "is built without CUDA" in str(problem)
 
 
 @pytest.mark.parametrize(
@@ -45,30 +135,6 @@ def test_the_refusal_says_what_to_do() -> None:
     )
 
 
-def test_a_gpu_describes_itself() -> None:
-    assert str(H200) == "NVIDIA H200 (compute capability 9.0, driver for CUDA 13.0)"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        pytest.param(
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023",
-            "535.104.05",
-            id="closed",
-        ),
-        pytest.param(
-            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build",
-            "580.65.06",
-            id="open",
-        ),
-        pytest.param("GCC version: 12.2.0", "", id="no release"),
-    ],
-)
-def test_the_release_of_the_driver_is_read(text: str, expected: str) -> None:
-    assert nvidia_driver.release(text) == expected
-
-
 @without_gpu
 def test_without_a_gpu_only_onnx_runtime_is_available() -> None:
     assert not nvidia_driver.has_gpu()
@@ -86,34 +152,6 @@ def test_an_unknown_engine_is_refused() -> None:
         this_machine.require("openvino")
 
 
-def test_layers_of_an_engine_name_their_onnx_nodes() -> None:
-    text = json.dumps(
-        {
-            "Layers": [
-                {
-                    "Name": "__myl_Conv",
-                    "LayerType": "kgen",
-                    "Outputs": [{"Name": "y", "Format/Datatype": "Half"}],
-                    "Metadata": "[ONNX Layer: /conv]\u001e[ONNX Layer: /relu | outer (If)]",
-                },
-                "a name alone",
-            ]
-        }
-    )
-    assert layers_of(text) == (
-        EngineLayer("__myl_Conv", "kgen", ("/conv", "/relu"), (("y", "Half"),)),
-        EngineLayer("a name alone", ""),
-    )
-    assert layers_of("not JSON") == ()
-
-
-def test_the_cache_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REWRITER_CACHE", str(tmp_path / "cache"))
-    path = user_cache("timing", "tensorrt 10.3 NVIDIA H200/0.cache")
-    assert path == tmp_path / "cache" / "timing" / "tensorrt_10.3_NVIDIA_H200_0.cache"
-    assert path.parent.is_dir()
-
-
 @needs_rtx
 def test_a_target_gets_the_release_and_the_gpu_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(this_machine, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0)))
@@ -123,3 +161,71 @@ def test_a_target_gets_the_release_and_the_gpu_at_hand(monkeypatch: pytest.Monke
         assert this_machine.at_hand(Target.parse(other)) == Target.parse(other)
     monkeypatch.setattr(this_machine, "gpu", lambda: None)
     assert this_machine.at_hand(Target("tensorrt-rtx")) == Target("tensorrt-rtx")
+
+
+def test_modules_and_their_releases_are_found_without_loading_them() -> None:
+    assert this_machine._installed("numpy")
+    assert not this_machine._installed("no_such_module")
+    assert not this_machine._installed("no_such_package.inside")
+    assert this_machine._version("numpy") == __import__("numpy").__version__
+    assert this_machine._version("no_such_module") == ""
+
+
+class Driver:
+    """libcuda with two devices; functions that are named in `failing` return an error."""
+
+    def __init__(self, *failing: str) -> None:
+        self.failing = failing
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: 999 if name in self.failing else self._done(name, *arguments)
+
+    @staticmethod
+    def _done(name: str, *given: Any) -> int:
+        arguments = list(given)
+        capability = {75: 9, 76: 0}
+        if name == "cuDeviceGetName":
+            arguments[0].value = f"GPU {arguments[2]}".encode()
+        elif name != "cuInit":
+            numbers = {
+                "cuDriverGetVersion": 12080,
+                "cuDeviceGetCount": 2,
+                "cuDeviceGet": arguments[-1],
+                "cuDeviceGetAttribute": capability.get(arguments[1]) if len(arguments) > 1 else None,
+            }
+            arguments[0]._obj.value = numbers[name]
+        return 0
+
+
+def seen(monkeypatch: pytest.MonkeyPatch, *failing: str) -> list[Gpu]:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: Driver(*failing))
+    return nvidia_driver.gpus()
+
+
+def test_the_driver_is_asked_for_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seen(monkeypatch) == [Gpu(f"GPU {n}", (9, 0), (12, 8)) for n in (0, 1)]
+    assert nvidia_driver.has_gpu() and nvidia_driver.first_gpu().name == "GPU 0"
+
+
+def test_a_gpu_describes_itself() -> None:
+    assert str(H200) == "NVIDIA H200 (compute capability 9.0, driver for CUDA 13.0)"
+
+
+def test_a_driver_that_does_not_start_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seen(monkeypatch, "cuInit") == []
+    assert seen(monkeypatch, "cuDeviceGetCount") == []
+    with pytest.raises(EngineError, match="no GPU: there is no NVIDIA driver here"):
+        nvidia_driver.first_gpu()
+
+
+def test_what_the_driver_does_not_answer_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    (first, _) = seen(monkeypatch, "cuDriverGetVersion", "cuDeviceGetAttribute")
+    assert (first.capability, first.driver_cuda) == ((0, 0), (0, 0))
+
+
+def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(_name: str) -> Any:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", absent)
+    assert nvidia_driver.gpus() == [] and not nvidia_driver.has_gpu()

@@ -181,7 +181,7 @@ class OrtBuild:
         self.model, self.samples, self.optimize = model, samples, optimize
         self.marked: list[tuple[str, ...]] = []
 
-    def __call__(self, marks: Sequence[str], debug: bool) -> Run:
+    def __call__(self, marks: Sequence[str]) -> Run:
         self.marked.append(tuple(marks))
         model = self.model.copy()
         model.proto.graph.output.extend(onnx.ValueInfoProto(name=n) for n in marks)
@@ -486,8 +486,8 @@ def test_an_engine_builds_with_marks(files: dict[str, Path], tmp_path: Path) -> 
     fed = write_samples(tmp_path / "samples", SAMPLES)
     build = EngineBuild(Variant("other", files["bad"], fed), tmp_path / "build", ORT)
     for marks in (["m1"], ["m2", "a2"]):
-        assert sorted(build(marks, False).values[1]()) == sorted([*marks, "y"])
-    failed = build(["no such tensor"], False)
+        assert sorted(build(marks).values[1]()) == sorted([*marks, "y"])
+    failed = build(["no such tensor"])
     assert "no such tensor" in failed.problem and not failed.values
 
 

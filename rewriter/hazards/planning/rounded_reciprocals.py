@@ -29,11 +29,9 @@ def extend_over_rounded_reciprocals(survey: Survey, found: dict[int, Hazard]) ->
 
     The scaling of attention's scores is skipped: FP32 there takes the fused kernel apart. So is the argument
     of a function that is bounded, as in GELU: a bias of it adds up no further, and FP32 there cost up to 6 %
-    of latency. So is a result that nothing but the graph's output reads: TensorRT divides exactly there. So
-    are all if the probe `division-by-constant` found exact quotients.
+    of latency. So is a result that nothing but the graph's output reads: TensorRT divides exactly there.
     """
-    exact = survey.request.target.answers.get("division-by-constant") == "exact"
-    if exact or survey.request.low != TensorProto.FLOAT16:
+    if survey.request.low != TensorProto.FLOAT16:
         return
     scores = scores_of_attention(survey)
     for node in survey.nodes:

@@ -107,7 +107,6 @@ class Judge:
             plugins=self.deployment.plugins,
             build_timeout_s=self.build_timeout_s,
             run_timeout_s=self.build_timeout_s,
-            runtime_cache=self.folder / "kernels",  # plans of one network share most of them
         )
 
     @property

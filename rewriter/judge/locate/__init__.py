@@ -2,7 +2,6 @@
 
 The library does not fuse across a tensor that is marked as an output, which can hide the very fault. So each
 build marks a few tensors only, and is discarded unless the outputs stay as wrong as without marks.
-Unfused debug tensors leave fusion as it is: if the library has them, they are compared first.
 """
 
 from __future__ import annotations
@@ -90,16 +89,15 @@ def locate_with(
 
     exact, lineup = _prepared(original, other, samples)
     report(f"{len(lineup.tensors)} tensors to compare; a build without marks first")
-    run = build((), True)
+    run = build(())
     if run.problem:
         raise EngineError(f"the other model does not run: {run.problem}", hint="try `rewriter scan` on it")
     outputs = exact.errors(exact.outputs, run.values)
     report(f"the worst output is off by {max(outputs.values(), default=0.0):.2g}")
     pairs = {t.name: t.exact for t in lineup.tensors}
-    debug = exact.errors({n: e for n, e in pairs.items() if n not in outputs}, run.debug)
 
     def measure(names: Sequence[str]) -> Marked:
-        shown = build(names, False)
+        shown = build(names)
         if shown.problem:
             return Marked({}, shown.problem)
         errors = exact.errors(exact.outputs | {n: pairs[n] for n in names}, shown.values)
@@ -108,7 +106,7 @@ def locate_with(
         return Marked({n: errors[n] for n in names if n in errors})
 
     location = Location(run.engine, options.tolerance, (), notes=run.notes)
-    return _searched(location, _Errors(lineup, outputs, debug | outputs), measure, options, report)
+    return _searched(location, _Errors(lineup, outputs, dict(outputs)), measure, options, report)
 
 
 def _same(before: float, after: float | None, tolerance: float) -> bool:

@@ -27,20 +27,18 @@ class Run:
     """One build: outputs and marked tensors of each sample, read on demand.
 
     Attributes:
-        debug: The library's unfused debug tensors of each sample.
         problem: The reason why there are no values; "" if there are.
     """
 
     values: Sequence[Values] = ()
-    debug: Sequence[Values] = ()
     problem: str = ""
     engine: str = ""
     notes: tuple[str, ...] = ()
 
 
-Build = Callable[[Sequence[str], bool], Run]
-"""Builds and runs the other model with some tensors marked as outputs. The flag requests unfused debug
-tensors. The files of the run before may be deleted."""
+Build = Callable[[Sequence[str]], Run]
+"""Builds and runs the other model with some tensors marked as outputs. The files of the run before may be
+deleted."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +55,10 @@ class EngineBuild:
     folder: Path
     settings: MeasureSettings
 
-    def __call__(self, marks: Sequence[str], debug: bool) -> Run:
+    def __call__(self, marks: Sequence[str]) -> Run:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        variant = replace(self.other, outputs=tuple(marks), debug=debug)
+        variant = replace(self.other, outputs=tuple(marks))
         (outcome,) = measure([variant], self.settings, self.folder)
         engine = " on ".join(part for part in (outcome.library, outcome.device) if part)
         if not outcome.ran:
@@ -68,7 +66,6 @@ class EngineBuild:
             return Run(problem=f"{outcome.problem}{hint}", engine=engine, notes=outcome.notes)
         return Run(
             [lambda i=i: outcome.values(i) for i in range(len(outcome.outputs))],  # type: ignore[misc]
-            [lambda i=i: outcome.debug_values(i) for i in range(len(outcome.debug))],  # type: ignore[misc]
             engine=engine,
             notes=outcome.notes,
         )

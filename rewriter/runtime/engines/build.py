@@ -7,15 +7,29 @@ difference that callers see. Networks are always strongly typed.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rewriter.ir import children
+from rewriter.ir.errors import EngineError
+from rewriter.runtime.engines import nvidia_driver
+from rewriter.runtime.engines.caches import gpu_turn, timing_cache
+from rewriter.runtime.engines.tensor_files import Span
+from rewriter.runtime.engines.tensorrt_library import (
+    Log,
+    import_tensorrt,
+    load_plugins,
+    logger,
+    without_noise,
+)
 
-if TYPE_CHECKING:
-    from rewriter.runtime.engines.tensor_files import Span
+PORTABLE_CAPABILITY = "SM80"
+"""Compute capability that TensorRT-RTX builds for without a GPU: a single one, so one set of kernels. 8.0 is
+the oldest that its default engines cover."""
 
 
 @dataclass(frozen=True)
@@ -25,34 +39,22 @@ class BuildOptions:
     Attributes:
         shapes: Smallest, usual and largest shape of each input with dynamic axes.
         values: Values of the inputs that are shapes or trip counts themselves.
-        parse_only: Read the network, build nothing.
         library: `tensorrt` or `tensorrt_rtx`; None: `tensorrt` if a GPU is there, else `tensorrt_rtx`.
-        compute_capability: Name in `ComputeCapability`, for TensorRT-RTX only; None: its default where there
-            is a GPU, which runs on that one, else `build_in_child.PORTABLE_CAPABILITY`.
-        optimization_level: 0 (quick) to 5; None: the library's default. Without a GPU it changes
-            neither the time nor the engine of TensorRT-RTX 1.6.
         engine: Where to write the engine; None: nowhere.
         outputs: Further tensors to mark as outputs of the network.
-        debug: Mark the unfused tensors as debug tensors, where the library can.
         tf32: Whether FP32 may be computed in TF32. False needs `NO_TF32` in the child's environment,
             too: `build` sees to it.
-        details: Keep the details of layers for the engine inspector.
         plugins: Shared libraries with plugins.
         timing_cache: Use the cache of kernel timings in the user's cache folder; `tensorrt` on a GPU only.
     """
 
     shapes: Mapping[str, Span] = field(default_factory=dict)
     values: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    parse_only: bool = False
     library: str | None = None
-    compute_capability: str | None = None
-    optimization_level: int | None = None
-    engine: str | None = None
+    engine: Path | None = None
     outputs: Sequence[str] = ()
-    debug: bool = False
     tf32: bool = True
-    details: bool = False
-    plugins: Sequence[str] = ()
+    plugins: Sequence[Path] = ()
     timing_cache: bool = False
 
 
@@ -98,7 +100,7 @@ class BuildReport:
         engine_bytes: Size of the engine; None if none was built.
         notes: Requests that could not be met, such as an output that is not in the network.
         log: End of what the child printed.
-        parse_s, build_s: Wall time.
+        build_s: Wall time of the build.
     """
 
     library: str
@@ -113,13 +115,19 @@ class BuildReport:
     hint: str = ""
     engine_bytes: int | None = None
     notes: tuple[str, ...] = ()
-    parse_s: float = 0.0
     build_s: float = 0.0
     log: str = ""
 
     def count(self, layer_type: str) -> int:
         """Number of layers of a type in the parsed network."""
         return sum(layer.type == layer_type for layer in self.layers)
+
+    @property
+    def refusal(self) -> str:
+        """The reasons for which there is no engine, in one sentence."""
+        reasons = [str(error) for error in self.parser_errors]
+        reasons = reasons or ([self.obstacle] if self.obstacle else list(self.errors[-3:]))
+        return "; ".join(reasons) or "the builder gave no engine and no reason"
 
     def types(self) -> Iterator[tuple[str, str, str]]:
         """Tensor name, type in `DataType`, and ONNX node (or layer) of all inputs and layer outputs."""
@@ -133,36 +141,134 @@ NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}
 (docs/engines.md#what-releases-do)."""
 
 
-def build(
-    path: Path,
-    options: BuildOptions | None = None,
-    *,
-    timeout_s: float,
-    memory_bytes: int | None = None,
-) -> BuildReport:
-    """Parse and build an ONNX file in a child process with these limits (see `children.run`).
+def build(path: Path, options: BuildOptions | None = None, *, timeout_s: float) -> BuildReport:
+    """Parse and build an ONNX file in a child process with this limit (see `children.run`).
 
     Raises:
-        EngineError: no library is installed, or it lacks what the options ask for.
+        EngineError: no library is installed.
         NativeError: the child crashed, ran out of time, or raised another exception.
     """
-    from rewriter.runtime.engines.build_in_child import build_here  # which reads this module
-
-    chosen = options or BuildOptions()
+    options = options or BuildOptions()
     report, log = children.run(
         build_here,
         path,
-        chosen,
+        options,
         doing="the TensorRT build",
         limit_s=timeout_s,
-        env=None if chosen.tf32 else NO_TF32,
-        memory_bytes=memory_bytes,
+        env=None if options.tf32 else NO_TF32,
     )
     return replace(report, log=log)
 
 
-TIMES_KERNELS = frozenset({"tensorrt"})
-"""Engines whose builder times kernels on the GPU: no other work beside it."""
+def build_here(path: Path, options: BuildOptions) -> BuildReport:
+    """Parse and build in this process."""
+    trt = import_tensorrt(options.library)
+    log = Log()
+    sink = logger(trt, log)
+    builder = trt.Builder(sink)
+    load_plugins(trt, builder.get_plugin_registry(), options.plugins)
+    typed = getattr(
+        trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None
+    )  # 10 needs it, others ignore it
+    network = builder.create_network(0 if typed is None else 1 << int(typed))
+    parser = trt.OnnxParser(network, sink)
+    parsed = bool(parser.parse_from_file(str(path)))
+    report = BuildReport(
+        trt.__name__,
+        trt.__version__,
+        parsed,
+        layers=tuple(_layer(network.get_layer(i)) for i in range(network.num_layers)) if parsed else (),
+        inputs=tuple(_tensor(network.get_input(i)) for i in range(network.num_inputs)),
+        parser_errors=tuple(_parser_error(parser.get_error(i)) for i in range(parser.num_errors)),
+        notes=tuple(_mark(network, options.outputs)) if parsed else (),
+    )
+    if parsed:
+        start = time.perf_counter()
+        try:
+            report = replace(report, engine_bytes=_serialize(trt, builder, network, options))
+        except EngineError as error:
+            report = replace(report, obstacle=error.what, hint=error.hint or "")
+        report = replace(report, build_s=time.perf_counter() - start)
+    return replace(report, warnings=tuple(log.warnings), errors=tuple(log.errors))
+
+
+def _parser_error(error: Any) -> ParserError:
+    return ParserError(error.node_name(), error.node_operator(), without_noise(error.desc()))
+
+
+def _layer(layer: Any) -> NetworkLayer:
+    outputs = tuple(_tensor(layer.get_output(i)) for i in range(layer.num_outputs))
+    return NetworkLayer(layer.name, layer.type.name, onnx_node(getattr(layer, "metadata", "")), outputs)
+
+
+def _tensor(tensor: Any) -> tuple[str, str]:
+    return tensor.name, tensor.dtype.name
+
+
+def onnx_node(metadata: str) -> str:
+    """The innermost node of a layer's metadata: `[ONNX Layer: node | branch (then_branch) | outer (If)]`."""
+    match = re.match(r"\[ONNX Layer: (.*?)(?: \| .*)?\]$", metadata or "")
+    return match[1] if match else ""
+
+
+def _mark(network: Any, names: Iterable[str]) -> Iterator[str]:
+    """Mark further outputs; yields a note for each that cannot be marked."""
+    missing = set(names)
+    for layer in map(network.get_layer, range(network.num_layers)):
+        for tensor in map(layer.get_output, range(layer.num_outputs)):
+            if tensor.name in missing:
+                missing.discard(tensor.name)
+                if not tensor.is_network_output:
+                    network.mark_output(tensor)
+    for name in sorted(missing):
+        yield f"tensor {name!r} is not in the parsed network: folded, or inside a subgraph"
+
+
+def _serialize(trt: Any, builder: Any, network: Any, options: BuildOptions) -> int | None:
+    """Build; size of the engine in bytes, or None if the builder gave up (its log says why)."""
+    config = builder.create_builder_config()
+    if hasattr(trt, "ComputeCapability") and not nvidia_driver.has_gpu():  # of TensorRT-RTX alone
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(getattr(trt.ComputeCapability, PORTABLE_CAPABILITY), 0)
+    if not options.tf32:
+        config.clear_flag(trt.BuilderFlag.TF32)
+    _add_profile(builder, network, config, options)
+    cached = timing_cache(trt, config) if options.timing_cache else nullcontext()
+    times_kernels = trt.__name__ == "tensorrt"  # on the GPU: no other work beside it
+    with gpu_turn() if times_kernels else nullcontext(), cached:
+        engine = builder.build_serialized_network(network, config)
+    if engine is None:
+        return None
+    if options.engine is not None:
+        options.engine.write_bytes(memoryview(engine))
+    return int(engine.nbytes)
+
+
+def _add_profile(builder: Any, network: Any, config: Any, options: BuildOptions) -> None:
+    profile = builder.create_optimization_profile()
+    needed = False
+    for tensor in (network.get_input(i) for i in range(network.num_inputs)):
+        if tensor.is_shape_tensor:
+            value = _required(options.values, tensor.name, "is a shape or a trip count", "its value")
+            profile.set_shape_input(tensor.name, value, value, value)
+            needed = True
+        elif -1 in tuple(tensor.shape):
+            span = _required(options.shapes, tensor.name, "has dynamic axes", "its shape")
+            profile.set_shape(tensor.name, *(tuple(shape) for shape in span))
+            needed = True
+    if needed:
+        config.add_optimization_profile(profile)
+
+
+def _required(table: Mapping[str, Any], name: str, why: str, what: str) -> Any:
+    if name not in table:
+        raise EngineError(
+            f"input {name!r} {why}, and nothing says {what}",
+            where=name,
+            hint=f"give sample data (`inputs`), or `input-shapes={name}:1x3x224x224`",
+        )
+    return table[name]
+
 
 NORM_IN_FP16 = "layernorm nodes in FP16"
 """Part of the builder's warning about a decomposed norm whose squares may overflow."""
@@ -191,17 +297,13 @@ PRECISION = (
 the log may hold several."""
 
 
-def precision_warnings(warnings: Iterable[str]) -> Iterator[str]:
-    """Explanations of the warnings about precision, each with TensorRT's text."""
+def warnings_for_users(warnings: Iterable[str]) -> list[str]:
+    """Those about precision, explained, then others; without routine ones, and what `build_check` judges."""
+    precision, others = [], []
     for warning in warnings:
         meanings = [meaning for pattern, meaning in PRECISION if re.search(pattern, warning)]
         if meanings:
-            yield f"precision: {'; '.join(meanings)} (TensorRT: {warning})"
-
-
-def other_warnings(warnings: Iterable[str]) -> Iterator[str]:
-    """Warnings that are neither routine nor about precision, nor judged in `build_check`."""
-    known = "|".join(pattern for pattern, _ in PRECISION)
-    for warning in warnings:
-        if not any(part in warning for part in (*ROUTINE, NORM_IN_FP16)) and not re.search(known, warning):
-            yield f"warning: {warning}"
+            precision.append(f"precision: {'; '.join(meanings)} (TensorRT: {warning})")
+        elif not any(part in warning for part in (*ROUTINE, NORM_IN_FP16)):
+            others.append(f"warning: {warning}")
+    return [*precision, *others]

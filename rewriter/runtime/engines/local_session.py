@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -27,7 +26,7 @@ from rewriter.runtime.engines.onnxruntime_library import (
     take_version,
     value_of,
 )
-from rewriter.runtime.engines.protocol import EngineLayer, RunOrder
+from rewriter.runtime.engines.protocol import Variant
 from rewriter.runtime.engines.this_machine import cuda_obstacle
 
 if TYPE_CHECKING:
@@ -229,22 +228,20 @@ class OnnxRuntimeProgram:
 
     cuda_graph = False
 
-    def __init__(self, order: RunOrder, *, gpu: bool) -> None:
+    def __init__(self, variant: Variant, *, gpu: bool) -> None:
         self.notes: list[str] = []
         self.device = str(nvidia_driver.first_gpu()) if gpu else "CPU"
-        model = load(order.engine)
+        model = load(variant.engine or variant.path)
         ports = {port.name for port in model.signature.outputs}
         # a name alone is enough for ONNX Runtime, which infers the type
         model.proto.graph.output.extend(
-            onnx.ValueInfoProto(name=name) for name in order.variant.outputs if name not in ports
+            onnx.ValueInfoProto(name=name) for name in variant.outputs if name not in ports
         )
-        self._session = LocalSession(model, gpu=gpu, tf32=order.variant.tf32)
+        self._session = LocalSession(model, gpu=gpu, tf32=variant.tf32)
         self.library = self._session.version
-        if order.variant.debug:
-            self.notes.append("ONNX Runtime has no unfused debug tensors")
         self._timed: Callable[[], object] | None = None
 
-    def run(self, feeds: Mapping[str, Array], debug: Path | None = None) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """See `Program.run`."""
         return self._session.run(feeds)
 
@@ -259,10 +256,6 @@ class OnnxRuntimeProgram:
         start = time.perf_counter()
         self._timed()
         return (time.perf_counter() - start) * 1e6
-
-    def layers(self) -> Sequence[EngineLayer]:
-        """Nothing: without optimisations they are the nodes of the file."""
-        return ()
 
     def close(self) -> None:
         """Free the session."""

@@ -8,20 +8,15 @@ signatures still change between releases.)
 from __future__ import annotations
 
 import ctypes
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from rewriter.ir.errors import EngineError
 from rewriter.ir.model import Array
-
-KERNEL_MODULE = Path("/proc/driver/nvidia/version")
-"""File with the release of NVIDIA's kernel module, on Linux."""
 
 _NAME_BYTES = 256
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
@@ -35,18 +30,19 @@ class Gpu:
     Attributes:
         capability: Compute capability, e.g. (9, 0).
         driver_cuda: Newest CUDA that the driver supports, e.g. (13, 0).
-        driver: Its release, e.g. 580.65.06; "" if unknown (Windows).
     """
 
     name: str
     capability: tuple[int, int]
     driver_cuda: tuple[int, int]
-    driver: str = ""
+
+    @property
+    def cuda(self) -> str:
+        return f"CUDA {'.'.join(map(str, self.driver_cuda))}"
 
     def __str__(self) -> str:
         major, minor = self.capability
-        cuda = ".".join(map(str, self.driver_cuda))
-        return f"{self.name} (compute capability {major}.{minor}, driver for CUDA {cuda})"
+        return f"{self.name} (compute capability {major}.{minor}, driver for {self.cuda})"
 
 
 def has_gpu() -> bool:
@@ -84,19 +80,6 @@ def gpus() -> list[Gpu]:
     return list(_devices(driver)) if driver.cuInit(0) == 0 else []
 
 
-def release(text: str) -> str:
-    """The release in the version text of the kernel module; "" if there is none."""
-    found = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text)
-    return found[1] if found else ""
-
-
-def _installed_release() -> str:
-    try:
-        return release(KERNEL_MODULE.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return ""
-
-
 def _devices(driver: Any) -> Iterator[Gpu]:
     version = _number(driver.cuDriverGetVersion)
     for index in range(_number(driver.cuDeviceGetCount)):
@@ -107,12 +90,8 @@ def _devices(driver: Any) -> Iterator[Gpu]:
             _number(driver.cuDeviceGetAttribute, which, device)
             for which in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR)
         )
-        yield Gpu(
-            name.value.decode(errors="replace"),
-            (capability[0], capability[1]),
-            (version // 1000, version % 1000 // 10),
-            _installed_release(),
-        )
+        driver_cuda = (version // 1000, version % 1000 // 10)
+        yield Gpu(name.value.decode(errors="replace"), (capability[0], capability[1]), driver_cuda)
 
 
 def _number(function: Any, *arguments: int) -> int:

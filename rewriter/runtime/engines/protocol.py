@@ -21,7 +21,7 @@ what it likes, crash, hang, or raise `EngineError`; all of that becomes an `Engi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -55,8 +55,6 @@ class Variant:
         outputs: Tensors that become outputs of the network, besides the model's own. Any ONNX tensor of
             the main graph; TensorRT cannot fuse across them, so mark few, and compare the model's own
             outputs with those of a build without.
-        debug: Record the unfused tensors, which leaves fusion as it is, where the library can: their
-            values are in `EngineOutcome.debug`, under the library's names.
         engine: An existing engine file, which makes a build unnecessary.
     """
 
@@ -66,7 +64,6 @@ class Variant:
     tf32: bool = True
     shapes: Mapping[str, Span] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
-    debug: bool = False
     engine: Path | None = None
 
 
@@ -77,13 +74,10 @@ class Timing:
     Attributes:
         warm_up: Rounds that are not counted.
         repeats: Rounds that are; see docs/engines.md#how-it-is-measured.
-        seconds: Wall time for each variant, of warm-up and of repeats, after which there are no more rounds
-            than `measure.LEAST_REPEATS`; None: all rounds.
     """
 
     warm_up: int = 20
     repeats: int = 100
-    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,21 +89,15 @@ class MeasureSettings:
             one file differ. More than one leaves the timing cache out.
         timing: None measures no latency.
         plugins: Shared libraries with TensorRT plugins.
-        optimization_level: 0 (quick) to 5; None: the library's default.
         build_timeout_s: For each build. `run_timeout_s`: for the child that runs all of them.
-        memory_bytes: Limit on the address space of each child; leave it out on a GPU.
-        runtime_cache: File in which TensorRT-RTX keeps compiled kernels from one engine to the next.
     """
 
     engine: EngineName
     builds: int = 1
     timing: Timing | None = field(default_factory=Timing)
     plugins: tuple[Path, ...] = ()
-    optimization_level: int | None = None
     build_timeout_s: float = 600.0
     run_timeout_s: float = 600.0
-    memory_bytes: int | None = None
-    runtime_cache: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -117,9 +105,7 @@ class Latency:
     """Microseconds of single runs, by the device's clock (CUDA events; on a CPU the wall clock).
 
     Attributes:
-        median_us, iqr_us: Median, and distance of the quartiles.
-        min_us: The fastest.
-        repeats: How many runs.
+        iqr_us: Distance of the quartiles.
         cuda_graph: Whether a CUDA graph was replayed; else kernels were launched one by one, whose cost
             is part of the figure.
     """
@@ -129,22 +115,6 @@ class Latency:
     min_us: float
     repeats: int
     cuda_graph: bool
-
-
-@dataclass(frozen=True)
-class EngineLayer:
-    """A layer of a built engine: what the builder made of some ONNX nodes.
-
-    Attributes:
-        name, type: As the library calls it.
-        nodes: Names of the ONNX nodes in it, where it says.
-        outputs: Name and type of its outputs; the type as the library calls it.
-    """
-
-    name: str
-    type: str
-    nodes: tuple[str, ...] = ()
-    outputs: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -158,11 +128,9 @@ class EngineOutcome:
         device: The GPU and its driver, or the CPU, e.g. `NVIDIA H200, driver CUDA 13.0` or `CPU`.
         library: Name and version.
         report: Of TensorRT's parser and builder, if it got that far.
-        layers: The built engine; empty if the library has no inspector.
         outputs: Folder of each sample's outputs.
-        debug: Folder of each sample's debug tensors.
         latency: None if it did not run, or nothing was to be timed.
-        notes: Remarks for the user: no CUDA graph, no debug tensors in this library.
+        notes: Remarks for the user: no CUDA graph, a tensor that is not in the network.
     """
 
     variant: str
@@ -174,9 +142,7 @@ class EngineOutcome:
     device: str = ""
     library: str = ""
     report: BuildReport | None = None
-    layers: tuple[EngineLayer, ...] = ()
     outputs: tuple[Path, ...] = ()
-    debug: tuple[Path, ...] = ()
     latency: Latency | None = None
     notes: tuple[str, ...] = ()
 
@@ -188,10 +154,6 @@ class EngineOutcome:
         """Outputs of one sample by ONNX name, memory-mapped: they live as long as the folder."""
         return read_tensors(self.outputs[sample])
 
-    def debug_values(self, sample: int) -> dict[str, Array]:
-        """Debug tensors of one sample, memory-mapped."""
-        return read_tensors(self.debug[sample])
-
 
 class Program(Protocol):
     """A built model in the child, loaded on its device; its buffers are its own.
@@ -199,22 +161,18 @@ class Program(Protocol):
     Its constructor raises `EngineError` if the device is missing, or the library does not load the engine.
     """
 
+    device: str
+    library: str
     notes: list[str]
     """Filled while it works; see `EngineOutcome.notes`."""
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def library(self) -> str: ...
 
     @property
     def cuda_graph(self) -> bool:
         """True if `time_us` replays a CUDA graph; known after `prepare`."""
         ...
 
-    def run(self, feeds: Mapping[str, Array], debug: Path | None = None) -> dict[str, Array]:
-        """All outputs. Debug tensors, if the variant wants them, go to the folder `debug` one by one."""
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """All outputs."""
         ...
 
     def prepare(self, feeds: Mapping[str, Array]) -> None:
@@ -225,27 +183,4 @@ class Program(Protocol):
         """Run once on the prepared sample; microseconds."""
         ...
 
-    def layers(self) -> Sequence[EngineLayer]: ...
-
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class RunOrder:
-    """One build of one variant for the child to load and run.
-
-    Attributes:
-        number: Of the build, from 0.
-        engine: The file that the build wrote; the ONNX file if there is no build.
-        results: Folder for the outputs.
-        plugins, runtime_cache: As in `MeasureSettings`.
-        report: As in `EngineOutcome`.
-    """
-
-    variant: Variant
-    number: int
-    engine: Path
-    results: Path
-    plugins: tuple[Path, ...] = ()
-    report: BuildReport | None = None
-    runtime_cache: Path | None = None

@@ -21,37 +21,20 @@ Span = tuple[Shape, Shape, Shape]
 """Smallest, usual (TensorRT's optimum) and largest shape."""
 
 
-class TensorWriter:
-    """Writes tensors one by one, so that one is in memory at a time; a context manager.
+def write_tensors(folder: Path, tensors: Mapping[str, Array]) -> Path:
+    """Write tensors by name to a folder, which is made; returns it.
 
     Names need not be file names: the files are numbered, and `tensors.json` says which is which. Types that
     npy does not know (bfloat16 ...) are stored as their bits.
     """
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        self._index: dict[str, tuple[str, str]] = {}
-
-    def write(self, name: str, array: Array) -> None:
-        """Write one tensor; a name that comes again replaces what it was."""
-        file = self._index[name][0] if name in self._index else f"{len(self._index)}.npy"
+    folder.mkdir(parents=True, exist_ok=True)
+    index: dict[str, tuple[str, str]] = {}
+    for number, (name, value) in enumerate(tensors.items()):
+        array = np.asarray(value)
         foreign = array.dtype.isbuiltin == 2  # 0 is NumPy's own, too: an instance that ONNX Runtime makes
-        np.save(self._folder / file, array.view(f"u{array.itemsize}") if foreign else array)
-        self._index[name] = (file, array.dtype.name)
-
-    def __enter__(self) -> TensorWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        (self._folder / INDEX).write_text(json.dumps(self._index))
-
-
-def write_tensors(folder: Path, tensors: Mapping[str, Array]) -> Path:
-    """Write tensors by name to a folder, which is made; returns it."""
-    with TensorWriter(folder) as writer:
-        for name, array in tensors.items():
-            writer.write(name, np.asarray(array))
+        np.save(folder / f"{number}.npy", array.view(f"u{array.itemsize}") if foreign else array)
+        index[name] = (f"{number}.npy", array.dtype.name)
+    (folder / INDEX).write_text(json.dumps(index))
     return folder
 
 
@@ -81,7 +64,7 @@ def _mapped(file: Path, dtype: str) -> Array:
 
 @dataclass(frozen=True)
 class StoredSamples:
-    """StoredSamples on disk, one folder each, in order."""
+    """Samples on disk, one folder each, in order."""
 
     folders: tuple[Path, ...]
 
@@ -98,7 +81,7 @@ def spans_of(samples: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
     for feeds in samples:
         for name, array in feeds.items():
             shapes.setdefault(name, []).append(array.shape)
-    return {name: _span(found) for name, found in shapes.items()}
+    return {name: _span(several) for name, several in shapes.items()}
 
 
 def _span(shapes: Sequence[Shape]) -> Span:

@@ -7,27 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from rewriter.ir.errors import EngineError
 from rewriter.ir.model import Array
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.build import NO_TF32
-from rewriter.runtime.engines.caches import LibraryCache, kernel_cache
 from rewriter.runtime.engines.nvidia_driver import Buffer, Stream
-from rewriter.runtime.engines.protocol import EngineLayer, RunOrder
-from rewriter.runtime.engines.tensor_files import TensorWriter
-from rewriter.runtime.engines.tensorrt_library import (
-    NUMPY,
-    Log,
-    allocator,
-    import_tensorrt,
-    listener,
-    load_plugins,
-    logger,
-    read_layers,
-)
-from rewriter.runtime.engines.this_machine import refusal, title
+from rewriter.runtime.engines.protocol import Variant
+from rewriter.runtime.engines.tensorrt_library import Log, import_tensorrt, load_plugins, logger
+from rewriter.runtime.engines.this_machine import title
 
 BATCH_US = 500.0
 """Duration of the back-to-back runs of one timing, against which the gaps between launches are short."""
@@ -49,50 +39,77 @@ def context_hint(why: str) -> str:
     return "it may lack memory: close other programs on the GPU"
 
 
-def load_engine(module: str, order: RunOrder) -> TensorRTProgram:
-    """Load an engine with `tensorrt` or `tensorrt_rtx`.
+NUMPY: dict[str, np.dtype[Any]] = {
+    "FLOAT": np.dtype(np.float32),
+    "HALF": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "FP8": np.dtype(ml_dtypes.float8_e4m3fn),
+    "INT8": np.dtype(np.int8),
+    "UINT8": np.dtype(np.uint8),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "BOOL": np.dtype(np.bool_),
+}
+"""NumPy's type for each `DataType` of inputs and outputs."""
+
+
+def allocator(trt: Any, stream: Stream) -> Any:
+    """Memory for an output whose shape depends on the data."""
+
+    class Allocator(trt.IOutputAllocator):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IOutputAllocator.__init__(self)
+            self.buffer = Buffer(stream, 0)
+            self.shape: tuple[int, ...] = ()
+
+        def reallocate_output(self, tensor_name: str, memory: Any, size: int, alignment: int) -> int:
+            if self.buffer.size < size:
+                self.buffer.free()
+                self.buffer = Buffer(stream, size)
+            return int(self.buffer.pointer)
+
+        def reallocate_output_async(
+            self, tensor_name: str, memory: Any, size: int, alignment: int, stream: Any
+        ) -> int:
+            return self.reallocate_output(tensor_name, memory, size, alignment)
+
+        def notify_shape(self, tensor_name: str, shape: Any) -> None:
+            self.shape = tuple(shape)
+
+    return Allocator()
+
+
+class TensorRTProgram:
+    """An engine of `tensorrt` or `tensorrt_rtx` on the GPU with its execution context.
 
     Raises:
         EngineError: there is no such device or library, or it does not load the engine.
     """
-    if not order.variant.tf32 and any(os.environ.get(name) != value for name, value in NO_TF32.items()):
-        raise EngineError(
-            "FP32 without TF32 was requested, and this process allows TF32",
-            hint="NVIDIA_TF32_OVERRIDE=0 must be set before it starts",
+
+    def __init__(self, module: str, variant: Variant, plugins: Sequence[Path]) -> None:
+        assert variant.engine is not None
+        assert variant.tf32 or NO_TF32.items() <= os.environ.items(), (
+            "it must be set before the process starts"
         )
-    trt = import_tensorrt(module)
-    for gpu in nvidia_driver.gpus()[:1]:
-        if problem := refusal(trt.__name__, trt.__version__, gpu):
-            raise problem
-    return TensorRTProgram(trt, order)
-
-
-class TensorRTProgram:
-    """An engine on the GPU with its execution context; the `Program` of TensorRT."""
-
-    def __init__(self, trt: Any, order: RunOrder) -> None:
+        self._trt = trt = import_tensorrt(module)
         self.notes: list[str] = []
         self.library = f"{trt.__name__} {trt.__version__}"
         self._title = f"{title(trt.__name__)} {trt.__version__}"
-        self._trt = trt
         self._stream = Stream()
         self.device = str(nvidia_driver.first_gpu())
         self._log = Log()
         self._runtime = trt.Runtime(logger(trt, self._log))
-        load_plugins(trt, self._runtime.get_plugin_registry(), [str(p) for p in order.plugins])
-        self._engine = self._runtime.deserialize_cuda_engine(order.engine.read_bytes())
+        load_plugins(trt, self._runtime.get_plugin_registry(), plugins)
+        self._engine = self._runtime.deserialize_cuda_engine(variant.engine.read_bytes())
         if self._engine is None:
             raise EngineError(
                 f"{self._title} does not load the engine on {self.device}: {self._why()}",
                 hint="build it on this machine, with this version",
             )
-        self._kernels: LibraryCache | None = None
-        self._kept = False
-        self._context = self._created(order.runtime_cache)
+        self._context = self._created()
         self._buffers: dict[str, Buffer] = {}
         self._host: dict[str, Array] = {}
         self._allocators: dict[str, Any] = {}
-        self._listening: Any = None  # the library keeps no reference to it
         self._graph: Callable[[], object] | None = None
         self._runs = 1
 
@@ -100,29 +117,12 @@ class TensorRTProgram:
     def cuda_graph(self) -> bool:
         return self._graph is not None
 
-    def layers(self) -> Sequence[EngineLayer]:
-        """The layers that the engine inspector lists."""
-        return read_layers(self._trt, self._engine)
-
-    def run(self, feeds: Mapping[str, Array], debug: Path | None = None) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """See `Program.run`."""
         self._feed(feeds)
-        if debug is not None and not hasattr(self._context, "unfused_tensors_debug_state"):
-            self.notes.append(f"{self._title} has no unfused debug tensors")
-            debug = None
-        if debug is None:
-            self._execute()
-            self._stream.wait()
-            self._keep_kernels()
-            return self._outputs()
-        with TensorWriter(debug) as writer:
-            self._listening = listener(self._trt, self._stream, writer, self.notes)
-            self._context.set_debug_listener(self._listening)
-            self._context.unfused_tensors_debug_state = True
-            self._execute()
-            self._stream.wait()
-            self._context.unfused_tensors_debug_state = False
-        return self._outputs()
+        self._execute()
+        self._stream.wait()
+        return {name: self._value(name) for name in self._names(self._trt.TensorIOMode.OUTPUT)}
 
     def prepare(self, feeds: Mapping[str, Array]) -> None:
         """See `Program.prepare`."""
@@ -147,7 +147,7 @@ class TensorRTProgram:
             buffer.free()
         self._buffers.clear()
 
-    def _created(self, runtime_cache: Path | None) -> Any:
+    def _created(self) -> Any:
         """An execution context that compiles kernels for dynamic shapes before runs, not during them."""
         trt, engine = self._trt, self._engine
         strategies = getattr(trt, "DynamicShapesKernelSpecializationStrategy", None)
@@ -156,7 +156,6 @@ class TensorRTProgram:
         else:
             config = engine.create_runtime_config()
             config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
-            self._kernels = kernel_cache(config, runtime_cache)
             context = engine.create_execution_context(config)
         if context is None:
             why = self._why()
@@ -164,12 +163,6 @@ class TensorRTProgram:
                 f"{self._title} makes no execution context on {self.device}: {why}", hint=context_hint(why)
             )
         return context
-
-    def _keep_kernels(self) -> None:
-        """Writes the kernels that loading and the first run compiled."""
-        if self._kernels is not None and not self._kept:
-            self._kernels.keep()
-            self._kept = True
 
     def _why(self) -> str:
         return "; ".join((self._log.errors or self._log.warnings)[-3:]) or "it gives no reason"
@@ -246,9 +239,6 @@ class TensorRTProgram:
             known = self._buffers[name] = Buffer(self._stream, size)
         self._context.set_tensor_address(name, known.pointer)
         return known
-
-    def _outputs(self) -> dict[str, Array]:
-        return {name: self._value(name) for name in self._names(self._trt.TensorIOMode.OUTPUT)}
 
     def _value(self, name: str) -> Array:
         if name in self._host:

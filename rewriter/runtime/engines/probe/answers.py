@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +16,6 @@ from rewriter.ir.model.writing import from_json
 from rewriter.ir.summary import Row, Summary, listed
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.caches import user_cache
-from rewriter.runtime.engines.nvidia_driver import Gpu
 from rewriter.runtime.engines.probe.question import UNKNOWN, Answer
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -32,7 +31,7 @@ class Answers(Summary):
 
     Attributes:
         library: `tensorrt` or `tensorrt-rtx`, as a target calls it; `version`: its release.
-        gpu, driver: Name of the GPU; release of its driver, where known, and the CUDA of that.
+        gpu, driver: Name of the GPU; newest CUDA that its driver supports.
         source: Text on who measured, and when.
         recorded: True if they come from the package, not from this machine.
         answers: By probe.
@@ -78,91 +77,60 @@ class Answers(Summary):
 
 def known_target(target: Target) -> Target:
     """The target with its answers, measured on this machine's GPU or recorded, and with that GPU."""
-    found = measured(target) or next((a for a in recorded() if a.fits(target)), None)
+    answers = measured(target) or next((a for a in recorded() if a.fits(target)), None)
     target = this_machine.at_hand(target)
-    if found is None:
+    if answers is None:
         return target
-    return replace(target, answers=found.values, known_from=found.origin)
+    return replace(target, answers=answers.values, known_from=answers.origin)
 
 
 def measured(target: Target | None = None) -> Answers | None:
     """The newest answers of this machine's GPU and driver, for a target if one is given."""
-    files = sorted(_cache_folder().glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    found = [answers for path in files if (answers := _read_cached(path)) is not None]
-    fitting = [answers for answers in found if target is None or answers.fits(target)]
+    files = sorted(
+        user_cache("probe", "any").parent.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True
+    )
+    cached = filter(None, map(_read_cached, files))
+    fitting = [answers for answers in cached if target is None or answers.fits(target)]
     gpu = this_machine.gpu() if fitting else None  # asks the driver in a child process: only if it matters
-    if gpu is None:
-        return None
-    return next((a for a in fitting if (a.gpu, a.driver) == (gpu.name, driver_text(gpu))), None)
-
-
-def driver_text(gpu: Gpu) -> str:
-    """Name of a driver in `Answers`: its release, if known, and its CUDA version."""
-    cuda = f"CUDA {'.'.join(map(str, gpu.driver_cuda))}"
-    return f"{gpu.driver}, {cuda}" if gpu.driver else cuda
+    return next((a for a in fitting if gpu is not None and (a.gpu, a.driver) == (gpu.name, gpu.cuda)), None)
 
 
 @lru_cache(maxsize=1)
 def recorded() -> tuple[Answers, ...]:
     """The answers that come with the package, newest library first."""
-    found = [replace(_parsed(_content(path)), recorded=True) for path in RECORDED.glob("*.json")]
-    return tuple(sorted(found, key=lambda a: (a.library, a.version, len(a.answers)), reverse=True))
+    content = [replace(_read(path), recorded=True) for path in RECORDED.glob("*.json")]
+    return tuple(sorted(content, key=lambda a: (a.library, a.version, len(a.answers)), reverse=True))
 
 
 def remember(answers: Answers) -> Path:
-    """Keep answers in the user's cache folder, by GPU, driver and library; returns the file."""
+    """Keep answers in the user's cache folder, by GPU, driver and library; returns the file.
+
+    Raises:
+        OutputError: the folder cannot be written, or the disk is full.
+    """
     name = f"{answers.gpu}, {answers.driver}, {answers.library} {answers.version}.json"
     path = user_cache("probe", name)
-    write(answers, path)
+    write_json(plain_fields(answers), path, "the answers")
     return path
 
 
-def write(answers: Answers, path: Path) -> None:
-    """Write answers as JSON; a file in `RECORDED` has the same form.
-
-    Raises:
-        OutputError: the folder does not exist or cannot be written, or the disk is full.
-    """
-    write_json(plain_fields(answers), path, "the answers")
-
-
 def plain_fields(answers: Answers) -> dict[str, Any]:
-    """The answers as they are written."""
+    """The answers as they are written; a file in `RECORDED` has the same form."""
     fields = {"schema_version": SCHEMA_VERSION, **asdict(answers)}
     del fields["recorded"]
     return fields
 
 
-def _cache_folder() -> Path:
-    return user_cache("probe", "any").parent
-
-
-def _content(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = from_json(path.read_text(encoding="utf-8"))
-    return found
+def _read(path: Path) -> Answers:
+    """Raises OSError, ValueError, KeyError or TypeError for a file that is broken or of another version."""
+    fields: dict[str, Any] = from_json(path.read_text(encoding="utf-8"))
+    if fields.pop("schema_version") != SCHEMA_VERSION:
+        raise ValueError(path)
+    return Answers(**{**fields, "answers": {name: Answer(**one) for name, one in fields["answers"].items()}})
 
 
 def _read_cached(path: Path) -> Answers | None:
     """A file of the cache; None if it is broken or of another version: it can be measured again."""
-    try:
-        content = _content(path)
-        return _parsed(content) if content.get("schema_version") == SCHEMA_VERSION else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _parsed(content: Mapping[str, Any]) -> Answers:
-    return Answers(
-        content["library"],
-        content["version"],
-        content["gpu"],
-        content.get("driver", ""),
-        content.get("source", ""),
-        answers=dict(_answers(content["answers"])),
-    )
-
-
-def _answers(found: Mapping[str, Any]) -> Iterator[tuple[str, Answer]]:
-    for name, fields in found.items():
-        figures = {n: float(v) for n, v in fields.get("figures", {}).items() if math.isfinite(float(v))}
-        yield name, Answer(str(fields["value"]), figures, fields.get("problem", ""))
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return _read(path)
+    return None

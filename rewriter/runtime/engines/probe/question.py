@@ -22,14 +22,13 @@ import onnx.parser
 from onnx import numpy_helper
 
 from rewriter.ir.model import Array
-from rewriter.runtime.figures.pair import Pair
 
 IR_VERSION = 10
 """Of onnx 1.16, which every reader of opset 21 knows; opset 23 needs 11."""
 
 UNKNOWN = "unknown"
 
-Measure = Literal["error", "not-finite", "reciprocal", "us"]
+Measure = Literal["error", "not-finite", "us"]
 
 
 @dataclass(frozen=True)
@@ -48,38 +47,33 @@ class Case:
     def timed(self) -> bool:
         return self.measure == "us"
 
-    def proto(self, *, fp32: bool = False, data: Mapping[str, Array] | None = None) -> onnx.ModelProto:
-        """The model, weights included.
+    def proto(self, *, fp32: bool = False) -> onnx.ModelProto:
+        """The model, weights included; `fp32`: with FP32 in place of every FP16 and BF16."""
+        model = self._parsed(fp32)
+        for info in model.graph.value_info:
+            array = self.values[info.name].astype(_dtype(info))
+            model.graph.initializer.append(numpy_helper.from_array(array, info.name))
+        del model.graph.value_info[:]
+        return model
 
-        Args:
-            fp32: With FP32 in place of every FP16 and BF16.
-            data: Values that replace some.
-        """
+    def feeds(self, *, fp32: bool = False) -> dict[str, Array]:
+        """The inputs, which `proto(fp32=...)` takes."""
+        graph = self._parsed(fp32).graph
+        return {info.name: self.values[info.name].astype(_dtype(info)) for info in graph.input}
+
+    @functools.cached_property
+    def values(self) -> dict[str, Array]:
+        """Inputs and weights, in the types of the graph."""
+        graph = self._parsed(fp32=False).graph
+        return {info.name: self._array(info) for info in (*graph.input, *graph.value_info)}
+
+    def _parsed(self, fp32: bool) -> onnx.ModelProto:
         ir = IR_VERSION + (self.opset > 22)
         text = f'<ir_version: {ir}, opset_import: ["" : {self.opset}]> g {self.graph}'
         if fp32:
             text = re.sub(r"\bto = (10|16)\b", "to = 1", re.sub(r"\bb?float16\b", "float", text))
         model: onnx.ModelProto = onnx.parser.parse_model(text)
-        weights = [*model.graph.value_info]
-        del model.graph.value_info[:]
-        values = {**self.values, **(data or {})}
-        for info in weights:
-            array = values[info.name].astype(_dtype(info))
-            model.graph.initializer.append(numpy_helper.from_array(array, info.name))
         return model
-
-    @functools.cached_property
-    def values(self) -> dict[str, Array]:
-        """Inputs and weights, in the types of the graph."""
-        graph = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 17]> g {self.graph}').graph
-        return {info.name: self._array(info) for info in (*graph.input, *graph.value_info)}
-
-    def feeds(self, *, fp32: bool = False) -> dict[str, Array]:
-        """The inputs, which `proto(fp32=...)` takes."""
-        return {
-            info.name: self.values[info.name].astype(_dtype(info))
-            for info in self.proto(fp32=fp32).graph.input
-        }
 
     def _array(self, info: onnx.ValueInfoProto) -> Array:
         """Seeded by the names, so that every machine asks the same."""
@@ -98,11 +92,6 @@ class Case:
             array[index] = np.resize(np.asarray(content, np.float64), array[index].shape)
         return np.asarray(array.astype(spec.get("exact", "float64")).astype(_dtype(info)))
 
-    @property
-    def by_reciprocal(self) -> dict[str, Array]:
-        """The divisor with which a division in FP32 is a product with the reciprocal in FP16."""
-        return {"c": np.asarray(1.0 / np.float64(np.float16(1.0 / np.float64(self.values["c"]))), np.float32)}
-
 
 def _dtype(info: onnx.ValueInfoProto) -> np.dtype[Any]:
     return onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
@@ -112,40 +101,6 @@ def _index(part: str) -> int | slice:
     if ":" not in part:
         return int(part)
     return slice(*(int(end) if end else None for end in part.split(":")))
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The result of a case on an engine.
-
-    Attributes:
-        value: Its first output; None if it did not run.
-        expected: That of the graph in FP32; `other`: with reciprocals in place of divisions.
-        problem: The reason if it did not run.
-        us: Median latency; None if it was not timed.
-    """
-
-    value: Array | None = None
-    expected: Array | None = None
-    other: Array | None = None
-    problem: str = ""
-    us: float | None = None
-
-    def figure(self, measure: Measure) -> float:
-        """The measured figure; NaN if there is none."""
-        if measure == "us":
-            return math.nan if self.us is None else self.us
-        if self.value is None:
-            return math.nan
-        value = self.value.astype(np.float64)
-        if measure == "not-finite":
-            return float(not np.isfinite(value).all())
-        if measure == "error" or self.other is None:
-            return math.nan if self.expected is None else Pair(self.expected, value).relative_l2
-        assert self.expected is not None
-        exact = self.expected.astype(np.float64)
-        change = self.other.astype(np.float64) - exact
-        return float(np.sum((value - exact) * change) / np.sum(change * change))
 
 
 @dataclass(frozen=True)
@@ -170,7 +125,6 @@ class Probe:
     Attributes:
         name: Key of the answer for passes and rules.
         cases, answers: As probes.toml explains.
-        used: The use of the answer.
         failing: The answer if a case does not build or run.
     """
 
@@ -186,13 +140,17 @@ class Probe:
         """The possible answers with their meanings."""
         return {row["value"]: row["meaning"] for row in self.answers}
 
-    def answer(self, seen: Mapping[str, Seen]) -> Answer:
-        """The answer, or the reason why there is none."""
-        ran = [case for case in self.cases if not seen[case.name].problem]
-        failed = [f"{c.name}: {seen[c.name].problem}" for c in self.cases if c not in ran and not c.optional]
-        if failed:
-            return Answer(self.failing, {}, "; ".join(failed))
-        figures = {case.name: seen[case.name].figure(case.measure) for case in ran}
+    def answer(self, results: Mapping[str, float | str]) -> Answer:
+        """The answer, or the reason why there is none.
+
+        Args:
+            results: The figure of each case, or the reason why there is none.
+        """
+        failures = {case.name: results[case.name] for case in self.cases if not case.optional}
+        problems = [f"{name}: {why}" for name, why in failures.items() if isinstance(why, str)]
+        if problems:
+            return Answer(self.failing, {}, "; ".join(problems))
+        figures = {name: figure for name, figure in results.items() if not isinstance(figure, str)}
         value = next(row["value"] for row in self.answers if _holds(row.get("above"), figures))
         return Answer(value, {n: float(f"{v:.4g}") for n, v in figures.items() if math.isfinite(v)})
 
