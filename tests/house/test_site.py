@@ -52,7 +52,7 @@ def test_every_page_is_on_the_site(site: Path) -> None:
 def test_the_home_page_is_the_readme_with_links_of_the_site(site: Path) -> None:
     home = (site / "index.html").read_text(encoding="utf-8")
     assert "make demo" in home
-    assert 'href="troubleshooting.html"' in home
+    assert 'href="troubleshooting.html"' in home and 'src="search.js"' in home
     assert 'src="images/report.png"' in home
     assert ".md" not in "".join(part.split('"')[0] for part in home.split('href="')[1:])
 
