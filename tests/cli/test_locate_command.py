@@ -91,10 +91,10 @@ def test_a_few_samples_do_and_odd_data_is_told(model: Path, tmp_path: Path) -> N
     folder = tmp_path / "data"
     folder.mkdir()
     for number in range(MOST_SAMPLES + 1):
-        np.savez(folder / f"{number}.npz", x=np.arange(32, dtype=np.float32).reshape(8, 4))
+        np.savez(folder / f"{number}.npz", x=np.ones((8, 4), np.float32))
     output = run(model, model, "--inputs", folder).output
     assert f"the first {MOST_SAMPLES} of {MOST_SAMPLES + 1} samples were looked at" in output
-    assert "samples are the same" in output
+    assert "all values are 1" in output
 
 
 BAD_OPTIONS = {
