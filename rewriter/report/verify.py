@@ -16,10 +16,7 @@ from rewriter.report import checks
 from rewriter.report.json import data_dict, document
 from rewriter.report.terminal import Row, data_rows, new_table, print_report, time_line
 from rewriter.runtime.engines.protocol import Latency
-from rewriter.runtime.figures.outputs import DECADES, OutputComparison, OutputStatistics
-
-BARS = " ▁▂▃▄▅▆▇█"
-"""Steps of a histogram's bars; the first is blank, for empty bins only."""
+from rewriter.runtime.figures.outputs import OutputComparison, OutputStatistics
 
 
 def as_dict(result: VerifyResult) -> dict[str, Any]:
@@ -35,7 +32,6 @@ def as_dict(result: VerifyResult) -> dict[str, Any]:
         "data": data_dict(result.data),
         "checks": [checks.check_dict(check) for check in result.checks],
         "outputs": [asdict(output) for output in result.outputs],
-        "histogram_decades": list(DECADES),
         "builds": [asdict(run) for run in result.builds],
         "latency": asdict(result.latency) if result.latency else None,
         "reference_latency": asdict(result.reference_latency) if result.reference_latency else None,
@@ -105,22 +101,14 @@ def _sections(result: VerifyResult) -> Iterator[RenderableType]:
 
 def _errors(outputs: Sequence[OutputStatistics]) -> RenderableType:
     numbers = ("PSNR dB", "50 %", "99 %", "99.9 %", "max")
-    title = "Absolute error: worst sample and build; histogram by error / RMS from 1e-7 to 1"
-    table = new_table(title, "output", *numbers, "at", "histogram", right=numbers)
+    title = "Absolute error: worst sample and build"
+    table = new_table(title, "output", *numbers, "at", right=numbers)
     for one in sorted(outputs, key=lambda o: -o.relative_l2):
         shares = [f"{one.percentiles.get(share, 0.0):.2g}" for share in ("50", "99", "99.9")]
         index = "[" + ",".join(map(str, one.at)) + "]"
         place = f"{index}: {one.actual:.4g}, not {one.expected:.4g}" if one.max_abs else ""
-        table.add_row(one.name, f"{one.psnr:.1f}", *shares, f"{one.max_abs:.2g}", place, bars(one.histogram))
+        table.add_row(one.name, f"{one.psnr:.1f}", *shares, f"{one.max_abs:.2g}", place)
     return table
-
-
-def bars(counts: Sequence[int]) -> str:
-    """One character per bin, with a height in proportion to its count."""
-    top = max(counts, default=0)
-    if not top:
-        return ""
-    return "".join(BARS[-(-count * (len(BARS) - 1) // top)] for count in counts)
 
 
 def _builds(result: VerifyResult) -> RenderableType:

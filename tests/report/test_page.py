@@ -234,7 +234,6 @@ def test_checks_hold_the_figures_and_the_picture_of_their_worst_sample() -> None
     (emulation,) = [check for check in verdict.checks if check.name == "emulation"]
     (figures,), (picture,) = emulation.statistics, emulation.pictures
     assert figures.relative_l2 == emulation.outputs[0].relative_l2
-    assert sum(figures.histogram) == 3 * 32 * 32
     assert picture.largest == pytest.approx(figures.max_abs)
     assert picture.expected.shape == (32, 32, 3) and picture.difference.max() == 255
 

@@ -1,4 +1,4 @@
-"""Cards of outputs: error against what is allowed, histogram, worst element, and pictures."""
+"""Cards of outputs: error against what is allowed, worst element, and pictures."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rewriter.ir.model import Array
-from rewriter.runtime.figures.pair import Pair, degenerate, is_float, root_mean_square
+from rewriter.runtime.figures.pair import Pair, degenerate, is_float
 from rewriter.runtime.figures.probabilities import (
     Probabilities,
     ProbabilityError,
@@ -23,10 +23,6 @@ PROBABILITY = "probability"
 """The measure of outputs that end in a Softmax or Sigmoid: see `probabilities`."""
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
-
-DECADES = tuple(range(-7, 1))
-"""Bins of the histogram: below 1e-7, then each decade, then 1 and more, of the error over the RMS. FP16
-rounds by up to 5e-4 of a value (2^-11), so the errors of a sound FP16 result lie around 1e-4 to 1e-3."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +111,7 @@ class OutputStatistics:
         not_finite: Number of elements that are NaN or infinite on one side only, or differ in it.
         relative_l2, max_abs, cosine, psnr: As in `Pair`.
         at: Index of the largest difference, where the original has `expected` and the fixed model `actual`.
-        rms: Root mean square of the original: the unit of `histogram`.
         percentiles: Absolute error that this share (in %) of the elements does not exceed.
-        histogram: Number of elements in each decade of `DECADES`, by absolute error over `rms`.
     """
 
     name: str
@@ -133,9 +127,7 @@ class OutputStatistics:
     actual: float
     cosine: float
     psnr: float
-    rms: float
     percentiles: Mapping[str, float]
-    histogram: tuple[int, ...]
 
 
 def compare(
@@ -191,10 +183,10 @@ def _compared(name: str, pair: Pair, tolerance: float, note: str = "") -> Output
     if not pair.same_shape:
         note = f"shape {actual.shape}, expected {expected.shape}"
     elif is_float(expected):
-        note = "; ".join(part for part in (note, degenerate(expected)) if part)
+        note = "; ".join(filter(None, (note, degenerate(expected))))
     else:
         share = float(np.mean(expected != actual)) if expected.size else 0.0
-        note = "; ".join(part for part in (note, "share of differing elements") if part)
+        note = "; ".join(filter(None, (note, "share of differing elements")))
         return OutputComparison(name, share, share, 1.0 - share, True, tolerance, note)
     return OutputComparison(name, pair.relative_l2, pair.max_abs, pair.cosine, pair.finite, tolerance, note)
 
@@ -227,7 +219,6 @@ def statistics(name: str, pair: Pair, *, sample: int = 0, build: int = 0) -> Out
     errors[pair.usable] = pair.differences
     errors[pair.broken] = np.inf
     at = tuple(int(i) for i in np.unravel_index(np.argmax(errors), errors.shape)) if errors.size else ()
-    rms = root_mean_square(pair.values[0])
     return OutputStatistics(
         name=name,
         shape=tuple(expected.shape),
@@ -242,9 +233,7 @@ def statistics(name: str, pair: Pair, *, sample: int = 0, build: int = 0) -> Out
         actual=float(actual[at]) if errors.size else 0.0,
         cosine=pair.cosine,
         psnr=pair.psnr,
-        rms=rms,
         percentiles=_percentiles(pair.differences),
-        histogram=_histogram(pair.differences, rms),
     )
 
 
@@ -258,9 +247,3 @@ def _percentiles(errors: Array) -> dict[str, float]:
         return {}
     values = np.percentile(errors, PERCENTILES)
     return {f"{share:g}": float(value) for share, value in zip(PERCENTILES, values, strict=True)}
-
-
-def _histogram(errors: Array, rms: float) -> tuple[int, ...]:
-    edges = [10.0**decade for decade in DECADES]
-    bins = np.searchsorted(edges, errors / (rms or 1.0), side="right")
-    return tuple(int(count) for count in np.bincount(bins, minlength=len(edges) + 1))

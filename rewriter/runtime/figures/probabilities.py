@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 from onnx import NodeProto
@@ -52,21 +51,11 @@ def map_error(expected: Array, actual: Array) -> MapError | None:
         return None
     larger = float(np.maximum(expected, actual).sum(dtype=np.float64))
     common = float(np.minimum(expected, actual).sum(dtype=np.float64))
-    lowest, highest = _around(expected)
+    padded = np.pad(expected, [(0, 0), (0, 0), (1, 1), (1, 1)], mode="edge")
+    around = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(-2, -1))
+    lowest, highest = around.min(axis=(-2, -1)), around.max(axis=(-2, -1))
     beyond = np.maximum(lowest - actual, actual - highest).max(initial=0.0)
     return MapError(1.0 - common / larger if larger > 0 else 0.0, float(max(beyond, 0.0)))
-
-
-def _around(values: Array) -> tuple[Array, Array]:
-    """Smallest and largest value in the 3 x 3 pixels around each."""
-    height, width = values.shape[-2:]
-    padded = np.pad(values, [(0, 0), (0, 0), (1, 1), (1, 1)], mode="edge")
-    lowest, highest = values.copy(), values.copy()
-    for row, column in product(range(3), repeat=2):
-        shifted = padded[..., row : row + height, column : column + width]
-        np.minimum(lowest, shifted, out=lowest)
-        np.maximum(highest, shifted, out=highest)
-    return lowest, highest
 
 
 PER_TOLERANCE = 2.0
