@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rewriter.judge.locate import Location
     from rewriter.judge.verdict import Verdict
     from rewriter.judge.verify_result import VerifyResult
-    from rewriter.parity import InputComparison
+    from rewriter.parity.comparison import InputComparison
     from rewriter.pipeline.options import FixOptions, ScanOptions, VerifyOptions
     from rewriter.runtime.engines.probe.answers import Answers
 
@@ -32,7 +32,7 @@ _HOMES = {
     "Finding": "jobs.findings",
     "FixOptions": "pipeline.options",
     "FixResult": "jobs.fix.result",
-    "InputComparison": "parity",
+    "InputComparison": "parity.comparison",
     "Location": "judge.locate",
     "Model": "ir.model",
     "Plan": "ir.plan",

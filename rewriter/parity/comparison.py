@@ -4,26 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from rewriter.ir.english import count
 from rewriter.ir.summary import Row, Summary, listed
-
-Kind = Literal[
-    "dtype",
-    "layout",
-    "channel-order",
-    "scale",
-    "normalization",
-    "size",
-    "padding",
-    "interpolation",
-    "rounding",
-    "values",
-    "name",
-]
 
 
 @dataclass(frozen=True)
@@ -31,11 +17,13 @@ class Difference:
     """One difference of the other pipeline.
 
     Attributes:
+        kind: dtype, layout, channel-order, scale, normalization, size, padding, interpolation, rounding,
+            values or name.
         phrase: Follows "theirs ": `is BGR`.
         text: A full sentence with figures.
     """
 
-    kind: Kind
+    kind: str
     phrase: str
     text: str
 
@@ -46,15 +34,13 @@ class ArrayComparison:
 
     Attributes:
         name: The array's name in ours.
-        code: Lines of NumPy that compute `theirs` from `ours`; empty if the two are unrelated.
-        before, after: Relative L2 distance of ours from theirs, without `code` (infinite if the shapes
-            differ) and with it.
+        before, after: Relative L2 distance of ours from theirs (infinite if the shapes differ), and what is
+            left of it where the differences explain it.
         notes: What the data does not show.
     """
 
     name: str
     differences: tuple[Difference, ...] = ()
-    code: tuple[str, ...] = ()
     before: float = 0.0
     after: float = 0.0
     notes: tuple[str, ...] = ()
@@ -62,10 +48,8 @@ class ArrayComparison:
     @property
     def sentence(self) -> str:
         """`theirs is BGR and is not divided by 255`."""
-        phrases = [d.phrase for d in self.differences]
-        if not phrases:
-            return "no difference"
-        return "theirs " + " and ".join([", ".join(phrases[:-1]), phrases[-1]] if phrases[1:] else phrases)
+        *others, last = [d.phrase for d in self.differences] or [""]
+        return f"theirs {' and '.join(filter(None, (', '.join(others), last)))}" if last else "no difference"
 
 
 @dataclass(frozen=True)
@@ -102,7 +86,6 @@ class InputComparison(Summary):
         arrays = [array for sample in self.samples for array in sample.arrays if array.differences]
         sentences = dict.fromkeys(f"{array.name}: {array.sentence}" for array in arrays)
         yield from listed("differences", sentences, 3)
-        yield from listed("to mend it", arrays[0].code if arrays else (), 3)
 
 
 def dtype_difference(ours: np.dtype[Any], theirs: np.dtype[Any]) -> tuple[Difference, ...]:

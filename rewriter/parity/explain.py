@@ -1,4 +1,4 @@
-"""Explains two related arrays of images: the differences, the code, and what the code leaves."""
+"""Explains two arrays: the differences, and the distance that they leave."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ import numpy as np
 
 from rewriter.ir.model import Array
 from rewriter.parity.comparison import ArrayComparison, Difference, dtype_difference
-from rewriter.parity.relation import NOISE, SAMPLE, Relation, common, content, whole
-from rewriter.parity.scales import (
-    Fit,
-    Pair,
-    Scaling,
-    between,
-    border_pixel,
-    listed,
-    plain_scaling,
-    scalings,
-)
+from rewriter.parity.relation import SAMPLE, Relation, axes_pairs, common, content, whole
+from rewriter.parity.scales import Fit, Pair, Scaling, between, border_pixel, listed, scalings
+from rewriter.runtime.figures.pair import Pair as Figures
 from rewriter.runtime.figures.pair import relative_l2
+
+ROUNDING = 1e-6
+"""Relative L2 distance that float32 arithmetic explains: a few times 2^-24."""
 
 PIXEL = 1 / 200
 """The step between two pixel values, over the span of a photograph's values: most have 200 of 255."""
@@ -31,7 +26,7 @@ ROUNDED_SHARE = 0.01
 ASK = "`images` with the photographs that both read tells how each side resized, cropped or padded them"
 
 
-def explain(name: str, relation: Relation, ours: Array, theirs: Array) -> ArrayComparison:
+def compare_images(name: str, relation: Relation, ours: Array, theirs: Array) -> ArrayComparison:
     """The comparison of two arrays of images."""
     values = scaled(relation, ours, theirs)
     mine, other = (side.astype(np.float64) for side in relation.sides(ours, theirs))
@@ -44,12 +39,50 @@ def explain(name: str, relation: Relation, ours: Array, theirs: Array) -> ArrayC
     parts = made[..., *window], other[..., *window]
     differences += _padding(made, other, float(np.std(parts[1] - parts[0])))
     differences += _remainder(*parts, (ours.dtype, theirs.dtype))
-    before = relative_l2(theirs, ours) if ours.shape == theirs.shape else float("inf")
+    before = distance(ours, theirs)
     if not differences:
-        return ArrayComparison(name, (), (), before, before)
+        return ArrayComparison(name, (), before, before)
     notes = (ASK,) if any(d.kind == "interpolation" for d in differences) else ()
-    code, after = (_line(relation, theirs, factor, offset),), relative_l2(parts[1], parts[0])
-    return ArrayComparison(name, tuple(differences), code, before, after, notes)
+    return ArrayComparison(name, tuple(differences), before, relative_l2(parts[1], parts[0]), notes)
+
+
+def compare_others(name: str, ours: Array, theirs: Array) -> ArrayComparison:
+    """Compares arrays that are no related images: shapes, one line for all values, or what differs."""
+    differences = [*dtype_difference(ours.dtype, theirs.dtype)]
+    before = after = distance(ours, theirs)
+    notes: tuple[str, ...] = ()
+    if ours.shape != theirs.shape:
+        phrase = f"has shape {list(theirs.shape)}, not {list(ours.shape)}"
+        differences.append(Difference("size", phrase, f"theirs {phrase}"))
+    elif before > ROUNDING and (line := _line_of_all(ours, theirs)) is not None:
+        phrase, after = f"is ours * {line[0]:g} + {line[1]:g}", distance(ours * line[0] + line[1], theirs)
+        differences.append(Difference("scale", phrase, f"theirs {phrase}"))
+    if after > 10 * ROUNDING and axes_pairs(ours.shape, theirs.shape):
+        text = "no layout, order of channels or scale turns ours into theirs: another resize or sample?"
+        differences.append(Difference("values", "shows something else", text))
+        notes = (ASK,)
+    elif after > 10 * ROUNDING and ours.shape == theirs.shape:
+        unequal = np.argwhere(ours != theirs)
+        at = tuple(unequal[0].tolist())
+        first = f"the first at {list(at)}: theirs {theirs[at]}, ours {ours[at]}"
+        text = f"{len(unequal)} of {ours.size} values differ, {first}"
+        differences.append(Difference("values", "has other values", text))
+    return ArrayComparison(name, tuple(differences), before, after, notes)
+
+
+def distance(ours: Array, theirs: Array) -> float:
+    """Relative L2 distance; infinite if shapes, or the places of NaN and infinities, differ."""
+    return Figures(theirs, ours).relative_l2
+
+
+def _line_of_all(ours: Array, theirs: Array) -> tuple[float, float] | None:
+    """Factor and offset that turn all values of ours into theirs; None if no line does."""
+    x, y = (side.astype(np.float64).reshape(-1) for side in (ours, theirs))
+    if x.size < 3 or not (np.isfinite(x).all() and np.isfinite(y).all()) or np.ptp(x) == 0:
+        return None
+    a, b = (float(v) for v in np.polyfit(x, y, 1))
+    a, b = float(f"{a:.7g}"), float(f"{b:.7g}") if abs(b) > 1e-6 * np.ptp(y) else 0.0
+    return (a, b) if a and relative_l2(y, a * x + b) <= 10 * ROUNDING else None
 
 
 def scaled(relation: Relation, ours: Array, theirs: Array) -> Pair | Fit | None:
@@ -62,9 +95,7 @@ def scaled(relation: Relation, ours: Array, theirs: Array) -> Pair | Fit | None:
     moved = float(np.max(np.abs(spans * (fit.factor[:, None] - 1.0) + fit.offset[:, None]))) / width
     # pixels minus a mean have few fractions: FP16 rounds most of them the same way, which moves the line
     rounding = 0.5 * _epsilon(ours.dtype, theirs.dtype) * float(np.max(np.abs(spans))) / width
-    plain = plain_scaling(spans)  # truncated pixels are half a step darker
-    truncated = plain is not None and fit.unexplained > 10 * NOISE and moved * width <= 0.6 / plain.divisor
-    if truncated or moved <= max(1e-5, 0.5 * fit.unexplained**0.5, rounding):
+    if moved <= max(1e-5, 0.5 * fit.unexplained**0.5, rounding):
         return None
     return scalings(fit, spans) or fit
 
@@ -107,10 +138,9 @@ def in_words(r: Relation, ours: Array, theirs: Array, values: Pair | Fit | None)
 def _scalings(mine: Scaling, other: Scaling) -> Iterator[Difference]:
     both = f"theirs: {other}; ours: {mine}"
     if mine.divisor != other.divisor:
-        phrases = {1.0: "is not divided by 255", 255.0: "is divided by 255, ours is not"}
-        twice = other.divisor == 255.0 and mine.divisor > 255.0
-        phrase = "is divided by 255 once, ours twice" if twice else phrases.get(other.divisor, f"is {other}")
-        yield Difference("scale", phrase, both)
+        once = f"is divided by 255, ours {'twice' if mine.divisor > 255.0 else 'is not'}"
+        phrases = {1.0: "is not divided by 255", 255.0: once}
+        yield Difference("scale", phrases.get(other.divisor, f"is {other}"), both)
     if mine == other:
         text = f"{both}: only one side has its constants in the order of its channels"
         yield Difference("normalization", "has mean and deviation in another order of channels", text)
@@ -149,34 +179,3 @@ def _remainder(
             yield Difference("rounding", "is rounded in another place", left)
         else:
             yield Difference("interpolation", "is resampled in another way", left)
-
-
-# -- the line of NumPy --------------------------------------------------------------------------
-
-
-def _line(relation: Relation, theirs: Array, factor: Array, offset: Array) -> str:
-    """Code that reads `ours` and sets `theirs`, for images that cover the same pixels."""
-    mine, other = relation.axes
-    dropped = tuple(mine.index(a) for a in mine if a not in other)
-    kept, wanted = [a for a in mine if a in other], [a for a in other if a in mine]
-    text = f"ours.squeeze({dropped})" if dropped else "ours"
-    text += f".transpose({', '.join(str(kept.index(a)) for a in wanted)})" if wanted != kept else ""
-    if len(wanted) < len(other):
-        text += f"[{', '.join(':' if a in kept else 'None' for a in other)}]"
-    if not relation.fit.in_order:
-        text = f"np.take({text}, {list(relation.fit.order)}, {other.index('C')})"
-    text += f" * {_constant(factor, other)}" if np.any(factor != 1) else ""
-    text += f" + {_constant(offset, other)}" if np.any(offset != 0) else ""
-    if theirs.dtype.kind in "iu":
-        bounds = np.iinfo(theirs.dtype)
-        text = f"np.rint({text}).clip({bounds.min}, {bounds.max})"
-    return f"theirs = ({text}).astype(np.{theirs.dtype})"
-
-
-def _constant(values: Array, axes: str) -> str:
-    """One number if all channels have the same value, else an array that broadcasts along the channels."""
-    if np.ptp(values) <= 1e-7 * np.max(np.abs(values), initial=0.0):
-        return f"{values[0]:.9g}"
-    after = ", None" * (len(axes) - axes.index("C") - 1)
-    numbers = ", ".join(f"{value:.9g}" for value in values.tolist())
-    return f"np.array([{numbers}], np.float32)" + (f"[:{after}]" if after else "")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rewriter.ir.english import count
-from rewriter.ir.errors import InputsError, UsageError, shortened
+from rewriter.ir.errors import InputsError, UsageError
 from rewriter.ir.model import Array
 from rewriter.ir.model.stopwatch import Progress
-from rewriter.parity import InputComparison, SampleComparison, compare_samples
-from rewriter.parity.photographs import are_photographs, photographs
-from rewriter.runtime.inputs import may_hold_samples, read_raw_samples
+from rewriter.parity.comparison import ArrayComparison, Difference, InputComparison, SampleComparison
+from rewriter.parity.explain import ROUNDING, compare_images, compare_others, distance
+from rewriter.parity.photographs import photographs, with_origins
+from rewriter.parity.relation import relation
+from rewriter.runtime.inputs import read_raw_samples
 from rewriter.runtime.inputs.samples import Sample
 
 SAMPLES = 8
@@ -22,9 +25,6 @@ SAMPLES = 8
 
 FIRST = "array 0"
 """Name of the first array of a tuple."""
-
-_SIDES = "it takes what inputs= of rewriter.fix takes: a path, arrays, dicts of arrays, or a data loader"
-_PHOTOGRAPHS = "it takes a path, a uint8 array [H, W, 3], or a list of either, one for each sample"
 
 
 def compare_inputs(
@@ -48,28 +48,66 @@ def compare_inputs(
         InputsError: a file cannot be read, or holds no numbers.
         UsageError: an argument has the wrong type.
     """
-    for where, data in (("ours=", ours), ("theirs=", theirs)):
-        _require(callable(data) or may_hold_samples(data), data, where, _SIDES)
-    _require(images is None or are_photographs(images), images, "images=", _PHOTOGRAPHS)
     if samples < 1:
         raise UsageError(f"it cannot be {samples}", where="`samples`", hint="compare at least one")
     sides = _read(ours, "ours="), _read(theirs, "theirs=")
     pairs = list(zip(*sides, strict=False))[:samples]
-    shown = [] if images is None else _shown(images, len(pairs))
+    shown: Sequence[Array | None] = [None] * len(pairs) if images is None else photographs(images)
+    if len(shown) < len(pairs):
+        what = f"it has {count(len(shown), 'photograph')} for {count(len(pairs), 'sample')}"
+        where = str(images) if isinstance(images, (str, os.PathLike)) else "`images`"
+        raise InputsError(what, where=where, hint="one photograph for each sample, or fewer `samples`")
     found = []
-    for index, (mine, other) in enumerate(pairs):
+    for index, ((mine, other), image) in enumerate(zip(pairs, shown, strict=False)):
         if progress is not None:
             progress("comparing", index, len(pairs))
-        image = shown[index] if shown else None
         both = _arrays(mine), _arrays(other)
         arrays = _without_labels(*both), _without_labels(*reversed(both))
         found.append(SampleComparison(mine.where, other.where, tuple(compare_samples(*arrays, image))))
     return InputComparison(tuple(found), (len(sides[0]), len(sides[1])))
 
 
-def _require(fits: bool, value: Any, where: str, hint: str) -> None:
-    if not fits:
-        raise UsageError(f"it cannot be {shortened(value)}", where=where, hint=hint)
+def compare_samples(
+    ours: Mapping[str, Array], theirs: Mapping[str, Array], image: Array | None = None
+) -> Iterator[ArrayComparison]:
+    """Compares arrays of the same name; of the others, the first with the first, and so on.
+
+    Args:
+        image: The photograph of the sample.
+    """
+    spare = [name for name in theirs if name not in ours]
+    for name, array in ours.items():
+        other = name if name in theirs else spare.pop(0) if spare else None
+        if other is None:
+            missing = Difference("name", f"has no array {name!r}", f"theirs holds {', '.join(theirs)}")
+            yield ArrayComparison(name, (missing,), np.inf, np.inf)
+            continue
+        compared = compare_arrays(array, theirs[other], name, image)
+        notes = (f"it is called {other!r} in theirs",) if other != name else ()
+        yield replace(compared, notes=(*compared.notes, *notes))
+    for name in spare:
+        extra = Difference("name", f"has an array {name!r} that ours lacks", f"ours holds {', '.join(ours)}")
+        yield ArrayComparison(name, (extra,), np.inf, np.inf)
+
+
+def compare_arrays(
+    ours: Array, theirs: Array, name: str = "array", image: Array | None = None
+) -> ArrayComparison:
+    """Compares one array of both pipelines: images in any layout, or any other numbers.
+
+    Args:
+        image: The photograph that both read, [H, W, 3] in uint8: tells how each side resized it.
+    """
+    related = None
+    if distance(ours, theirs) > ROUNDING and min(ours.size, theirs.size):
+        related = relation(ours, theirs)
+    if related is None:
+        comparison = compare_others(name, ours, theirs)
+    else:
+        comparison = compare_images(name, related, ours, theirs)
+    if image is None or not comparison.differences:
+        return comparison
+    return with_origins(comparison, image, ours, theirs)
 
 
 def _read(data: Any, keyword: str) -> Sequence[Sample]:
@@ -99,13 +137,3 @@ def _arrays(sample: Sample) -> dict[str, Array]:
 def _without_labels(own: dict[str, Array], other: dict[str, Array]) -> dict[str, Array]:
     """The arrays of one side; of a tuple the first alone if the other side has one: labels follow it."""
     return {FIRST: own[FIRST]} if len(other) == 1 and FIRST in own else own
-
-
-def _shown(images: Any, needed: int) -> list[Array]:
-    """The photographs, one for each sample."""
-    shown = photographs(images)
-    if len(shown) < needed:
-        what = f"it has {count(len(shown), 'photograph')} for {count(needed, 'sample')}"
-        where = str(images) if isinstance(images, (str, os.PathLike)) else "`images`"
-        raise InputsError(what, where=where, hint="one photograph for each sample, or fewer `samples`")
-    return shown

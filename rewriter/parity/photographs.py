@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rewriter.ir.errors import InputsError
+from rewriter.ir.errors import InputsError, UsageError, shortened
 from rewriter.ir.model import Array
 from rewriter.parity.comparison import ArrayComparison, Difference
 from rewriter.parity.explain import ASK, in_words, scaled
@@ -33,7 +33,7 @@ from rewriter.parity.relation import (
 )
 from rewriter.parity.scales import Fit, border_pixel
 from rewriter.runtime.inputs.arranging import as_array, is_array
-from rewriter.runtime.inputs.images import pillow
+from rewriter.runtime.inputs.images import opened
 
 RECOGNISED = 0.02
 """Largest share of the variance that the best candidate leaves: another interpolation leaves less than 0.1, a
@@ -62,15 +62,6 @@ METHODS = {
 """What preprocessing uses; the usual ones first, which win where several give the same."""
 
 
-def are_photographs(source: Any) -> bool:
-    """True for the types that `photographs` takes."""
-    if isinstance(source, (list, tuple)):
-        return all(map(are_photographs, source))
-    return (
-        isinstance(source, (str, os.PathLike)) or is_array(source) or hasattr(source, "__array_interface__")
-    )
-
-
 def photographs(source: Any) -> list[Array]:
     """The photographs as [H, W, 3] in uint8, RGB.
 
@@ -79,34 +70,25 @@ def photographs(source: Any) -> list[Array]:
 
     Raises:
         InputsError: a file cannot be read, or is no photograph; Pillow is not installed.
+        UsageError: it is none of these.
     """
     if isinstance(source, (list, tuple)):
         return [pixels for one in source for pixels in photographs(one)]
-    if not isinstance(source, (str, os.PathLike)):
-        return [_checked(np.asarray(as_array(source)), "`images`")]
-    path = Path(source)
-    if not path.exists():
-        raise InputsError("no such file or folder", where=str(path), hint="name the photographs, in order")
-    files = sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
-    return [_checked(_read(file), str(file)) for file in files]
-
-
-def _read(file: Path) -> Array:
-    library = None if file.suffix.lower() == ".npy" else pillow(file)
-    try:
-        if library is None:
-            return np.asarray(np.load(file, allow_pickle=False))
-        with library.open(file) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, ValueError) as error:
-        raise InputsError(f"cannot read it: {error}", where=str(file), hint="is it an image?") from error
-
-
-def _checked(pixels: Array, where: str) -> Array:
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        if not path.exists():
+            what = "no such file or folder"
+            raise InputsError(what, where=str(path), hint="name the photographs, in order")
+        files = sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
+        return [np.asarray(opened(file)) for file in files]
+    if not is_array(source) and not hasattr(source, "convert"):
+        hint = "give a path, a uint8 array [H, W, 3], or a list of either, one for each sample"
+        raise UsageError(f"it cannot be {shortened(source)}", where="`images`", hint=hint)
+    pixels = np.asarray(as_array(source))
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
         what = f"it holds {pixels.dtype} {list(pixels.shape)}, not uint8 [H, W, 3]"
-        raise InputsError(what, where=where, hint="save it as RGB")
-    return pixels
+        raise InputsError(what, where="`images`", hint="save it as RGB")
+    return [pixels]
 
 
 @dataclass(frozen=True)
@@ -143,19 +125,14 @@ def with_origins(comparison: ArrayComparison, image: Array, ours: Array, theirs:
         note = f"{who} is not recognised in the photograph: mirrored, cropped elsewhere, or of another"
         return replace(comparison, notes=(*notes, note))
     kept = comparison.differences
-    if (
-        mine.text != other.text
-    ):  # the arrays do not show the same pixels, and each is compared by the photograph
+    if mine.text != other.text:  # not the same pixels: each side is compared by the photograph
         relation = Relation((mine.axes, other.axes), _combined(mine.fit, other.fit))
-        kept = tuple(in_words(relation, ours, theirs, scaled(relation, ours, theirs)))
-        text = f"theirs is {other.text}, ours {mine.text}"
-        kept = (
-            *(d for d in kept if d.kind != "size"),
-            Difference("size", f"is {other.text}, not {mine.text}", text),
-        )
+        phrase = f"is {other.text}, not {mine.text}"
+        size = Difference("size", phrase, f"theirs {phrase}")
+        kept = (*in_words(relation, ours, theirs, scaled(relation, ours, theirs)), size)
     if mine.method != other.method:
         text = f"theirs is as by {METHODS[other.method]}, ours as by {METHODS[mine.method]}"
-        kept = tuple(d for d in kept if d.kind not in ("interpolation", "antialias", "rounding"))
+        kept = tuple(d for d in kept if d.kind not in ("interpolation", "rounding"))
         kept += (Difference("interpolation", f"is resized {other.method}, not {mine.method}", text),)
     made = (f"{who}: image = {METHODS[o.method]}" for who, o in (("ours", mine), ("theirs", other)))
     return replace(comparison, differences=kept, notes=(*notes, *made))

@@ -78,27 +78,24 @@ def relation(ours: Array, theirs: Array) -> Relation | None:
 
 def axes_pairs(ours: tuple[int, ...], theirs: tuple[int, ...]) -> list[tuple[str, str]]:
     """Layouts of both shapes in which batch and channels agree, equal layouts first."""
-    pairs = []
-    for pair in itertools.product(layouts(ours), layouts(theirs)):
-        sizes = [
-            dict(zip(axes, shape, strict=True)) for axes, shape in zip(pair, (ours, theirs), strict=True)
-        ]
-        if all(sizes[0].get(letter, 1) == sizes[1].get(letter, 1) for letter in "NC"):
-            pairs.append(pair)
+    pairs = [
+        (mine, other)
+        for mine, other in itertools.product(layouts(ours), layouts(theirs))
+        if all(_size(ours, mine, letter) == _size(theirs, other, letter) for letter in "NC")
+    ]
     return sorted(pairs, key=lambda pair: pair[0] != pair[1])
+
+
+def _size(shape: tuple[int, ...], axes: str, letter: str) -> int:
+    return shape[axes.index(letter)] if letter in axes else 1
 
 
 def layouts(shape: tuple[int, ...]) -> list[str]:
     """Possible layouts of images of this shape, the usual one first."""
-    usual = {4: ["NCHW", "NHWC"], 3: ["CHW", "HWC", "NHW"], 2: ["HW"]}.get(len(shape), [])
-    possible = []
-    for axes in usual:
-        sizes = dict(zip(axes, shape, strict=True))
-        planes = axes == "NHW" and min(shape[0], shape[2]) <= MOST_CHANNELS  # an end is an axis of channels
-        if sizes.get("C", 1) <= MOST_CHANNELS and not planes:
-            possible.append(axes)
-    possible = possible or usual[:1] * (len(shape) == 4)
-    return [axes for axes in possible if min(shape[axes.index("H")], shape[axes.index("W")]) >= LEAST_SIDE]
+    usual = {4: ["NCHW", "NHWC"], 3: ["CHW", "HWC"], 2: ["HW"]}.get(len(shape), [])
+    images = [axes for axes in usual if "C" not in axes or shape[axes.index("C")] <= MOST_CHANNELS]
+    images = images or usual[:1] * (len(shape) == 4)
+    return [axes for axes in images if min(shape[axes.index("H")], shape[axes.index("W")]) >= LEAST_SIDE]
 
 
 def canonical(array: Array, axes: str) -> Array:

@@ -51,19 +51,15 @@ CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 CAFFE_MEAN = (123.68, 116.779, 103.939)
 """VGG's means, pixels 0..255, of Caffe's model zoo; in Keras `imagenet_utils` mode "caffe"."""
 
-PIXELS, UNIT = Scaling(1.0), Scaling(255.0)
-
 BY_CHANNEL = (
     Scaling(255.0, *IMAGENET, "ImageNet's mean and standard deviation"),
     Scaling(255.0, *CLIP, "CLIP's mean and standard deviation"),
     Scaling(1.0, CAFFE_MEAN, (1.0,), "Caffe's mean (123.68, 116.779, 103.939)"),
     Scaling(1.0, *IMAGENET, "ImageNet's mean and standard deviation, not divided by 255 before"),
-    Scaling(255.0, IMAGENET[0], (1.0,), "ImageNet's mean without the standard deviation"),
-    Scaling(255.0, (0.0,), IMAGENET[1], "ImageNet's standard deviation without the mean"),
 )
 SCALINGS = (
-    PIXELS,
-    UNIT,
+    Scaling(1.0),
+    Scaling(255.0),
     Scaling(255.0, (0.5,), (0.5,), "-1..1 (Inception's mean 0.5 and standard deviation 0.5)"),
     *BY_CHANNEL,
     Scaling(1.0, (128.0,), (1.0,), "-128..127"),
@@ -80,9 +76,6 @@ PIXEL_SLACK = 6.0
 
 LEAST_CONTRAST = 6.0
 """Smallest span of pixels of 0..255; data in 0..1 read as 0..255 has a smaller one."""
-
-LEAST_STD = 10.0
-"""Smallest divisor that counts as a standard deviation of pixels 0..255: photographs have 30 to 80."""
 
 WHOLE_PIXEL = 0.06
 """Deviation of a border's value from a whole pixel: FP16 rounds 2.6, white in ImageNet's scale, by 0.06."""
@@ -118,7 +111,7 @@ def between(pair: Pair, order: tuple[int, ...]) -> tuple[Array, Array]:
 
 
 def scalings(fit: Fit, spans: Array) -> Pair | None:
-    """The scalings that explain a fit: two named ones, or one plain one and one with its own constants.
+    """The two usual scalings that explain a fit; None if there are none.
 
     Args:
         spans: [channels, 2]: smallest and largest value of ours without outliers, in the order of theirs.
@@ -138,44 +131,12 @@ def scalings(fit: Fit, spans: Array) -> Pair | None:
         if _is_pixels(pixels) and error <= 1.0:
             # errors of the same order of magnitude are equal: the usual pair wins
             scored.append(((round(np.log2(max(error, 0.25))), i + j), (mine, other)))
-    return min(scored, key=lambda s: s[0])[1] if scored else _own_constants(fit, spans)
+    return min(scored, key=lambda s: s[0])[1] if scored else None
 
 
 def _is_pixels(pixels: Array) -> bool:
     inside = pixels.min() >= -PIXEL_SLACK and pixels.max() <= 255.0 + PIXEL_SLACK
     return bool(inside and pixels.max() - pixels.min() >= LEAST_CONTRAST)
-
-
-def _own_constants(fit: Fit, spans: Array) -> Pair | None:
-    """A pair of which one side is 0..255 or 0..1, and the other has a mean and deviation without a name."""
-    if not np.all(fit.factor > 0):
-        return None
-    mine = plain_scaling(spans)
-    if mine is not None:
-        return mine, _custom(mine.divisor, -fit.offset / fit.factor, 1.0 / fit.factor)
-    other = plain_scaling(spans * fit.factor[:, None] + fit.offset[:, None])
-    if other is not None:  # ours = (theirs - offset) / factor, by our channels
-        back = np.argsort(fit.order)
-        return _custom(other.divisor, fit.offset[back], fit.factor[back]), other
-    return None
-
-
-def plain_scaling(ends: Array) -> Scaling | None:
-    """The scaling 0..1 or 0..255, if the values lie in it."""
-    for scaling, most, slack in ((UNIT, 1.0, 0.03), (PIXELS, 255.0, PIXEL_SLACK)):
-        if ends.min() >= -slack and ends.max() <= most + slack:
-            return scaling
-    return None
-
-
-def _custom(divisor: float, mean: Array, std: Array) -> Scaling:
-    """(pixel / divisor - mean) / std, for pixels 0..1 where that gives a usual deviation."""
-    if divisor == 1.0 and float(std.min()) >= LEAST_STD:
-        divisor, mean, std = 255.0, mean / 255.0, std / 255.0
-    after = "" if divisor == 255.0 else " (of pixels 0..255)"
-    name = f"mean {listed(np.round(mean, 6))} and standard deviation {listed(np.round(std, 6))}{after}"
-    parts = [tuple(float(f"{v:.7g}") for v in part.tolist()) for part in (mean, std)]
-    return Scaling(divisor, parts[0], parts[1], name)
 
 
 def border_pixel(values: Array) -> int | None:

@@ -16,7 +16,7 @@ from rewriter.report.terminal import listed
 
 
 def print_result(result: InputComparison, out: Console, *, verbosity: int = 0) -> None:
-    """Print the verdict, then each difference once, with its samples and the code that undoes it.
+    """Print the verdict, then each difference once, with its samples.
 
     With verbosity 1, arrays that agree are listed, too.
     """
@@ -46,11 +46,9 @@ def _details(array: ArrayComparison, alike: list[ArrayComparison]) -> Iterator[s
     for difference in array.differences:
         yield f"{difference.kind}: {difference.text}"
     yield from (f"note: {note}" for note in array.notes)
-    if array.code:
-        yield "code that turns ours into theirs:"
-        yield from (f"    {line}" for line in array.code)
+    if array.differences:
         after = max(a.after for a in alike)
-        yield f"relative L2: {array.before:.3g} before it, {after:.3g} after it"
+        yield f"relative L2: {array.before:.3g}, of which these differences leave {after:.3g}"
 
 
 def _summary(result: InputComparison) -> Iterator[Text]:

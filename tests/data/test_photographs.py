@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from rewriter.cli import app
 from rewriter.ir.errors import InputsError
 from rewriter.ir.model import Array
-from rewriter.parity import compare_arrays, photographs
-from rewriter.parity.job import compare_inputs
+from rewriter.parity import photographs
+from rewriter.parity.job import compare_arrays, compare_inputs
 from rewriter.parity.photographs import METHODS, recognise
 
 cv2 = pytest.importorskip("cv2")
@@ -176,7 +176,7 @@ def test_the_command_reads_photographs_and_prints_the_line(photo: Array, tmp_pat
     (tmp_path / "none").mkdir()
     wrong: list[tuple[Any, str]] = [
         (tmp_path / "none", "0 photographs for 1 sample"),
-        (paths[0], "cannot read it"),
+        (paths[0], "it cannot be read"),
         (tmp_path / "no such file", "no such file or folder"),
     ]
     for images, message in wrong:

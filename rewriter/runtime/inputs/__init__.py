@@ -8,13 +8,12 @@ from typing import Any
 from rewriter.ir.model import Model
 from rewriter.runtime.engines.deployment import Deployment
 from rewriter.runtime.inputs.random_samples import random_samples
-from rewriter.runtime.inputs.reading import may_hold_samples, read_raw_samples, read_samples
+from rewriter.runtime.inputs.reading import read_raw_samples, read_samples
 from rewriter.runtime.inputs.samples import Samples
 
 __all__ = [
     "Samples",
     "load_samples",
-    "may_hold_samples",
     "random_samples",
     "read_raw_samples",
     "read_samples",

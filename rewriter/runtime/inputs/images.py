@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -118,40 +117,35 @@ def image_samples(folder: Path, ports: Sequence[Port], text: str) -> list[Sample
     return [Sample(str(path), partial(read, path)) for path in image_files(folder)]
 
 
-def pillow(where: Path) -> Any:
-    """The module `PIL.Image`.
+def opened(path: Path) -> Any:
+    """A photograph as an image of Pillow, in RGB.
 
     Raises:
-        InputsError: Pillow is not installed; the message names what was to be read.
+        InputsError: Pillow is not installed, or cannot read the file.
     """
     try:
         from PIL import Image
+
+        with Image.open(path) as image:
+            return image.convert("RGB")
     except ImportError as error:
-        what, hint = (
-            "Pillow reads photographs, and it is not installed",
-            "pip install pillow; or save arrays with NumPy",
-        )
-        raise InputsError(what, where=str(where), hint=hint) from error
-    return Image
+        what, hint = "Pillow reads photographs, and it is not installed", "pip install pillow, or use arrays"
+        raise InputsError(what, where=str(path), hint=hint) from error
+    except OSError as error:
+        what = f"it cannot be read: {error}"
+        raise InputsError(what, where=str(path), hint="is it a photograph?") from error
 
 
 def prepared(path: Path, port: Port, steps: Preprocessing) -> Array:
     """One photograph as a batch of one for an input, in the input's element type and order of axes."""
-    library = pillow(path)
-    try:
-        with library.open(path) as opened:
-            image = opened.convert("RGB")
-    except OSError as error:
-        raise InputsError(
-            f"it cannot be read: {error}", where=str(path), hint="is it a photograph?"
-        ) from error
+    image = opened(path)
     shape = port.shape or ()
     channels_last = len(shape) == 4 and shape[3] == 3 and shape[1] != 3
     size = steps.size or (shape[1:3] if channels_last else shape[2:4])
     if len(size) != 2 or not all(isinstance(side, int) for side in size):
         what = "the model does not fix the size of its image"
         raise InputsError(what, where=str(path), hint=f"add size=640 to {OPTION}")
-    pixels = np.asarray(_framed(image, size, steps, library), np.float32)
+    pixels = np.asarray(_framed(image, size, steps), np.float32)
     if steps.order == "BGR":
         pixels = pixels[..., ::-1]
     mean, std = np.asarray(steps.mean, np.float32), np.asarray(steps.std, np.float32)
@@ -163,14 +157,15 @@ def prepared(path: Path, port: Port, steps: Preprocessing) -> Array:
     return np.ascontiguousarray(axes[None]).astype(wanted)
 
 
-def _framed(image: Any, size: Sequence[Any], steps: Preprocessing, library: Any) -> Any:
+def _framed(image: Any, size: Sequence[Any], steps: Preprocessing) -> Any:
     """The image resized, padded or cropped."""
-    how, (height, width) = getattr(library.Resampling, steps.interpolation.upper()), size
+    from PIL import Image, ImageOps
+
+    how, (height, width) = Image.Resampling[steps.interpolation.upper()], size
     if steps.crop is None:
         if steps.fit == "stretch":
             return image.resize((width, height), how)
-        ops = import_module("PIL.ImageOps")
-        return ops.pad(image, (width, height), how, color=(round(steps.pad),) * 3)
+        return ImageOps.pad(image, (width, height), how, color=(round(steps.pad),) * 3)
     ratio, (height, width) = height / min(image.size), steps.crop
     image = image.resize(tuple(max(1, round(side * ratio)) for side in image.size), how)
     left, top = round((image.width - width) / 2), round((image.height - height) / 2)
