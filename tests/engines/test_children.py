@@ -436,23 +436,6 @@ def test_a_crash_of_onnx_runtime_is_an_error_of_the_run(monkeypatch: pytest.Monk
         session.run({"x": np.ones(2, np.float32)})
 
 
-def crash_at_conv(proto: onnx.ModelProto, *_: object) -> onnx.ModelProto:
-    if any(node.op_type == "Conv" for node in proto.graph.node):
-        crash()
-    return proto
-
-
-@forks
-def test_the_node_at_which_inference_crashes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = graph(
-        "g (float[1] x) => (float[1] y) { a = Relu(x) b = Neg(a) [bad] c = Conv(b, b) y = Neg(c) }"
-    )
-    monkeypatch.setattr(facts, "_inferred", crash_at_conv)
-    with pytest.raises(ModelError, match=r"shape inference crashed \(SIGFPE\)") as caught:
-        facts.infer(source)
-    assert caught.value.where == "node bad (Conv)"
-
-
 @forks
 def test_functions_that_expand_without_measure_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of one call that stands for 2^24 nodes."""
@@ -463,10 +446,8 @@ def test_functions_that_expand_without_measure_are_refused(monkeypatch: pytest.M
         head = f'<domain: "l", opset_import: ["" : 17, "l" : 1]> f{level} (a) => (b)'
         text += f"{head} {{ m = {inner}(a) b = {inner}(m) }}"
     monkeypatch.setattr(children, "CALL_S", 1.0)
-    monkeypatch.setattr(facts, "PROBE_S", 0.5)
-    with pytest.raises(ModelError, match="shape inference gave no result within 1 s") as caught:
+    with pytest.raises(ModelError, match="shape inference gave no result within 1 s"):
         facts.infer(Model(onnx.parser.parse_model(text)))
-    assert caught.value.where == "node bomb (f0)"
 
 
 @forks

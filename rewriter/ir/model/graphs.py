@@ -133,31 +133,25 @@ def topological(
     order: list[onnx.NodeProto] = []
     done: set[int] = set()
     waited: set[int] = set()
-    for root in nodes:
-        stack = [root]
-        while stack:
-            node = stack[-1]
-            if id(node) in done:
-                stack.pop()
-                continue
-            waiting = [
-                source
-                for name in reads(node)
-                if (source := producer.get(name)) is not None and id(source) not in done
-            ]
-            if waiting and id(node) in waited:
-                raise ModelError(
-                    f"its result is computed from itself, through {waiting[0].name or waiting[0].op_type!r}",
-                    where=f"{where}: node {node.name or node.op_type!r}",
-                    hint="export the model again: a graph has no cycles",
-                )
-            if waiting:
-                waited.add(id(node))
-                stack.extend(reversed(waiting))
-            else:
-                stack.pop()
+    stack = list(nodes)[::-1]
+    while stack:
+        node = stack[-1]
+        sources = () if id(node) in done else filter(None, map(producer.get, reads(node)))
+        waiting = [source for source in sources if id(source) not in done]
+        if not waiting:
+            stack.pop()
+            if id(node) not in done:
                 done.add(id(node))
                 order.append(node)
+        elif id(node) in waited:
+            raise ModelError(
+                f"its result is computed from itself, through {waiting[0].name or waiting[0].op_type!r}",
+                where=f"{where}: node {node.name or node.op_type!r}",
+                hint="export the model again: a graph has no cycles",
+            )
+        else:
+            waited.add(id(node))
+            stack.extend(reversed(waiting))
     return order
 
 
@@ -171,12 +165,7 @@ def rename_reads(node: onnx.NodeProto, old: str, new: str) -> None:
             continue
         for inner in graph.node:
             rename_reads(inner, old, new)
-        _rename_output(graph, old, new)
-
-
-def _rename_output(graph: onnx.GraphProto, old: str, new: str) -> None:
-    """Renames the output of a subgraph that is an outer tensor itself."""
-    written = {name for node in graph.node for name in node.output}
-    for value in graph.output:
-        if value.name == old and old not in written:
-            value.name = new
+        written = {name for node in graph.node for name in node.output}
+        for value in graph.output:  # it may be an outer tensor itself
+            if value.name == old and old not in written:
+                value.name = new

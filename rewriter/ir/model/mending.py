@@ -12,8 +12,8 @@ from itertools import count
 import onnx
 from onnx import numpy_helper
 
+from rewriter.ir.model.facts import infer
 from rewriter.ir.model.graphs import (
-    holds_graphs,
     reads,
     refill,
     rename_reads,
@@ -23,7 +23,6 @@ from rewriter.ir.model.graphs import (
     walk_nodes,
 )
 from rewriter.ir.model.model import Model
-from rewriter.ir.model.tensors import shape_of
 
 NAMED = 3
 """Renamed nodes that a note lists."""
@@ -80,19 +79,17 @@ def _unique_names(proto: onnx.ModelProto) -> Iterator[str]:
 
 def _typed_outputs(model: Model) -> Iterator[str]:
     """Completes outputs by shape inference; what it does not know stays unknown."""
-    outputs = {v.name: v for v in model.proto.graph.output if not _is_complete(v)}
-    if not outputs:
-        return
-    found = {v.name: v for v in _inferred(model).output}
-    for name, value in outputs.items():
-        value.type.MergeFrom(found[name].type)
-        tensor = value.type.tensor_type
-        known = shape_of(tensor)
-        if known is None:
-            yield f"output {name!r} has no shape in the file, and inference finds none"
+    outputs = [v for v in model.proto.graph.output if not _is_complete(v)]
+    known = infer(model).main if outputs else {}
+    for value in outputs:
+        facts = known.get(value.name)
+        if facts is not None:
+            value.type.CopyFrom(onnx.helper.make_tensor_type_proto(facts.dtype, facts.shape))
+        if facts is None or facts.shape is None:
+            yield f"output {value.name!r} has no shape in the file, and inference finds none"
         else:
-            text = "x".join("?" if size is None else str(size) for size in known) or "a scalar"
-            yield f"output {name!r} has no shape in the file; by inference it is {text}"
+            text = "x".join("?" if size is None else str(size) for size in facts.shape) or "a scalar"
+            yield f"output {value.name!r} has no shape in the file; by inference it is {text}"
 
 
 def _is_complete(value: onnx.ValueInfoProto) -> bool:
@@ -102,26 +99,11 @@ def _is_complete(value: onnx.ValueInfoProto) -> bool:
     return not value.type.HasField("tensor_type") or value.type.tensor_type.HasField("shape")
 
 
-def _inferred(model: Model) -> onnx.GraphProto:
-    proto = model.weightless()
-    try:
-        return onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
-    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
-        return proto.graph  # the checker says what is wrong
-
-
 LEAST_IR = 4
 """Before IR 4, every initializer had to be listed as an input."""
 
 _WEIGHT_TYPES = frozenset(
-    {
-        onnx.TensorProto.FLOAT,
-        onnx.TensorProto.FLOAT16,
-        onnx.TensorProto.BFLOAT16,
-        onnx.TensorProto.DOUBLE,
-        onnx.TensorProto.INT8,
-        onnx.TensorProto.UINT8,
-    }
+    getattr(onnx.TensorProto, name) for name in "FLOAT FLOAT16 BFLOAT16 DOUBLE INT8 UINT8".split()
 )
 
 
@@ -134,50 +116,39 @@ def with_lifted_weights(model: Model) -> Model:
     Returns:
         `model` itself if there is nothing to lift.
     """
-    if not any(_is_found(graph) for graph in walk_graphs(model.proto.graph)):
-        return model
     result = model.copy()
-    for graph in walk_graphs(result.proto.graph):
-        _lift(result, graph)
+    if not sum(_lift(result, graph) for graph in walk_graphs(result.proto.graph)):
+        return model
     result.proto.ir_version = max(result.proto.ir_version, LEAST_IR)
     return result
 
 
-def _is_found(graph: onnx.GraphProto) -> bool:
-    outputs, weights = _outputs(graph), _weights(graph)
-    return any(
-        _constant(node, outputs) is not None or _is_copy(node, outputs, weights) for node in graph.node
-    )
-
-
-def _outputs(graph: onnx.GraphProto) -> set[str]:
-    return {value.name for value in graph.output}
-
-
-def _weights(graph: onnx.GraphProto) -> set[str]:
-    """The initializers that are weights and that no caller can replace."""
-    inputs = {value.name for value in graph.input}
-    return {t.name for t in graph.initializer if _is_weight(t) and t.name not in inputs}
-
-
-def _lift(model: Model, graph: onnx.GraphProto) -> None:
-    main = graph is model.proto.graph
-    outputs, weights = _outputs(graph), _weights(graph)
+def _lift(model: Model, graph: onnx.GraphProto) -> int:
+    """Lifts the weights of one graph; returns the number of nodes that are gone."""
+    inputs, outputs = ({value.name for value in values} for values in (graph.input, graph.output))
+    # an input with a default is no weight: callers may replace it
+    weights = {t.name for t in graph.initializer if _is_weight(t) and t.name not in inputs}
     renamed: dict[str, str] = {}
     kept: list[onnx.NodeProto] = []
     for node in graph.node:
-        _rename(node, renamed)
-        tensor = _constant(node, outputs)
-        if tensor is not None:
+        for name in reads(node).keys() & renamed.keys():
+            rename_reads(node, name, renamed[name])
+        tensor = _constant(node)
+        if not outputs.isdisjoint(node.output):
+            kept.append(node)
+        elif tensor is not None:
             weights.add(node.output[0])
-            graph.initializer.append(_named(model, tensor, node.output[0], main=main))
-        elif _is_copy(node, outputs, weights):
+            graph.initializer.append(_named(model, tensor, node.output[0], main=graph is model.proto.graph))
+        elif node.op_type == "Identity" and node.input[0] in weights:
             renamed[node.output[0]] = node.input[0]
         else:
             kept.append(node)
-    refill(graph.node, kept)
-    gone = weights | renamed.keys()
-    refill(graph.value_info, [value for value in graph.value_info if value.name not in gone])
+    gone = len(graph.node) - len(kept)
+    if gone:
+        lifted = weights | renamed.keys()
+        refill(graph.node, kept)
+        refill(graph.value_info, [value for value in graph.value_info if value.name not in lifted])
+    return gone
 
 
 def _named(model: Model, tensor: onnx.TensorProto, name: str, *, main: bool) -> onnx.TensorProto:
@@ -190,25 +161,11 @@ def _named(model: Model, tensor: onnx.TensorProto, name: str, *, main: bool) -> 
     return copy
 
 
-def _rename(node: onnx.NodeProto, renamed: dict[str, str]) -> None:
-    for index, name in enumerate(node.input):
-        if name in renamed:
-            node.input[index] = renamed[name]
-    if renamed and holds_graphs(node):
-        for old, new in renamed.items():
-            rename_reads(node, old, new)
-
-
-def _constant(node: onnx.NodeProto, outputs: set[str]) -> onnx.TensorProto | None:
-    """The tensor of a Constant node, if it may be a weight; None if the node writes a graph output."""
+def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The tensor of a Constant node, if it may be a weight."""
     if node.op_type != "Constant" or len(node.attribute) != 1 or node.attribute[0].name != "value":
         return None
-    is_lifted = _is_weight(node.attribute[0].t) and outputs.isdisjoint(node.output)
-    return node.attribute[0].t if is_lifted else None
-
-
-def _is_copy(node: onnx.NodeProto, outputs: set[str], weights: set[str]) -> bool:
-    return node.op_type == "Identity" and node.input[0] in weights and outputs.isdisjoint(node.output)
+    return node.attribute[0].t if _is_weight(node.attribute[0].t) else None
 
 
 def _is_weight(tensor: onnx.TensorProto) -> bool:
