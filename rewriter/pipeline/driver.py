@@ -16,7 +16,7 @@ import onnx
 
 from rewriter.ir.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal, Stage, Target
 from rewriter.ir.english import count
-from rewriter.ir.errors import ModelError, NativeError, PassError, UsageError
+from rewriter.ir.errors import ModelError, PassError, UsageError
 from rewriter.ir.graph import GraphEditor, open_graphs
 from rewriter.ir.model import Model, check, load
 from rewriter.ir.model import facts as tensor_facts
@@ -112,12 +112,8 @@ class _State:
 
     @classmethod
     def of(cls, model: Model) -> _State:
-        try:
-            return cls(model, tensor_facts.infer(model, strict=True), True)
-        except ModelError as error:
-            if isinstance(error.__cause__, NativeError):
-                raise
-            return cls(model, tensor_facts.infer(model), False)
+        facts = tensor_facts.infer(model)
+        return cls(model, facts, not facts.contradiction)
 
 
 def _run_one(state: _State, step: Pass, context: Context, earlier: list[str]) -> tuple[_State, list[Event]]:

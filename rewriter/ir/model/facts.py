@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto
 
 from rewriter.ir import children
 from rewriter.ir.errors import ModelError, NativeError
 from rewriter.ir.model.graphs import walk_graphs, walk_nodes
 from rewriter.ir.model.model import Model
-from rewriter.ir.model.tensors import Array, shape_of
+from rewriter.ir.model.tensors import FLOATS, Array, Facts, Shape, TensorFacts, shape_of
+
+__all__ = ["FLOATS", "Facts", "Shape", "TensorFacts", "at_sizes", "guarded", "hand_on", "infer"]
 
 T = TypeVar("T")
 
@@ -35,41 +36,6 @@ def guarded(
         raise ModelError(error.what, where=str(path) if path else None, hint=error.hint) from error
 
 
-Shape = tuple[int | str | None, ...]
-
-FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
-"""The element types that a precision pass may exchange for one another."""
-
-
-@dataclass(frozen=True)
-class TensorFacts:
-    """Element type (a TensorProto.DataType) and shape; None where inference could not tell."""
-
-    dtype: int
-    shape: Shape | None
-
-    @property
-    def sizes(self) -> tuple[int, ...] | None:
-        """The shape, if every size is known."""
-        sizes = tuple(size for size in self.shape or () if isinstance(size, int))
-        return sizes if self.shape is not None and len(sizes) == len(self.shape) else None
-
-
-@dataclass
-class Facts:
-    """Tensor facts by scope.
-
-    Sibling subgraphs may use one name for different tensors, so facts are kept for each graph, in
-    the order of `walk_graphs`: the main graph first, then the subgraphs depth first.
-    """
-
-    scopes: list[dict[str, TensorFacts]] = field(default_factory=list)
-
-    @property
-    def main(self) -> dict[str, TensorFacts]:
-        return self.scopes[0]
-
-
 def infer(model: Model, *, strict: bool = False) -> Facts:
     """Facts by onnx.shape_inference, with data propagation so that computed shapes are followed.
 
@@ -78,10 +44,21 @@ def infer(model: Model, *, strict: bool = False) -> Facts:
     Raises:
         ModelError: with `strict`, types or shapes contradict each other; the message names the node.
     """
-    graph, inferred = _digest(model), model.inferred
-    if inferred is None or inferred[0] != graph or (strict and not inferred[1]):  # strict finds no less
-        model.inferred = inferred = graph, strict, _infer(model, strict)
-    return Facts([dict(scope) for scope in inferred[2].scopes])  # callers add tensors to theirs
+    digest = _digest(model)
+    if model.inferred is None or model.inferred[0] != digest:
+        model.inferred = digest, _infer(model)
+    facts = model.inferred[1]
+    if strict and facts.contradiction:
+        raise _contradiction(model, facts.contradiction)
+    # callers add tensors to theirs
+    return Facts([dict(scope) for scope in facts.scopes], facts.contradiction)
+
+
+def hand_on(model: Model, result: Model) -> None:
+    """Gives `result`, whose tensors have the types and shapes that they have in `model`, its facts."""
+    infer(model)
+    if model.inferred is not None:
+        result.inferred = _digest(result), model.inferred[1]
 
 
 def at_sizes(model: Model, sample: Mapping[str, Array]) -> Facts:
@@ -107,34 +84,41 @@ def _digest(model: Model) -> bytes:
     return digest.digest()
 
 
-def _infer(model: Model, strict: bool) -> Facts:
-    inferred = guarded(_inferred, model.weightless(), strict, doing="shape inference", path=model.path)
-    if isinstance(inferred, str):
-        raise ModelError(
-            f"types or shapes contradict each other: {inferred}",
-            where=str(model.path) if model.path else None,
-            hint="correct the node that the message names, or export the model again",
-        )
-    return Facts([_scope(graph) for graph in walk_graphs(inferred.graph)])
+def _infer(model: Model) -> Facts:
+    proto, problem = guarded(_inferred, model.weightless(), doing="shape inference", path=model.path)
+    if proto is None:
+        raise _contradiction(model, problem)
+    return Facts([_scope(graph) for graph in walk_graphs(proto.graph)], problem)
 
 
-def _inferred(proto: onnx.ModelProto, strict: bool) -> onnx.ModelProto | str:
-    """The model after shape inference, or the contradiction that it found; runs in a child process."""
+def _contradiction(model: Model, problem: str) -> ModelError:
+    return ModelError(
+        f"types or shapes contradict each other: {problem}",
+        where=str(model.path) if model.path else None,
+        hint="correct the node that the message names, or export the model again",
+    )
+
+
+def _inferred(proto: ModelProto) -> tuple[ModelProto | None, str]:
+    """The model after shape inference, and what the strict one says against it; runs in a child process."""
     _state_onesided(proto)
-    try:
-        return _propagated(proto, strict)
-    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
-        return str(error).strip()
+    problem = ""
+    for strict in (True, False):
+        try:
+            return _propagated(proto, strict), problem
+        except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+            problem = problem or str(error).strip()
+    return None, problem
 
 
-def _state_onesided(proto: onnx.ModelProto) -> None:
+def _state_onesided(proto: ModelProto) -> None:
     """Writes the default of STFT's `onesided`, which is 1: onnx 1.23's shape inference takes it for 0."""
     for node in walk_nodes(proto.graph):
         if node.op_type == "STFT" and not any(one.name == "onesided" for one in node.attribute):
             node.attribute.append(onnx.helper.make_attribute("onesided", 1))
 
 
-def _propagated(proto: onnx.ModelProto, strict: bool) -> onnx.ModelProto:
+def _propagated(proto: ModelProto, strict: bool) -> ModelProto:
     """Shape inference with data propagation, unless subgraphs use one name for two tensors.
 
     onnx keeps propagated values of all graphs by name alone, and refuses a name that comes twice.

@@ -12,7 +12,7 @@ from itertools import count
 import onnx
 from onnx import numpy_helper
 
-from rewriter.ir.model.facts import infer
+from rewriter.ir.model.facts import hand_on, infer
 from rewriter.ir.model.graphs import (
     reads,
     refill,
@@ -120,6 +120,7 @@ def with_lifted_weights(model: Model) -> Model:
     if not sum(_lift(result, graph) for graph in walk_graphs(result.proto.graph)):
         return model
     result.proto.ir_version = max(result.proto.ir_version, LEAST_IR)
+    hand_on(model, result)
     return result
 
 

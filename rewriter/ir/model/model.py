@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -23,15 +22,13 @@ from rewriter.ir.model.tensors import (
     DETACH_BYTES,
     WHOLE_BYTE_TYPES,
     Array,
+    Facts,
     Signature,
     attach,
     frozen,
     mark_detached,
     port_of,
 )
-
-if TYPE_CHECKING:
-    from rewriter.ir.model.facts import Facts
 
 PROTOBUF_LIMIT = 2**31 - 1 - 2**20
 """Largest message that protobuf serialises, less 1 MiB for the graph around the weights."""
@@ -48,7 +45,7 @@ class Model:
         external: True when that file kept weights in external data; `save` then does, too.
         files: The files of that data.
         notes: A sentence for each thing that `load` mended.
-        inferred: A hash of the graph, whether inference was strict, and what it found (`facts.infer`).
+        inferred: A hash of the graph, and its facts (`facts.infer`).
     """
 
     proto: onnx.ModelProto
@@ -57,7 +54,7 @@ class Model:
     external: bool = False
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
-    inferred: tuple[bytes, bool, Facts] | None = field(default=None, repr=False, compare=False)
+    inferred: tuple[bytes, Facts] | None = field(default=None, repr=False, compare=False)
 
     @property
     def opset(self) -> int:
@@ -87,7 +84,7 @@ class Model:
         """An independent model; the weights' arrays are shared, for they are read-only."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
-        return Model(proto, dict(self.weights), self.path, self.external, self.files, inferred=self.inferred)
+        return replace(self, proto=proto, weights=dict(self.weights), notes=())
 
     def same_as(self, other: Model) -> bool:
         """Byte for byte the same graph, with the same arrays as weights (by identity)."""
@@ -169,4 +166,4 @@ class Model:
                 if node.domain == UNKNOWN_DOMAIN:
                     node.ClearField("domain")
         drop_unknown_domain(proto)
-        return Model(proto, dict(self.weights), self.path, self.external, self.files, inferred=self.inferred)
+        return replace(self, proto=proto, weights=dict(self.weights), notes=())

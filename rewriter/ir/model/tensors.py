@@ -1,13 +1,14 @@
-"""Ports, and the detached tensors whose data is held outside the proto."""
+"""Types and shapes of tensors, ports, and the detached tensors whose data is held outside the proto."""
 
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
+from onnx import TensorProto
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -18,16 +19,55 @@ DETACHED = "detached-by-rewriter"
 """`location` of a detached initializer in memory; `save` writes the real one."""
 
 WHOLE_BYTE_TYPES = frozenset(
-    getattr(onnx.TensorProto, name)
+    getattr(TensorProto, name)
     for name in "FLOAT FLOAT16 BFLOAT16 DOUBLE INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL".split()
 )
 
 PACKED_TYPES: dict[int, int] = {
-    getattr(onnx.TensorProto, name): bits
+    getattr(TensorProto, name): bits
     for name, bits in (("INT4", 4), ("UINT4", 4), ("FLOAT4E2M1", 4), ("INT2", 2), ("UINT2", 2))
-    if hasattr(onnx.TensorProto, name)  # the oldest supported onnx lacks the last two
+    if hasattr(TensorProto, name)  # the oldest supported onnx lacks the last two
 }
 """Element types narrower than a byte, with their bits."""
+
+
+Shape = tuple[int | str | None, ...]
+
+FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+"""The element types that a precision pass may exchange for one another."""
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """Element type (a TensorProto.DataType) and shape; None where inference could not tell."""
+
+    dtype: int
+    shape: Shape | None
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """The shape, if every size is known."""
+        sizes = tuple(size for size in self.shape or () if isinstance(size, int))
+        return sizes if self.shape is not None and len(sizes) == len(self.shape) else None
+
+
+@dataclass
+class Facts:
+    """Tensor facts by scope.
+
+    Sibling subgraphs may use one name for different tensors, so facts are kept for each graph, in
+    the order of `walk_graphs`: the main graph first, then the subgraphs depth first.
+
+    Attributes:
+        contradiction: What strict inference says against the types and shapes; "" if nothing.
+    """
+
+    scopes: list[dict[str, TensorFacts]] = field(default_factory=list)
+    contradiction: str = ""
+
+    @property
+    def main(self) -> dict[str, TensorFacts]:
+        return self.scopes[0]
 
 
 @dataclass(frozen=True)
@@ -36,7 +76,7 @@ class Port:
 
     name: str
     dtype: int
-    shape: tuple[int | str | None, ...] | None
+    shape: Shape | None
 
 
 @dataclass(frozen=True)
@@ -53,7 +93,7 @@ def port_of(value: onnx.ValueInfoProto) -> Port:
     return Port(value.name, tensor.elem_type, shape_of(tensor))
 
 
-def shape_of(tensor: onnx.TypeProto.Tensor) -> tuple[int | str | None, ...] | None:
+def shape_of(tensor: onnx.TypeProto.Tensor) -> Shape | None:
     """Dims of a tensor type: an int, a name, or None for each axis; None if the rank is unknown."""
     if not tensor.HasField("shape"):
         return None
@@ -66,15 +106,15 @@ def frozen(array: Array) -> Array:
     return array
 
 
-def mark_detached(tensor: onnx.TensorProto) -> None:
+def mark_detached(tensor: TensorProto) -> None:
     """Marks a tensor as one whose data is in `Model.weights`."""
     tensor.ClearField("raw_data")
-    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.data_location = TensorProto.EXTERNAL
     del tensor.external_data[:]
     tensor.external_data.add(key="location", value=DETACHED)
 
 
-def attach(tensor: onnx.TensorProto, array: Array) -> None:
+def attach(tensor: TensorProto, array: Array) -> None:
     """Writes the data of a detached tensor into it."""
     tensor.ClearField("external_data")
     tensor.ClearField("data_location")
