@@ -12,7 +12,7 @@ from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.survey import Survey
 from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import CHEAP, SOFTMAX
-from rewriter.ir.patterns.masks import LARGEST_BIAS, Follower, Use, huge_uses
+from rewriter.ir.patterns.masks import Use, huge_uses, obstacle
 
 BEFORE_SOFTMAX = CHEAP - SOFTMAX
 
@@ -23,7 +23,7 @@ def masks(survey: Survey) -> Iterator[Hazard]:
     Multiplied by the 0 of an unmasked entry they are NaN. Added or selected they are harmless until a
     row is masked entirely: its Softmax is NaN (docs/hazards.md#masks), as is -inf plus another mask's inf.
     """
-    for use, relies in mask_uses(survey):
+    for use in mask_uses(survey):
         value = f"{float(use.value.reshape(-1)[np.argmax(np.abs(use.value.astype(np.float64)))]):.4g}"
         tensor, place = use.node.input[use.index], label(use.node)
         if use.node.op_type == "Mul":
@@ -32,7 +32,7 @@ def masks(survey: Survey) -> Iterator[Hazard]:
         else:
             guarded = _guarded(survey, use.node)
             end = "which is replaced after the Softmax" if guarded else "and a row masked entirely is NaN"
-            severity: Severity = "warning" if relies and not guarded else "note"
+            severity: Severity = "warning" if use.relies and not guarded else "note"
             reason = f"{value} in {place} becomes infinite, {end}"
             yield Hazard(use.node, "mask", reason, tensor, severity=severity)
 
@@ -73,17 +73,12 @@ def large_logits(survey: Survey) -> Iterator[Hazard]:
             yield survey.hazard(node, "logits", reason, node.input[0])
 
 
-def mask_uses(survey: Survey) -> Iterator[tuple[Use, bool]]:
-    """Constants that become infinite in the lower type and that reach nothing but a Softmax.
-
-    The flag is True if the result is right only while no row is masked entirely.
-    """
-    follower = Follower(survey.graph, LARGEST_BIAS)
+def mask_uses(survey: Survey) -> Iterator[Use]:
+    """Constants that become infinite in the lower type and that reach nothing but a Softmax."""
     for use in huge_uses(survey.graph):
-        if np.max(np.abs(use.value.astype(np.float64))) > survey.largest:
-            outcome = follower.follow(use.node, use.index, use.value)
-            if not outcome.obstacle:
-                yield use, outcome.relies
+        huge = np.max(np.abs(use.value.astype(np.float64))) > survey.largest
+        if huge and not obstacle(survey.graph, use):
+            yield use
 
 
 def _guarded(survey: Survey, node: NodeProto) -> bool:

@@ -167,7 +167,7 @@ def weights(survey: Survey) -> Iterator[Hazard]:
     Reported at the first node that reads the constant. Masks have a rule of their own, and a bound that
     no value reaches may be infinite.
     """
-    seen = {survey.source(use.node.input[use.index]) for use, _ in mask_uses(survey)}
+    seen = {survey.source(use.node.input[use.index]) for use in mask_uses(survey)}
     for node in survey.nodes:
         if node.op_type in BOUNDS:
             continue

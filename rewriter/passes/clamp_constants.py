@@ -12,7 +12,7 @@ from rewriter.ir.base import Clamped, Context, Event, Exactness, GraphPass, Refu
 from rewriter.ir.graph import GraphEditor, label
 from rewriter.ir.graph.match import produced
 from rewriter.ir.model import Array
-from rewriter.ir.patterns.masks import FP16_MAX, LARGEST_BIAS, Effect, Follower, Use, huge_uses, widened
+from rewriter.ir.patterns.masks import FP16_MAX, Use, huge_uses, obstacle, widened
 
 MASK = 16384.0
 """Magnitude of a clamped mask constant; the docstring of `ClampConstants` derives it."""
@@ -71,23 +71,22 @@ class ClampConstants(GraphPass):
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         # All uses are judged before the first change: masks that are added up affect one another.
-        follower = Follower(graph, LARGEST_BIAS)
-        found = [(use, follower.follow(use.node, use.index, use.value)) for use in huge_uses(graph)]
+        found = [(use, obstacle(graph, use)) for use in huge_uses(graph)]
         clamped: dict[str, str] = {}
-        for use, outcome in found:
-            yield _clamp(graph, use, outcome, clamped)
+        for use, reason in found:
+            yield _clamp(graph, use, reason, clamped)
 
 
-def _clamp(graph: GraphEditor, use: Use, outcome: Effect, clamped: dict[str, str]) -> Event:
+def _clamp(graph: GraphEditor, use: Use, reason: str, clamped: dict[str, str]) -> Event:
     before, after = _largest(use.value), _largest(_tamed(use.value))
-    if outcome.obstacle:
-        return Refusal(label(use.node), f"{before:.4g} stays: {outcome.obstacle}")
+    if reason:
+        return Refusal(label(use.node), f"{before:.4g} stays: {reason}")
     tensor = use.node.input[use.index]
     if tensor not in clamped:
         clamped[tensor] = _clamped(graph, tensor, use.value)
     graph.set_input(use.node, use.index, clamped[tensor])
     graph.sweep(tensor)
-    note = "; relies on no row being masked as a whole" if outcome.relies else ""
+    note = "; relies on no row being masked as a whole" if use.relies else ""
     return Clamped(label(use.node), f"{before:.4g} became {after:.4g}{note}", before, after)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph import GraphEditor, attribute, label, reached
 from rewriter.ir.graph.match import produced
 from rewriter.ir.graph.ops import VIEWS
 from rewriter.ir.model import Array
@@ -36,6 +36,11 @@ class Use:
     index: int
     value: Array
 
+    @property
+    def relies(self) -> bool:
+        """True if a computed mask decides what it hides: a row may be masked as a whole."""
+        return self.value.size == 1
+
 
 def huge_uses(graph: GraphEditor) -> Iterator[Use]:
     """Inputs of `READERS` that are constants beyond FP16's range, in graph order."""
@@ -54,72 +59,26 @@ def _float_constant(graph: GraphEditor, tensor: str) -> Array | None:
     return graph.constant(tensor) if node is None else fill_value(node)
 
 
-@dataclass(frozen=True)
-class Effect:
-    """The effect of a smaller mask constant.
+def obstacle(graph: GraphEditor, use: Use) -> str:
+    """Returns why a smaller constant would change more than Softmax's zeros; "" if it would not."""
+    start = _start(use.node.input[use.index], use.value)
+    first = start if isinstance(start, str) else _step(graph, use.node, use.index, start)
+    ends = [first] if isinstance(first, str) else []
 
-    Attributes:
-        obstacle: Why it would change more than Softmax's zeros; "" if it would not.
-        relies: It changes nothing only if no row of the Softmax is masked entirely.
-    """
+    def onward(flow: _Flow) -> Iterator[_Flow]:
+        if graph.is_output(flow.tensor):
+            ends.append(f"it leaves the graph as {flow.tensor}")
+            return
+        for node, index in _readers(graph, flow.tensor):
+            softmax = node.op_type == "Softmax"
+            after = _at_softmax(graph, node, flow) if softmax else _step(graph, node, index, flow)
+            if isinstance(after, _Flow):
+                yield after
+            else:
+                ends.append(after)
 
-    obstacle: str = ""
-    relies: bool = False
-
-
-class Follower:
-    """Follows the masks of one graph to their ends; paths that meet are walked once.
-
-    It keeps results: do not edit the graph between two calls.
-    """
-
-    def __init__(self, graph: GraphEditor, largest_bias: float) -> None:
-        self.graph = graph
-        self.largest_bias = largest_bias
-        self._effects: dict[_Flow, Effect] = {}
-
-    def follow(self, node: NodeProto, index: int, value: Array) -> Effect:
-        """The effect of a smaller constant where `node` reads `value` as its input `index`.
-
-        Args:
-            value: Float constant of any shape; an entry of at least FP16_MAX either way is huge.
-        """
-        start = _start(node.input[index], value, self.largest_bias)
-        first = start if isinstance(start, str) else _step(self.graph, node, index, start)
-        return Effect(first) if isinstance(first, str) else self._effect(first)
-
-    def _effect(self, first: _Flow) -> Effect:
-        stack = [first]
-        while stack:
-            flow = stack[-1]
-            parts = [] if flow in self._effects else self._onward(flow)
-            waiting = [p for p in parts if isinstance(p, _Flow) and p not in self._effects]
-            stack.extend(waiting)
-            if not waiting:
-                known = [p if isinstance(p, Effect) else self._effects[p] for p in parts]
-                self._effects.setdefault(flow, _together(known))
-                stack.pop()
-        return self._effects[first]
-
-    def _onward(self, flow: _Flow) -> list[Effect | _Flow]:
-        """The mask after each consumer, or its effect there."""
-        if self.graph.is_output(flow.tensor):
-            return [Effect(f"it leaves the graph as {flow.tensor}")]
-        return [self._at(node, index, flow) for node, index in _readers(self.graph, flow.tensor)]
-
-    def _at(self, node: NodeProto, index: int, flow: _Flow) -> Effect | _Flow:
-        softmax = node.op_type == "Softmax"
-        after = _at_softmax(self.graph, node, flow) if softmax else _step(self.graph, node, index, flow)
-        if isinstance(after, str):
-            return Effect(after)
-        return Effect(relies=after.relies) if softmax else after
-
-
-def _together(effects: Sequence[Effect]) -> Effect:
-    obstacle = next((o for o in effects if o.obstacle), None)
-    if obstacle is not None:
-        return obstacle
-    return Effect(relies=any(o.relies for o in effects)) if effects else Effect("it reaches no Softmax")
+    reached([first] if isinstance(first, _Flow) else [], onward)
+    return max(ends, key=bool, default="it reaches no Softmax")
 
 
 def widened(value: Array) -> Array:
@@ -140,26 +99,17 @@ class _Flow:
         sign: Of its huge entries.
         infinite: Whether they are.
         selective: It certainly leaves entries open: it is not a shift of whole rows.
-        open_rows: Every row is known to keep an open entry.
         summed: Something was added to the masked entries.
-        alone: No other mask has joined it.
     """
 
     tensor: str
     sign: int
     infinite: bool
     selective: bool
-    open_rows: bool
     summed: bool = False
-    alone: bool = True
-
-    @property
-    def relies(self) -> bool:
-        """A row masked whole stays uniform only if all of its entries are one finite number."""
-        return not (self.open_rows and self.alone) and (self.summed or self.infinite or not self.alone)
 
 
-def _start(tensor: str, value: Array, largest_bias: float) -> _Flow | str:
+def _start(tensor: str, value: Array) -> _Flow | str:
     wide = widened(value)
     huge = np.abs(wide) >= FP16_MAX
     if bool(np.isnan(wide).any()):
@@ -167,11 +117,10 @@ def _start(tensor: str, value: Array, largest_bias: float) -> _Flow | str:
     signs = {int(s) for s in np.sign(wide[huge])}
     if len(signs) != 1:
         return "it has both signs"
-    if bool((np.abs(wide[~huge]) > largest_bias).any()):
-        return f"other values in it exceed {largest_bias:.0f}"
+    if bool((np.abs(wide[~huge]) > LARGEST_BIAS).any()):
+        return f"other values in it exceed {LARGEST_BIAS:.0f}"
     selective = wide.size > 1 and not bool(huge.all(axis=-1).any())
-    infinite = bool(np.isinf(wide).any())
-    return _Flow(tensor, signs.pop(), infinite, selective, open_rows=selective)
+    return _Flow(tensor, signs.pop(), bool(np.isinf(wide).any()), selective)
 
 
 def _readers(graph: GraphEditor, tensor: str) -> Iterator[tuple[NodeProto, int]]:
@@ -185,7 +134,7 @@ def _readers(graph: GraphEditor, tensor: str) -> Iterator[tuple[NodeProto, int]]
 
 def _step(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow) -> _Flow | str:
     """The mask after one more node, or the reason why the node is an obstacle."""
-    on = replace(flow, tensor=node.output[0], open_rows=flow.open_rows and _keeps_rows(graph, node))
+    on = replace(flow, tensor=node.output[0])
     match node.op_type:
         case "Add" | "Sub" | "Where":
             after: _Flow | str | None = _joined(graph, node, index, flow, on)
@@ -206,8 +155,6 @@ def _step(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow) -> _Flow
 
 def _joined(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow, on: _Flow) -> _Flow | str | None:
     """The mask after an Add, a Sub or a Where."""
-    others = [name for i, name in enumerate(node.input) if i != index and graph.dtype(name) in FLOATS]
-    on = replace(on, alone=flow.alone and not any(_holds_mask(graph, name) for name in others))
     if node.op_type == "Where":
         return replace(on, selective=True) if index > 0 else None
     if node.input[0] == node.input[1]:
@@ -218,31 +165,10 @@ def _joined(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow, on: _F
     return replace(on, summed=True, sign=-flow.sign if subtracted else flow.sign)
 
 
-def _holds_mask(graph: GraphEditor, tensor: str, depth: int = 6) -> bool:
-    """True if a tensor is another huge constant, or computed from one."""
-    value, node = graph.constant(tensor), graph.producer(tensor)
-    if value is not None:
-        return graph.dtype(tensor) in FLOATS and is_huge(value)
-    if node is None or depth == 0:
-        return False
-    if node.op_type == "ConstantOfShape":
-        return is_huge(fill_value(node))
-    follows = node.op_type in READERS | {"Identity", "Max"}
-    return follows and any(_holds_mask(graph, name, depth - 1) for name in node.input if name)
-
-
 def fill_value(node: NodeProto) -> Array:
     """The one element that a ConstantOfShape repeats: 0 unless its attribute gives another."""
     value = attribute(node, "value")
     return np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
-
-
-def _keeps_rows(graph: GraphEditor, node: NodeProto) -> bool:
-    """True if an open entry in every row (along the last axis) stays one."""
-    if node.op_type == "Unsqueeze":
-        axes, rank = graph.axes(node), graph.rank(node.output[0])
-        return bool(axes) and rank is not None and not {-1, rank - 1} & set(axes or ())
-    return node.op_type in {"Add", "Sub", "Max", "Expand", "Identity", "Cast"}
 
 
 def _spreads(graph: GraphEditor, tensor: str, result: str) -> bool:
@@ -306,19 +232,16 @@ def _combine(op: str, a: tuple[float, float], b: tuple[float, float]) -> tuple[f
             return min(a[0], b[0]), max(a[1], b[1])
 
 
-def _at_softmax(graph: GraphEditor, softmax: NodeProto, flow: _Flow) -> _Flow | str:
-    """The mask where it takes effect, or the reason why it must not change there."""
+def _at_softmax(graph: GraphEditor, softmax: NodeProto, flow: _Flow) -> str:
+    """Returns why the mask must not change where it takes effect; "" if it may."""
     if flow.sign > 0:
         return f"at {label(softmax)} it is positive"
     if not flow.selective:
         return f"it masks whole rows of {label(softmax)}"
-    axis, rank = attribute(softmax, "axis", -1), graph.rank(flow.tensor)
-    if graph.model.opset >= 13 and axis != -1 and (rank is None or axis != rank - 1):
-        flow = replace(flow, open_rows=False)  # before 13, a row holds all axes from `axis` on
     guards = [n for n in graph.consumers(softmax.output[0]) if n.op_type == "IsNaN"]
-    if guards and flow.infinite and not flow.open_rows:
+    if guards and flow.infinite:
         return f"{label(guards[0])} looks for the NaN that it makes of a row masked whole"
-    return flow
+    return ""
 
 
 def _only_lower_bounds(graph: GraphEditor, node: NodeProto, index: int) -> bool:
