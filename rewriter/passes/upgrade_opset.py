@@ -7,17 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.ir.graph import GraphEditor, label, open_graphs
 from rewriter.ir.model import STANDARD_DOMAINS, Model, facts, refill
-from rewriter.passes.algorithms.opsets import NodeConverter, Request
-from rewriter.passes.algorithms.opsets.rules import CannotConvertError
+from rewriter.passes.algorithms.opsets import Converted, Converter
 from rewriter.passes.inline_functions import inline
-
-Replacements = list[tuple[NodeProto, GraphProto]]
-"""Nodes of one graph with the graphs that replace them."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +21,9 @@ class UpgradeOpset(ModelPass):
     """LayerNormalization exists from opset 17 on, BF16 Conv from 22.
 
     The adapters of onnx.version_converter convert every node whose operator changed on the way, in
-    subgraphs, too. Where those adapters change results, they are corrected (Resize 10, Hardmax 12,
-    GroupNormalization 20, FP16 Clip and Pad). Everything else stays: names, metadata, plugins, weights.
+    subgraphs, too. Where those adapters change results, they are corrected (Resize 10, RoiAlign 15, FP16 Clip
+    and Pad), or the node is refused (Hardmax 12, GroupNormalization 20). Everything else stays: names,
+    metadata, plugins, weights.
     Model-local functions are inlined first, because the types inside them depend on the call. Initializers
     that IR 3 lists as inputs are removed from the inputs.
 
@@ -80,49 +77,19 @@ class UpgradeOpset(ModelPass):
         """Converts the nodes, in place, and counts them; adds a refusal for each that cannot be converted."""
         known = facts.infer(work)
         editors = open_graphs(work, known, tag=self.name)
-        converter = NodeConverter(work.opset, target, _usual_float(known))
-        requests = [_requests(editor, converter) for editor in editors]
-        converter.learn(request for of_graph in requests for request in of_graph)
-        plans = [_plan(of_graph, converter, refusals) for of_graph in requests]
+        usual = _usual_float(known)
+        results = [list(Converter(editor, work.opset, target, usual).run()) for editor in editors]
+        for one in (one for of_graph in results for one in of_graph if one.reason):
+            text = f"{one.node.op_type} cannot be converted from opset {work.opset} to {target}: {one.reason}"
+            refusals.append(Refusal(label(one.node), text))
         if refusals:
             return Counter()
-        changed = Counter(node.op_type for plan in plans for node, _ in plan)
-        for editor, plan in reversed(list(zip(editors, plans, strict=True))):
+        for editor, of_graph in reversed(list(zip(editors, results, strict=True))):
             with editor:
-                for node, replacement in plan:
-                    _replace(editor, node, replacement)
-        return changed
-
-
-def _requests(editor: GraphEditor, converter: NodeConverter) -> list[Request]:
-    """Returns the nodes of a graph whose operators changed."""
-    requests = []
-    for node in editor.nodes:
-        if not converter.concerns(node):
-            continue
-        if node.op_type == "Dropout":
-            _forget_unread_mask(editor, node)
-        known = [editor.facts(name) for name in node.input]
-        constants = [editor.constant(name) if name else None for name in node.input]
-        requests.append(Request(node, known, constants))
-    return requests
-
-
-def _plan(requests: list[Request], converter: NodeConverter, refusals: list[Event]) -> Replacements:
-    """Returns the replacements in one graph; adds operators that cannot be converted to `refusals`."""
-    plan: Replacements = []
-    for request in requests:
-        node = request.node
-        try:
-            replacement = converter.convert(request)
-        except CannotConvertError as error:
-            versions = f"opset {converter.source} to {converter.target}"
-            text = f"{node.op_type} cannot be converted from {versions}: {error}"
-            refusals.append(Refusal(label(node), text))
-            continue
-        if replacement is not None:
-            plan.append((node, replacement))
-    return plan
+                for one in of_graph:
+                    if not one.is_same:
+                        _replace(editor, one)
+        return Counter(one.node.op_type for of_graph in results for one in of_graph if not one.is_same)
 
 
 def _usual_float(known: facts.Facts) -> int:
@@ -132,46 +99,34 @@ def _usual_float(known: facts.Facts) -> int:
     return 0 if found else int(TensorProto.FLOAT)
 
 
-def _forget_unread_mask(editor: GraphEditor, node: NodeProto) -> None:
-    """Removes the mask that old exporters name in every Dropout and that nothing reads."""
-    if len(node.output) > 1 and not editor.consumers(node.output[1]) and not editor.is_output(node.output[1]):
-        del node.output[1:]
-
-
-def _replace(editor: GraphEditor, node: NodeProto, replacement: GraphProto) -> None:
-    """Replaces the node by the small graph. The node that writes its outputs keeps its name and metadata."""
-    names = {f"i{index}": name for index, name in enumerate(node.input)}
-    names |= {f"o{index}": name for index, name in enumerate(node.output)}
-    for tensor in replacement.initializer:
-        names.setdefault(tensor.name, _add_constant(editor, node, tensor))
+def _replace(editor: GraphEditor, converted: Converted) -> None:
+    """Puts the new nodes in place. The one that writes the node's outputs keeps its name and metadata."""
+    node, own = converted.node, {name for name in converted.node.output if name}
+    names = converted.names | {name: name for name in own}
+    for tensor in converted.initializers:
+        names[tensor.name] = _add_constant(editor, node, tensor)
     new: list[NodeProto] = []
-    for step in replacement.node:
+    for step in converted.nodes:
         if step.op_type == "Constant":
             names[step.output[0]] = _add_constant(editor, node, step.attribute[0].t)
             continue
         for name in step.output:
             if name and name not in names:
                 names[name] = editor.tensor(f"{label(node)}/{step.op_type}")
-        new.append(_placed(editor, node, step, names))
+        inputs, outputs = ([names.get(name, "") for name in listed] for listed in (step.input, step.output))
+        if own.isdisjoint(outputs):
+            made = editor.make(step.op_type, inputs, outputs, name=f"{label(node)}/{step.op_type}")
+        else:
+            made = NodeProto(name=node.name, op_type=step.op_type, input=inputs, output=outputs)
+            made.doc_string, made.domain = node.doc_string, node.domain
+            made.metadata_props.extend(node.metadata_props)
+        made.attribute.extend(step.attribute)
+        new.append(made)
     editor.substitute(node.output[0], *new)
 
 
 def _add_constant(editor: GraphEditor, node: NodeProto, tensor: TensorProto) -> str:
     return editor.add_constant(f"{label(node)}/constant", numpy_helper.to_array(tensor))
-
-
-def _placed(editor: GraphEditor, node: NodeProto, step: NodeProto, names: dict[str, str]) -> NodeProto:
-    inputs = [names.get(name, "") for name in step.input]
-    outputs = [names.get(name, "") for name in step.output]
-    if set(outputs) & set(node.output):
-        new = NodeProto(name=node.name, op_type=step.op_type, doc_string=node.doc_string, domain=node.domain)
-        new.input.extend(inputs)
-        new.output.extend(outputs)
-        new.metadata_props.extend(node.metadata_props)
-    else:
-        new = editor.make(step.op_type, inputs, outputs, name=f"{label(node)}/{step.op_type}")
-    new.attribute.extend(step.attribute)
-    return new
 
 
 def _listed(changed: Counter[str]) -> str:
