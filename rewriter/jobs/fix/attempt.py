@@ -101,7 +101,7 @@ class Result:
 
     Attributes:
         lines: What failed at first, and what was tried: one sentence each.
-        remark: Why it is not the first attempt though that passed; "" otherwise.
+        remark: Why it is not the first attempt that passed; "" if it is.
         stopped: Why not every candidate was tried; "" if all were.
         in_fp32: Error of all of it in FP32, in units of the tolerance, if that failed.
         with_ports: What failed with inputs and outputs as the user wants them; "" if they are.

@@ -173,7 +173,8 @@ class _Loop:
         at = self._chosen(latencies)
         made = self.attempts[at]
         lines = tuple(self._lines(latencies)) if len(self.attempts) > 1 or self.stopped else ()
-        remark = self._remark(at, latencies) if at and not self.first.failed else ""
+        earlier = next((n for n, one in enumerate(self.attempts) if not one.failed), at)
+        remark = self._remark(at, earlier, latencies) if earlier != at else ""
         fp32 = [one.error for one in self.attempts if one.failed and one.job.wish.precision == "fp32"]
         stopped = self.stopped if made.failed or self.stopped.startswith("interrupted") else ""
         asked = [one for one in self.attempts if one.plan is not None and one.plan.io == self.job.wish.io]
@@ -241,12 +242,12 @@ class _Loop:
         if self.stopped:
             yield self.stopped
 
-    def _remark(self, at: int, latencies: Sequence[float]) -> str:
-        made, measured = self.attempts[at], self.runs
-        source = "measured on this GPU" if measured else f"estimated, {ORIGIN}"
+    def _remark(self, at: int, earlier: int, latencies: Sequence[float]) -> str:
+        source = "measured on this GPU" if self.runs else f"estimated, {ORIGIN}"
+        made, other = self.attempts[at], self.attempts[earlier]
         return (
-            f"{self.words[at]}: {latencies[at]:.3g} us instead of {latencies[0]:.3g} us ({source}), error "
-            f"{made.relative_l2:.2g} instead of {self.first.relative_l2:.2g}"
+            f"{self.words[at]}: {latencies[at]:.3g} us instead of {latencies[earlier]:.3g} us ({source}), "
+            f"error {made.relative_l2:.2g} instead of {other.relative_l2:.2g}"
         )
 
     # -- candidates ---------------------------------------------------------------------------------
