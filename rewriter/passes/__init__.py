@@ -25,7 +25,6 @@ from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
 from rewriter.passes.shuffle_pixels import ShufflePixels
 from rewriter.passes.simplify import Simplify
-from rewriter.passes.unflatten_products import UnflattenProducts
 from rewriter.passes.unfold_dot_products import UnfoldDotProducts
 from rewriter.passes.unfold_einsum import UnfoldEinsum
 from rewriter.passes.unfold_patches import UnfoldPatches
@@ -49,7 +48,6 @@ ALL: tuple[type[Pass], ...] = (
     UnfoldPatches,
     ShufflePixels,
     UnfoldDotProducts,
-    UnflattenProducts,
     FoldStrides,
     PostponeResize,
     Rescale,

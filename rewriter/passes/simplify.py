@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,11 +19,11 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from rewriter.ir import children
 from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.ir.errors import NativeError
-from rewriter.ir.graph import TAG, GraphEditor, casts_to, is_op, open_graphs, reads
+from rewriter.ir.graph import TAG, casts_to, open_graphs, reads
 from rewriter.ir.graph.ops import QUANTISING
 from rewriter.ir.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, facts, refill, subgraphs, walk_nodes
 from rewriter.ir.model.schemas import schema_of
-from rewriter.ir.patterns.values import repeated_expands, selected
+from rewriter.ir.patterns.values import repeats_reshape, selected
 
 OPTIMIZERS = frozenset(
     """
@@ -58,9 +57,6 @@ MOST_ROUNDS = 4
 
 _UNLOCKS_NOTHING = frozenset({"Cast", "Constant", "Dropout", "Identity"})
 """If only these were removed, another run finds nothing new."""
-
-_ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "MatMul", "Gemm"})
-"""Operators whose constants matter to `OPTIMIZERS` only if they are all zeros or all ones."""
 
 _KEPT_COMPUTED = QUANTISING | {"DynamicQuantizeLinear"}
 """TensorRT runs on their constants. onnxsim keeps these nodes, so it does not need the data."""
@@ -106,55 +102,35 @@ class Simplify(ModelPass):
         }"""
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
-        given = _operators(model)
-        changed = _drop_repeated_expands(model, self.name)
+        first = _operators(model)
+        changed = _drop_idle(model, self.name)
         for _ in range(MOST_ROUNDS):
             before = _operators(model)
             outcome = _round(model, self.name)
             if isinstance(outcome, Refusal) and not changed:
                 yield outcome
-            advanced = _drop_settled_selections(model, self.name) or outcome is True
+            advanced = _drop_idle(model, self.name) or outcome is True
             changed = changed or advanced
             if not advanced or (before - _operators(model)).keys() <= _UNLOCKS_NOTHING:
                 break
         if changed:
-            yield Change("model", _summary(given, _operators(model)))
+            yield Change("model", _summary(first, _operators(model)))
 
 
-def _drop_repeated_expands(model: Model, tag: str) -> bool:
-    """Removes Expands to the target of the Reshape before them; onnxsim writes another target there.
-
-    Returns:
-        True if there were some.
+def _drop_idle(model: Model, tag: str) -> bool:
+    """Removes Expands to the target of the Reshape before them, where onnxsim would write another target, and
+    Wheres with a constant condition; returns True if there were some.
     """
-    if not any(node.op_type == "Expand" for node in walk_nodes(model.proto.graph)):
+    if not any(node.op_type in ("Expand", "Where") for node in walk_nodes(model.proto.graph)):
         return False
-    return _drop(model, tag, lambda graph: ((node, 0) for node in repeated_expands(graph)))
-
-
-def _drop_settled_selections(model: Model, tag: str) -> bool:
-    """Removes Wheres with a constant condition; returns True if there were some."""
-    constants = {tensor.name for tensor in model.proto.graph.initializer}
-    if not any(node.op_type == "Where" and node.input[0] in constants for node in model.proto.graph.node):
-        return False
-    return _drop(
-        model,
-        tag,
-        lambda graph: (
-            (node, index)
-            for node in graph.nodes
-            if node.op_type == "Where" and (index := selected(graph, node))
-        ),
-    )
-
-
-def _drop(model: Model, tag: str, idle: Callable[[GraphEditor], Iterable[tuple[NodeProto, int]]]) -> bool:
-    """Removes nodes without effect, each given with the index of the input that it hands on."""
     found = False
     for graph in open_graphs(model, facts.infer(model), tag=tag):
         with graph:
-            for node, index in list(idle(graph)):
-                if not graph.is_output(node.output[0]):
+            for node in graph.nodes:
+                index = 0 if node.op_type == "Expand" and repeats_reshape(graph, node) else None
+                if node.op_type == "Where":
+                    index = selected(graph, node)
+                if index is not None and not graph.is_output(node.output[0]):
                     graph.redirect(node.output[0], node.input[index])
                     graph.remove(node)
                     found = True
@@ -168,22 +144,19 @@ def _operators(model: Model) -> Counter[str]:
 def _round(model: Model, tag: str) -> Refusal | bool:
     """Runs onnxsim once and adopts its result; returns True if the nodes changed, or the reason why not."""
     needed = _needed(model)
-    given = _with_weights(model, needed & model.weights.keys(), _unread(model, needed))
+    given = _with_weights(model, needed & model.weights.keys())
     try:
-        result = _simplified(given)
+        result = children.call(_run_onnxsim, given, _skipped(given), doing="onnxsim")
     except NativeError as error:
         return Refusal("model", error.what)
     except ModuleNotFoundError:
         return Refusal("model", "onnxsim is not installed, as in the light install")
     except Exception as error:  # a library: whatever it raises is a reason to go on without it
-        return Refusal("model", f"onnxsim cannot simplify the model: {_first_line(error)}")
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        return Refusal("model", f"onnxsim cannot simplify the model: {first}")
     if not _same_ports(given.graph, result.graph):
         return Refusal("model", "onnxsim would change the model's inputs or outputs")
     return _adopt(model, result, tag)
-
-
-def _simplified(proto: ModelProto) -> ModelProto:
-    return children.call(_run_onnxsim, proto, _skipped(proto), doing="onnxsim")
 
 
 def _run_onnxsim(proto: ModelProto, skipped: list[str]) -> ModelProto:
@@ -249,10 +222,6 @@ def _quiet() -> Iterator[None]:
                 os.close(copy)
 
 
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
 # -- what onnxsim gets ---------------------------------------------------------------------------
 
 
@@ -267,34 +236,13 @@ def _needed(model: Model) -> set[str]:
     for node in nodes:
         producers.update(dict.fromkeys(node.output, node))
         if node.op_type == "BatchNormalization":
-            needed |= _conv_and_norm(node, producers)
+            conv = producers.get(node.input[0])
+            if conv is not None and conv.op_type == "Conv":
+                needed.update((*conv.input, *node.input))
         elif _is_foldable(node, constants, model.opset):
             constants.update(node.output)
             needed.update(node.input)
     return needed
-
-
-def _unread(model: Model, needed: set[str]) -> set[str]:
-    """Returns the small constants whose data no optimizer reads: arrays of floats in plain arithmetic.
-
-    onnxsim looks a constant up by walking over all of them, for each node that reads one. In a graph of
-    50,000 nodes with 21,665 small weights, that costs 5 of its 10 s.
-    """
-    graph = model.proto.graph
-    unread = {t.name: t for t in graph.initializer if t.data_type in facts.FLOATS and math.prod(t.dims) > 1}
-    for name in (*needed, *model.weights, *(value.name for value in (*graph.input, *graph.output))):
-        unread.pop(name, None)
-    for node in walk_nodes(graph):
-        if not is_op(node, *_ARITHMETIC):
-            for name in node.input:
-                unread.pop(name, None)
-    # eliminate_nop_with_unit looks for arrays of zeros and of ones
-    return {name for name, tensor in unread.items() if model.array(tensor).flat[0] not in (0, 1)}
-
-
-def _conv_and_norm(node: NodeProto, producers: dict[str, NodeProto]) -> set[str]:
-    conv = producers.get(node.input[0])
-    return {*conv.input, *node.input} if conv is not None and conv.op_type == "Conv" else set()
 
 
 def _is_foldable(node: NodeProto, constants: set[str], opset: int) -> bool:
@@ -308,15 +256,10 @@ def _is_foldable(node: NodeProto, constants: set[str], opset: int) -> bool:
     )
 
 
-def _with_weights(model: Model, needed: set[str], unread: set[str]) -> ModelProto:
-    """Returns the weightless graph with the data of `needed` as initializers, and `unread` as inputs."""
+def _with_weights(model: Model, needed: set[str]) -> ModelProto:
+    """Returns the weightless graph with the data of `needed` as initializers."""
     proto = model.weightless()
     refill(proto.graph.input, [v for v in proto.graph.input if v.name not in needed])
-    for tensor in proto.graph.initializer:
-        if tensor.name in unread:
-            value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            proto.graph.input.append(value)
-    refill(proto.graph.initializer, [t for t in proto.graph.initializer if t.name not in unread])
     for tensor in model.proto.graph.initializer:
         if tensor.name in needed:
             data = np.ascontiguousarray(model.weights[tensor.name]).tobytes()

@@ -74,28 +74,6 @@ def test_weights_of_no_constant_chain_are_not_handed_over(handed_over: list[onnx
     assert max(proto.ByteSize() for proto in handed_over) < source.weights["w"].nbytes
 
 
-SMALL = [
-    pytest.param("Add", [0.5, 0.0, 1.0], False, id="in arithmetic"),
-    pytest.param("Add", [0.0, 0.0, 0.0], True, id="zeros, without which an Add is idle"),
-    pytest.param("Mul", [1.0, 1.0, 1.0], True, id="ones"),
-    pytest.param("Max", [0.5, 0.0, 1.0], True, id="in another operator"),
-    pytest.param("Add", [0.5], True, id="a scalar"),
-]
-
-
-@pytest.mark.parametrize(("op", "values", "given"), SMALL)
-def test_small_constants_that_no_optimizer_reads_are_not_handed_over(
-    op: str, values: list[float], given: bool, handed_over: list[onnx.ModelProto]
-) -> None:
-    size = len(values)
-    text = (
-        f"g (float[2,{size}] x, float[{size}] w) => (float[2,{size}] y) {{ i = Identity(x) y = {op}(i, w) }}"
-    )
-    source = weighted(graph(text), w=np.asarray(values, np.float32))
-    apply(Simplify(), source)
-    assert ("w" in {tensor.name for tensor in handed_over[0].graph.initializer}) == given
-
-
 def test_batch_normalization_is_folded_within_the_tolerance() -> None:
     source = weighted(
         graph("""g (float[1,8,9,9] x, float[16,8,3,3] w, float[16] s, float[16] b, float[16] m, float[16] v)

@@ -20,7 +20,7 @@ from rewriter.ir.graph.nodes import (
     without_unread,
 )
 from rewriter.ir.graph.view import GraphView
-from rewriter.ir.graph.weights import constant_row, is_own, is_quantised
+from rewriter.ir.graph.weights import constant_row, is_quantised
 from rewriter.ir.model.graphs import captured, reads
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "constant_value",
     "fresh_name",
     "is_op",
-    "is_own",
     "is_quantised",
     "label",
     "made_by",

@@ -86,13 +86,11 @@ def _same_constant(graph: GraphEditor, left: str, right: str) -> bool:
     return a is not None and b is not None and a.size <= 8 and a.shape == b.shape and bool((a == b).all())
 
 
-def repeated_expands(graph: GraphView) -> Iterator[NodeProto]:
-    """The Expands to the very target of the Reshape before them, as tf2onnx writes BroadcastTo."""
-    return (node for node in graph.nodes if node.op_type == "Expand" and repeats_reshape(graph, node))
-
-
 def repeats_reshape(graph: GraphView, expand: NodeProto) -> bool:
-    """True if the Expand's input was reshaped to the same target, none of whose constants is 0 or -1."""
+    """True if the Expand's input was reshaped to the same target, none of whose constants is 0 or -1.
+
+    tf2onnx writes BroadcastTo so.
+    """
     reshape = produced(graph, expand.input[0], "Reshape")
     return reshape is not None and reshape.input[1] == expand.input[1] and _is_plain(graph, expand.input[1])
 
