@@ -17,7 +17,8 @@ from rewriter.batch.state import Outcome, Record
 from rewriter.ir.english import count, printable
 from rewriter.report.json import document
 from rewriter.report.signals import listening
-from rewriter.report.terminal import console, new_table
+from rewriter.report.tables import Cell, Kind, State, Table, number
+from rewriter.report.terminal import console, printed
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -94,17 +95,20 @@ class Summary:
 
 # -- on the terminal ----------------------------------------------------------------------------
 
-NUMBERS = ("FP32 nodes", "rel. L2", "s", "GiB")
+COLUMNS: Mapping[str, Kind] = {
+    "model": "text",  # folded where the terminal is narrow: a number that is cut is another number
+    "verdict": "choice",
+    "FP32 nodes": "number",
+    "rel. L2": "number",
+    "s": "number",
+    "GiB": "number",
+}
 
 
 def print_summary(summary: Summary, out: Console, *, quiet: bool = False) -> None:
     """Print a table of the models, what to know about those that did not pass, and the verdict."""
     if not quiet:
-        # names are folded where the terminal is narrow: a number that is cut is another number
-        table = new_table("", "model", "verdict", *NUMBERS, right=NUMBERS)
-        for record in summary.records:
-            table.add_row(*_row(record))
-        out.print(table)
+        out.print(printed(Table("", "", "", COLUMNS, list(map(_row, summary.records)))))
         out.print()
         for name, outcome in summary.outcomes.items():
             if not outcome.passed:
@@ -113,16 +117,18 @@ def print_summary(summary: Summary, out: Console, *, quiet: bool = False) -> Non
     out.print(Text(text, style="bold green" if summary.passed else "bold red"), soft_wrap=True)
 
 
-def _row(record: Record) -> Iterator[str | Text]:
+def _row(record: Record) -> list[Cell]:
     outcome = record.outcome
-    doubt = "green" if outcome.ending == "verified" else "yellow"
-    yield record.entry.name
-    yield Text(outcome.ending, style=doubt if outcome.passed else "bold red")
+    state: State = "good" if outcome.ending == "verified" else "warn" if outcome.passed else "bad"
     share = "" if outcome.fp32_nodes is None else f"{outcome.fp32_nodes} of {outcome.float_nodes}"
-    yield "all" if outcome.all_fp32 else share
-    yield "" if outcome.error is None else f"{outcome.error:.3g}"
-    yield "earlier" if record.skipped else f"{outcome.seconds:.1f}"
-    yield f"{outcome.peak_bytes / 2**30:.1f}" if outcome.peak_bytes else ""
+    return [
+        Cell(record.entry.name),
+        Cell(outcome.ending, state=state),
+        Cell("all" if outcome.all_fp32 else share),
+        number(outcome.error),
+        Cell("earlier" if record.skipped else f"{outcome.seconds:.1f}"),
+        Cell(f"{outcome.peak_bytes / 2**30:.1f}" if outcome.peak_bytes else ""),
+    ]
 
 
 # -- JSON ---------------------------------------------------------------------------------------

@@ -36,27 +36,30 @@ def config(
     from rewriter.pipeline.config_file import shown
     from rewriter.pipeline.reader import to_text
     from rewriter.report.json import document
-    from rewriter.report.terminal import console, new_table
+    from rewriter.report.tables import Cell, Table
+    from rewriter.report.terminal import console, printed
 
     check_outputs([], json=json)
     resolved = load(folder).resolve()
     file, sources = resolved.configuration.file, resolved.sources
     notes = [*resolved.ignored, *resolved.configuration.warnings]
     if json is not None:
-        rows = {n: {"value": resolved.values[n], "from": sources[n].named(n)} for n in KEYS}
-        options = {KEYS[name].key: row for name, row in rows.items()}
+        options = {
+            key.key: {"value": resolved.values[n], "from": sources[n].named(n)} for n, key in KEYS.items()
+        }
         found = {"file": str(file) if file else None, "options": options, "warnings": notes}
         write_document(document(found), json)
     if json == STDOUT:
         return
-    table = new_table("", "option", "value", "from", whole="option")
+    rows = []
     for name, key in KEYS.items():
         own = sources[name].is_users
         if own or not quiet:
             cells = key.key, to_text(resolved.values[name]), sources[name].named(name)
-            table.add_row(*cells, style="bold" if own else None)
+            rows.append([Cell(cell, state="good" if own else "plain") for cell in cells])
     out = console()
     nothing = f"No file from {(folder or Path()).absolute()} up to the project's root"
+    table = printed(Table("", "", "", {"option": "choice", "value": "text", "from": "text"}, rows))
     out.print(
         f"File: {shown(file)}" if file else nothing, "", table, *(["", *notes] if notes else []), sep="\n"
     )

@@ -21,7 +21,7 @@ def report(
 ) -> None:
     """Make a page from a saved JSON report.
 
-    JSON has no arrays: charts along the depth, graphs, histograms and pictures are left out.
+    JSON has no arrays: charts along the depth, graphs and pictures are left out.
     """
     from rewriter.ir.model import write_text
     from rewriter.ir.model.writing import from_json

@@ -179,7 +179,7 @@ def fix_export(source: Path | onnx.ModelProto, feeds: Feeds, options: HookOption
             f"the fixed model failed its verification: {failed or 'no check could be made'}",
             hint="`rewriter fix` on the plain export has details; fix={'keep_fp32': [...]} may help",
         )
-    for sentence in (*resolved.messages(), *result.warnings, verdict_line(result).plain):
+    for sentence in (*resolved.messages(), *result.warnings, verdict_line(result)):
         say(sentence, options)
     return result
 

@@ -64,7 +64,7 @@ def _scanned(path: Path, resolved: ResolvedOptions, arguments: dict[str, Any]) -
 
     result = scan(path, **arguments)
     passed = not result.reaches(resolved.values["fail_on"] or "error")
-    return FileOutcome(path, verdict_line(result).plain, passed, detail=result)
+    return FileOutcome(path, verdict_line(result), passed, detail=result)
 
 
 def _fixed(path: Path, arguments: dict[str, Any]) -> FileOutcome:

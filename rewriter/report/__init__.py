@@ -1,6 +1,5 @@
-"""Shows results: one module per verb, with tables for people and `as_dict` for JSON.
+"""Shows results: one module per verb, with a verdict, rows and tables for people, and `as_dict` for JSON.
 
-`fix`, `scan`, `verify`, `locate`, `compare_inputs` and `probe` print results, and `runs` compares two.
-`terminal` and `json` hold what they share, and `checks` is a part of them. `sarif`
-and `next_step` add other formats; `html` makes a page of any result.
+`terminal` prints them, `html` makes a page of them, `json` and `sarif` are for programs. `checks`, `tables`
+and `next_step` are parts of several.
 """

@@ -1,19 +1,23 @@
-"""Shows the checks of a verification, as tables and as JSON."""
+"""The checks of a verification: their tables, and their JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from rewriter.judge.verdict import Check
-from rewriter.report.terminal import new_table
-from rewriter.runtime.figures.outputs import OutputComparison
+from rewriter.report.tables import Cell, Kind, State, Table, number, table
+from rewriter.runtime.figures.outputs import OutputComparison, OutputStatistics
+from rewriter.runtime.inputs.samples import DataSource
 
-_RESULTS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("not done", "yellow")}
+RESULTS: Mapping[bool | None, tuple[str, State]] = {
+    True: ("passed", "good"),
+    False: ("FAILED", "bad"),
+    None: ("not done", "warn"),
+}
 
 JUDGING = ("run", "emulation", "tf32", "structure")
 """Checks that compare outputs, the most telling first."""
@@ -27,44 +31,72 @@ def judging_check(checks: Sequence[Check]) -> Check | None:
 
 def check_dict(check: Check) -> dict[str, Any]:
     """A check with the verdict on each output."""
-    outputs = [{**asdict(output), "passed": output.passed} for output in check.outputs]
     fields = asdict(replace(check, pictures=()))
     del fields["pictures"]
-    return {**fields, "outputs": outputs}
+    return {**fields, "outputs": [{**asdict(one), "passed": one.passed} for one in check.outputs]}
 
 
-def sections(checks: Sequence[Check]) -> Iterator[RenderableType]:
-    """A table of the checks, and one of each output's error."""
-    table = new_table("Verification", "check", "result", "s", "summary", right=("s",))
-    for check in checks:
-        word, style = _RESULTS[check.passed]
-        lines = "\n".join([check.summary, *check.details])
-        table.add_row(check.name, Text(word, style=style), f"{check.seconds:.1f}", lines)
-    yield table
-    yield ""
-    outputs = [(check, output) for check in checks for output in check.outputs]
-    if outputs:
-        yield _outputs(outputs)
-        yield ""
+def size(output: OutputComparison) -> str:
+    """The error of an output as text."""
+    return f"{output.relative_l2:.2g}" if output.finite else "NaN or infinity"
 
 
-def _outputs(rows: Sequence[tuple[Check, OutputComparison]]) -> RenderableType:
-    numbers = ("rel. L2", "allowed", "max abs", "cosine")
-    table = new_table("Outputs against the original in FP32", "check", "output", *numbers, "", right=numbers)
-    worst_first = sorted(rows, key=lambda row: (row[1].passed, row[0].name))
-    for check, output in worst_first:
-        table.add_row(
-            check.name,
-            output.name,
-            f"{output.relative_l2:.2g}",
-            f"{output.tolerance:.2g}",
-            f"{output.max_abs:.2g}",
-            f"{output.cosine:.6f}",
-            _note(output),
-        )
-    return table
+def tables(
+    checks: Sequence[Check],
+    statistics: Sequence[OutputStatistics],
+    data: DataSource | None,
+    before: Iterable[OutputComparison] = (),
+) -> Iterator[Table]:
+    """The outputs of the check that decides and of those that failed, worst first; and all checks.
+
+    Args:
+        statistics: Of the outputs of the check that decides.
+        before: The same outputs in the low precision, with nothing repaired.
+    """
+    judging = judging_check(checks)
+    shown = [check for check in checks if check is judging or (check.passed is False and check.outputs)]
+    plain, figures = {one.name: size(one) for one in before}, {one.name: one for one in statistics}
+    rows = [
+        [
+            Cell(check.name),
+            Cell(one.name, state="plain" if one.passed else "bad"),
+            Cell(size(one), order=one.excess, state="good" if one.passed else "bad"),
+            number(one.tolerance, "{:.2g}"),
+            Cell(plain.get(one.name, "")),
+            _worst(one, figures.get(one.name) if check is judging else None, data),
+        ]
+        for check in shown
+        for one in sorted(check.outputs, key=lambda one: (one.passed, -one.excess))
+    ]
+    lead = "Every output against the original in FP32, in its worst sample and build."
+    columns: dict[str, Kind] = {"Check": "choice", "Output": "code", "Error": "number", "Allowed": "number"}
+    columns |= {"Unrepaired": "number", "Largest difference": "text"}
+    yield table("outputs", "Outputs", lead, columns, rows)
+    rows = [
+        [
+            Cell(check.name),
+            Cell(RESULTS[check.passed][0], state=RESULTS[check.passed][1]),
+            number(check.seconds, "{:.1f}"),
+            Cell(check.summary, names=check.details),
+        ]
+        for check in checks
+    ]
+    lead = "Each step; one that was not done says why."
+    columns = {"Check": "choice", "Result": "choice", "Seconds": "number", "Summary": "text"}
+    yield table("verification", "Verification", lead, columns, rows)
 
 
-def _note(output: OutputComparison) -> str:
-    notes = ("" if output.passed else "FAILED", "" if output.finite else "NaN or infinity", output.note)
-    return ", ".join(filter(None, notes))
+def _worst(one: OutputComparison, figures: OutputStatistics | None, data: DataSource | None) -> Cell:
+    """The worst element, and what an average hides: the error that a share of the elements stays below."""
+    lines = [one.note] if one.note else []
+    if figures is None:
+        return Cell(f"{one.max_abs:.3g}", names=tuple(lines))
+    at = ", ".join(map(str, figures.at))
+    where = f" at [{at}]: {figures.actual:.5g}, not {figures.expected:.5g}" if figures.max_abs else ""
+    psnr = f"PSNR {figures.psnr:.1f} dB, " if math.isfinite(figures.psnr) else ""
+    names = data.names if data is not None else ()
+    sample = Path(names[figures.sample]).name if figures.sample < len(names) else f"number {figures.sample}"
+    build = f", build {figures.build}" if figures.build else ""
+    shares = ", ".join(f"{share} % below {error:.2g}" for share, error in figures.percentiles.items())
+    lines += [shares, f"{psnr}cosine {one.cosine:.6f}", f"in sample {sample}{build}"]
+    return Cell(f"{one.max_abs:.3g}{where}", names=tuple(lines))

@@ -1,45 +1,60 @@
-"""Shows the result of `fix`: a summary, tables for those who ask for them, and JSON."""
+"""Shows the result of `fix`: a summary of ten to fifteen lines, tables for those who ask, and JSON."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.text import Text
+from rich.console import Console
 
+from rewriter.hazards.kinds import KINDS
+from rewriter.hazards.planning.costs import ORIGIN
 from rewriter.hazards.planning.free_fp32 import FREE
-from rewriter.ir.english import count
+from rewriter.ir.base import Stage
+from rewriter.ir.english import count, figure
 from rewriter.ir.plan import Decision, Plan
 from rewriter.jobs.fix.result import FixResult
+from rewriter.judge.verdict import GOALS, Check
 from rewriter.pipeline.driver import PassResult
-from rewriter.report import checks, fix_summary
+from rewriter.pipeline.text import own_passes
+from rewriter.report import checks
 from rewriter.report.json import data_dict, document
 from rewriter.report.next_step import next_step
-from rewriter.report.terminal import about_target, grouped, new_table, print_report, time_line
+from rewriter.report.tables import NAME, Cell, Kind, State, Table, grouped, number, table
+from rewriter.report.terminal import Row, about_target, first_rows, print_report, shortened, time_line
+from rewriter.runtime.figures.outputs import OutputComparison
+
+CAUSES, WARNINGS, REPAIRS = 4, 3, 3
+"""Lines of each kind without `-v`."""
+
+SHARE = "share of differing elements"
+"""Unit of the error of an output that holds no floats."""
 
 
 def print_result(result: FixResult, out: Console, *, verbosity: int = 0) -> None:
     """Print the result, and the next command; see `print_report`."""
-    summary = fix_summary.rows(result, everything=verbosity > 0)
     following = next_step(result)
     commands = list(zip(("Next", "or"), following.commands.values(), strict=False))
     commands += [("then", following.verify)] if following.verify else []
-    print_report(verdict_line(result), summary, partial(_sections, result), out, verbosity, commands)
+    summary = rows(result, everything=verbosity > 0)
+    facts = [about_target(result.target), time_line(result.seconds)]
+    line, all_tables = verdict_line(result), tables(result)
+    print_report(line, state(result), summary, all_tables, out, verbosity, commands, facts)
 
 
-def verdict_line(result: FixResult) -> Text:
+def state(result: FixResult) -> State:
+    """Good if it is proven, bad if a check failed."""
+    failed = result.verified is False or result.conclusion.kind == "unbuildable"
+    return "bad" if failed else "good" if result.proven else "warn"
+
+
+def verdict_line(result: FixResult) -> str:
     """One line: how it was verified, the file, and the number of nodes in FP32."""
-    where = str(result.output) if result.output else "nothing written"
     if result.conclusion.kind == "unbuildable":
-        return Text(f"{result.ending}: {result.model.path or 'the model'}", style="bold red")
-    failed = result.verified is False
-    style = "bold red" if failed else "green" if result.proven else "yellow"
-    share = _share(result) if result.conclusion.lowered or failed else ""
-    return Text(f"{result.ending}: {where}{share}", style=style)
+        return f"{result.ending}: {result.model.path or 'the model'}"
+    share = _share(result) if result.conclusion.lowered or result.verified is False else ""
+    return f"{result.ending}: {result.output or 'nothing written'}{share}"
 
 
 def _share(result: FixResult) -> str:
@@ -54,80 +69,222 @@ def _share(result: FixResult) -> str:
     return f" ({len(plan.fp32)} of {count(plan.float_nodes, 'float node')} in FP32{why}{bf16})"
 
 
-def _sections(result: FixResult) -> Iterator[RenderableType]:
-    yield from _passes(result.passes)
-    yield from _refusals(result.passes)
+# -- the summary --------------------------------------------------------------------------------
+
+
+def rows(result: FixResult, *, everything: bool) -> Iterator[Row]:
+    """The lines after the verdict, each with its label; all of each kind if `everything`."""
+    conclusion = result.conclusion
+    if conclusion.limit:
+        yield "Limit", conclusion.limit
+        yield "Remedy", conclusion.remedy
+    yield from _error(result)
+    yield from _latency(result)
+    causes = _causes(result) if everything else [_with_short_names(cause) for cause in _causes(result)]
+    yield from first_rows("Wrong", causes, None if everything else CAUSES)
+    yield from _done(result)
+    yield from first_rows("Repair", result.repairs, None if everything else REPAIRS)
+    yield from _checks(result)
+    if result.data is not None:
+        yield "Data", result.data.text
+    warnings = [w for w in result.warnings if result.data is None or w != result.data.text]
+    notes = [*conclusion.remarks, *warnings, *next_step(result).remarks]
+    yield from first_rows("Note", notes, None if everything else WARNINGS)
+
+
+def _checks_made(result: FixResult) -> Sequence[Check]:
+    return result.verdict.checks if result.verdict else ()
+
+
+def _error(result: FixResult) -> Iterator[Row]:
+    check = checks.judging_check(_checks_made(result))
+    if check is None or check.name == "structure":
+        return
+    worst = _worst(check.outputs)
+    how = f"run {check.place}" if check.name == "run" else "emulated"
+    of = f"{worst.name}, the worst of {len(check.outputs)} outputs" if len(check.outputs) > 1 else worst.name
+    unit = SHARE if worst.note.endswith(SHARE) else "relative L2"
+    allowed = f"{'' if worst.passed else 'NOT '}within {figure(worst.tolerance)}"
+    if worst.passed and worst.fair_text:
+        allowed = f"beyond {figure(worst.tolerance)}, but fair"
+    yield "Error", f"{_before(result, worst)}{checks.size(worst)}, {allowed} ({unit} of {of}; {how})"
+    yield from (("", output.fair_text) for output in check.outputs if output.fair_text)
+
+
+def _worst(outputs: Sequence[OutputComparison]) -> OutputComparison:
+    return max(outputs, key=lambda o: (not o.finite, o.excess))
+
+
+def _before(result: FixResult, worst: OutputComparison) -> str:
+    """The error had nothing been repaired: of the same output, unless another one is wrong."""
+    if not result.before or result.plan is None:
+        return ""
+    same = next((o for o in result.before if o.name == worst.name), None)
+    plain = _worst(result.before) if same is None or same.passed else same
+    where = "" if plain.name == worst.name else f" ({plain.name})"
+    return f"{checks.size(plain)} in plain {result.plan.precision.upper()}{where}, now "
+
+
+def _latency(result: FixResult) -> Iterator[Row]:
+    """What was measured, and shares of other latencies, with their source."""
+    timed = [(c.latency, c.place) for c in _checks_made(result) if c.latency is not None][:1]
+    parts = [f"{one.median_us:.1f} us (+- {one.iqr_us:.1f}) {place}" for one, place in timed]
+    for measured, source in ((True, "measured"), (False, f"estimated, {ORIGIN}")):
+        shares = [one for one in result.latency_shares if one.measured is measured]
+        if shares:
+            words = " and ".join(f"{100 * one.share:.0f} % of {one.of}'s" for one in shares)
+            parts.append(f"{words} ({source})")
+    if parts:
+        yield "Latency", "; ".join(parts)
+
+
+def _causes(result: FixResult) -> list[str]:
+    if result.causes:
+        return [str(cause) for cause in result.causes]
+    if result.plan is None or not result.before or not result.depth:  # ranges were not measured
+        return []
+    low = result.plan.precision.upper()
+    if all(output.passed for output in result.before):
+        return [f"nothing: no hazard was found, and plain {low} is within the tolerance, too"]
+    if all(output.finite for output in result.before):
+        return [f"plain {low} is NOT within the tolerance, by rounding: no value is out of range"]
+    return []
+
+
+def _with_short_names(cause: str) -> str:
+    """The sentence with long names cut at the front; two names stay two."""
+    for name, short in shortened(NAME.findall(cause)).items():
+        cause = cause.replace(name, short)
+    return cause
+
+
+def _done(result: FixResult) -> Iterator[Row]:
+    """What the passes did, one line for each kind of pass."""
+    stages = {name: kind.stage for name, kind in own_passes().items()}
+    changed = [step for step in result.passes if step.changes]
+    rewriting = [s for s in changed if stages.get(s.name) is not Stage.LOWERING]
+    if rewriting:
+        yield "Done", f"rewritten by {', '.join(map(_counted, rewriting))}"
     if result.plan is not None:
-        yield from _decisions(result.plan)
-    if result.verdict is not None:
-        yield from checks.sections(result.verdict.checks)
-    yield Text(about_target(result.target))
-    yield time_line(result.seconds)
+        yield "Done", _types(result.plan, given=not result.depth)
+    elif result.repairs:
+        yield "Done", "ALL of it stays in FP32: nothing of it is in reduced precision"
 
 
-def _passes(passes: Sequence[PassResult]) -> Iterator[RenderableType]:
-    numbers = ("changed", "declined", "s")
-    table = new_table("Passes", "pass", *numbers, "what", right=numbers, whole="pass")
-    for step in passes:
-        if step.changes or step.refusals:
-            counts = str(len(step.changes)), str(len(step.refusals))
-            table.add_row(step.name, *counts, f"{step.seconds:.1f}", "\n".join(_changes(step)))
-    if table.row_count:
-        yield table
-    idle = [step.name for step in passes if not (step.changes or step.refusals)]
-    if idle:
-        yield Text("No changes by: " + ", ".join(idle))
-    yield ""
+def _counted(step: PassResult) -> str:
+    return step.name + (f" ({len(step.changes)})" if len(step.changes) > 1 else "")
 
 
-def _changes(step: PassResult) -> Iterator[str]:
-    for what, changes in grouped(step.changes, lambda change: change.what):
-        times = f"{len(changes)} x " if len(changes) > 1 else ""
-        yield times + what + _names([change.node for change in changes])
-
-
-def _refusals(passes: Sequence[PassResult]) -> Iterator[RenderableType]:
-    table = new_table("Declined", "pass", "nodes", "reason", right=("nodes",), whole="pass")
-    for step in passes:
-        for reason, refusals in grouped(step.refusals, lambda refusal: refusal.reason):
-            table.add_row(step.name, str(len(refusals)), reason + _names([r.node for r in refusals]))
-    if table.row_count:
-        yield table
-        yield ""
-
-
-def _decisions(plan: Plan) -> Iterator[RenderableType]:
-    low = plan.precision.upper()
+def _types(plan: Plan, *, given: bool) -> str:
+    """`100 nodes in FP16, 91 in FP32 (90 for hazards, 1 between these)`."""
+    low, total = plan.precision.upper(), plan.float_nodes
     if not plan.decisions:
-        yield Text(f"No node needs FP32: all {count(plan.float_nodes, 'float node')} are {low}.")
-    else:
-        table = new_table(
-            f"In FP32{' or BF16' if plan.bf16 else ''}, the rest in {low}",
-            "rule",
-            "nodes",
-            "reason [measured range]",
-            right=("nodes",),
-        )
-        rules: dict[str, list[Decision]] = defaultdict(list)
-        for decision in sorted(plan.decisions, key=lambda d: d.rule in FREE):  # those at no cost come last
-            rules[decision.rule].append(decision)
-        for rule, members in rules.items():
-            table.add_row(rule, str(len(members)), "\n".join(map(_decision, members)))
-        yield table
-    yield ""
+        return f"all {count(total, 'float node')} in {low}: {'as planned' if given else 'none needs FP32'}"
+    fp32 = [d for d in plan.decisions if d.repair == "fp32"]
+    reasons = {
+        "for hazards": sum(d.rule in KINDS for d in fp32),
+        "because it is free": sum(d.rule in FREE for d in fp32),
+        "as asked": sum(d.rule == "user" for d in fp32),
+    }
+    rest = len(fp32) - sum(reasons.values())
+    parts = [f"{number} {why}" for why, number in (*reasons.items(), ("between these", rest)) if number]
+    bf16 = f", {len(plan.bf16)} in BF16" if plan.bf16 else ""
+    if len(fp32) == total:
+        return f"ALL {count(total, 'float node')} in FP32, nothing in {low} ({', '.join(parts)})"
+    lowered = count(total - len(plan.decisions), "node")
+    return f"{lowered} in {low}, {len(fp32)} in FP32 ({', '.join(parts)}){bf16}"
 
 
-def _decision(decision: Decision) -> str:
-    text = f"{decision.node} ({decision.op}): {decision.reason}"
-    if decision.range is None or str(decision.range) in text:
-        return text
-    place = "it is" if decision.tensor in decision.reason.split() else f"{decision.tensor} is"
-    return f"{text}, {place} in {decision.range}"
+def _checks(result: FixResult) -> Iterator[Row]:
+    """The checks that failed or could not be made, the goals, and the build."""
+    for check in _checks_made(result):
+        if check.passed is False:
+            yield "Failed", f"{check.name}: {check.summary}"
+            yield from (("", detail) for detail in check.details[:2])
+        elif check.passed is None:
+            yield "Missing", f"{check.name}: {check.summary}"
+        elif check.name in GOALS:
+            yield "Goal", check.summary
+        elif check.name == "build":
+            yield "Build", check.summary
 
 
-def _names(nodes: Sequence[str]) -> str:
-    named = [node for node in nodes if node != "model"]
-    return ": " + ", ".join(named) if named else ""
+# -- tables -------------------------------------------------------------------------------------
+
+
+def tables(result: FixResult, graph_of: Callable[[str], str] = lambda node: "") -> Iterator[Table]:
+    """Outputs and checks, the nodes that the plan keeps in another type, and what the passes did.
+
+    Args:
+        graph_of: Returns the id of the graph that a page has of a node; "" if there is none.
+    """
+    made = _checks_made(result)
+    judging = checks.judging_check(made)
+    outputs, verification = checks.tables(
+        made, judging.statistics if judging else (), result.data, result.before
+    )
+    yield outputs
+    if result.plan is not None:
+        yield _decisions(result.plan, graph_of)
+    yield _passes(result.passes)
+    yield verification
+
+
+def _passes(passes: Iterable[PassResult]) -> Table:
+    """What the passes changed and declined, by pass and sentence."""
+    done: list[tuple[str, str, State, list[tuple[str, list[Any]]]]] = []
+    for step in passes:
+        done.append((step.name, "changed", "plain", grouped(step.changes, lambda change: change.what)))
+        done.append((step.name, "declined", "warn", grouped(step.refusals, lambda refusal: refusal.reason)))
+    lead = "What each pass did, and what it recognised and left unchanged, with the reason."
+    columns: dict[str, Kind] = {
+        "Pass": "choice",
+        "Outcome": "choice",
+        "Nodes": "number",
+        "What, and which nodes": "text",
+    }
+    rows = [
+        [
+            Cell(name),
+            Cell(outcome, state=state),
+            number(len(members), "{:d}"),
+            Cell(what, names=tuple(one.node for one in members if one.node != "model")),
+        ]
+        for name, outcome, state, groups in done
+        for what, members in groups
+    ]
+    return table("passes", "Changes and refusals", lead, columns, rows)
+
+
+def _decisions(plan: Plan, graph_of: Callable[[str], str]) -> Table:
+    """The nodes that the plan keeps out of the low precision, by rule and reason; those at no cost last."""
+    low = plan.precision.upper()
+    groups: dict[tuple[str, str], list[Decision]] = {}
+    for one in sorted(plan.decisions, key=lambda one: one.rule in FREE):
+        groups.setdefault((one.rule, one.repair), []).append(one)
+    rows = [
+        [
+            Cell(rule),
+            Cell(
+                repair.upper() + (", at no cost" if rule in FREE else ""),
+                link=next(filter(None, (graph_of(one.node) for one in alike)), ""),
+            ),
+            number(len(alike), "{:d}"),
+            number(max((one.range.absmax for one in alike if one.range), default=None)),
+            Cell(reason, names=tuple(f"{one.node} ({one.op})" for one in alike)),
+        ]
+        for (rule, repair), members in groups.items()
+        for reason, alike in grouped(members, lambda one: one.reason)
+    ]
+    lead = f"{len(plan.decisions)} of {plan.float_nodes} float nodes keep another type than {low}."
+    if plan.exponents:
+        lead += f" {len(plan.exponents)} tensors are rescaled by powers of two, exactly."
+    columns: dict[str, Kind] = {"Rule": "choice", "Type": "choice", "Nodes": "number"}
+    columns |= {"Largest |x|": "number", "Reason, and which nodes": "text"}
+    return table("plan", f"Plan: what is not in {low}", lead, columns, rows)
+
+
+# -- JSON ---------------------------------------------------------------------------------------
 
 
 def as_dict(result: FixResult) -> dict[str, Any]:

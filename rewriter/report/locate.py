@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.text import Text
+from rich.console import Console
 
 from rewriter.ir.english import count, figure
 from rewriter.judge.locate.location import Location, Step
 from rewriter.report.json import data_dict, document
-from rewriter.report.terminal import Row, first_rows, new_table, print_report
+from rewriter.report.tables import Cell, Kind, State, Table, table
+from rewriter.report.terminal import Row, first_rows, print_report
 
 NAMED = 3
 """Tensors of each kind that the summary names."""
@@ -22,15 +21,16 @@ NAMED = 3
 
 def print_result(found: Location, out: Console, *, verbosity: int = 0) -> None:
     """Print the first wrong tensor, what is right before it, and how it was found; see `print_report`."""
-    print_report(verdict_line(found), _rows(found), partial(_sections, found), out, verbosity)
+    print_report(verdict_line(found), state(found), rows(found), tables(found), out, verbosity)
 
 
-def verdict_line(found: Location) -> Text:
-    """One line: the first wrong tensor, or that nothing is wrong."""
-    return Text(verdict(found), style="bold red" if found.wrong else "green")
+def state(found: Location) -> State:
+    """Bad if an output is wrong."""
+    return "bad" if found.wrong else "good"
 
 
-def _rows(found: Location) -> Iterator[Row]:
+def rows(found: Location) -> Iterator[Row]:
+    """The lines after the verdict, each with its label."""
     shown = found.wrong or found.outputs
     lines = [f"{step.tensor}: {_error(step)}, allowed {figure(found.tolerance)}" for step in shown]
     yield from first_rows("Outputs", lines, NAMED)
@@ -46,13 +46,31 @@ def _rows(found: Location) -> Iterator[Row]:
     yield from (("Note", note) for note in found.notes)
 
 
-def _sections(found: Location) -> Iterator[RenderableType]:
-    yield _table("Outputs", found.outputs, found.tolerance)
-    if found.first is not None:
-        yield _table("From there to the output", found.chain, found.tolerance)
+def tables(found: Location) -> Iterator[Table]:
+    """The way from the last correct tensors to the worst output, and all outputs."""
+    lead = (
+        "From the last correct tensors to the worst output, and what its fusion hides. A tensor in red is "
+        "wrong. “Own error” is what its node adds on exact inputs, where an emulation knows it."
+    )
+    chain = [*found.right, *found.hiding, *found.chain] if found.first is not None else []
+    yield _table("chain", "From the first wrong tensor to the output", lead, chain, found.tolerance)
+    lead = "Every output against the original in FP32."
+    yield _table("outputs", "Outputs", lead, found.outputs, found.tolerance)
 
 
-def verdict(found: Location) -> str:
+def _table(name: str, title: str, lead: str, steps: Sequence[Step], tolerance: float) -> Table:
+    columns: dict[str, Kind] = {"Tensor": "code", "Node": "code", "Operator": "choice", "Error": "number"}
+    columns |= {"Own error": "number"}
+    rows = []
+    for step in steps:
+        wrong = step.error is not None and not step.error <= tolerance
+        added = Cell("") if step.added is None else Cell(_number(step.added), order=step.added)
+        cells = Cell(step.node), Cell(step.op), Cell(_error(step), order=step.error), added
+        rows.append([Cell(step.tensor, state="bad" if wrong else "plain"), *cells])
+    return table(name, title, lead, columns, rows)
+
+
+def verdict_line(found: Location) -> str:
     """One sentence: the first wrong tensor, or that there is none."""
     if found.first is not None:
         return _where(found, found.first)
@@ -72,19 +90,6 @@ def _where(found: Location, first: Step) -> str:
             "results, so the fusion of these nodes is probably wrong."
         )
     return f"The first wrong tensor is {where}, or one before it that was not measured."
-
-
-def _table(title: str, steps: Sequence[Step], tolerance: float) -> RenderableType:
-    added = any(step.added is not None for step in steps)
-    columns = ["tensor", "node", "operator", "error", *(["own error"] if added else [])]
-    rows = new_table(title, *columns, right=("error", "own error") if added else ("error",))
-    for step in steps:
-        wrong = step.error is not None and not step.error <= tolerance
-        cells = [step.tensor, step.node, step.op, _error(step)]
-        if added:
-            cells.append("" if step.added is None else _number(step.added))
-        rows.add_row(*(Text(cell, style="red" if wrong else "") for cell in cells))
-    return rows
 
 
 def _error(step: Step) -> str:

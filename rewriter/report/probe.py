@@ -10,7 +10,8 @@ from rich.text import Text
 from rewriter.hazards.quirks import every_probe
 from rewriter.ir.base import Target
 from rewriter.ir.english import count
-from rewriter.report.terminal import new_table
+from rewriter.report.tables import Cell, Kind, Table
+from rewriter.report.terminal import printed
 from rewriter.runtime.engines.probe.answers import Answers, plain_fields
 from rewriter.runtime.engines.probe.question import UNKNOWN, Answer
 
@@ -25,16 +26,16 @@ def print_result(found: Answers, out: Console, *, verbosity: int = 0) -> None:
     if verbosity < 0:
         return
     verbose = verbosity > 0
-    rows = new_table("", "question", "answer", "figures")
+    rows = []
     for probe in every_probe():
         answer = found.answers.get(probe.name, Answer(UNKNOWN, problem="not measured"))
         known = answer.value != UNKNOWN
         text = probe.values.get(answer.value, answer.value) if known else f"unknown: {answer.problem}"
-        cells = [probe.question, text, _figures(answer, None if verbose else 3)]
-        if verbose and probe.used:
-            cells[0] += f" [{probe.name}] Used for: {probe.used}"
-        rows.add_row(*(Text(cell, style="" if known else "yellow") for cell in cells))
-    out.print(rows)
+        used = f" [{probe.name}] Used for: {probe.used}" if verbose and probe.used else ""
+        cells = [probe.question + used, text, _figures(answer, None if verbose else 3)]
+        rows.append([Cell(cell, state="plain" if known else "warn") for cell in cells])
+    columns: dict[str, Kind] = {"question": "text", "answer": "text", "figures": "text"}
+    out.print(printed(Table("", "", "", columns, rows)))
     if found.source:
         out.print(Text(f"Source: {found.source}"), soft_wrap=True)
     out.print(Text(f"Used for: {use(found)}"), soft_wrap=True)

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.text import Text
+from rich.console import Console
 
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
 from rewriter.ir.english import count
 from rewriter.ir.errors import RewriterError
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report.json import data_dict, document
-from rewriter.report.terminal import (
-    MORE,
-    Row,
-    about_target,
-    data_rows,
-    listed,
-    new_table,
-    print_report,
-    time_line,
-)
+from rewriter.report.tables import Cell, Kind, State, Table, number, table
+from rewriter.report.terminal import MORE, Row, about_target, data_rows, listed, print_report, time_line
 
-_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": ""}
-
+STATES: Mapping[Severity, State] = {"error": "bad", "warning": "warn", "note": "plain"}
 
 SHOWN: dict[Severity, int] = {"error": 5, "warning": 4, "note": 3}
 """Kinds of hazard that a summary lists."""
@@ -41,8 +30,9 @@ NAMED = 2
 def print_result(result: ScanResult, out: Console, *, verbosity: int = 0) -> None:
     """Print the findings, worst first; see `print_report`."""
     commands = [("Next", command)] if (command := next_command(result)) else []
-    details = partial(_sections, result)
-    print_report(verdict_line(result), _rows(result), details, out, verbosity, commands)
+    facts = [about_target(result.target), time_line(result.seconds)]
+    line, all_tables = verdict_line(result), tables(result)
+    print_report(line, state(result), rows(result), all_tables, out, verbosity, commands, facts)
 
 
 def next_command(result: ScanResult) -> str:
@@ -57,15 +47,16 @@ def next_command(result: ScanResult) -> str:
     return shlex.join(words)
 
 
-def verdict_line(result: ScanResult) -> Text:
+def state(result: ScanResult) -> State:
+    """As the worst finding."""
+    return "bad" if result.count("error") else "warn" if result.count("warning") else "good"
+
+
+def verdict_line(result: ScanResult) -> str:
     """One line with the number of findings of each severity."""
-    worst: Severity = "error" if result.count("error") else "warning" if result.count("warning") else "note"
     counts = ", ".join(count(result.count(s), s) for s in reversed(SEVERITIES))
-    name = str(result.path) if result.path else "the model"
-    return Text(
-        f"{name} in {result.precision.upper()}: {counts} ({count(result.float_nodes, 'float node')})",
-        style=_STYLES[worst],
-    )
+    nodes = count(result.float_nodes, "float node")
+    return f"{result.path or 'the model'} in {result.precision.upper()}: {counts} ({nodes})"
 
 
 def _by_repair(findings: Iterable[Finding]) -> list[list[Finding]]:
@@ -76,14 +67,15 @@ def _by_repair(findings: Iterable[Finding]) -> list[list[Finding]]:
     return list(groups.values())
 
 
-def _rows(result: ScanResult) -> Iterator[Row]:
+def rows(result: ScanResult) -> Iterator[Row]:
+    """The lines after the verdict: kinds of findings with their repairs, worst first."""
     for severity in reversed(SEVERITIES):
         groups = _by_repair(f for f in result.findings if f.severity == severity)
         label = f"{severity.capitalize()}s"
         for members in groups[: SHOWN[severity]]:
-            yield label, _summarised(members) + (_link(members) if severity == "note" else "")
+            yield label, _summarised(members) + (_link(members[0]) if severity == "note" else "")
             if severity != "note":
-                yield label, f"-> {members[0].repair}{_link(members)}"
+                yield label, f"-> {members[0].repair}{_link(members[0])}"
         if len(groups) > SHOWN[severity]:
             yield label, f"... and {count(len(groups) - SHOWN[severity], 'kind')} more: {MORE}"
     yield from data_rows(result.data, result.warnings)
@@ -95,39 +87,29 @@ def _summarised(findings: Sequence[Finding]) -> str:
     nodes = [name for f in findings for name in f.nodes[:1]]
     times = f", {len(findings)} times" if len(findings) > 1 else ""
     worst_of = "at worst " if len(findings) > 1 and worst.range is not None else ""
+    evidence = f", range {worst.range}" if worst.range and str(worst.range) not in worst.reason else ""
     where = f": {listed(nodes, NAMED)}" if nodes else ""
-    return f"{worst.kind}{times}: {worst_of}{worst.reason}{_evidence([worst])}{where}"
+    return f"{worst.kind}{times}: {worst_of}{worst.reason}{evidence}{where}"
 
 
-def _sections(result: ScanResult) -> Iterator[RenderableType]:
-    for severity in reversed(SEVERITIES):
-        found = [f for f in result.findings if f.severity == severity]
-        if found:
-            yield _findings(severity, found)
-            yield ""
-    yield Text(about_target(result.target))
-    yield time_line(result.seconds)
+def tables(result: ScanResult) -> Iterator[Table]:
+    """Every finding with its nodes and its repair, errors first."""
+    columns: dict[str, Kind] = {"Severity": "choice", "Kind": "choice"}
+    columns |= {"Largest |x|": "number", "Reason, nodes and repair": "text"}
+    rows = [
+        [
+            Cell(one.severity, order=-SEVERITIES.index(one.severity), state=STATES[one.severity]),
+            Cell(one.kind),
+            number(one.range.absmax if one.range else None),
+            Cell(f"{one.reason}; {one.repair}{_link(one)}", names=one.nodes),
+        ]
+        for one in result.findings
+    ]
+    yield table("findings", "Findings", "What would go wrong, and what repairs it.", columns, rows)
 
 
-def _findings(severity: Severity, findings: Sequence[Finding]) -> RenderableType:
-    """One row per kind and repair, with every reason and node."""
-    columns = ("kind", "found", "reason, nodes and repair")
-    rows = new_table(f"{severity.capitalize()}s", *columns, right=("found",), whole="kind")
-    for members in _by_repair(findings):
-        text = Text("\n".join(f"{f.reason}{_evidence([f])}: {listed(f.nodes)}".rstrip(": ") for f in members))
-        text.append(f"\n-> {members[0].repair}" + _link(members), style="green")
-        rows.add_row(Text(members[0].kind, style=_STYLES[severity]), str(len(members)), text)
-    return rows
-
-
-def _evidence(findings: Sequence[Finding]) -> str:
-    """The widest range of the findings, unless their reason has it."""
-    ranges = [f.range for f in findings if f.range is not None and str(f.range) not in f.reason]
-    return f", range {max(ranges, key=lambda r: r.absmax)}" if ranges else ""
-
-
-def _link(findings: Sequence[Finding]) -> str:
-    return f" ({findings[0].link})" if findings[0].link else ""
+def _link(finding: Finding) -> str:
+    return f" ({finding.link})" if finding.link else ""
 
 
 def as_dict(result: ScanResult) -> dict[str, Any]:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import IO, Literal, TypeVar
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO, Literal
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from rewriter.ir.base import Target
 from rewriter.ir.english import printable
 from rewriter.pipeline.options import with_flags
+from rewriter.report.tables import State, Table
 from rewriter.runtime.inputs.samples import DataSource
 
 MORE = "-v shows all"
 
 NAME_WIDTH = 32
 """Holds two parts of a module path as a rule, enough to find the node in Netron."""
-
-NAME = re.compile(r"[^\s,;:()'\"]*[/_][^\s,;:()'\"]*")
-"""A name of a node or tensor in a sentence."""
-
-Item = TypeVar("Item")
 
 
 class _Console(Console):
@@ -51,59 +46,53 @@ def console(stream: IO[str] | None = None, *, stderr: bool = False) -> Console:
     return made
 
 
-def new_table(
-    title: str,
-    *columns: str,
-    rows: Iterable[Sequence[RenderableType]] = (),
-    right: Iterable[str] = (),
-    whole: str = "",
-) -> Table:
-    """Returns a table in the style of all reports.
-
-    Args:
-        right: Columns with numbers.
-        whole: A column whose cells are not wrapped.
-    """
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in columns:
-        numeric = name in right
-        justify: Literal["left", "right"] = "right" if numeric else "left"
-        table.add_column(name, justify=justify, no_wrap=numeric or name == whole, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
 Row = tuple[str, str]
 """A line of a summary: its label, or "" to go on under the last one, and its text."""
 
 
 def print_report(
-    verdict: Text,
+    verdict: str,
+    state: State,
     summary: Iterable[Row],
-    details: Callable[[], Iterable[RenderableType]],
+    tables: Iterable[Table],
     out: Console,
     verbosity: int,
     commands: Iterable[Row] = (),
+    facts: Iterable[str] = (),
 ) -> None:
     """Print a report: the verdict first; verbosity -1: the verdict alone, 0: with its summary, 1: everything.
 
     Args:
-        details: Returns the tables that follow with verbosity 1.
         commands: What to run next, each with its label, printed as one line, to be copied.
+        facts: Lines that follow the tables.
     """
-    verdict.plain = with_flags(verdict.plain)
-    out.print(verdict, soft_wrap=True)  # one line, for grep
+    out.print(Text(with_flags(verdict), STYLES[state]), soft_wrap=True)  # one line, for grep
     if verbosity < 0:
         return
     out.print(_summary(summary, out), soft_wrap=True)
     for label, command in commands:
         out.print(Text(f"{label:<{LABEL}}{command}"), soft_wrap=True)
     if verbosity > 0:
-        out.print()
-        for part in details():
-            out.print(part)
+        for table in tables:
+            if table.rows:
+                out.print("", printed(table), sep="\n")
+        out.print("", *map(Text, facts), sep="\n")
 
+
+def printed(table: Table) -> RichTable:
+    """A table as text; the names that a page lists on demand follow their cell."""
+    shown = RichTable(title=table.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name, kind in table.columns.items():
+        justify: Literal["left", "right"] = "right" if kind == "number" else "left"
+        shown.add_column(name, justify=justify, no_wrap=kind in ("number", "choice"), overflow="fold")
+    for row in table.rows:
+        texts = [": ".join(filter(None, (cell.text, ", ".join(cell.names)))) for cell in row]
+        shown.add_row(*(Text(t, STYLES[cell.state]) for t, cell in zip(texts, row, strict=True)))
+    return shown
+
+
+STYLES: Mapping[State, str] = {"good": "green", "warn": "yellow", "bad": "bold red", "plain": ""}
+"""Of a verdict or a cell, by its state."""
 
 LABEL = 9
 """Columns of the labels of a summary."""
@@ -139,9 +128,9 @@ def about_target(target: Target) -> str:
     return f"Target: {target}; probe results: {target.known_from}"
 
 
-def time_line(seconds: Mapping[str, float]) -> Text:
+def time_line(seconds: Mapping[str, float]) -> str:
     """The time of each stage."""
-    return Text("Time: " + ", ".join(f"{stage} {s:.1f} s" for stage, s in seconds.items()))
+    return "Time: " + ", ".join(f"{stage} {s:.1f} s" for stage, s in seconds.items())
 
 
 def data_rows(data: DataSource, warnings: Iterable[str]) -> Iterator[Row]:
@@ -153,38 +142,17 @@ def data_rows(data: DataSource, warnings: Iterable[str]) -> Iterator[Row]:
 def shortened(names: Iterable[str]) -> dict[str, str]:
     """Short forms of long names, cut at the front: `/encoder/layer.0/attn/q` as `.../attn/q`.
 
-    Different names have different short forms: each is as long as it takes.
+    Names that would have one form stay whole.
     """
-    width, found = NAME_WIDTH, dict[str, str]()
-    left = list(dict.fromkeys(names))
-    while left:
-        forms = {name: name if len(name) <= width else _tail(name, width) for name in left}
-        taken = Counter((*forms.values(), *found.values()))
-        found |= {name: form for name, form in forms.items() if taken[form] == 1 or form == name}
-        left = [name for name in left if name not in found]
-        width += NAME_WIDTH // 2
-    return found
+    forms = {name: name if len(name) <= NAME_WIDTH else _tail(name) for name in names}
+    taken = Counter(forms.values())
+    return {name: form if taken[form] == 1 else name for name, form in forms.items()}
 
 
-def _tail(name: str, width: int) -> str:
-    tail = name[-(width - 3) :]
+def _tail(name: str) -> str:
+    tail = name[-(NAME_WIDTH - 3) :]
     cut = tail.find("/")
     return "..." + (tail[cut:] if cut >= 0 and len(tail) - cut > 1 else tail)
-
-
-def grouped(items: Iterable[Item], text: Callable[[Item], str]) -> list[tuple[str, list[Item]]]:
-    """Groups items whose texts differ only in names, the largest group first.
-
-    The text of a group has `...` in place of names that differ.
-    """
-    groups: dict[str, list[Item]] = defaultdict(list)
-    for item in items:
-        groups[NAME.sub("...", text(item))].append(item)
-    found = []
-    for pattern, members in groups.items():
-        texts = {text(member) for member in members}
-        found.append((texts.pop() if len(texts) == 1 else pattern, members))
-    return sorted(found, key=lambda group: -len(group[1]))
 
 
 def listed(names: Sequence[str], most: int | None = None) -> str:

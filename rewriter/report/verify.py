@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.text import Text
+from rich.console import Console
 
 from rewriter.ir.english import count, figure
 from rewriter.judge.verify_result import VerifyResult
 from rewriter.report import checks
 from rewriter.report.json import data_dict, document
-from rewriter.report.terminal import Row, data_rows, new_table, print_report, time_line
+from rewriter.report.tables import Cell, Kind, State, Table, number, table
+from rewriter.report.terminal import Row, data_rows, print_report, time_line
 from rewriter.runtime.engines.protocol import Latency
-from rewriter.runtime.figures.outputs import OutputComparison, OutputStatistics
+from rewriter.runtime.figures.outputs import OutputComparison
 
 
 def as_dict(result: VerifyResult) -> dict[str, Any]:
@@ -43,17 +43,34 @@ def as_dict(result: VerifyResult) -> dict[str, Any]:
 
 def print_result(result: VerifyResult, out: Console, *, verbosity: int = 0) -> None:
     """Print the result; see `print_report`."""
-    print_report(verdict_line(result), _rows(result), partial(_sections, result), out, verbosity)
+    command = next_command(result)
+    commands = [("Next", command)] if command else []
+    facts = [time_line(result.seconds)]
+    line, all_tables = verdict_line(result), tables(result)
+    print_report(line, state(result), rows(result), all_tables, out, verbosity, commands, facts)
 
 
-def verdict_line(result: VerifyResult) -> Text:
+def state(result: VerifyResult) -> State:
+    """Good if all passed on the user's data."""
+    return "bad" if not result.passed else "good" if result.data.real else "warn"
+
+
+def verdict_line(result: VerifyResult) -> str:
     """One line: passed or not, how, and the file."""
-    style = "bold red" if not result.passed else "green" if result.data.real else "yellow"
     where = "" if result.engine == "emulation" else f" ({result.engine} on {result.device})"
-    return Text(f"{result.ending}{where}: {result.fixed or 'the fixed model'}", style=style)
+    return f"{result.ending}{where}: {result.fixed or 'the fixed model'}"
 
 
-def _rows(result: VerifyResult) -> Iterator[Row]:
+def next_command(result: VerifyResult) -> str:
+    """The command that finds the tensor at which a failure begins; "" if there is none."""
+    if result.passed or not (result.original and result.fixed):
+        return ""
+    data = ["--inputs", result.data.path] if result.data.path else []
+    return shlex.join(["rewriter", "locate", str(result.original), str(result.fixed), *data])
+
+
+def rows(result: VerifyResult) -> Iterator[Row]:
+    """The lines after the verdict, each with its label."""
     compared = [check for check in result.checks if check.name in ("run", "emulation")]
     for check in compared:
         yield "Failed" if check.passed is False else "Error", check.summary
@@ -66,9 +83,8 @@ def _rows(result: VerifyResult) -> Iterator[Row]:
         yield "Latency", _time(result.latency, result.device) + before
     for check in result.checks:
         if check not in compared:
-            label = {True: check.name.capitalize(), False: "Failed", None: "Missing"}[check.passed]
-            prefix = "" if check.passed else f"{check.name}: "
-            yield label, prefix + check.summary
+            label = {True: "Passed", False: "Failed", None: "Missing"}[check.passed]
+            yield label, f"{check.name}: {check.summary}"
             yield from ((label, detail) for detail in check.details[: FEW if check.passed is False else 0])
     yield from data_rows(result.data, result.warnings)
 
@@ -84,41 +100,38 @@ def _worst(outputs: Sequence[OutputComparison]) -> list[OutputComparison]:
 
 
 def _failed(output: OutputComparison) -> str:
-    size = figure(output.relative_l2) if output.finite else "NaN or infinity"
-    return f"{output.name}: {size}, allowed {figure(output.tolerance)}"
+    return f"{output.name}: {checks.size(output)}, allowed {figure(output.tolerance)}"
 
 
-def _sections(result: VerifyResult) -> Iterator[RenderableType]:
-    yield from checks.sections(result.checks)
-    if result.outputs:
-        yield _errors(result.outputs)
-        yield ""
+def tables(result: VerifyResult) -> Iterator[Table]:
+    """The outputs, the builds if there are several, and the checks."""
+    outputs, verification = checks.tables(result.checks, result.outputs, result.data)
+    yield outputs
     if len(result.builds) > 1:
         yield _builds(result)
-        yield ""
-    yield time_line(result.seconds)
+    yield verification
 
 
-def _errors(outputs: Sequence[OutputStatistics]) -> RenderableType:
-    numbers = ("PSNR dB", "50 %", "99 %", "99.9 %", "max")
-    title = "Absolute error: worst sample and build"
-    table = new_table(title, "output", *numbers, "at", right=numbers)
-    for one in sorted(outputs, key=lambda o: -o.relative_l2):
-        shares = [f"{one.percentiles.get(share, 0.0):.2g}" for share in ("50", "99", "99.9")]
-        index = "[" + ",".join(map(str, one.at)) + "]"
-        place = f"{index}: {one.actual:.4g}, not {one.expected:.4g}" if one.max_abs else ""
-        table.add_row(one.name, f"{one.psnr:.1f}", *shares, f"{one.max_abs:.2g}", place)
-    return table
-
-
-def _builds(result: VerifyResult) -> RenderableType:
-    numbers = (result.tolerance.metric, "us", "+-")
-    table = new_table("Builds of the fixed model", "build", "result", *numbers, right=("build", *numbers))
-    for run in result.builds:
-        error = f"{run.error:.3g}" if run.error is not None else ""
-        latency = (f"{run.latency.median_us:.1f}", f"{run.latency.iqr_us:.1f}") if run.latency else ("", "")
-        table.add_row(str(run.number), run.problem or run.status, error, *latency)
-    return table
+def _builds(result: VerifyResult) -> Table:
+    lead = "Builds of one model differ; the worst is judged."
+    columns: dict[str, Kind] = {
+        "Build": "number",
+        "Result": "text",
+        "Error": "number",
+        "us": "number",
+        "+-": "number",
+    }
+    rows = [
+        [
+            number(run.number, "{:d}"),
+            Cell(run.problem or run.status, state="plain" if run.error is not None else "bad"),
+            number(run.error),
+            number(run.latency.median_us if run.latency else None, "{:.1f}"),
+            number(run.latency.iqr_us if run.latency else None, "{:.1f}"),
+        ]
+        for run in result.builds
+    ]
+    return table("builds", "Builds of the fixed model", lead, columns, rows)
 
 
 def _time(latency: Latency, device: str) -> str:

@@ -26,7 +26,8 @@ from rewriter.report import fix as report
 from rewriter.report import next_step as next_step_module
 from rewriter.report import terminal
 from rewriter.report.next_step import next_step
-from rewriter.report.terminal import grouped, shortened
+from rewriter.report.tables import grouped
+from rewriter.report.terminal import shortened
 from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.ranges.depth import TensorAtDepth
@@ -160,20 +161,18 @@ def test_verbose_lists_every_node_in_full() -> None:
     for name in [f"/conv.{i}/Clip" for i in range(35)] + [f"/head.{i}/Clip" for i in range(14)]:
         assert name in joined
     for i in range(17):
-        assert f"/block.{i}/norm[0]/Pow(Pow):/block.{i}/Pow_output_0exceeds32752,itisin[0," in joined
+        assert f"/block.{i}/norm[0]/Pow(Pow)" in joined
 
 
 def test_a_single_decision_is_printed_in_full() -> None:
-    text = flat(printed(result(plan=Plan("fp16", decisions=(decision(3),), float_nodes=9)), verbosity=1))
-    assert (
-        "overflow 1 /block.3/norm[0]/Pow (Pow): /block.3/Pow_output_0 exceeds 32752, it is in [0, 3e+06]"
-        in text
-    )
+    text = printed(result(plan=Plan("fp16", decisions=(decision(3),), float_nodes=9)), verbosity=1)
+    (row,) = [flat(line) for line in text.splitlines() if line.startswith("overflow")]
+    assert row.startswith("overflow FP32 1 3e+06 /block.3/Pow_output_0 exceeds 32752")
 
 
 def test_changes_of_the_model_name_no_node() -> None:
     step = PassResult("upgrade-opset", (Change("model", "opset 13 became 17"),), (), 0.0)
-    assert "opset 13 became 17 In FP32" in flat(printed(result(passes=[step]), verbosity=1))
+    assert "upgrade-opset changed 1 opset 13 became 17 Verif" in flat(printed(result(passes=[step]), 1))
 
 
 NAMES = [
@@ -240,7 +239,7 @@ def test_a_failure_names_the_check_the_output_and_the_file() -> None:
     assert "Failed emulation: FP16 emulated: NOT within" in text
     assert "Next" not in text and "trtexec" not in text, "a failed model is not to be built"
     full = flat(printed(result(verdict=BAD), verbosity=1))
-    assert "emulation y 0.3 0.005 0.5 0.999999 FAILED, NaN or infinity" in full
+    assert "emulation y NaN or infinity 0.005 0.5" in full and "emulation FAILED 0.0 FP16 emulated" in full
 
 
 @pytest.mark.parametrize(
@@ -307,7 +306,7 @@ def test_a_plan_without_decisions_says_so() -> None:
     depth = (TensorAtDepth(0, "y", "n", "Relu", "0:y", Range(0.0, 1.0, 0.5, True)),)
     shown = result(plan=Plan("fp16", float_nodes=100), depth=depth)
     assert "all 100 float nodes in FP16: none needs FP32" in flat(printed(shown))
-    assert "No node needs FP32: all 100 float nodes are FP16." in printed(shown, verbosity=1)
+    assert "Rule" not in printed(shown, verbosity=1)
 
 
 SPANS = {"x": ((1, 3, 8, 6), (2, 3, 8, 8), (4, 3, 8, 10))}

@@ -1,12 +1,12 @@
-"""Results as one self-contained HTML page: a verdict, charts, and tables that sort and filter.
+"""Results as one self-contained HTML page: the terminal's report, with drawings, and tables that sort.
 
-`write` takes the result of any command. `view` says what a page consists of, one module for each command
-fills it, and `render` turns it into HTML with the templates beside it.
+`write` takes the result of any command. `view` says what a page consists of, and `render` turns it into HTML
+with the templates beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,13 @@ from rewriter.jobs.findings import ScanResult
 from rewriter.jobs.fix.result import FixResult
 from rewriter.judge.locate.location import Location
 from rewriter.judge.verify_result import VerifyResult
-from rewriter.report.html import fix, locate, scan, verify
-from rewriter.report.html.render import html
-from rewriter.report.html.view import Page
-
-PAGES: dict[type, Callable[[Any, str], Page]] = {
-    FixResult: fix.page,
-    ScanResult: scan.page,
-    VerifyResult: verify.page,
-    Location: locate.page,
-}
+from rewriter.report import locate, verify
+from rewriter.report.checks import judging_check
+from rewriter.report.html import fix, scan
+from rewriter.report.html.outputs import pictures_section
+from rewriter.report.html.render import html, table_sections
+from rewriter.report.html.run import run_section
+from rewriter.report.html.view import Fact, Page
 
 
 def as_html(result: Any, command: str = "") -> str:
@@ -36,11 +33,7 @@ def as_html(result: Any, command: str = "") -> str:
         result: Of `fix`, `scan`, `verify` or `locate`.
         command: The command line that repeats the run; "" if there is none.
     """
-    made = PAGES.get(type(result))
-    if made is None:
-        hint = "give what fix, scan, verify or locate returned"
-        raise UsageError(f"there is no page of {article(type(result).__name__)}", where="result=", hint=hint)
-    return html(made(result, command))
+    return html(_page(result, command))
 
 
 def write(result: Any, path: Path, command: str = "") -> None:
@@ -50,3 +43,36 @@ def write(result: Any, path: Path, command: str = "") -> None:
         OutputError: the file cannot be written.
     """
     write_text(as_html(result, command), path)
+
+
+@singledispatch
+def _page(result: Any, command: str) -> Page:
+    hint = "give what fix, scan, verify or locate returned"
+    raise UsageError(f"there is no page of {article(type(result).__name__)}", where="result=", hint=hint)
+
+
+_page.register(FixResult, fix.page)
+_page.register(ScanResult, scan.page)
+
+
+@_page.register
+def _(result: VerifyResult, command: str) -> Page:
+    judging = judging_check(result.checks)
+    commands = [("Finds the tensor that goes wrong first", verify.next_command(result))]
+    allowed = f"{result.tolerance.metric} {result.tolerance.value:.3g}: {result.tolerance.source}"
+    facts = [Fact("Original", str(result.original or "in memory"), code=True), Fact("Allowed", allowed)]
+    sections = [
+        *(pictures_section(judging) if judging else ()),
+        *table_sections(verify.tables(result)),
+        run_section(command, commands, facts=facts, seconds=result.seconds),
+    ]
+    line, state = verify.verdict_line(result), verify.state(result)
+    return Page("verify", result.fixed, line, state, list(verify.rows(result)), sections)
+
+
+@_page.register
+def _(found: Location, command: str) -> Page:
+    facts = [Fact("Original", str(found.original or "in memory"), code=True)]
+    sections = [*table_sections(locate.tables(found)), run_section(command, facts=facts)]
+    line, state = locate.verdict_line(found), locate.state(found)
+    return Page("locate", found.other, line, state, list(locate.rows(found)), sections)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
@@ -11,7 +11,6 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from rewriter.ir.english import count
-from rewriter.ir.plan import Range
 from rewriter.report.html.render import part
 from rewriter.report.html.view import Section
 from rewriter.runtime.ranges.depth import TensorAtDepth
@@ -70,11 +69,6 @@ STRONG, WEAK = 5.0, 0.8
 """Widest and narrowest bar, in pixels of a drawing of 1000."""
 
 
-def beyond_limits(measured: Range) -> bool:
-    """True if FP16 overflows on the largest value, or rounds all values as subnormal numbers."""
-    return not measured.absmax <= LARGEST or 0.0 < measured.absmax < NORMAL
-
-
 class Layer(NamedTuple):
     """Tensors of one kind as one path: its CSS class, its line in the legend, and their number."""
 
@@ -87,30 +81,29 @@ class Layer(NamedTuple):
 Run = tuple[int, int, str, str, int]
 """Neighbours along the depth that compute in one type: start, width, CSS class, title, number of nodes."""
 
-NAMED_RUNS = 500
-"""Parts of the strip that name their first and last node; the cursor names those of all."""
-
 
 @dataclass(frozen=True)
 class Nodes:
-    """What a report knows of the nodes, by key or name.
+    """What a report knows of the nodes.
 
     Attributes:
-        kind: Returns the CSS class of a tensor's node: what it computes in, or what was found.
+        kind: Returns the CSS class of a tensor's node: what it computes in, or the severity of its finding.
         labels: The classes in order, with their lines in the legend.
-        mark: Returns the hazard of a node or constant in a sentence; "" if there is none.
-        mark_label: Line of the legend for hazards.
+        marks: The hazard in a sentence, by the tensor that is its evidence, or by the key of its node.
         graph: Returns the id of the graph that a node is in; "" if there is none.
         errors: Captions and relative errors by tensor, for the curves under the chart.
     """
 
     kind: Callable[[TensorAtDepth], str]
     labels: Mapping[str, str]
-    mark: Callable[[TensorAtDepth], str]
-    mark_label: str
+    marks: Mapping[str, str]
     strip_label: str
     graph: Callable[[str], str] = lambda node: ""
     errors: Sequence[tuple[str, Mapping[str, float]]] = ()
+
+    def mark(self, tensor: TensorAtDepth) -> str:
+        """The hazard that a tensor is the evidence of; "" if it is of none."""
+        return self.marks.get(tensor.tensor) or ("" if tensor.constant else self.marks.get(tensor.key, ""))
 
 
 LABELS = {
@@ -123,21 +116,14 @@ LABELS = {
 """Kinds of nodes by the type that they compute in."""
 
 
-def depth_section(tensors: Sequence[TensorAtDepth], nodes: Nodes, lead: str, empty: str) -> Section:
-    """Returns the section with the chart; `empty` says why there is none."""
-    title = "Ranges along the depth of the network"
-    if not tensors:
-        return Section("ranges", title, empty, [])
-    return Section("ranges", title, lead, [_chart(tensors, nodes)])
+def depth_section(tensors: Sequence[TensorAtDepth], nodes: Nodes, lead: str) -> Iterator[Section]:
+    """Yields the section with the chart, if anything was measured; `tensors` are in order of their places."""
+    if tensors:
+        title = "Ranges along the depth of the network"
+        yield Section("ranges", title, lead, [_chart(_thinned(tensors, nodes), nodes, len(tensors))])
 
 
-def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> Markup:
-    """Returns the chart; `tensors` are in order of their places, and there is at least one."""
-    marked = [nodes.mark(tensor) for tensor in tensors]
-    shown, note = _thinned(tensors, marked)
-    marked = [marked[i] for i in shown]
-    places = {place: index for index, place in enumerate(sorted({tensors[i].place for i in shown}))}
-    tensors = [replace(tensors[i], place=places[tensors[i].place]) for i in shown]  # without gaps
+def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes, total: int) -> Markup:
     width = tensors[-1].place + 1
     y = logarithmic(*_span(tensors), HEIGHT, 0.0)
     kinds = ["constant" if tensor.constant else nodes.kind(tensor) for tensor in tensors]
@@ -147,23 +133,27 @@ def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> Markup:
         for kind, label in labels.items()
         if kind in kinds
     ]
-    marks = [i for i, reason in enumerate(marked) if reason]
-    runs = list(_runs(tensors, nodes))
+    dots = [f"M{t.place + 0.5} {y(t.range.absmax):.1f}h0" for t in tensors if nodes.mark(t)]
+    firsts = {tensor.place: tensor for tensor in reversed(tensors) if not tensor.constant}
+    of_nodes = [nodes.kind(firsts[place]) for place in sorted(firsts)]
+    strip = [
+        f"{label} {count(of_nodes.count(k), 'node')}" for k, label in nodes.labels.items() if k in of_nodes
+    ]
     return part(
         "depth.html",
         width=width,
         height=HEIGHT,
         stroke=max(WEAK, min(STRONG, 800.0 / width)),
         layers=layers,
-        marks=[Layer("hazard", nodes.mark_label, _dots(tensors, marks, y), len(marks))] if marks else [],
+        marks=[Layer("hazard", "evidence of a hazard", "".join(dots), len(dots))] if dots else [],
         ticks=[(y(value), power_of_ten(value)) for value in decades(*_span(tensors), 9)],
         limits=(y(LARGEST), y(NORMAL), y(SUBNORMAL)),
-        runs=runs,
+        runs=list(_runs(firsts, nodes)),
         strip_label=nodes.strip_label,
-        strip_summary=f"{nodes.strip_label}: {_strip_summary(runs, nodes.labels)}",
-        data=_columns(tensors, kinds, labels, marked, y, nodes),
-        summary=_summary(tensors, len(marks), nodes),
-        note=note,
+        strip_summary=f"{nodes.strip_label}: {', '.join(strip)}",
+        data=_columns(tensors, labels, y, nodes),
+        summary=_summary(tensors, nodes),
+        note=f"{len(tensors)} of {total} tensors are drawn, the widest." if len(tensors) < total else "",
         errors=list(_curves(tensors, nodes)),
         error_ticks=[(ERROR(value), power_of_ten(value)) for value in (1e-6, 1e-4, 1e-2, 1.0)],
     )
@@ -178,21 +168,16 @@ def _curves(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> Iterator[Layer]:
             yield Layer(kind, label, f"M{path}", len(points))
 
 
-def _thinned(tensors: Sequence[TensorAtDepth], marked: Sequence[str]) -> tuple[list[int], str]:
-    """Indices of the tensors to draw, and a note if some are left out: of neighbours, the widest stays."""
-    if len(tensors) <= MOST:
-        return list(range(len(tensors))), ""
-    size = -(-2 * len(tensors) // MOST)
-    kept: set[int] = set()
+def _thinned(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> Sequence[TensorAtDepth]:
+    """At most `MOST` tensors, with places without gaps: of neighbours the widest, and the widest hazard."""
+    size = -(-2 * len(tensors) // MOST) if len(tensors) > MOST else 1
+    drawn: set[int] = set()
     for start in range(0, len(tensors), size):
         group = range(start, min(start + size, len(tensors)))
-        kept.add(max(group, key=lambda i: tensors[i].range.absmax))
-    hazards = [i for i, reason in enumerate(marked) if reason]
-    hazards.sort(key=lambda i: -tensors[i].range.absmax)
-    kept.update(hazards[: MOST // 2])
-    return sorted(
-        kept
-    ), f"{len(kept)} of {len(tensors)} tensors are drawn: the widest of each {size} neighbours, and hazards."
+        for some in (group, [i for i in group if nodes.mark(tensors[i])]):
+            drawn.update(sorted(some, key=lambda i: tensors[i].range.absmax)[-1:])
+    places = {place: index for index, place in enumerate(sorted({tensors[i].place for i in drawn}))}
+    return [replace(tensors[i], place=places[tensors[i].place]) for i in sorted(drawn)]
 
 
 def _span(tensors: Sequence[TensorAtDepth]) -> tuple[float, float]:
@@ -217,40 +202,15 @@ def _bars(tensors: Sequence[TensorAtDepth], kinds: Sequence[str], kind: str, y: 
     return "".join(parts)
 
 
-def _dots(tensors: Sequence[TensorAtDepth], marks: Iterable[int], y: Scale) -> str:
-    return "".join(f"M{tensors[i].place + 0.5} {y(tensors[i].range.absmax):.1f}h0" for i in marks)
-
-
-def _runs(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> Iterable[Run]:
-    """Neighbouring places of one kind, with the first and the last node."""
-    firsts = {tensor.place: tensor for tensor in reversed(tensors) if not tensor.constant}
-    ordered = [firsts[place] for place in sorted(firsts)]
-    groups = [(kind, list(members)) for kind, members in groupby(ordered, key=nodes.kind)]
-    for kind, group in groups:
-        first, last = group[0], group[-1]
-        title = f"{nodes.labels.get(kind, kind)}: {len(group)} node{'s' * (len(group) > 1)}"
-        if len(groups) <= NAMED_RUNS:
-            title += f", {first.node} to {last.node}" if len(group) > 1 else f", {first.node}"
-        yield first.place, last.place - first.place + 1, kind, title, len(group)
-
-
-def _strip_summary(runs: Sequence[Run], labels: Mapping[str, str]) -> str:
-    """`FP16: 100 nodes in 11 stretches; FP32: 91 nodes in 10 stretches`."""
-    parts = []
-    for kind, label in labels.items():
-        own = [number for *_, of, _, number in runs if of == kind]
-        if own:
-            parts.append(f"{label}: {count(sum(own), 'node')} in {count(len(own), 'stretch')}")
-    return "; ".join(parts)
+def _runs(firsts: Mapping[int, TensorAtDepth], nodes: Nodes) -> Iterator[tuple[int, int, str]]:
+    """Start, width and class of neighbours along the depth that compute in one type."""
+    for kind, group in groupby((firsts[place] for place in sorted(firsts)), key=nodes.kind):
+        places = [tensor.place for tensor in group]
+        yield places[0], places[-1] - places[0] + 1, kind
 
 
 def _columns(
-    tensors: Sequence[TensorAtDepth],
-    kinds: Sequence[str],
-    labels: Mapping[str, str],
-    marked: Sequence[str],
-    y: Scale,
-    nodes: Nodes,
+    tensors: Sequence[TensorAtDepth], labels: Mapping[str, str], y: Scale, nodes: Nodes
 ) -> dict[str, object]:
     """What the cursor shows, by tensor; texts that repeat are numbers into `texts`."""
     texts: dict[str, int] = {}
@@ -258,46 +218,34 @@ def _columns(
     def number(text: str) -> int:
         return texts.setdefault(text, len(texts))
 
-    def suffix(t: TensorAtDepth) -> str:
-        """The tensor's name; `=` and its end where it starts with the node's: a third of the page."""
-        return "=" + t.tensor[len(t.node) :] if t.node and t.tensor.startswith(t.node) else " " + t.tensor
-
     rows = [
         [
             t.place,
             t.node,
-            suffix(t),
+            t.tensor,
             number(t.op),
-            number(labels[kind]),
-            number(reason),
-            f"{t.range.low:.4g}",
-            f"{t.range.high:.4g}",
-            f"{t.range.mean_abs:.3g}",
+            number(labels["constant" if t.constant else nodes.kind(t)]),
+            number(nodes.mark(t)),
+            str(t.range),
             round(y(t.range.absmax)),
             int(t.constant),
-            int(not t.range.finite),
             number("; ".join(f"{name} {e[t.tensor]:.1g}" for name, e in nodes.errors if t.tensor in e)),
             number(nodes.graph(t.node)),
         ]
-        for t, kind, reason in zip(tensors, kinds, marked, strict=True)
+        for t in tensors
     ]
     return {"rows": rows, "texts": list(texts)}
 
 
-def _summary(tensors: Sequence[TensorAtDepth], hazards: int, nodes: Nodes) -> str:
+def _summary(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> str:
     results = [tensor for tensor in tensors if not tensor.constant]
-    beyond = sum(not tensor.range.absmax <= LARGEST for tensor in results)
-    small = sum(0.0 < tensor.range.absmax < NORMAL for tensor in results)
     parts = [f"{len(results)} results of nodes in order of depth"]
     if results:
         widest = max(results, key=lambda tensor: tensor.range.absmax)
         parts.append(f"the largest value is {widest.range.absmax:.3g} at {widest.node} ({widest.op})")
+    beyond = sum(not tensor.range.absmax <= LARGEST for tensor in results)
     parts.append(f"{beyond} exceed 65504" if beyond else "none exceeds 65504")
-    if small:
-        parts.append(f"{small} lie wholly below 6.1e-5")
-    if hazards:
-        parts.append(f"{hazards} are marked")
     for name, errors in nodes.errors:
         broken = next((t.node for t in results if not errors.get(t.tensor, 0.0) <= WRONG), "")
-        parts.append(f"{name} errs by more than {WRONG:g} from {broken} on" if broken else "")
-    return "; ".join(filter(None, parts)) + "."
+        parts += [f"{name} errs by more than {WRONG:g} from {broken} on"] if broken else []
+    return "; ".join(parts) + "."

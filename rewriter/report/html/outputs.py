@@ -1,135 +1,146 @@
-"""Cards of outputs: error against what is allowed, worst element, and pictures."""
+"""Outputs in the form of their task, where it can be told: pictures, boxes on the input, classes, tokens."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
-from pathlib import Path
+import base64
+import struct
+import zlib
+from collections.abc import Iterator
 
-from markupsafe import Markup
+import numpy as np
 
+from rewriter.ir.model import Array
 from rewriter.jobs.fix.before import SideBySide
 from rewriter.judge.verdict import Check
 from rewriter.report.html.render import part
-from rewriter.report.html.tasks import boxes_of, images_of, words_of
-from rewriter.report.html.view import Fact, State, Tile
-from rewriter.runtime.figures.outputs import OutputComparison, OutputStatistics
-from rewriter.runtime.inputs.samples import DataSource
+from rewriter.report.html.view import Boxes, Image, Section, Words
+from rewriter.runtime.figures.pictures import Picture, best_boxes, best_classes, pixels_of
 
-MOST_CARDS = 24
-"""Outputs with a card; all of them are in the table of checks."""
+MOST = 24
+"""Outputs that are shown; all of them are in the table."""
 
 PICTURE_BYTES = 1_400_000
 """Length of all data URIs together: those of one output of 256 x 256 pixels in colour take up to 1.2 MB."""
 
 
-def output_cards(
-    check: Check,
-    statistics: Sequence[OutputStatistics],
-    data: DataSource | None,
-    before: Sequence[OutputComparison] = (),
-    side: SideBySide | None = None,
-) -> Markup:
-    """Returns the cards of a check's outputs, those that failed first.
+def pictures_section(check: Check, side: SideBySide | None = None) -> Iterator[Section]:
+    """Yields the section, if an output of a check can be shown; `side` is one sample before and after."""
+    same = {one.name for one in check.statistics if side is not None and one.sample == side.sample}
+    left, cards = PICTURE_BYTES, list[dict[str, object]]()
+    pictures = {picture.name: picture for picture in check.pictures}
+    for one in sorted(check.outputs, key=lambda one: (one.passed, -one.excess))[:MOST]:
+        picture = pictures.get(one.name)
+        images = list(images_of(picture, side if one.name in same else None)) if picture else []
+        left -= sum(len(image.uri) for image in images)
+        boxes = boxes_of(one.name, side) if side is not None else None
+        words: Words = ()
+        if side is not None and boxes is None and side.expected[one.name].ndim:
+            scores = one.same_best is not None or one.probability is not None
+            words = words_of(one.name, side) if scores or side.expected[one.name].dtype.kind in "iu" else ()
+        if images or boxes or words:
+            shown = images if left >= 0 else []
+            cards.append({"name": one.name, "images": shown, "boxes": boxes, "words": words})
+    if cards:
+        lead = "The worst sample: the original in FP32, plain FP16, and the fixed model."
+        yield Section("pictures", "What the outputs show", lead, [part("outputs.html", cards=cards)])
 
-    Args:
-        before: The same outputs in the low precision, with nothing repaired.
-        side: One sample before and after.
-    """
-    plain = {one.name: one for one in before}
-    figures = {one.name: one for one in statistics}
-    same = {n for n, one in figures.items() if side is not None and one.sample == side.sample}
-    pictures = [(p.name, list(images_of(p, side if p.name in same else None))) for p in check.pictures]
-    sizes = accumulate(sum(len(image.uri) for image in images) for _, images in pictures)
-    shown = {name: i for (name, i), size in zip(pictures, sizes, strict=True) if size <= PICTURE_BYTES}
-    worst_first = sorted(check.outputs, key=lambda one: (one.passed, -_share(one)))
-    cards = [
-        {
-            "name": one.name,
-            "state": "good" if one.passed else "bad",
-            "sentence": _sentence(one),
-            "facts": list(_facts(one, figures.get(one.name), plain.get(one.name), data)),
-            "images": shown.get(one.name, ()),
-            "boxes": None,
-            "words": (),
-        }
-        | (_in_its_form(one, side) if side is not None else {})
-        for one in worst_first[:MOST_CARDS]
+
+def images_of(picture: Picture, side: SideBySide | None) -> Iterator[Image]:
+    """Yields the input, the outputs of original, plain and fixed model, and where the last one differs."""
+    height, width = picture.size
+    what = f"output {picture.name}, {width} x {height}"
+    if side is not None:
+        for name, array in side.inputs.items():
+            seen = _seen(array, picture.size)
+            if seen is not None:
+                yield Image(data_uri(seen), f"Input {name}", f"input {name}, {width} x {height}")
+    yield Image(data_uri(picture.expected), "Original in FP32", f"{what}, of the original")
+    if side is not None and picture.name in side.plain.outputs:
+        seen = pixels_of(side.plain.outputs[picture.name], picture.low, picture.high)
+        if seen is not None:
+            yield Image(data_uri(seen), side.plain.name, f"{what}, with nothing repaired")
+    yield Image(data_uri(picture.actual), "Fixed", f"{what}, of the fixed model")
+    largest = f"brightest: {picture.largest:.2g}" if picture.largest else "there is none"
+    alt = f"Absolute difference of the fixed model, {what}: {largest}"
+    yield Image(data_uri(picture.difference), f"Difference of the fixed one, {largest}", alt)
+
+
+def _seen(array: Array, size: tuple[int, int] | None = None) -> Array | None:
+    """An input as pixels; None if it is no image, or one of another shape than `size`."""
+    if array.ndim < 3 or array.dtype.kind not in "fu" or not array.size:
+        return None
+    low, high = float(array.min()), float(array.max())
+    pixels = pixels_of(array, low, high)
+    if pixels is None or size is None:
+        return pixels
+    alike = pixels.shape[0] * size[1] - pixels.shape[1] * size[0]
+    return pixels if abs(alike) <= max(size) else None
+
+
+def boxes_of(name: str, side: SideBySide) -> Boxes | None:
+    """The best boxes of an output [1, N, 4], or [1, N, 6] with score and class, over the input's picture."""
+    inputs = [(array, seen) for array in side.inputs.values() if (seen := _seen(array)) is not None]
+    if not inputs or name not in side.expected:
+        return None
+    array, seen = inputs[0]
+    sides = array.shape[-2:] if array.shape[-3] in (1, 3) else array.shape[-3:-1]
+    rows = []
+    for kind, outputs in zip(
+        ("was", "plain", "fixed"), (side.expected, side.plain.outputs, side.fixed.outputs), strict=True
+    ):
+        best = best_boxes(name, outputs)
+        if best is not None:
+            rows.append((kind, best))
+    if not rows or rows[0][0] != "was":
+        return None
+    pixels = np.abs(rows[0][1]).max(initial=0.0) > 2.0  # else shares of the picture's sides
+    spread = 1.0 / np.tile(sides[::-1], 2) if pixels else np.ones(4)
+    corners = bool((rows[0][1][:, 2:4] > rows[0][1][:, :2]).all())  # else centre, width and height
+    height, width = seen.shape[:2]
+    drawn = [(kind, _rectangles(best * spread, corners, width, height)) for kind, best in rows]
+    alt = f"The {len(rows[0][1])} best boxes of {name}: original, plain and fixed"
+    return Boxes(data_uri(seen), width, height, drawn, alt)
+
+
+def _rectangles(
+    rows: Array, corners: bool, width: int, height: int
+) -> list[tuple[float, float, float, float]]:
+    """Left, top, width and height in pixels of the picture."""
+    found = []
+    for a, b, c, d in (rows * [width, height, width, height]).tolist():
+        x, y, w, h = (a, b, c - a, d - b) if corners else (a - c / 2, b - d / 2, c, d)
+        found.append((round(x, 1), round(y, 1), round(max(w, 0.0), 1), round(max(h, 0.0), 1)))
+    return found
+
+
+def words_of(output: str, side: SideBySide) -> Words:
+    """The best classes or tokens of each model, each with True where it is the original's."""
+    models = (
+        ("Original", side.expected),
+        (side.plain.name, side.plain.outputs),
+        ("Fixed", side.fixed.outputs),
+    )
+    chosen = [(name, best_classes(outputs[output])) for name, outputs in models if output in outputs]
+    return [
+        (name, [(word, word == was) for word, was in zip(words, chosen[0][1], strict=False)])
+        for name, words in chosen
     ]
-    return part("outputs.html", cards=cards)
 
 
-def _in_its_form(one: OutputComparison, side: SideBySide) -> dict[str, object]:
-    """The boxes, or the best classes or tokens, of the three models."""
-    boxes, array = boxes_of(one.name, side), side.expected[one.name]
-    scores = one.same_best is not None or one.probability is not None
-    told = not boxes and array.ndim > 0 and (scores or array.dtype.kind in "iu")
-    return {"boxes": boxes, "words": words_of(one.name, side) if told else ()}
+def data_uri(pixels: Array) -> str:
+    """Returns an image of [height, width] or [height, width, 3], uint8."""
+    return "data:image/png;base64," + base64.b64encode(png(pixels)).decode("ascii")
 
 
-def _share(one: OutputComparison) -> float:
-    """The error in units of what is allowed."""
-    return one.relative_l2 / one.tolerance if one.tolerance else one.relative_l2
-
-
-def error_tile(check: Check, *, failed: bool) -> Tile:
-    """The largest error of a check; it is not green where another check failed."""
-    worst = max(check.outputs, key=lambda one: (not one.passed, _share(one)))
-    state: State = "bad" if not worst.passed else "plain" if failed else "good"
-    return Tile("Largest error", size(worst), f"of {worst.tolerance:.2g} allowed, at {worst.name}", state)
-
-
-def adding_most(checks: Sequence[Check]) -> Iterator[Fact]:
-    """The nodes that add most of a failed emulation's error, in one line."""
-    worst = next((check.worst for check in checks if check.worst), ())
-    if worst:
-        nodes = ", ".join(f"`{one.node}` ({one.op}) adds {one.added:.2g}" for one in worst)
-        yield Fact("Nodes", nodes)
-
-
-def size(one: OutputComparison) -> str:
-    """The error of an output as text."""
-    return f"{one.relative_l2:.2g}" if one.finite else "NaN or infinity"
-
-
-def _sentence(one: OutputComparison) -> str:
-    if not one.finite:
-        return "NaN or infinity, where the original has numbers"
-    if not one.tolerance:
-        return "bit-equal" if one.passed else f"error {one.relative_l2:.2g}; it should be bit-equal"
-    return f"error {one.relative_l2:.2g} of {one.tolerance:.2g} allowed"
-
-
-def _facts(
-    one: OutputComparison,
-    figures: OutputStatistics | None,
-    plain: OutputComparison | None,
-    data: DataSource | None,
-) -> Iterable[Fact]:
-    if plain is not None:
-        yield Fact("Unrepaired", size(plain))
-    if one.note:
-        yield Fact("Compared", one.note)
-    yield Fact("Largest difference", f"{one.max_abs:.3g}")
-    yield Fact("Cosine", f"{one.cosine:.6f}")
-    if figures is None:
-        return
-    yield Fact("PSNR", f"{figures.psnr:.1f} dB" if math.isfinite(figures.psnr) else "no difference")
-    if figures.not_finite:
-        yield Fact("Not finite", f"{figures.not_finite} elements")
-    shares = [
-        f"{share}\N{NO-BREAK SPACE}% below\N{NO-BREAK SPACE}{error:.2g}"
-        for share, error in figures.percentiles.items()
-    ]
-    if shares:
-        yield Fact("Absolute error", ", ".join(shares))
-    if figures.at and figures.max_abs:
-        index = ", ".join(map(str, figures.at))
-        yield Fact("Worst element", f"[{index}]: {figures.actual:.5g}, not {figures.expected:.5g}")
-    build = f", build {figures.build}" if figures.build else ""
-    names = data.names if data is not None else ()
-    name = Path(names[figures.sample]).name if figures.sample < len(names) else f"number {figures.sample}"
-    yield Fact("Worst sample", f"{name}{build}")
-    shape = "x".join(map(str, figures.shape)) or "scalar"
-    yield Fact("Shape", f"{shape}, {figures.dtype}")
+def png(pixels: Array) -> bytes:
+    """Returns the bytes of a PNG file with 8 bits per channel (PNG specification, third edition)."""
+    height, width = pixels.shape[:2]
+    rows = np.ascontiguousarray(pixels, np.uint8).reshape(height, -1)
+    filtered = np.pad(rows, ((0, 0), (1, 0)))  # filter 0 of every line
+    header = struct.pack(">IIBBBBB", width, height, 8, 2 if pixels.ndim == 3 else 0, 0, 0, 0)  # RGB or grey
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(filtered.tobytes(), 9)), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        for name, content in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from rewriter.report.html.view import Page
+from rewriter.report.html.view import Page, Section
+from rewriter.report.tables import Table
 
 _POLICY = (
     "default-src 'none'; img-src data:; script-src 'sha256-{script}'; style-src 'sha256-{style}'; "
@@ -31,6 +33,19 @@ def html(page: Page) -> str:
 def part(template: str, **values: Any) -> Markup:
     """Returns a part of a section: a template that is filled with values, whose text it escapes."""
     return Markup(_environment().get_template(template).render(values))
+
+
+def table_sections(tables: Iterable[Table]) -> list[Section]:
+    """A section for each table that has rows."""
+    return [
+        Section(one.id, one.title, one.lead, [part("table.html", table=one, most=MOST_NAMES)])
+        for one in tables
+        if one.rows
+    ]
+
+
+MOST_NAMES = 500
+"""Names that a cell lists; JSON has the others."""
 
 
 @cache

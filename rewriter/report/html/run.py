@@ -10,48 +10,33 @@ from rewriter.ir.base import Target
 from rewriter.report.html.render import part
 from rewriter.report.html.view import Fact, Section
 from rewriter.report.json import installed_versions
-from rewriter.report.terminal import about_target
-from rewriter.runtime.inputs.samples import DataSource
+from rewriter.report.terminal import about_target, time_line
 
 
 def run_section(
     command: str,
+    commands: Iterable[tuple[str, str]] = (),
     *,
     facts: Iterable[Fact] = (),
     target: Target | None = None,
-    data: DataSource | None = None,
     seconds: Mapping[str, float] | None = None,
-    following: Mapping[str, str] | None = None,
-    verify: str = "",
-    repair: str = "",
 ) -> Section:
     """Returns the section.
 
     Args:
         command: The command that made the page; "" where Python did.
-        following: The commands that build the engine, by tool. `verify`: the one that runs it on a GPU.
-        repair: The command that repairs what was found; "" if there is nothing to repair.
+        commands: What to run next, each after the words that say what it does.
     """
     rows = list(facts)
-    if data is not None:
-        rows.append(Fact("Data", data.text))
     if target is not None:
         rows.append(Fact("Target", about_target(target).removeprefix("Target: ")))
     if seconds:
-        total = sum(seconds.values())
-        parts = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in seconds.items())
-        rows.append(Fact("Time", f"{total:.1f} s: {parts}"))
+        rows.append(Fact("Time", time_line(seconds).removeprefix("Time: ")))
     versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
     rows.append(Fact("Versions", versions))
-    steps = (following or {}).items()
-    bodies = [command_line(f"Builds the engine, with {tool}", line) for tool, line in steps]
-    if verify:
-        bodies.append(command_line("Runs it where there is a GPU, and compares", verify))
-    if repair:
-        bodies.append(command_line("Repairs what was found", repair))
-    if command:
-        bodies.append(command_line("Repeats this run", command))
+    lines = [*commands, *([("Repeats this run", command)] if command else [])]
     lead = "What this was made with, and the commands that repeat and continue it."
+    bodies = [command_line(label, line) for label, line in lines if line]
     return Section("run", "This run", lead, [*bodies, part("facts.html", rows=rows)])
 
 

@@ -7,17 +7,15 @@ from typing import Any
 
 from rewriter.ir.english import count
 from rewriter.ir.errors import UsageError
-from rewriter.report.html.render import part
-from rewriter.report.html.tables import columns, listing, number, table
-from rewriter.report.html.view import Cell, Fact, Page, Section, State
+from rewriter.report.html.render import part, table_sections
+from rewriter.report.html.view import Fact, Page, Section
 from rewriter.report.json import SCHEMA_VERSION
+from rewriter.report.tables import Cell, Kind, State, Table, number
 
 LEFT_OUT = "This page is made from saved JSON, which has no charts, graphs or pictures"
 
 VERDICTS = {"fix": "verified", "verify": "passed", "scan": "counts"}
 """Commands by the key that only their reports have."""
-
-REASONS = {"limit": "Cause", "remedy": "What to do"}
 
 
 def page(saved: Any, where: str) -> Page:
@@ -42,19 +40,13 @@ def _page(verb: str, saved: Any, counts: Mapping[str, int], conclusion: Mapping[
     bad = counts.get("error") or False in (saved.get("passed"), saved.get("verified"))
     state: State = "bad" if bad else "good" if saved.get("proven", not counts.get("warning")) else "warn"
     tables = [(name, rows) for name, rows in _lists(saved) if rows and isinstance(rows[0], Mapping)]
-    return Page(
-        verb=verb,
-        subject=str(saved.get("output") or saved.get("fixed") or saved["input"] or "a model in memory"),
-        verdict=saved.get("ending") or ", ".join(count(many, kind) for kind, many in counts.items()),
-        state=state,
-        tiles=[],
-        warnings=[LEFT_OUT, *saved["warnings"]],
-        sections=[
-            *(Section(name, _title(name), "", [_table(name, rows)]) for name, rows in reversed(tables)),
-            Section("run", "This run", "", [part("facts.html", rows=list(_facts(saved)))]),
-        ],
-        reasons=[Fact(REASONS[key], conclusion[key]) for key in REASONS if conclusion.get(key)],
-    )
+    subject = str(saved.get("output") or saved.get("fixed") or saved["input"] or "a model in memory")
+    verdict = saved.get("ending") or ", ".join(count(many, kind) for kind, many in counts.items())
+    rows = [(_title(key), conclusion[key]) for key in ("limit", "remedy") if conclusion.get(key)]
+    rows += [("Note", warning) for warning in (LEFT_OUT, *saved["warnings"])]
+    run = Section("run", "This run", "", [part("facts.html", rows=list(_facts(saved)))])
+    sections = [*table_sections(_table(name, rows) for name, rows in reversed(tables)), run]
+    return Page(verb, subject, verdict, state, rows, sections)
 
 
 def _title(name: str) -> str:
@@ -69,17 +61,16 @@ def _lists(saved: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any]]]:
             yield name, value
 
 
-def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
-    numeric = [key for key, value in rows[0].items() if isinstance(value, (int, float))]
-    heads = columns(*map(_title, rows[0]), numbers=list(map(_title, numeric)))
-    return table(
-        f"{name}-table", _title(name), heads, [[_cell(row.get(key)) for key in rows[0]] for row in rows]
-    )
+def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    columns: dict[str, Kind] = {
+        _title(key): "number" if isinstance(value, (int, float)) else "text" for key, value in rows[0].items()
+    }
+    return Table(name, _title(name), "", columns, [[_cell(row.get(key)) for key in rows[0]] for row in rows])
 
 
 def _cell(value: Any) -> Cell:
     if isinstance(value, list):
-        return listing("", [_line(one) for one in value])
+        return Cell("", names=tuple(map(_line, value)))
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return number(value)
     return Cell(_line(value))

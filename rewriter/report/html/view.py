@@ -6,58 +6,23 @@ Colours are names of CSS classes: `good`, `warn`, `bad` and `plain` for states; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 from markupsafe import Markup
 
-State = Literal["good", "warn", "bad", "plain"]
-
-
-class Tile(NamedTuple):
-    """One key figure under the verdict, with a remark in small print."""
-
-    label: str
-    value: str
-    note: str = ""
-    state: State = "plain"
+from rewriter.report.tables import State
+from rewriter.report.terminal import Row
 
 
 class Fact(NamedTuple):
-    """A name with its value; `code` marks what a program reads or printed, `link` is the id of a graph."""
+    """A name with its value; `code` marks what a program reads or printed."""
 
     name: str
     value: str
     code: bool = False
-    link: str = ""
-
-
-class Column(NamedTuple):
-    """A column of a table: of numbers, of few different values with a menu to choose one, or of names."""
-
-    name: str
-    number: bool = False
-    choices: bool = False
-    code: bool = False
-
-
-class Cell(NamedTuple):
-    """One cell.
-
-    Attributes:
-        order: What it sorts by in a column of numbers; None comes last.
-        names: Nodes, or other lines, that the cell lists on demand; `rest`: how many more there are.
-        unit: What `names` are. `link`: the id of a graph of them.
-    """
-
-    text: str
-    order: float | None = None
-    state: State = "plain"
-    names: tuple[str, ...] = ()
-    rest: int = 0
-    unit: str = "nodes"
-    link: str = ""
 
 
 class Image(NamedTuple):
@@ -96,17 +61,15 @@ class Page:
     """A whole page.
 
     Attributes:
-        verb: The command, such as `fix`. `subject`: the file that it is about.
+        verb: The command, such as `fix`. `subject`: the file that it is about; None for a model in memory.
         verdict: One sentence; `state` is its colour.
-        reasons: Of a failure: its cause, the nodes, and what to do.
-        warnings: Sentences that the reader should know before the rest.
+        rows: The lines of the summary on the terminal; `links` has the id of a graph by a line's text.
     """
 
     verb: str
-    subject: str
+    subject: Path | str | None
     verdict: str
     state: State
-    tiles: Sequence[Tile]
-    warnings: Sequence[str]
-    sections: Sequence[Section] = ()
-    reasons: Sequence[Fact] = ()
+    rows: Sequence[Row]
+    sections: Sequence[Section]
+    links: Mapping[str, str] = field(default_factory=dict)

@@ -80,7 +80,7 @@
   // Ranges along depth: a cursor for pointer and keyboard, and zoom.
   for (const figure of document.querySelectorAll("[data-depth]")) {
     const { rows, texts } = JSON.parse(figure.querySelector(".depth-data").textContent);
-    const [PLACE, NODE, SUFFIX, OP, KIND, WHY, LOW, HIGH, MEAN, Y, CONSTANT, BROKEN, ERRORS, GRAPH] = rows[0].keys();
+    const [PLACE, NODE, TENSOR, OP, KIND, WHY, RANGE, Y, CONSTANT, ERRORS, GRAPH] = rows[0].keys();
     const field = figure.querySelector(".field");
     const plot = figure.querySelector(".data");
     const strip = figure.querySelector(".strip");
@@ -95,8 +95,6 @@
     let current = -1;
 
     const visible = (index) => !constants || constants.checked || !rows[index][CONSTANT];
-    const tensor = (row) => row[SUFFIX][0] === "=" ? row[NODE] + row[SUFFIX].slice(1) : row[SUFFIX].slice(1);
-    const range = (row) => `${row[LOW]} to ${row[HIGH]}, mean |x| ${row[MEAN]}` + (row[BROKEN] ? ", NaN or infinity seen" : "");
 
     const draw = () => {
       plot.setAttribute("viewBox", `${view.start} -8 ${view.width} ${height}`);
@@ -127,9 +125,9 @@
       const place = row[PLACE] + (row[CONSTANT] ? 0.4 : 0.5);
       reveal(place);
       cursor.setAttribute("d", `M${place} -8V${height}`);
-      tip.replaceChildren(make("b", tensor(row)));
+      tip.replaceChildren(make("b", row[TENSOR]));
       const role = row[CONSTANT] ? "constant of" : "of";
-      tip.append(make("div", `${role} ${row[NODE]} (${texts[row[OP]]})`), make("div", range(row)), make("div", texts[row[KIND]]));
+      tip.append(make("div", `${role} ${row[NODE]} (${texts[row[OP]]})`), make("div", row[RANGE]), make("div", texts[row[KIND]]));
       if (texts[row[ERRORS]]) tip.append(make("div", `Error: ${texts[row[ERRORS]]}`));
       if (texts[row[WHY]]) tip.append(make("div", texts[row[WHY]], "why"));
       if (texts[row[GRAPH]]) tip.append(make("div", "Click or Enter: its graph"));
@@ -140,7 +138,7 @@
       const top = Math.min(Math.max(4, row[Y] - tip.offsetHeight / 2), box.height - tip.offsetHeight - 4);
       tip.style.transform = `translate(${Math.max(-60, left)}px, ${Math.max(0, top)}px)`;
       field.setAttribute("aria-valuenow", index + 1);
-      field.setAttribute("aria-valuetext", `${tensor(row)}, ${texts[row[OP]]}, ${range(row)}, ${texts[row[KIND]]}. ${texts[row[ERRORS]]} ${texts[row[WHY]]}`);
+      field.setAttribute("aria-valuetext", `${row[TENSOR]}, ${texts[row[OP]]}, ${row[RANGE]}, ${texts[row[KIND]]}. ${texts[row[ERRORS]]} ${texts[row[WHY]]}`);
     };
     const step = (from, by, wanted) => {
       let index = from;

@@ -1,0 +1,73 @@
+"""Tables of results as data: the terminal prints them, and a page makes them sort and filter."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeVar
+
+State = Literal["good", "warn", "bad", "plain"]
+Kind = Literal["text", "number", "choice", "code"]
+"""Of a column: sentences, numbers, few different words, or names of nodes."""
+
+NAME = re.compile(r"[^\s,;:()'\"]*[/_][^\s,;:()'\"]*")
+"""A name of a node or tensor in a sentence."""
+
+Item = TypeVar("Item")
+
+
+class Cell(NamedTuple):
+    """One cell.
+
+    Attributes:
+        order: What it sorts by in a column of numbers; None comes last.
+        names: Nodes, or other lines, that a page lists on demand.
+        link: The id of the graph round these nodes on a page.
+    """
+
+    text: str
+    order: float | None = None
+    state: State = "plain"
+    names: tuple[str, ...] = ()
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; `lead` explains it in a sentence on a page."""
+
+    id: str
+    title: str
+    lead: str
+    columns: Mapping[str, Kind]
+    rows: Sequence[Sequence[Cell]]
+
+
+def table(name: str, title: str, lead: str, columns: Mapping[str, Kind], rows: Iterable[list[Cell]]) -> Table:
+    """Returns a table without the columns that are empty."""
+    filled = list(rows)
+    used = [i for i in range(len(columns)) if any(row[i].text for row in filled)]
+    kinds = list(columns.items())
+    return Table(name, title, lead, dict(kinds[i] for i in used), [[row[i] for i in used] for row in filled])
+
+
+def number(value: float | None, form: str = "{:.3g}") -> Cell:
+    """A cell with a number; empty for None."""
+    return Cell("") if value is None else Cell(form.format(value), order=value)
+
+
+def grouped(items: Iterable[Item], text: Callable[[Item], str]) -> list[tuple[str, list[Item]]]:
+    """Groups items whose texts differ only in names, the largest group first.
+
+    The text of a group has `...` in place of names that differ.
+    """
+    groups: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        groups[NAME.sub("...", text(item))].append(item)
+    titled = [
+        (text(members[0]) if len({text(member) for member in members}) == 1 else pattern, members)
+        for pattern, members in groups.items()
+    ]
+    return sorted(titled, key=lambda group: -len(group[1]))
