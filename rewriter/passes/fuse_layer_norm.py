@@ -62,8 +62,6 @@ class FuseLayerNorm(GraphPass):
                 yield Refusal(norm.name, reason)
                 continue
             yield Change(norm.name, f"{len(norm.nodes)} nodes became LayerNormalization")
-            if norm.remark:
-                yield norm.remark
 
 
 def _reason_against(graph: GraphEditor, norm: Norm) -> str | None:

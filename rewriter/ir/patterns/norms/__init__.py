@@ -6,18 +6,21 @@ their input does, so the planner needs each of them as a unit.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
 
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from rewriter.ir.base import Refusal
 from rewriter.ir.graph import GraphEditor, label
-from rewriter.ir.patterns.norms.affine import Affine, Frame, Tail, follow, unrepeated, weight
-from rewriter.ir.patterns.norms.formulas import Core, Kind, match
-from rewriter.ir.patterns.values import exposed, origins, positive, transparent
+from rewriter.ir.patterns.norms.affine import Frame, Tail, follow, unrepeated, weight
+from rewriter.ir.patterns.norms.formulas import match
+from rewriter.ir.patterns.norms.language import Bindings
+from rewriter.ir.patterns.values import exposed, is_harmless, origins, positive, transparent
 
-__all__ = ["Frame", "Kind", "Norm", "find_norms"]
+Kind = Literal["layer-norm", "rms-norm", "l2-normalize"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,6 @@ class Norm:
         nodes: All nodes in graph order, without Constants; they have to be in one island.
         cancels: Its variance is E[x^2] - E[x]^2, whose digits cancel where |mean| exceeds the deviation.
         blocked: Why it must not become one operator; None if it may.
-        remark: Why the next operator is not its scale or bias, where it looks like one.
     """
 
     kind: Kind
@@ -49,7 +51,6 @@ class Norm:
     nodes: tuple[NodeProto, ...]
     cancels: bool
     blocked: str | None
-    remark: Refusal | None = None
 
     @property
     def name(self) -> str:
@@ -61,56 +62,82 @@ def find_norms(graph: GraphEditor) -> list[Norm]:
     """The decomposed normalisations of one graph, in graph order; subgraphs have editors of their own."""
     nodes = graph.nodes
     order = {id(node): index for index, node in enumerate(nodes)}
-    cores = (match(graph, node) for node in nodes)
-    return [_norm(graph, core, order) for core in cores if core is not None]
+    found = ((node, match(graph, node)) for node in nodes)
+    return [_norm(formula, node.output[0], order) for node, formula in found if formula is not None]
 
 
-def _norm(graph: GraphEditor, core: Core, order: dict[int, int]) -> Norm:
-    shape = graph.shape(core.sources[0])
-    axes = positive(core.axes, None if shape is None else len(shape)) or ()
-    frame = Frame(axes, shape)
-    known = Affine(core.scale, core.bias, biased=core.kind == "layer-norm")
-    tail = follow(graph, core.output, frame, _outer_types(graph, core), known)
-    source = _input(graph, core, tail)
-    unit = {id(n): n for n in (*core.nodes, *tail.nodes)}
-    blocked = _blocked(graph, core, tail, source, unit)
-    for node in (*tail.views, *_between(graph, core.sources, source)):
+def _norm(found: Bindings, output: str, order: dict[int, int]) -> Norm:
+    graph, sources = found.graph, found.tensors["x"]
+    power, means = found.moments["power"][0], found.moments.get("mean", ())
+    kind: Kind = "layer-norm" if means else "l2-normalize" if power.total else "rms-norm"
+    rank = graph.rank(sources[0])
+    frame = Frame(positive(power.axes, rank) or (), graph.shape(sources[0]))
+    scale, bias = (next(iter(found.tensors.get(name, ())), None) for name in ("scale", "bias"))
+    tail = Tail(output, scale, bias)
+    follow(graph, tail, frame, sources[0], biased=kind == "layer-norm")
+    source = _input(graph, sources, tail)
+    unit = {id(n): n for n in (*found.nodes, *tail.nodes)}
+    reasons = [*dict.fromkeys((*found.faults, *_faults(found, kind))), *_reasons(graph, tail, source, unit)]
+    for node in (*tail.views, *_between(graph, sources, source)):
         if not exposed(graph, node, unit):
             unit[id(node)] = node
-    nodes = tuple(sorted(unit.values(), key=lambda n: order[id(n)]))
+    epsilons = sorted(found.epsilons, key=lambda epsilon: epsilon.place == "outside")
     return Norm(
-        kind=core.kind,
+        kind=kind,
         input=source,
         output=tail.output,
-        axes=axes,
-        epsilon=core.epsilon,
+        axes=frame.axes,
+        epsilon=epsilons[-1].value if epsilons else 0.0,
         scale=tail.scale,
         bias=tail.bias,
-        nodes=nodes,
-        cancels=core.cancels,
-        blocked=blocked,
-        remark=tail.remark,
+        nodes=tuple(sorted(unit.values(), key=lambda n: order[id(n)])),
+        cancels=found.cancels,
+        blocked="; ".join(reasons) or None,
     )
 
 
-def _outer_types(graph: GraphEditor, core: Core) -> frozenset[int]:
-    own = graph.dtype(core.output)
-    types = (graph.dtype(t) for t in origins(graph, core.sources[0]))
-    return frozenset(t for t in types if t is not None and t != own)
+def _faults(found: Bindings, kind: Kind) -> Iterator[str]:
+    """Reasons in the formula not to replace it by one operator."""
+    source, power, means = found.tensors["x"][0], found.moments["power"][0], found.moments.get("mean", ())
+    if not power.total and any(epsilon.place == "outside" for epsilon in found.epsilons):
+        yield "its epsilon is outside the root"
+    if not all(mean.is_mean for mean in means):
+        yield "what is subtracted is not the mean"
+    axes = {positive(moment.axes, found.graph.rank(source)) for moment in (power, *means)}
+    if means and (len(axes) > 1 or None in axes):
+        yield "its two means run over different axes"
+    if not all(is_harmless(found.graph, node, source) for node in found.expanded):
+        yield "a statistic is expanded inside it"
+    if kind != "l2-normalize" and not power.is_mean:
+        yield "the squares are not divided by their number, as a mean would be"
+    if power.axes is None:
+        yield "its axes are computed"
 
 
-def _input(graph: GraphEditor, core: Core, tail: Tail) -> str:
+def _reasons(graph: GraphEditor, tail: Tail, source: str, unit: dict[int, NodeProto]) -> Iterator[str]:
+    """Reasons around the formula not to replace it."""
+    if tail.blocked:
+        yield tail.blocked
+    if graph.dtype(tail.output) == TensorProto.DOUBLE:
+        yield "it computes in float64, which the operator would not (run drop-double before)"
+    elif graph.dtype(source) != graph.dtype(tail.output):
+        yield f"{source} and {tail.output} have different types"
+    inner = (exposed(graph, n, unit) for n in unit.values() if tail.output not in n.output)
+    yield from islice(filter(None, inner), 1)
+
+
+def _input(graph: GraphEditor, sources: Sequence[str], tail: Tail) -> str:
     """The last tensor before the pattern that all its parts read, and that has the output's type.
 
     Where parts read x through Casts of their own, it is the input of the Casts.
     """
-    chains = [list(origins(graph, s)) for s in core.sources]
+    chains = [list(origins(graph, s)) for s in sources]
     common = [t for t in chains[0] if all(t in chain for chain in chains)]
     alike = (t for t in [*common, *chains[0]] if graph.dtype(t) == graph.dtype(tail.output))
-    return next(alike, common[0] if common else core.sources[0])
+    return next(alike, common[0] if common else sources[0])
 
 
-def _between(graph: GraphEditor, sources: tuple[str, ...], source: str) -> list[NodeProto]:
+def _between(graph: GraphEditor, sources: Sequence[str], source: str) -> list[NodeProto]:
     """Identities and Casts between the input and the pattern, the last ones first."""
     found: list[NodeProto] = []
     for tensor in sources:
@@ -120,25 +147,6 @@ def _between(graph: GraphEditor, sources: tuple[str, ...], source: str) -> list[
                 break
             found.append(node)
     return found
-
-
-def _blocked(
-    graph: GraphEditor, core: Core, tail: Tail, source: str, unit: dict[int, NodeProto]
-) -> str | None:
-    reasons = list(core.faults)
-    if tail.blocked:
-        reasons.append(tail.blocked)
-    if core.axes is None:
-        reasons.append("its axes are computed")
-    if graph.dtype(tail.output) == TensorProto.DOUBLE:
-        reasons.append("it computes in float64, which the operator would not (run drop-double before)")
-    elif graph.dtype(source) != graph.dtype(tail.output):
-        reasons.append(f"{source} and {tail.output} have different types")
-    inner = [n for n in unit.values() if tail.output not in n.output]
-    kept = next((reason for node in inner if (reason := exposed(graph, node, unit))), None)
-    if kept:
-        reasons.append(kept)
-    return "; ".join(reasons) or None
 
 
 class _UnknownSizeError(Exception):
@@ -153,9 +161,8 @@ def frame(graph: GraphEditor, norm: Norm) -> Frame:
 def replace(graph: GraphEditor, norm: Norm) -> str | None:
     """Replaces `norm`, whose axes are the last ones, by LayerNormalization.
 
-    The operator normalises over the axes from `axis` to the last, its scale and bias have exactly
-    the shape of those axes (bias may be left out, scale may not), and `epsilon` is an FP32
-    attribute: it holds the value of an FP16, BF16 or FP32 constant exactly.
+    The operator's scale and bias have exactly the shape of the normalised axes (bias may be left out, scale
+    may not). `epsilon` is an FP32 attribute: it holds the value of an FP16, BF16 or FP32 constant exactly.
 
     Returns:
         The reason against it, with the graph unchanged; None if it was done.

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.base import Refusal
 from rewriter.ir.graph import GraphEditor, is_op, label
 from rewriter.ir.graph.match import along, back, other_operand
 from rewriter.ir.graph.ops import RESHAPES
 from rewriter.ir.model import Array
 from rewriter.ir.model.facts import Shape
-from rewriter.ir.patterns.values import transparent
-
-Fit = Literal["fits", "wrong shape", "computed", "scalar"]
+from rewriter.ir.patterns.values import origins, transparent
 
 
 @dataclass(frozen=True)
@@ -67,42 +62,36 @@ class Tail:
     """The affine part, or the reason against it. `views` reshape the weights."""
 
     output: str
-    nodes: list[NodeProto] = field(default_factory=list)
-    views: list[NodeProto] = field(default_factory=list)
-    scale: str | None = None
-    bias: str | None = None
-    blocked: str | None = None
-    remark: Refusal | None = None
-
-
-@dataclass(frozen=True)
-class Affine:
-    """The scale and bias that a formula has already, and if this kind of norm has a bias at all."""
-
     scale: str | None
     bias: str | None
-    biased: bool
+    nodes: list[NodeProto] = field(default_factory=list)
+    views: list[NodeProto] = field(default_factory=list)
+    blocked: str | None = None
 
 
-def follow(graph: GraphEditor, output: str, frame: Frame, outer: frozenset[int], known: Affine) -> Tail:
-    """The scale and bias after `output`.
+def follow(graph: GraphEditor, tail: Tail, frame: Frame, source: str, *, biased: bool) -> None:
+    """Adds the scale and the bias after the output of a formula, which may have some already.
 
     Args:
-        outer: Types that the normalised tensor had before it was widened; one Cast back belongs to
-            the normalisation.
+        source: The normalised tensor. Where it was widened, one Cast back belongs to the normalisation.
+        biased: This kind of norm has a bias.
     """
-    tail = Tail(output, scale=known.scale, bias=known.bias)
-    _narrow(graph, tail, outer)
-    for role, tensor in (("scale", known.scale), ("bias", known.bias)):
+    outer = {graph.dtype(name) for name in origins(graph, source)} - {graph.dtype(tail.output)}
+    path, end = _idle(graph, tail.output)
+    node = graph.only_consumer(end)
+    if node is not None and node.op_type == "Cast" and graph.dtype(node.output[0]) in outer:
+        tail.nodes += [*path, node]
+        tail.output = node.output[0]
+    for role, tensor in (("scale", tail.scale), ("bias", tail.bias)):
         if tensor is not None:
             tail.views += _views(graph, tensor)
-            if _fit(graph, tensor, frame) != "fits":
+            if not _fits(graph, tensor, frame):
                 tail.blocked = _misfit(graph, role, tensor)
-    if known.scale is None and known.bias is None:
+    takes_bias = biased and tail.bias is None
+    if tail.scale is None and tail.bias is None:
         _take(graph, tail, "Mul", frame)
-    if known.biased and known.bias is None and tail.blocked is None:
+    if takes_bias and tail.blocked is None:
         _take(graph, tail, "Add", frame)
-    return tail
 
 
 def weight(graph: GraphEditor, tensor: str) -> tuple[Array, list[NodeProto]] | None:
@@ -126,15 +115,6 @@ def unrepeated(value: Array, frame: Frame) -> Array:
     return value
 
 
-def _narrow(graph: GraphEditor, tail: Tail, outer: frozenset[int]) -> None:
-    """Adds the Cast that undoes the widening of the input."""
-    path, end = _idle(graph, tail.output)
-    node = graph.only_consumer(end)
-    if node is not None and node.op_type == "Cast" and graph.dtype(node.output[0]) in outer:
-        tail.nodes += [*path, node]
-        tail.output = node.output[0]
-
-
 def _idle(graph: GraphEditor, tensor: str) -> tuple[list[NodeProto], str]:
     """The chain of Identities and Casts to the same type after a tensor, and its end."""
     dtype = graph.dtype(tensor)
@@ -144,26 +124,20 @@ def _idle(graph: GraphEditor, tensor: str) -> tuple[list[NodeProto], str]:
 def _take(graph: GraphEditor, tail: Tail, op: str, frame: Frame) -> None:
     """Adds the Mul or Add after the tail, or notes the reason against it."""
     path, end = _idle(graph, tail.output)
-    found = list(_candidates(graph, end, op, frame))
-    fitting = [node for node, _, fit in found if fit == "fits"]
-    node = graph.only_consumer(end)
-    if node is None:
-        others = len(graph.consumers(end)) - len(fitting) + graph.is_output(end)
-        if fitting and others:
-            tail.blocked = f"{end} is used before and after {label(fitting[0])}"
-        return
-    for _, operand, fit in found:
-        if fit == "fits":
+    consumers = graph.consumers(end)
+    operands = [(node, other_operand(node, end)) for node in consumers if is_op(node, op)]
+    for node, operand in operands:
+        fits = _fits(graph, operand, frame) if operand is not None else None
+        if fits and graph.only_consumer(end) is not node:
+            if len(consumers) > 1 or graph.is_output(end):
+                tail.blocked = f"{end} is used before and after {label(node)}"
+        elif fits and operand is not None:
             tail.nodes += [*path, node]
             tail.views += _views(graph, operand)
             tail.output = node.output[0]
             tail.scale, tail.bias = (operand, tail.bias) if op == "Mul" else (tail.scale, operand)
-        elif fit == "wrong shape" and op == "Mul":
+        elif fits is False and op == "Mul" and len(consumers) == 1 and operand is not None:
             tail.blocked = _misfit(graph, "scale", operand)
-        elif fit != "scalar":
-            what = "computed" if fit == "computed" else f"a constant with {_text(graph.shape(operand))}"
-            role = "bias" if op == "Add" else "scale"
-            tail.remark = Refusal(label(node), f"stays, for {operand} is no {role}: it is {what}")
 
 
 def _views(graph: GraphEditor, operand: str) -> list[NodeProto]:
@@ -172,39 +146,23 @@ def _views(graph: GraphEditor, operand: str) -> list[NodeProto]:
 
 
 def _misfit(graph: GraphEditor, role: str, tensor: str) -> str:
-    return f"its {role} {tensor} has {_text(graph.shape(tensor))}"
+    shape = graph.shape(tensor)
+    if shape is None:
+        return f"its {role} {tensor} has an unknown shape"
+    dims = ", ".join("?" if d is None else str(d) for d in shape)
+    return f"its {role} {tensor} has shape [{dims}], not that of the normalised axes"
 
 
-def _text(shape: Shape | None) -> str:
-    dims = ", ".join("?" if d is None else str(d) for d in shape or ())
-    return f"shape [{dims}], not that of the normalised axes" if shape is not None else "an unknown shape"
+def _fits(graph: GraphEditor, operand: str, frame: Frame) -> bool | None:
+    """True if an operand has the shape of the normalised axes; None if it is a single number, or computed.
 
-
-def _candidates(
-    graph: GraphEditor, tensor: str, op: str, frame: Frame
-) -> Iterator[tuple[NodeProto, str, Fit]]:
-    """The consumers of one type, with their other operand and whether it fits."""
-    for node in graph.consumers(tensor):
-        operand = other_operand(node, tensor) if is_op(node, op) else None
-        if operand is not None:
-            yield node, operand, _fit(graph, operand, frame)
-
-
-def _fit(graph: GraphEditor, operand: str, frame: Frame) -> Fit:
-    known = weight(graph, operand)
-    if known is None:
-        return "fits" if _computed_fits(graph.shape(operand), frame) else "computed"
-    shape = unrepeated(known[0], frame).shape
-    if known[0].size == 1 and set(frame.sizes) != {1}:
-        return "scalar"
-    return "fits" if frame.fits(shape) else "wrong shape"
-
-
-def _computed_fits(shape: Shape | None, frame: Frame) -> bool:
-    """A computed operand must have exactly the normalised shape, and fewer axes than what it meets.
-
-    One of the same rank may be a residual that happens to have batch size 1.
+    A computed operand must have exactly that shape, and fewer axes than what it meets: one of the same rank
+    may be a residual that happens to have batch size 1.
     """
-    if shape is None or frame.rank is None or not frame.trailing or len(shape) >= frame.rank:
-        return False
-    return None not in frame.sizes and shape == frame.sizes
+    known = weight(graph, operand)
+    if known is not None:
+        single = known[0].size == 1 and set(frame.sizes) != {1}
+        return None if single else frame.fits(unrepeated(known[0], frame).shape)
+    shape, rank = graph.shape(operand), frame.rank
+    exact = shape is not None and shape == frame.sizes and None not in shape
+    return True if exact and frame.trailing and rank is not None and len(frame.axes) < rank else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from onnx import NodeProto
 
@@ -23,9 +22,6 @@ from rewriter.ir.patterns.norms.language import (
     SelfProduct,
     Var,
 )
-from rewriter.ir.patterns.values import is_harmless, positive
-
-Kind = Literal["layer-norm", "rms-norm", "l2-normalize"]
 
 
 def square(x: Pattern, *, wide: bool = True) -> Pattern:
@@ -105,79 +101,12 @@ RMS_NORM = over(X, LENGTH) | times_scaled(X, LENGTH)
 """It is an L2 normalisation where the squares are summed."""
 
 
-@dataclass(frozen=True)
-class Core:
-    """A normalisation without its affine part.
-
-    Attributes:
-        sources: The tensor that is normalised, as each part of the formula reads it; they hold the
-            same values, though Casts may give them different types. The numerator's comes first.
-        output: Output of the normalising Div or Mul, or of the Add that ends the formula.
-        axes: As written in the model; None if they are computed, () for all.
-        epsilon: Value of the constant; 0.0 if there is none.
-        scale: A factor that is applied before or with the division, if there is one.
-        bias: A summand that is part of the formula, if there is one.
-        cancels: The variance is E[x^2] - E[x]^2: its digits cancel where |mean| exceeds the deviation.
-        nodes: All nodes of the formula.
-        faults: Reasons not to replace it by one operator.
-    """
-
-    kind: Kind
-    sources: tuple[str, ...]
-    output: str
-    axes: tuple[int, ...] | None
-    epsilon: float
-    scale: str | None
-    bias: str | None
-    cancels: bool
-    nodes: tuple[NodeProto, ...]
-    faults: tuple[str, ...]
-
-
-def match(graph: GraphEditor, node: NodeProto) -> Core | None:
-    """The normalisation that ends in the Div, Mul, Add or Sub `node`, if it is one."""
+def match(graph: GraphEditor, node: NodeProto) -> Bindings | None:
+    """The formula of the normalisation that ends in the Div, Mul, Add or Sub `node`, if it is one."""
     if is_op(node, *SCALING):
         formula = LAYER_NORM | RMS_NORM
     elif is_op(node, "Add", "Sub"):
         formula = SHIFTED_NORM
     else:
         return None
-    found = next(formula.match(Bindings(graph), node.output[0]), None)
-    return None if found is None else _core(found, node.output[0])
-
-
-def _core(found: Bindings, output: str) -> Core:
-    sources, scale, bias = found.tensors["x"], _first(found, "scale"), _first(found, "bias")
-    power, means = found.moments["power"][0], found.moments.get("mean", ())
-    kind: Kind = "layer-norm" if means else "l2-normalize" if power.total else "rms-norm"
-    outside = [e.value for e in found.epsilons if e.place == "outside"]
-    inside = [e.value for e in found.epsilons if e.place == "inside"]
-    rank = found.graph.rank(sources[0])
-    axes = {positive(moment.axes, rank) for moment in (power, *means)}
-    wrong = {
-        "its epsilon is outside the root": outside and not power.total,
-        "what is subtracted is not the mean": not all(mean.is_mean for mean in means),
-        "its two means run over different axes": means and (len(axes) > 1 or None in axes),
-        "a statistic is expanded inside it": (
-            not all(is_harmless(found.graph, node, sources[0]) for node in found.expanded)
-        ),
-        "the squares are not divided by their number, as a mean would be": (
-            kind != "l2-normalize" and not power.is_mean
-        ),
-    }
-    return Core(
-        kind,
-        sources,
-        output,
-        power.axes,
-        epsilon=(outside or inside or [0.0])[-1],
-        scale=scale,
-        bias=bias,
-        cancels=found.cancels,
-        nodes=found.nodes,
-        faults=tuple(dict.fromkeys((*found.faults, *(reason for reason, holds in wrong.items() if holds)))),
-    )
-
-
-def _first(found: Bindings, name: str) -> str | None:
-    return next(iter(found.tensors.get(name, ())), None)
+    return next(formula.match(Bindings(graph), node.output[0]), None)
