@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
-import functools
 import re
 import textwrap
-import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rewriter.ir.graph import label
@@ -124,11 +121,8 @@ class Requires:
         return f"it needs opset {self.opset}, the model has {opset}: run upgrade-opset"
 
 
-@functools.cache
-def known_targets() -> Mapping[str, Any]:
-    """The content of `targets.toml`: releases of each library, and names of targets."""
-    return tomllib.loads(files("rewriter.ir").joinpath("targets.toml").read_text(encoding="utf-8"))
-
+RTX_BELOW = (5,)
+"""A release below it without a library is one of TensorRT-RTX: TensorRT's own are 8 and later."""
 
 TYPED_SINCE = (9,)
 """The first TensorRT with strongly typed networks; the builders of earlier ones choose all types."""
@@ -171,17 +165,15 @@ class Target:
     def parse(cls, text: str) -> Target:
         """`tensorrt`, `tensorrt-rtx`, a version such as `10.0.1`, or both: `tensorrt-rtx 1.6`.
 
-        A compute capability may follow: `10.13 sm_110`. Names such as `jetpack-6.2` are in `targets.toml`.
+        A compute capability may follow: `10.13 sm_110`. Names such as `jetpack-6.2` are in `NAMED_TARGETS`.
 
         Raises:
-            UsageError: no such library or release.
+            UsageError: no such library, or no release.
         """
         from rewriter.ir.errors import UsageError
 
-        names = known_targets()["names"]
-        if row := names.get(text.strip().lower()):
-            version = tuple(map(int, row["version"].split(".")))
-            return cls("tensorrt", version, gpus=tuple(row["gpus"]), device=row.get("device", ""))
+        if named := NAMED_TARGETS.get(text.strip().lower()):
+            return named
         number = r"(?:0|[1-9]\d*)"
         match = re.fullmatch(
             rf"(tensorrt(?:-rtx)?)?[ =:-]*({number}(?:\.{number})*)?(?:[ ,]*(sm_\d+))?", text.strip().lower()
@@ -190,33 +182,20 @@ class Target:
             raise UsageError(
                 f"unknown target {text!r}",
                 where="`target`",
-                hint=f"tensorrt, tensorrt-rtx, a version such as 10.0.1, or {', '.join(names)}",
+                hint=f"tensorrt, tensorrt-rtx, a version such as 10.0.1, or {', '.join(NAMED_TARGETS)}",
             )
         version = tuple(int(part) for part in (match[2] or "").split(".") if part)
-        library = match[1] or "tensorrt"
-        _require_release(library, version)
+        library = match[1] or ("tensorrt-rtx" if () < version < RTX_BELOW else "tensorrt")
         return cls(library, version, gpus=(match[3],) if match[3] else ())
 
 
-def _require_release(library: str, version: tuple[int, ...]) -> None:
-    from rewriter.ir.errors import UsageError
-
-    rows: Mapping[str, Mapping[str, list[int]]] = known_targets()["releases"]
-    releases = {name: {int(major): minors for major, minors in of.items()} for name, of in rows.items()}
-    known = releases[library]
-    if not version or (version[0] in known and (len(version) == 1 or version[1] in known[version[0]])):
-        return
-    shown = ".".join(map(str, version))
-    others = [name for name in releases if version[0] in releases[name]]
-    hint = f"its releases are {_ranges(known)}"
-    if others and others != [library]:
-        hint = f"{others[0]} {shown}? {hint[0].upper()}{hint[1:]}"
-    raise UsageError(f"there is no {library} {shown}", where="`target`", hint=hint)
-
-
-def _ranges(known: Mapping[int, Collection[int]]) -> str:
-    """Oldest and newest release of each major number."""
-    return ", ".join(f"{major}.{min(minors)} to {major}.{max(minors)}" for major, minors in known.items())
+NAMED_TARGETS = {
+    "jetpack-6.2": Target(version=(10, 3), gpus=("sm_87",)),
+    "jetpack-7.1": Target(version=(10, 13, 3), gpus=("sm_110",)),
+    "jetpack-7.2.2": Target(version=(11, 4, 1), gpus=("sm_87", "sm_110")),
+    "dla": Target(version=(11, 4, 1), gpus=("sm_87",), device="dla"),
+}
+"""What the accelerator `dla` does not take (`rewriter/hazards/operators.toml`) runs on the GPU."""
 
 
 @dataclass(frozen=True)

@@ -477,7 +477,7 @@ def test_the_index_stays_correct_after_edits(source: Model, data: st.DataObject)
             editor.sweep(tensors[later])
     editor.commit()
     check(source)
-    fresh = GraphEditor(source, source.proto.graph, {})
+    fresh = GraphEditor(source, source.proto.graph, {}, set())
     for name in tensors:
         assert _shown(editor.producer(name)) == _shown(fresh.producer(name))
         assert sorted(map(label, editor.consumers(name))) == sorted(map(label, fresh.consumers(name)))

@@ -248,8 +248,8 @@ def test_rescaled_tensors_are_a_part_of_the_plan(tmp_path: Path) -> None:
             id="one of two that are tied",
         ),
         pytest.param({"0:y": -3}, "they must scale together", id="an output"),
-        pytest.param({"m": -3}, "not an exponent: 'm': -3", id="no graph"),
-        pytest.param({"0:m": 0.5}, "not an exponent: '0:m': 0.5", id="no integer"),
+        pytest.param({"m": -3}, "leave it out: 'm': -3", id="no graph"),
+        pytest.param({"0:m": 0.5}, "leave it out: '0:m': 0.5", id="no integer"),
     ],
 )
 def test_exponents_that_do_not_fit_are_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -37,17 +38,17 @@ class GraphEditor(GraphView):
         model: Model,
         graph: onnx.GraphProto,
         facts: dict[str, TensorFacts],
+        names: set[str],
         *,
         parent: GraphEditor | None = None,
         owner: NodeProto | None = None,
-        names: set[str] | None = None,
         tag: str = "",
     ) -> None:
         super().__init__(model, graph, facts, parent=parent, owner=owner)
         self.tag = tag
         self.edited = False
-        self._names = names if names is not None else all_names(model.proto.graph)
-        self._given_names = len(self._names)
+        self._names = names
+        self._given_names = len(names)
         self._placed_before: dict[int, list[NodeProto]] = {}
         self._tail: list[NodeProto] = []
 
@@ -130,9 +131,8 @@ class GraphEditor(GraphView):
         name = self.fresh(base)
         facts = self.facts(like) if like else None
         if facts or dtype:
-            self._facts[name] = TensorFacts(
-                dtype or (facts.dtype if facts else 0), shape or (facts.shape if facts else None)
-            )
+            known = facts or TensorFacts(0, None)
+            self._facts[name] = TensorFacts(dtype or known.dtype, shape or known.shape)
         return name
 
     def insert(self, *nodes: NodeProto, before: NodeProto | None) -> None:
@@ -213,12 +213,9 @@ class GraphEditor(GraphView):
         """Writes the edits into the graph, with nodes in topological order and without unread constants."""
         if not self.edited:
             return
-        refill(self.graph.node, topological(self._flatten(), self._producer))
+        nodes = chain.from_iterable(map(self._expanded, (*self._original, *self._tail)))
+        refill(self.graph.node, topological(nodes, self._producer))
         self._commit_initializers()
-
-    def _flatten(self) -> Iterator[NodeProto]:
-        for node in (*self._original, *self._tail):
-            yield from self._expanded(node)
 
     def _expanded(self, node: NodeProto) -> Iterator[NodeProto]:
         """The node, after those that are placed before it."""
@@ -249,23 +246,15 @@ def open_graphs(model: Model, facts: Facts, tag: str = "") -> list[GraphEditor]:
     Edit them in reverse order, each in a `with` block: an outer graph's commit copies its nodes, and
     with them the subgraphs as they are at that moment.
     """
-    scopes = iter(facts.scopes)
-    main = GraphEditor(model, model.proto.graph, next(scopes), names=all_names(model.proto.graph), tag=tag)
-    return list(_with_inner(main, scopes))
+    scopes, names = iter(facts.scopes), all_names(model.proto.graph)
 
+    def opened(
+        graph: onnx.GraphProto, parent: GraphEditor | None, owner: NodeProto | None
+    ) -> Iterator[GraphEditor]:
+        editor = GraphEditor(model, graph, next(scopes), names, parent=parent, owner=owner, tag=tag)
+        yield editor
+        for node in graph.node:
+            for child in subgraphs(node):
+                yield from opened(child, editor, node)
 
-def _with_inner(editor: GraphEditor, scopes: Iterator[dict[str, TensorFacts]]) -> Iterator[GraphEditor]:
-    """The editor of a graph, and those of its subgraphs."""
-    yield editor
-    for node in editor.graph.node:
-        for child in subgraphs(node):
-            inner = GraphEditor(
-                editor.model,
-                child,
-                next(scopes),
-                parent=editor,
-                owner=node,
-                names=editor._names,
-                tag=editor.tag,
-            )
-            yield from _with_inner(inner, scopes)
+    return list(opened(model.proto.graph, None, None))

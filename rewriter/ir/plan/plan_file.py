@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from rewriter.ir.errors import UsageError
 from rewriter.ir.model import write_text
@@ -27,37 +28,32 @@ VERSION = 1
 LOWER: tuple[Precision, ...] = ("fp16", "bf16")
 """Precisions of the nodes that a plan does not list."""
 
-FIELDS: dict[str, tuple[type, ...]] = {
-    "schema": (str,),
-    "version": (int,),
-    "precision": (str,),
-    "io": (str,),
-    "float_nodes": (int,),
-    "fp32": (list,),
-    "bf16": (list,),
-    "norms_in_range": (list,),
-    "rescaled": (dict,),
-    "plugin_types": (list,),
+FIELDS: dict[str, Any] = {
+    "schema": SCHEMA,
+    "version": VERSION,
+    "precision": "",
+    "io": "keep",
+    "float_nodes": 0,
+    "fp32": [],
+    "bf16": [],
+    "norms_in_range": [],
+    "rescaled": {},
+    "plugin_types": [],
 }
-"""Fields of the file with their types. All but the first three are optional."""
+"""Fields of the file with their defaults, whose types they have. All but the first three are optional."""
 
-NODE_FIELDS: dict[str, tuple[type, ...]] = {
-    "node": (str,),
-    "op": (str,),
-    "key": (str,),
-    "rule": (str,),
-    "reason": (str,),
-    "tensor": (str, type(None)),
-    "range": (dict, type(None)),
+NODE_FIELDS: dict[str, Any] = {
+    "node": "",
+    "op": "",
+    "key": "",
+    "rule": "user",
+    "reason": "kept by the plan",
+    "tensor": "",
+    "range": {},
 }
-"""Fields of a node in FP32 or BF16. `key` or `node` is required."""
+"""Fields of a node in FP32 or BF16. `key` or `node` is required; `tensor` and `range` may be null."""
 
-RANGE_FIELDS: dict[str, tuple[type, ...]] = {
-    "low": (int, float, str),
-    "high": (int, float, str),
-    "mean_abs": (int, float, str),
-    "finite": (bool,),
-}
+RANGE_FIELDS = ("low", "high", "mean_abs", "finite")
 
 
 def to_text(plan: Plan) -> str:
@@ -68,13 +64,21 @@ def to_text(plan: Plan) -> str:
         "precision": plan.precision,
         "io": plan.io,
         "float_nodes": plan.float_nodes,
-        "fp32": [_decision_fields(d) for d in plan.decisions if d.repair == "fp32"],
-        "bf16": [_decision_fields(d) for d in plan.decisions if d.repair == "bf16"],
+        **{name: [_entry(d) for d in plan.decisions if d.repair == name] for name in get_args(Repair)},
         "norms_in_range": sorted(plan.norms_in_range),
         "rescaled": {f"{scope}:{tensor}": k for scope, tensor, k in plan.exponents},
         **({"plugin_types": list(plan.plugin_types)} if plan.plugin_types else {}),
     }
     return json.dumps(fields, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _entry(decision: Decision) -> dict[str, Any]:
+    fields = asdict(decision)
+    del fields["repair"], fields["norm"]  # the name of the list states the repair
+    if decision.range is not None:  # JSON has no NaN and no infinity; `float` reads their names
+        numbers = fields["range"].items()
+        fields["range"] = {name: n if math.isfinite(n) else str(n) for name, n in numbers}
+    return fields
 
 
 def from_text(text: str, where: str = "plan") -> Plan:
@@ -87,29 +91,35 @@ def from_text(text: str, where: str = "plan") -> Plan:
         UsageError: not JSON, another schema or version, or an invalid field, which is named.
     """
     try:
-        fields = from_json(text)
+        given = from_json(text)
     except json.JSONDecodeError as error:
         hint = f"line {error.lineno}, column {error.colno}"
         raise UsageError(f"not JSON: {error.msg}", where=where, hint=f"correct {hint}") from error
-    if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
+    if not isinstance(given, dict) or given.get("schema") != SCHEMA:
         raise UsageError("not a plan", where=where, hint=f'`save-plan` writes one; "schema" is "{SCHEMA}"')
-    if fields.get("version") != VERSION:
-        found = f"a plan of version {fields.get('version')!r}, this is version {VERSION}"
+    if given.get("version") != VERSION:
+        found = f"a plan of version {given.get('version')!r}, this is version {VERSION}"
         raise UsageError(found, where=where, hint="save it again with this release: `save-plan`")
-    _check(fields, FIELDS, where)
+    fields = _filled(given, FIELDS, where)
     decisions = tuple(
         _decision(entry, repair, f"{where}: {repair}[{index}]")
         for repair in get_args(Repair)
-        for index, entry in enumerate(fields.get(repair, []))
+        for index, entry in enumerate(fields[repair])
     )
-    precision: Precision = _chosen(fields, "precision", LOWER, where)
-    io: InputsOutputs = fields.get("io", "keep")
-    plugins = tuple(_texts(fields.get("plugin_types", []), f"{where}: plugin_types"))
-    _read_by(io_parts, io, f"{where}: io")
-    _read_by(plugin_types, plugins, f"{where}: plugin_types")
-    norms = frozenset(_texts(fields.get("norms_in_range", []), f"{where}: norms_in_range"))
-    exponents = tuple(_exponent(key, k, where) for key, k in fields.get("rescaled", {}).items())
-    return Plan(precision, io, decisions, fields.get("float_nodes", 0), norms, exponents, plugins)
+    if fields["precision"] not in LOWER:
+        what = f"'precision' cannot be {fields['precision']!r}"
+        raise UsageError(what, where=where, hint=f"choose from {', '.join(LOWER)}")
+    for name, parse in (("io", io_parts), ("plugin_types", plugin_types)):
+        with _refusing(name, where, f"it cannot be {fields[name]!r}"):
+            parse(fields[name])
+    with _refusing("norms_in_range", where, "not a list of texts"):
+        norms = frozenset(_text(name) for name in fields["norms_in_range"])
+    with _refusing("rescaled", where, 'not {"0:tensor": exponent}, with the index of the graph'):
+        exponents = tuple(_exponent(key, k) for key, k in fields["rescaled"].items())
+    plugins = tuple(fields["plugin_types"])
+    return Plan(
+        fields["precision"], fields["io"], decisions, fields["float_nodes"], norms, exponents, plugins
+    )
 
 
 def read(path: Path) -> Plan:
@@ -141,14 +151,14 @@ def given_plan(
     if plan is None:
         return None
     given = plan if isinstance(plan, Plan) else read(Path(plan))
-    others = {
-        **{f"`{name.replace('_', '-')}`": bool(names) for name, names in lists.items()},
-        "`precision`": precision not in (None, given.precision),
-        "`io`": io not in (None, "keep", given.io),
+    contradicts = {
+        **lists,
+        "precision": precision not in (None, given.precision),
+        "io": io not in (None, "keep", given.io),
     }
-    for option, contradicts in others.items():
-        if contradicts:
-            raise UsageError("it contradicts the plan", where=option, hint="leave it out, or edit the plan")
+    for option in (name.replace("_", "-") for name, value in contradicts.items() if value):
+        hint = "leave it out, or edit the plan"
+        raise UsageError("it contradicts the plan", where=f"`{option}`", hint=hint)
     return given
 
 
@@ -161,84 +171,51 @@ def write(plan: Plan, path: Path) -> None:
     write_text(to_text(plan), path, "the plan")
 
 
-def _decision_fields(decision: Decision) -> dict[str, Any]:
-    fields = asdict(decision)
-    del fields["repair"], fields["norm"]  # the name of the list states the repair
-    if decision.range is not None:
-        fields["range"] = {name: _plain(value) for name, value in fields["range"].items()}
-    return fields
-
-
-def _texts(entries: list[Any], where: str) -> list[str]:
-    if not all(isinstance(entry, str) for entry in entries):
-        raise UsageError("not a list of texts", where=where, hint="correct it, or leave it out")
-    return entries
+def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields, with defaults for those that lack; null is a field that lacks."""
+    for name, value in given.items():
+        if name not in defaults:
+            raise UsageError(f"no field {name!r}", where=where, hint=f"there are {', '.join(defaults)}")
+        kind = type(defaults[name])
+        if type(value) is not kind and not (value is None and name in ("tensor", "range")):
+            hint = f"it takes {kind.__name__}"
+            raise UsageError(f"{name!r} cannot be {value!r}", where=where, hint=hint)
+    return {**defaults, **given}
 
 
 def _decision(entry: object, repair: Repair, where: str) -> Decision:
     if not isinstance(entry, dict):
         hint = 'such as {"node": "/encoder/Softmax"}'
         raise UsageError("not an object with fields", where=where, hint=hint)
-    _check(entry, NODE_FIELDS, where)
-    if not entry.get("key") and not entry.get("node"):
+    fields = _filled(entry, NODE_FIELDS, where)
+    if not fields["key"] and not fields["node"]:
         raise UsageError("no node is named", where=where, hint='give its name as "node", or its "key"')
-    measured = entry.get("range")
-    return Decision(
-        entry.get("node", ""),
-        entry.get("op", ""),
-        entry.get("key", ""),
-        entry.get("rule", "user"),
-        entry.get("reason", "kept by the plan"),
-        entry.get("tensor"),
-        _range(measured, f"{where}: range") if measured is not None else None,
-        repair,
-    )
+    measured, bounds = fields.pop("range"), None
+    if measured:
+        with _refusing("range", where, f"it has {', '.join(RANGE_FIELDS)}; or leave the range out"):
+            low, high, mean_abs = (float(measured[name]) for name in RANGE_FIELDS[:3])
+            bounds = Range(low, high, mean_abs, bool(measured["finite"]))
+    return Decision(**{**fields, "tensor": fields["tensor"] or None}, range=bounds, repair=repair)
 
 
-def _exponent(key: str, k: object, where: str) -> tuple[int, str, int]:
-    scope, colon, tensor = key.partition(":")
-    if not colon or not scope.isdecimal() or type(k) is not int:
-        hint = 'it is "0:tensor": exponent, with the index of the graph before the colon'
-        raise UsageError(f"not an exponent: {key!r}: {k!r}", where=f"{where}: rescaled", hint=hint)
+def _exponent(key: str, k: object) -> tuple[int, str, int]:
+    scope, _, tensor = key.partition(":")
+    if not tensor or type(k) is not int:
+        raise ValueError(f"{key!r}: {k!r}")
     return int(scope), tensor, k
 
 
-def _range(entry: dict[str, Any], where: str) -> Range:
-    _check(entry, RANGE_FIELDS, where)
+def _text(entry: object) -> str:
+    if not isinstance(entry, str):
+        raise TypeError(f"it has {entry!r}")
+    return entry
+
+
+@contextmanager
+def _refusing(field: str, where: str, what: str) -> Iterator[None]:
     try:
-        low, high, mean_abs = (float(entry[name]) for name in ("low", "high", "mean_abs"))
-        return Range(low, high, mean_abs, entry["finite"])
-    except (KeyError, ValueError) as error:
-        hint = f"it has {', '.join(RANGE_FIELDS)}; or leave the range out"
-        raise UsageError(f"not a range: {error}", where=where, hint=hint) from error
-
-
-def _check(fields: Mapping[str, Any], known: Mapping[str, tuple[type, ...]], where: str) -> None:
-    for name, value in fields.items():
-        if name not in known:
-            raise UsageError(f"no field {name!r}", where=where, hint=f"there are {', '.join(known)}")
-        kinds = known[name]
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            names = " or ".join("null" if k is type(None) else k.__name__ for k in kinds)
-            raise UsageError(f"{name!r} cannot be {value!r}", where=where, hint=f"it takes {names}")
-
-
-def _read_by(parse: Callable[[Any], object], value: Any, where: str) -> None:
-    try:
-        parse(value)
-    except ValueError as error:
-        raise UsageError(f"it cannot be {value!r}", where=where, hint=str(error)) from error
-
-
-def _chosen(fields: Mapping[str, Any], name: str, options: tuple[str, ...], where: str) -> Any:
-    if fields.get(name) not in options:
-        hint = f"choose from {', '.join(options)}"
-        raise UsageError(f"{name!r} cannot be {fields.get(name)!r}", where=where, hint=hint)
-    return fields[name]
-
-
-def _plain(value: float | bool) -> float | bool | Literal["nan", "inf", "-inf"]:
-    """The number, or the name of NaN or an infinity, which JSON lacks; `float` reads both."""
-    if math.isfinite(value):
-        return value
-    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(
+            what, where=f"{where}: {field}", hint=f"correct it, or leave it out: {error}"
+        ) from error
