@@ -77,21 +77,15 @@ def read_raw_samples(data: Any) -> Sequence[Sample]:
     return _read(data, None)[0]
 
 
-def may_hold_samples(data: Any) -> bool:
-    """True for the types that `read_samples` and `read_raw_samples` take, but for functions."""
-    if isinstance(data, (bytes, bytearray)):
-        return False
-    is_data_set = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    return isinstance(data, (str, os.PathLike, Iterable)) or is_array(data) or is_data_set
-
-
 def _read(
     data: Any, ports: Ports, image_preprocess: str | None = None
 ) -> tuple[list[Sample], str, list[str]]:
     """The samples, their origin, and sentences about what was left out."""
     if callable(data) and not isinstance(data, Iterable):
         data = data()
-    if not may_hold_samples(data):
+    is_data_set = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    holds = isinstance(data, (str, os.PathLike, Iterable)) or is_array(data) or is_data_set
+    if not holds or isinstance(data, (bytes, bytearray)):
         what = f"cannot read samples from {article(type(data).__name__)}"
         where = "`inputs`" if ports is not None else None
         raise UsageError(what, where=where, hint=f"give {FORMATS}; arrays, dicts of arrays, or a data loader")
