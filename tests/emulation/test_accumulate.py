@@ -127,7 +127,7 @@ def test_boxes_cover_a_kernel_once(sizes: tuple[int, ...], group: int) -> None:
 
 GEMM = """
     g (float16[{x}] x, float16[{w}] w, float16[3] c) => (float16[2,3] y) {{
-        y = Gemm<alpha = 0.5, beta = 2.0, transA = {a}, transB = {b}>(x, w, c)
+        y = Gemm<transA = {a}, transB = {b}>(x, w, c)
     }}"""
 
 
@@ -156,6 +156,11 @@ def test_gemm_keeps_its_attributes(a: int, b: int) -> None:
         ),
         pytest.param(
             "g (float16[2,32] x, float16[32] w) => (float16[2] y) { y = MatMul(x, w) }", 17, id="a vector"
+        ),
+        pytest.param(
+            "g (float16[2,32] x, float16[32,2] w) => (float16[2,2] y) { y = Gemm<alpha = 0.5>(x, w) }",
+            17,
+            id="a factor",
         ),
         pytest.param(
             "g (float16[1,2,8] x, float16[1,2,3] w) => (float16[1,1,8] y) "

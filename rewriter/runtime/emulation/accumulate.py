@@ -2,13 +2,12 @@
 
 A Tensor Core adds 16 products to the accumulator and rounds it to FP16. Here such a node becomes a call of a
 local function that does the same in a Loop, so partial sums beyond 65504 overflow, too. A ConvTranspose sums
-in FP32, but rounds before it adds its bias (docs/accuracy.md#emulated-sums)."""
+in FP32 (docs/accuracy.md#emulated-sums)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -18,10 +17,9 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.ir.graph import attribute
 from rewriter.ir.graph.match import optional_input
-from rewriter.ir.graph.ops import TENSOR_CORE
 from rewriter.ir.graph.product_kernels import sums_in_fp32, taps_apart
 from rewriter.ir.model import Model
-from rewriter.ir.model.facts import Facts, Shape, TensorFacts
+from rewriter.ir.model.facts import Facts, Shape
 from rewriter.ir.model.graphs import refill
 from rewriter.runtime.emulation.local_functions import declare, paired
 from rewriter.runtime.emulation.product_sums import ProductSums
@@ -75,6 +73,8 @@ ONE_ROUNDING = 2.1e-4
 """Relative L2 error of one rounding to FP16, as measured."""
 
 DOMAIN = "rewriter.fp16_accumulators"
+
+SPLIT = frozenset({"MatMul", "Gemm", "Conv"})
 
 FUSED_CHUNK = 32
 """Products that attention's second product sums before it rounds (docs/accuracy.md#emulated-sums)."""
@@ -144,22 +144,29 @@ def sum_error(depth: int) -> float:
     return ONE_ROUNDING * math.sqrt(depth / CHUNK / 2)
 
 
-def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, found: ProductSums | None = None) -> None:
+def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, sums: ProductSums) -> None:
     """Give the FP16 MatMul, Gemm and Conv nodes of an emulation FP16 accumulators.
 
-    ConvTransposes in `found.twice` are rounded before their bias. The accumulators stay FP32 in products of
-    `found.summed`, in those that run without Tensor Cores (`product_kernels`), in BF16, below opset 13, and
-    in a Conv with an unknown kernel size or with `auto_pad`. The chunks of a grouped Conv hold all channels
-    of a group.
+    The accumulators stay FP32 in products of `sums.summed`, in those that run without Tensor Cores
+    (`product_kernels`), in BF16, below opset 13, in a Gemm with factors, and in a Conv with an unknown
+    kernel size or with `auto_pad`. The chunks of a grouped Conv hold all channels of a group.
 
     Args:
         emulated: The result of `retype` on `given` with rounding, which has the same nodes of these
             operators in the same order; changed in place.
         facts: Of `given`.
-        found: How each product sums; None: all alike.
+        sums: How each product sums.
     """
-    for scope, graph, pairs in paired(given, emulated, TENSOR_CORE):
-        chosen = _chosen(pairs, facts.main | facts.scopes[scope], scope, found or ProductSums())
+    for scope, graph, pairs in paired(given, emulated, SPLIT):
+        tensors = facts.main | facts.scopes[scope]
+        chosen: dict[int, _Choice] = {}
+        for node, position in pairs:
+            result, key = tensors.get(node.output[0]), (scope, node.output[0])
+            shapes = tuple(tensors[n].shape if n in tensors else None for n in node.input)
+            low = result is not None and result.dtype == TensorProto.FLOAT16 and key not in sums.summed
+            exact = sums_in_fp32(node, *(shape or () for shape in shapes[:2]))
+            if low and not exact and _can_split(node, shapes):
+                chosen[position] = _Choice(shapes[1] or (), FUSED_CHUNK if key in sums.fused else CHUNK)
         if chosen:
             _Writer().rewrite(graph, chosen)
     declare(emulated, DOMAIN, _MATMUL, _CONV)
@@ -167,41 +174,19 @@ def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, found: Produ
 
 @dataclass(frozen=True)
 class _Choice:
-    """An FP16 node's operand shapes in the given model (None: unknown rank), and a MatMul's chunks."""
+    """The shape of an FP16 node's second operand (() where it is unknown), and a MatMul's chunks."""
 
-    shapes: tuple[Shape | None, ...]
+    kernel: Shape
     chunk: int = CHUNK
-
-
-def _chosen(
-    pairs: Iterable[tuple[NodeProto, int]], known: Mapping[str, TensorFacts], scope: int, sums: ProductSums
-) -> dict[int, _Choice]:
-    """The nodes of an emulated graph that accumulate in FP16, by position."""
-    found = {}
-    for node, position in pairs:
-        result = known.get(node.output[0])
-        low = result is not None and result.dtype == TensorProto.FLOAT16
-        key = scope, node.output[0]
-        shapes = tuple(known[n].shape if n in known else None for n in node.input)
-        if node.op_type == "ConvTranspose":
-            if low and key in sums.twice and any(node.input[2:]) and shapes[1] is not None:
-                found[position] = _Choice(shapes)
-        elif low and key not in sums.summed and _can_split(node, shapes) and not _is_exact(node, shapes):
-            found[position] = _Choice(shapes, FUSED_CHUNK if key in sums.fused else CHUNK)
-    return found
 
 
 def _can_split(node: NodeProto, shapes: Sequence[Shape | None]) -> bool:
     right = shapes[1]
     if node.op_type != "Conv":
-        return right is None or len(right) > 1
+        plain = all(attribute(node, factor, 1.0) == 1.0 for factor in ("alpha", "beta"))
+        return plain and (right is None or len(right) > 1)
     padded = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID")
     return padded and right is not None and all(isinstance(d, int) for d in right)
-
-
-def _is_exact(node: NodeProto, shapes: Sequence[Shape | None]) -> bool:
-    left, right = (shape or () for shape in shapes[:2])
-    return sums_in_fp32(node, left, right)
 
 
 @dataclass
@@ -211,12 +196,7 @@ class _Writer:
     nodes: list[NodeProto] = field(default_factory=list)
 
     def rewrite(self, graph: GraphProto, chosen: dict[int, _Choice]) -> None:
-        split = {
-            "MatMul": self._matmul,
-            "Gemm": self._gemm,
-            "Conv": self._conv,
-            "ConvTranspose": self._conv_transpose,
-        }
+        split = {"MatMul": self._matmul, "Gemm": self._gemm, "Conv": self._conv}
         for index, node in enumerate(graph.node):
             if index in chosen:
                 split[node.op_type](node, chosen[index])
@@ -228,28 +208,20 @@ class _Writer:
         self._add("MatMul", node.input, node.output[0], domain=DOMAIN, chunk=choice.chunk)
 
     def _gemm(self, node: NodeProto, choice: _Choice) -> None:
-        """alpha * A * B + beta * C; the products are what accumulates."""
+        """A * B + C; the products are what accumulates."""
         out = node.output[0]
         sides = [
             self._add("Transpose", [name], f"{out}/{flag}", perm=[1, 0]) if attribute(node, flag, 0) else name
             for name, flag in zip(node.input[:2], ("transA", "transB"), strict=True)
         ]
-        result = self._add("MatMul", sides, f"{out}/product", domain=DOMAIN, chunk=choice.chunk)
-        terms = [(result, "alpha"), *((name, "beta") for name in node.input[2:3] if name)]
-        scaled = [
-            self._scaled(name, attribute(node, factor, 1.0), f"{out}/{factor}") for name, factor in terms
-        ]
-        self._add("Add" if len(scaled) > 1 else "Identity", scaled, out)
-
-    def _scaled(self, name: str, factor: float, out: str) -> str:
-        if factor == 1.0:
-            return name
-        return self._add("Mul", [name, self._constant(factor, f"{out}/factor", np.float32)], out)
+        bias = optional_input(node, 2)
+        product = f"{out}/product" if bias else out
+        self._add("MatMul", sides, product, domain=DOMAIN, chunk=choice.chunk)
+        if bias:
+            self._add("Add", [product, bias], out)
 
     def _conv(self, node: NodeProto, choice: _Choice) -> None:
-        out, kernel = node.output[0], choice.shapes[1]
-        assert kernel is not None
-        sizes = [d for d in kernel if isinstance(d, int)]
+        out, sizes = node.output[0], [d for d in choice.kernel if isinstance(d, int)]
         spatial = len(sizes) - 2
         dilations = attribute(node, "dilations", [1] * spatial)
         pads = attribute(node, "pads", [0] * 2 * spatial)
@@ -272,28 +244,12 @@ class _Writer:
             group=group,
         )
         if bias:
-            self._with_bias(f"{out}/product", bias, spatial, out)
-
-    def _conv_transpose(self, node: NodeProto, choice: _Choice) -> None:
-        """The sum, rounded to FP16, and its bias."""
-        out, bias = node.output[0], node.input[2]
-        product = deepcopy(node)
-        del product.input[2:]
-        product.output[0] = f"{out}/product"
-        self.nodes.append(product)
-        half = self._add("Cast", [product.output[0]], f"{out}/half", to=TensorProto.FLOAT16)
-        rounded = self._add("Cast", [half], f"{out}/rounded", to=TensorProto.FLOAT)
-        kernel = choice.shapes[1]
-        assert kernel is not None
-        self._with_bias(rounded, bias, len(kernel) - 2, out)
-
-    def _with_bias(self, product: str, bias: str, spatial: int, out: str) -> None:
-        shape = self._constant([-1, *[1] * spatial], f"{out}/shape")
-        self._add("Add", [product, self._add("Reshape", [bias, shape], f"{out}/bias")], out)
+            shape = self._constant([-1, *[1] * spatial], f"{out}/shape")
+            self._add("Add", [f"{out}/product", self._add("Reshape", [bias, shape], f"{out}/bias")], out)
 
     def _add(self, op: str, inputs: Sequence[str], out: str, **attributes: Any) -> str:
         self.nodes.append(helper.make_node(op, inputs, [out], name=f"{out}/{op}", **attributes))
         return out
 
-    def _constant(self, value: object, out: str, dtype: type[np.generic] = np.int64) -> str:
-        return self._add("Constant", [], out, value=numpy_helper.from_array(np.asarray(value, dtype), out))
+    def _constant(self, value: object, out: str) -> str:
+        return self._add("Constant", [], out, value=numpy_helper.from_array(np.asarray(value, np.int64), out))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,17 +36,28 @@ LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 
 @dataclass(frozen=True)
-class Row:
-    """A tensor that both models have, with the node that made it.
+class NodeError:
+    """The errors of one node's result: relative L2, infinite where NaN or infinity appeared.
 
-    `norms` are outputs: the L2 norms of the tensor, of its error, and of the node's own error ("": none).
+    Attributes:
+        node, op, key: The node of the original, with its key in a plan. `op` is Cast for the rounding
+            of an FP32 result that FP16 nodes read, and Input for that of an input of the model.
+        tensor: Its output.
+        added: Error of the node alone on the original's exact values: from its weights, its arithmetic and
+            the rounding of its result.
+        total: Error of the tensor in the emulated model, with the errors of all nodes before it.
     """
 
     node: str
     op: str
     key: str
     tensor: str
-    norms: tuple[str, str, str]
+    added: float = 0.0
+    total: float = 0.0
+
+
+Norms = tuple[str, str, str]
+"""Outputs: the L2 norms of a tensor, of its error, and of the node's own error ("": none)."""
 
 
 class SideBySide:
@@ -67,7 +78,7 @@ class SideBySide:
     ) -> None:
         self.original, self.emulated, self.facts = original, emulated, facts
         self.nodes: list[NodeProto] = []
-        self.rows: list[Row] = []
+        self.rows: list[tuple[NodeError, Norms]] = []
         graph, other = original.proto.graph, emulated.proto.graph
         self.exact = list(graph.node)
         self.known = {port.name: -1 for port in original.signature.inputs}
@@ -172,11 +183,11 @@ class SideBySide:
         own = self._distance(LOCAL + name, exact) if errs else ""
         norms = (self._norm(exact), self._distance(EMULATED + name, exact), own)
         position = self.known[match]
-        if position < 0:
-            self.rows.append(Row(match, "Input", "", match, norms))
-            return
-        node = self.exact[position]
-        self.rows.append(Row(label(node), op or node.op_type, node_key(0, node), match, norms))
+        row = NodeError(match, "Input", "", match)
+        if position >= 0:
+            node = self.exact[position]
+            row = NodeError(label(node), op or node.op_type, node_key(0, node), match)
+        self.rows.append((row, norms))
 
     def _distance(self, tensor: str, exact: str) -> str:
         """L2 norm of the difference; equal infinities have no difference."""
@@ -199,7 +210,7 @@ class SideBySide:
         tensors = [_named(t, prefix) for g, prefix, _ in both for t in g.initializer]
         model.weights = {prefix + name: a for _, prefix, weights in both for name, a in weights.items()}
         given = {port.name for port in self.original.signature.inputs}
-        norms = (name for row in self.rows for name in row.norms if name)
+        norms = (name for _, names in self.rows for name in names if name)
         del graph.value_info[:]
         refill(graph.input, [v for v in graph.input if v.name in given])
         refill(graph.initializer, tensors)
@@ -250,27 +261,6 @@ def _rename_reads(node: NodeProto, read: Naming, outer: set[str], *, inside: boo
 
 
 @dataclass(frozen=True)
-class NodeError:
-    """The errors of one node's result: relative L2, infinite where NaN or infinity appeared.
-
-    Attributes:
-        node, op, key: The node of the original, with its key in a plan. `op` is Cast for the rounding
-            of an FP32 result that FP16 nodes read, and Input for that of an input of the model.
-        tensor: Its output.
-        added: Error of the node alone on the original's exact values: from its weights, its arithmetic and
-            the rounding of its result.
-        total: Error of the tensor in the emulated model, with the errors of all nodes before it.
-    """
-
-    node: str
-    op: str
-    key: str
-    tensor: str
-    added: float
-    total: float
-
-
-@dataclass(frozen=True)
 class Divergence:
     """The errors of all float tensors of the main graph, in the order of computation."""
 
@@ -314,13 +304,13 @@ def diverge(
     with Session(pair.model) as session:
         for sample in samples:
             found = {name: float(value) for name, value in session.run(sample).items()}
-            norms = [[found.get(name, 0.0) for name in row.norms] for row in pair.rows]
+            norms = [[found.get(name, 0.0) for name in names] for _, names in pair.rows]
             squares += np.square(np.asarray(norms, np.float64).reshape(-1, 3))
-    rows = zip(pair.rows, np.sqrt(squares).tolist(), strict=True)
+    figures = zip(pair.rows, np.sqrt(squares).tolist(), strict=True)
     return Divergence(
         tuple(
-            NodeError(row.node, row.op, row.key, row.tensor, _ratio(added, scale), _ratio(total, scale))
-            for row, (scale, total, added) in rows
+            replace(row, added=_ratio(added, scale), total=_ratio(total, scale))
+            for (row, _), (scale, total, added) in figures
         )
     )
 

@@ -1,6 +1,6 @@
 """How TensorRT sums and rounds each FP16 product of a model, depending on the nodes around it.
 
-`rewriter.ir.graph.fusion` has the rules about kernels; attention and ConvTransposes are added here
+`rewriter.ir.graph.fusion` has the rules about kernels; attention is added here
 (docs/accuracy.md#how-close-the-emulation-comes).
 """
 
@@ -15,12 +15,11 @@ from rewriter.ir.graph import casts_to
 from rewriter.ir.graph.fusion import (
     TypedGraph,
     has_fp32_epilogue,
-    is_plain_transpose,
     multiplies_computed,
     projected,
     stands_alone,
 )
-from rewriter.ir.graph.ops import ELEMENTWISE, PRODUCTS, SCALING
+from rewriter.ir.graph.ops import PRODUCTS, SCALING
 from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.model.facts import Facts
 
@@ -36,13 +35,11 @@ class ProductSums:
         summed: Products that sum in FP32.
         exact: Tensors that are not rounded: products of these, and the scaled scores of attention.
         fused: The second product of attention.
-        twice: ConvTransposes that round their sum before they add the bias.
     """
 
     summed: Names = field(default_factory=frozenset)
     exact: Names = field(default_factory=frozenset)
     fused: Names = field(default_factory=frozenset)
-    twice: Names = field(default_factory=frozenset)
 
 
 def find_product_sums(model: Model, facts: Facts) -> ProductSums:
@@ -50,7 +47,6 @@ def find_product_sums(model: Model, facts: Facts) -> ProductSums:
     summed: set[tuple[int, str]] = set()
     exact: set[tuple[int, str]] = set()
     fused: set[tuple[int, str]] = set()
-    twice: set[tuple[int, str]] = set()
     for scope, proto in enumerate(walk_graphs(model.proto.graph)):
         graph = TypedGraph(model, proto, facts.main | facts.scopes[scope])
         taken = graph.products_taken_over()
@@ -58,8 +54,6 @@ def find_product_sums(model: Model, facts: Facts) -> ProductSums:
             name = next(iter(node.output), "")
             if graph.dtype(name) != TensorProto.FLOAT16:
                 continue
-            if is_plain_transpose(node):
-                (exact if _has_fp32_activation(graph, node) else twice).add((scope, name))
             if node.op_type not in PRODUCTS:
                 continue
             if multiplies_computed(graph, node) and any(_is_softmax(graph, t) for t in node.input[:2]):
@@ -71,15 +65,7 @@ def find_product_sums(model: Model, facts: Facts) -> ProductSums:
             if unrounded or _is_fp32_output(graph, node):
                 summed.add((scope, name))
             exact.update((scope, tensor) for tensor in unrounded)
-    return ProductSums(summed, exact, fused, twice)
-
-
-def _has_fp32_activation(graph: TypedGraph, node: NodeProto) -> bool:
-    """True if elementwise FP32 operators alone read a ConvTranspose: its kernel then rounds at its end."""
-    widened = graph.widened(node)
-    readers = [reader for name in widened for _, reader in graph.readers(name)]
-    inside = not any(map(graph.is_output, widened))
-    return bool(readers) and inside and all(reader.op_type in ELEMENTWISE for reader in readers)
+    return ProductSums(summed, exact, fused)
 
 
 def _is_fp32_output(graph: TypedGraph, node: NodeProto) -> bool:
