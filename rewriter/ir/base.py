@@ -49,11 +49,6 @@ class Clamped(Change):
 
 
 @dataclass(frozen=True)
-class Merged(Change):
-    """A change after which tensors are parts or views of others; all that there was has its values still."""
-
-
-@dataclass(frozen=True)
 class Refusal:
     """Something that a pass recognised and did not change, with the reason."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from onnx import NodeProto
 
-from rewriter.ir.base import Context, Event, GraphPass, Merged, Refusal, Requires
+from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal, Requires
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.fusion import after_products
 from rewriter.ir.graph.ops import ROW_NORMS
@@ -82,7 +82,7 @@ def _reason_against(graph: GraphEditor, node: NodeProto) -> str | None:
     return f"its other result {read[0]} is read" if read else None
 
 
-def _lift(graph: GraphEditor, node: NodeProto, **axes: Any) -> Merged:
+def _lift(graph: GraphEditor, node: NodeProto, **axes: Any) -> Change:
     """Lets the node compute on a tensor with one more leading axis; `axes` are its attributes for that."""
     data, result = node.input[0], node.output[0]
     lifted = graph.tensor(f"{result}/lifted", dtype=graph.dtype(data))
@@ -94,4 +94,4 @@ def _lift(graph: GraphEditor, node: NodeProto, **axes: Any) -> Merged:
         graph.again(node, [lifted, *node.input[1:]], [inner], name=node.name, **axes),
         graph.make("Squeeze", [inner, first], [result]),
     )
-    return Merged(label(node), f"a view stands between it and {data}")
+    return Change(label(node), f"a view stands between it and {data}")

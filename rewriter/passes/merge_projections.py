@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.base import Context, Event, Exactness, GraphPass, Merged, Refusal, Requires, refused
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires, refused
 from rewriter.ir.graph import GraphEditor, constant_row, is_op, is_quantised, label
 from rewriter.ir.graph.match import consumed, optional_input, other_operand
 from rewriter.ir.graph.ops import PRODUCTS
@@ -195,7 +195,7 @@ def _bias(graph: GraphEditor, members: list[_Product]) -> str:
     return graph.add_constant(f"{first}/merged/bias", np.concatenate(rows))
 
 
-def _merge(graph: GraphEditor, context: Context, members: list[_Product], weights: NewWeights) -> Merged:
+def _merge(graph: GraphEditor, context: Context, members: list[_Product], weights: NewWeights) -> Change:
     first = members[0].node
     data, new, heads = first.input[0], Replacement(graph, first, "merged"), _heads(graph, context, members)
     product = new.add("MatMul", [data, _weight(members, weights)], new.tensor("merged"), new.name)
@@ -211,7 +211,7 @@ def _merge(graph: GraphEditor, context: Context, members: list[_Product], weight
     total = sum(m.columns for m in members)
     names = ", ".join(label(m.node) for m in members[1:])
     form = f" in {sum(heads.counts)} heads" if heads else ""
-    return Merged(label(first), f"one product of {data} with {names}: {total} columns{form}")
+    return Change(label(first), f"one product of {data} with {names}: {total} columns{form}")
 
 
 def _heads(graph: GraphEditor, context: Context, members: list[_Product]) -> Heads | None:

@@ -34,8 +34,10 @@ def rescaled(source: Model, feeds: Feeds) -> tuple[Model, PassResult, Ranges]:
     """The model after the pass with ranges of `feeds`, and the ranges that hold then by calculation."""
     ranges = measure(source, [feeds], infer(source))
     result, report = apply(Rescale(), source, Context(ranges=ranges))
-    exponents = [e for c in report.changes if isinstance(c, Rescaled) for e in c.exponents]
-    return result, report, ranges.rescaled(exponents)
+    for scope, name, exponent in (e for c in report.changes if isinstance(c, Rescaled) for e in c.exponents):
+        if (scope, name) in ranges:
+            ranges[scope, name] = ranges[scope, name].scaled(exponent)
+    return result, report, ranges
 
 
 def constant(source: Model, node: str, index: int) -> Array:

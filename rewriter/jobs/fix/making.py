@@ -10,7 +10,7 @@ from rewriter.hazards.planning import free_fp32
 from rewriter.hazards.planning.plan_fit import fit, kept_by_user
 from rewriter.hazards.planning.planner import extend_plan, make_plan
 from rewriter.hazards.survey import PrecisionRequest
-from rewriter.ir.base import Context, Kept, Merged, Pass, Rescaled
+from rewriter.ir.base import Context, Kept, Pass, Rescaled
 from rewriter.ir.graph import label
 from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.model import facts as tensor_facts
@@ -27,7 +27,6 @@ from rewriter.runtime.emulation import reference
 from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.inputs import Samples
 from rewriter.runtime.ranges import Ranges, measure
-from rewriter.runtime.ranges.merged import merged_ranges
 
 
 @dataclass(frozen=True)
@@ -140,18 +139,11 @@ class Making:
     def rewritten_by_ranges(
         self, model: Model, steps: Sequence[Pass], ranges: Ranges
     ) -> tuple[Model, Ranges]:
-        """Returns the model after passes that need ranges, with its ranges: derived, or measured again."""
+        """Returns the model after passes that need ranges, with its ranges."""
         first = len(self.passes)
         rewritten = self.rewrite(model, steps, ranges=ranges)
-        results = self.passes[first:]
-        if not all(isinstance(c, (Merged, Rescaled)) for result in results for c in result.changes):
-            return rewritten, self.ranges(rewritten)
-        scaled = ranges.rescaled(self.exponents())
-        merging = {r.name for r in results if any(isinstance(change, Merged) for change in r.changes)}
-        if not merging:
-            return rewritten, scaled
-        merged = merged_ranges(rewritten, scaled, merging, tensor_facts.infer(rewritten))
-        return rewritten, merged if merged is not None else self.ranges(rewritten)
+        changed = any(result.changes for result in self.passes[first:])
+        return rewritten, self.ranges(rewritten) if changed else ranges
 
     def plan(self, structured: Model, ranges: Ranges) -> Plan:
         """Returns the user's plan, or the rules' plan for the measured ranges."""

@@ -7,7 +7,7 @@ samples nor with the number of tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 from onnx import NodeProto, helper
@@ -48,15 +48,6 @@ class Ranges(dict[Key, Range]):
     unsupported: tuple[str, ...] = ()
     samples: int = 0
     real: bool = True
-
-    def rescaled(self, exponents: Iterable[tuple[int, str, int]]) -> Ranges:
-        """The ranges after tensors (scope, name) are multiplied by 2^exponent."""
-        new = Ranges(self)
-        new.unsupported, new.samples = self.unsupported, self.samples
-        for scope, name, exponent in exponents:
-            if (scope, name) in new:
-                new[scope, name] = new[scope, name].scaled(exponent)
-        return new
 
 
 def measure(
@@ -125,11 +116,11 @@ def mostly_windows(model: Model) -> bool:
     return 0 < share <= inside and model.size <= COPIED_BYTES
 
 
-def constant_ranges(model: Model, known: Container[Key] = ()) -> Iterator[tuple[Key, Range]]:
-    """Ranges of initializers and Constant nodes, computed by numpy; those in `known` are left out."""
+def constant_ranges(model: Model) -> Iterator[tuple[Key, Range]]:
+    """Ranges of initializers and Constant nodes, computed by numpy."""
     for scope, graph in enumerate(walk_graphs(model.proto.graph)):
         for tensor in graph.initializer:
-            if tensor.data_type in FLOATS and (scope, tensor.name) not in known:
+            if tensor.data_type in FLOATS:
                 yield (scope, tensor.name), range_of(model.array(tensor))
         for node in graph.node:
             value = constant_value(node) if node.op_type == "Constant" else None
