@@ -5,33 +5,38 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
 
-from rewriter.ir.errors import UsageError
-from rewriter.ir.model import load
+from rewriter.ir.errors import ArithmeticRunError, EngineError, UsageError
+from rewriter.ir.model import Model, load
+from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.stopwatch import Progress, Stopwatch
+from rewriter.jobs.fix.judge import Judge
 from rewriter.jobs.fix.provenance import noted_sums, noted_tolerance
-from rewriter.judge.judge import BuildRun
+from rewriter.judge.build_check import expectation, judged_report
+from rewriter.judge.expected import MOST_SAMPLES, Expected, run_all, widened
+from rewriter.judge.judge import BuildRun, Standard, run_check
 from rewriter.judge.not_finite import nan_warnings
-from rewriter.judge.run_check import build_without_gpu, run_emulated, run_on_engine
-from rewriter.judge.verdict import Verdict
+from rewriter.judge.verdict import Check, Verdict
 from rewriter.judge.verify_result import VerifyResult
-from rewriter.judge.workspace import MOST_SAMPLES, Workspace
 from rewriter.pipeline.keywords import VerifyKeywords
 from rewriter.pipeline.options import VerifyOptions, combined, documented
+from rewriter.runtime.emulation import Accumulation, reference
 from rewriter.runtime.engines.deployment import deployment
+from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import gpu_notes
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
-from rewriter.runtime.engines.protocol import MeasureSettings, Timing
+from rewriter.runtime.engines.protocol import EngineOutcome, Latency, MeasureSettings, Timing
 from rewriter.runtime.engines.this_machine import Choice
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.figures.metrics import named
 from rewriter.runtime.figures.outputs import OutputStatistics
-from rewriter.runtime.figures.tolerances import Tolerance, default_tolerance
+from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance, default_tolerance, precision_of
 from rewriter.runtime.inputs import Samples, load_samples
 
 __all__ = ["BuildRun", "OutputStatistics", "Tolerance", "VerifyResult", "verify"]
@@ -60,10 +65,8 @@ def verify(
         RewriterError: bad model, data or option; an engine that was named and cannot run here.
     """
     request = combined(VerifyOptions, options, keywords)
-    tolerance, metric, timeout = request.tolerance, request.metric, request.timeout
-    if isinstance(tolerance, Tolerance):
-        metric = tolerance.metric
-    asked = _asked(tolerance, metric)
+    tolerance = request.tolerance
+    asked = _asked(tolerance, tolerance.metric if isinstance(tolerance, Tolerance) else request.metric)
     watch = Stopwatch(progress or (lambda stage, done, total: None))
     deployed = deployment(
         request.engine, request.plugin_lib, request.min_shapes, request.opt_shapes, request.max_shapes
@@ -72,6 +75,7 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="rewriter-verify-") as folder:
         with watch("load"):
             models = load(original), load(fixed)
+            _require_same_ports(*models)
             asked = asked or noted_tolerance(models[1])
             samples = load_samples(
                 request.inputs,
@@ -81,38 +85,40 @@ def verify(
                 deployment=deployed,
                 image_preprocess=request.image_preprocess,
             )
-            workspace = Workspace(*models, samples, Path(folder), deployed.profile)
-        tf32 = chosen.engine != "onnxruntime"
-        held = asked or default_tolerance(workspace.fixed_facts, tf32=tf32)
+        facts = tensor_facts.infer(models[1])
+        precision = precision_of(facts)
+        held = asked or default_tolerance(facts, tf32=chosen.engine != "onnxruntime")
+        judge = Judge(
+            source=original,
+            samples=list(islice(samples, MOST_SAMPLES)),
+            expected=None,
+            standards={precision: Standard.of(models[0], held, asked)},
+            deployment=deployed,
+            spans={**samples.source.spans, **deployed.profile},
+            timeout_s=request.timeout,
+            folder=Path(folder),
+            stage=watch,
+            asked=asked is not None,
+        )
         with watch("reference"):
-            missing = _without_reference(workspace, chosen)
-            made_nan = nan_warnings(models[0], islice(samples, MOST_SAMPLES), workspace.expected)
+            missing = _without_reference(judge, models[0], chosen)
+            exact = [] if judge.expected is None else judge.expected.exact
+            made_nan = nan_warnings(models[0], judge.samples, exact)
         if chosen.engine is None:
-            with watch("emulation"):
-                sums = request.accumulation or noted_sums(models[1]) or "fp16"
-                done = run_emulated(workspace, held, sums, asked=asked is not None)
-            with watch("build"):
-                if request.build:
-                    built = build_without_gpu(workspace, timeout, deployed.plugins)
-                    done = replace(done, checks=(*done.checks, built))
+            sums = request.accumulation or noted_sums(models[1]) or "fp16"
+            done = _emulated(judge, models[1], precision, sums, build=request.build)
         else:
             settings = MeasureSettings(
                 chosen.engine,
                 builds=request.builds,
                 timing=Timing() if request.timing else None,
                 plugins=deployed.plugins,
-                build_timeout_s=timeout,
-                run_timeout_s=timeout,
+                build_timeout_s=request.timeout,
+                run_timeout_s=request.timeout,
             )
             with watch("run"):
-                done = run_on_engine(workspace, settings, held, missing, asked=asked is not None)
-        warnings = (
-            *_warnings(chosen, samples),
-            *data_warnings(models[0], samples),
-            *made_nan,
-            *done.warnings,
-            *gpu_notes(),
-        )
+                done = _on_engine(judge, *models, precision, settings, missing)
+        warnings = [*_warnings(chosen, samples), *data_warnings(models[0], samples), *made_nan]
         return VerifyResult(
             original=models[0].path,
             fixed=models[1].path,
@@ -120,26 +126,149 @@ def verify(
             device=done.device,
             tolerance=held,
             data=samples.source,
-            outputs=done.judged.outputs,
-            builds=done.judged.builds,
+            outputs=done.checks[0 if chosen.engine is None else -1].statistics,
+            builds=done.builds,
             latency=done.latency,
             reference_latency=done.reference_latency,
             verdict=Verdict(done.checks),
-            warnings=warnings,
+            warnings=(*warnings, *done.notes, *gpu_notes()),
             seconds=watch.seconds,
         )
 
 
-def _without_reference(workspace: Workspace, chosen: Choice) -> str:
+@dataclass(frozen=True)
+class _Execution:
+    """Checks and figures of the fixed model; see `VerifyResult` for the fields."""
+
+    engine: str
+    device: str
+    checks: tuple[Check, ...]
+    builds: tuple[BuildRun, ...] = ()
+    latency: Latency | None = None
+    reference_latency: Latency | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _without_reference(judge: Judge, original: Model, chosen: Choice) -> str:
     """Compute the reference; or why ONNX Runtime cannot, where an engine of the original can stand in."""
     try:
-        workspace.compute_reference()
+        exact = run_all(reference(original, tensor_facts.infer(original)), judge.samples, gpu=True)
     except NoKernelError as error:
         if chosen.engine in ("tensorrt", "tensorrt-rtx"):
             return error.what
         error.hint = "on a GPU its FP32 engine is the reference: `engine=tensorrt`, with `plugin-lib`"
         raise
+    judge.expected = Expected(exact, exact)
     return ""
+
+
+def _emulated(judge: Judge, fixed: Model, precision: str, sums: Accumulation, *, build: bool) -> _Execution:
+    """Emulates the fixed model on ONNX Runtime's CPU, and builds it, which needs no GPU.
+
+    Raises:
+        ArithmeticRunError: ONNX Runtime cannot run it.
+    """
+    check = judge.emulated(fixed, precision, sums, products=False)
+    if check.passed is None:
+        raise ArithmeticRunError(check.summary, hint="`engine=tensorrt-rtx` needs no emulation, but a GPU")
+    allowed = f"allowed: {judge.standards[precision].tolerance.source}"
+    check = replace(
+        check,
+        name="emulation",
+        summary=f"no GPU was used; {check.summary}",
+        details=(allowed, *check.details),
+    )
+    checks = [check]
+    if build:
+        checks.append(judge.build_check(fixed, judge.file(fixed, "fixed", fixed), None, None))
+    return _Execution("emulation", "CPU", tuple(checks))
+
+
+def _on_engine(
+    judge: Judge, original: Model, fixed: Model, precision: str, settings: MeasureSettings, missing: str
+) -> _Execution:
+    """Builds and runs the fixed model, and once the original in FP32 without TF32.
+
+    Args:
+        missing: The reason why ONNX Runtime gave no reference; "" if it did. Without one, the original's FP32
+            engine is the reference.
+
+    Raises:
+        EngineError: the library is not installed, or there is no reference.
+    """
+    start, wide = time.perf_counter(), widened(original)
+    path = judge.file(wide, "original", original)
+    variant = judge.variant(wide, path, judge.folder / "samples" / "original", tf32=False)
+    (exact,) = measure([variant], replace(settings, builds=1), judge.folder / "original")
+    referred = _engine_as_reference if missing else _reference_check
+    checks = [referred(judge, original, exact, missing)]
+    variant = judge.variant(fixed, judge.file(fixed, "fixed", fixed), judge.folder / "samples" / "fixed")
+    outcomes = measure([variant], settings, judge.folder / "fixed")
+    if outcomes[0].report is not None:
+        checks.append(judged_report(outcomes[0].report, expectation(fixed, tensor_facts.infer(fixed))))
+    check, judged = judge.run_check(outcomes, precision, start)
+    ran = next((outcome for outcome in outcomes if outcome.ran), outcomes[0])
+    return _Execution(
+        ran.library or settings.engine,
+        ran.device,
+        (*checks, check),
+        judged.builds,
+        ran.latency,
+        exact.latency,
+        tuple(dict.fromkeys(note for outcome in (*outcomes, exact) for note in outcome.notes)),
+    )
+
+
+def _engine_as_reference(judge: Judge, original: Model, outcome: EngineOutcome, missing: str) -> Check:
+    """Makes the original's own engine the reference, for operators that only a plugin computes."""
+    if not outcome.ran:
+        raise EngineError(
+            f"nothing can be compared: {missing}, and the original did not run in FP32: {outcome.problem}",
+            where=str(original.path or "the original"),
+            hint=outcome.hint or "`plugin-lib` names the library of its plugins",
+        )
+    exact = [outcome.values(number) for number in range(len(outcome.outputs))]
+    judge.expected = Expected(exact, exact)
+    summary = f"not checked: {missing}; the fixed model is compared with the original's FP32 engine"
+    return Check("reference", None, summary)
+
+
+def _reference_check(judge: Judge, original: Model, outcome: EngineOutcome, _: str) -> Check:
+    """Compares the original's FP32 engine with ONNX Runtime, which shows errors of the library alone."""
+    assert judge.expected is not None
+    standard = Standard.of(original, TOLERANCES["fp32"])
+    check, judged = run_check(judge.expected.exact, [outcome], standard)
+    if not outcome.ran:
+        problem = f"the original did not run here: {outcome.problem}"
+        return Check("reference", None, problem, details=check.details[2:])
+    within = "agrees with" if judged.passed else "DIFFERS from"
+    return Check(
+        "reference",
+        True if judged.passed else None,
+        f"the original in FP32 without TF32 {within} ONNX Runtime: {judged.error:.2g}",
+        judged.comparisons,
+        () if judged.passed else ("this library computes the original itself differently",),
+    )
+
+
+def _require_same_ports(original: Model, fixed: Model) -> None:
+    """Checks that both models have inputs and outputs of the same names; types may differ.
+
+    Raises:
+        UsageError: they are not two versions of one model.
+    """
+    for ports in ("inputs", "outputs"):
+        names = [[port.name for port in getattr(model.signature, ports)] for model in (original, fixed)]
+        missing, extra = ([n for n in names[i] if n not in names[1 - i]] for i in (0, 1))
+        if missing or extra:
+            found = [f"lacks {', '.join(missing)}"] if missing else []
+            found += [f"has {', '.join(extra)} in addition"] if extra else []
+            raise UsageError(
+                f"it is not a version of {original.path or 'the original'}: of the {ports}, "
+                f"it {' and '.join(found)}",
+                where=str(fixed.path or "the fixed model"),
+                hint="give the original first, then the model that was made from it",
+            )
 
 
 def _warnings(chosen: Choice, samples: Samples) -> Iterator[str]:

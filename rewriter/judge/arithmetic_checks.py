@@ -15,11 +15,10 @@ from rewriter.ir.model import Array, Model
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.facts import Facts
 from rewriter.judge.expected import Expected, Outputs, as_declared, run_all, selects_rows
-from rewriter.judge.judge import Standard, against, fair_words, weigh
-from rewriter.judge.verdict import Check, Excuse, MetricValue
+from rewriter.judge.judge import Standard, weigh
+from rewriter.judge.verdict import Check, Excuse
 from rewriter.runtime.emulation import Accumulation, emulation, rounded, sums
 from rewriter.runtime.emulation.divergence import NodeError, diverge
-from rewriter.runtime.figures.metrics import named
 from rewriter.runtime.figures.outputs import OutputComparison, compare_samples
 from rewriter.runtime.figures.pair import degenerate
 from rewriter.runtime.figures.tolerances import RELATIVE_L2, TOLERANCES, USABLE, Tolerance
@@ -92,51 +91,34 @@ def check_emulation(
 ) -> Check:
     """Compares the emulated reduced-precision model with the original in FP32.
 
+    A model in FP32 is emulated with the TF32 products of TensorRT's FP32 engines; its check is called `tf32`.
+
     Args:
         tf32: Emulate products in FP32 in TF32, as in an engine built with TensorRT's defaults.
         accumulation: Type in which FP16 MatMul, Gemm and Conv accumulate, as for `emulation.emulation`.
         standard: How close the outputs have to be; by default what is known of the precision.
     """
-    default = TOLERANCES["tf32" if precision == "fp32" else precision]
-    held = standard or Standard(default, as_sets=selects_rows(fixed))
+    name, low, accumulation = (
+        ("tf32", "tf32", "fp32") if precision == "fp32" else ("emulation", precision, accumulation)
+    )
+    held = standard or Standard(TOLERANCES[low], as_sets=selects_rows(fixed))
     emulate = partial(emulation, accumulation=accumulation, tf32=tf32)
-    check = _compare_run("emulation", expected.exact, fixed, samples, held, emulate)
+    check = _compare_run(name, expected.exact, fixed, samples, held, emulate)
     if check.passed is None:
         return check
-    how = precision.upper() + " emulated"
+    how = low.upper() + " emulated"
     how += f", sums in {sums(fixed, accumulation)}" if accumulation == "fp16" else ""
-    return replace(
-        check, summary=f"{how}: {_largest_error(check, held.tolerance.value)}{fair_words(check.outputs)}"
-    )
-
-
-def _largest_error(check: Check, tolerance: float) -> str:
-    """The error that is closest to its tolerance, or furthest beyond."""
-    if check.value is not None:
-        relation = "within" if check.value.met else "NOT within"
-        return f"{check.value.metric} {check.value.value:.3g}, {relation} {check.value.allowed:.3g}"
-    return f"largest error {against(check.outputs, passed=bool(check.passed), default=tolerance)}"
-
-
-def check_tf32(
-    expected: Expected,
-    fixed: Model,
-    samples: Iterable[Mapping[str, Array]],
-    standard: Standard | None = None,
-) -> Check:
-    """Compares an FP32 model with the original, with the TF32 products of TensorRT's FP32 engines."""
-    check = replace(check_emulation(expected, fixed, "tf32", samples, standard=standard), name="tf32")
-    if check.passed is not False:
-        return check
-    hint = "; --noTF32, or NVIDIA_TF32_OVERRIDE=0, makes it slower and exact"
-    return replace(check, summary=check.summary + hint)
+    summary = f"{how}: {check.error_words(held.tolerance.value)}"
+    if name == "tf32" and not check.passed:
+        summary += "; --noTF32, or NVIDIA_TF32_OVERRIDE=0, makes it slower and exact"
+    return replace(check, summary=summary)
 
 
 def tf32_errors(
     expected: Expected, original: Model, samples: Iterable[Mapping[str, Array]]
 ) -> dict[str, float]:
     """Relative L2 error of each finite output of an FP32 model whose products are rounded to TF32."""
-    check = check_tf32(expected, original, samples)
+    check = check_emulation(expected, original, "fp32", samples)
     return {output.name: output.relative_l2 for output in check.outputs if output.finite}
 
 
@@ -260,14 +242,10 @@ def _compare_run(
     outputs = tuple(
         replace(o, tolerance=o.tolerance + (noise or {}).get(o.name, 0.0)) for o in found.comparisons
     )
-    metric, value = standard.tolerance.metric, None
-    if metric != RELATIVE_L2:
-        met = named(metric).meets(found.value, found.allowed)
-        value = MetricValue(metric, found.value, found.allowed, met)
+    value = found.value(standard.tolerance)
     passed = all(c.passed for c in outputs) and (value is None or value.met)
     details = () if passed else tuple(_degenerate(expected, outputs))
-    seconds = time.perf_counter() - start
-    worst = found.worst
+    seconds, worst = time.perf_counter() - start, found.worst
     return Check(name, passed, "", outputs, details, seconds, worst.statistics, worst.pictures, value=value)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from onnx import TensorProto
 
@@ -14,7 +13,6 @@ from rewriter.ir.errors import EngineError, NativeError
 from rewriter.ir.graph import is_op
 from rewriter.ir.graph.ops import NORMS
 from rewriter.ir.model import Array, Model, walk_graphs
-from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.facts import Facts
 from rewriter.ir.model.schemas import logical_name
 from rewriter.judge.verdict import ADVICE, ORIGINAL, Check, log_lines
@@ -95,90 +93,75 @@ def expectation(model: Model, facts: Facts, norms_in_range: frozenset[str] = fro
     )
 
 
-def check_build(
-    path: Path,
-    expected: BuildExpectation,
-    *,
-    shapes: Mapping[str, Shape | Span] | None = None,
-    values: Mapping[str, Sequence[int]] | None = None,
-    timeout_s: float,
-    plugins: Sequence[Path] = (),
-    engine: Path | None = None,
-    library: str | None = None,
-) -> Check:
+def check_build(path: Path, expected: BuildExpectation, options: BuildOptions, timeout_s: float) -> Check:
     """Builds the file at `path` and compares the parsed network with `expected`.
 
     Args:
-        shapes: Shape, or smallest, usual and largest shape, of inputs with dynamic axes.
-        values: Values of integer inputs that are shapes or trip counts.
         timeout_s: Limit after which the builder is killed and the check fails.
-        plugins: Shared libraries with plugins.
-        engine: File for the engine; None: it is not kept.
-        library: As in `BuildOptions`.
 
     Returns:
         A check whose `passed` is None if no library is installed, it lacks an operator, or the shape of an
         input is not known. A plugin that does not load is a failure.
     """
     start = time.perf_counter()
-    options = _options(shapes or {}, values or {}, plugins, engine, library)
     try:
         check = judged_report(build(path, options, timeout_s=timeout_s), expected)
     except NativeError as error:
         check = _of_accident(error)
     except EngineError as error:
-        named = error.where in [str(plugin) for plugin in plugins]  # a plugin that was to be used
-        place = f" ({error.where})" if error.where else ""
-        check = Check(
-            "build", False if named else None, f"not built: {error.what}{place}", details=_advice(error.hint)
-        )
+        named = error.where in [str(plugin) for plugin in options.plugins]  # a plugin that was to be used
+        summary = f"not built: {error.what}" + (f" ({error.where})" if error.where else "")
+        check = Check("build", False if named else None, summary, details=_advice(error.hint))
     return replace(check, seconds=time.perf_counter() - start)
 
 
-def check_original_build(
-    path: Path,
-    sample: Mapping[str, Array],
-    spans: Mapping[str, Span],
-    timeout_s: float,
-    *,
-    plugins: Sequence[Path] = (),
-    library: str | None = None,
-) -> Check:
-    """Checks that the user's own file gives an engine; its arguments are those of `check_model_build`.
+def check_original_build(path: Path, options: BuildOptions, timeout_s: float) -> Check:
+    """Checks that the user's own file gives an engine.
 
     Returns:
         A check `ORIGINAL`, whose details are the library's reasons; `passed` is None if no library is there.
     """
     start = time.perf_counter()
-    shapes: dict[str, Shape | Span] = {name: array.shape for name, array in sample.items()}
-    options = _options(shapes | dict(spans), shape_values(sample), plugins, None, library)
     try:
-        outcome = build(path, options, timeout_s=timeout_s)
+        report = build(path, options, timeout_s=timeout_s)
     except EngineError as error:
         return Check(ORIGINAL, None, f"not built: {error.what}", details=_advice(error.hint))
     except NativeError as error:
         check = replace(_of_accident(error), name=ORIGINAL)
     else:
-        built = outcome.engine_bytes is not None
+        built = report.engine_bytes is not None
         words = "builds the model as it came" if built else "does not build the model as it came"
-        summary = f"{outcome.library} {outcome.version} {words}"
-        reasons = tuple(_refusals(outcome))
-        errors = outcome.parser_errors if not built else ()
-        refused = tuple((error.node, error.op) for error in errors if error.op)
-        check = Check(ORIGINAL, built, summary, details=reasons, built=built, refused=refused)
+        check = Check(
+            ORIGINAL,
+            built,
+            f"{report.library} {report.version} {words}",
+            details=tuple(_refusals(report)),
+            built=built,
+            refused=() if built else _refused(report),
+        )
     return replace(check, seconds=time.perf_counter() - start)
 
 
-def _options(
-    shapes: Mapping[str, Shape | Span],
-    values: Mapping[str, Sequence[int]],
-    plugins: Sequence[Path],
-    engine: Path | None,
-    library: str | None,
+def build_options(
+    sample: Mapping[str, Array],
+    spans: Mapping[str, Span],
+    *,
+    plugins: Sequence[Path] = (),
+    engine: Path | None = None,
+    library: str | None = None,
 ) -> BuildOptions:
+    """Returns the options of a build for one sample's shapes, and its values of inputs that are shapes.
+
+    Args:
+        spans: Smallest, usual and largest shape of inputs, known from several samples.
+        plugins: Shared libraries with plugins.
+        engine: File for the engine; None: it is not kept.
+        library: As in `BuildOptions`.
+    """
+    shapes = {name: (array.shape,) * 3 for name, array in sample.items()} | dict(spans)
     return BuildOptions(
-        shapes={name: _span(shape) for name, shape in shapes.items()},
-        values={name: _plain(tuple(value)) for name, value in values.items()},
+        shapes={name: tuple(map(_plain, span)) for name, span in shapes.items()},  # type: ignore[misc]
+        values={name: _plain(value) for name, value in shape_values(sample).items()},
         plugins=plugins,
         engine=engine,
         library=library,
@@ -186,44 +169,7 @@ def _options(
     )
 
 
-def check_model_build(
-    model: Model,
-    path: Path,
-    sample: Mapping[str, Array],
-    spans: Mapping[str, Span],
-    timeout_s: float,
-    norms_in_range: frozenset[str] = frozenset(),
-    *,
-    plugins: Sequence[Path] = (),
-    engine: Path | None = None,
-    library: str | None = None,
-) -> Check:
-    """Checks the build of a model that was written to `path`, as `check_build`.
-
-    Args:
-        sample: One sample, for the shapes of inputs and for the values of inputs that are shapes.
-        spans: Smallest, usual and largest shape of inputs, known from several samples.
-        norms_in_range: As in the plan.
-    """
-    return check_build(
-        path,
-        expectation(model, tensor_facts.infer(model), norms_in_range),
-        shapes={name: array.shape for name, array in sample.items()} | dict(spans),
-        values=shape_values(sample),
-        timeout_s=timeout_s,
-        plugins=plugins,
-        engine=engine,
-        library=library,
-    )
-
-
-def _span(shape: Shape | Span) -> Span:
-    three: Any = shape if shape and isinstance(shape[0], tuple) else (shape,) * 3
-    low, usual, high = three
-    return _plain(low), _plain(usual), _plain(high)
-
-
-def _plain(shape: Shape) -> Shape:
+def _plain(shape: Iterable[int]) -> Shape:
     return tuple(int(axis) for axis in shape)  # NumPy's integers become Python's
 
 
@@ -246,9 +192,12 @@ def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
     if _is_lacking(report):
         passed, details = None, (*details, _elsewhere(report))
     built = report.engine_bytes is not None
-    refused = tuple((error.node, error.op) for error in report.parser_errors if error.op)
     summary = _summary(report, len(faults), passed)
-    return Check("build", passed, summary, details=details, built=built, refused=refused)
+    return Check("build", passed, summary, details=details, built=built, refused=_refused(report))
+
+
+def _refused(report: BuildReport) -> tuple[tuple[str, str], ...]:
+    return tuple((error.node, error.op) for error in report.parser_errors if error.op)
 
 
 def _summary(report: BuildReport, faults: int, passed: bool | None) -> str:

@@ -17,6 +17,9 @@ from rewriter.runtime.figures.tolerances import precision_of
 
 Outputs = Mapping[str, Array]
 
+MOST_SAMPLES = 16
+"""Most samples that are compared; a warning reports that the others are not."""
+
 
 @dataclass(frozen=True)
 class Expected:

@@ -1,4 +1,4 @@
-"""Compares the outputs of builds with those of the original."""
+"""Compares the outputs of results with those of the original, and judges builds that ran."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 
 from rewriter.ir.model import Model
 from rewriter.judge.expected import Outputs, selects_rows
+from rewriter.judge.verdict import ADVICE, Check, MetricValue, log_lines
 from rewriter.runtime.engines.protocol import EngineOutcome, Latency
 from rewriter.runtime.figures.metrics import Metric, named
 from rewriter.runtime.figures.outputs import (
     OutputComparison,
-    OutputStatistics,
     compared_pairs,
     worst_of_samples,
 )
-from rewriter.runtime.figures.pictures import Picture, WorstOutputs
+from rewriter.runtime.figures.pictures import WorstOutputs
 from rewriter.runtime.figures.probabilities import Probabilities, probabilities
 from rewriter.runtime.figures.tolerances import RELATIVE_L2, Tolerance
 
@@ -38,25 +38,30 @@ class BuildRun:
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdict on all builds of one model.
+    """Results of one model, compared with the original's over all samples.
 
     Attributes:
-        outputs: Statistics of the worst sample and build of each output.
-        comparisons: Each output against the tolerance, in its worst sample and build.
+        comparisons: Each output in its worst sample and build.
         error: The tolerance's metric in the worst build; `best`: in the best build; None if none ran.
         allowed: The limit on `error`: above the tolerance where rows were matched as sets.
         passed: True if all builds ran, and all outputs are within the tolerance.
-        pictures: Of the worst samples of outputs that look like images.
+        worst: Figures of the arrays that were compared.
     """
 
-    outputs: tuple[OutputStatistics, ...]
-    comparisons: tuple[OutputComparison, ...]
-    builds: tuple[BuildRun, ...]
-    error: float | None
-    best: float | None
-    allowed: float
-    passed: bool
-    pictures: tuple[Picture, ...] = ()
+    comparisons: tuple[OutputComparison, ...] = ()
+    error: float | None = None
+    best: float | None = None
+    allowed: float = 0.0
+    passed: bool = False
+    worst: WorstOutputs = field(default_factory=WorstOutputs)
+    builds: tuple[BuildRun, ...] = ()
+
+    def value(self, tolerance: Tolerance) -> MetricValue | None:
+        """The value of a metric that judges all outputs together; None for relative L2, or if none ran."""
+        if self.error is None or tolerance.metric == RELATIVE_L2:
+            return None
+        met = named(tolerance.metric).meets(self.error, self.allowed)
+        return MetricValue(tolerance.metric, self.error, self.allowed, met)
 
 
 @dataclass(frozen=True)
@@ -84,25 +89,14 @@ class Standard:
         return cls(asked or default, kinds, selects_rows(original))
 
 
-@dataclass(frozen=True)
-class Weighed:
-    """Outputs of one result in their worst samples, compared as in `Judged`."""
-
-    comparisons: tuple[OutputComparison, ...]
-    value: float
-    allowed: float
-    passed: bool
-    worst: WorstOutputs
-
-
 def weigh(
     expected: Iterable[Outputs],
     actual: Iterable[Outputs],
     standard: Standard,
     worst: WorstOutputs | None = None,
     build: int = 0,
-) -> Weighed:
-    """Compares outputs with the original's, sample by sample; the worst counts.
+) -> Judged:
+    """Compares outputs of one result with the original's, sample by sample; the worst counts.
 
     Args:
         worst: Collects the figures of several builds; `build` is the number of this one.
@@ -127,24 +121,8 @@ def weigh(
     value = metric.failed if value is None else value
     allowed = max((c.tolerance for c in comparisons if by_output), default=tolerance.value)
     met = by_output or metric.meets(value, allowed)
-    return Weighed(comparisons, value, allowed, met and all(c.passed for c in comparisons), worst)
-
-
-def against(comparisons: Iterable[OutputComparison], *, passed: bool, default: float) -> str:
-    """`0.002, within 0.005`: the error that is closest to its tolerance, or furthest beyond.
-
-    Args:
-        default: The tolerance where there are no outputs.
-    """
-    worst = max(comparisons, key=lambda one: (one.excess, one.relative_l2, one.tolerance), default=None)
-    error, allowed = (0.0, default) if worst is None else (worst.relative_l2, worst.tolerance)
-    relation = "within" if error <= allowed else "beyond" if passed else "NOT within"
-    return f"{error:.2g}, {relation} {allowed:.2g}"
-
-
-def fair_words(comparisons: Iterable[OutputComparison]) -> str:
-    """What a summary adds where outputs are probabilities."""
-    return "".join(f"; {one.fair_text}" for one in comparisons if one.fair_text)
+    passed = met and all(c.passed for c in comparisons)
+    return Judged(comparisons, value, value, allowed, passed, worst)
 
 
 def judge(expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standard: Standard) -> Judged:
@@ -153,29 +131,62 @@ def judge(expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standa
     Args:
         expected: The original's outputs in FP32 for each sample; iterated once for each build.
     """
-    metric = named(standard.tolerance.metric)
-    worst = WorstOutputs()
-    weighed: list[Weighed] = []
-    runs = []
+    metric, worst = named(standard.tolerance.metric), WorstOutputs()
+    judged, runs = list[Judged](), list[BuildRun]()
     for outcome in outcomes:
         error = None
         if outcome.ran:
             found = (outcome.values(sample) for sample in range(len(outcome.outputs)))
-            one = weigh(expected, found, standard, worst, outcome.build)
-            weighed.append(one)
-            error = one.value
+            judged.append(weigh(expected, found, standard, worst, outcome.build))
+            error = judged[-1].error
         runs.append(BuildRun(outcome.build, outcome.status, outcome.problem, error, outcome.latency))
     errors = [run.error for run in runs if run.error is not None]
     return Judged(
-        outputs=worst.statistics,
-        comparisons=worst_of_samples([one.comparisons for one in weighed]) if weighed else (),
-        builds=tuple(runs),
-        error=metric.worst_of(errors),
-        best=(max if metric.least else min)(errors, default=None),
-        allowed=max((one.allowed for one in weighed), default=standard.tolerance.value),
-        passed=bool(weighed) and all(o.ran for o in outcomes) and all(one.passed for one in weighed),
-        pictures=worst.pictures,
+        worst_of_samples([one.comparisons for one in judged]) if judged else (),
+        metric.worst_of(errors),
+        (max if metric.least else min)(errors, default=None),
+        max((one.allowed for one in judged), default=standard.tolerance.value),
+        bool(judged) and all(o.ran for o in outcomes) and all(one.passed for one in judged),
+        worst,
+        tuple(runs),
     )
+
+
+def run_check(
+    expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standard: Standard, seconds: float = 0.0
+) -> tuple[Check, Judged]:
+    """Returns the check of a model's builds, and their figures.
+
+    Args:
+        expected: The original's outputs in FP32 for each sample; iterated once for each build.
+    """
+    judged, tolerance = judge(expected, outcomes, standard), standard.tolerance
+    failed = [outcome for outcome in outcomes if not outcome.ran]
+    details = [f"allowed: {tolerance.source}"]
+    for outcome in failed:
+        details.append(f"build {outcome.build}: {outcome.status}: {outcome.problem}")
+        details += log_lines(outcome.log) if outcome.status in ("crashed", "timeout") else ()
+        details += [f"{ADVICE}{outcome.hint}"] if outcome.hint else []
+    where = next((outcome for outcome in outcomes if outcome.ran), outcomes[0])
+    check = Check(
+        "run",
+        judged.passed,
+        f"the fixed model did not run: {outcomes[0].problem}",
+        judged.comparisons,
+        tuple(details),
+        seconds,
+        judged.worst.statistics,
+        judged.worst.pictures,
+        value=judged.value(tolerance),
+        device=where.device,
+    )
+    if judged.error is not None:
+        summary = f"{where.library} on {where.device}: {check.error_words(judged.allowed)}"
+        if len(outcomes) > 1:
+            summary += f" ({judged.best:.3g} to {judged.error:.3g} over {len(outcomes)} builds)"
+        summary += f"; {len(failed)} of {len(outcomes)} builds did not run" if failed else ""
+        check = replace(check, summary=summary)
+    return check, judged
 
 
 def _value(

@@ -109,6 +109,21 @@ class Check:
             return self.value.excess
         return max((output.excess for output in self.outputs), default=math.inf)
 
+    def error_words(self, default: float) -> str:
+        """`largest error 0.002, within 0.005`: the one closest to its tolerance, or furthest beyond.
+
+        Args:
+            default: The tolerance where there are no outputs.
+        """
+        if self.value is not None:
+            relation = "within" if self.value.met else "NOT within"
+            return f"{self.value.metric} {self.value.value:.3g}, {relation} {self.value.allowed:.3g}"
+        worst = max(self.outputs, key=lambda one: (one.excess, one.relative_l2, one.tolerance), default=None)
+        error, allowed = (0.0, default) if worst is None else (worst.relative_l2, worst.tolerance)
+        relation = "within" if error <= allowed else "beyond" if self.passed else "NOT within"
+        fair = "".join(f"; {one.fair_text}" for one in self.outputs if one.fair_text)
+        return f"largest error {error:.2g}, {relation} {allowed:.2g}{fair}"
+
 
 @dataclass(frozen=True)
 class Verdict:

@@ -375,11 +375,11 @@ def test_an_interrupt_of_the_build_keeps_the_file_and_says_what_it_lacks(tmp_pat
 import os, signal, threading
 import rewriter.cli
 from rewriter.jobs.fix import judge
-build = judge.check_model_build
+build = judge.check_build
 def interrupted(*arguments, **options):
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     return build(*arguments, **options)
-judge.check_model_build = interrupted"""
+judge.check_build = interrupted"""
     done = python(in_a_build, "fix", large, "-o", written)
     assert (done.returncode, done.stdout) == (exits.INTERRUPTED, "")
     interrupted = f"interrupted: {written} is written, but not verified to the end"

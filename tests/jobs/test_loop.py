@@ -247,7 +247,7 @@ def test_a_result_that_does_not_run_gives_way_to_one_that_does(
             for variant, one in zip(variants, outcomes, strict=True)
         ]
 
-    for user in ("rewriter.judge.run_check", "rewriter.jobs.fix.judge"):
+    for user in ("rewriter.jobs.verify", "rewriter.jobs.fix.judge"):
         monkeypatch.setattr(f"{user}.measure", defective)
     result = rewriter.fix(**projections())
     assert result.verified and merged(result.model)

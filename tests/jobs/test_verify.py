@@ -16,8 +16,8 @@ import rewriter
 from rewriter.cli import app
 from rewriter.ir.errors import UsageError
 from rewriter.ir.model import Array, save
+from rewriter.judge.expected import MOST_SAMPLES
 from rewriter.judge.judge import Standard, judge
-from rewriter.judge.workspace import MOST_SAMPLES
 from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
 from rewriter.runtime.engines.protocol import EngineOutcome
 from rewriter.runtime.engines.tensor_files import write_tensors
@@ -73,7 +73,7 @@ def test_the_worst_sample_of_the_worst_build_is_judged(tmp_path: Path) -> None:
     assert not found.passed
     assert [run.error for run in found.builds] == pytest.approx([0.02, 0.2])
     assert (found.error, found.best) == pytest.approx((0.2, 0.02))
-    assert (found.outputs[0].build, found.outputs[0].sample) == (1, 0)
+    assert (found.worst.statistics[0].build, found.worst.statistics[0].sample) == (1, 0)
     assert judge(
         truth, outcomes(tmp_path, builds[0]), Standard(Tolerance(0.1, "relative-l2", "a test"))
     ).passed
@@ -130,7 +130,7 @@ def test_a_sound_model_is_verified_by_emulation_and_the_result_says_so(files: tu
 @pytest.mark.parametrize(
     ("opset", "told"),
     [
-        pytest.param(13, "sums of FP16 products in FP16)", id="as asked"),
+        pytest.param(13, "sums in FP16:", id="as asked"),
         pytest.param(
             12, "in FP32, as FP16 sums are emulated from opset 13 on and the model has 12", id="too old"
         ),
@@ -181,12 +181,30 @@ def test_samples_that_are_left_out_are_told(files: tuple[Path, Path]) -> None:
     assert f"the first {MOST_SAMPLES} of {MOST_SAMPLES + 1} samples were compared" in result.warnings
 
 
+PORTS = "g (float[2,3] x) => (float[2,3] y) { y = Softmax(x) }"
+
+
+@pytest.mark.parametrize(
+    ("fixed", "words"),
+    [
+        pytest.param(PORTS.replace(" y", " z"), "outputs, it lacks y and has z in addition", id="renamed"),
+        pytest.param(
+            PORTS.replace("(x)", "(w)").replace(" x", " w"), "of the inputs, it lacks x", id="an input"
+        ),
+        pytest.param(
+            PORTS.replace("[2,3] y)", "[2,3] y, float[2,3] z)").replace("}", "z = Neg(x) }"),
+            "of the outputs, it has z in addition",
+            id="one more",
+        ),
+    ],
+)
 def test_models_that_are_not_versions_of_each_other_are_refused(
-    files: tuple[Path, Path], tmp_path: Path
+    fixed: str, words: str, tmp_path: Path
 ) -> None:
-    other = save(graph("g (float[n,4] image) => (float[n,4] y) { y = Relu(image) }"), tmp_path / "other.onnx")
-    with pytest.raises(UsageError, match="it lacks x and has image in addition"):
-        rewriter.verify(files[0], other)
+    paths = [save(graph(text), tmp_path / f"{number}.onnx") for number, text in enumerate((PORTS, fixed))]
+    with pytest.raises(UsageError, match=words) as caught:
+        rewriter.verify(paths[0], paths[1])
+    assert str(caught.value).startswith(f"{paths[1]}: it is not a version of {paths[0]}: ")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,11 +14,12 @@ from nightly import some
 from onnx import TensorProto
 from paths import MODELS
 
-from rewriter.ir.model import Model, load, save
+from rewriter.ir.model import Array, Model, load, save
 from rewriter.ir.model.facts import infer
-from rewriter.judge.build_check import BuildExpectation, check_build, expectation
+from rewriter.judge.build_check import BuildExpectation, build_options, check_build, expectation
 from rewriter.judge.verdict import Check
-from rewriter.runtime.engines.build import warnings_for_users
+from rewriter.runtime.engines.build import BuildOptions, warnings_for_users
+from rewriter.runtime.engines.tensor_files import Span
 
 NORM = """
     g (float16[2,8] x, float16[8] s, float16[8] b) => (float[2,8] y) {
@@ -39,10 +41,11 @@ DECOMPOSED = """
     }"""
 
 
-def checked(source: Model, folder: Path, expected: BuildExpectation | None = None, **given: object) -> Check:
-    path = save(source, folder / "model.onnx")
-    expected = expectation(source, infer(source)) if expected is None else expected
-    return check_build(path, expected, timeout_s=120, **given)  # type: ignore[arg-type]
+def checked(
+    source: Model, folder: Path, sample: dict[str, Array] | None = None, spans: dict[str, Span] | None = None
+) -> Check:
+    path, options = save(source, folder / "model.onnx"), build_options(sample or {}, spans or {})
+    return check_build(path, expectation(source, infer(source)), options, timeout_s=120)
 
 
 def details(check: Check) -> str:
@@ -156,9 +159,10 @@ def test_a_sound_model_passes(body: str, opset: int, norms: int, tmp_path: Path)
 @needs_rtx
 def test_dynamic_shapes_come_from_the_sample_or_a_span(tmp_path: Path) -> None:
     source = graph("g (float[n,8] x) => (float[n,8] y) { y = Relu(x) }")
-    assert checked(source, tmp_path, shapes={"x": (2, 8)}).passed
-    assert checked(source, tmp_path, shapes={"x": ((1, 8), (2, 8), (4, 8))}).passed
-    assert checked(source, tmp_path, shapes={"x": tuple(np.array([2, 8]))}).passed
+    assert checked(source, tmp_path, {"x": np.ones((2, 8), np.float32)}).passed
+    assert checked(source, tmp_path, spans={"x": ((1, 8), (2, 8), (4, 8))}).passed
+    two: Any = tuple(np.array([2, 8]))
+    assert checked(source, tmp_path, spans={"x": (two, two, two)}).passed
 
 
 # -- builds that fail --------------------------------------------------------------------------
@@ -303,7 +307,7 @@ def test_a_crash_or_hang_is_reported_with_the_log(
         (tmp_path / f"{name}.py").write_text(broken)
     monkeypatch.syspath_prepend(str(tmp_path))
     path = save(graph(NORM), tmp_path / "model.onnx")
-    check = check_build(path, BuildExpectation(), timeout_s=5 if "sleep" in fault else 60)
+    check = check_build(path, BuildExpectation(), BuildOptions(), 5 if "sleep" in fault else 60)
     assert check.passed is passed
     assert words in check.summary
     assert "log: last words" in check.details
@@ -312,24 +316,21 @@ def test_a_crash_or_hang_is_reported_with_the_log(
 # -- the cases ---------------------------------------------------------------------------------
 
 
-def case(name: str) -> tuple[Model, dict[str, tuple[int, ...]], dict[str, list[int]]]:
-    sample = dict(np.load(MODELS / f"{name}.npz"))
-    counts = {n: a.reshape(-1).tolist() for n, a in sample.items() if a.dtype.kind in "iu" and a.size < 9}
-    return load(MODELS / f"{name}.onnx"), {n: a.shape for n, a in sample.items()}, counts
+def case(name: str) -> tuple[Model, dict[str, Array]]:
+    return load(MODELS / f"{name}.onnx"), dict(np.load(MODELS / f"{name}.npz"))
 
 
 @needs_rtx
 @pytest.mark.parametrize("name", some("if_loop", "nafnet", "mixed_casts", "llama_block", "resnet"))
 def test_unchanged_case_models_build(name: str, tmp_path: Path) -> None:
-    source, shapes, values = case(name)
-    check = checked(source, tmp_path, shapes=shapes, values=values)
+    check = checked(case(name)[0], tmp_path, case(name)[1])
     assert check.passed is True, check
 
 
 @needs_rtx
 def test_a_quantised_bias_in_int32_is_refused_by_name(tmp_path: Path) -> None:
-    source, shapes, _ = case("qdq")
-    check = checked(source, tmp_path, shapes=shapes)
+    source, sample = case("qdq")
+    check = checked(source, tmp_path, sample)
     assert check.passed is False
     assert "bias_DequantizeLinear (DequantizeLinear)" in details(check)
     assert "Int32" in details(check)

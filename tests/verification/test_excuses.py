@@ -11,7 +11,7 @@ import pytest
 from graphs import graph
 
 import rewriter
-from rewriter.judge.arithmetic_checks import allowing, as_fp32, check_tf32, excused, without_tf32
+from rewriter.judge.arithmetic_checks import allowing, as_fp32, check_emulation, excused, without_tf32
 from rewriter.judge.expected import Expected
 from rewriter.judge.verdict import Check, MetricValue
 from rewriter.runtime.figures.outputs import OutputComparison
@@ -101,7 +101,8 @@ DOUBLED = graph("g (float[4] x) => (float[4] y) { y = Add(x, x) }")
 @pytest.mark.parametrize(("value", "hint"), [(2.0, False), (8.0, True)])
 def test_a_failed_tf32_check_says_how_to_avoid_tf32(value: float, hint: bool) -> None:
     expected = [{"y": np.full(4, value, np.float32)}]
-    check = check_tf32(Expected(expected, expected), DOUBLED, [{"x": np.ones(4, np.float32)}])
+    sample = {"x": np.ones(4, np.float32)}
+    check = check_emulation(Expected(expected, expected), DOUBLED, "fp32", [sample], "fp16")
     assert (check.name, check.passed) == ("tf32", not hint)
     assert ("--noTF32" in check.summary) is hint
 

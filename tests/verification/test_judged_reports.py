@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from graphs import graph
 from onnx import TensorProto
@@ -21,11 +22,11 @@ from rewriter.judge.build_check import (
     judged_report,
 )
 from rewriter.judge.expected import selects_rows
-from rewriter.judge.judge import Judged, Standard, weigh
-from rewriter.judge.run_check import run_check
-from rewriter.runtime.engines.build import BuildReport, NetworkLayer, ParserError
-from rewriter.runtime.engines.protocol import EngineOutcome, Status
-from rewriter.runtime.figures.outputs import OutputComparison
+from rewriter.judge.judge import Standard, run_check, weigh
+from rewriter.judge.verdict import Check
+from rewriter.runtime.engines.build import BuildOptions, BuildReport, NetworkLayer, ParserError
+from rewriter.runtime.engines.protocol import EngineOutcome
+from rewriter.runtime.engines.tensor_files import write_samples
 from rewriter.runtime.figures.tolerances import Tolerance
 
 HALF = int(TensorProto.FLOAT16)
@@ -191,62 +192,71 @@ def test_rows_are_selected(body: str, selects: bool) -> None:
     assert selects_rows(source) is selects
 
 
-L2 = Tolerance(0.1, "relative-l2", "a test")
-RAN = EngineOutcome("fixed", 0, "ok", device="a GPU", library="TensorRT 10")
+def outcomes(folder: Path, *builds: float | EngineOutcome) -> list[EngineOutcome]:
+    """Builds whose output, ones, is off by a share; or those that did not run."""
+    found = []
+    for number, one in enumerate(builds):
+        if isinstance(one, float):
+            stored = write_samples(folder / str(number), [{"y": np.full(4, 1.0 + one)}]).folders
+            one = EngineOutcome("fixed", number, "ok", device="a GPU", library="RTX", outputs=stored)
+        found.append(one)
+    return found
 
 
-def output(error: float) -> OutputComparison:
-    return OutputComparison("y", error, 1.0, 0.9, True, 0.1)
+def run(made: list[EngineOutcome], tolerance: float = 0.1, metric: str = "relative-l2") -> Check:
+    return run_check([{"y": np.ones(4)}], made, Standard(Tolerance(tolerance, metric, "a test")), 1.5)[0]
 
 
-@pytest.mark.parametrize(
-    ("error", "passed", "words"),
-    [
-        pytest.param(0.05, True, "relative-l2 0.05, within 0.1", id="within"),
-        pytest.param(0.1, True, "relative-l2 0.1, within 0.1", id="just within"),
-        pytest.param(0.2, True, "relative-l2 0.2, beyond 0.1", id="excused"),
-        pytest.param(0.2, False, "relative-l2 0.2, NOT within 0.1", id="beyond"),
-    ],
-)
-def test_the_summary_of_one_build(error: float, passed: bool, words: str) -> None:
-    judged = Judged((), (output(error),), (), error, error, 0.1, passed)
-    check = run_check([RAN], judged, L2, 1.5)
-    assert check.summary == f"TensorRT 10 on a GPU: {words}"
-    assert (check.passed, check.seconds, check.value, check.outputs) == (passed, 1.5, None, (output(error),))
-    assert check.details == ("allowed: a test",)
+@pytest.mark.parametrize(("error", "passed"), [(0.05, True), (0.25, False)], ids=["within", "beyond"])
+def test_the_check_of_one_build(tmp_path: Path, error: float, passed: bool) -> None:
+    check = run(outcomes(tmp_path, error))
+    relation = "within" if passed else "NOT within"
+    assert check.summary == f"RTX on a GPU: largest error {error:.2g}, {relation} 0.1"
+    assert (check.passed, check.seconds, check.value) == (passed, 1.5, None)
+    assert check.details == ("allowed: a test",) and check.device == "a GPU"
 
 
-STATUSES: list[tuple[Status, bool]] = [("crashed", True), ("timeout", True), ("error", False)]
-
-
-@pytest.mark.parametrize(("status", "logged"), STATUSES)
-def test_logs_of_crashes_and_hangs_are_shown_and_those_of_errors_are_not(
-    status: Status, logged: bool
-) -> None:
-    outcome = EngineOutcome("fixed", 0, status, "reason", log="LOG")
-    details = run_check([outcome], Judged((), (), (), None, None, 0.1, False), L2, 1.0).details
-    assert ("log: LOG" in details) is logged
-    assert f"build 0: {status}: reason" in details
+def test_builds_that_did_not_run_are_named_with_their_reasons_and_logs(tmp_path: Path) -> None:
+    made = [
+        EngineOutcome("fixed", 0, "crashed", "SIGSEGV", "update the driver", log="loading\nDUMP"),
+        EngineOutcome("fixed", 1, "error", "no memory", log="LOG"),
+        EngineOutcome("fixed", 2, "timeout", "too slow", log="WAITING"),
+    ]
+    check = run(made, metric="psnr")
+    assert (check.summary, check.value) == ("the fixed model did not run: SIGSEGV", None)
+    assert check.details == (
+        "allowed: a test",
+        "build 0: crashed: SIGSEGV",
+        "log: loading",
+        "log: DUMP",
+        "what to do: update the driver",
+        "build 1: error: no memory",
+        "build 2: timeout: too slow",
+        "log: WAITING",
+    )
+    check = run([*outcomes(tmp_path, 0.01, 0.02), replace(made[1], build=2)], 0.015, metric="max-abs")
+    assert check.passed is False and check.value is not None and not check.value.met
+    assert check.summary == (
+        "RTX on a GPU: max-abs 0.02, NOT within 0.015 (0.01 to 0.02 over 3 builds); 1 of 3 builds did not run"
+    )
 
 
 def test_a_build_check_knows_how_long_it_took(tmp_path: Path) -> None:
     """Where no library is installed, or where it refuses the file."""
     path = tmp_path / "net.onnx"
     path.write_bytes(b"no model")
-    for check in (
-        partial(check_build, path, BuildExpectation()),
-        partial(check_original_build, path, {}, {}),
-    ):
+    for check in (partial(check_build, path, BuildExpectation()), partial(check_original_build, path)):
         start = time.perf_counter()
-        assert 0.0 <= check(timeout_s=60.0).seconds <= time.perf_counter() - start
+        assert 0.0 <= check(BuildOptions(), timeout_s=60.0).seconds <= time.perf_counter() - start
 
 
-@pytest.mark.parametrize(("metric", "value"), [("relative-l2", 0.0), ("psnr", math.inf)])
-def test_a_sample_without_outputs_has_no_error(metric: str, value: float) -> None:
-    found = weigh([{}], [{}], Standard(Tolerance(0.1, metric, "a test")))
-    assert (found.value, found.passed, found.comparisons) == (value, True, ())
-
-
-@pytest.mark.parametrize(("metric", "worst"), [("relative-l2", math.inf), ("psnr", -math.inf)])
-def test_without_a_sample_nothing_is_as_it_should_be(metric: str, worst: float) -> None:
-    assert weigh([], [], Standard(Tolerance(0.1, metric, "a test"))).value == worst
+@pytest.mark.parametrize(
+    ("metric", "value", "worst"), [("relative-l2", 0.0, math.inf), ("psnr", math.inf, -math.inf)]
+)
+def test_without_outputs_there_is_no_error_and_without_a_sample_nothing_is_right(
+    metric: str, value: float, worst: float
+) -> None:
+    standard = Standard(Tolerance(0.1, metric, "a test"))
+    found = weigh([{}], [{}], standard)
+    assert (found.error, found.passed, found.comparisons) == (value, True, ())
+    assert weigh([], [], standard).error == worst

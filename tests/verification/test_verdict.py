@@ -9,14 +9,10 @@ import pytest
 from graphs import graph
 
 import rewriter
-from rewriter.judge.judge import Judged
 from rewriter.judge.locate import Location
 from rewriter.judge.locate.location import Step
-from rewriter.judge.run_check import run_check
 from rewriter.judge.verdict import Check, MetricValue, Verdict, log_lines
-from rewriter.runtime.engines.protocol import EngineOutcome
 from rewriter.runtime.figures.outputs import OutputComparison
-from rewriter.runtime.figures.tolerances import Tolerance
 
 VALUE = MetricValue("psnr", 38.0, 40.0, False)
 
@@ -68,36 +64,22 @@ def test_the_end_of_a_log_is_reported_without_the_stack_of_python() -> None:
     assert log_lines(log) == tuple(f"log: {line}" for line in range(5, 20))
 
 
-def test_builds_that_did_not_run_are_named_with_their_reasons() -> None:
-    made = [
-        EngineOutcome("fixed", 0, "crashed", "SIGSEGV", "update the driver", log="loading\nDUMP"),
-        EngineOutcome("fixed", 1, "error", "no memory", log="LOG"),
-    ]
-    judged = Judged((), (), (), None, None, 0.1, False)
-    check = run_check(made, judged, Tolerance(0.1, "psnr", "a test"), 1.0)
-    assert check.summary == "the fixed model did not run: SIGSEGV"
-    assert check.value is None
-    assert check.details == (
-        "allowed: a test",
-        "build 0: crashed: SIGSEGV",
-        "log: loading",
-        "log: DUMP",
-        "what to do: update the driver",
-        "build 1: error: no memory",
-    )
-
-
-def test_results_under_another_metric_keep_their_value() -> None:
-    made = [
-        EngineOutcome("fixed", 0, "error", "no memory"),
-        EngineOutcome("fixed", 1, "ok", device="a GPU", library="TensorRT 10"),
-    ]
-    judged = Judged((), (), (), 39.0, 41.0, 40.0, False)
-    check = run_check(made, judged, Tolerance(40.0, "psnr", "a test"), 1.0)
-    assert check.value == MetricValue("psnr", 39.0, 40.0, False)
-    assert check.summary == (
-        "TensorRT 10 on a GPU: psnr 39, NOT within 40 (41 to 39 over 2 builds); 1 of 2 builds did not run"
-    )
+@pytest.mark.parametrize(
+    ("errors", "passed", "words"),
+    [
+        pytest.param([(0.09, 0.1), (0.05, 0.01)], False, "largest error 0.05, NOT within 0.01", id="beyond"),
+        pytest.param([(0.09, 0.1), (0.005, 0.01)], True, "largest error 0.09, within 0.1", id="within"),
+        pytest.param([(0.05, 0.01)], True, "largest error 0.05, beyond 0.01", id="excused"),
+        pytest.param([(0.1, 0.1)], True, "largest error 0.1, within 0.1", id="just within"),
+        pytest.param([(0.0, 0.0)], True, "largest error 0, within 0", id="bit-equal"),
+        pytest.param([], True, "largest error 0, within 0.005", id="no output"),
+    ],
+)
+def test_the_error_that_is_shown_is_the_one_closest_to_its_tolerance(
+    errors: list[tuple[float, float]], passed: bool, words: str
+) -> None:
+    outputs = tuple(OutputComparison("y", error, 1.0, 1.0, True, allowed) for error, allowed in errors)
+    assert Check("emulation", passed, "", outputs).error_words(5e-3) == words
 
 
 def _step(name: str, error: float | None) -> Step:

@@ -10,6 +10,7 @@ from math import fsum
 from rewriter.hazards.planning.costs import priced
 from rewriter.hazards.planning.planner import unscaled_overflows
 from rewriter.ir.base import Pass
+from rewriter.ir.graph.ops import TENSOR_CORE
 from rewriter.ir.model import Model
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.plan import Plan, Range
@@ -180,8 +181,10 @@ def _checked(
 ) -> tuple[tuple[Check, ...], Engine | None]:
     """All checks of a result: a model that is wrong already is not built, since a repair follows."""
     checks, engine = list(structure), None
-    if job.emulated and (plan is not None or job.wish.precision == "fp32"):
-        checks += judge.emulated(fixed, plan, job.accumulation)
+    if job.emulated and judge.expected is not None and (plan is not None or job.wish.precision == "fp32"):
+        products = plan is not None and any(one.op in TENSOR_CORE for one in plan.decisions)
+        precision = "fp32" if plan is None else plan.precision
+        checks.append(judge.emulated(fixed, precision, job.accumulation, products=products))
     wrong = {check.name for check in checks if check.passed is False}
     if "structure" in wrong or (wrong and judge.engine is None) or job.weak_typing:
         return tuple(checks), None

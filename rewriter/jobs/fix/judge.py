@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -11,7 +12,6 @@ from typing import Any
 
 from rewriter.ir.base import Pass
 from rewriter.ir.errors import EngineError
-from rewriter.ir.graph.ops import TENSOR_CORE
 from rewriter.ir.model import Array, Model, load, save
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.stopwatch import Stopwatch, interrupt_handled
@@ -20,13 +20,12 @@ from rewriter.judge.arithmetic_checks import (
     as_fp32,
     check_emulation,
     check_structure,
-    check_tf32,
     excused,
     explained,
     tf32_errors,
     without_tf32,
 )
-from rewriter.judge.build_check import check_model_build, check_original_build
+from rewriter.judge.build_check import build_options, check_build, check_original_build, expectation
 from rewriter.judge.expected import (
     Expected,
     as_declared,
@@ -34,11 +33,11 @@ from rewriter.judge.expected import (
     selects_rows,
     widened,
 )
-from rewriter.judge.judge import Standard
-from rewriter.judge.run_check import run_built
+from rewriter.judge.judge import Judged, Standard, run_check
 from rewriter.judge.verdict import Check
 from rewriter.runtime.emulation import Accumulation
 from rewriter.runtime.engines import this_machine
+from rewriter.runtime.engines.build import BuildOptions
 from rewriter.runtime.engines.deployment import Deployment
 from rewriter.runtime.engines.measure import UNBUILT, measure
 from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Variant
@@ -73,11 +72,12 @@ class Judge:
         source: The original, as the user gave it.
         samples: The samples that checks compare; `expected`: the outputs of the original for them, None if it
             cannot run, or nothing is verified.
-        standards: By precision, a name of `TOLERANCES`: how close results have to be.
+        standards: By precision: how close results have to be.
         deployment: Engine and plugins. `spans`: the optimisation profile, shapes of the samples included.
-        verify, build: The options; `build_timeout_s`: deadline of a build.
+        timeout_s: Deadline of a build, and of a run.
         folder: For engines; what is in it lives as long as the run.
         asked: True if the tolerance is the user's own: nothing excuses an error beyond it but conditioning.
+        verify, build: The options.
         interrupted: True after Ctrl-C in the first build: its model is handed out, not verified to the end.
     """
 
@@ -87,12 +87,12 @@ class Judge:
     standards: Mapping[str, Standard]
     deployment: Deployment
     spans: Mapping[str, Span]
-    verify: bool
-    build: bool
-    build_timeout_s: float
+    timeout_s: float
     folder: Path
     stage: Stopwatch
     asked: bool = False
+    verify: bool = True
+    build: bool = True
     interrupted: bool = field(default=False, init=False)
     _built: int = field(default=0, init=False)
 
@@ -105,8 +105,8 @@ class Judge:
         return MeasureSettings(
             engine,
             plugins=self.deployment.plugins,
-            build_timeout_s=self.build_timeout_s,
-            run_timeout_s=self.build_timeout_s,
+            build_timeout_s=self.timeout_s,
+            run_timeout_s=self.timeout_s,
         )
 
     @property
@@ -125,21 +125,20 @@ class Judge:
             check = check_structure(self.expected, structured, changed, self.samples)
             yield excused(check, lambda: self.conditioning)
 
-    def emulated(self, fixed: Model, plan: Plan | None, sums: Accumulation) -> Iterator[Check]:
-        """Emulates the planned types; TF32 without a plan."""
-        if self.expected is None:
-            return
+    def emulated(self, fixed: Model, precision: str, sums: Accumulation, *, products: bool) -> Check:
+        """Emulates the planned types; TF32 for a model in FP32.
+
+        Args:
+            products: True if some are in FP32 in a model that is not: they are tried without TF32, too.
+        """
+        assert self.expected is not None
         with self.stage("verify"):
-            held = self.standards["tf32" if plan is None else plan.precision]
-            precision = "tf32" if plan is None else plan.precision
+            held = self.standards[precision]
             emulate = partial(check_emulation, self.expected, fixed, precision, self.samples, sums, held)
-            check = check_tf32(self.expected, fixed, self.samples, held) if plan is None else emulate()
-            check = excused(check, lambda: self.conditioning)
+            check = excused(emulate(), lambda: self.conditioning)
             if not self.asked:
                 check = as_fp32(check, lambda: self.emulated_fp32, "its FP32 engine (TF32, emulated)")
-            if plan is not None and any(one.op in TENSOR_CORE for one in plan.decisions):
-                check = without_tf32(check, partial(emulate, tf32=False))
-            yield check
+            return without_tf32(check, partial(emulate, tf32=False)) if products else check
 
     def built(self, fixed: Model, plan: Plan | None) -> tuple[list[Check], Engine | None]:
         """Builds a model, and runs it where an engine runs here.
@@ -168,7 +167,7 @@ class Judge:
         choice, engine = self.deployment.choose(), path
         if choice.engine not in UNBUILT:
             engine = folder / "model.engine"
-            checks.append(self._build(fixed, path, engine if choice.engine else None, plan))
+            checks.append(self.build_check(fixed, path, engine if choice.engine else None, plan))
         if not engine.exists():
             return checks, None
         if self.settings is not None:
@@ -189,18 +188,10 @@ class Judge:
     @cached_property
     def original_build(self) -> Check:
         """The build of the original: not every failure of a build is ours."""
-        choice = self.deployment.choose()
+        original = load(self.source)
+        path = self.file(original, "original", original)
         with self.stage("build"):
-            original = load(self.source)
-            path = original.path or self._save(original, self.folder / "original.onnx")
-            return check_original_build(
-                path,
-                next(iter(self.samples), {}),
-                self.spans,
-                self.build_timeout_s,
-                plugins=self.deployment.plugins,
-                library=choice.engine and choice.engine.replace("-", "_"),
-            )
+            return check_original_build(path, self._build_options(), self.timeout_s)
 
     def explain(self, check: Check, before: Model, fixed: Model, sums: Accumulation) -> Check:
         """Adds to a failed emulation the nodes that add most of the error.
@@ -227,8 +218,14 @@ class Judge:
         if self.settings is None or self.expected is None:
             return {}
         original = load(self.source)
-        outcome = self._run_fp32(original, self.settings)
-        if outcome is None or not outcome.ran:
+        model, folder = widened(original), self.folder / "fp32"
+        path = self.file(model, "fp32", original)
+        settings = replace(self.settings, timing=None)
+        try:
+            (outcome,) = measure([self.variant(model, path, folder / "samples")], settings, folder)
+        except EngineError:
+            return {}
+        if not outcome.ran:
             return {}
         actual = [outcome.values(number) for number in range(len(self.samples))]
         compared = compare_samples(self.expected.exact, actual, 0.0, as_sets=selects_rows(original))
@@ -257,7 +254,7 @@ class Judge:
         with tempfile.TemporaryDirectory(prefix="timed-", dir=self.folder) as name:
             folder = Path(name)
             variants = [
-                self._variant(load(one.model), one.model, folder / str(place), one.path)
+                self.variant(load(one.model), one.model, folder / str(place), one.path)
                 for place, one in enumerate(engines)
             ]
             try:
@@ -266,51 +263,58 @@ class Judge:
                 return [None] * len(engines)
             return [one.latency.median_us if one.latency is not None else None for one in outcomes]
 
-    def _build(self, fixed: Model, path: Path, engine: Path | None, plan: Plan | None) -> Check:
-        choice = self.deployment.choose()
+    def _build_options(self, engine: Path | None = None) -> BuildOptions:
+        chosen, plugins = self.deployment.choose().engine, self.deployment.plugins
+        library, sample = chosen and chosen.replace("-", "_"), next(iter(self.samples), {})
+        return build_options(sample, self.spans, plugins=plugins, engine=engine, library=library)
+
+    def build_check(self, fixed: Model, path: Path, engine: Path | None, plan: Plan | None) -> Check:
+        """Builds the file of a model; the engine is kept in `engine`, if that is given."""
+        in_range = plan.norms_in_range if plan is not None else frozenset[str]()
         with self.stage("build"):
-            return check_model_build(
-                fixed,
-                path,
-                next(iter(self.samples), {}),
-                self.spans,
-                self.build_timeout_s,
-                plan.norms_in_range if plan is not None else frozenset(),
-                plugins=self.deployment.plugins,
-                engine=engine,
-                library=choice.engine and choice.engine.replace("-", "_"),
-            )
+            expected = expectation(fixed, tensor_facts.infer(fixed), in_range)
+            return check_build(path, expected, self._build_options(engine), self.timeout_s)
 
     def _run(self, fixed: Model, engine: Engine, settings: MeasureSettings, plan: Plan | None) -> Check:
-        assert self.expected is not None
         precision = precision_of(tensor_facts.infer(fixed)) if plan is None else plan.precision
-        held = self.standards["tf32" if precision == "fp32" else precision]
+        start, folder = time.perf_counter(), engine.path.parent
         with self.stage("run"):
-            check = run_built(
-                fixed, engine.model, engine.path, settings, self.samples, self.expected.exact, held
-            )
-            check = excused(check, lambda: self.conditioning)
-            if not self.asked:
-                check = as_fp32(check, lambda: self.fp32_engine, "the network's own FP32 engine")
-            return check
+            variant = self.variant(fixed, engine.model, folder / "samples", engine.path)
+            outcomes = measure([variant], settings, folder)
+            check, _ = self.run_check(outcomes, precision, start)
+        latency = outcomes[0].latency
+        timed = f"; {latency.median_us:.1f} us (+- {latency.iqr_us:.1f})" if latency else ""
+        return replace(check, summary=check.summary + timed, latency=latency)
 
-    def _run_fp32(self, original: Model, settings: MeasureSettings) -> EngineOutcome | None:
-        model, folder = widened(original), self.folder / "fp32"
-        path = model.path if model is original and model.path else self._save(model, folder / "fp32.onnx")
-        try:
-            return measure([self._variant(model, path, folder / "samples")], settings, folder)[0]
-        except EngineError:
-            return None
+    def run_check(
+        self, outcomes: Sequence[EngineOutcome], precision: str, start: float
+    ) -> tuple[Check, Judged]:
+        """The check of builds that ran, and their figures.
 
-    def _variant(self, model: Model, path: Path, folder: Path, engine: Path | None = None) -> Variant:
+        Args:
+            start: Of their builds or runs, by `time.perf_counter`.
+        """
+        assert self.expected is not None
+        standard = self.standards[precision]
+        check, judged = run_check(self.expected.exact, outcomes, standard, time.perf_counter() - start)
+        check = excused(check, lambda: self.conditioning)
+        if not self.asked:
+            check = as_fp32(check, lambda: self.fp32_engine, "the network's own FP32 engine")
+        return check, judged
+
+    def variant(
+        self, model: Model, path: Path, folder: Path, engine: Path | None = None, *, tf32: bool = True
+    ) -> Variant:
         """A model as a file, with the samples, which are written to `folder`."""
         stored = write_samples(folder, (as_declared(model, one) for one in self.samples))
-        return Variant(folder.name, path, stored, shapes=self.spans, engine=engine)
+        return Variant(folder.name, path, stored, tf32, self.spans, engine=engine)
 
-    def _save(self, model: Model, path: Path) -> Path:
-        path.parent.mkdir(exist_ok=True)
+    def file(self, model: Model, name: str, loaded: Model) -> Path:
+        """The file of `loaded` if that is the model itself; else a new one."""
+        if model is loaded and loaded.path is not None:
+            return loaded.path
         with self.stage("save"):
-            return save(model, path)
+            return save(model, self.folder / f"{name}.onnx")
 
 
 def engine_first(checks: Sequence[Check]) -> tuple[Check, ...]:

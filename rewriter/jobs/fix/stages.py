@@ -39,11 +39,10 @@ from rewriter.jobs.fix.refusals import (
 )
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.search.effort import RunCost, with_sums
-from rewriter.judge.expected import Expected, expected_outputs, run_all
+from rewriter.judge.expected import MOST_SAMPLES, Expected, expected_outputs, run_all
 from rewriter.judge.judge import Standard
 from rewriter.judge.not_finite import nan_warnings
 from rewriter.judge.verdict import Check, Verdict
-from rewriter.judge.workspace import MOST_SAMPLES
 from rewriter.pipeline import text as pipeline
 from rewriter.runtime.engines.onnxruntime import gpu_notes
 from rewriter.runtime.expectations import data_warnings
@@ -199,19 +198,20 @@ def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subje
                 warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
     limit, fair = job.limit, request.metric is None
     asked = None if limit is None else Tolerance(limit.tolerance, limit.metric, "`tolerance`")
+    defaults = TOLERANCES | {"fp32": TOLERANCES["tf32"]}  # results in FP32 run with TF32
     judge = Judge(
         source=job.source,
         samples=judged,
         expected=expected,
-        standards={n: Standard.of(original, default, asked, fair=fair) for n, default in TOLERANCES.items()},
+        standards={n: Standard.of(original, default, asked, fair=fair) for n, default in defaults.items()},
         deployment=job.deployment,
         spans={**fitting.source.spans, **job.deployment.profile},
-        verify=request.verify,
-        build=request.build,
-        build_timeout_s=request.timeout,
+        timeout_s=request.timeout,
         folder=folder,
         stage=stage,
         asked=asked is not None,
+        verify=request.verify,
+        build=request.build,
     )
     before: tuple[OutputComparison, ...] = ()
     if expected is not None and job.phases.lowering and job.wish.precision != "fp32":
