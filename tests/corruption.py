@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sys
 import tempfile
 import traceback
@@ -332,6 +333,7 @@ def trial(case: Case, number: int, folder: Path) -> Outcome:
 
 def batch(seed: int, numbers: Sequence[int], journal: Path) -> list[Outcome]:
     """Tries some cases in this process; the journal holds the number of the one in progress."""
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
     sound, found = originals(), []
     for number in numbers:
         journal.write_text(str(number))
@@ -354,9 +356,7 @@ def _guarded(seed: int, numbers: Sequence[int]) -> list[Outcome]:
         journal = Path(folder) / "journal"
         work = seed, list(numbers), journal
         try:
-            return children.run(
-                batch, *work, doing="the batch", limit_s=BATCH_SECONDS, memory_bytes=ADDRESS_BYTES
-            )[0]
+            return children.run(batch, *work, doing="the batch", limit_s=BATCH_SECONDS)[0]
         except NativeError as error:
             problem = f"{error.what}\n{error.log[-3000:]}"
         last = int(journal.read_text()) if journal.exists() else numbers[0]

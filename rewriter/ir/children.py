@@ -4,12 +4,13 @@
     report, log = children.run(build_here, path, options, doing="the TensorRT build", limit_s=600)
 
 `call` uses a fork of this process, kept warm: it starts in milliseconds, has the libraries that are imported
-here, and shares this process's memory, weights included, without a copy. `run` starts an interpreter, which
-can use CUDA whatever this process did, and can have another environment. `Child` is either, with an object.
+here, and shares this process's memory, weights included, without a copy. `held` is such a fork with an object
+of its own. `run` starts an interpreter, which can use CUDA whatever this process did, and can have another
+environment.
 
 A child that crashes or exceeds its limits is gone: the call raises `NativeError`, and the next one starts
 another child. Forks are used on Linux alone: they are not safe on macOS and do not exist on Windows, where
-`call` runs the code in this process.
+`call` and `held` run the code in this process.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import faulthandler
 import gc
 import json
 import math
-import mmap
 import os
 import pickle
 import select
@@ -31,10 +31,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import traceback
 import warnings
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
@@ -55,12 +53,6 @@ LEAST_BYTES = 4 << 30
 SHARE = 0.9
 """Share of the machine's available memory that a fork may take."""
 
-PATIENCE = 10
-"""Times its limit that a fork may take which waits for a processor: on a busy machine it is not to blame."""
-
-POLL_S = 0.5
-"""Interval in which a fork whose time is up has to compute something."""
-
 LOG_BYTES = 256 * 1024
 """Size of the end of a child's output that is kept: a builder can print gigabytes."""
 
@@ -78,12 +70,6 @@ inside = False
 """True in a child: its own calls need no other."""
 
 
-def enter() -> None:
-    """Mark this process as a child."""
-    global inside  # a process is a child from its start to its end
-    inside = True
-
-
 class Child:
     """A child process that holds one object and calls its methods, or calls functions; a context manager.
 
@@ -92,9 +78,7 @@ class Child:
         doing: Name of its work for messages: `a run on ONNX Runtime`.
         limit_s: Wall time of the start and, unless given there, of each call.
         env: Environment variables of an interpreter, on top of this process's.
-        memory_bytes: Limit on the address space of an interpreter (not on Windows). CUDA reserves far more
-            addresses than it uses: leave it out where a GPU is used.
-        gpu: A fork uses CUDA, so that its address space has no limit.
+        gpu: A fork uses CUDA, which reserves far more addresses than it uses: they have no limit.
 
     Raises:
         NativeError: the child did not survive `make`, or exceeded a limit. Exceptions are passed on.
@@ -107,44 +91,42 @@ class Child:
         doing: str,
         limit_s: float | None = None,
         env: Mapping[str, str] | None = None,
-        memory_bytes: int | None = None,
         gpu: bool = False,
     ) -> None:
         self.doing = doing
         self._limit_s = limit_s
         self._lock = threading.Lock()
-        self._log = _scratch()
+        self._log = cast("IO[bytes]", tempfile.TemporaryFile())  # noqa: SIM115 - `close` closes it
+        self._owner = os.getpid()
         self._socket: socket.socket | None
         self._socket, its = socket.socketpair()
         self._process: _Fork | subprocess.Popen[bytes]
         with its:
             if make is None:
-                self._process = _interpreter(its, self._log, env or {}, memory_bytes)
+                self._process = _interpreter(its, self._log, env or {})
             else:
                 self._process = _Fork(make, its, self._log, limited=not gpu)
-        _children.add(self)
         self._answer(None)
 
-    def call(
-        self,
-        function: str | Callable[..., Any],
-        *arguments: Any,
-        limit_s: float | None = None,
-        **keywords: Any,
-    ) -> Any:
+    def call(self, function: str | Callable[..., Any], *arguments: Any, limit_s: float | None = None) -> Any:
         """Call a method of the object by its name, or a function of a module; all values are pickled.
 
         Raises:
             NativeError: the child crashed or exceeded a limit. Exceptions of the function are passed on.
         """
-        with self._lock:
-            if self._socket is None:
+        with self._lock if self._own else contextlib.nullcontext():
+            if not self.alive:
                 raise NativeError(f"{self.doing}: its process is gone", hint="start again: it crashed before")
-            return self._answer(limit_s, (function, arguments, keywords))
+            return self._answer(limit_s, (function, arguments))
 
     @property
     def alive(self) -> bool:
-        return self._socket is not None
+        return self._socket is not None and self._own
+
+    @property
+    def _own(self) -> bool:
+        """False in a fork of this child's parent: two processes would read each other's answers."""
+        return self._owner == os.getpid()
 
     @property
     def log(self) -> str:
@@ -152,15 +134,17 @@ class Child:
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - LOG_BYTES))
         return self._log.read().decode(errors="replace")
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def close(self) -> None:
         """End the child and its own children."""
-        if self._socket is not None:
+        if self._socket is None:
+            return
+        if self._own:
             self._end()
-            self._let_go()
+        self._socket.close()
+        self._socket = None
+        self._log.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     def kill(self) -> None:
         """Kill the child and its own children: a call that waits for it raises NativeError."""
@@ -169,21 +153,7 @@ class Child:
                 self._process.kill()
             else:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.pid, signal.SIGKILL)
-
-    def disown(self) -> None:
-        """Let go of the child without ending it: it belongs to the process that this one is a fork of."""
-        self._lock = threading.Lock()  # a thread of the other process may have held it
-        if self._socket is not None:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        assert self._socket is not None
-        self._socket.close()
-        self._socket = None
-        self._log.close()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+                    os.killpg(self._process.pid, signal.SIGKILL)
 
     def _answer(self, limit_s: float | None, message: object = None) -> Any:
         """Sends a message and waits for the answer; the child is ended if there is none, or Ctrl-C comes."""
@@ -192,7 +162,8 @@ class Child:
         try:
             if message is not None:
                 _send(self._socket, message)
-            if not self._answers(self._socket, seconds):
+            wait_s = seconds if math.isfinite(seconds) else None
+            if not select.select([self._socket], [], [], wait_s)[0]:
                 raise self._ended(after_s=seconds)
             success, value = _receive(self._socket)
         except (ConnectionError, EOFError):
@@ -204,22 +175,10 @@ class Child:
             return value
         raise value
 
-    def _answers(self, connection: socket.socket, seconds: float) -> bool:
-        """True if there is an answer in time; a fork's time is not up while it waits for a processor."""
-        if isinstance(self._process, subprocess.Popen):
-            return _readable(connection, seconds if math.isfinite(seconds) else None)
-        start, before, used = _processor_s(self.pid), -1.0, 0.0
-        answered = _readable(connection, seconds if math.isfinite(seconds) else None)
-        for _ in range(int((PATIENCE - 1) * seconds / POLL_S) if not answered else 0):
-            before, used = used, _processor_s(self.pid) - start
-            if used >= seconds or used == before or _readable(connection, POLL_S):
-                break
-        return answered or _readable(connection, 0)
-
     def _ended(self, after_s: float | None = None) -> NativeError:
         """The error for a child that is gone, or is ended now because its time was up."""
         code, log = self._end(), self.log
-        self._let_go()
+        self.close()
         if after_s is not None:
             return NativeError(
                 f"{self.doing} gave no result within {after_s:.0f} s, and was stopped",
@@ -227,7 +186,9 @@ class Child:
                 cause="timeout",
                 log=log,
             )
-        cause = _signal_name(-code) if code < 0 else f"exit code {code}"
+        cause = f"exit code {code}"
+        with contextlib.suppress(ValueError):
+            cause = signal.Signals(-code).name
         hint = "the model makes a native library fail: look at the attributes and shapes of its nodes"
         if cause == "SIGKILL":
             hint = "the kernel sends SIGKILL when memory runs out: free some, or take a smaller model"
@@ -252,20 +213,8 @@ class Child:
 _idle: list[Child] = []
 """Warm forks that nobody uses at the moment: one, or as many as threads called at once."""
 
-_children: weakref.WeakSet[Child] = weakref.WeakSet()
-"""All children of this process."""
-
-
-def _disown_all() -> None:
-    """Two processes that write to one child would read each other's answers."""
-    for child in _children:
-        child.disown()
-    _children.clear()
-    _idle.clear()
-
-
 if FORKS:
-    os.register_at_fork(after_in_child=_disown_all)
+    os.register_at_fork(after_in_child=_idle.clear)
 
 
 def call(function: Callable[..., T], *arguments: Any, doing: str, limit_s: float | None = None) -> T:
@@ -289,20 +238,40 @@ def call(function: Callable[..., T], *arguments: Any, doing: str, limit_s: float
             _idle.append(child)
 
 
+class Here:
+    """An object in this process, called as one of a `Child`."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._object = make()
+
+    def call(self, method: str, *arguments: Any, limit_s: float | None = None) -> Any:
+        return getattr(self._object, method)(*arguments)
+
+    def close(self) -> None:
+        self._object.close()
+
+
+Held = Child | Here
+
+
+def held(make: Callable[[], Any], *, doing: str, limit_s: float, gpu: bool = False) -> Held:
+    """An object in a fork of its own (see `Child`), or in this process if it is a child or cannot fork."""
+    return Here(make) if inside or not FORKS else Child(make, doing=doing, limit_s=limit_s, gpu=gpu)
+
+
 def run(
     function: Callable[..., T],
     *arguments: Any,
     doing: str,
     limit_s: float,
     env: Mapping[str, str] | None = None,
-    memory_bytes: int | None = None,
 ) -> tuple[T, str]:
     """Call a function of a module in an interpreter of its own (see `Child`); its result and its log.
 
     Raises:
         NativeError: it crashed, exceeded a limit, or raised what is no `RewriterError`; those are passed on.
     """
-    with Child(None, doing=doing, limit_s=limit_s, env=env, memory_bytes=memory_bytes) as child:
+    with Child(None, doing=doing, limit_s=limit_s, env=env) as child:
         try:
             return cast("T", child.call(function, *arguments)), child.log
         except RewriterError:
@@ -333,7 +302,6 @@ class _Fork:
     """
 
     def __init__(self, make: Callable[[], Any], its: socket.socket, log: IO[bytes], *, limited: bool) -> None:
-        limit = _address_space() + max(LEAST_BYTES, int(SHARE * available_memory())) if limited else None
         watched, lifeline = os.pipe()
         self.returncode: int | None = None
         with warnings.catch_warnings():
@@ -342,7 +310,7 @@ class _Fork:
         if not self.pid:
             try:
                 _detach(its.fileno(), watched, log.fileno())
-                _settle(limit)
+                _settle(limited=limited)
                 _serve(its, make)
             finally:
                 os._exit(1)
@@ -359,20 +327,10 @@ class _Fork:
         return self.returncode
 
 
-def _interpreter(
-    its: socket.socket, log: IO[bytes], env: Mapping[str, str], memory_bytes: int | None
-) -> subprocess.Popen[bytes]:
+def _interpreter(its: socket.socket, log: IO[bytes], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     inherited = () if sys.platform == "win32" else (its.fileno(),)
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-P",
-            "-c",
-            _BOOTSTRAP,
-            json.dumps(sys.path),
-            str(memory_bytes or ""),
-            *map(str, inherited),
-        ],
+        [sys.executable, "-P", "-c", _BOOTSTRAP, json.dumps(sys.path), *map(str, inherited)],
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -387,13 +345,13 @@ def _interpreter(
     return process
 
 
-def _begin(memory_bytes: str, descriptor: str = "") -> None:
+def _begin(descriptor: str = "") -> None:
     """The life of an interpreter, which ends without the destructors of native libraries."""
     if sys.platform == "win32":
         its = socket.fromshare(pickle.load(sys.stdin.buffer))
     else:
         its = socket.socket(fileno=int(descriptor))
-    _settle(int(memory_bytes) if memory_bytes else None)
+    _settle(limited=False)
     _serve(its, _nothing)
     os._exit(0)
 
@@ -414,9 +372,10 @@ def _detach(connection: int, watched: int, log: int) -> None:
             os.close(other)
 
 
-def _settle(memory_bytes: int | None) -> None:
+def _settle(*, limited: bool) -> None:
     """Gives a child its environment, its limits, and its end with its parent."""
-    enter()
+    global inside  # a process is a child from its start to its end
+    inside = True
     os.environ.update(QUIET)
     faulthandler.enable()
     if FORKS:
@@ -427,11 +386,11 @@ def _settle(memory_bytes: int | None) -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if memory_bytes is not None:
+        if limited:
+            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+            soft = pages * resource.getpagesize() + max(LEAST_BYTES, int(SHARE * available_memory()))
             hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-            resource.setrlimit(
-                resource.RLIMIT_AS, (memory_bytes if hard < 0 else min(memory_bytes, hard), hard)
-            )
+            resource.setrlimit(resource.RLIMIT_AS, (soft if hard < 0 else min(soft, hard), hard))
 
 
 def _end_with_parent() -> None:
@@ -461,17 +420,13 @@ def _wait_for_parent() -> None:
 
 def _serve(its: socket.socket, make: Callable[[], Any]) -> None:
     """Makes the object and calls its methods, and functions, until the parent closes the connection."""
-    target: Any = None
-
-    def start() -> None:
-        nonlocal target
-        target = make()
+    target: list[Any] = []
 
     def carry_out() -> Any:
-        function, arguments, keywords = _receive(its)
-        return (getattr(target, function) if isinstance(function, str) else function)(*arguments, **keywords)
+        function, arguments = _receive(its)
+        return (getattr(target[0], function) if isinstance(function, str) else function)(*arguments)
 
-    if _answered(its, start):
+    if _answered(its, lambda: target.append(make())):
         with contextlib.suppress(ConnectionError, EOFError):
             while True:
                 _answered(its, carry_out)
@@ -527,36 +482,6 @@ def _exactly(connection: socket.socket, size: int) -> memoryview:
             raise EOFError
         place += received
     return content
-
-
-def _scratch() -> IO[bytes]:
-    """A file in memory where there are such, which goes when the last process closes it."""
-    if FORKS:
-        return os.fdopen(os.memfd_create("rewriter"), "w+b")
-    return cast("IO[bytes]", tempfile.TemporaryFile())
-
-
-# -- the state of a child ------------------------------------------------------------------------
-
-
-def _readable(connection: socket.socket, seconds: float | None) -> bool:
-    return bool(select.select([connection], [], [], seconds)[0])
-
-
-def _signal_name(number: int) -> str:
-    return next((s.name for s in signal.Signals if s == number), f"signal {number}")
-
-
-def _processor_s(pid: int) -> float:
-    """Seconds that a process computed, all of its threads together; 0 if it is gone."""
-    with contextlib.suppress(OSError):
-        return time.clock_gettime(~pid << 3 | 2)  # CPUCLOCK_SCHED of linux/posix-timers.h
-    return 0.0
-
-
-def _address_space() -> int:
-    """Bytes of addresses that this process has."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * mmap.PAGESIZE
 
 
 def available_memory() -> int:

@@ -183,7 +183,7 @@ def test_a_crash_is_a_finding(number: int, text: str, tmp_path: Path) -> None:
         future = threads.submit(running.run)
         while running.child is None:
             time.sleep(0.01)
-        os.kill(running.child.pid, number)
+        os.kill(running.child._process.pid, number)
         outcome = future.result()
     assert outcome.ending == "crashed"
     assert text in outcome.text

@@ -245,3 +245,94 @@ def test_what_a_timed_run_reads_stays_in_memory() -> None:
     gc.collect()
     assert held() is not None
     timed()
+
+
+# -- what ONNX Runtime gets ---------------------------------------------------------------------
+
+CHANNELS = 512
+"""A weight of this many numbers is detached."""
+
+TRAINING = "training_mode = 1"
+MAIN = f"""
+    g (float[2,{CHANNELS},4] x, float[{CHANNELS}] s, float[{CHANNELS}] b, float[{CHANNELS}] m,
+       float[{CHANNELS}] v) => (float[2,{CHANNELS},4] y) {{
+        y, m2, v2 = BatchNormalization<{TRAINING}>(x, s, b, m, v)
+    }}"""
+BRANCH = f"""
+    g (float[2,{CHANNELS},4] x, float[{CHANNELS}] s, float[{CHANNELS}] b, float[{CHANNELS}] m,
+       float[{CHANNELS}] v) => (float[2,{CHANNELS},4] y) {{
+        c = Constant<value = bool {{1}}>()
+        y = If (c) <
+            then_branch = t () => (float[2,{CHANNELS},4] u) {{
+                u, m2, v2 = BatchNormalization<{TRAINING}>(x, s, b, m, v)
+            }},
+            else_branch = e () => (float[2,{CHANNELS},4] w) {{ w = Identity(x) }}
+        >
+    }}"""
+BODIES = [
+    pytest.param(MAIN, 17, id="main graph"),
+    pytest.param(MAIN, 14, id="opset 14"),
+    pytest.param(MAIN.replace("v2 =", "v2, sm, sv =").replace(f"<{TRAINING}>", ""), 9, id="opset 9"),
+    pytest.param(BRANCH, 17, id="in a branch"),
+]
+
+
+@pytest.mark.parametrize(("body", "opset"), BODIES)
+def test_weights_stay_as_they_are(body: str, opset: int) -> None:
+    numbers = dict(zip("sbmv", (1, 0, 5, 7), strict=True))
+    model = graphs.with_weights(
+        body, {name: np.full(CHANNELS, n, np.float32) for name, n in numbers.items()}, opset=opset
+    )
+    x = np.random.default_rng(0).standard_normal((2, CHANNELS, 4)).astype(np.float32)
+    session = LocalSession(model)  # here, not in a child that has a copy
+    first, second = session.run({"x": x}), session.run({"x": x})
+    np.testing.assert_array_equal(first["y"], second["y"])
+    assert abs(float(first["y"].mean())) < 1e-4, "of the batch, not of m and v"
+    assert {name: set(weight) for name, weight in model.weights.items()} == {
+        n: {v} for n, v in numbers.items()
+    }
+
+
+CASTS = """
+    g (float[4] x) => (float[4] y) {
+        c = Constant<value = bool {0}>()
+        wide = Cast<to = 11>(x)
+        narrow = Cast<to = 1>(wide)
+        y = If (c) <
+            then_branch = t () => (float[4] u) { u = Tanh(narrow) },
+            else_branch = e () => (float[4] w) { w = Neg(narrow) }
+        >
+    }"""
+
+
+@pytest.mark.parametrize("optimize", [False, True])
+def test_casts_that_undo_each_other_reach_a_branch(optimize: bool) -> None:
+    model = graphs.graph(CASTS)
+    x = np.arange(4, dtype=np.float32)
+    with Session(model, optimize=optimize) as session:
+        np.testing.assert_array_equal(session.run({"x": x})["y"], -x)
+    assert [node.op_type for node in model.proto.graph.node] == ["Constant", "Cast", "Cast", "If"]
+
+
+def negated(ir: int, opset: int) -> Model:
+    body = "g (float[3] x) => (float[3] y) { y = Neg(x) }"
+    return Model(onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}]> {body}'))
+
+
+@pytest.mark.parametrize("ir", [8, 10, onnx.IR_VERSION])
+def test_every_ir_of_onnx_runs(ir: int) -> None:
+    model = negated(ir, 17)
+    with Session(model) as session:
+        np.testing.assert_array_equal(session.run({"x": np.ones(3, np.float32)})["y"], -np.ones(3))
+    assert model.proto.ir_version == ir, "the model itself keeps its version"
+
+
+def test_a_newer_operator_set_is_declined_by_name() -> None:
+    model = negated(8, 99)
+    model.path = Path("m.onnx")
+    with pytest.raises(
+        ArithmeticRunError, match=r"^m\.onnx: operator set 99 of ai.onnx is newer than"
+    ) as caught:
+        Session(model)
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("export the model with opset 2")

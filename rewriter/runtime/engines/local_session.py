@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from rewriter.ir.errors import ArithmeticRunError, EngineError
+from rewriter.ir.errors import EngineError
 from rewriter.ir.graph import label
 from rewriter.ir.model import Array, Model, load, refill, walk_graphs
 from rewriter.runtime.engines import nvidia_driver
@@ -22,8 +22,7 @@ from rewriter.runtime.engines.onnxruntime_library import (
     explained,
     import_onnxruntime,
     keep_captured_casts,
-    protect_inputs,
-    take_version,
+    trains,
     value_of,
 )
 from rewriter.runtime.engines.protocol import Variant
@@ -40,17 +39,20 @@ MANY_NODES = 2000
 before it: a small RT-DETR in three computations side by side loads in 2 s so, in 41 s otherwise (2 cores),
 50,000 nodes in 7 s, not 21. Peak memory was the same, since buffers are freed after their last use."""
 
+NEWEST_IR = 10
+"""IR version that every supported ONNX Runtime loads; later ones change nothing that it computes."""
+
 _QUIET = 4
 """`fatal` of OrtLoggingLevel: failures of lower levels are raised as exceptions, too."""
 
 
 class LocalSession:
-    """A model, loaded and ready to run. A context manager; `close` frees its memory.
+    """A model, loaded and ready to run; `close` frees its memory.
 
     Detached weights (`Model.weights`) are neither copied nor serialised: ONNX Runtime gets them as
     inputs, by reference, so models over 2 GiB load like small ones. Where they must be constants, for
-    optimisations and for operators of other domains, they are external initializers, which it copies.
-    Operands that an operator writes to are copied in each run, so that weights and feeds never change.
+    optimisations, for operators of other domains and if one may write to them (`trains`), they are external
+    initializers, which it copies.
 
     Args:
         model: Any model; FP16 and BF16 arithmetic works as far as ONNX Runtime has kernels.
@@ -77,11 +79,9 @@ class LocalSession:
         ort = import_onnxruntime()
         self._file = str(model.path) if model.path else None
         self._gpu = gpu
-        self.version = f"onnxruntime {ort.__version__}"
-        proto, inputs, constants = _split(model, all_constant=optimize or gpu)
-        protect_inputs(proto)
+        proto, inputs, constants = _split(model, all_constant=optimize or gpu or trains(model.proto))
         keep_captured_casts(proto)
-        take_version(proto, self._file)
+        proto.ir_version = min(proto.ir_version, NEWEST_IR)
         self._inputs = {name: value_of(model.weights[name]) for name in inputs}
         self._constants = {name: value_of(model.weights[name]) for name in constants}
         options = _options(optimize, threads or min(MAX_THREADS, os.cpu_count() or 1))
@@ -95,11 +95,10 @@ class LocalSession:
             raise EngineError(
                 "ONNX Runtime fell back to the CPU", hint="its log says which library is missing"
             )
-        self.outputs: tuple[str, ...] = tuple(o.name for o in self._session.get_outputs())
 
-    def named(self) -> tuple[str, ...]:
+    def outputs(self) -> tuple[str, ...]:
         """Names of the outputs."""
-        return self.outputs
+        return tuple(output.name for output in self._session.get_outputs())
 
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """Values of the outputs, or of those named, by name.
@@ -110,11 +109,10 @@ class LocalSession:
         Raises:
             ArithmeticRunError: a feed does not fit, or a node failed, which is named.
         """
-        session = self._opened()
-        names = list(self.outputs if outputs is None else outputs)
+        names = list(self.outputs() if outputs is None else outputs)
         with self._running():
-            given = {name: value_of(array) for name, array in feeds.items()}
-            values = session.run_with_ort_values(names, self._inputs | given)
+            inputs = self._inputs | {name: value_of(array) for name, array in feeds.items()}
+            values = self._session.run_with_ort_values(names, inputs)
         return {name: array_of(name, value) for name, value in zip(names, values, strict=True)}
 
     def bound(self, feeds: Mapping[str, Array]) -> Callable[[], None]:
@@ -123,13 +121,13 @@ class LocalSession:
         Raises:
             ArithmeticRunError: a feed does not fit; or, when it is called, a node failed.
         """
-        session, device = self._opened(), "cuda" if self._gpu else "cpu"
+        session, device = self._session, "cuda" if self._gpu else "cpu"
         binding = session.io_binding()
         with self._running():
             values = self._inputs | {name: value_of(array, device) for name, array in feeds.items()}
             for name, value in values.items():
                 binding.bind_ortvalue_input(name, value)
-        for name in self.outputs:
+        for name in self.outputs():
             binding.bind_output(name, device)
 
         def run(_kept: object = values) -> None:  # ONNX Runtime 1.28 does not keep what is bound
@@ -138,13 +136,6 @@ class LocalSession:
                 binding.synchronize_outputs()
 
         return run
-
-    def _opened(self) -> ort.InferenceSession:
-        if self._session is None:
-            raise ArithmeticRunError(
-                "the session is closed", where=self._file, hint="run it before close, or make another session"
-            )
-        return self._session
 
     def _running(self) -> AbstractContextManager[None]:
         return explained(self._file, "ONNX Runtime cannot run the model")
@@ -238,7 +229,7 @@ class OnnxRuntimeProgram:
             onnx.ValueInfoProto(name=name) for name in variant.outputs if name not in ports
         )
         self._session = LocalSession(model, gpu=gpu, tf32=variant.tf32)
-        self.library = self._session.version
+        self.library = f"onnxruntime {import_onnxruntime().__version__}"
         self._timed: Callable[[], object] | None = None
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:

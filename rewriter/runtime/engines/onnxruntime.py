@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 
 import onnx
 
@@ -13,7 +12,7 @@ from rewriter.ir.errors import ArithmeticRunError, EngineError, NativeError, Rew
 from rewriter.ir.graph import label
 from rewriter.ir.model import Array, Model, walk_nodes
 from rewriter.runtime.engines.local_session import LocalSession
-from rewriter.runtime.engines.onnxruntime_library import NoKernelError, import_onnxruntime, learn_versions
+from rewriter.runtime.engines.onnxruntime_library import NoKernelError, import_onnxruntime
 from rewriter.runtime.engines.this_machine import obstacle
 
 RUN_S = 600.0
@@ -48,12 +47,10 @@ def qualified(node: onnx.NodeProto) -> str:
 
 
 class Session:
-    """A model, loaded and ready to run. A context manager; `close` frees its memory.
-
-    Takes the arguments `optimize` and `threads` of `LocalSession`, which lives in a child process. Feeds and
-    outputs go through a socket.
+    """A model, loaded and ready to run; feeds and outputs go through a socket. A context manager.
 
     Args:
+        optimize: As for `LocalSession`, which lives in a child process.
         gpu: Run with CUDA, without TF32, where that works and the model is large (`runs_on_gpu`): for
             references and ranges. What must be bit-equal to another session belongs where that one runs.
 
@@ -62,50 +59,36 @@ class Session:
         ArithmeticRunError: ONNX Runtime cannot load the model, or its process ended.
     """
 
-    def __init__(
-        self, model: Model, *, optimize: bool = False, threads: int | None = None, gpu: bool = False
-    ) -> None:
+    def __init__(self, model: Model, *, optimize: bool = False, gpu: bool = False) -> None:
+        import_onnxruntime()  # here, so that each child has it at once
+        self._model, self._optimize = model, optimize
         self._file = str(model.path) if model.path else None
-        self._loops = [label(n) for n in walk_nodes(model.proto.graph) if n.op_type in ("Loop", "Scan")]
-        ort = import_onnxruntime()  # here, so that each child has it at once
-        learn_versions(model.proto)
-        self.version = f"onnxruntime {ort.__version__}"
-        self._local: LocalSession | None = None
-        self._child: children.Child | None = None
-        if children.inside or not children.FORKS:
-            self._local = LocalSession(model, optimize=optimize, threads=threads)
-            self.outputs = self._local.outputs
-            return
-        self._model, self._optimize, self._threads = model, optimize, threads
+        self._held: children.Held | None = None
         self._gpu = gpu and runs_on_gpu(model)
         try:
             self._start()
-        except NoKernelError:
-            raise
         except (ArithmeticRunError, EngineError) as error:
             self._leave_gpu(error)
-            self._start()
 
     def _start(self) -> None:
-        model, optimize = self._model, self._optimize and not self._gpu
+        model, gpu = self._model, self._gpu
         with self._explained():
-            self._child = children.Child(
-                lambda: LocalSession(
-                    model, optimize=optimize, threads=self._threads, gpu=self._gpu, tf32=False
-                ),
-                doing="ONNX Runtime on the GPU" if self._gpu else "ONNX Runtime",
+            self._held = children.held(
+                lambda: LocalSession(model, optimize=self._optimize and not gpu, gpu=gpu, tf32=False),
+                doing="ONNX Runtime on the GPU" if gpu else "ONNX Runtime",
                 limit_s=RUN_S,
-                gpu=self._gpu,
+                gpu=gpu,
             )
-            self.outputs = self._child.call("named")
+            self.outputs: tuple[str, ...] = self._held.call("outputs")
 
     def _leave_gpu(self, error: RewriterError) -> None:
         """Go on with the CPU; an error of the CPU is the model's own, and is raised."""
-        if not self._gpu:
+        if not self._gpu or isinstance(error, NoKernelError):
             raise error
         self.close()
         self._gpu = False
         _failures.append(error.what)
+        self._start()
 
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """Values of the outputs, or of those named, by name.
@@ -116,24 +99,20 @@ class Session:
         Raises:
             ArithmeticRunError: a feed does not fit, or a node failed, which is named.
         """
-        if self._local is not None:
-            return self._local.run(feeds, outputs)
-        if self._child is None:
+        try:
+            return self._run(feeds, outputs)
+        except ArithmeticRunError as error:
+            self._leave_gpu(error)
+        return self._run(feeds, outputs)
+
+    def _run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None) -> dict[str, Array]:
+        if self._held is None:
             raise ArithmeticRunError(
                 "the session is closed", where=self._file, hint="make another session of the same model"
             )
-        names = None if outputs is None else list(outputs)
-        try:
-            return self._run(feeds, names)
-        except ArithmeticRunError as error:
-            self._leave_gpu(error)
-            self._start()
-        return self._run(feeds, names)
-
-    def _run(self, feeds: Mapping[str, Array], names: list[str] | None) -> dict[str, Array]:
-        assert self._child is not None
         with self._explained():
-            values: dict[str, Array] = self._child.call("run", dict(feeds), names, limit_s=RUN_S)
+            names = None if outputs is None else list(outputs)
+            values: dict[str, Array] = self._held.call("run", dict(feeds), names, limit_s=RUN_S)
         return values
 
     @contextmanager
@@ -142,20 +121,19 @@ class Session:
         try:
             yield
         except NativeError as error:
-            loops = f": {', '.join(self._loops[:3])}" if self._loops and error.cause == "timeout" else ""
-            raise ArithmeticRunError(error.what + loops, where=self._file, hint=error.hint) from error
+            nodes = walk_nodes(self._model.proto.graph) if error.cause == "timeout" else ()
+            loops = [label(node) for node in nodes if node.op_type in ("Loop", "Scan")][:3]
+            what = error.what + (f": {', '.join(loops)}" if loops else "")
+            raise ArithmeticRunError(what, where=self._file, hint=error.hint) from error
 
     def close(self) -> None:
         """Free the session; the weights stay with the model."""
-        for one in (self._local, self._child):
-            if one is not None:
-                one.close()
-        self._local = self._child = None
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -3,8 +3,6 @@
 The wheels of 1.31 for Linux keep a database in the user's cache folder, with the names of nodes, and send it
 to their maker. The environment switches that off before anything is written; the function switches it off
 where the module was imported before.
-
-The copy of a model that ONNX Runtime gets is adapted to its versions, and so that it writes to no input.
 """
 
 from __future__ import annotations
@@ -12,9 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -24,7 +21,7 @@ from onnx import numpy_helper
 from rewriter.ir import children
 from rewriter.ir.errors import ArithmeticRunError, EngineError
 from rewriter.ir.graph import captured
-from rewriter.ir.model import Array, holds_graphs, opsets_of, refill, walk_graphs
+from rewriter.ir.model import Array, holds_graphs, refill, walk_graphs
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -104,6 +101,10 @@ _NO_KERNEL = (
         r"Could not find an implementation for (?P<op>[\w.:]+)\(\d+\) node with name '(?P<node>[^']*)'"
     ),
 )
+_NEWER = re.compile(
+    r"Opset (?P<opset>\d+) is under development.* for domain (?P<domain>\S+) is till opset (?P<newest>\d+)",
+    re.S,
+)
 _FAILED = (
     re.compile(r"while running (?P<op>\w+) node\. Name:'(?P<node>[^']*)' Status Message: (?P<why>.*)", re.S),
     re.compile(r"Type Error: (?P<why>.* of operator \((?P<op>\w+)\) in node \((?P<node>[^)]*)\).*)", re.S),
@@ -126,6 +127,14 @@ def explained(file: str | None, what: str) -> Iterator[None]:
 
 def _explain(error: Exception, file: str | None, what: str) -> NoReturn:
     text = str(error)
+    if match := _NEWER.search(text):
+        opset, domain, newest = match.groups()
+        raise ArithmeticRunError(
+            f"operator set {opset} of {domain} is newer than {newest}, the newest that "
+            f"ONNX Runtime {import_onnxruntime().__version__} has",
+            where=file,
+            hint=f"export the model with opset {newest} or older, or install a newer onnxruntime",
+        ) from error
     for pattern in _NO_KERNEL:
         if match := pattern.search(text):
             found = match.groupdict()
@@ -149,148 +158,34 @@ def _short(text: str) -> str:
     return text if len(text) <= 300 else text[:297] + "..."
 
 
-OLD_IR, OLD_OPSET = 8, 17
-"""Versions that every supported ONNX Runtime takes (1.14 and later)."""
-
-WRITTEN: Mapping[tuple[str, str], tuple[int, ...]] = {
-    ("", "BatchNormalization"): (3, 4),
-    ("com.microsoft", "BatchNormInternal"): (3, 4),
-}
-"""Operands that a kernel writes to: in training, the running mean and variance become outputs 1 and 2.
-
-ONNX Runtime's kernels declare that these outputs are the operands' memory (`KernelDefBuilder::Alias`), even
-if it is a graph input or an initializer, unless they are outputs of the graph. Every other reuse
-(`MayInplace`) is of ONNX Runtime's own memory. Of 1,303 node tests of onnx 1.23, with their outputs hidden
-from the graph, only those of BatchNormalization in training changed a feed.
-"""
-
-
-def protect_inputs(proto: onnx.ModelProto) -> None:
-    """Inserts copies before operands that a kernel may write to, so that feeds and weights stay as they are.
-
-    Only such operands are copied, which have one number for each channel; all other memory is shared.
-    """
-    for graph in walk_graphs(proto.graph):
-        _protect(graph)
-    for function in proto.functions:
-        _protect(function)
-        for node in function.node:
-            for attribute in node.attribute:
-                for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                    for graph in walk_graphs(body):
-                        _protect(graph)
-
-
 def keep_captured_casts(proto: onnx.ModelProto) -> None:
-    """Inserts an Identity behind each Cast whose result a subgraph reads.
+    """Inserts an Identity after each Cast whose result a subgraph reads.
 
     ONNX Runtime 1.31 removes a Cast and the one that undoes it without a look at subgraphs, even with
     its optimisations off: "Missing Input" of the node in the branch.
     """
     for graph in walk_graphs(proto.graph):
         read = {name for node in graph.node if holds_graphs(node) for name in captured(node)}
-        if not any(node.op_type == "Cast" and node.output[0] in read for node in graph.node):
-            continue
-        refill(graph.node, [part for node in graph.node for part in _kept(node, read)])
+        nodes = list[onnx.NodeProto]()
+        for node in graph.node:
+            nodes.append(node)
+            if node.op_type == "Cast" and node.output[0] in read:
+                result, inner = node.output[0], f"{node.output[0]}:cast"
+                node.output[0] = inner
+                nodes.append(onnx.helper.make_node("Identity", [inner], [result], inner))
+        if len(nodes) > len(graph.node):
+            refill(graph.node, nodes)
 
 
-def take_version(proto: onnx.ModelProto, file: str | None) -> None:
-    """Lowers the IR version to the newest that ONNX Runtime takes, which changes nothing it computes.
+def trains(proto: onnx.ModelProto) -> bool:
+    """True if a BatchNormalization is in training: its kernel writes to its mean and variance.
 
-    Raises:
-        ArithmeticRunError: the standard operator set is newer than those that ONNX Runtime has.
+    It declares that they are the memory of outputs 1 and 2 (`KernelDefBuilder::Alias`), inputs of the graph
+    included. Of 1,303 node tests of onnx 1.23 no other operator changed a feed.
     """
-    if proto.ir_version > OLD_IR:
-        proto.ir_version = min(proto.ir_version, newest_ir())
-    opset = opsets_of(proto).get("", 0)
-    if opset > OLD_OPSET and opset > newest_opset():
-        raise ArithmeticRunError(
-            f"operator set {opset} is newer than {newest_opset()}, the newest that "
-            f"ONNX Runtime {import_onnxruntime().__version__} has",
-            where=file,
-            hint=f"export the model with opset {newest_opset()} or older, or install a newer onnxruntime",
-        )
-
-
-def learn_versions(proto: onnx.ModelProto) -> None:
-    """Ask now what the model's versions are compared with: children inherit the answers."""
-    if proto.ir_version > OLD_IR:
-        newest_ir()
-    if opsets_of(proto).get("", 0) > OLD_OPSET:
-        newest_opset()
-
-
-@cache
-def newest_ir() -> int:
-    """The newest IR version that the installed ONNX Runtime loads."""
-    return children.call(_newest_ir, doing="ONNX Runtime")
-
-
-def _newest_ir() -> int:
-    return _newest(onnx.IR_VERSION, OLD_IR, lambda version: (version, OLD_OPSET))
-
-
-@cache
-def newest_opset() -> int:
-    """The newest standard operator set that the installed ONNX Runtime loads."""
-    return children.call(_newest_opset, doing="ONNX Runtime")
-
-
-def _newest_opset() -> int:
-    return _newest(onnx.defs.onnx_opset_version(), OLD_OPSET, lambda version: (OLD_IR, version))
-
-
-def _newest(newest: int, oldest: int, versions: Callable[[int], tuple[int, int]]) -> int:
-    """Tries versions from the newest down: ONNX Runtime has no function that names its own."""
-    return next((v for v in range(newest, oldest, -1) if _loads(*versions(v))), oldest)
-
-
-def _loads(ir: int, opset: int) -> bool:
-    ort = import_onnxruntime()
-    ports = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Neg", ["x"], ["y"])], "g", ports[:1], ports[1:])
-    proto = onnx.helper.make_model(graph, ir_version=ir, opset_imports=[onnx.helper.make_opsetid("", opset)])
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    try:
-        ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception:  # its exception classes share no other base
-        return False
-    return True
-
-
-def _protect(graph: Any) -> None:
-    """Inserts the copies into a graph or a function."""
-    if not any(_writes(node) for node in graph.node):
-        return
-    refill(graph.node, [part for node in graph.node for part in _protected(node)])
-
-
-def _protected(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """The node, with the copies that it needs before it."""
-    if _writes(node):
-        for place in WRITTEN[_operator(node)]:
-            copy = f"{node.output[0]}:copy-of-operand-{place}"
-            # a Concat of one tensor copies; Identity, Reshape and their like share memory
-            yield onnx.helper.make_node("Concat", [node.input[place]], [copy], copy, axis=0)
-            node.input[place] = copy
-    yield node
-
-
-def _kept(node: onnx.NodeProto, read: set[str]) -> Iterator[onnx.NodeProto]:
-    """The node, with an Identity behind it if it is a Cast whose result is among those read."""
-    yield node
-    if node.op_type == "Cast" and node.output[0] in read:
-        result, inner = node.output[0], f"{node.output[0]}:cast"
-        node.output[0] = inner
-        yield onnx.helper.make_node("Identity", [inner], [result], inner)
-
-
-def _writes(node: onnx.NodeProto) -> bool:
-    """True if a node is one of `WRITTEN`, in training as far as can be told."""
-    trains = any(a.name == "training_mode" and (a.i or a.ref_attr_name) for a in node.attribute)
-    return _operator(node) in WRITTEN and (trains or any(node.output[1:]))
-
-
-def _operator(node: onnx.NodeProto) -> tuple[str, str]:
-    return ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
+    nodes = (node for graph in walk_graphs(proto.graph) for node in graph.node)
+    return any(
+        node.op_type in ("BatchNormalization", "BatchNormInternal")
+        and (any(node.output[1:]) or any(a.name == "training_mode" and a.i for a in node.attribute))
+        for node in nodes
+    )
