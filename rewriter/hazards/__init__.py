@@ -1,8 +1,8 @@
 """Rules that find nodes which must not compute in the lower precision.
 
 A rule is a function from one graph with its measured ranges to hazards. Rules edit nothing, and do not
-know each other. `RULES` decide what `fix` keeps in FP32. `SCAN_RULES` are what `scan` reports: most of
-those, and rules that only advise.
+know each other. `RULES` decide what `fix` keeps in FP32, where a hazard is as severe as its kind says
+(`Kind.acts`). `SCAN_RULES` are what `scan` reports: most of those, and rules that only advise.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from rewriter.hazards import (
     attention,
     front_ends,
     internal,
-    loss,
     magnitude,
+    norms,
     operators,
     provenance,
     resolution,
     small_values,
     types,
+    weights,
 )
 from rewriter.hazards.kept import KEPT, is_kept
 from rewriter.hazards.kinds import Hazard
@@ -31,27 +32,25 @@ __all__ = ["KEPT", "RULES", "SCAN_RULES", "Hazard", "PrecisionRequest", "Rule", 
 
 Rule = Callable[[Survey], Iterable[Hazard]]
 
-RULES: tuple[Rule, ...] = (
-    types.user_choice,
-    types.no_lower_type,
-    kept_for_defects,
-    magnitude.unfused_norm,
-    attention.unbounded_masks,
+_HAZARDS: tuple[Rule, ...] = (
+    norms.unfused_norm,
+    attention.masks,
     magnitude.overflow,
     internal.hidden_sums,
     internal.norm_operators,
     internal.long_softmax,
-    accumulation.likely_partial_sums,
+    internal.long_sums,
+    accumulation.partial_sums,
     front_ends.tf32_transforms,
     front_ends.steep_functions,
-    magnitude.lost_epsilon,
+    norms.lost_epsilon,
     small_values.small_operands,
     small_values.square_differences,
     small_values.exponential_differences,
     magnitude.underflow,
-    loss.small_weights,
-    loss.batch_statistics,
-    small_values.filter_banks,
+    weights.weights,
+    weights.batch_statistics,
+    weights.filter_banks,
     resolution.phase,
     resolution.positions,
     resolution.integers,
@@ -60,48 +59,23 @@ RULES: tuple[Rule, ...] = (
     types.quantized,
     accumulation.accumulation,
     accumulation.state_update,
-    types.generated,
     types.unmeasured,
 )
+
+_TYPES: tuple[Rule, ...] = (types.user_choice, types.no_lower_type, kept_for_defects, types.generated)
+
+RULES: tuple[Rule, ...] = (*_TYPES, *_HAZARDS)
 """The rules that `fix` uses, in order of precedence: the first that names a node gives the reason."""
 
 SCAN_RULES: tuple[Rule, ...] = (
-    magnitude.unfused_norm,
-    loss.overflowing,
-    internal.hidden_sums,
-    internal.norm_operators,
-    internal.long_sums,
-    internal.long_softmax,
-    accumulation.partial_sums,
+    *_HAZARDS,
     accumulation.accumulator_error,
-    accumulation.accumulation,
-    accumulation.state_update,
-    magnitude.lost_epsilon,
-    loss.vanishing,
-    loss.flushed_constants,
-    loss.weights,
-    loss.batch_statistics,
-    front_ends.tf32_transforms,
-    front_ends.steep_functions,
-    small_values.small_operands,
-    small_values.square_differences,
-    small_values.exponential_differences,
-    small_values.filter_banks,
-    attention.masks,
-    attention.large_logits,
     attention.linear_attention,
-    resolution.phase,
-    resolution.positions,
-    resolution.integers,
-    resolution.coordinates,
-    resolution.order,
-    types.quantized,
     provenance.cast_pairs,
     provenance.wide_integers,
     provenance.outside_statistics,
     provenance.fp16_reference,
     known_defects,
     operators.refused_operators,
-    types.unmeasured,
 )
 """The rules that `scan` uses: all of them report, so a node may occur in several hazards."""

@@ -47,7 +47,8 @@ def partial_sums(survey: Survey) -> Iterator[Hazard]:
 
     Hoelder's inequality bounds every partial sum by max|a| * sum|b| and by sum|a| * max|b|: within that
     range no sum overflows. Beyond depth * mean|a| * mean|b|, sums overflow wherever many terms in a row
-    have one sign. Between the two the hazard is a note.
+    have one sign. Between the two the hazard is a note. A product between two Casts accumulates in FP32, at
+    a small cost: docs/hazards.md#fp16-accumulators.
     """
     for node in survey.nodes if survey.is_fp16 else ():
         depth = None if sums_in_fp32(survey, node) else depth_of(survey, node)
@@ -62,14 +63,6 @@ def partial_sums(survey: Survey) -> Iterator[Hazard]:
         elif bound > survey.largest:
             reason = f"partial sums of {depth} terms may reach {bound:.2g} in the worst case"
             yield survey.hazard(node, "partial-sums", reason, node.output[0], "note")
-
-
-def likely_partial_sums(survey: Survey) -> Iterator[Hazard]:
-    """Hazards of `partial_sums` that need no worst case.
-
-    A product between two Casts accumulates in FP32, at a small cost: docs/hazards.md#fp16-accumulators.
-    """
-    return (hazard for hazard in partial_sums(survey) if hazard.severity is None)
 
 
 def accumulator_error(survey: Survey) -> Iterator[Hazard]:

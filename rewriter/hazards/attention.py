@@ -1,8 +1,7 @@
-"""Hazard rules about attention: masks, large scores, and linear attention without normalisation."""
+"""Hazard rules about attention: masks, and linear attention without normalisation."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,65 +19,45 @@ BEFORE_SOFTMAX = CHEAP - SOFTMAX
 def masks(survey: Survey) -> Iterator[Hazard]:
     """Mask constants that become infinite in the lower type, whatever the samples' masks are.
 
-    Multiplied by the 0 of an unmasked entry they are NaN. Added or selected they are harmless until a
-    row is masked entirely: its Softmax is NaN (docs/hazards.md#masks), as is -inf plus another mask's inf.
+    Multiplied by the 0 of an unmasked entry they are NaN. If they cannot be clamped, because the other factor
+    may hold other values than 0 and 1, all nodes from there to the Softmax need FP32. Added or selected they
+    are harmless until a row is masked entirely: its Softmax is NaN (docs/hazards.md#masks), as is -inf plus
+    another mask's inf.
     """
-    for use in mask_uses(survey):
+    for use in mask_uses(survey, products=True):
         value = f"{float(use.value.reshape(-1)[np.argmax(np.abs(use.value.astype(np.float64)))]):.4g}"
         tensor, place = use.node.input[use.index], label(use.node)
         if use.node.op_type == "Mul":
             reason = f"{value} in {place} becomes infinite, and 0 times infinity is NaN"
-            yield Hazard(use.node, "mask", reason, tensor, severity="error")
+            before = survey.downstream(use.node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)
+            for node in (use.node, *(n for _, n in before)):
+                yield survey.hazard(node, "mask", reason, tensor, "error")
         else:
             guarded = _guarded(survey, use.node)
             end = "which is replaced after the Softmax" if guarded else "and a row masked entirely is NaN"
             severity: Severity = "warning" if use.relies and not guarded else "note"
-            reason = f"{value} in {place} becomes infinite, {end}"
-            yield Hazard(use.node, "mask", reason, tensor, severity=severity)
-
-
-def unbounded_masks(survey: Survey) -> Iterator[Hazard]:
-    """Huge constants times a mask that may hold other values than 0 and 1, and so cannot be clamped.
-
-    The product is 0 on samples without padding, and beyond the lower type on others. All nodes from there
-    to the Softmax are kept in FP32, where even a row that is masked entirely stays finite.
-    """
-    for use in huge_uses(survey.graph):
-        value = float(np.max(np.abs(use.value.astype(np.float64))))
-        if use.node.op_type != "Mul" or not survey.largest < value < np.inf:
-            continue
-        reached = [n for _, n in survey.downstream(use.node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)]
-        if any(n.op_type == "Softmax" for n in reached):
-            tensor = use.node.input[use.index]
-            reason = f"{value:.4g} in {label(use.node)} masks scores, and no sample may have shown it"
-            yield from (survey.hazard(inner, "mask", reason, tensor) for inner in (use.node, *reached))
-
-
-LARGEST_LOGIT = 2048.0
-"""FP16 has 11 bits: from here on its numbers are 2 or more apart, and a rounded logit is off by up to 1."""
-
-
-def large_logits(survey: Survey) -> Iterator[Hazard]:
-    """Softmax of scores whose rounding changes probabilities by a factor e and more.
-
-    A mask's huge negative scores become 0 whatever their rounding, so only the largest score counts.
-    """
-    for node in survey.nodes if survey.is_fp16 else ():
-        measured = survey.range(node.input[0]) if node.op_type in SOFTMAX else None
-        if measured is not None and measured.finite and measured.high > LARGEST_LOGIT:
-            step = 2.0 ** (math.frexp(measured.high)[1] - 11)
-            reason = (
-                f"{label(node)} reads scores up to {measured.high:.3g}, which FP16 holds in steps of {step:g}"
+            yield Hazard(
+                use.node, "mask", f"{value} in {place} becomes infinite, {end}", tensor, severity=severity
             )
-            yield survey.hazard(node, "logits", reason, node.input[0])
 
 
-def mask_uses(survey: Survey) -> Iterator[Use]:
-    """Constants that become infinite in the lower type and that reach nothing but a Softmax."""
+def mask_uses(survey: Survey, *, products: bool = False) -> Iterator[Use]:
+    """Constants that become infinite in the lower type and that reach nothing but a Softmax.
+
+    `products`: also finite factors that reach a Softmax among others.
+    """
     for use in huge_uses(survey.graph):
         huge = np.max(np.abs(use.value.astype(np.float64))) > survey.largest
-        if huge and not obstacle(survey.graph, use):
+        if huge and (not obstacle(survey.graph, use) or (products and _multiplies_scores(survey, use))):
             yield use
+
+
+def _multiplies_scores(survey: Survey, use: Use) -> bool:
+    """True for a finite factor of what reaches a Softmax."""
+    if use.node.op_type != "Mul" or not np.isfinite(use.value).all():
+        return False
+    readers = survey.downstream(use.node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)
+    return any(n.op_type == "Softmax" for _, n in readers)
 
 
 def _guarded(survey: Survey, node: NodeProto) -> bool:

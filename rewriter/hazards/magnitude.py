@@ -1,21 +1,19 @@
-"""Hazard rules about single values: overflow and underflow as `fix` repairs them, norms, epsilons."""
+"""Hazard rules about single values: overflow and underflow."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from onnx import NodeProto
 
 from rewriter.hazards.kinds import Hazard, Severity
-from rewriter.hazards.survey import HEADROOM, Survey
+from rewriter.hazards.survey import Survey
 from rewriter.ir.english import figure
-from rewriter.ir.graph import label
-from rewriter.ir.graph.ops import VIEWS
-from rewriter.ir.patterns.norms import Norm
-from rewriter.ir.plan import Evidence, NormHazard, Range
+from rewriter.ir.graph.ops import CHEAP, SCALING, VIEWS
+from rewriter.ir.model import Array
+from rewriter.ir.plan import Range
 
 FP16_MIN_NORMAL = 2.0**-14
 """IEEE 754 binary16: smaller numbers lose bits."""
@@ -26,34 +24,54 @@ FP16_FLUSH = 2.0**-25
 UNDERFLOW = 2.0**-17
 """Subnormals are multiples of 2^-24: a tensor whose largest value is smaller keeps fewer than 8 bits."""
 
-FP16_DIVISOR = 2.0**-20
-"""Smallest accepted divisor: a subnormal number that FP16 holds to 5 bits, and never as zero."""
-
-MEAN_RATIO = 8.0
-"""Largest accepted ratio of a tensor to its deviation from the mean. Rounding the mean, by 2^-12 at most,
-then shifts the normalised values by less than 2^-9 of their size."""
-
 
 def overflow(survey: Survey) -> Iterator[Hazard]:
-    """An input or output leaves the lower type's range, or nearly does."""
-    for node in survey.nodes:
-        for tensor in survey.floats(node):
-            too_large = excess(survey, tensor)
-            if too_large:
-                yield survey.hazard(node, "overflow", f"{tensor} {too_large}", tensor)
-                break
+    """An input or output leaves the lower type's range, or nearly does.
+
+    Decomposed norms and constants have their own rules.
+    """
+    parts = {id(node) for norm in survey.norms for node in norm.nodes}
+    inside = {t for norm in survey.norms for n in norm.nodes for t in n.output if t != norm.output}
+
+    def beyond(node: NodeProto, tensor: str) -> bool:
+        measured = None if survey.is_constant(tensor) else survey.range(tensor)
+        own = id(node) in parts and survey.source(tensor) in inside
+        return measured is not None and measured.absmax > survey.limit and not own
+
+    for node, tensor, head in _chains(survey, beyond):
+        measured = survey.range(tensor)
+        assert measured is not None  # beyond has seen it
+        if not _is_mask(survey, tensor, measured):
+            severity, what = _severity(survey, tensor, measured)
+            yield survey.hazard(node, "overflow", f"{head} {what}", tensor, severity)
 
 
-def excess(survey: Survey, tensor: str) -> str:
-    """How a tensor is out of range, as a phrase; "" if it is in range, or nothing is known."""
+def _severity(survey: Survey, tensor: str, measured: Range) -> tuple[Severity, str]:
+    """How bad a tensor out of range is, and how it is, as a phrase."""
+    if not measured.finite:
+        nan = math.isnan(measured.mean_abs)
+        return ("warning", "is NaN in FP32 already") if nan else ("note", "is infinite in FP32 already")
+    if measured.absmax <= survey.largest:
+        return "warning", f"comes within a factor of 2 of {figure(survey.largest)}"
+    if measured.high <= survey.limit and _only_feeds_softmax(survey, tensor):
+        return "note", "has huge negative numbers, of which Softmax makes zeros"
+    if _saturates(survey, tensor):
+        return "warning", "overflows, which Tanh, Sigmoid or Erf saturates"
+    return "error", f"exceeds {figure(survey.largest)}"
+
+
+def excess(survey: Survey, tensor: str) -> bool:
+    """True if a tensor is out of range."""
     value = survey.constant(tensor)
     if value is not None:  # a constant needs no head-room
-        largest = float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
-        return f"holds {largest:.4g}" if largest > survey.largest else ""
+        return largest(value) > survey.largest
     measured = survey.range(tensor)
-    if measured is None or measured.absmax <= survey.limit or _is_mask(survey, tensor, measured):
-        return ""
-    return f"exceeds {figure(survey.limit)}" if measured.finite else "is not finite"
+    return measured is not None and measured.absmax > survey.limit and not _is_mask(survey, tensor, measured)
+
+
+def largest(value: Array) -> float:
+    """Largest absolute value of a constant, without infinities."""
+    return float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
 
 
 def _is_mask(survey: Survey, tensor: str, measured: Range) -> bool:
@@ -70,212 +88,51 @@ def _only_feeds_softmax(survey: Survey, tensor: str) -> bool:
     return bool(readers) and all(n.op_type in through | {"Softmax"} for n in readers)
 
 
-def underflow(survey: Survey) -> Iterator[Hazard]:
-    """A whole tensor deep below FP16's normal range: it keeps a few bits, and none below 2^-25."""
-    for node in survey.nodes if survey.is_fp16 else ():
-        for tensor in survey.floats(node):
-            if 0 < _largest(survey, tensor) < UNDERFLOW:
-                reason = f"{tensor} stays below {UNDERFLOW:.2g}, deep in FP16's subnormals"
-                yield survey.hazard(node, "underflow", reason, tensor)
-                break
+def _saturates(survey: Survey, tensor: str) -> bool:
+    """True if only bounded functions read the tensor, scaled or in a sum.
 
-
-def _largest(survey: Survey, tensor: str) -> float:
-    """Largest absolute value, of a constant or measured; 0 if nothing is known."""
-    value = survey.constant(tensor)
-    if value is not None:
-        return float(np.abs(value).max(initial=0.0))
-    measured = survey.range(tensor)
-    return measured.absmax if measured is not None else 0.0
-
-
-def unfused_norm(survey: Survey) -> Iterator[Hazard]:
-    """Decomposed normalisations, whose squares overflow long before their input does.
-
-    With `measured_norms`, if the measured squares are in range, only the nodes that depend on epsilon stay in
-    FP32: without epsilon, a constant input would divide by zero.
+    The tanh form of Gelu has x + 0.0447 x^3 inside: an infinite cube gives tanh(inf) = 1, which is right.
     """
-    for norm in survey.norms:
-        tensor, severity, reason, evidence = _inside(survey, norm)
-        reason += ", and their variance E[x^2] - E[x]^2 cancels" if norm.cancels else ""
-        kept: tuple[NodeProto, ...] = norm.nodes
-        root = _root(survey, norm) if norm.epsilon < FP16_MIN_NORMAL else ()
-        whole = any(norm.output in node.output for node in root)  # it needs no more Casts so
-        if fits_inside(survey, norm) and not whole:
-            tensor, kept, evidence = norm.input, root, "epsilon"
-            reason = f"{norm.epsilon:.3g} under the root of {norm.name} is below FP16's normal range"
-        about = NormHazard(norm.kind, norm.output, evidence)
-        hazards = (survey.hazard(node, "unfused-norm", reason, tensor, severity) for node in kept)
-        yield from (replace(hazard, norm=about) for hazard in hazards)
+    scaled, ends = VIEWS | SCALING | {"Neg", "Add"}, {"Tanh", "Sigmoid", "Erf"}
+    readers = [node for _, node in survey.downstream(tensor, lambda n: n.op_type in scaled)]
+    outputs = (tensor, *(n.output[0] for n in readers if n.op_type not in ends))
+    inside = bool(readers) and not any(map(survey.is_output, outputs))
+    return inside and all(n.op_type in scaled | ends for n in readers)
 
 
-def _inside(survey: Survey, norm: Norm) -> tuple[str, Severity, str, Evidence]:
-    """The tensor with the largest value inside a norm, a severity, the reason, and the kind of evidence."""
-    inner = [(t, node) for node in norm.nodes for t in node.output if t != norm.output and survey.lowered(t)]
-    measured = [(r.absmax, t, node) for t, node in inner if (r := survey.range(t)) is not None]
-    part = f"the decomposed {norm.kind} that ends in {norm.output}"
-    worst, tensor, node = max(measured, key=lambda one: one[0], default=(0.0, norm.input, None))
-    if node is not None and worst > survey.limit:
-        what: Evidence = "squares" if is_square(node) or node.op_type == "ReduceSum" else "values"
-        if worst > survey.largest:
-            return tensor, "error", f"{what} inside {part} exceed {survey.largest:.5g}", what
-        return (
-            tensor,
-            "warning",
-            f"{what} inside {part} come within a factor of 2 of {survey.largest:.5g}",
-            what,
-        )
-    return norm.input, "note" if measured or not inner else "error", f"part of {part}", "unknown"
-
-
-def is_square(node: NodeProto) -> bool:
-    """True if the node squares a tensor."""
-    same = node.op_type == "Mul" and len(set(node.input)) == 1
-    return same or node.op_type in {"Pow", "ReduceSumSquare"}
-
-
-def _root(survey: Survey, norm: Norm) -> tuple[NodeProto, ...]:
-    """The nodes of a norm that add epsilon and take the root, on small tensors.
-
-    If the norm multiplies by the inverse of the root, all nodes from there to its end are included: the
-    inverse of a small epsilon is no FP16 number, and two more roundings of every element would show.
-    """
-    radicands = {t for node in norm.nodes if (t := _radicand(survey, node))}
-    kept: list[NodeProto] = []
-    inverted: set[str] = set()
-    for node in norm.nodes:
-        adds = node.op_type in {"Add", "Max", "Clip"} and node.output[0] in radicands
-        if _is_inverse(survey, node) or inverted & set(node.input):
-            inverted.update(node.output)
-        if adds or _radicand(survey, node) or node.output[0] in inverted:
-            kept.append(node)
-    return tuple(kept)
-
-
-def inside_limit(survey: Survey) -> float:
-    """Largest square that counts as in range: squaring an operand squares its head-room, too."""
-    return survey.largest / HEADROOM**2
-
-
-def fits_inside(survey: Survey, norm: Norm) -> bool:
-    """True if FP16 holds everything measured inside a norm, with enough bits.
-
-    It must also hold epsilon, which is the whole radicand where the input is constant. A variance as
-    E[x^2] - E[x]^2 never fits: what remains of the digits that cancel is rounding.
-    """
-    if not survey.is_fp16 or not survey.request.measured_norms:
-        return False
-    if norm.kind == "l2-normalize" or norm.cancels or norm.epsilon < smallest_epsilon(survey, norm):
-        return False
-    kept = {id(node) for node in _root(survey, norm)}
-    halves = [node for node in norm.nodes if id(node) not in kept]
-    inner = [t for node in halves for t in node.output if t != norm.output and survey.is_float(t)]
-    measured = [survey.range(t) for t in inner if not survey.is_constant(t)]
-    if any(m is None or not m.absmax <= inside_limit(survey) for m in measured):
-        return False
-    radicands = [t for node in norm.nodes if (t := _radicand(survey, node))]
-    return bool(radicands) and all(_keeps_bits(survey, t) for t in radicands) and _centres(survey, norm)
-
-
-def smallest_epsilon(survey: Survey, norm: Norm) -> float:
-    """Smallest epsilon whose root FP16 can divide by; 0 if the norm does not divide by it."""
-    divides = not any(_is_inverse(survey, node) for node in norm.nodes)
-    return FP16_DIVISOR**2 if divides else 0.0
-
-
-def _is_inverse(survey: Survey, node: NodeProto) -> bool:
-    if node.op_type == "Pow":
-        exponent = survey.scalar(node.input[1])
-        return exponent is None or exponent < 0
-    return node.op_type == "Reciprocal" or (node.op_type == "Div" and survey.is_constant(node.input[0]))
-
-
-def _radicand(survey: Survey, node: NodeProto) -> str | None:
-    """The tensor that a node takes the root of."""
-    if node.op_type == "Pow":
-        exponent = survey.scalar(node.input[1])
-        return node.input[0] if exponent is None or exponent < 1 else None
-    return node.input[0] if node.op_type == "Sqrt" else None
-
-
-def _keeps_bits(survey: Survey, tensor: str) -> bool:
-    """True if no value of a positive tensor was below FP16's normal range."""
-    measured = survey.range(tensor)
-    return measured is not None and measured.low >= FP16_MIN_NORMAL
-
-
-def _centres(survey: Survey, norm: Norm) -> bool:
-    """True if subtracting the mean does not cancel: a rounded mean shifts all values."""
-    before = survey.range(norm.input)
-    after = [survey.range(n.output[0]) for n in norm.nodes if n.op_type == "Sub"]
-    return before is not None and all(
-        m is not None and before.mean_abs <= MEAN_RATIO * m.mean_abs for m in after
-    )
-
-
-def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
-    """A constant below FP16's smallest normal number that guards a division, root or logarithm.
-
-    The island reaches from the sum of squares, whose small values would vanish, to the guarded node.
-    """
-    if not survey.is_fp16:
-        return
-    settled = {id(n) for norm in survey.norms if fits_inside(survey, norm) for n in norm.nodes}
+def _chains(survey: Survey, bad: Callable[[NodeProto, str], bool]) -> Iterator[tuple[NodeProto, str, str]]:
+    """The bad tensors that each node reads or writes, each with the first of its chain of cheap operators."""
+    head: dict[str, str] = {}
     for node in survey.nodes:
-        found = _epsilon(survey, node) if id(node) not in settled else None
-        guarded = _guarded(survey, node.output[0]) if found else []
-        if found is None or not guarded:
-            continue
-        epsilon, other = found
-        reason = f"{epsilon:.3g} in {label(node)} is below FP16's normal range"
-        severity = _epsilon_severity(epsilon, survey.range(other))
-        for inner in (*survey.upstream(other, _sums_squares), node, *guarded):
-            yield survey.hazard(inner, "epsilon", reason, other, severity)
+        before = [survey.source(t) for t in node.input if survey.is_float(t) and node.op_type in CHEAP]
+        for tensor in (t for t in survey.floats(node) if bad(node, t)):
+            if tensor in node.output:
+                head[tensor] = next((head[t] for t in before if t in head), tensor)
+            source = survey.source(tensor)
+            yield node, tensor, head.get(source, source)
 
 
-def _epsilon_severity(epsilon: float, measured: Range | None) -> Severity:
-    """Error if the samples needed the guard and FP16 loses it; a note if all values are normal numbers."""
-    if measured is None:
-        return "warning"
-    if measured.low < FP16_FLUSH and epsilon <= FP16_FLUSH:
-        return "error"
-    return "warning" if measured.low < FP16_MIN_NORMAL else "note"
+def underflow(survey: Survey) -> Iterator[Hazard]:
+    """A whole tensor, or a constant factor, below FP16's normal range: it loses bits, and all up to 2^-25.
 
+    A note while 8 bits or more are left, an error where all values become zero.
+    """
 
-def _epsilon(survey: Survey, node: NodeProto) -> tuple[float, str] | None:
-    """The epsilon that a node adds, or uses as a bound, and the tensor that it guards."""
-    pairs = {"Add": ((0, 1), (1, 0)), "Max": ((0, 1), (1, 0)), "Clip": ((1, 0),), "Where": ((1, 2), (2, 1))}
-    for index, other in pairs.get(node.op_type, ()):
-        if len(node.input) <= max(index, other):
-            continue
-        value = survey.scalar(node.input[index])
-        if value is None or not 0 < value < FP16_MIN_NORMAL:
-            continue
-        measured = survey.range(node.input[other])
-        if measured is None or not measured.low > 1.0:  # else epsilon has no effect
-            return value, node.input[other]
-    return None
+    def tiny(node: NodeProto, tensor: str) -> bool:
+        value = survey.constant(tensor)
+        if value is not None:
+            return node.op_type in SCALING and 0 < np.abs(value).max(initial=0.0) < UNDERFLOW
+        measured = survey.range(tensor)
+        return measured is not None and 0 < measured.absmax < FP16_MIN_NORMAL
 
-
-def _guarded(survey: Survey, tensor: str) -> list[NodeProto]:
-    """The nodes from an epsilon to the division, root or logarithm that it protects."""
-    through = VIEWS | {"Sqrt", "Pow"}
-    path = list(survey.downstream(tensor, lambda n: n.op_type in through))
-    if not any(_is_sensitive(survey, name, node) for name, node in path):
-        return []
-    return [node for name, node in path if node.op_type in through or _is_sensitive(survey, name, node)]
-
-
-def _is_sensitive(survey: Survey, tensor: str, node: NodeProto) -> bool:
-    """True if zero instead of a tiny `tensor` changes the node's result."""
-    if node.op_type == "Div":
-        return bool(node.input[1] == tensor)
-    if node.op_type == "Pow":
-        exponent = survey.scalar(node.input[1])
-        return node.input[0] == tensor and exponent is not None and exponent < 1
-    return node.op_type in {"Reciprocal", "Log", "Sqrt"}
-
-
-def _sums_squares(node: NodeProto) -> bool:
-    sums = {"ReduceSum", "ReduceMean", "ReduceL2", "Sqrt"}
-    return is_square(node) or node.op_type in VIEWS | sums
+    for node, tensor, head in _chains(survey, tiny) if survey.is_fp16 else ():
+        value, measured = survey.constant(tensor), survey.range(tensor)
+        reach = largest(value) if value is not None else measured.absmax if measured else 0.0
+        severity: Severity = "warning" if reach < UNDERFLOW else "note"
+        if reach <= FP16_FLUSH:
+            divides = node.op_type == "Div" and tensor == node.input[1]
+            severity = "error" if value is None or divides else "warning"
+            yield survey.hazard(node, "underflow", f"{head} becomes zero", tensor, severity)
+        else:
+            reason = f"{head} is subnormal throughout and loses bits"
+            yield survey.hazard(node, "underflow", reason, tensor, severity)

@@ -7,22 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 from onnx import NodeProto
 
 from rewriter.hazards.front_ends import LINEAR, POWERS, is_root, steep_operand
 from rewriter.hazards.kinds import Hazard
-from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL, MEAN_RATIO, UNDERFLOW
+from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL, UNDERFLOW
+from rewriter.hazards.norms import MEAN_RATIO
 from rewriter.hazards.survey import Survey
 from rewriter.ir.graph import label
-from rewriter.ir.graph.ops import INEQUALITIES, PRODUCTS, SCALING, TENSOR_CORE, VIEWS
-from rewriter.ir.model import Array
+from rewriter.ir.graph.ops import INEQUALITIES, SCALING, VIEWS
 
 SMALL_ROOT = 2.0**8 * FP16_FLUSH**0.5
 """Mean of a root below which flushed values show: their roots, up to sqrt(2^-25), are then 2^-8 of it."""
-
-BANK_ERROR = 1e-2
-"""Relative L2 error of one filter's rounded weights; normal numbers lose 2^-11 = 4.9e-4 at most."""
 
 _KEEPS_SMALL = LINEAR | POWERS | {"Exp", "Relu", "Softmax", "Sigmoid", "Where"}
 """Operators whose positive results are small because their operands are, or that make them small."""
@@ -64,38 +60,6 @@ def _makes_small(survey: Survey, node: NodeProto) -> bool:
     measured = survey.range(node.output[0])
     small = measured is not None and 0 <= measured.low < FP16_MIN_NORMAL
     return small and node.op_type in _KEEPS_SMALL
-
-
-def filter_banks(survey: Survey) -> Iterator[Hazard]:
-    """Products by a bank of filters, one of which FP16 holds with few bits: its band is lost.
-
-    Such weights are positive and mostly zero. `small_weights` judges a weight as a whole, which the other
-    filters of a bank dominate.
-    """
-    for node in survey.nodes if survey.is_fp16 else ():
-        for index, tensor in enumerate(node.input[:2] if node.op_type in TENSOR_CORE else ()):
-            value = survey.constant(tensor)
-            error = _worst_filter(node, index, value) if value is not None else 0.0
-            if error > BANK_ERROR:
-                reason = f"{tensor} is a bank of filters, one of which would be rounded by {error:.1%}"
-                yield survey.hazard(node, "weights", reason, tensor)
-
-
-def _worst_filter(node: NodeProto, index: int, value: Array) -> float:
-    """The largest relative L2 error of a filter in FP16; 0 for weights that are no bank."""
-    if value.ndim < 2 or value.size < 64 or value.dtype != np.float32 or not _is_bank(value):
-        return 0.0
-    columns = node.op_type in PRODUCTS and index == 1
-    filters = value.reshape(-1, value.shape[-1]).T if columns else value.reshape(value.shape[0], -1)
-    exact = filters.astype(np.float64)
-    lost = np.linalg.norm(exact - exact.astype(np.float16), axis=1)
-    norms = np.linalg.norm(exact, axis=1)
-    return float(np.max(lost / np.where(norms, norms, 1.0), initial=0.0))
-
-
-def _is_bank(value: Array) -> bool:
-    """True if no weight is negative, and at least half of them are zero."""
-    return bool(value.min() >= 0 and np.count_nonzero(value) * 2 <= value.size)
 
 
 def square_differences(survey: Survey) -> Iterator[Hazard]:

@@ -145,16 +145,17 @@ def _findings(seen: Iterable[Survey], rules: Sequence[Rule]) -> Iterator[Finding
                     open_ends.add(key)
     for key in groups.keys() - open_ends:
         groups[key] = [replace(hazard, severity="note", repair=KEPT) for hazard in groups[key]]
-    norms = {id(h.node) for (kind, _), group in groups.items() if kind == "unfused-norm" for h in group}
+    whole = ("unfused-norm", "mask")
+    reported = {id(h.node) for (kind, _), group in groups.items() if kind in whole for h in group}
     for group in groups.values():
-        if not _reported_by_norm(group, norms):
+        if not _is_part(group, reported):
             yield _finding(group)
 
 
-def _reported_by_norm(group: Sequence[Hazard], norms: set[int]) -> bool:
-    """True for the epsilon or the square of a decomposed norm, which is a finding itself."""
-    inside = group[0].rule in {"epsilon", "underflow", "internal-overflow"}
-    return inside and _severity(group) == "note" and all(id(h.node) in norms for h in group)
+def _is_part(group: Sequence[Hazard], reported: set[int]) -> bool:
+    """True for a note about a part of a norm or mask that is a finding itself: its epsilon, square or sum."""
+    inside = group[0].rule in {"epsilon", "underflow", "internal-overflow", "overflow", "weights"}
+    return inside and _severity(group) == "note" and all(id(h.node) in reported for h in group)
 
 
 def _finding(group: Sequence[Hazard]) -> Finding:

@@ -72,7 +72,6 @@ def _rule(name: str) -> dict[str, Any]:
         "shortDescription": {"text": f"{kind.title[:1].upper()}{kind.title[1:]}."},
         "help": {"text": f"{kind.repair[:1].upper()}{kind.repair[1:]}."},
         "defaultConfiguration": {"level": kind.severity},
-        "properties": {"repair": kind.rung},
     }
 
 

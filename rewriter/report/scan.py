@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
+from rewriter.hazards.kinds import SEVERITIES, Severity
 from rewriter.ir.english import count
 from rewriter.ir.errors import RewriterError
 from rewriter.jobs.findings import Finding, ScanResult
@@ -122,7 +122,7 @@ def as_dict(result: ScanResult) -> dict[str, Any]:
         "data": data_dict(result.data),
         "float_nodes": result.float_nodes,
         "counts": {severity: result.count(severity) for severity in reversed(SEVERITIES)},
-        "findings": [{**asdict(f), "rung": KINDS[f.kind].rung} for f in result.findings],
+        "findings": [asdict(f) for f in result.findings],
         "warnings": result.warnings,
         "seconds": result.seconds,
     }

@@ -3,77 +3,15 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from hazard_rules import SCANNED, Ranges, one, said, surveyed
 
-from rewriter.hazards import RULES, SCAN_RULES
 from rewriter.ir.plan import Precision, Range
 
 FP16: Precision = "fp16"
 BF16: Precision = "bf16"
 NAN = Range(-1.0, 1.0, math.nan, False)
-
-
-class TestOverflow:
-    CHAIN = "g (float[2] x) => (float[2] y) { a = Exp(x)\n b = Relu(a)\n y = Softmax<axis = -1>(b) }"
-
-    @pytest.mark.parametrize(
-        ("ranges", "low", "expected"),
-        [
-            pytest.param({"a": (0, 3e4), "b": (0, 3e4)}, FP16, "", id="in range"),
-            pytest.param({"a": (0, 65504 / 2)}, FP16, "", id="just with head-room"),
-            pytest.param({"a": (0, 4e4)}, FP16, "warning a", id="in range on these samples"),
-            pytest.param({"a": (0, 65504)}, FP16, "warning a", id="FP16's largest number"),
-            pytest.param({"a": (0, 7e4), "b": (0, 7e4)}, FP16, "error a, error b", id="beyond it"),
-            pytest.param({"a": (0, 7e4)}, BF16, "", id="in BF16's"),
-            pytest.param({"a": (0, math.inf)}, FP16, "note a", id="infinite in FP32 already"),
-            pytest.param({"a": NAN}, FP16, "warning a", id="NaN in FP32 already"),
-        ],
-    )
-    def test_by_the_measured_range(self, ranges: Ranges, low: Precision, expected: str) -> None:
-        assert said("overflowing", self.CHAIN, ranges, low=low) == expected
-
-    def test_a_chain_has_one_reason(self) -> None:
-        survey = surveyed(self.CHAIN, {"a": (0, 7e4), "b": (0, 7e4)})
-        assert {h.reason for h in SCANNED["overflowing"](survey)} == {"a exceeds 65504"}
-
-    def test_a_sum_of_squares_is_an_ordinary_tensor(self) -> None:
-        text = one("ReduceSumSquare", result="1,1")
-        assert said("overflowing", text, {"x": (0, 300), "y": (0, 5e6)}) == "error y"
-
-    MASK = """
-        g (float[2,4] s, float[2,4] m) => (float[2,4] y) {
-            b = Add(s, m)
-            y = Softmax<axis = -1>(b)
-        }"""
-
-    def test_negative_numbers_of_a_mask_become_zeros_of_softmax(self) -> None:
-        assert said("overflowing", self.MASK, {"b": (-1e9, 10)}) == ""
-        assert said("overflowing", self.MASK, {"b": (-1e9, 1e6)}) == "error b"
-
-    GELU = """
-        g (float[4] x) => (float[4] y) <float three = {3.0}, float c = {0.0447}, float k = {0.797}> {
-            p = Pow(x, three)
-            q = Mul(p, c)
-            r = Add(x, q)
-            s = Mul(r, k)
-            y = END(s)
-        }"""
-
-    @pytest.mark.parametrize(
-        ("end", "expected"),
-        [
-            pytest.param("Tanh", "note p", id="Tanh"),
-            pytest.param("Relu", "error p", id="Relu is not bounded"),
-            pytest.param("Neg", "error p", id="the end of the graph"),
-        ],
-    )
-    def test_an_infinite_cube_that_tanh_saturates_is_right(self, end: str, expected: str) -> None:
-        ranges = {"x": (-45, 45), "p": (-9e4, 9e4), "q": (-4e3, 4e3), "r": (-4e3, 4e3), "s": (-3e3, 3e3)}
-        assert said("overflowing", self.GELU.replace("END", end), ranges) == expected
 
 
 class TestInternalOverflow:
@@ -226,72 +164,7 @@ class TestAccumulation:
         assert said("accumulation", one("ReduceSum", result="1,1")) == ""
 
 
-class TestLoss:
-    @pytest.mark.parametrize(
-        ("high", "low", "expected"),
-        [
-            pytest.param(1e-4, FP16, "", id="normal numbers"),
-            pytest.param(5e-5, FP16, "note y", id="ten bits left"),
-            pytest.param(5e-6, FP16, "warning y", id="seven bits left"),
-            pytest.param(2e-8, FP16, "error y", id="none left"),
-            pytest.param(0.0, FP16, "", id="zero is zero"),
-            pytest.param(2e-8, BF16, "", id="BF16 has FP32's exponents"),
-        ],
-    )
-    def test_vanishing(self, high: float, low: Precision, expected: str) -> None:
-        assert said("vanishing", one("Relu"), {"y": (0, high)}, low=low) == expected
-
-    @pytest.mark.parametrize(
-        ("op", "value", "expected"),
-        [
-            pytest.param("Mul", "1e-9", "warning y", id="times zero"),
-            pytest.param("Div", "1e-9", "error y", id="by zero"),
-            pytest.param("Mul", "1e-6", "warning y", id="1e-6 is off by 1 %"),
-            pytest.param("Mul", "1e-3", "", id="1e-3 is a normal number"),
-            pytest.param("Mul", "5.9604645e-08", "", id="2^-24 is exact"),
-            pytest.param("Add", "1e-9", "", id="adding nothing is harmless"),
-        ],
-    )
-    def test_flushed_constants(self, op: str, value: str, expected: str) -> None:
-        text = f"g (float[2] x) => (float[2] y) <float c = {{{value}}}> {{ y = {op}(x, c) }}"
-        assert said("flushed_constants", text) == expected
-
-    @pytest.mark.parametrize(
-        ("values", "expected"),
-        [
-            pytest.param("0.1, 0.7", "", id="usual weights"),
-            pytest.param("1e5, 0.7", "error y", id="beyond 65504"),
-            pytest.param("1e-8, 1e-8", "error y", id="all become zero"),
-            pytest.param("1e-6, 3e-6", "warning y", id="subnormal"),
-            pytest.param("1e-8, 1.0", "", id="one becomes zero beside a large one"),
-        ],
-    )
-    def test_weights(self, values: str, expected: str) -> None:
-        text = f"g (float[3,1] x) => (float[3,2] y) <float[1,2] w = {{{values}}}> {{ y = MatMul(x, w) }}"
-        assert said("weights", text) == expected
-
-    @pytest.mark.parametrize(
-        ("body", "low", "expected"),
-        [
-            pytest.param("y = Div(x, c)", FP16, "error y", id="divided by"),
-            pytest.param("y = Mul(x, c)", FP16, "error y", id="multiplied by"),
-            pytest.param("y = Mul(x, c)", BF16, "", id="in BF16's range"),
-            pytest.param("y = Min(x, c)", FP16, "", id="a bound that nothing reaches"),
-            pytest.param("y = Clip(x, , c)", FP16, "", id="a bound of Clip"),
-        ],
-    )
-    def test_a_huge_scalar(self, body: str, low: Precision, expected: str) -> None:
-        text = f"g (float[2] x) => (float[2] y) <float c = {{1e6}}> {{ {body} }}"
-        assert said("weights", text, low=low) == expected
-
-    def test_a_constant_mask_is_no_weight(self) -> None:
-        text = """
-            g (float[2,2] x) => (float[2,2] y) <float[2,2] m = {0, -1e9, 0, 0}> {
-                s = Add(x, m)
-                y = Softmax<axis = -1>(s)
-            }"""
-        assert said("weights", text) == ""
-
+class TestNorms:
     NORM = """
         g (float[2,8] x) => (float[2,8] y) <float two = {2.0}, float e = {1e-12}> {
             s = Pow(x, two)
@@ -337,48 +210,6 @@ class TestLoss:
 
 
 class TestAttention:
-    ADDED = """
-        g (float[2,4] s, bool[2,4] m) => (float[2,4] y) <float c = {-3.4e38}, float zero = {0.0}> {
-            b = Where(m, zero, c)
-            a = Add(s, b)
-            y = Softmax<axis = -1>(a)
-        }"""
-    MULTIPLIED = """
-        g (float[2,4] s, int64[2,4] m) => (float[2,4] y) <float c = {-3.4e38}, float one = {1.0}> {
-            f = Cast<to = 1>(m)
-            i = Sub(one, f)
-            b = Mul(i, c)
-            a = Add(s, b)
-            y = Softmax<axis = -1>(a)
-        }"""
-    OPEN: ClassVar[Ranges] = {"i": (0.0, 0.0), "b": (0.0, 0.0), "a": (-9.0, 9.0)}
-    """As measured on data without padding."""
-
-    @pytest.mark.parametrize(
-        ("text", "low", "expected"),
-        [
-            pytest.param(ADDED, FP16, "warning b", id="selected: a row masked whole"),
-            pytest.param(ADDED.replace("-3.4e38", "-1e4"), FP16, "", id="selected, in range"),
-            pytest.param(ADDED.replace("-3.4e38", "-1e9"), BF16, "", id="in BF16's range"),
-            pytest.param(MULTIPLIED, FP16, "error b", id="0 times infinity, without any padding"),
-            pytest.param(MULTIPLIED.replace("-3.4e38", "-1e4"), FP16, "", id="0 times a finite number"),
-            pytest.param(ADDED.replace("Softmax<axis = -1>", "Relu"), FP16, "", id="without Softmax no mask"),
-        ],
-    )
-    def test_masks(self, text: str, low: Precision, expected: str) -> None:
-        assert said("masks", text, self.OPEN, low=low) == expected
-
-    def test_a_row_whose_nan_is_replaced(self) -> None:
-        text = self.ADDED.replace(
-            "y = Softmax<axis = -1>(a)",
-            """
-            p = Softmax<axis = -1>(a)
-            n = IsNaN(p)
-            y = Where(n, zero, p)
-        """,
-        )
-        assert said("masks", text, self.OPEN) == "note b"
-
     LINEAR = """
         g (float[2,64,8] x) => (float[2,64,8] y) {
             q = Relu(x)
@@ -405,19 +236,6 @@ class TestAttention:
             assert said("linear_attention", text) == ""
         else:
             assert said("linear_attention", self.LINEAR.replace("END", end)) == expected
-
-    @pytest.mark.parametrize(
-        ("high", "low", "expected"),
-        [
-            pytest.param(1e4, FP16, "note y", id="steps of 8"),
-            pytest.param(1000, FP16, "", id="steps below one"),
-            pytest.param(math.inf, FP16, "", id="infinite scores are another rule's"),
-            pytest.param(1e4, BF16, "", id="BF16"),
-        ],
-    )
-    def test_large_logits(self, high: float, low: Precision, expected: str) -> None:
-        text = "g (float[2,8] s) => (float[2,8] y) { y = Softmax<axis = -1>(s) }"
-        assert said("large_logits", text, {"s": (-1e9, high)}, low=low) == expected
 
 
 class TestResolution:
@@ -497,13 +315,3 @@ class TestData:
     def test_fp16_reference(self) -> None:
         assert said("fp16_reference", one("Relu"), mixed=True) == "note y"
         assert said("fp16_reference", one("Relu")) == ""
-
-
-OF_TARGETS = {"known_defects", "refused_operators"}
-"""They are tested in test_quirks.py."""
-
-
-def test_every_rule_that_only_scan_uses_is_tested_here() -> None:
-    text = Path(__file__).read_text(encoding="utf-8")
-    own = {rule.__name__ for rule in SCAN_RULES if rule not in RULES} - OF_TARGETS
-    assert {name for name in own if f'said("{name}"' not in text} == set()

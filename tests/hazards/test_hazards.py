@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hazard_rules import NAMES, Ranges, found, surveyed
+from hazard_rules import NAMES, Ranges, found, said, surveyed
 
-from rewriter.hazards import PrecisionRequest, types
+from rewriter.hazards import RULES, SCAN_RULES, PrecisionRequest, types
 from rewriter.ir.plan import Precision, Range
 
 FP16: Precision = "fp16"
 BF16: Precision = "bf16"
+NAN = Range(-1.0, 1.0, math.nan, False)
 
 
 class TestRequests:
@@ -116,94 +117,123 @@ class TestTypes:
         assert found("generated", text) == "r"
 
 
-class TestSmallWeights:
-    TEXT = """
-        g (float[2,4] x) => (float[2,2] y)
-        <float[4,2] w = {3.3e-6, -2.1e-6, 1.3e-6, 4.7e-6, -3.7e-6, 1.9e-6, 2.9e-6, -4.1e-6}>
-        { y = MatMul(x, w) }"""
+WEIGHTS = "g (float[2,4] x) => (float[2,4] y) <float[4,4] w = {VALUES}> { y = MatMul(x, w) }"
+SUBNORMAL = "3.3e-6, -2.1e-6, 1.3e-6, 4.7e-6, -3.7e-6, 1.9e-6, 2.9e-6, -4.1e-6, " * 2
+SCALED = "g (float[2] x) => (float[2] y) <float c = {C}> { y = OP(x, c) }"
+MASK = """
+    g (float[2,2] x) => (float[2,2] y) <float[2,2] m = {0, -1e9, 0, 0}> {
+        s = Add(x, m)
+        y = Softmax<axis = -1>(s)
+    }"""
+
+
+class TestConstants:
+    @pytest.mark.parametrize(
+        ("values", "low", "expected"),
+        [
+            pytest.param(SUBNORMAL, FP16, "warning y", id="subnormal in FP16"),
+            pytest.param(SUBNORMAL, BF16, "", id="normal in BF16"),
+            pytest.param(SUBNORMAL.replace("e-6", "e-4"), FP16, "", id="normal in FP16"),
+            pytest.param(SUBNORMAL.replace("3.3e-6", "3.3e-2"), FP16, "", id="small beside a large one"),
+            pytest.param(SUBNORMAL.replace("3.3e-6", "3.3e6"), FP16, "error y", id="beyond 65504"),
+            pytest.param(SUBNORMAL.replace("e-6", "e-30"), FP16, "error y", id="zero in FP16"),
+        ],
+    )
+    def test_weights_of_products(self, values: str, low: Precision, expected: str) -> None:
+        assert said("weights", WEIGHTS.replace("VALUES", values.removesuffix(", ")), low=low) == expected
 
     @pytest.mark.parametrize(
         ("text", "low", "expected"),
         [
-            pytest.param(TEXT, FP16, "y", id="subnormal in FP16"),
-            pytest.param(TEXT, BF16, "", id="normal in BF16"),
-            pytest.param(TEXT.replace("e-6", "e-4"), FP16, "", id="normal in FP16"),
-            pytest.param(TEXT.replace("3.3e-6", "3.3e-2"), FP16, "", id="small beside a large one"),
-            pytest.param(
-                TEXT.replace("3.3e-6", "3.3e6"), FP16, "", id="too large is the overflow's business"
-            ),
-            pytest.param(TEXT.replace("e-6", "e-30"), FP16, "y", id="zero in FP16"),
-            pytest.param(
-                "g (float[2,4] x) => (float[2,4] y) <float[4] w = {3e-6, 2e-6, 1e-6, 5e-6}> {y = Add(x, w)}",
-                FP16,
-                "",
-                id="an addend loses nothing that counts",
-            ),
+            pytest.param("y = Div(x, c)", FP16, "error y", id="divided by"),
+            pytest.param("y = Mul(x, c)", BF16, "", id="in BF16's range"),
+            pytest.param("y = Min(x, c)", FP16, "note y", id="a bound that nothing reaches"),
+            pytest.param("y = Clip(x, , c)", FP16, "note y", id="a bound of Clip"),
         ],
     )
-    def test_small_weights(self, text: str, low: Precision, expected: str) -> None:
-        assert found("small_weights", text, request=PrecisionRequest(low)) == expected
+    def test_a_huge_scalar(self, text: str, low: Precision, expected: str) -> None:
+        text = f"g (float[2] x) => (float[2] y) <float c = {{1e6}}> {{ {text} }}"
+        assert said("weights", text, low=low) == expected
 
-    def test_the_range_may_exclude_a_loss(self) -> None:
-        ranges = {"w": Range(-5.0, 5.0, 1.0, True)}
-        assert found("small_weights", self.TEXT, ranges) == ""
+    def test_a_constant_mask_and_an_addend(self) -> None:
+        assert said("weights", MASK) == "note s"
+        added = "g (float[2,4] x) => (float[2,4] y) <float[4] w = {3e-6, 2e-6, 1e-6, 5e-6}> {y = Add(x, w)}"
+        assert said("weights", added) == "", "an addend loses nothing that counts"
+
+    @pytest.mark.parametrize(
+        ("op", "value", "expected"),
+        [
+            pytest.param("Mul", "1e-9", "warning y", id="times zero"),
+            pytest.param("Div", "1e-9", "error y", id="by zero"),
+            pytest.param("Mul", "1e-6", "warning y", id="1e-6 is off by 1 %"),
+            pytest.param("Mul", "1e-3", "", id="1e-3 is a normal number"),
+            pytest.param("Add", "1e-9", "", id="adding nothing is harmless"),
+        ],
+    )
+    def test_small_factors(self, op: str, value: str, expected: str) -> None:
+        assert said("underflow", SCALED.replace("OP", op).replace("C", value)) == expected
 
 
 class TestUnderflow:
     @pytest.mark.parametrize(
         ("largest", "low", "expected"),
         [
-            pytest.param(1e-8, FP16, "a b", id="below the smallest number: producer and consumer"),
-            pytest.param(5e-6, FP16, "a b", id="a few bits are left"),
-            pytest.param(2.0**-17, FP16, "", id="eight bits are left"),
+            pytest.param(1e-8, FP16, "error a, error b", id="below the smallest number: producer, consumer"),
+            pytest.param(5e-6, FP16, "warning a, warning b", id="a few bits are left"),
+            pytest.param(2.0**-17, FP16, "note a, note b", id="eight bits are left"),
             pytest.param(0.0, FP16, "", id="zero is exact"),
             pytest.param(1e-8, BF16, "", id="BF16 has FP32's exponents"),
         ],
     )
     def test_measured_ranges(self, largest: float, low: Precision, expected: str) -> None:
         ranges = {"a": (0.0, largest), "x": (0.0, 1.0), "b": (0.0, 1.0)}
-        assert found("underflow", TestOverflow.TEXT, ranges, request=PrecisionRequest(low)) == expected
-
-    def test_a_factor_that_fp16_flushes(self) -> None:
-        text = "g (float[2] x) => (float[2] y) <float tiny = {1e-9}> { y = Mul(x, tiny) }"
-        assert found("underflow", text, {"x": (0, 1e9), "y": (0, 1)}) == "y"
+        assert said("underflow", TestOverflow.TEXT, ranges, low=low) == expected
 
 
 class TestOverflow:
-    TEXT = "g (float[2] x) => (float[2] y) { a = Exp(x)\n b = Neg(a)\n y = Tanh(b) }"
+    TEXT = "g (float[2] x) => (float[2] y) { a = Exp(x)\n b = Neg(a)\n y = Sin(b) }"
 
     @pytest.mark.parametrize(
         ("ranges", "low", "expected"),
         [
             pytest.param({"a": (0, 32752)}, FP16, "", id="at the limit"),
-            pytest.param({"a": (0, 32753)}, FP16, "a b", id="beyond it: producer and consumer"),
-            pytest.param({"b": (-1e5, 0)}, FP16, "b y", id="negative"),
+            pytest.param({"a": (0, 32753)}, FP16, "warning a, warning b", id="beyond: producer, consumer"),
+            pytest.param({"b": (-1e5, 0)}, FP16, "error b, error y", id="negative"),
             pytest.param({"a": (0, 1e30)}, BF16, "", id="BF16 holds it"),
-            pytest.param({"a": (0, 3e38)}, BF16, "a b", id="BF16 has limits, too"),
-            pytest.param({"a": Range(0, 1, math.nan, False)}, FP16, "a b", id="NaN is never in range"),
-            pytest.param({"a": Range(0, math.inf, math.inf, False)}, FP16, "a b", id="nor is infinity"),
+            pytest.param({"a": (0, 3e38)}, BF16, "warning a, warning b", id="BF16 has limits, too"),
+            pytest.param({"a": NAN}, FP16, "warning a, warning b", id="NaN in FP32 already"),
+            pytest.param({"a": (0, math.inf)}, FP16, "note a, note b", id="infinite in FP32 already"),
         ],
     )
-    def test_measured_ranges(
-        self, ranges: Mapping[str, Range | tuple[float, float]], low: Precision, expected: str
-    ) -> None:
-        assert found("overflow", self.TEXT, ranges, request=PrecisionRequest(low)) == expected
+    def test_measured_ranges(self, ranges: Ranges, low: Precision, expected: str) -> None:
+        assert said("overflow", self.TEXT, ranges, low=low) == expected
+
+    def test_a_chain_has_one_reason(self) -> None:
+        survey = surveyed(self.TEXT, {"a": (0, 7e4), "b": (-8e4, 0)})
+        hazards = list(NAMES["overflow"](survey))
+        assert {h.reason for h in hazards} == {"a exceeds 65504"}
+        assert {h.tensor for h in hazards} == {"a", "b"}
+
+    GELU = """
+        g (float[4] x) => (float[4] y) <float three = {3.0}, float c = {0.0447}, float k = {0.797}> {
+            p = Pow(x, three)
+            q = Mul(p, c)
+            r = Add(x, q)
+            s = Mul(r, k)
+            y = END(s)
+        }"""
 
     @pytest.mark.parametrize(
-        ("constant", "low", "expected"),
+        ("end", "expected"),
         [
-            pytest.param("6e4", FP16, "", id="a constant needs no head-room"),
-            pytest.param("7e4", FP16, "y", id="but room"),
-            pytest.param("-3.4028234e38", FP16, "y", id="-FLT_MAX"),
-            pytest.param("3.4028234e38", BF16, "y", id="FLT_MAX in BF16"),
+            pytest.param("Tanh", "warning p, warning q", id="Tanh"),
+            pytest.param("Relu", "error p, error q", id="Relu is not bounded"),
+            pytest.param("Neg", "error p, error q", id="the end of the graph"),
         ],
     )
-    def test_constants(self, constant: str, low: Precision, expected: str) -> None:
-        text = f"g (float[2] x) => (float[2] y) <float c = {{{constant}}}> {{ y = Min(x, c) }}"
-        assert (
-            found("overflow", text, {"c": (float(constant), float(constant))}, request=PrecisionRequest(low))
-            == expected
-        )
+    def test_an_infinite_cube_that_tanh_saturates_is_right(self, end: str, expected: str) -> None:
+        ranges = {"x": (-45, 45), "p": (-9e4, 9e4), "q": (-4e3, 4e3), "r": (-4e3, 4e3), "s": (-3e3, 3e3)}
+        assert said("overflow", self.GELU.replace("END", end), ranges) == expected
 
     def test_the_result_of_a_cast_has_the_range_of_its_input(self) -> None:
         text = """
@@ -229,7 +259,7 @@ class TestOverflow:
                 MASKED, Range(-math.inf, 9, math.inf, False), "", id="-inf before Softmax is a value"
             ),
             pytest.param(MASKED, Range(-65504, 9, 3e4, True), "", id="FP16's lowest number, too"),
-            pytest.param(MASKED, Range(-3.4e38, 9, 3e37, True), "t y", id="-FLT_MAX is not"),
+            pytest.param(MASKED, Range(-3.4e38, 9, 3e37, True), "t y", id="-FLT_MAX is not: a note"),
             pytest.param(MASKED, Range(-math.inf, 9, math.nan, False), "t y", id="NaN among it"),
             pytest.param(MASKED, Range(-math.inf, 1e5, math.inf, False), "t y", id="large scores beside it"),
             pytest.param(
@@ -627,6 +657,19 @@ class TestOthers:
 
 
 class TestMasks:
+    ADDED = """
+        g (float[2,4] s, bool[2,4] m) => (float[2,4] y) <float c = {-3.4e38}, float zero = {0.0}> {
+            b = Where(m, zero, c)
+            a = Add(s, b)
+            y = Softmax<axis = -1>(a)
+        }"""
+    GUARDED = ADDED.replace(
+        "y = Softmax<axis = -1>(a)",
+        """
+            p = Softmax<axis = -1>(a)
+            n = IsNaN(p)
+            y = Where(n, zero, p)""",
+    )
     TIMES = """
         g (float[2,4] s, float[2,4] m) => (float[2,4] y) <float c = {-1e9}> {
             b = Mul(m, c)
@@ -635,56 +678,27 @@ class TestMasks:
         }"""
 
     @pytest.mark.parametrize(
-        ("text", "expected"),
+        ("text", "low", "expected"),
         [
-            pytest.param(TIMES, "a b y", id="from the product to the Softmax"),
-            pytest.param(TIMES.replace("-1e9", "-1e4"), "", id="a constant in range"),
-            pytest.param(TIMES.replace("Softmax<axis = -1>", "Relu"), "", id="no Softmax: overflow's matter"),
+            pytest.param(ADDED, FP16, "warning b", id="selected: a row masked whole"),
+            pytest.param(GUARDED, FP16, "note b", id="whose NaN is replaced"),
+            pytest.param(ADDED.replace("-3.4e38", "-1e4"), FP16, "", id="selected, in range"),
+            pytest.param(ADDED.replace("-3.4e38", "-1e9"), BF16, "", id="in BF16's range"),
+            pytest.param(ADDED.replace("Softmax<axis = -1>", "Relu"), FP16, "", id="without Softmax no mask"),
+            pytest.param(TIMES, FP16, "error a, error b, error y", id="a factor: 0 times infinity is NaN"),
+            pytest.param(TIMES.replace("-1e9", "-1e4"), FP16, "", id="0 times a finite number"),
+            pytest.param(TIMES.replace("-1e9", "-inf"), FP16, "", id="NaN in FP32, too"),
+            pytest.param(TIMES.replace("Softmax<axis = -1>", "Relu"), FP16, "", id="a factor, no Softmax"),
         ],
     )
-    def test_a_mask_that_cannot_be_clamped(self, text: str, expected: str) -> None:
-        assert found("unbounded_masks", text, {"b": (0, 0), "a": (-1, 1)}) == expected
+    def test_by_use_though_the_data_has_no_padding(self, text: str, low: Precision, expected: str) -> None:
+        assert said("masks", text, {"b": (0.0, 0.0), "a": (-9.0, 9.0)}, low=low) == expected
 
 
-class TestPartialSums:
-    def test_worst_cases_are_left_to_scan(self) -> None:
-        text = "g (float[2,4096] a, float[4096,2] b) => (float[2,2] y) { y = MatMul(a, b) }"
-        assert found("likely_partial_sums", text, {"a": (-10, 10), "b": (-10, 10), "y": (-1, 1)}) == "y"
-        assert found("likely_partial_sums", text, {"a": (-6, 6), "b": (-6, 6), "y": (-1, 1)}) == ""
-
-
-def test_every_rule_is_tested_here() -> None:
-    tried = {
-        "user_choice",
-        "no_lower_type",
-        "overflow",
-        "unfused_norm",
-        "lost_epsilon",
-        "underflow",
-        "small_weights",
-        "phase",
-        "positions",
-        "integers",
-        "coordinates",
-        "order",
-        "quantized",
-        "accumulation",
-        "state_update",
-        "generated",
-        "unmeasured",
-        "unbounded_masks",
-        "likely_partial_sums",
-    }
-    small = {  # in test_small_values.py
-        "small_operands",
-        "steep_functions",
-        "tf32_transforms",
-        "square_differences",
-        "filter_banks",
-        "batch_statistics",
-        "exponential_differences",
-    }
-    shared = {"hidden_sums", "long_softmax"}  # with `scan`: in test_hazard_rules.py
-    asked = {"norm_operators"}  # of `rewriter probe`: in test_probe.py
-    released = {"kept_for_defects"}  # by the target's release: in test_quirks.py
-    assert tried | shared | asked | small | released == NAMES.keys()
+def test_every_rule_is_tested() -> None:
+    """`known_defects` and its like in test_quirks.py, `norm_operators` in test_probe.py."""
+    texts = [path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py")]
+    names = {rule.__name__ for rule in (*RULES, *SCAN_RULES)} - {"norm_operators", "kept_for_defects"}
+    assert {
+        name for name in names if not any(f'"{name}"' in text or f"{name}(" in text for text in texts)
+    } == set()

@@ -219,7 +219,6 @@ class TestReports:
         write_json(scan_report.as_dict(scanned("t5_encoder")), path)
         written = json.loads(path.read_text())
         assert written["counts"] == {"error": 5, "warning": 1, "note": scanned("t5_encoder").count("note")}
-        assert {f["rung"] for f in written["findings"]} >= {"fp32-inside", "equal-algebra"}
         assert written["findings"][0]["range"]["high"] > 1000
 
 

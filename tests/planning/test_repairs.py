@@ -75,7 +75,7 @@ CASES = {
         }""",
         {"x": normal(1e3, 4, 64)},
     ),
-    "overflowing": Case(
+    "overflow": Case(
         """g (float[64] x) => (float[64] y) <float c = {1e-5}> {
             e = Mul(x, x)
             f = Mul(e, c)
@@ -196,7 +196,7 @@ CASES = {
         }""",
         {"x": normal(1e3, 2, 4, 8)},
     ),
-    "vanishing": Case(
+    "underflow": Case(
         """g (float[64] x) => (float[64] y) <float c = {1e-7}, float d = {1e7}> {
             s = Mul(x, c)
             t = Abs(s)
@@ -204,7 +204,7 @@ CASES = {
         }""",
         {"x": normal(1, 64)},
     ),
-    "flushed_constants": Case(
+    "underflow: a divisor": Case(
         "g (float[64] x) => (float[64] y) <float c = {1e-9}> { e = Exp(x)\n y = Div(e, c) }",
         {"x": span(-9, 1, 64)},
     ),
@@ -220,14 +220,6 @@ CASES = {
             y = Softmax<axis = -1>(a)
         }""",
         {"s": normal(1, 2, 4, 4), "m": np.arange(32).reshape(2, 4, 4) % 4 < 3},
-    ),
-    "large_logits": Case(
-        """g (float[4,64] x) => (float[4,64] y) <float k = {100.0}> {
-            s = Mul(x, k)
-            y = Softmax<axis = -1>(s)
-        }""",
-        {"x": (30 + span(0, 1, 4, 64)).astype(np.float16).astype(np.float32)},
-        options=SEARCH,
     ),
     "linear_attention": Case(
         """g (float[1,4096,8] x) => (float[1,4096,8] y) <float e = {1e-3}> {

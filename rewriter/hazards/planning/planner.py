@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from itertools import chain
 
 from onnx import NodeProto, TensorProto
 
 from rewriter.hazards import RULES, Hazard
-from rewriter.hazards.magnitude import fits_inside
+from rewriter.hazards.norms import fits_inside
 from rewriter.hazards.planning.dot_products import extend_over_dot_products
 from rewriter.hazards.planning.free_fp32 import (
     FREE,
@@ -180,9 +181,9 @@ def _computes_low(graph: GraphEditor) -> bool:
 def _decide(survey: Survey) -> list[Decision]:
     wish = survey.request
     found: dict[int, Hazard] = {}
-    for rule in (*wish.rules, *RULES):
-        for hazard in rule(survey):
-            found.setdefault(id(hazard.node), hazard)
+    hazards = (hazard for rule in RULES for hazard in rule(survey) if hazard.acted_on)
+    for hazard in chain(chain.from_iterable(rule(survey) for rule in wish.rules), hazards):
+        found.setdefault(id(hazard.node), hazard)
     extend_over_dot_products(survey, found)
     if wish.epilogues:
         extend_over_epilogues(survey, found)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rewriter.hazards.kinds import KINDS
-from rewriter.hazards.loss import batch_statistics
 from rewriter.hazards.planning.planner import surveys
 from rewriter.hazards.survey import LARGEST, LOW_TYPES, PrecisionRequest
+from rewriter.hazards.weights import batch_statistics
 from rewriter.ir.base import Clamped
 from rewriter.ir.english import count, figure
 from rewriter.ir.graph import label

@@ -44,7 +44,7 @@ LEAST_SAVING = 1e-3
 IN_BF16 = TENSOR_CORE
 """Operators that are cheaper in BF16: a MatMul is as fast as in FP16 (one H200, TensorRT-RTX 1.6.1)."""
 
-FOR_RANGE = frozenset({"overflow", "partial-sums", SEARCHED})
+FOR_RANGE = frozenset({"overflow", "partial-sums", "weights", SEARCHED})
 """Rules whose nodes BF16 repairs, too: it has FP32's range and accumulates in FP32."""
 
 MOST_PRODUCTS = 0.5
