@@ -18,7 +18,7 @@ from rewriter.ir.graph import GraphEditor, casts_floats
 from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import EXCHANGEABLE, TypeRule, TypeRules, type_rules
 from rewriter.ir.patterns.norms import Norm, find_norms
-from rewriter.ir.plan import InputsOutputs, Precision, Range, io_type
+from rewriter.ir.plan import Epilogues, InputsOutputs, Precision, Range, io_type
 
 LOW_TYPES: dict[Precision, int] = {
     "fp32": TensorProto.FLOAT,
@@ -44,7 +44,8 @@ class PrecisionRequest:
         keep_nodes: Patterns (fnmatch) of node or output names that stay in FP32; `keep_ops`: operators.
         lower: Nodes that stay in the lower precision, whatever a rule or `keep_nodes` says.
         plugin_types: Types of operators without a schema.
-        epilogues: Use FP32 where it is free (`rewriter.hazards.planning.free_fp32`).
+        epilogues: Where FP32 is used because it is free (`rewriter.hazards.planning.free_fp32`): nowhere,
+            in what a product's own kernel computes of its result, or in all of it, which may cost latency.
         rules: The user's own, which come before ours.
         target: The TensorRT that the model is for.
         measured_norms: True if the nodes of a decomposed normalisation may compute in FP16 where their
@@ -57,7 +58,7 @@ class PrecisionRequest:
     keep_ops: tuple[str, ...] = ()
     lower: Kept = field(default_factory=Kept)
     plugin_types: tuple[str, ...] = ()
-    epilogues: bool = False
+    epilogues: Epilogues = "none"
     rules: tuple[Callable[[Survey], Iterable[Hazard]], ...] = ()
     target: Target = field(default_factory=Target)
     measured_norms: bool = False

@@ -30,7 +30,7 @@ class KeepEpilogues(GraphPass):
 
     Every LayerNormalization, RMSNormalization and Transpose whose input is computed elementwise from a
     MatMul or Gemm gets an Unsqueeze of the first axis before it and a Squeeze after it.
-    `mixed-precision{epilogues=true}` then keeps the norms in FP32.
+    `mixed-precision{epilogues=all}` then keeps the norms in FP32.
 
     Declines:
         - a norm whose mean or deviation is read

@@ -32,7 +32,7 @@ SIZES_AS_INPUT = 13
 class MergeProjections(GraphPass):
     """TensorRT merges products of one tensor by itself, and then sums them in FP16 whatever reads them.
 
-    As one product with one bias they can have an FP32 epilogue (`mixed-precision{epilogues=true}`), and the
+    As one product with one bias they can have an FP32 epilogue (`mixed-precision{epilogues=all}`), and the
     kernel sums in FP32. Q, K and V then err a fifth as much at the same speed
     (docs/accuracy.md#products-of-one-tensor). Without an FP32 bias, one product errs as much as three.
 

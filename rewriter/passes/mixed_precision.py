@@ -13,7 +13,7 @@ from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refus
 from rewriter.ir.english import count
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Model, Port, facts
-from rewriter.ir.plan import Plan, Precision, io_type, node_key, plugin_types
+from rewriter.ir.plan import Epilogues, Plan, Precision, io_type, node_key, plugin_types
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class MixedPrecision(ModelPass):
     dissolved: each tensor has one stored type, and one Cast of it serves all consumers that read another.
 
     Options:
-        epilogues: Whether the plan keeps in FP32 what follows FP16 matrix products elementwise, and
-            attention's Softmax: TensorRT then sums those products in FP32, at no cost (docs/accuracy.md).
-            Activations after ConvTransposes stay FP32, too, and save a rounding. A given plan decides this
-            itself. In BF16, products are summed in FP32 anyway.
+        epilogues: What the plan keeps in FP32 so that TensorRT sums FP16 matrix products in FP32: nothing;
+            with `own`, bias and activation in the product's kernel, at no cost; with `all`, sums with other
+            tensors, norms and attention's Softmax, too, which costs latency on some (docs/accuracy.md).
+            A given plan decides this itself. In BF16, products are summed in FP32 anyway.
 
     Declines:
         - a model whose tensors all have their planned types already
     """
 
     name = "mixed-precision"
-    epilogues: bool = False
+    epilogues: Epilogues = "none"
     exactness = Exactness(5e-3, "FP16 has 11 bits; the error of well-conditioned networks is about 1e-3")
     stage = Stage.LOWERING
     keeps_signature = False

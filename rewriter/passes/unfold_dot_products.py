@@ -22,7 +22,7 @@ class UnfoldDotProducts(GraphPass):
     """A classifier's last product rounds its input and its result: Mul and ReduceSum round neither.
 
     With one row there is nothing for Tensor Cores to do: the product needs as long as reading its weight. As
-    Mul and ReduceSum, `mixed-precision{epilogues=true}` keeps it in FP32 with the pooling before it, and it
+    Mul and ReduceSum, `mixed-precision{epilogues=all}` keeps it in FP32 with the pooling before it, and it
     does not use TF32 either. A ResNet-50 errs less and is no slower (docs/accuracy.md#nets-of-convs). The
     weight stays FP32, which needs twice the memory of FP16.
 

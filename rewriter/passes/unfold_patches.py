@@ -26,7 +26,7 @@ class UnfoldPatches(GraphPass):
 
     A Conv with kernel = stride and no padding is a MatMul of its patches: the patch embeddings of ViT, Swin
     and ConvNeXt. As a MatMul, with its bias as an Add, it can have an FP32 epilogue
-    (`mixed-precision{epilogues=true}`). A ViT-S needs 20 % less time. With more input channels the Conv is
+    (`mixed-precision{epilogues=all}`). A ViT-S needs 20 % less time. With more input channels the Conv is
     about as fast or faster (docs/accuracy.md#patches).
 
     Patches hold their elements in the order of the weight: channel, then place in the window. If a

@@ -318,7 +318,7 @@ def test_a_softmax_that_is_wrong_in_fp32_stays_in_fp16() -> None:
     ranges = measure(source, [graphs.random_feeds(source)], found)
     for gpu, expected in (("sm_80", ["Softmax"]), ("sm_90", [])):
         target = Target.parse(f"tensorrt-rtx 1.6.1 {gpu}")
-        plan = make_plan(source, found, ranges, PrecisionRequest(epilogues=True, target=target))
+        plan = make_plan(source, found, ranges, PrecisionRequest(epilogues="all", target=target))
         assert [d.op for d in plan.decisions if d.op == "Softmax"] == expected
 
 

@@ -21,7 +21,7 @@ from rewriter.pipeline.text import parse
 from rewriter.runtime.emulation.product_sums import find_product_sums
 
 STRUCTURE = "upgrade-opset,simplify,clean-casts,fuse-layer-norm"
-LOWER = "mixed-precision{epilogues=true},clean-casts"
+LOWER = "mixed-precision{epilogues=all},clean-casts"
 ATTENTION = ("vit", "bert", "swin", "t5_encoder", "llama_block")
 
 

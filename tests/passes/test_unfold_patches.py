@@ -115,7 +115,7 @@ def _pipeline() -> str:
 def test_the_product_gets_an_fp32_epilogue(name: str) -> None:
     """MatMul in FP16, Cast, Add in FP32: the form that sums in FP32."""
     model = MODELS / f"{name}.onnx"
-    passes = _pipeline().replace("mixed-precision", "mixed-precision{epilogues=true}")
+    passes = _pipeline().replace("epilogues=own", "epilogues=all")
     result = api.fix(model, passes=passes, inputs=model.with_suffix(".npz"), build=False)
     assert result.verified
     nodes = list(result.proto.graph.node)

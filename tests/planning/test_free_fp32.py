@@ -12,7 +12,7 @@ from rewriter.hazards.planning.free_fp32 import FREE, PROBE, SOFTMAX_PROBE, refu
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Target
 
-WISH = PrecisionRequest(epilogues=True)
+WISH = PrecisionRequest(epilogues="all")
 
 HEAD = """
     g (float[2,4] x, float[2,4] r, float[4,4] v) => (float[2,4] y)
@@ -90,6 +90,39 @@ def test_nodes_of_an_epilogue(text: str, expected: str) -> None:
     assert epilogues(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(BIAS, "a", id="a bias"),
+        pytest.param(
+            f"{HEAD} m = MatMul(x, w)\n a = Add(m, b)\n e = Erf(a)\n p = Mul(a, e)\n s = Add(p, r)\n"
+            " n = LayerNormalization(s, b)\n z = Add(n, s)\n y = MatMul(z, v) }",
+            "a e p",
+            id="up to a residual sum that a norm and another sum read",
+        ),
+        pytest.param(
+            f"{HEAD} m = MatMul(x, w)\n a = Add(m, b)\n s = Add(a, r)\n n = LayerNormalization(s, b)\n"
+            " y = MatMul(n, v) }",
+            "",
+            id="a norm takes a residual sum that it alone reads",
+        ),
+        pytest.param(
+            f"{HEAD} m = MatMul(x, w)\n a = Add(m, b)\n n = LayerNormalization(a, b)\n y = MatMul(n, v) }}",
+            "",
+            id="a norm takes a bias",
+        ),
+        pytest.param(
+            f"{HEAD} m = MatMul(x, w)\n a = Add(m, b)\n t = Transpose(a)\n y = MatMul(v, t) }}",
+            "",
+            id="a Transpose takes a bias",
+        ),
+        pytest.param(BIAS.replace("Add(m, b)", "Add(m, r)"), "", id="a sum with another tensor"),
+    ],
+)
+def test_own_epilogues(text: str, expected: str) -> None:
+    assert epilogues(text, replace(WISH, epilogues="own")) == expected
+
+
 def test_conv_sums_in_fp16_all_the_same() -> None:
     text = """
         g (float[1,4,2,2] x) => (float[1,4,2,2] y)
@@ -111,7 +144,7 @@ def test_conv_sums_in_fp16_all_the_same() -> None:
 )
 def test_requests_without_epilogues(wish: PrecisionRequest) -> None:
     assert epilogues(BIAS, wish) == ""
-    assert epilogues(BIAS, replace(wish, precision="fp16", epilogues=True, target=Target())) == "a"
+    assert epilogues(BIAS, replace(wish, precision="fp16", epilogues="all", target=Target())) == "a"
 
 
 def test_a_product_in_fp32_has_no_epilogue() -> None:

@@ -59,7 +59,7 @@ def trials_of(source: Model, target: Target | None = None, io: InputsOutputs = "
     widened = reference(source, known)
     exact, ranges = run_all(widened, samples), measure(widened, samples, facts.infer(widened))
     problem = Problem(source, known, samples, exact, target=target or Target())
-    plan = make_plan(source, known, ranges, PrecisionRequest(io=io, epilogues=True))
+    plan = make_plan(source, known, ranges, PrecisionRequest(io=io, epilogues="all"))
     return Trials(problem, plan, Budget(1.0).measure, "a reason")
 
 

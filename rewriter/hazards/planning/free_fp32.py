@@ -13,7 +13,7 @@ Not free: epilogues of a Conv, or of several products of one tensor that no pass
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from onnx import NodeProto, TensorProto
@@ -23,8 +23,8 @@ from rewriter.hazards.attention import of_activations
 from rewriter.hazards.planning import dot_products
 from rewriter.hazards.survey import Survey
 from rewriter.ir.base import Target
-from rewriter.ir.graph.fusion import has_fp32_epilogue, projected
-from rewriter.ir.graph.ops import ELEMENTWISE, LAYOUTS, ROW_NORMS, SCALING
+from rewriter.ir.graph.fusion import elementwise_after, has_fp32_epilogue, projected, reduces
+from rewriter.ir.graph.ops import ELEMENTWISE, LAYOUTS, ROW_NORMS, SCALING, SUMS
 
 RULE = "epilogue"
 NORM_RULE = "norm"
@@ -92,6 +92,40 @@ def extend_over_epilogues(survey: Survey, found: dict[int, Hazard]) -> None:
                 if grows and id(reader) not in found:
                     found[id(reader)] = Hazard(reader, RULE, _REASON, out)
                     queue.append(reader)
+
+
+def extend_over_own_epilogues(survey: Survey, found: dict[int, Hazard]) -> None:
+    """Add to `found` what an FP16 product's kernel computes of its result and constants: bias, activation.
+
+    With all of it in FP32 the kernel does the same work and rounds once, at its end
+    (docs/accuracy.md#own-epilogues). Where the kernel of a norm or Transpose takes it over, the product sums
+    in FP16 all the same, and it stays FP16.
+    """
+    if survey.request.low != TensorProto.FLOAT16 or _refused(survey.request.target):
+        return
+    masked = scores_of_attention(survey)
+    for product, first in _starts(survey, found.keys(), masked):
+        chain = elementwise_after(survey, product.output[0], lambda node: id(node) in masked)
+        if first in chain and not _is_taken_over(survey, chain):
+            for node in chain:
+                found.setdefault(id(node), Hazard(node, RULE, _REASON, product.output[0]))
+
+
+def _is_taken_over(survey: Survey, chain: Sequence[NodeProto]) -> bool:
+    """True if the kernel of a norm, reduction or Transpose computes a chain: it alone reads the end.
+
+    A norm takes a sum of the end with another tensor, too, if it alone reads that.
+    """
+    inside = {id(node) for node in chain}
+    reader = _only([n for node in chain for _, n in survey.readers(node.output[0]) if id(n) not in inside])
+    if reader is not None and reader.op_type in SUMS and not survey.is_output(reader.output[0]):
+        summed = _only([n for _, n in survey.readers(reader.output[0])])
+        return summed is not None and reduces(summed)
+    return reader is not None and (reduces(reader) or reader.op_type == "Transpose")
+
+
+def _only(nodes: Sequence[NodeProto]) -> NodeProto | None:
+    return nodes[0] if len(nodes) == 1 else None
 
 
 def extend_over_norms(survey: Survey, found: dict[int, Hazard]) -> None:

@@ -16,6 +16,7 @@ from rewriter.hazards.planning.free_fp32 import (
     FREE,
     extend_over_epilogues,
     extend_over_norms,
+    extend_over_own_epilogues,
     extend_over_softmax,
 )
 from rewriter.hazards.planning.islands import BETWEEN, absorb, grow, keep_adjacent
@@ -185,17 +186,20 @@ def _decide(survey: Survey) -> list[Decision]:
     for hazard in chain(chain.from_iterable(rule(survey) for rule in wish.rules), hazards):
         found.setdefault(id(hazard.node), hazard)
     extend_over_dot_products(survey, found)
-    if wish.epilogues:
+    if wish.epilogues == "all":
         extend_over_epilogues(survey, found)
         extend_over_norms(survey, found)
     keep_adjacent(survey, found)
     grow(survey, found)
-    if wish.epilogues:
+    if wish.epilogues == "all":
         extend_over_norms(survey, found)  # again: `grow` may have added the sums that norms read
         # after `grow`, which would add masks to the island and break the fused kernel
         extend_over_softmax(survey, found)
     absorb(survey, found)
-    extend_over_rounded_reciprocals(survey, found)  # alone: with its neighbours it would not be free
+    # alone: with its neighbours none of it would be free
+    if wish.epilogues == "own":
+        extend_over_own_epilogues(survey, found)
+    extend_over_rounded_reciprocals(survey, found)
     for node in survey.nodes:
         if any(wish.lower.requests(node)) and id(node) in found and found[id(node)].rule not in NO_LOWER_TYPE:
             del found[id(node)]

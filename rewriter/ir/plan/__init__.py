@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from onnx import NodeProto
 
 Precision = Literal["fp32", "fp16", "bf16"]
+Epilogues = Literal["none", "own", "all"]
 InputsOutputs = str
 """Types of inputs and outputs: a type for all (`fp16`), types by pattern of the name (`past_*=fp16`), or both
 (`fp16,logits=fp32`). `keep` is the model's own."""

@@ -128,7 +128,7 @@ def _job(
             tuple(request.keep_fp32_op),
             Kept(tuple(request.lower), tuple(request.lower_op)),
             tuple(given.plugin_types if given is not None else request.plugin_types),
-            epilogues=any(isinstance(step, MixedPrecision) and step.epilogues for step in steps),
+            epilogues=next((step.epilogues for step in steps if isinstance(step, MixedPrecision)), "none"),
             target=known,
             rules=rules_of_the_user(request.hazards),
         ),

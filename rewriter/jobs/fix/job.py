@@ -65,7 +65,7 @@ class FixJob:
     `limit` is the user's tolerance; `goal` is what this attempt searches a plan for. `repairing` is True for
     a candidate: its goal is not the user's, so that missing it is no failed check. `free_sums` is True if
     `accumulation` is what is recorded of the target, from which a slow emulation may depart. `emulated` is
-    False where the figure of an engine alone decides. `released`: rules and operators of FP32 nodes that the
+    False where the figure of an engine alone decides. `released`: rules of FP32 nodes that the
     plan omits.
     """
 
@@ -88,7 +88,7 @@ class FixJob:
     free_sums: bool = False
     emulated: bool = True
     limit: ErrorLimit | None = None
-    released: frozenset[tuple[str, str]] = frozenset()
+    released: frozenset[str] = frozenset()
 
     @cached_property
     def phases(self) -> Phases:

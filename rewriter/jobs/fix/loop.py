@@ -358,11 +358,11 @@ class _Loop:
             yield Candidate("FP32 epilogues", _with_epilogues(job, self.job))
         if any(first.changed(step) for step in _preferred_steps(job)):
             yield Candidate(f"plain FP16, as {PLAIN}", _plain(job))
-        for rule, op in _preferred(self.base):
+        for rule in _preferred(self.base):
             base = self.base
-            if (rule, op) in _preferred(base):
-                job = replace(base.job, emulated=False, released=base.job.released | {(rule, op)})
-                yield Candidate(f"without {op} in FP32 ({rule})", job)
+            if rule in _preferred(base):
+                job = replace(base.job, emulated=False, released=base.job.released | {rule})
+                yield Candidate(f"without FP32 by the rule {rule}", job)
         for step in _preferred_steps(self.base.job):
             base = self.base
             if base.changed(step) and step in base.job.steps:
@@ -450,15 +450,15 @@ def _with_epilogues(job: FixJob, first: FixJob) -> FixJob:
     steps = tuple(step for step in with_epilogues() if step.name not in skipped)
     if job.request.refittable:
         steps = tuple(step for step in steps if step.refittable)
-    wish = replace(job.wish, epilogues=True)
+    wish = replace(job.wish, epilogues="all")
     return replace(job, steps=steps, wish=wish, emulated=False)
 
 
-def _preferred(made: Attempt) -> list[tuple[str, str]]:
-    """Rules and operators of FP32 nodes that no hazard asks for, or a hint, the largest groups first."""
+def _preferred(made: Attempt) -> list[str]:
+    """Rules of FP32 nodes that no hazard asks for, or a hint, the rule with most nodes first."""
     decisions = made.plan.decisions if made.plan is not None else ()
-    sizes = Counter((one.rule, one.op) for one in decisions if one.rule in FREE | {HINT})
-    return [group for group, _ in sizes.most_common()]
+    sizes = Counter(one.rule for one in decisions if one.rule in FREE | {HINT})
+    return [rule for rule, _ in sizes.most_common()]
 
 
 def _preferred_steps(job: FixJob) -> list[Pass]:
@@ -470,8 +470,8 @@ def _preferred_steps(job: FixJob) -> list[Pass]:
 def _plain(job: FixJob) -> FixJob:
     """The job with those of its steps that plain FP16 has, too, and no FP32 that is only preferred."""
     shared = (step for step in job.steps if step not in _preferred_steps(job))
-    steps = (replace(s, epilogues=False) if isinstance(s, MixedPrecision) else s for s in shared)
-    return replace(job, steps=tuple(steps), wish=replace(job.wish, epilogues=False), emulated=False)
+    steps = (replace(s, epilogues="none") if isinstance(s, MixedPrecision) else s for s in shared)
+    return replace(job, steps=tuple(steps), wish=replace(job.wish, epilogues="none"), emulated=False)
 
 
 def _fp32(job: FixJob, steps: tuple[Pass, ...]) -> FixJob:

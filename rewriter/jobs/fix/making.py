@@ -154,7 +154,7 @@ class Making:
                 return fit(structured, facts, job.plan, job.plan_source)
             real = self.subject.samples.source.real
             plan = make_plan(structured, facts, ranges, job.wish, real=real)
-            released = {d.key for d in plan.decisions if (d.rule, d.op) in job.released}
+            released = {d.key for d in plan.decisions if d.rule in job.released}
             plan = extend_plan(structured, facts, plan, {}, frozenset(released))
         self.warnings.extend((*_unmatched(job.wish, plan, structured), *_declined(job.wish)))
         return plan
@@ -172,7 +172,7 @@ class Making:
 
 def _declined(wish: PrecisionRequest) -> Iterator[str]:
     """Warns of requests that the target was measured not to fulfil."""
-    if wish.epilogues and wish.precision == "fp16":
+    if wish.epilogues != "none" and wish.precision == "fp16":
         yield from free_fp32.refusals(wish.target)
 
 
