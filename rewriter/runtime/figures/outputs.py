@@ -109,14 +109,12 @@ class OutputStatistics:
     Attributes:
         sample, build: Numbers from 0.
         not_finite: Number of elements that are NaN or infinite on one side only, or differ in it.
-        relative_l2, max_abs, cosine, psnr: As in `Pair`.
+        relative_l2, max_abs, psnr: As in `Pair`.
         at: Index of the largest difference, where the original has `expected` and the fixed model `actual`.
         percentiles: Absolute error that this share (in %) of the elements does not exceed.
     """
 
     name: str
-    shape: tuple[int, ...]
-    dtype: str
     sample: int
     build: int
     not_finite: int
@@ -125,9 +123,13 @@ class OutputStatistics:
     at: tuple[int, ...]
     expected: float
     actual: float
-    cosine: float
     psnr: float
     percentiles: Mapping[str, float]
+
+    @property
+    def badness(self) -> tuple[int, float]:
+        """Orders the samples and builds of one output, the worst last."""
+        return self.not_finite, self.relative_l2
 
 
 def compare(
@@ -138,10 +140,9 @@ def compare(
     as_sets: bool = False,
     kinds: Mapping[str, Probabilities] | None = None,
 ) -> tuple[OutputComparison, ...]:
-    """Compare outputs by name, element by element.
+    """Compares outputs by name, element by element.
 
     Args:
-        expected, actual: Outputs of the reference and of the result.
         tolerance: Largest relative L2 error of a float output, and largest share of differing elements of
             any other output.
         as_sets: Match the rows of finite outputs [batch, rows] or [batch, rows, features] that fail, and
@@ -219,10 +220,9 @@ def statistics(name: str, pair: Pair, *, sample: int = 0, build: int = 0) -> Out
     errors[pair.usable] = pair.differences
     errors[pair.broken] = np.inf
     at = tuple(int(i) for i in np.unravel_index(np.argmax(errors), errors.shape)) if errors.size else ()
+    shares = np.percentile(pair.differences, PERCENTILES).tolist() if pair.differences.size else ()
     return OutputStatistics(
         name=name,
-        shape=tuple(expected.shape),
-        dtype=pair.actual.dtype.name,
         sample=sample,
         build=build,
         not_finite=int(np.count_nonzero(pair.broken)),
@@ -231,19 +231,6 @@ def statistics(name: str, pair: Pair, *, sample: int = 0, build: int = 0) -> Out
         at=at,
         expected=float(expected[at]) if errors.size else 0.0,
         actual=float(actual[at]) if errors.size else 0.0,
-        cosine=pair.cosine,
         psnr=pair.psnr,
-        percentiles=_percentiles(pair.differences),
+        percentiles={f"{share:g}": value for share, value in zip(PERCENTILES, shares, strict=False)},
     )
-
-
-def worst_statistics(figures: Sequence[OutputStatistics]) -> OutputStatistics:
-    """The worst sample and build of one output."""
-    return max(figures, key=lambda one: (one.not_finite, one.relative_l2))
-
-
-def _percentiles(errors: Array) -> dict[str, float]:
-    if not errors.size:
-        return {}
-    values = np.percentile(errors, PERCENTILES)
-    return {f"{share:g}": float(value) for share, value in zip(PERCENTILES, values, strict=True)}

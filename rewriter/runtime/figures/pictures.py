@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rewriter.ir.model import Array
-from rewriter.runtime.figures.outputs import OutputStatistics, statistics, worst_statistics
+from rewriter.runtime.figures.outputs import OutputStatistics, statistics
 from rewriter.runtime.figures.pair import Pair, is_float
 
 SMALLEST_SIDE = 16
@@ -58,50 +58,37 @@ def picture_of(name: str, pair: Pair) -> Picture | None:
     """
     if not pair.same_shape or not (is_float(pair.expected) or pair.expected.dtype == np.uint8):
         return None
-    images = [_thinned(image) for image in map(_as_image, (pair.expected, pair.actual)) if image is not None]
-    size = _size(pair.expected)
-    if len(images) < 2 or size is None:
+    whole, other = _as_image(pair.expected), _as_image(pair.actual)
+    if whole is None or other is None:
         return None
-    expected, actual = images
+    expected, actual = images = _thinned(whole), _thinned(other)
     finite = expected[np.isfinite(expected)]
     if not finite.size:
         return None
     low, high = float(finite.min()), float(finite.max())
     with np.errstate(invalid="ignore"):
         difference = np.abs(actual - expected).max(axis=-1)
-    known = difference[np.isfinite(difference)]
-    largest = float(known.max(initial=0.0))
-    left, right = (_bytes(i.squeeze(-1) if i.shape[-1] == 1 else i, low, high) for i in images)
+    largest = float(difference[np.isfinite(difference)].max(initial=0.0))
+    left, right = (_bytes(image, low, high) for image in images)
+    size = (whole.shape[0], whole.shape[1])
     return Picture(name, left, right, _bytes(difference, 0.0, largest), low, high, largest, size)
 
 
 def pixels_of(array: Array, low: float, high: float) -> Array | None:
     """Returns the first image of an array with 8 bits per channel; None if it does not look like one."""
     image = _as_image(array)
-    if image is None:
-        return None
-    return _bytes(_thinned(image.squeeze(-1) if image.shape[-1] == 1 else image), low, high)
-
-
-def _size(array: Array) -> tuple[int, int] | None:
-    """Height and width of an image-like array."""
-    shape = array.shape
-    if array.ndim >= 3 and shape[-3] in COLOURS:
-        sides = shape[-2], shape[-1]
-    elif array.ndim >= 3 and shape[-1] in COLOURS:
-        sides = shape[-3], shape[-2]
-    else:
-        return None
-    looks = min(sides) >= SMALLEST_SIDE and max(sides) <= MOST_ASPECT * min(sides)
-    return (int(sides[0]), int(sides[1])) if looks else None
+    return None if image is None else _bytes(_thinned(image), low, high)
 
 
 def _as_image(array: Array) -> Array | None:
     """The first image as [height, width, channels]; None if the array does not look like one."""
-    if _size(array) is None:
+    if array.ndim < 3 or not array.size:
         return None
-    first = array.reshape(-1, *array.shape[-3:])[0]
-    return np.asarray(np.moveaxis(first, 0, -1) if first.shape[0] in COLOURS else first)
+    image = array.reshape(-1, *array.shape[-3:])[0]
+    image = np.moveaxis(image, 0, -1) if image.shape[0] in COLOURS else image
+    *sides, colours = image.shape
+    looks = min(sides) >= SMALLEST_SIDE and max(sides) <= MOST_ASPECT * min(sides)
+    return image if looks and colours in COLOURS else None
 
 
 def _thinned(image: Array) -> Array:
@@ -111,7 +98,8 @@ def _thinned(image: Array) -> Array:
 
 
 def _bytes(values: Array, low: float, high: float) -> Array:
-    """Values as 0 to 255; NaN is 255."""
+    """Values as 0 to 255, without an axis of one channel; NaN is 255."""
+    values = values.squeeze(-1) if values.shape[-1] == 1 else values
     scaled = (values - low) / ((high - low) or 1.0)
     return np.asarray(np.round(np.nan_to_num(np.clip(scaled, 0.0, 1.0), nan=1.0) * 255.0), np.uint8)
 
@@ -120,30 +108,24 @@ def _bytes(values: Array, low: float, high: float) -> Array:
 class WorstOutputs:
     """Collects outputs one by one, and keeps the worst of each name. No array of an output is kept."""
 
-    _figures: dict[str, OutputStatistics] = field(default_factory=dict)
-    _pictures: dict[str, Picture] = field(default_factory=dict)
+    _worst: dict[str, tuple[OutputStatistics, Picture | None]] = field(default_factory=dict)
 
     def add(self, name: str, pair: Pair, *, sample: int = 0, build: int = 0) -> None:
         """Adds one output of one sample and build; a pair of two shapes is left out."""
-        if not pair.same_shape:
-            return
-        known, new = self._figures.get(name), statistics(name, pair, sample=sample, build=build)
-        if known is not None and worst_statistics((known, new)) is known:
-            return
-        self._figures[name] = new
-        picture = picture_of(name, pair)
-        if picture is not None:
-            self._pictures[name] = picture
+        if pair.same_shape:
+            new = statistics(name, pair, sample=sample, build=build)
+            if name not in self._worst or new.badness > self._worst[name][0].badness:
+                self._worst[name] = new, picture_of(name, pair)
 
     @property
     def statistics(self) -> tuple[OutputStatistics, ...]:
         """In the order in which the outputs came."""
-        return tuple(self._figures.values())
+        return tuple(figures for figures, _ in self._worst.values())
 
     @property
     def pictures(self) -> tuple[Picture, ...]:
         """Of the outputs that look like images."""
-        return tuple(self._pictures.values())
+        return tuple(picture for _, picture in self._worst.values() if picture is not None)
 
 
 def best_boxes(name: str, outputs: Mapping[str, Array]) -> Array | None:
