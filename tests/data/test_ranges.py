@@ -23,7 +23,7 @@ from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.plan import Range
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.ranges import Ranges, measure, mostly_windows, range_of
+from rewriter.runtime.ranges import Ranges, measure, range_of
 from rewriter.runtime.ranges.instrument import instrument
 from rewriter.runtime.ranges.reductions import BLOCK, SMALL
 
@@ -61,24 +61,6 @@ def close(actual: Range, wanted: Range, rel: float = 0.0) -> None:
 
 
 # -- against the tensors themselves ----------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("shape", "group", "optimised"),
-    [
-        pytest.param((8, 8, 3, 3), 1, True, id="windows of all channels"),
-        pytest.param((8, 1, 3, 3), 8, False, id="windows of one channel each"),
-        pytest.param((8, 8, 1, 1), 1, False, id="no windows"),
-        pytest.param((8, 8, 3), 1, False, id="windows along one axis"),
-    ],
-)
-def test_networks_of_windows_run_with_optimisations(
-    shape: tuple[int, ...], group: int, optimised: bool
-) -> None:
-    places = ", ".join(["9"] * (len(shape) - 2))
-    body = f"{{ y = Conv<group = {group}>(x, w) }}"
-    x, y = f"float[1, 8, {places}] x", "float[" + ", ".join("abcde"[: len(shape)]) + "] y"
-    assert mostly_windows(graphs.with_constants(body, {"w": shape}, x, y)) is optimised
 
 
 CASES = [
@@ -273,14 +255,6 @@ def test_range_of_an_array_that_is_not_finite(values: list[float], high: float, 
     found = range_of(np.array(values))
     assert not found.finite
     np.testing.assert_equal((found.high, found.mean_abs), (high, mean))
-
-
-def test_names_of_statistics_do_not_clash_with_the_model() -> None:
-    model = graphs.graph(NEG)
-    model.proto.graph.input[0].name = model.proto.graph.node[0].input[0] = "range:1"
-    model.proto.graph.output[0].name = model.proto.graph.node[0].output[0] = "range::2"
-    found = measured(model, {"range:1": [1, 2]})
-    assert (found[0, "range:1"].high, found[0, "range::2"].low) == (2, -2)
 
 
 VIEWS = [

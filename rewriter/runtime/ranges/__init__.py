@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import numpy as np
 from onnx import NodeProto, helper
 
-from rewriter.ir.graph import attribute, constant_value, label
+from rewriter.ir.graph import constant_value, label
 from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.model.facts import FLOATS, Facts
 from rewriter.ir.model.schemas import schema_of
@@ -24,13 +24,6 @@ from rewriter.runtime.ranges.reductions import Key
 
 BLOCK = 2**20
 """Elements of a constant that are reduced together: 4 MiB of FP32, about the size of a cache."""
-
-WINDOW_SHARE = 0.5
-"""Least share of the weights in windows of Convs for which ONNX Runtime rearranges them
-(docs/engines.md#what-releases-do)."""
-
-COPIED_BYTES = 2**28
-"""Largest model that it rearranges: it copies the weights, and an RT-DETR of 307 MB took 0.9 GB more."""
 
 
 class Ranges(dict[Key, Range]):
@@ -93,27 +86,10 @@ def _open(model: Model, facts: Facts, unsupported: _Unsupported) -> tuple[Instru
         if not probe.keys:
             return probe, None
         try:
-            return probe, Session(probe.model, optimize=mostly_windows(model), gpu=True)
+            return probe, Session(probe.model, gpu=True)
         except NoKernelError as error:
             if not unsupported.learn(error):
                 raise
-
-
-def mostly_windows(model: Model) -> bool:
-    """True if ONNX Runtime's optimisations save more of a run than they cost: its Convs skip im2col then.
-
-    They change a range by some roundings of FP32. Statistics read every tensor, so none is fused away.
-    """
-    sizes = {t.name: t.dims for t in model.proto.graph.initializer if t.data_type in FLOATS}
-    windows = {
-        node.input[1]
-        for node in model.proto.graph.node
-        if node.op_type == "Conv" and attribute(node, "group", 1) == 1
-        if len(dims := sizes.get(node.input[1], ())) == 4 and math.prod(dims[2:]) > 1
-    }
-    inside = sum(math.prod(sizes[name]) for name in windows)
-    share = WINDOW_SHARE * sum(map(math.prod, sizes.values()))
-    return 0 < share <= inside and model.size <= COPIED_BYTES
 
 
 def constant_ranges(model: Model) -> Iterator[tuple[Key, Range]]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from rewriter.ir.graph import attribute, reads
 from rewriter.ir.graph.ops import SAME_VALUES
-from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, holds_graphs, subgraphs, walk_graphs, walk_nodes
+from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, holds_graphs, subgraphs, walk_graphs
 from rewriter.ir.model.facts import FLOATS, Facts
 from rewriter.ir.model.graphs import refill
 from rewriter.runtime.ranges.reductions import Emitter, Key, Names, Pack, Reductions, joined
@@ -71,7 +71,7 @@ def instrument(model: Model, facts: Facts, refuses: Refuses) -> Instrumented:
     """
     result = model.copy()
     graph = result.proto.graph
-    run = _Run(facts, Names(unused_prefix(result.proto, "range:"), max(model.opset, 1)))
+    run = _Run(facts, Names("rewriter/range/", max(model.opset, 1)))
     packs = _Scope(run, graph, 0).instrument(_unreachable(graph, refuses))
     del graph.output[:]
     del graph.value_info[:]
@@ -245,11 +245,3 @@ def _unreachable(graph: GraphProto, refuses: Refuses) -> set[int]:
             found.add(position)
             missing.update(name for name in node.output if name)
     return found
-
-
-def unused_prefix(proto: ModelProto, prefix: str) -> str:
-    """`prefix` with as many colons appended as make it unlike the beginning of any tensor's name."""
-    names = {name for node in walk_nodes(proto.graph) for name in (*node.input, *node.output)}
-    while any(name.startswith(prefix) for name in names):
-        prefix += ":"
-    return prefix
