@@ -161,8 +161,7 @@ def probabilities(model: Model) -> dict[str, Probabilities]:
 
     Those of two or more axes that end in a product and its bias are `raw`.
     """
-    graph = model.proto.graph
-    made_by = {name: node for node in graph.node for name in node.output if name}
+    made_by = {name: node for node in model.proto.graph.node for name in node.output if name}
     opset = opsets_of(model.proto).get("", 1)
     found = {}
     for port in model.signature.outputs:
@@ -241,10 +240,8 @@ def probability_error(known: Probabilities, pair: Pair, tolerance: float) -> Pro
 
 def same_best(pair: Pair) -> float | None:
     """Share of rows whose largest element is at the same place; None for rows of one element, or none."""
-    expected, actual = pair.wide
-    if not expected.size or expected.shape[-1] < 2:
-        return None
-    return _top_1(expected, actual)[0]
+    rows = pair.expected.size and pair.expected.shape[-1] > 1
+    return _top_1(*pair.wide)[0] if rows else None
 
 
 def _top_1(expected: Array, actual: Array) -> tuple[float, bool]:
