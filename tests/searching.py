@@ -8,11 +8,9 @@ import graphs
 
 from rewriter.ir.model import Array, Model, facts
 from rewriter.ir.plan import Plan
-from rewriter.jobs.search.cheapest import cheapest
-from rewriter.jobs.search.effort import MOST
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Found, Goal
+from rewriter.jobs.search.run import cheapest, most_accurate
 from rewriter.jobs.search.trials import Candidate, Problem, Trials
-from rewriter.jobs.search.within import most_accurate
 from rewriter.judge.expected import run_all
 from rewriter.runtime.emulation import Accumulation, reference
 
@@ -45,14 +43,14 @@ def begin(problem: Problem, plan: Plan, goal: Goal) -> Trials:
 
 
 def reached(trials: Trials, goal: ErrorLimit | Budget) -> Found:
-    return cheapest(trials, goal) if isinstance(goal, ErrorLimit) else most_accurate(trials, goal, MOST)
+    return cheapest(trials, goal) if isinstance(goal, ErrorLimit) else most_accurate(trials, goal)
 
 
 def tried(trials: Trials) -> list[Candidate]:
-    """The evaluated candidates in order; of equal plans the first."""
-    return [c for c in trials.different(list(trials._plans), set()) if trials.types(c) in trials._values]
+    """The evaluated candidates but the rules' plan, in order; of equal plans the first."""
+    return [c for c in trials.different(list(trials._plans)) if trials.plan_of(c).fp32 in trials._values]
 
 
 def most_emulations(nodes: int) -> int:
-    """Upper bound of `Found.emulations`: 4 to begin with, bisection, and three passes of halving."""
-    return 4 + 7 * max(1, math.ceil(math.log2(nodes + 1)))
+    """Upper bound of `Found.emulations` for a tolerance: 3 to begin with, and bisection."""
+    return 3 + max(1, math.ceil(math.log2(nodes + 1)))

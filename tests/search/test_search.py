@@ -19,8 +19,8 @@ from rewriter.hazards.planning.planner import extend_plan
 from rewriter.ir.model import Array, Model, facts, save
 from rewriter.ir.plan import Decision, InputsOutputs, Plan
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Found
+from rewriter.jobs.search.run import most_accurate
 from rewriter.jobs.search.trials import Trials
-from rewriter.jobs.search.within import most_accurate
 
 
 def searched(
@@ -45,17 +45,21 @@ def test_a_tolerance_that_is_met_costs_one_emulation() -> None:
     assert (found.met, found.emulations, found.plan, found.cost_us) == (True, 1, Plan("fp16"), 0.0)
 
 
-def test_a_search_for_the_first_plan_comes_as_close_as_fp32_does() -> None:
-    body = """
-        g (float[2,8] x) => (float[2,2] y) <float offset = {300.0}, float[8,2] w = {
-            2049.0, 2049.0, -2000.0, -2000.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> {
-            [a] a = Add(x, offset) [s] s = Sub(a, offset) [y] y = MatMul(s, w) }"""
-    source, feeds = graphs.graph(body), {"x": np.full((2, 8), 1.07, np.float32)}
-    found = searched(source, ErrorLimit(1e-3, first_found=True), feeds=feeds)
-    assert not found.met, "TF32 rounds 2049 to 2048, too"
+OUT_OF_REACH = """
+    g (float[2,8] x) => (float[2,2] y) <float offset = {300.0}, float[8,2] w = {
+        2049.0, 2049.0, -2000.0, -2000.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> {
+        [a] a = Add(x, offset) [s] s = Sub(a, offset) [y] y = MatMul(s, w) }"""
+"""TF32 rounds 2049 to 2048, too; FP16 loses digits of x beside 300."""
+
+
+@pytest.mark.parametrize(("metric", "limit"), [("relative-l2", 1e-3), ("psnr", 200.0)])
+def test_out_of_reach_the_plan_comes_as_close_as_fp32_does(metric: str, limit: float) -> None:
+    feeds: dict[str, Array] = {"x": np.full((2, 8), 1.07, np.float32)}
+    found = searched(graphs.graph(OUT_OF_REACH), ErrorLimit(limit, metric), feeds=feeds)
+    assert not found.met
     assert {"0:a", "0:s"} <= found.plan.fp32
-    assert found.value < 0.5 * found.before
-    assert not searched(source, ErrorLimit(1e-3), feeds=feeds).plan.fp32, "the rules' plan is kept"
+    assert "cannot be met: with every node in FP32, matrix products in TF32, it is" in found.summary
+    assert (found.value < 0.5 * found.before) is (metric == "relative-l2")
 
 
 @pytest.mark.parametrize(
@@ -73,21 +77,6 @@ def test_nodes_that_the_rules_keep_stay_in_fp32() -> None:
     found = searched(graphs.graph(CANCELLING), ErrorLimit(2e-3), Plan("fp16", decisions=(kept,)))
     assert found.met
     assert kept in found.plan.decisions
-
-
-ILL = """
-    g (float[1,2] x) => (float[1,1] y) <float[2,1] w = {1.0004, -1.0001}> { m = MatMul(x, w)
-        y = Relu(m) }"""
-
-
-def test_weights_that_exceed_the_tolerance_alone_are_reported_with_the_error() -> None:
-    found = searched(graphs.graph(ILL), ErrorLimit(1e-2), feeds={"x": np.ones((1, 2), np.float32)})
-    assert not found.met
-    assert found.weights == pytest.approx(1.0, abs=0.01), "both weights round to 1: the result is 0"
-    assert found.plan == Plan("fp16"), "and not everything in FP32"
-    assert found.summary.startswith(
-        "relative-l2 at most 0.01 cannot be met: rounding the weights alone gives 1"
-    )
 
 
 def test_outputs_in_fp16_limit_the_accuracy() -> None:
@@ -146,17 +135,12 @@ def test_a_searched_plan_can_be_saved_and_applied(tmp_path: Path) -> None:
 
 
 def test_a_tolerance_out_of_reach_is_a_failed_verification(tmp_path: Path) -> None:
-    path = save(graphs.graph(ILL), tmp_path / "m.onnx")
-    np.savez(tmp_path / "d.npz", x=np.ones((1, 2), np.float32))
-    arguments = [path, "--inputs", tmp_path / "d.npz", "--dry-run", "--no-build", "--skip", "simplify"]
-    command = ["fix", *map(str, arguments), "--tolerance", "1e-2"]
-    outcome = CliRunner().invoke(cli.app, [*command, "--no-repair"])
+    path = save(graphs.graph(OUT_OF_REACH), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.full((2, 8), 1.07, np.float32))
+    arguments = [path, "--inputs", tmp_path / "d.npz", "--dry-run", "--no-build", "--no-repair"]
+    outcome = CliRunner().invoke(cli.app, ["fix", *map(str, arguments), "--tolerance", "1e-3"])
     assert outcome.exit_code == exits.FAILED
-    assert "rounding the weights alone" in " ".join(outcome.stdout.split())
-    repaired = CliRunner().invoke(cli.app, command)
-    assert repaired.exit_code == 0 and "all of it is FP32" in repaired.stdout, (
-        "a product of one row has no TF32"
-    )
+    assert "cannot be met: with every node in FP32" in " ".join(outcome.stdout.split())
 
 
 # -- a budget ----------------------------------------------------------------------
@@ -172,7 +156,7 @@ def test_a_budget_buys_the_most_accurate_plan() -> None:
     for share in (0.0, 0.3, 0.6, 10.0):
         found = reached(trials_of(source, Budget(share)), Budget(share))
         assert found.cost_us <= share * found.base_us * (1 + 1e-9)
-        assert found.emulations <= most_emulations(9)
+        assert found.emulations <= 1 + 12, "a ranking, and plans"
         values[share] = found.value
     assert list(values.values()) == sorted(values.values(), reverse=True)
     assert values[10.0] < values[0.0] / 100, "everything in FP32"
@@ -194,44 +178,7 @@ def test_a_search_with_a_budget_respects_its_limit_of_plans() -> None:
     assert most_accurate(trials, budget, most=2).emulations <= 3, "two plans, and the ranking"
 
 
-# -- cheaper rungs -----------------------------------------------------------------------------------
-
-PRODUCT = """
-    g (float[64,64] x, float[64,64] w) => (float[64,64] y) <float c = {1e-5}> {
-        e = Exp(x)
-        m = MatMul(e, w)
-        s = Mul(m, c)
-        y = Tanh(s)
-    }"""
-
-
-def test_a_product_out_of_range_goes_to_bf16_if_that_is_accurate_enough() -> None:
-    source = graphs.graph(PRODUCT)
-    feeds = graphs.random_feeds(source, scale=2.0) | {"w": graphs.random_feeds(source, scale=4000.0)["w"]}
-    rules = Plan("fp16", decisions=(Decision("", "MatMul", "0:m", "overflow", "r"), KEPT_MUL))
-    coarse, fine = (searched(source, ErrorLimit(tolerance), rules, feeds) for tolerance in (2e-2, 1e-3))
-    assert coarse.met and fine.met
-    assert (set(coarse.plan.bf16), set(coarse.plan.fp32)) == ({"0:m"}, {"0:s"})
-    assert not fine.plan.bf16
-    assert coarse.cost_us < 0
-
-
-KEPT_MUL = Decision("", "Mul", "0:s", "overflow", "r")
-
-
-@pytest.mark.parametrize(
-    ("rule", "released"),
-    [
-        pytest.param("order", True, id="kept for accuracy"),
-        pytest.param("epsilon", False, id="zero on other data"),
-        pytest.param("user", False, id="kept by the user"),
-    ],
-)
-def test_only_nodes_kept_for_accuracy_are_released(rule: str, released: bool) -> None:
-    kept = Decision("Exp(y)", "Exp", "0:y", rule, "a reason")
-    found = searched(graphs.graph(CANCELLING), ErrorLimit(2e-3), Plan("fp16", decisions=(kept,)))
-    assert found.met
-    assert ("0:y" not in found.plan.fp32) == released
+# -- through fix again ------------------------------------------------------------------------------
 
 
 def test_a_single_product_with_bad_weights_leaves_fp16() -> None:

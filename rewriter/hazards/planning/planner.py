@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import chain
 
@@ -133,12 +132,6 @@ def unscaled_overflows(plan: Plan, ranges: Mapping[tuple[int, str], Range]) -> d
         if (scope, tensor) in ranges
     }
     return {place: range_ for place, range_ in before.items() if range_.absmax > limit}
-
-
-def in_bf16(plan: Plan, keys: AbstractSet[str]) -> Plan:
-    """`plan` with the given FP32 nodes in BF16."""
-    decisions = (replace(d, repair="bf16") if d.key in keys else d for d in plan.decisions)
-    return replace(plan, decisions=tuple(decisions))
 
 
 def has_bf16(node: NodeProto, opsets: Mapping[str, int]) -> bool:

@@ -287,7 +287,7 @@ class _Loop:
         yield Candidate("plain FP16: types alone, without other passes", replace(job, steps=needed))
         rules, *_, plain = self._latencies()
         if self.latest.failed or self._worse_than_plain(self.latest) or plain > (1.0 + NOISE) * rules:
-            goal = ErrorLimit(self._plain_error, job.metric, first_found=True)
+            goal = ErrorLimit(self._plain_error, job.metric, one_sample=True)
             yield Candidate("FP32 until it is as close as plain FP16", replace(job, goal=goal))
 
     def _with_ports_as_they_came(self) -> Iterator[Candidate]:
@@ -405,7 +405,7 @@ class _Loop:
             return asked if asked.measure.least else replace(asked, tolerance=asked.tolerance * closer)
         if not self.subject.judge.asked:
             limit = max(limit, AS_FP32 * self._error_in_fp32(made))
-        return ErrorLimit(limit * closer, self.job.metric, first_found=True)
+        return ErrorLimit(limit * closer, self.job.metric, one_sample=True)
 
     def _error_in_fp32(self, made: Attempt) -> float:
         """The smallest error that the original has in FP32 on a failed output: no plan has to be closer."""

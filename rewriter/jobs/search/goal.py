@@ -12,11 +12,7 @@ from rewriter.runtime.figures.metrics import Metric, named
 
 
 class _Goal:
-    """A goal whose plans are compared by a metric.
-
-    Attributes:
-        option: Name of the option, and of the check.
-    """
+    """A goal whose plans are compared by a metric; `option` names the option, and the check."""
 
     option: ClassVar[str]
     metric: str
@@ -30,14 +26,13 @@ class _Goal:
 class ErrorLimit(_Goal):
     """A limit for a metric, for every output and sample.
 
-    Attributes:
-        first_found: Take the first plan that meets the limit on one sample; do not search for a cheaper one.
+    With `one_sample` plans are compared on the sample with the largest outputs alone.
     """
 
     option = "tolerance"
     tolerance: float
     metric: str = "relative-l2"
-    first_found: bool = False
+    one_sample: bool = False
 
     def meets(self, value: float) -> bool:
         return self.measure.meets(value, self.tolerance)
@@ -67,11 +62,10 @@ class Found:
 
     Attributes:
         plan: The best plan for the goal; the rules' plan if there is none.
-        value: The metric of `plan`, as evaluated; `before`: of the rules' plan.
+        value: The metric of `plan`, or of all nodes in FP32 if the goal is not met.
+        before: The metric of the rules' plan.
         emulations: Number of whole emulations, the ranking included.
         cost_us: Estimated extra time of `plan` over `base_us`, the time of the rules' plan.
-        weights: The metric with rounded weights of matrix products and all arithmetic in FP32; None if it was
-            not measured.
         refused: The best metric of the evaluated plans, if it is too little better than the rules' plan's.
     """
 
@@ -83,15 +77,15 @@ class Found:
     emulations: int
     cost_us: float
     base_us: float
-    weights: float | None = None
     refused: float | None = None
 
     @property
     def summary(self) -> str:
         """One sentence for the user."""
         effort = count(self.emulations, "emulation")
-        if not self.met and isinstance(self.goal, ErrorLimit):
-            return f"{self.goal} cannot be met: {self._why_not(self.goal)}; {effort}"
+        if not self.met:
+            best = f"with every node in FP32, matrix products in TF32, it is {self.value:.3g}"
+            return f"{self.goal} cannot be met: {best}; {effort}"
         if self.refused is not None:
             kept = (
                 f"the rules' plan is kept: {self.goal.metric} {self.before:.3g}, {self.refused:.3g} at best"
@@ -101,9 +95,3 @@ class Found:
         cost = f"estimated cost {self.cost_us:.3g} us{share}, {ORIGIN}"
         name = " is met: " if isinstance(self.goal, ErrorLimit) else f": {self.goal.metric} "
         return f"{self.goal}{name}{self.value:.3g}, {self.before:.3g} before; {effort}; {cost}"
-
-    def _why_not(self, goal: ErrorLimit) -> str:
-        if self.weights is None or goal.meets(self.weights):
-            return f"with every node in FP32, matrix products in TF32, it is {self.value:.3g}"
-        rest = "with all arithmetic and all other constants in FP32"
-        return f"rounding the weights alone gives {self.weights:.3g}, {rest}"

@@ -1,11 +1,15 @@
-"""Runs a search by emulation, and reports what it found."""
+"""Searches for plans from the rules' plan: the cheapest within a tolerance, the most accurate in a budget.
+
+Candidates are evaluated by emulation and recorded costs. Nodes are ranked by the squared error that each adds
+(`divergence`) over its estimated cost in FP32.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, zip_longest
 
 import numpy as np
 
@@ -13,11 +17,10 @@ from rewriter.ir.base import Target
 from rewriter.ir.model import Array, Model
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.plan import Plan
-from rewriter.jobs.search.cheapest import cheapest
-from rewriter.jobs.search.effort import Effort, RunCost, affordable
-from rewriter.jobs.search.goal import ErrorLimit, Goal
-from rewriter.jobs.search.trials import Problem, Trials
-from rewriter.jobs.search.within import most_accurate
+from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable
+from rewriter.jobs.search.goal import Budget, ErrorLimit, Found, Goal
+from rewriter.jobs.search.trials import Candidate, Problem, Trials, bisect
+from rewriter.judge.arithmetic_checks import AS_FP32
 from rewriter.judge.expected import Outputs, selects_rows
 from rewriter.judge.verdict import Check
 from rewriter.runtime.emulation import Accumulation, reference
@@ -29,6 +32,15 @@ from rewriter.runtime.inputs import Samples
 
 SAMPLES = 4
 """Samples that each plan is compared on, at most."""
+
+LEAST_GAIN, MOST_GAIN = 0.1, 0.5
+"""Limits on the share of a cheaper plan's error that a plan must save: the share of latency that it adds, but
+at least the difference of emulated and measured errors, and at most a half.
+Nobody wants an RT-DETR that errs 10 % less for 20 % more latency."""
+
+MOST_OF_BUDGET = 1 / 3
+"""Largest share of a budget for one node in the sequence of cheap nodes: a Conv of a ResNet that costs half
+of the budget gains less than the nodes that fit in its place."""
 
 
 def search(
@@ -57,18 +69,18 @@ def search(
     if goal.metric == RELATIVE_L2 and selects_rows(original):
         goal = replace(goal, metric=DETECTIONS)  # rows in another order differ in every element
     feeds, expected, facts = list(islice(samples, SAMPLES)), list[Outputs](), tensor_facts.infer(structured)
-    first_found = isinstance(goal, ErrorLimit) and goal.first_found
+    one_sample = isinstance(goal, ErrorLimit) and goal.one_sample
     effort = Effort(len(feeds), accumulation, accumulation)
     with Session(reference(original, tensor_facts.infer(original)), gpu=True) as session:
         began = time.process_time()
         for sample in feeds:
             expected.append(session.run(sample))
-            if len(expected) == 1 and not first_found:
+            if len(expected) == 1 and not one_sample:
                 cost = RunCost.of(structured, facts, time.process_time() - began)
                 effort = affordable(goal, cost, len(feeds), accumulation)
             if len(expected) == effort.samples:
                 break
-    places = [_strongest(expected)] if first_found else range(len(expected))
+    places = [_strongest(expected)] if one_sample else range(len(expected))
     problem = Problem(
         structured,
         facts,
@@ -84,6 +96,115 @@ def search(
     )
     check = Check(goal.option, found.met, found.summary, seconds=time.monotonic() - start)
     return found.plan, check, (effort.reduced,) if effort.reduced else ()
+
+
+def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
+    """Puts as many of the best-ranked nodes in FP32 as a tolerance needs, by bisection.
+
+    Where that is out of reach, the plan comes close to all nodes in FP32: the caller judges it by other
+    measures, too.
+
+    Raises:
+        ArithmeticRunError: ONNX Runtime cannot run the model.
+    """
+
+    def needed(goal: ErrorLimit) -> int:
+        return bisect(len(ranked), lambda count: goal.meets(trials.value(Candidate(ranked[:count]))))
+
+    if goal.meets(trials.value(Candidate())):
+        return trials.found(goal, Candidate())
+    ranked = trials.all_nodes()
+    best = trials.value(Candidate(ranked))
+    if goal.meets(best):
+        return trials.found(goal, Candidate(ranked[: needed(goal)]))
+    close = replace(goal, tolerance=best if goal.measure.least else AS_FP32 * best)
+    candidate = Candidate(ranked[: needed(close)])
+    return replace(trials.found(goal, candidate, met=False), value=best)
+
+
+def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
+    """Puts as many of the best-ranked nodes in FP32 as the budget allows, or fewer if they err less.
+
+    Several sequences of nodes are tried (`_sequences`). Bisection of the latency finds the longest start of a
+    sequence within the budget; later nodes that still fit are added. This plan, the whole sequence, and a
+    half, a quarter, ... of the start are evaluated if they are within the budget: `most` plans in all,
+    including the rules' plan.
+
+    In order of latency, a plan that is enough better than the best so far (`LEAST_GAIN`) takes its place. If
+    there is none, the rules' plan is kept.
+
+    Raises:
+        ArithmeticRunError: ONNX Runtime cannot run the model.
+    """
+    rules, base = Candidate(), trials.latency_us(Candidate())
+    limit = base * (1.0 + budget.share)
+    sequences = list(_sequences(trials, base * budget.share))
+    turns = zip_longest(*(_shorter(trials, keys, limit) for keys in sequences))
+    candidates = [candidate for turn in turns for candidate in turn if candidate is not None]
+    within = (candidate for candidate in candidates if trials.latency_us(candidate) <= limit)
+    tried, best = list(islice(trials.different(within), most - 1)), rules
+    for candidate in sorted(tried, key=trials.latency_us):
+        if _gains(trials, candidate, best):
+            best = candidate
+    sign = -1.0 if trials.metric.least else 1.0
+    closest = min([rules, *tried], key=lambda candidate: sign * trials.value(candidate))
+    refused = trials.value(closest) if best == rules != closest else None
+    return trials.found(budget, best, refused=refused)
+
+
+def _sequences(trials: Trials, budget_us: float) -> Iterator[list[str]]:
+    """Yields sequences of nodes, best first, of which a plan takes the start.
+
+    These are the useful nodes, the residual streams alone, the useful nodes that are cheap, and the streams
+    before all other nodes. If the ranking has FP16 sums, also the useful nodes with norms that take an
+    epilogue's sums.
+    """
+    ranked, streams = trials.useful_nodes(), trials.streams()
+    yield ranked
+    yield streams
+    yield [key for key in ranked if trials.prices.extra[key] <= MOST_OF_BUDGET * budget_us]
+    yield list(dict.fromkeys((*streams, *ranked)))
+    if trials.problem.ranking_sums == "fp16":
+        yield trials.useful_nodes(norms=True)
+
+
+def _filling(trials: Trials, ranked: Sequence[str], limit_us: float) -> Candidate:
+    """Puts as many of the best nodes in FP32 as an estimated latency allows, and later ones that fit."""
+    chosen = list(ranked[: _longest(trials, ranked, limit_us)])
+    left = limit_us - trials.latency_us(Candidate(chosen))
+    for key in ranked[len(chosen) :]:
+        extra = trials.prices.extra[key]
+        if extra <= left:
+            chosen.append(key)
+            left -= extra
+    return Candidate(chosen)
+
+
+def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator[Candidate]:
+    """Yields all nodes, those that fill the budget, the longest start, and a half, a quarter, ... of it.
+
+    All nodes may cost less than a part of them, which needs Casts and splits kernels.
+    """
+    yield Candidate(ranked)
+    yield _filling(trials, ranked, limit_us)
+    longest = _longest(trials, ranked, limit_us)
+    while longest:
+        yield Candidate(ranked[:longest])
+        longest //= 2
+
+
+def _gains(trials: Trials, candidate: Candidate, other: Candidate) -> bool:
+    """True if a candidate is worth its latency; for a metric of which more is better, if it is better."""
+    if trials.metric.least:
+        return trials.value(candidate) > trials.value(other)
+    cost = (trials.latency_us(candidate) - trials.latency_us(other)) / trials.latency_us(Candidate())
+    least = min(MOST_GAIN, max(LEAST_GAIN, cost))
+    return trials.value(candidate) <= (1.0 - least) * trials.value(other)
+
+
+def _longest(trials: Trials, ranked: Sequence[str], limit_us: float) -> int:
+    """Returns how many of the best nodes cost no more than the limit together."""
+    return bisect(len(ranked) + 1, lambda count: trials.latency_us(Candidate(ranked[:count])) > limit_us) - 1
 
 
 def _strongest(exact: Sequence[Outputs]) -> int:

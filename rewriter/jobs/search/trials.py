@@ -1,28 +1,41 @@
-"""The plans that a search tries: each is emulated once, and priced by recorded costs."""
+"""The plans that a search tries: each is emulated once, and priced by recorded costs.
+
+Single nodes' errors do not explain residual streams: an FP32 sum gains little if its activation rounds to
+FP16 again before the next sum reads it (docs/accuracy.md#residual-streams).
+
+Some nodes make an engine worse in FP32, because they undo a free repair of the rules or break a kernel
+(docs/plans.md#nodes-that-are-worse-in-fp32). An emulation with FP32 sums does not show that:
+
+- A norm in FP32 takes the residual sums that it reads into its kernel, so that the products before them sum
+  in FP16 again.
+- Attention with a product, a mask or the scaling of Q and K in FP32 becomes several kernels.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 
 from rewriter.hazards.planning.costs import Prices, priced
-from rewriter.hazards.planning.planner import extend_plan, in_bf16, surveys
+from rewriter.hazards.planning.free_fp32 import RULE
+from rewriter.hazards.planning.islands import is_residual_sum
+from rewriter.hazards.planning.planner import extend_plan, surveys
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.ir.base import Target
 from rewriter.ir.graph.casts import retype
-from rewriter.ir.graph.fusion import conv_depth
-from rewriter.ir.graph.ops import COMPUTE_BOUND
+from rewriter.ir.graph.fusion import conv_depth, elementwise_after, kernel_results, reduces
+from rewriter.ir.graph.ops import ELEMENTWISE
 from rewriter.ir.model import Array, Model
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.facts import Facts
 from rewriter.ir.plan import Plan, node_key
 from rewriter.jobs.search.goal import Found, Goal
-from rewriter.jobs.search.node_sets import in_attention, residual_streams, taking_sums
 from rewriter.judge.expected import as_declared
 from rewriter.passes.mixed_precision import request
-from rewriter.runtime.emulation import Accumulation, emulation, reference
+from rewriter.runtime.emulation import Accumulation, emulation
 from rewriter.runtime.emulation.accumulate import sum_error
 from rewriter.runtime.emulation.divergence import diverge
 from rewriter.runtime.engines.onnxruntime import Session
@@ -33,27 +46,8 @@ LEAST_US = 0.01
 
 Sample = Mapping[str, Array]
 
-Types = tuple[frozenset[str], frozenset[str]]
-"""The nodes of a plan in FP32, and those in BF16: plans that agree in them give the same model."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """Nodes whose type differs from the rules' plan, by their keys; no node is in two of the sets.
-
-    Attributes:
-        added: Nodes moved to FP32.
-        released: Nodes taken out of FP32.
-        bf16: Nodes moved from FP32 to BF16.
-    """
-
-    added: frozenset[str] = frozenset()
-    released: frozenset[str] = frozenset()
-    bf16: frozenset[str] = frozenset()
-
-
-def added(keys: Iterable[str]) -> Candidate:
-    return Candidate(frozenset(keys))
+Candidate = frozenset[str]
+"""Keys of the nodes that a plan puts in FP32 in addition to the rules' plan."""
 
 
 def bisect(high: int, test: Callable[[int], bool]) -> int:
@@ -98,18 +92,10 @@ class Problem:
         """Returns the model with the types of `plan`."""
         return retype(self.model, self.facts, request(self.model, plan, ""))
 
-    def value(self, plan: Plan, metric: Metric, *, weights_alone: bool = False) -> float:
-        """Returns the metric of `plan`, the worst over samples, with TF32 for FP32 products.
-
-        Args:
-            weights_alone: Emulate the rounded weights of `plan`, with all arithmetic in FP32.
-        """
+    def value(self, plan: Plan, metric: Metric) -> float:
+        """Returns the metric of `plan`, the worst over samples, with TF32 for FP32 products."""
         lowered = self.lowered(plan)
-        facts = tensor_facts.infer(lowered)
-        if weights_alone:
-            model = reference(lowered, facts)
-        else:
-            model = emulation(lowered, facts, self.accumulation, tf32=True)
+        model = emulation(lowered, tensor_facts.infer(lowered), self.accumulation, tf32=True)
         with Session(model) as session:
             values = [
                 metric.worst(expected, session.run(as_declared(lowered, sample)))
@@ -164,65 +150,45 @@ class Trials:
     reason: str
     count: int = 0
     _plans: dict[Candidate, Plan] = field(default_factory=dict)
-    _values: dict[Types, float] = field(default_factory=dict)
+    _values: dict[frozenset[str], float] = field(default_factory=dict)
 
     @property
     def prices(self) -> Prices:
         return self.problem.prices
 
-    def plan_of(self, candidate: Candidate) -> Plan:
-        """Returns the rules' plan with the changes of a candidate, islands merged."""
-        if candidate not in self._plans:
-            extra = dict.fromkeys(sorted(candidate.added), self.reason)
-            problem, released = self.problem, candidate.released
-            plan = extend_plan(problem.model, problem.facts, self.plan, extra, released)
-            self._plans[candidate] = in_bf16(plan, candidate.bf16)
-        return self._plans[candidate]
+    def plan_of(self, added: Candidate) -> Plan:
+        """Returns the rules' plan with more nodes in FP32, islands merged."""
+        if added not in self._plans:
+            extra, problem = dict.fromkeys(sorted(added), self.reason), self.problem
+            self._plans[added] = extend_plan(problem.model, problem.facts, self.plan, extra)
+        return self._plans[added]
 
-    def types(self, candidate: Candidate) -> Types:
-        plan = self.plan_of(candidate)
-        return plan.fp32, plan.bf16
-
-    def value(self, candidate: Candidate) -> float:
-        """Returns the metric of a candidate's plan."""
-        if (types := self.types(candidate)) not in self._values:
+    def value(self, added: Candidate) -> float:
+        """Returns the metric of a candidate's plan; those with the same nodes in FP32 are one."""
+        plan = self.plan_of(added)
+        if plan.fp32 not in self._values:
             self.count += 1
-            self._values[types] = self.problem.value(self.plan_of(candidate), self.metric)
-        return self._values[types]
+            self._values[plan.fp32] = self.problem.value(plan, self.metric)
+        return self._values[plan.fp32]
 
-    def latency_us(self, candidate: Candidate) -> float:
+    def latency_us(self, added: Candidate) -> float:
         """Returns the estimated time of a candidate's plan."""
-        return self.prices.total_us(self.plan_of(candidate))
+        return self.prices.total_us(self.plan_of(added))
 
-    def different(self, candidates: Iterable[Candidate], seen: set[Types]) -> Iterator[Candidate]:
-        """Yields candidates whose plans differ from each other and from those in `seen`, which grows."""
+    def different(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+        """Yields candidates whose plans differ from each other and from the rules' plan."""
+        seen = {self.plan.fp32}
         for candidate in candidates:
-            if (types := self.types(candidate)) not in seen:
-                seen.add(types)
+            if (fp32 := self.plan_of(candidate).fp32) not in seen:
+                seen.add(fp32)
                 yield candidate
 
-    def found(
-        self,
-        goal: Goal,
-        candidate: Candidate,
-        *,
-        met: bool = True,
-        weights: float | None = None,
-        refused: float | None = None,
-    ) -> Found:
+    def found(self, goal: Goal, added: Candidate, *, met: bool = True, refused: float | None = None) -> Found:
         """Returns the outcome of a search that ends with a candidate; see `Found`."""
         rules = Candidate()
-        value, before, base = self.value(candidate), self.value(rules), self.latency_us(rules)
-        cost = self.latency_us(candidate) - base
-        plan = self.plan_of(candidate)
-        return Found(goal, met, plan, value, before, self.count, cost, base, weights, refused)
-
-    def weights_alone(self) -> float:
-        """Returns the metric if only the weights of MatMul, Conv and their like are rounded."""
-        self.count += 1
-        graph = self.problem.model.proto.graph
-        others = (node_key(0, n) for n in graph.node if n.op_type not in COMPUTE_BOUND)
-        return self.problem.value(self.plan_of(added(others)), self.metric, weights_alone=True)
+        value, before, base = self.value(added), self.value(rules), self.latency_us(rules)
+        cost = self.latency_us(added) - base
+        return Found(goal, met, self.plan_of(added), value, before, self.count, cost, base, refused)
 
     @cached_property
     def ranking(self) -> list[str]:
@@ -241,19 +207,51 @@ class Trials:
         barred = self._in_attention if norms else self._worse
         return [key for key in self.ranking if key not in barred]
 
-    def streams(self) -> list[str]:
-        """Returns the residual streams, without nodes that make an engine worse in FP32."""
-        survey = self.problem.survey(self.plan)
-        return [key for key in residual_streams(survey, self.prices, self.plan) if key not in self._worse]
-
     def all_nodes(self) -> list[str]:
         """Returns the useful nodes, then, as a last resort, the other nodes of the ranking."""
         return list(dict.fromkeys((*self.useful_nodes(), *self.ranking)))
 
+    def streams(self) -> list[str]:
+        """Keys of the residual sums that the plan does not keep, each with its activation, cheapest first.
+
+        A residual sum adds computed tensors. Its activation ends at the next sum. Layers add similar errors,
+        so the sums of small tensors gain most for their cost. Nodes that make an engine worse are left out.
+        """
+        survey, kept, extra = self._survey, self.plan.fp32 | self.plan.bf16, self.prices.extra
+        sums: list[list[str]] = []
+        is_sum = partial(is_residual_sum, survey)
+        for node in filter(is_sum, survey.nodes):
+            nodes = (node, *elementwise_after(survey, node.output[0], stop=is_sum))
+            sums.append([key for key in (node_key(survey.scope, n) for n in nodes) if key not in kept])
+        priced = (keys for keys in sums if all(key in extra for key in keys))
+        by_cost = sorted(priced, key=lambda keys: sum(extra[key] for key in keys))
+        return [key for key in chain.from_iterable(by_cost) if key not in self._worse]
+
+    @cached_property
+    def _survey(self) -> Survey:
+        return self.problem.survey(self.plan)
+
     @cached_property
     def _in_attention(self) -> frozenset[str]:
-        return in_attention(self.prices, self.plan)
+        """Keys of the nodes of fused attention that the rules do not keep; FP32 there breaks its kernel."""
+        broken = (one for one in self.prices.attentions if one.us > 0.0)  # else the target fuses any types
+        nodes = frozenset[str]().union(*(one.nodes | one.inside for one in broken))
+        return nodes - self.plan.fp32 - self.plan.bf16
 
     @cached_property
     def _worse(self) -> frozenset[str]:
-        return self._in_attention | taking_sums(self.problem.survey(self.plan), self.plan)
+        """Those, and the norms and reductions that read an FP32 epilogue through elementwise nodes."""
+        survey, plan = self._survey, self.plan
+        epilogues = frozenset(d.key for d in plan.decisions if d.rule == RULE)
+        results = kernel_results(
+            survey.nodes,
+            begins=lambda n: node_key(survey.scope, n) in epilogues,
+            belongs=lambda n: n.op_type in ELEMENTWISE or n.op_type == "Split",
+            source=survey.source,
+        )
+        taking = frozenset(
+            node_key(survey.scope, node)
+            for node in survey.nodes
+            if reduces(node) and any(survey.source(name) in results for name in node.input if name)
+        )
+        return self._in_attention | (taking - plan.fp32 - plan.bf16)
