@@ -69,7 +69,6 @@ RULES: tuple[Rule, ...] = (*_TYPES, *_HAZARDS)
 
 SCAN_RULES: tuple[Rule, ...] = (
     *_HAZARDS,
-    accumulation.accumulator_error,
     attention.linear_attention,
     provenance.cast_pairs,
     provenance.wide_integers,

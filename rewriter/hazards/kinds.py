@@ -84,15 +84,8 @@ KINDS: dict[str, Kind] = {
     "partial-sums": Kind(
         "partial sums of a product outside the accumulator's range",
         "warning",
-        "accumulate in FP32: a Cast to FP32 before the operator and back after it; `rewriter fix` does "
-        "where that is likely",
+        "accumulate in FP32, with a Cast before the operator and after it: `rewriter fix` does",
         True,
-        "warning",
-    ),
-    "accumulator-error": Kind(
-        "rounding error of a long FP16 accumulation",
-        "note",
-        "accumulate in FP32 where the output's error matters (`keep-fp32`)",
     ),
     "accumulation": Kind("rounding that adds up from step to step", "note", _ISLAND),
     "underflow": Kind(

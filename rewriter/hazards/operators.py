@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 
 from onnx import NodeProto
@@ -23,24 +22,20 @@ RECENT = ((10,), (11,))
 FALLBACK = "allow the GPU as the fallback (--allowGPUFallback); each change of device copies tensors"
 
 
-@dataclass(frozen=True)
-class _Row:
-    """From release `first` on, the types that the parser takes the operator in; none: it refuses it."""
-
-    first: tuple[int, ...]
-    types: tuple[str, ...]
+Row = tuple[tuple[int, ...], tuple[str, ...]]
+"""From a release on, the types that the parser takes the operator in; none: it refuses it."""
 
 
 @functools.cache
-def _table() -> dict[tuple[str, str], list[_Row]]:
+def _table() -> dict[tuple[str, str], list[Row]]:
     """The rows by device ("" for the GPU) and operator, oldest release first."""
     text = files("rewriter.hazards").joinpath("operators.toml").read_text(encoding="utf-8")
-    found: dict[tuple[str, str], list[_Row]] = {}
+    rows: dict[tuple[str, str], list[Row]] = {}
     for row in tomllib.loads(text)["row"]:
         first = tuple(int(part) for part in row["first"].split(".") if part)
         for operator in row["operators"].split():
-            found.setdefault((row.get("device", ""), operator), []).append(_Row(first, tuple(row["types"])))
-    return found
+            rows.setdefault((row.get("device", ""), operator), []).append((first, tuple(row["types"])))
+    return rows
 
 
 def types_of(operator: str, target: Target, device: str = "") -> Sequence[str]:
@@ -52,18 +47,12 @@ def types_of(operator: str, target: Target, device: str = "") -> Sequence[str]:
     if target.library != "tensorrt":
         return TYPES
     rows = _table().get((device, operator)) or _table()[device, "*"]
-    releases = [target.version] if target.version else RECENT
-    taking = [row.types for release in releases for row in _holding(rows, release) if row.types]
+    taking: list[tuple[str, ...]] = []
+    for release in [target.version] if target.version else RECENT:
+        before = [types for first, types in rows if first <= release]
+        within = [types for first, types in rows if first > release and first[: len(release)] == release]
+        taking += [types for types in (*before[-1:], *within) if types]
     return [name for name in TYPES if taking and all(name in types for types in taking)]
-
-
-def _holding(rows: Sequence[_Row], release: tuple[int, ...]) -> Sequence[_Row]:
-    """The row of a release, and those that begin with a later release of which it is a prefix."""
-    before = [row for row in rows if row.first <= release]
-    return [
-        *before[-1:],
-        *(row for row in rows if row not in before and row.first[: len(release)] == release),
-    ]
 
 
 def refused_by_parser(node: NodeProto, low: str, target: Target) -> str:

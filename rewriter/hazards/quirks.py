@@ -35,8 +35,6 @@ _TITLES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
 _TYPES: dict[int, str] = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
 _FLOAT8 = (TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2)
 
-Version = tuple[int, ...]
-
 
 @dataclass(frozen=True)
 class Quirk:
@@ -155,7 +153,7 @@ def table() -> tuple[Quirk, ...]:
 
 def _quirk(row: dict[str, Any]) -> Quirk:
     lists = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
-    return Quirk(**{**row, **lists, "case": tuple(question.cases(row.get("case", ())))})
+    return Quirk(**row | lists | {"case": tuple(question.cases(row.get("case", ())))})
 
 
 @functools.cache
@@ -189,22 +187,26 @@ def repairs(target: Target, low: int) -> list[Quirk]:
 
 def not_repaired(model: Model, target: Target, low: int) -> Iterator[str]:
     """One sentence for each defect that the target is known to have, the model meets, and nothing repairs."""
-    graphs = open_graphs(model, infer(model)) if target.version else []
-    for quirk in table():
-        if not quirk.repaired and quirk.severity != "note" and quirk.meets(low) and quirk.concerns(target):
-            found = [label(node) for graph in graphs for node in places(graph, quirk)]
-            if found:
-                more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-                where = ", ".join(found[:3]) + more
-                yield f"{target}: {quirk.title}, at {where}; {quirk.remedy} ({quirk.source})"
+    known = (q for q in table() if target.version and not q.repaired and q.severity != "note")
+    for quirk, nodes in _met(model, [q for q in known if q.meets(low) and q.concerns(target)]):
+        more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
+        where = ", ".join(map(label, nodes[:3])) + more
+        yield f"{target}: {quirk.title}, at {where}; {quirk.remedy} ({quirk.source})"
 
 
 def build_arguments(model: Model, target: Target) -> list[str]:
     """Arguments of trtexec that repair a defect of the target which the model meets."""
-    found = [quirk for quirk in table() if quirk.build and quirk.concerns(target)]
-    graphs = open_graphs(model, infer(model)) if found else []
-    met = (quirk for quirk in found if any(places(graph, quirk) for graph in graphs))
-    return [word for quirk in met for word in quirk.build]
+    met = _met(model, [quirk for quirk in table() if quirk.build and quirk.concerns(target)])
+    return [word for quirk, _ in met for word in quirk.build]
+
+
+def _met(model: Model, quirks: Sequence[Quirk]) -> Iterator[tuple[Quirk, list[NodeProto]]]:
+    """The defects that the model meets, with the nodes."""
+    graphs = open_graphs(model, infer(model)) if quirks else []
+    for quirk in quirks:
+        nodes = [node for graph in graphs for node in places(graph, quirk)]
+        if nodes:
+            yield quirk, nodes
 
 
 def kept_for_defects(survey: Survey) -> Iterator[Hazard]:
@@ -216,8 +218,8 @@ def kept_for_defects(survey: Survey) -> Iterator[Hazard]:
 
 def lowered_for_defects(survey: Survey) -> set[int]:
     """Identities of nodes that must not be in FP32 without need: their FP32 kernel has a defect there."""
-    found = repairs(survey.request.target, survey.request.low)
-    return {id(node) for quirk in found for node in _of_chains(survey.graph, quirk, quirk.lower)}
+    known = repairs(survey.request.target, survey.request.low)
+    return {id(node) for quirk in known for node in _of_chains(survey.graph, quirk, quirk.lower)}
 
 
 def _of_chains(graph: GraphEditor, quirk: Quirk, operators: Sequence[str]) -> Iterator[NodeProto]:
@@ -235,52 +237,42 @@ def places(graph: GraphEditor, quirk: Quirk) -> list[NodeProto]:
 
 def _chains(graph: GraphEditor, quirk: Quirk) -> list[list[NodeProto]]:
     """The chains of nodes that match the quirk."""
-    found = []
-    for node in graph.nodes:
-        if node.op_type in _operators(quirk.chain[0]) and _is_meant(graph, node, quirk):
-            chain = _chain(graph, node, quirk.chain[1:])
-            if chain is not None and (quirk.where != "own-gate" or node.input[0] in chain[2].input):
-                found.append(chain)
-    if quirk.where in ("shared-axis", "shared-input"):
-        return [[node] for node in _sharing(graph, quirk, [chain[-1] for chain in found])]
-    return found
+    chains = [chain for node in graph.nodes if (chain := _chain(graph, node, quirk.chain))]
+    chains = [chain for chain in chains if _is_meant(graph, chain, quirk.where)]
+    if quirk.where not in ("shared-axis", "shared-input"):
+        return chains
+    groups: dict[Hashable, list[list[NodeProto]]] = defaultdict(list)
+    for chain in chains:
+        node = chain[-1]
+        axis = (graph.scalar(node.input[1]), attribute(node, "reverse", 0), attribute(node, "exclusive", 0))
+        groups[axis if quirk.where == "shared-axis" else node.input[0]].append(chain)
+    return [chain for group in groups.values() if len(group) > 1 for chain in group]
 
 
-def _chain(graph: GraphEditor, node: NodeProto, rest: Sequence[str]) -> list[NodeProto] | None:
-    """`node` and the nodes that follow it as the steps `rest` say."""
-    if not rest:
-        return [node]
-    for reader in graph.consumers(node.output[0]):
-        found = _chain(graph, reader, rest[1:]) if reader.op_type in _operators(rest[0]) else None
-        if found is not None:
-            return [node, *found]
-    return _chain(graph, node, rest[1:]) if rest[0].endswith("?") else None
+def _chain(graph: GraphEditor, node: NodeProto, steps: Sequence[str]) -> list[NodeProto]:
+    """`node`, which is the first step, and nodes that follow it as the others say; [] if there are none."""
+    if node.op_type in steps[0].removesuffix("?").split("|"):
+        if len(steps) == 1:
+            return [node]
+        for reader in graph.consumers(node.output[0]):
+            if rest := _chain(graph, reader, steps[1:]):
+                return [node, *rest]
+    return _chain(graph, node, steps[1:]) if steps[0].endswith("?") and len(steps) > 1 else []
 
 
-def _operators(step: str) -> list[str]:
-    return step.removesuffix("?").split("|")
-
-
-def _is_meant(graph: GraphEditor, node: NodeProto, quirk: Quirk) -> bool:
-    if quirk.where == "float8":
+def _is_meant(graph: GraphEditor, chain: list[NodeProto], where: str) -> bool:
+    node = chain[0]
+    if where == "float8":
         return graph.dtype(node.input[0]) in _FLOAT8
-    if quirk.where == "eight-columns":
+    if where == "eight-columns":
         return (graph.shape(node.input[1]) or (None,))[-1] == 8
-    if quirk.where != "kernel-is-stride":
+    if where == "own-gate":
+        return node.input[0] in chain[2].input
+    if where != "kernel-is-stride":
         return True
     kernel = attribute(node, "kernel_shape", [])
     return bool(kernel) and min(kernel) >= PATCH and list(kernel) == list(attribute(node, "strides", []))
 
 
-def _sharing(graph: GraphEditor, quirk: Quirk, nodes: list[NodeProto]) -> list[NodeProto]:
-    """The nodes that have the axis and direction, or the first input, of another one."""
-    groups: dict[Hashable, list[NodeProto]] = defaultdict(list)
-    for node in nodes:
-        flags = attribute(node, "reverse", 0), attribute(node, "exclusive", 0)
-        axis = quirk.where == "shared-axis"
-        groups[(graph.scalar(node.input[1]), *flags) if axis else node.input[0]].append(node)
-    return [node for group in groups.values() if len(group) > 1 for node in group]
-
-
-def _version(text: str) -> Version:
+def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part)

@@ -310,19 +310,12 @@ def test_a_norm_stays_in_fp32_if_its_probe_says_so() -> None:
 
 
 def test_partial_sums_are_no_hazard_where_accumulators_are_fp32() -> None:
-    from rewriter.hazards.accumulation import accumulator_error
-    from rewriter.hazards.planning.planner import surveys
-
-    deep = graphs.graph("g (float[1,9000] x, float[9000,2] w) => (float[1,2] y) { y = MatMul(x, w) }")
-    facts = tensor_facts.infer(deep)
-
-    def hazards_of(target: Target) -> int:
-        (survey,) = surveys(deep, facts, {}, PrecisionRequest(target=target))
-        return len(list(accumulator_error(survey)))
-
-    assert hazards_of(answering()) == 1
-    assert hazards_of(answering(matmul_accumulation="fp16")) == 1
-    assert hazards_of(answering(matmul_accumulation="fp32")) == 0
+    deep = """
+        g (float[1,4096] x, float[4096,2] w) => (float[1,2] y) <float[4096,1] s = {SIGNS}> {
+            v = Mul(w, s) y = MatMul(x, v) }""".replace("SIGNS", ", ".join(["1", "-1"] * 2048))
+    assert "partial-sums" in rules_of(deep, answering())
+    assert "partial-sums" in rules_of(deep, answering(matmul_accumulation="fp16"))
+    assert "partial-sums" not in rules_of(deep, answering(matmul_accumulation="fp32"))
 
 
 def test_a_stable_log_sum_exp_is_no_hazard() -> None:

@@ -85,8 +85,7 @@ class TestAccumulation:
         ("depth", "high", "expected"),
         [
             pytest.param("4096", 10.0, "warning y", id="4096 terms of 25 on the average"),
-            pytest.param("4096", 6.0, "note y", id="4096 terms of 9, and of 36 at most"),
-            pytest.param("4096", 3.0, "", id="4096 terms of 9 at most"),
+            pytest.param("4096", 6.0, "", id="4096 terms of 9, and of 36 at most"),
             pytest.param("k", 100.0, "", id="of unknown depth"),
         ],
     )
@@ -122,18 +121,7 @@ class TestAccumulation:
                 "g (float[1,1,4,4] x) => (float[1,1,2,2] y) <float[1,1,3,3] w = {1,0,0,0,0,0,0,0,0}>"
                 " { y = Conv(x, w) }",
                 "",
-                id="a Conv of one: the weights' own norm counts",
-            ),
-            pytest.param(
-                "g (float[2,3] x) => (float[2,2] y) <float[2,3] w = {1,1,1,1,1,1}>"
-                " { y = Gemm<transB = 1>(x, w) }",
-                "note y",
-                id="a Gemm of three ones",
-            ),
-            pytest.param(
-                "g (float[2,3] x) => (float[2] y) <float[3] w = {1,1,1}> { y = MatMul(x, w) }",
-                "note y",
-                id="a vector of three ones",
+                id="a Conv of one: the mean of the weights counts",
             ),
             pytest.param(
                 "g (float[1,2,4,4] x) => (float[1,1,6,6] y)"
@@ -145,18 +133,6 @@ class TestAccumulation:
     )
     def test_partial_sums_over_weights(self, text: str, expected: str) -> None:
         assert said("partial_sums", text, {"x": (-3e4, 3e4), "y": (-1, 1)}) == expected
-
-    @pytest.mark.parametrize(
-        ("depth", "low", "expected"),
-        [
-            pytest.param("768", FP16, "", id="768: measured 1.05e-3"),
-            pytest.param("3072", FP16, "note y", id="3072: measured 2.05e-3"),
-            pytest.param("32768", FP16, "warning y", id="32768"),
-            pytest.param("32768", BF16, "", id="BF16 accumulates in FP32"),
-        ],
-    )
-    def test_error_grows_with_the_root_of_the_depth(self, depth: str, low: Precision, expected: str) -> None:
-        assert said("accumulator_error", self.MATMUL.replace("K", depth), low=low) == expected
 
     def test_running_sums(self) -> None:
         text = "g (float[9] x) => (float[9] y) <int64 axis = {0}> { y = CumSum(x, axis) }"
