@@ -311,6 +311,7 @@ def feeds_of(model: ModelProto, seed: int) -> dict[str, Array]:
 def quirk(path: Path, draw: Draw, symptom: str) -> str:
     """The row of rewriter/hazards/quirks.toml for a file, to be completed by hand."""
     model = onnx.load(path)
+    del model.metadata_props[:]
     for node in model.graph.node:
         node.name = ""
     text = onnx_text.render(model)

@@ -44,7 +44,7 @@ def named(name: str) -> Probe:
 
 
 def test_probes_are_complete_and_have_unique_names() -> None:
-    assert len(PROBES) >= 15
+    assert len(PROBES) >= 10
     assert len({probe.name for probe in PROBES}) == len(PROBES)
     assert all(len({case.name for case in probe.cases}) == len(probe.cases) for probe in PROBES)
     assert all(probe.used and probe.question.endswith("?") for probe in PROBES)
@@ -65,8 +65,6 @@ ON_THE_CPU = {
     "matmul-accumulation": "fp32",
     "layer-normalization": "fp32",
     "rms-normalization": "fp32",
-    "cast-round-trip": "kept",
-    "masked-softmax": "nan",
     "cumsum-twice": "right",
     "reduce-log-sum-exp": "right",
     "relative-position-shift": "right",
@@ -98,7 +96,7 @@ def test_every_kind_of_data() -> None:
 
 
 @needs_rtx
-@pytest.mark.parametrize("name", ["conv-clip", "rms-normalization", "attention-operator"])
+@pytest.mark.parametrize("name", ["conv-clip", "rms-normalization"])
 def test_models_build_without_a_gpu(name: str, tmp_path: Path) -> None:
     for case in named(name).cases:
         onnx.save(case.proto(), tmp_path / "model.onnx")
@@ -134,41 +132,16 @@ JUDGED: dict[str, tuple[str, dict[str, float | str], str]] = {
         "fp16",
     ),
     "a norm that overflows": ("rms-normalization", {"deviation 1000": math.nan}, "fp16"),
-    "TF32 that stays": ("tf32", {"as it comes": 2.9e-4, "switched off": 2.9e-4}, "stays"),
-    "TF32 that goes": ("tf32", {"as it comes": 2.9e-4, "switched off": 3.8e-6}, "off"),
     "a lost bound": ("conv-clip", {"float32": 0, "float16": 0.3}, "wrong"),
     "results that are written as FP16 and read as FP32": (
         "cast-round-trip-output",
         {"FP16 product, FP32 bias": 5.64, "FP32 product": 5.64, "Convs": math.inf},
         "wrong",
     ),
-    "coordinates": (
-        "grid-sample",
-        {"FP16, opset 16": 1e-2, "FP32 island": 2e-4, "FP16, opset 20": "?"},
-        "inaccurate",
-    ),
-    "masked rows": ("masked-softmax", {"-inf": 1, "-65504": 0}, "nan"),
     "attention": (
         "attention-islands",
         {"FP16": 139, "FP32 Softmax": 141, "FP32 QK^T and Softmax": 471},
         "softmax",
-    ),
-    "the operator Attention": (
-        "attention-operator",
-        {"written out": 26.8, "the operator": 34.3},
-        "no-faster",
-    ),
-    "an expensive island": (
-        "conv-island",
-        {
-            "64, FP16": 23,
-            "64, FP32": 26,
-            "256, FP16": 21,
-            "256, FP32": 29,
-            "512, FP16": 26,
-            "512, FP32": 54,
-        },
-        "expensive",
     ),
     "nothing runs, where that is the symptom": (
         "conv-transpose-bf16",
@@ -176,7 +149,7 @@ JUDGED: dict[str, tuple[str, dict[str, float | str], str]] = {
         "wrong",
     ),
     "nothing runs": ("conv-clip", {"float32": "no tactic", "float16": "no tactic"}, UNKNOWN),
-    "a case that did not run": ("tf32", {"as it comes": 0, "switched off": "it hung"}, UNKNOWN),
+    "a case that did not run": ("conv-clip", {"float32": 0, "float16": "it hung"}, UNKNOWN),
 }
 
 
@@ -187,7 +160,7 @@ def test_answers_follow_the_observations(name: str, results: dict[str, float | s
     answer = probe.answer(results)
     assert answer.value == value
     assert value in {*probe.values, UNKNOWN}
-    assert all(why in answer.problem for why in results.values() if isinstance(why, str) and why != "?")
+    assert all(why in answer.problem for why in results.values() if isinstance(why, str))
 
 
 # -- keeping and recording ----------------------------------------------------------------------
@@ -202,9 +175,9 @@ def test_recorded_answers_name_their_source_and_belong_to_existing_probes() -> N
 
 
 def test_the_h200_answered_every_probe() -> None:
-    """One probe, and the defects without an answer of their own name, are newer than that measurement."""
+    """The defects without an answer of their own name are newer than that measurement."""
     (answers,) = (a for a in recorded() if "H200" in a.gpu)
-    newer = {"attention-operator"} | {q.id for q in table() if q.case and not q.probe}
+    newer = {q.id for q in table() if q.case and not q.probe}
     assert answers.values.keys() == {probe.name for probe in PROBES} - newer
 
 
@@ -333,11 +306,13 @@ def test_the_command_measures_on_the_requested_engine(
 ) -> None:
     import rewriter.runtime.engines.probe.ask as room
 
-    monkeypatch.setattr(room, "ask", lambda engine, probes, progress: ask(engine, [named("cast-round-trip")]))
+    monkeypatch.setattr(
+        room, "ask", lambda engine, probes, progress: ask(engine, [named("layer-normalization")])
+    )
     written = tmp_path / "answers.json"
     result = CliRunner().invoke(app, ["probe", "--ask", "--engine", "onnxruntime", "--json", str(written)])
     assert (result.exit_code, "Measured on this machine" in result.output) == (0, True)
-    assert json.loads(written.read_text())["answers"]["cast-round-trip"]["value"] == "kept"
+    assert json.loads(written.read_text())["answers"]["layer-normalization"]["value"] == "fp32"
 
 
 @pytest.mark.skipif(not NO_GPU, reason="there is a GPU with TensorRT here")
