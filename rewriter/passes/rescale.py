@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rewriter.hazards.planning.planner import surveys
@@ -12,11 +12,15 @@ from rewriter.ir.english import count
 from rewriter.ir.graph import GraphEditor, label, open_graphs
 from rewriter.ir.model import Model, facts
 from rewriter.ir.plan import Plan
-from rewriter.passes.algorithms.rescaling import Rescaling, apply_planned, in_range, record, rescale
+from rewriter.passes.algorithms.rescaling.apply import apply, apply_planned, record
+from rewriter.passes.algorithms.rescaling.choice import demands, in_range, solve
+from rewriter.passes.algorithms.rescaling.exponents import collect
 from rewriter.runtime.ranges import Ranges
 
 NAMED = 3
 """Number of tensors that a message names."""
+
+TIED = "its scale is tied to that of inputs, outputs or operators that are not linear"
 
 
 @dataclass(frozen=True)
@@ -63,83 +67,77 @@ class Rescale(ModelPass):
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         if context.plan is not None:
-            graphs = open_graphs(model, facts.infer(model), tag=self.name)
-            yield from _recorded(model, _as_planned(graphs, context.plan))
+            yield from _as_planned(model, context.plan, self.name)
             return
         ranges = context.ranges if context.ranges is not None else {}
-        request = PrecisionRequest()
+        request = PrecisionRequest("fp16")
         for survey in reversed(list(surveys(model, facts.infer(model), ranges, request, tag=self.name))):
-            if isinstance(ranges, Ranges) and not ranges.real:
-                yield from _made_up(survey)
+            if in_range(survey):
+                continue
+            if isinstance(ranges, Ranges) and not ranges.real:  # on real data they may be small, and become 0
+                why = "its ranges were measured on random inputs: give `inputs` for exponents"
+                yield Refusal("the graph" if survey.graph.is_main else f"graph {survey.scope}", why)
                 continue
             with survey.graph:
-                done = rescale(survey, measured=context.ranges is not None)
-                yield from _recorded(model, _events(survey, done))
+                yield from _rescaled(survey, measured=context.ranges is not None)
 
 
-def _recorded(model: Model, events: Iterator[Event]) -> Iterator[Event]:
-    """Yields the events and records the exponents of the main graph in the model."""
-    for event in events:
-        main = {t: k for s, t, k in event.exponents if not s} if isinstance(event, Rescaled) else {}
-        if main:
-            record(model, main)
-        yield event
-
-
-def _made_up(survey: Survey) -> Iterator[Refusal]:
-    """Declines: what overflows on random inputs may be small on real ones, and become zero in FP16."""
-    if not in_range(survey):
-        why = "its ranges were measured on random inputs: give `inputs` for exponents"
-        yield Refusal("the graph" if survey.graph.is_main else f"graph {survey.scope}", why)
-
-
-def _as_planned(graphs: list[GraphEditor], plan: Plan) -> Iterator[Rescaled]:
+def _as_planned(model: Model, plan: Plan, tag: str) -> Iterator[Rescaled]:
     """Applies the exponents of a saved plan."""
-    for scope, graph in reversed(list(enumerate(graphs))):
+    for scope, graph in reversed(list(enumerate(open_graphs(model, facts.infer(model), tag=tag)))):
         exponents = {tensor: k for s, tensor, k in plan.exponents if s == scope}
-        if not exponents:
-            continue
-        with graph:
-            edits = apply_planned(graph, exponents)
-            what = f"scaled as planned: {count(len(exponents), 'tensor')}, {count(edits, 'constant')}"
-            rows = tuple((scope, tensor, k) for tensor, k in exponents.items())
-            yield Rescaled(_node(graph, next(iter(exponents))), what, rows)
+        if exponents:
+            with graph:
+                edits = apply_planned(graph, exponents)
+                yield _event(graph, scope, exponents, edits, "as planned")
 
 
-def _events(survey: Survey, done: Rescaling) -> Iterator[Event]:
+def _rescaled(survey: Survey, *, measured: bool) -> Iterator[Event]:
+    """Scales tensors of one graph that overflow or have sunk.
+
+    Args:
+        measured: True if there are ranges; without them, only constants show overflow.
+    """
     graph = survey.graph
-    exponents = tuple((survey.scope, tensor, k) for tensor, k in done.exponents.items())
-    for index, (k, tensors) in enumerate(done.saved.items()):
-        many = f"{len(tensors)} tensors" if len(tensors) > 1 else "a tensor"
-        what = f"{many} times 2^{k}: {_before_and_after(survey, tensors, k)}"
-        if not index:
-            in_all = f"{count(len(exponents), 'computed tensor')}, {count(done.edits, 'constant')}"
-            what += f" (scaled in all: {in_all})"
-        yield Rescaled(_node(graph, tensors[0]), what, () if index else exponents)
-    if done.left:
-        reason = "stay out of range: their operators allow no such factor"
-        yield Refusal(_node(graph, done.left[0]), f"{_names(survey, done.left)} {reason}")
-    groups: dict[str, list[str]] = {}
-    for tensor, reason in done.tied.items():
-        groups.setdefault(reason, []).append(tensor)
-    for reason, tied in groups.items():
-        why = reason or "their scale is tied to that of inputs, outputs or operators that are not linear"
-        yield Refusal(_node(graph, tied[0]), f"{_names(survey, tied)} cannot be scaled: {why}")
+    constraints = collect(graph)
+    demanded, tied = demands(survey, constraints, measured=measured)
+    free = solve(demanded, [constraints.exponents.form(number) for number in constraints.tensors.values()])
+    saved: dict[str, int] = {}
+    refusals: dict[str, list[str]] = {}
+    for form, demand in demanded.items():
+        k = sum(c * free.get(one, 0) for one, c in form)
+        saved |= {tensor: k for tensor, level in demand.hazards.items() if k <= level}
+        saved |= {tensor: k for tensor, level in demand.sunken.items() if k >= level}
+        if left := [tensor for tensor, level in demand.hazards.items() if k > level]:
+            refusals.setdefault("it stays out of range: its operators allow no such factor", []).extend(left)
+    if saved:
+        edits = apply(graph, constraints, free)
+        exponents = {t: constraints.exponent(number, free) for t, number in constraints.tensors.items()}
+        exponents = {t: k for t, k in exponents.items() if k}
+        order = sorted(saved, key=saved.__getitem__)
+        texts = [f"{_shown(survey, tensor)} times 2^{saved[tensor]}" for tensor in order]
+        more = f" and {len(texts) - NAMED} more like these" if len(texts) > NAMED else ""
+        yield _event(graph, survey.scope, exponents, edits, ", ".join(texts[:NAMED]) + more)
+    for tensor in tied:
+        refusals.setdefault(constraints.pins.get(tensor, TIED), []).append(tensor)
+    for reason, tensors in refusals.items():
+        more = f" (and {len(tensors) - 1} more like it)" if len(tensors) > 1 else ""
+        text = f"{_shown(survey, tensors[0])} cannot be scaled: {reason}{more}"
+        yield Refusal(_node(graph, tensors[0]), text)
 
 
-def _before_and_after(survey: Survey, tensors: Sequence[str], k: int) -> str:
-    """Lists the ranges of the largest tensors."""
-    ranges = {t: m for t in tensors if (m := survey.range(t)) is not None}
-    largest = sorted(tensors, key=lambda t: -ranges[t].absmax if t in ranges else 0.0)[:NAMED]
-    texts = [f"{t} {ranges[t]} to {ranges[t].scaled(k)}" if t in ranges else t for t in largest]
-    more = len(tensors) - len(largest)
-    return "; ".join(texts) + (f"; and {more} more like these" if more else "")
+def _event(graph: GraphEditor, scope: int, exponents: Mapping[str, int], edits: int, what: str) -> Rescaled:
+    """Reports the exponents, and records those of the main graph in the model."""
+    if graph.is_main:
+        record(graph.model, exponents)
+    rows = tuple((scope, tensor, k) for tensor, k in exponents.items())
+    many = f"{count(len(rows), 'computed tensor')} and {count(edits, 'constant')} scaled"
+    return Rescaled(_node(graph, next(iter(exponents), "constants")), f"{many}: {what}", rows)
 
 
-def _names(survey: Survey, tensors: Sequence[str]) -> str:
-    texts = [f"{t} {m}" if (m := survey.range(t)) is not None else t for t in tensors[:NAMED]]
-    more = len(tensors) - len(texts)
-    return ", ".join(texts) + (f" and {more} more" if more else "")
+def _shown(survey: Survey, tensor: str) -> str:
+    measured = survey.range(tensor)
+    return f"{tensor} {measured}" if measured is not None else tensor
 
 
 def _node(graph: GraphEditor, tensor: str) -> str:

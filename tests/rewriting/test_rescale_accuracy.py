@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from rewriter.ir.plan import Decision
 from rewriter.jobs.fix import api
 from rewriter.jobs.fix.result import FixResult
 from rewriter.passes.algorithms.rescaling.apply import apply as shift
+from rewriter.passes.algorithms.rescaling.choice import Demand, solve
 from rewriter.passes.algorithms.rescaling.exponents import collect
-from rewriter.passes.algorithms.rescaling.solve import Demand, solve
 from rewriter.pipeline.presets import PRESETS
 from rewriter.runtime.ranges import measure
 
@@ -48,13 +49,13 @@ def overflowing(source: Model, k: int) -> Model:
     """The same function with the exponent of most tensors, its residual stream, times 2^k."""
     editor = open_graphs(source := source.copy(), infer(source))[0]
     constraints = collect(editor)
-    forms = constraints.forms()
-    demands = {form: Demand() for form in forms}
+    forms = [constraints.exponents.form(number) for number in constraints.tensors.values()]
+    demands = {form: Demand() for form in forms if form}
     for use in constraints.constants:
         demands.setdefault(constraints.exponents.form(use.number), Demand()).edits += 1
-    stream = max((form for form in forms if form), key=lambda form: len(forms[form]))
-    demands[stream] = Demand(k, k)
-    free = solve(demands, {one for form in demands for one, _ in form})
+    ((stream, _),) = Counter(form for form in forms if form).most_common(1)
+    demands[stream] = Demand(k, k, sunken={"the stream": k})
+    free = solve(demands, demands)
     assert sum(c * free.get(one, 0) for one, c in stream) == k
     assert shift(editor, constraints, free)
     editor.commit()

@@ -87,14 +87,11 @@ def apply_planned(graph: GraphEditor, exponents: Mapping[str, int]) -> int:
         if tensor not in constraints.tensors:
             text = f"it scales {tensor}, which the model does not compute"
             raise UsageError(text, where="the plan", hint=HINT)
-    names = {number: tensor for tensor, number in constraints.tensors.items()}
-    free = {number: exponents.get(tensor, 0) for number, tensor in names.items()}
-    for number, tensor in names.items():
-        if constraints.exponent(number, free) != free[number]:
-            others = [one for one, _ in constraints.exponents.form(number)]
-            known = " and ".join(f"{names.get(one, 'a constant')} by 2^{free.get(one, 0)}" for one in others)
-            text = f"it scales {tensor} by 2^{free[number]} and {known or 'what keeps its scale by 2^0'}"
-            raise UsageError(f"{text}: they must scale together", where="the plan", hint=HINT)
+    free = {number: exponents.get(tensor, 0) for tensor, number in constraints.tensors.items()}
+    for tensor, number in constraints.tensors.items():
+        if (k := constraints.exponent(number, free)) != free[number]:
+            text = f"it scales {tensor} by 2^{free[number]}, but the tensors beside it require 2^{k}"
+            raise UsageError(text, where="the plan", hint=HINT)
     return apply(graph, constraints, free)
 
 

@@ -107,13 +107,6 @@ class Constraints:
     epsilons: list[tuple[NodeProto, int]] = field(default_factory=list)
     pins: dict[str, str] = field(default_factory=dict)
 
-    def forms(self) -> dict[Form, list[str]]:
-        """The tensors of every form."""
-        found: dict[Form, list[str]] = {}
-        for tensor, number in self.tensors.items():
-            found.setdefault(self.exponents.form(number), []).append(tensor)
-        return found
-
     def exponent(self, number: int, free: Mapping[int, int]) -> int:
         """Returns an exponent, given the free ones; missing ones are 0."""
         return sum(c * free.get(one, 0) for one, c in self.exponents.form(number))

@@ -1,0 +1,298 @@
+"""Chooses exponents: what must stay in FP16's range, what must come into it, and the cheapest way to both.
+
+The constraints are no differences, for which a shortest path would do. A constant between two tensors takes
+up the difference of their exponents; but a product of two tensors adds them, a square doubles one, and a
+score that Softmax fixes makes Q's the opposite of K's. A tensor out of range costs the same by however many
+binades it is, so the costs are not convex either. But free exponents have 65 values and few neighbours: each
+is set to its best value in turn, those that gain most first.
+
+docs/rescaling.md#how-exponents-are-chosen lists the costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from rewriter.hazards.magnitude import FP16_MIN_NORMAL, UNDERFLOW, excess
+from rewriter.hazards.survey import Survey
+from rewriter.ir.graph import reached
+from rewriter.ir.graph.ops import QUANTISING, SCALING, TENSOR_CORE
+from rewriter.ir.model import Array
+from rewriter.passes.algorithms.rescaling.exponents import ConstantUse, Constraints, Form
+
+MAX_EXPONENT = 32
+"""Largest absolute exponent. FP16 spans 40 binades; squares of tensors scaled by 2^32 still fit FP32."""
+
+OVERFLOW = 100.0
+"""Cost of a tensor that stays out of range, since its nodes stay in FP32. The unit is one binade that one
+tensor lacks of its `RESERVE` above the subnormal numbers."""
+
+VANISHING = 8.0
+"""Cost per binade of a divisor or radicand whose smallest values lose bits: the quotient then does, too."""
+
+SUBNORMAL = 4.0
+"""Cost per binade of a tensor whose mean is subnormal: most of its values lose bits."""
+
+EDIT = 0.001
+"""Cost of one binade in one constant. It makes the smallest of equally good exponents win."""
+
+BROKEN = 1e7
+"""Cost per binade beyond a hard bound: larger than all others, so that no bound is broken in the end."""
+
+WIDEST = 8 * MAX_EXPONENT
+"""Bound of the tables: sums of free exponents beyond it are judged as this."""
+
+FREE_VALUES = np.arange(-MAX_EXPONENT, MAX_EXPONENT + 1)
+
+RESERVE = 4
+"""Binades worth keeping between a tensor's mean absolute value and FP16's smallest normal number: values 16
+times below the mean then keep all their bits."""
+
+FP32_LOWEST, FP32_HIGHEST = -125, 128
+"""Exponents, as frexp gives them, of FP32's smallest normal and of its largest number."""
+
+DIVISORS = {"Div": 1, "Sqrt": 0, "Reciprocal": 0}
+"""The input of an operator that is a divisor or radicand."""
+
+MULTIPLYING = TENSOR_CORE | SCALING | {"Einsum"}
+"""Operators whose result has the relative error of their constant."""
+
+WEIGHT_ERROR = 1e-3
+"""Relative L2 error by rounding from which weights are worth scaling. Normal numbers have 2.1e-4, the root
+mean square of a relative error of up to 2^-11."""
+
+SMALLEST_RMS = 2.0**-24 / math.sqrt(12) / WEIGHT_ERROR
+"""Root mean square of subnormal weights that rounding changes by `WEIGHT_ERROR`: FP16's subnormal numbers are
+multiples of 2^-24, and rounding to multiples of d errs by d / sqrt(12)."""
+
+
+def in_range(survey: Survey) -> bool:
+    """True if the ranges alone show that nothing in a graph needs scaling, as in most graphs."""
+    for node in survey.graph.nodes:
+        least = SMALLEST_RMS if node.op_type in MULTIPLYING else 0.0
+        for tensor in node.input:
+            measured = survey.range(tensor) if survey.is_constant(tensor) else None
+            if measured is not None and (measured.absmax > survey.largest or 0 < measured.mean_abs < least):
+                return False
+        for tensor in node.output:
+            measured = survey.range(tensor) if survey.is_float(tensor) else None
+            if measured is not None and (measured.absmax > survey.limit or 0 < measured.absmax < UNDERFLOW):
+                return False
+    return True
+
+
+@dataclass
+class Demand:
+    """Bounds and costs of one exponent k.
+
+    Attributes:
+        low, high: Hard bounds on k: nothing that fits FP16 leaves it, no constant loses a bit in FP32.
+        hazards: Tensors that overflow, each with the largest k at which it does not; below 0.
+        sunken: Tensors and weights deep in the subnormal range, each with the smallest k that lifts them out
+            of it; above 0.
+        floors: Soft lower bounds on k, each with its cost per binade.
+        edits: Number of constants that change if k is not 0.
+    """
+
+    low: int = -MAX_EXPONENT
+    high: int = MAX_EXPONENT
+    hazards: dict[str, int] = field(default_factory=dict)
+    sunken: dict[str, int] = field(default_factory=dict)
+    floors: dict[int, float] = field(default_factory=dict)
+    edits: int = 0
+
+    @property
+    def needs_scaling(self) -> bool:
+        """True if a tensor overflows or has sunk."""
+        return bool(self.hazards or self.sunken)
+
+    def limit(self, low: int, high: int) -> None:
+        """Narrows the hard bounds; k = 0 always stays feasible."""
+        self.low = max(self.low, min(low, 0))
+        self.high = min(self.high, max(high, 0))
+
+    def floor(self, level: int, cost: float = 1.0) -> None:
+        """Adds a soft lower bound, with its cost per binade."""
+        if level > self.low:
+            self.floors[level] = self.floors.get(level, 0.0) + cost
+
+    @cached_property
+    def costs(self) -> Array:
+        """Costs of every k from -`WIDEST` to `WIDEST`."""
+        k = np.arange(-WIDEST, WIDEST + 1)
+        total: Array = EDIT * (1 + self.edits) * np.abs(k)
+        total += BROKEN * np.maximum(0, np.maximum(self.low - k, k - self.high))
+        for level in self.hazards.values():
+            total += OVERFLOW * (k > level)
+        for level, cost in self.floors.items():
+            total += cost * np.maximum(0, level - k)
+        return total
+
+
+# -- demands ---------------------------------------------------------------------------------------
+
+
+def demands(
+    survey: Survey, constraints: Constraints, *, measured: bool
+) -> tuple[dict[Form, Demand], list[str]]:
+    """Demands of one graph by form, and the tensors that overflow and cannot be scaled.
+
+    Args:
+        measured: True if the survey has ranges; without them, only constants make demands.
+    """
+    forms = (constraints.exponents.form(number) for number in constraints.tensors.values())
+    found = {form: Demand() for form in forms if form}
+    tied: list[str] = []
+    islands = frozenset(id(node) for norm in survey.norms for node in norm.nodes)
+    hidden = _hidden(survey, islands)
+    divisors = {n.input[i] for n in survey.graph.nodes if (i := DIVISORS.get(n.op_type)) is not None}
+    for tensor, number in constraints.tensors.items():
+        form = constraints.exponents.form(number)
+        if tensor in hidden:
+            continue
+        if not form and excess(survey, tensor):
+            tied.append(tensor)
+        elif form and measured:
+            _add_tensor(survey, tensor, found[form], divides=tensor in divisors)
+    for use in constraints.constants:
+        form, value = constraints.exponents.form(use.number), survey.graph.constant(use.tensor)
+        if form and value is not None:
+            demand = found.setdefault(form, Demand())
+            _add_constant(survey, use, value, demand, in_fp32=id(use.node) in islands)
+    return found, tied
+
+
+def _hidden(survey: Survey, islands: frozenset[int]) -> set[str]:
+    """Tensors that only nodes of decomposed norms see: these compute in FP32."""
+    inner = (t for norm in survey.norms for n in norm.nodes for t in n.output if t != norm.output)
+    return {t for t in inner if all(id(n) in islands for n in survey.graph.consumers(t))}
+
+
+def _binades(target: float, value: float) -> int:
+    """Smallest k with value * 2^k >= target."""
+    return math.ceil(math.log2(target / value))
+
+
+def _add_tensor(survey: Survey, tensor: str, demand: Demand, *, divides: bool) -> None:
+    measured = survey.range(tensor)
+    if measured is None or not measured.finite:  # without evidence it keeps its scale
+        demand.limit(0, 0)
+        return
+    if not measured.absmax:
+        return
+    level = min(MAX_EXPONENT, math.floor(math.log2(survey.limit / measured.absmax)))
+    if level >= 0:
+        demand.limit(-MAX_EXPONENT, level)
+    elif excess(survey, tensor):
+        demand.hazards[tensor] = level
+    lowest = _binades(UNDERFLOW, measured.absmax)
+    demand.limit(lowest, MAX_EXPONENT)
+    if lowest > 0:
+        demand.sunken[tensor] = lowest
+    if measured.mean_abs > 0:
+        _keep_mean(measured.mean_abs, demand)
+        if divides and measured.low > 0:
+            demand.floor(_binades(FP16_MIN_NORMAL, measured.low), VANISHING)
+
+
+def _keep_mean(mean: float, demand: Demand) -> None:
+    normal = _binades(FP16_MIN_NORMAL, mean)
+    demand.floor(normal, SUBNORMAL)
+    demand.floor(normal + RESERVE)
+
+
+def _add_constant(survey: Survey, use: ConstantUse, value: Array, demand: Demand, *, in_fp32: bool) -> None:
+    """Demand of one use of a constant.
+
+    Args:
+        in_fp32: True if the consumer computes in FP32, so that FP16's range does not matter.
+    """
+    sizes = np.abs(value[np.isfinite(value) & (value != 0)])
+    if not sizes.size:
+        return
+    demand.edits += 1
+    largest, smallest = float(sizes.max()), float(sizes.min())
+    demand.limit(FP32_LOWEST - math.frexp(smallest)[1], FP32_HIGHEST - math.frexp(largest)[1])
+    if in_fp32:
+        return
+    level = math.floor(math.log2(survey.largest / largest))
+    if level >= 0:
+        demand.limit(-MAX_EXPONENT, min(level, MAX_EXPONENT))
+    elif excess(survey, use.tensor):
+        demand.hazards[use.tensor] = level
+    if largest >= UNDERFLOW:
+        demand.floor(_binades(UNDERFLOW, largest), VANISHING)
+    if use.node.op_type in QUANTISING:  # quantised values are multiples of the scale, so each bit counts
+        demand.floor(_binades(FP16_MIN_NORMAL, smallest), VANISHING)
+    if use.node.op_type in MULTIPLYING:
+        mean = float(sizes.mean(dtype=np.float64))
+        _keep_mean(mean, demand)
+        if mean < SMALLEST_RMS:  # the root mean square is at least the mean
+            rms = math.sqrt(float(np.mean(np.square(sizes, dtype=np.float64))))
+            level = _binades(SMALLEST_RMS, rms)
+            if level > 0:
+                demand.sunken[use.tensor] = level
+
+
+# -- choice ----------------------------------------------------------------------------------------
+
+
+def solve(demands: Mapping[Form, Demand], tensors: Iterable[Form]) -> dict[int, int]:
+    """The free exponents other than 0.
+
+    Only those move that an exponent which needs scaling depends on, and those beside them in a tensor's form.
+    A constant takes up any difference, unless it needs scaling itself: it connects no tensors.
+    """
+    needing = [form for form, demand in demands.items() if demand.needs_scaling]
+    beside: dict[int, set[int]] = {}
+    for form in (*tensors, *needing):
+        for one, _ in form:
+            beside.setdefault(one, set()).update(other for other, _ in form)
+    movable = reached(dict.fromkeys(one for form in needing for one, _ in form), lambda one: beside[one])
+    search = _Search(demands, movable)
+    search.descend()
+    return {free: k for free, k in search.values.items() if k}
+
+
+class _Search:
+    """Free exponents at their present values, with the forms that each is a part of."""
+
+    def __init__(self, demands: Mapping[Form, Demand], movable: Iterable[int]) -> None:
+        self.uses: dict[int, list[tuple[Form, int]]] = {free: [] for free in sorted(movable)}
+        for form in demands:
+            for free, c in form:
+                if free in self.uses:
+                    self.uses[free].append((form, c))
+        self.demands = demands
+        self.values = {free: 0 for uses in self.uses.values() for form, _ in uses for free, _ in form}
+
+    def descend(self) -> None:
+        """Sets free exponents to their best values, those that gain most first, until none gains."""
+        queue = dict.fromkeys(self.uses)
+        while queue:
+            order, queue = sorted(queue, key=self._best), {}
+            for free in order:
+                gain, value = self._best(free)
+                if gain < -EDIT / 2:
+                    self.values[free] = value
+                    queue |= dict.fromkeys(self._beside(free))
+
+    def _beside(self, free: int) -> Iterator[int]:
+        return (
+            other for form, _ in self.uses[free] for other, _ in form if other != free and other in self.uses
+        )
+
+    def _best(self, free: int) -> tuple[float, int]:
+        """What the costs change by with the best value of a free exponent, and this value."""
+        costs = np.zeros(len(FREE_VALUES))
+        for form, c in self.uses[free]:
+            at = sum(factor * self.values[one] for one, factor in form) + WIDEST
+            places = at + c * (FREE_VALUES - self.values[free])
+            costs += self.demands[form].costs[np.clip(places, 0, 2 * WIDEST)]
+        best = int(np.argmin(costs))
+        return float(costs[best] - costs[self.values[free] + MAX_EXPONENT]), best - MAX_EXPONENT
