@@ -7,12 +7,6 @@ from itertools import chain
 
 VOWELS = "aeiou"
 
-SOUNDS = {"uint8": "a", "uniform": "a", "one": "a", "unit": "a", "hour": "an"}
-"""Words whose first letter misleads."""
-
-SPELT = "AEFHILMNORSX"
-"""Letters whose names begin with a vowel: an FP16 model, an RMSNorm, a BF16 model."""
-
 
 def count(number: int, word: str) -> str:
     """`1 sample`, `2 samples`, `3 classes`, `4 boundaries`."""
@@ -29,12 +23,8 @@ def plural(word: str) -> str:
 
 
 def article(word: str) -> str:
-    """The word after `a` or `an`: an RMSNorm, a LayerNorm, an FP32 node, a Unet."""
-    if word.lower() in SOUNDS:
-        return f"{SOUNDS[word.lower()]} {word}"
-    spelt = len(word) > 1 and word[:2].isalnum() and word[:2] == word[:2].upper() and word[0].isalpha()
-    vowel = word[0] in SPELT if spelt else word[0].lower() in VOWELS
-    return f"{'an' if vowel else 'a'} {word}"
+    """The word after `a` or `an`, by its first letter: a dict, an Einsum."""
+    return f"{'an' if word[0].lower() in VOWELS else 'a'} {word}"
 
 
 def figure(value: float) -> str:

@@ -87,17 +87,9 @@ class TestQuestions:
 
     def test_kinds_of_tensors(self) -> None:
         editor = _editor(self.CHAIN)
-        assert editor.is_input("x")
-        assert not editor.is_input("w")
         assert editor.is_initializer("w")
         assert not editor.is_initializer("a")
         assert [name for name in ("x", "a", "b", "y") if editor.is_output(name)] == ["a", "y"]
-
-    def test_an_initializer_listed_as_an_input_is_not_an_input(self) -> None:
-        source = graph("g (float[2] x, float[2] w) => (float[2] y) <float[2] w = {1, 2}> { y = Add(x, w) }")
-        editor = _editors(source)[0]
-        assert not editor.is_input("w")
-        assert editor.is_initializer("w")
 
     def test_types_and_shapes(self) -> None:
         editor = _editor(self.CHAIN)

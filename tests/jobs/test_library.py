@@ -278,8 +278,8 @@ RESULTS: list[Any] = [
 @pytest.mark.parametrize(("make", "words"), RESULTS)
 def test_results_show_themselves_in_a_few_lines(make: Callable[[], Any], words: list[str]) -> None:
     result = make()
-    text, page = repr(result), result._repr_html_()
-    assert all(word in text and word in page for word in words), text
+    text = repr(result)
+    assert all(word in text for word in words), text
     assert len(text.splitlines()) <= 13 and max(map(len, text.splitlines())) < 200
     assert "ModelProto" not in text
 
@@ -342,7 +342,6 @@ def test_names_of_a_model_are_no_markup(tmp_path: Path) -> None:
     evil.graph.node[0].output[0] = evil.graph.output[0].name = "<script>\x1b[2J"
     result = rewriter.locate(evil, evil, engine="emulation")
     assert "<script>" in repr(result) and "\x1b" not in repr(result)
-    assert "<script>" not in result._repr_html_() and "&lt;script&gt;" in result._repr_html_()
 
 
 def test_input_comparisons_show_themselves(tmp_path: Path) -> None:
@@ -350,13 +349,12 @@ def test_input_comparisons_show_themselves(tmp_path: Path) -> None:
     np.savez(tmp_path / "ours.npz", x=ours)
     np.savez(tmp_path / "theirs.npz", x=ours[:, ::-1])
     found = rewriter.compare_inputs(tmp_path / "ours.npz", str(tmp_path / "theirs.npz"))
-    assert "BGR" in repr(found) and "they differ" in found._repr_html_()
+    assert "BGR" in repr(found)
 
 
-def test_a_result_in_place_of_a_model_is_explained(tmp_path: Path) -> None:
+def test_a_result_stands_for_its_model(tmp_path: Path) -> None:
     done = rewriter.run_passes(small(), "simplify")
-    with pytest.raises(ModelError, match=r"(?s)a Rewritten is no model.*pass its \.model"):
-        rewriter.save(done, tmp_path / "x.onnx")  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match=r"(?s)Rewritten.*pass its \.model"):
-        rewriter.scan(done)
-    assert rewriter.scan(done.model).float_nodes == 2
+    assert rewriter.load(rewriter.save(done, tmp_path / "x.onnx")).same_as(done.model)
+    assert rewriter.scan(done).float_nodes == 2
+    with pytest.raises(ModelError, match=r"(?s)an int is no model.*pass a path"):
+        rewriter.save(3, tmp_path / "y.onnx")

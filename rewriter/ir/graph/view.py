@@ -61,9 +61,6 @@ class GraphView:
         """The nodes of this graph that read `tensor`, themselves or in their subgraphs."""
         return list(self._uses.get(tensor, {}).values())
 
-    def is_input(self, tensor: str) -> bool:
-        return tensor in self._inputs
-
     def is_output(self, tensor: str) -> bool:
         return tensor in self._outputs
 

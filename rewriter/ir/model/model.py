@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from rewriter.ir.english import article
 from rewriter.ir.errors import ModelError
 from rewriter.ir.model.graphs import (
     UNKNOWN_DOMAIN,
@@ -167,3 +169,18 @@ class Model:
                     node.ClearField("domain")
         drop_unknown_domain(proto)
         return replace(self, proto=proto, weights=dict(self.weights), notes=())
+
+
+def model_of(source: Any) -> Model:
+    """The model itself, or that of a result.
+
+    Raises:
+        ModelError: it is neither.
+    """
+    model = getattr(source, "model", source)
+    if isinstance(model, Model):
+        return model
+    raise ModelError(
+        f"{article(type(source).__name__)} is no model",
+        hint="pass a path, an onnx.ModelProto, a rewriter.Model or an onnx_graphsurgeon.Graph",
+    )

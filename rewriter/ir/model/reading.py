@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import onnx
 
-from rewriter.ir.english import article
 from rewriter.ir.errors import ModelError
 from rewriter.ir.model.external_data import map_external
 from rewriter.ir.model.facts import guarded
 from rewriter.ir.model.graphs import walk_graphs
 from rewriter.ir.model.mending import mend
-from rewriter.ir.model.model import Model
+from rewriter.ir.model.model import Model, model_of
 from rewriter.ir.model.tensors import (
     DETACH_BYTES,
     PACKED_TYPES,
@@ -29,29 +28,23 @@ from rewriter.ir.model.validation import check_proto, constant_tensors, read_pro
 
 
 def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:
-    """Loads a model from a path, a ModelProto or Model (which are copied), or an onnx_graphsurgeon.Graph.
+    """Loads a model from a path, a ModelProto or Model (which are copied), a result with one, or a Graph of
+    onnx_graphsurgeon.
 
     Raises:
         ModelError: no such file, not an ONNX model, missing external data, or an invalid graph.
     """
-    if isinstance(source, Model):
-        return source.copy()
     if isinstance(source, onnx.ModelProto):
         model = _detach(source, None)
     elif isinstance(source, (str, os.PathLike)):
         path = Path(source)
         model = _detach(read_proto(path), path)
-    else:
+    elif type(source).__module__.startswith("onnx_graphsurgeon"):
         import onnx_graphsurgeon as gs
 
-        if not isinstance(source, gs.Graph):
-            raise ModelError(
-                f"cannot load a model from {article(type(source).__name__)}",
-                hint="pass its .model"
-                if isinstance(getattr(source, "model", None), Model)
-                else "pass a path, an onnx.ModelProto, a rewriter.Model or an onnx_graphsurgeon.Graph",
-            )
         model = _detach(gs.export_onnx(source), None)
+    else:
+        return model_of(source).copy()
     model.notes = mend(model)
     check(model)
     return model

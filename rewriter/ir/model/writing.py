@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,20 +12,19 @@ from typing import Any
 
 import onnx
 
-from rewriter.ir.english import article
-from rewriter.ir.errors import ModelError, OutputError
+from rewriter.ir.errors import OutputError
 from rewriter.ir.model.external_data import map_external, new_data
 from rewriter.ir.model.graphs import refill
-from rewriter.ir.model.model import PROTOBUF_LIMIT, Model
+from rewriter.ir.model.model import PROTOBUF_LIMIT, Model, model_of
 from rewriter.ir.model.output_files import file_to_replace, replacing, special, write_special
 from rewriter.ir.model.tensors import Array
 
 UNENCODABLE = "backslashreplace"
-"""File names may hold bytes that are not UTF-8; JSON reads what this writes for them as the same name."""
+"""File names may hold bytes that are not UTF-8."""
 
 
-def save(model: Model, path: str | os.PathLike[str], *, map_back: bool = False) -> Path:
-    """Writes the model to `path`; a failure or a kill leaves the old model there, with its weights.
+def save(model: Any, path: str | os.PathLike[str], *, map_back: bool = False) -> Path:
+    """Writes a model, or that of a result; a failure or a kill leaves the old model there, with its weights.
 
     Weights go into a new file `<name>.data` beside it when the model does not fit into one protobuf
     message or came from a file with external data. The data of the old model stays, for others may name it.
@@ -42,12 +40,7 @@ def save(model: Model, path: str | os.PathLike[str], *, map_back: bool = False) 
         OutputError: the folder does not exist or cannot be written, the disk is full, or `path` is a
             device, a pipe or a file that holds weights of the model.
     """
-    given: Any = model
-    if not isinstance(given, Model):
-        hint = (
-            "pass its .model" if isinstance(getattr(given, "model", None), Model) else "pass a rewriter.Model"
-        )
-        raise ModelError(f"{article(type(given).__name__)} is no model", hint=hint)
+    model = model_of(model)
     named = Path(path)
     check_model_output(named)
     with _reporting_failure("the model", named):
@@ -120,19 +113,14 @@ def write_text(text: str, path: Path, what: str = "the report", newline: str | N
 def write_json(content: Any, path: Path, what: str = "the report") -> None:
     """Write standard JSON (no NaN or infinity), in the same way as `write_text`.
 
-    Control characters are escapes, those included that JSON allows: reports are shown on terminals.
+    What is not ASCII is an escape, control characters included: reports are shown on terminals.
     """
     write_text(json_text(content) + "\n", path, what)
 
 
 def json_text(content: Any) -> str:
     """The text that `write_json` writes."""
-    text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
-    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-_CONTROLS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Those outside ASCII's first 32, which JSON escapes by itself."""
+    return json.dumps(content, indent=2, allow_nan=False)
 
 
 @contextmanager
