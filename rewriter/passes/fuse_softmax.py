@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
-from rewriter.ir.graph import GraphEditor
-from rewriter.ir.patterns.softmax import find_softmax
+from rewriter.ir.graph import GraphEditor, is_op, label
+from rewriter.ir.patterns.norms.language import Bindings, Broadcast, Const, Mean, Named, Op, Pattern, Var
+from rewriter.ir.patterns.values import exposed, is_harmless, positive
+
+X = Var("x")
+_PEAK = Mean("peak", X, ("ReduceMax",), scaled=False)
+PEAK = _PEAK | Op("Max", _PEAK, Const(-math.inf))
+SHIFTED = Op("Sub", X, Broadcast("peak", PEAK), wide=True)
+
+
+def total(exponentials: Pattern) -> Pattern:
+    return Mean("sum", exponentials, ("ReduceSum",), scaled=False)
+
+
+EXPONENTIALS = Named("e", Op("Exp", SHIFTED | X, wide=True))
+SOFTMAX = Op("Div", EXPONENTIALS, Broadcast("sum", total(Var("e")))) | Op(
+    "Mul", EXPONENTIALS, Broadcast("sum", Op("Reciprocal", total(Var("e"))))
+)
+LOG_SOFTMAX = Op(
+    "Sub",
+    Named("shifted", SHIFTED),
+    Broadcast("sum", Op("Log", total(Op("Exp", Var("shifted"), wide=True)))),
+)
 
 
 @dataclass(frozen=True)
@@ -41,11 +63,39 @@ class FuseSoftmax(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        for found in list(find_softmax(graph)):
-            if found.blocked is not None or found.axis is None:
-                yield Refusal(found.name, f"stays written out: {found.blocked}")
+        for node in graph.nodes:
+            op, formula = ("LogSoftmax", LOG_SOFTMAX) if is_op(node, "Sub") else ("Softmax", SOFTMAX)
+            found = None
+            if is_op(node, "Div", "Mul", "Sub"):
+                found = next(formula.match(Bindings(graph), node.output[0]), None)
+            if found is None:
                 continue
-            graph.substitute(
-                found.output, graph.make(found.op, [found.input], [found.output], axis=found.axis)
-            )
-            yield Change(found.name, f"{len(found.nodes)} nodes became {found.op}")
+            axes, reasons = _axes(found), list(_reasons(found, node.output[0]))
+            if reasons or axes is None:
+                yield Refusal(label(node), f"stays written out: {'; '.join(reasons)}")
+                continue
+            softmax = graph.make(op, [found.tensors["x"][0]], [node.output[0]], axis=axes[0])
+            graph.substitute(node.output[0], softmax)
+            yield Change(label(node), f"{len(found.nodes)} nodes became {op}")
+
+
+def _axes(found: Bindings) -> tuple[int, ...] | None:
+    """The axes of all statistics, counted from the front if the rank is known; None if they differ."""
+    rank = found.graph.rank(found.tensors["x"][0])
+    moments = [*found.moments.get("peak", ()), *found.moments["sum"]]
+    axes = {positive(moment.axes, rank) for moment in moments}
+    return axes.pop() if len(axes) == 1 else None
+
+
+def _reasons(found: Bindings, output: str) -> Iterator[str]:
+    """Reasons why the formula must not become one operator."""
+    graph, source, axes = found.graph, found.tensors["x"][0], _axes(found)
+    unit = {id(node) for node in found.nodes}
+    inner = (exposed(graph, node, unit) for node in found.nodes if output not in node.output)
+    yield from (*found.faults, *filter(None, inner))
+    if axes is None or len(axes) != 1:
+        yield "it does not run over one axis"
+    if not all(is_harmless(graph, node, source) for node in found.expanded):
+        yield "a statistic is expanded inside it"
+    if graph.dtype(source) != graph.dtype(output):
+        yield f"{source} and {output} have different types"

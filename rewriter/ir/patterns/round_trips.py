@@ -8,7 +8,7 @@ the builder's verbose log was read.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from onnx import NodeProto, TensorProto
 
@@ -25,13 +25,8 @@ _TAKING = LAYOUTS - {"Identity"} | SELECTIONS | {"Where", "Greater", "Less"}
 """Their kernels take the second Cast, if they alone read it."""
 
 
-@dataclass(frozen=True)
-class RoundTrip:
-    """A pair of Casts that ends the kernel of a product.
-
-    Attributes:
-        down: The Cast to FP16; `up`: the Cast back to FP32, of the same shape.
-    """
+class RoundTrip(NamedTuple):
+    """A pair of Casts that ends the kernel of a product: to FP16, and back to FP32, of the same shape."""
 
     down: NodeProto
     up: NodeProto
