@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.ir.graph import TAG, constant_value, fresh_name, without_unread
-from rewriter.ir.model import Array, Model, subgraphs
+from rewriter.ir.model import Array, Model
 from rewriter.ir.model.facts import TensorFacts
-from rewriter.ir.model.graphs import refill
+from rewriter.ir.model.graphs import reads, refill, rename_reads
 from rewriter.ir.model.schemas import EXCHANGEABLE, SHORT_NAMES, convert
 from rewriter.ir.model.tensors import release
 
@@ -228,11 +228,8 @@ class Tensors:
             release(given)
             name = self.shared.fresh(f"{stored.name}/{SHORT_NAMES[dtype]}")
             main = self.parent is None
-            self._converted[key] = (
-                self.shared.model.detached_tensor(name, value)
-                if main
-                else numpy_helper.from_array(value, name)
-            )
+            made = self.shared.model.detached_tensor(name, value) if main else None
+            self._converted[key] = made or numpy_helper.from_array(value, name)
         return self._converted[key].name
 
     def _cast(self, source: str, out: str, dtype: int) -> NodeProto:
@@ -258,7 +255,8 @@ class Tensors:
                     weights[base] = weights.pop(tensor.name)
             tensor.name = base
         for node in self.nodes if renamed else ():
-            _rename_inputs(node, renamed)
+            for name in reads(node).keys() & renamed.keys():
+                rename_reads(node, name, renamed[name])
 
     def _write_initializers(self, read: set[str]) -> None:
         new = {tensor.name for tensor in self._converted.values()}
@@ -286,12 +284,3 @@ class Tensors:
                 value.type.tensor_type.elem_type = types[value.name]
             kept.append(value)
         refill(self.graph.value_info, kept)
-
-
-def _rename_inputs(node: NodeProto, renamed: Mapping[str, str]) -> None:
-    for index, name in enumerate(node.input):
-        if name in renamed:
-            node.input[index] = renamed[name]
-    for graph in subgraphs(node):
-        for inner in graph.node:
-            _rename_inputs(inner, renamed)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -17,19 +17,17 @@ from rewriter.ir.errors import PassError
 from rewriter.ir.model.graphs import STANDARD_DOMAINS
 from rewriter.ir.model.tensors import Array
 
-NUMPY_TYPES: dict[int, np.dtype[np.generic]] = {
-    TensorProto.FLOAT: np.dtype(np.float32),
-    TensorProto.FLOAT16: np.dtype(np.float16),
-    TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+_FLOAT_TYPES: dict[int, tuple[str, type[Any]]] = {
+    TensorProto.FLOAT: ("fp32", np.float32),
+    TensorProto.FLOAT16: ("fp16", np.float16),
+    TensorProto.BFLOAT16: ("bf16", ml_dtypes.bfloat16),
 }
+
+NUMPY_TYPES = {dtype: np.dtype(kind) for dtype, (_, kind) in _FLOAT_TYPES.items()}
 """Their NumPy types. float64 is not among them: the pass drop-double removes it."""
 
 EXCHANGEABLE = frozenset(NUMPY_TYPES)
-SHORT_NAMES: dict[int, str] = {
-    TensorProto.FLOAT: "fp32",
-    TensorProto.FLOAT16: "fp16",
-    TensorProto.BFLOAT16: "bf16",
-}
+SHORT_NAMES = {dtype: name for dtype, (name, _) in _FLOAT_TYPES.items()}
 
 
 def logical_name(name: str) -> str:
@@ -59,12 +57,6 @@ def convert(value: Array, dtype: int, name: str) -> Array:
     return converted
 
 
-TYPE_NAMES: dict[int, str] = {
-    TensorProto.FLOAT: "tensor(float)",
-    TensorProto.FLOAT16: "tensor(float16)",
-    TensorProto.BFLOAT16: "tensor(bfloat16)",
-}
-
 ANY_TYPE_OPS = frozenset({"Shape", "Size", "IsNaN", "IsInf", "Cast", "CastLike"})
 """Operators whose first input may have any float type: a Cast before it would be waste."""
 
@@ -78,18 +70,11 @@ READS_BITS = frozenset({"BitCast"})
 """Operators whose results are the bits of their input: in another type they would be other numbers."""
 
 TYPE_ATTRIBUTES = {
-    "Bernoulli": "dtype",
-    "BlackmanWindow": "output_datatype",
     "Cast": "to",
     "DequantizeLinear": "output_dtype",
-    "EyeLike": "dtype",
-    "HammingWindow": "output_datatype",
-    "HannWindow": "output_datatype",
-    "MelWeightMatrix": "output_datatype",
-    "RandomNormal": "dtype",
-    "RandomNormalLike": "dtype",
-    "RandomUniform": "dtype",
-    "RandomUniformLike": "dtype",
+    **dict.fromkeys(("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix"), "output_datatype"),
+    **dict.fromkeys(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"), "dtype"),
+    **dict.fromkeys(("Bernoulli", "EyeLike"), "dtype"),
 }
 """Operators whose output type is an attribute."""
 
@@ -165,7 +150,7 @@ def _rules(call: _Call, low: int, generates_fp32: bool) -> TypeRules | None:
 def set_type_attributes(node: NodeProto, dtype: int) -> None:
     """Sets the attributes of `node` that name a float type to `dtype`, its first output's type."""
     for item in node.attribute:
-        if item.name == TYPE_ATTRIBUTES.get(node.op_type) and item.i in TYPE_NAMES:
+        if item.name == TYPE_ATTRIBUTES.get(node.op_type) and item.i in EXCHANGEABLE:
             item.i = dtype
         elif item.name == "stash_type" and node.op_type == "LayerNormalization" and len(node.output) > 1:
             item.i = TensorProto.FLOAT
@@ -197,12 +182,7 @@ def _port(
     if not formals:
         return TypeRule.ANY
     formal = formals[min(index, len(formals) - 1)]  # the last formal parameter may be variadic
-    allowed = _allowed_types(schema.name, schema.domain, schema.since_version)
-    types = allowed.get(formal.type_str, frozenset({formal.type_str}))
-    return TypeRule.FOLLOWS if TYPE_NAMES[low] in types else TypeRule.FP32
-
-
-@lru_cache(maxsize=4096)
-def _allowed_types(op_type: str, domain: str, version: int) -> dict[str, frozenset[str]]:
-    schema = onnx.defs.get_schema(op_type, version, domain)
-    return {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}
+    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+    types = allowed.get(formal.type_str, [formal.type_str])
+    name = f"tensor({TensorProto.DataType.Name(low).lower()})"
+    return TypeRule.FOLLOWS if name in types else TypeRule.FP32
