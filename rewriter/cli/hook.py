@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from rewriter.cli import Command, Group
-from rewriter.cli.exits import BAD_INPUT, FAILED, echo, reader_may_leave
+from rewriter.cli.exits import BAD_INPUT, FAILED, echo, print_error
 from rewriter.cli.parameters import FLAG, Json, Verbose, check_outputs, with_options
-from rewriter.cli.scan import Sarif, write_all
+from rewriter.cli.scan import Sarif, run_scan
+from rewriter.ir.errors import RewriterError
 from rewriter.pipeline.options import FixCommand, ScanCommand
-
-if TYPE_CHECKING:
-    from rewriter.hooks.precommit import FileOutcome
 
 app = typer.Typer(cls=Group, help="What the pre-commit hooks run, for repositories with models.")
 
@@ -35,14 +32,9 @@ def scan(
 
     Exits with 0, with 1 if a model has an error, with 2 if one cannot be read.
     """
-    from rewriter.hooks.precommit import process
-
     check_outputs(models, json=json, sarif=sarif)
-    done = _run((process(model, "scan", **given) for model in models), verbose=verbose)
-    results = [outcome.detail for outcome in done if outcome.detail is not None]  # none of skipped files
-    unread = [outcome.error for outcome in done if outcome.error is not None]
-    write_all(results, unread, [json], sarif)
-    _end(done)
+    todo = [model for model in models if not _skipped(model)]
+    run_scan(todo, given, json, sarif, verbose=verbose, least="error")
 
 
 @app.command(cls=Command)
@@ -50,42 +42,40 @@ def scan(
 def fix(
     models: Models,
     build: Annotated[bool, typer.Option("--build", metavar=FLAG, help="Build with TensorRT, too")] = False,
-    verbose: Verbose = False,
     **given: Any,
 ) -> None:
-    """Fix committed models in their place, once each. Samples as for `hook scan`.
+    """Fix committed models in their place, once each, and keep net.raw.onnx. Samples as for `hook scan`.
 
     Exits with 0 if nothing was to be done, with 1 if a file changed, with 2 if one could not be fixed.
     """
-    from rewriter.hooks.precommit import process
+    from rewriter.hooks.fixing import raw_path
+    from rewriter.hooks.precommit import fix_committed
 
-    _end(_run((process(model, "fix", **given, build=build or None) for model in models), verbose=verbose))
-
-
-def _run(outcomes: Iterable[FileOutcome], *, verbose: bool) -> list[FileOutcome]:
-    """The outcomes, each printed when it is there."""
-    done = []
-    with reader_may_leave():
-        for outcome in outcomes:
-            _show(outcome, verbose=verbose)
-            done.append(outcome)
-    return done
-
-
-def _end(done: Iterable[FileOutcome]) -> None:
-    if any(outcome.error is not None for outcome in done):
-        raise typer.Exit(BAD_INPUT)
-    if not all(outcome.passed for outcome in done):
-        raise typer.Exit(FAILED)
+    codes = [0]
+    for model in models:
+        try:
+            if _skipped(model):
+                continue
+            if fix_committed(model, {**given, "build": build}):
+                codes.append(FAILED)
+                echo(f"{model}: fixed; review it, and add it; the original is {raw_path(model).name}")
+            else:
+                echo(f"{model}: nothing to do")
+        except RewriterError as error:
+            codes.append(BAD_INPUT)
+            print_error(error)
+    if max(codes):
+        raise typer.Exit(max(codes))
 
 
-def _show(outcome: FileOutcome, *, verbose: bool) -> None:
-    """The line of a file; all findings of one that does not pass."""
-    from rewriter.jobs.findings import ScanResult
-    from rewriter.report import scan as scan_report
-    from rewriter.report import terminal
+def _skipped(model: Path) -> bool:
+    """True if the model is to be skipped, which is printed; what is no model is the job's to report."""
+    from rewriter.hooks.precommit import skipped
 
-    if isinstance(outcome.detail, ScanResult) and (verbose or not outcome.passed):
-        scan_report.print_result(outcome.detail, terminal.console(), verbosity=int(verbose))
-    else:
-        echo(outcome.text)
+    try:
+        reason = skipped(model)
+    except RewriterError:
+        return False
+    if reason:
+        echo(f"{model}: {reason}")
+    return bool(reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +33,7 @@ from rewriter.ir.errors import InputsError, ModelError, RewriterError, UsageErro
 from rewriter.pipeline.options import OUTCOME, ScanCommand, ScanOptions
 
 if TYPE_CHECKING:
+    from rewriter.hazards.kinds import Severity
     from rewriter.jobs.findings import ScanResult
     from rewriter.pipeline.config import ResolvedOptions
 
@@ -55,16 +56,40 @@ def scan(
     Several models share one JSON and one SARIF file; their samples are net.npz beside net.onnx. Exits with
     0, with 1 if --fail-on says so, with 2 on bad usage or model.
     """
+    run_scan(models, given, json, sarif, written, verbose=verbose, quiet=quiet, several=len(models) > 1)
+
+
+def run_scan(
+    models: Sequence[Path],
+    given: Mapping[str, Any],
+    json: Path | None,
+    sarif: Path | None,
+    written: Path | None = None,
+    *,
+    verbose: bool,
+    quiet: bool = False,
+    several: bool = True,
+    least: Severity | None = None,
+) -> None:
+    """Scan models, and write what was found.
+
+    Args:
+        several: Samples are beside the models, one that cannot be read stops nothing, and they share a file.
+        least: The least severe finding that is a failure, if the user names none.
+
+    Raises:
+        typer.Exit: with 1 after such a finding, with 2 if a model could not be read.
+    """
     from rewriter.report import scan as report
     from rewriter.report.terminal import console
 
-    resolved, several = configured(given, models[0], quiet=quiet), len(models) > 1
+    resolved = configured(given, next(iter(models), None), quiet=quiet)
     files = [*models, resolved.values["inputs"], resolved.configuration.file]
     check_outputs(files, json=json, sarif=sarif, report=written)
     if several and is_page(written):
         hint = "name it .json, or scan one model"
         raise UsageError("a page shows one model", where=f"`report` {written}", hint=hint)
-    results, unread = _scanned(models, resolved, quiet=quiet)
+    results, unread = _scanned(models, resolved, quiet=quiet, several=several)
     verbosity = int(verbose) - int(quiet)
     if several:
         out = console(stderr=STDOUT in (json, written))
@@ -73,11 +98,14 @@ def scan(
                 report.print_result(result, out, verbosity=verbosity)
         for error in unread:
             print_error(error)
-        write_all(results, unread, [json, written], sarif)
+        for path in filter(None, (json, written)):
+            write_document(report.all_as_dict(results, unread), path)
+        if sarif is not None:
+            _write_sarif(results, unread, sarif)
     else:
-        more = [] if sarif is None else [partial(write_sarif, results, unread, sarif)]
+        more = [] if sarif is None else [partial(_write_sarif, results, unread, sarif)]
         show(results[0], report, json, written, more, verbosity=verbosity)
-    least = resolved.values["fail_on"]
+    least = resolved.values["fail_on"] or least
     if unread:
         raise typer.Exit(BAD_INPUT)
     if least is not None and any(result.reaches(least) for result in results):
@@ -85,7 +113,7 @@ def scan(
 
 
 def _scanned(
-    models: Sequence[Path], resolved: ResolvedOptions, *, quiet: bool
+    models: Sequence[Path], resolved: ResolvedOptions, *, quiet: bool, several: bool
 ) -> tuple[list[ScanResult], list[RewriterError]]:
     """The results, and the errors of models that cannot be scanned; of several, those stop nothing."""
     from rewriter.hooks.precommit import data_beside
@@ -93,35 +121,20 @@ def _scanned(
     from rewriter.report.progress import progress
 
     results, unread, arguments = [], list[RewriterError](), resolved.arguments("scan")
-    named = len(models) == 1 or {"inputs", "input_shapes"} & arguments.keys()
+    named = not several or {"inputs", "input_shapes"} & arguments.keys()
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         for model in models:
             options = ScanOptions(**({} if named else data_beside(model)), **arguments)
             try:
                 results.append(job(model, options, progress=shown))
             except (ModelError, InputsError) as error:
-                if len(models) == 1:
+                if not several:
                     raise
                 unread.append(error)
     return results, unread
 
 
-def write_all(
-    results: Sequence[ScanResult],
-    unread: Sequence[RewriterError],
-    documents: Iterable[Path | None],
-    sarif: Path | None,
-) -> None:
-    """Write several results as JSON and as SARIF."""
-    from rewriter.report import scan as report
-
-    for path in filter(None, documents):
-        write_document(report.all_as_dict(results, unread), path)
-    if sarif is not None:
-        write_sarif(results, unread, sarif)
-
-
-def write_sarif(results: Sequence[ScanResult], unread: Sequence[RewriterError], path: Path) -> None:
+def _write_sarif(results: Sequence[ScanResult], unread: Sequence[RewriterError], path: Path) -> None:
     """Write results as one SARIF log."""
     from rewriter.ir.model import write_json
     from rewriter.report.sarif import as_sarif

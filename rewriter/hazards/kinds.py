@@ -148,7 +148,6 @@ KINDS: dict[str, Kind] = {
         "note",
         "measure on real data (`inputs`): random inputs give false alarms and miss real overflows",
     ),
-    "training": Kind("kept in FP32 by training", "note", _ISLAND),
     "user-rule": Kind("found by a rule of your own", "warning", _ISLAND),
     "fp16-reference": Kind(
         "FP16 model as the reference",

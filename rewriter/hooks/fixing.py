@@ -24,8 +24,11 @@ from rewriter.pipeline.schema import declarations
 Feeds = Callable[[Model], Iterable[Mapping[str, Array]] | None]
 """Returns feeds for a model; None: `rewriter.fix` generates random data."""
 
-OWN = frozenset({"model", "output", "in_place", "dry_run", "strict", "progress"})
-"""Arguments of `rewriter.fix` that the hook sets itself."""
+Kept = Callable[[Model], list[str]]
+"""Returns patterns of the nodes that the hook keeps in FP32."""
+
+OWN = frozenset({"in_place", "dry_run", "strict", "weak_typing"})
+"""Options of `rewriter.fix` that make no sense here: a file is replaced if its checks pass."""
 
 SAMPLES = 32
 """Most samples used of `calibration`, since a DataLoader holds a whole data set."""
@@ -41,8 +44,7 @@ class HookOptions:
         calibration: Samples for measuring ranges: an iterable of arguments of the model, such as a
             DataLoader, or of dicts of arrays by input. None: the example arguments of the export.
         samples: Most samples to use.
-        fp32_modules: Names or patterns of modules to keep in FP32, such as `encoder.norm`, beside those that
-            switch autocast off themselves. On an engine they are released where that is faster and passes.
+        fp32_modules: Names or patterns of modules to keep in FP32, such as `encoder.norm`, with all inside.
         strict: Raise errors, instead of keeping the plain export with a warning.
         keep_raw: Keep the plain export beside the result, as `<name>.raw.onnx`.
         quiet: Print nothing; warnings are still issued.
@@ -62,12 +64,12 @@ class HookOptions:
         return cls({**({"preset": preset} if preset else {}), **(fix or {})}, **options)
 
     def __post_init__(self) -> None:
-        """Refuses arguments that `rewriter.fix` lacks or the hook sets itself, where they are written."""
+        """Refuses what `rewriter.fix` lacks or a hook has no use for, where it is written."""
         known = [name for name in declarations(FixOptions) if name not in OWN]
         for name in self.fix:
             if name not in known:
                 raise UsageError(
-                    "the hook sets it itself" if name in OWN else "rewriter.fix has no such argument",
+                    "it has no meaning in a hook" if name in OWN else "rewriter.fix has no such argument",
                     where=f"fix={{{name!r}: ...}}",
                     hint=f"choose from {', '.join(known)}",
                 )
@@ -124,25 +126,29 @@ class Fixed:
     program: Any = None
 
 
-def fix_file(path: Path, feeds: Feeds, options: HookOptions) -> Fixed:
+def none_kept(_model: Model) -> list[str]:
+    """No nodes: for exports whose module is gone."""
+    return []
+
+
+def fix_file(path: Path, feeds: Feeds, options: HookOptions, kept: Kept = none_kept) -> Fixed:
     """Replace an exported file by the fixed one; if that fails, the file is unchanged.
 
     Raises:
         Exception: the fix failed and `strict` is set.
     """
 
-    def work() -> Fixed:
-        raw = raw_path(path) if options.keep_raw else None
-        try:
-            if raw is not None:
-                copy_model(path, raw)
-            return Fixed(path, fix_export(path, feeds, options), raw=raw)
-        except Exception:
-            if raw is not None:
-                raw.unlink(missing_ok=True)
-            raise
+    raw = raw_path(path) if options.keep_raw else None
 
-    return attempt(work, options, str(path), path)
+    def work() -> Fixed:
+        if raw is not None:
+            copy_model(path, raw)
+        return Fixed(path, fix_export(path, feeds, options, kept), raw=raw)
+
+    fixed = attempt(work, options, str(path), path)
+    if raw is not None and fixed.error is not None:
+        raw.unlink(missing_ok=True)
+    return fixed
 
 
 def attempt(work: Callable[[], Fixed], options: HookOptions, where: str, path: Path | None = None) -> Fixed:
@@ -157,7 +163,9 @@ def attempt(work: Callable[[], Fixed], options: HookOptions, where: str, path: P
         return Fixed(path, error=error)
 
 
-def fix_export(source: Path | onnx.ModelProto, feeds: Feeds, options: HookOptions) -> FixResult:
+def fix_export(
+    source: Path | onnx.ModelProto, feeds: Feeds, options: HookOptions, kept: Kept = none_kept
+) -> FixResult:
     """Fix a file in place, or a model in memory.
 
     Raises:
@@ -168,17 +176,22 @@ def fix_export(source: Path | onnx.ModelProto, feeds: Feeds, options: HookOption
 
     own = {name: value for name, value in options.fix.items() if name != "inputs"}
     resolved = load_configuration().resolve(**own)
-    arguments = {**resolved.arguments("fix"), **options.fix, "strict": True}
+    arguments = {**resolved.arguments("fix"), **options.fix, "strict": False}
+    model = load(source)
     if options.calibration is not None or arguments.get("inputs") is None:
-        arguments["inputs"] = feeds(load(source))
+        arguments["inputs"] = feeds(model)
+    if nodes := kept(model):
+        arguments["keep_fp32"] = [*arguments.get("keep_fp32", ()), *nodes]
     with resolved.errors_name_sources():
-        result = fix(source, source if isinstance(source, Path) else None, in_place=True, **arguments)
+        result = fix(source, **arguments)
     if result.verdict is not None and not result.verdict.passed:
         failed = "; ".join(check.summary for check in result.verdict.checks if check.passed is False)
         raise Unverified(
             f"the fixed model failed its verification: {failed or 'no check could be made'}",
             hint="`rewriter fix` on the plain export has details; fix={'keep_fp32': [...]} may help",
         )
+    if isinstance(source, Path):
+        result.output = save(result.model, source)
     for sentence in (*resolved.messages(), *result.warnings, verdict_line(result)):
         say(sentence, options)
     return result

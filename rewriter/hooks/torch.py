@@ -7,8 +7,9 @@ Raises:
 from __future__ import annotations
 
 import inspect
+import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial, wraps
@@ -16,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 
 from rewriter.hooks.fixing import (
     SAMPLES,
     Fixed,
     FixWarning,
     HookOptions,
+    Kept,
     attempt,
     fix_export,
     fix_file,
@@ -33,7 +34,7 @@ from rewriter.hooks.fixing import (
 torch = require("torch", "torch", __name__)
 
 from rewriter.hooks.torch_feeds import calibration_feeds, example_feeds  # noqa: E402
-from rewriter.hooks.torch_hints import hints, rule  # noqa: E402
+from rewriter.hooks.torch_hints import nodes_of  # noqa: E402
 from rewriter.ir.errors import UsageError  # noqa: E402  # the message about PyTorch comes first
 from rewriter.ir.model import Array, Model  # noqa: E402
 
@@ -60,7 +61,7 @@ def export(
     """Export a module with `torch.onnx.export` and fix the result in place.
 
     `model`, `args`, `f`, `positional` and `kwargs` are passed to `torch.onnx.export` unchanged. `f` may be a
-    path, a stream, or None: the fixed model is then only in `result.proto`. The other arguments are those of
+    path, or None: the fixed model is then only in `result.proto`. The other arguments are those of
     `HookOptions`.
 
     Raises:
@@ -69,7 +70,8 @@ def export(
     options = HookOptions(dict(fix or {}), calibration, samples, fp32_modules, strict, keep_raw, quiet)
     given = (model, args, *(() if f is None and not positional else (f,)), *positional)
     call = ExportCall.of(torch.onnx.export, given, kwargs)
-    return _fixed(call, _plain(call, options), options)
+    kept = nodes_of(model, fp32_modules)
+    return _fixed(call, _plain(call, options), options, kept)
 
 
 def patched(
@@ -98,7 +100,7 @@ class ExportCall:
     Attributes:
         run: Exports; returns None, or the ONNXProgram of the newer exporter.
         arguments: By parameter name, with the defaults of this release.
-        target: A path, a stream, or None.
+        target: A path, or None; what else there is cannot be fixed.
     """
 
     run: partial[Any]
@@ -147,10 +149,11 @@ def patched_with(options: HookOptions) -> Iterator[list[Fixed]]:
             if dispatch.over or threading.get_ident() != thread:  # type: ignore[attr-defined]
                 return before(*args, **kwargs)
             call = ExportCall.of(before, args, kwargs)
+            kept = nodes_of(call.arguments["model"], options.fp32_modules)
             program = _plain(call, options)
             if call.target is None:
-                return _fixed_when_saved(call, program, options, exports)
-            exports.append(_fixed(call, program, options))
+                return _fixed_when_saved(call, program, options, exports, kept)
+            exports.append(_fixed(call, program, options, kept))
             return program
 
         dispatch.over = False  # type: ignore[attr-defined]
@@ -194,60 +197,33 @@ def eval_mode(model: Any) -> Iterator[None]:
             module.training = mode
 
 
-def _fixed(call: ExportCall, program: Any, options: HookOptions) -> Fixed:
-    """Fix the export wherever it went: a file, a stream, or an ONNXProgram."""
+def _fixed(call: ExportCall, program: Any, options: HookOptions, kept: Kept) -> Fixed:
+    """Fix the export wherever it went: a file, or an ONNXProgram."""
     feeds, target = partial(_feeds, call, options), call.target
+
+    def in_memory() -> Fixed:
+        if target is not None:
+            raise UsageError("a stream cannot be fixed", where="f=", hint="export to a file, or with f=None")
+        return Fixed(result=fix_export(program.model_proto, feeds, options, kept))
+
     with _same_randomness():
-        options = _with_hints(call, options)
-        if target is None:
-            fixed = attempt(
-                lambda: Fixed(result=fix_export(program.model_proto, feeds, options)), options, "the program"
-            )
-        elif hasattr(target, "write"):
-            fixed = attempt(lambda: _fix_stream(target, feeds, options), options, "the stream")
+        if isinstance(target, (str, os.PathLike)):
+            fixed = fix_file(Path(target), feeds, options, kept)
         else:
-            fixed = fix_file(Path(target), feeds, options)
+            fixed = attempt(in_memory, options, "the program" if target is None else "the stream")
     return replace(fixed, program=program)
 
 
-def _with_hints(call: ExportCall, options: HookOptions) -> HookOptions:
-    """The options with a rule for the modules that training kept in FP32.
-
-    Raises:
-        UsageError: a pattern of `fp32_modules` fits no module.
-    """
-    module = call.arguments["model"]
-    with eval_mode(module) if isinstance(module, torch.nn.Module) else nullcontext():
-        kept = hints(module, call.example, options.fp32_modules)
-    if not kept:
-        return options
-    say(f"modules that training kept in FP32: {', '.join(kept)}", options)
-    own = tuple(options.fix.get("hazards", ()))
-    return replace(options, fix={**options.fix, "hazards": (*own, rule(kept))})
-
-
-def _fix_stream(stream: Any, feeds: Callable[[Model], Any], options: HookOptions) -> Fixed:
-    """Replace the content of a readable stream, such as BytesIO."""
-    if options.keep_raw:
-        raise UsageError("a stream holds one model only", where="keep_raw=", hint="export to a file")
-    stream.seek(0)
-    result = fix_export(onnx.load_model_from_string(stream.read()), feeds, options)
-    data = result.proto.SerializeToString(deterministic=True)
-    stream.seek(0)
-    stream.truncate()
-    stream.write(data)
-    return Fixed(result=result)
-
-
-def _fixed_when_saved(call: ExportCall, program: Any, options: HookOptions, exports: list[Fixed]) -> Any:
+def _fixed_when_saved(
+    call: ExportCall, program: Any, options: HookOptions, exports: list[Fixed], kept: Kept
+) -> Any:
     """The program of an export without a file; the fix follows `program.save(path)`."""
     save = program.save
 
     @wraps(save)
     def saved(destination: Any, *args: Any, **kwargs: Any) -> Any:
         answer = save(destination, *args, **kwargs)
-        written = replace(call, target=destination)
-        exports.append(_fixed(written, program, options))
+        exports.append(_fixed(replace(call, target=destination), program, options, kept))
         return answer
 
     program.save = saved
