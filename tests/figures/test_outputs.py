@@ -78,11 +78,8 @@ def test_errors_of_one_output() -> None:
     assert found.max_abs == 1.0
     assert found.cosine == pytest.approx(29 / (5 * np.sqrt(34)))
     assert relative_l2(floats(0, 0), floats(3, 4)) == 5.0
-
-
-def test_differing_integers_are_counted() -> None:
-    found = one(np.arange(4), np.asarray([0, 1, 2, 9]), 0.1)
-    assert (found.relative_l2, found.note) == (0.25, "share of differing elements")
+    counted = one(np.arange(4), np.asarray([0, 1, 2, 9]), 0.1)
+    assert (counted.relative_l2, counted.note) == (0.25, "share of differing elements")
 
 
 def test_the_worst_of_several_samples_counts() -> None:
@@ -90,6 +87,8 @@ def test_the_worst_of_several_samples_counts() -> None:
     broken = one(floats(1), floats(NAN))
     assert worst_of_samples([(good,), (bad,), (good,)]) == (bad,)
     assert worst_of_samples([(bad,), (broken,)]) == (broken,)
+    excused = one(floats(1), floats(2), tolerance=2.0)
+    assert worst_of_samples([(excused,), (bad,)]) == (bad,), "it failed, with a smaller error"
 
 
 def detections(rows: int = 40, seed: int = 0) -> dict[str, Array]:
@@ -106,77 +105,60 @@ def permuted(outputs: dict[str, Array], seed: int = 1) -> dict[str, Array]:
     return {name: array[:, order] for name, array in outputs.items()}
 
 
-class TestRowsAsSets:
-    def passed(self, actual: dict[str, Array], rows: int = 40, as_sets: bool = True) -> bool:
-        return all(c.passed for c in compare(detections(rows), actual, 1e-3, as_sets=as_sets))
+def changed(rows: int, count: int, by: float = 1.0) -> dict[str, Array]:
+    """The detections in another order, `count` of their boxes moved."""
+    actual = permuted(detections(rows))
+    actual["boxes"][:, :count] += by
+    return actual
 
-    def test_permuted_rows_are_equal_as_sets_only(self) -> None:
-        assert self.passed(permuted(detections()))
-        assert not self.passed(permuted(detections()), as_sets=False)
 
-    def test_the_note_says_how_it_was_compared(self) -> None:
-        found = compare(detections(), permuted(detections()), 1e-3, as_sets=True)
-        assert {c.note.split(";")[0] for c in found} == {"rows matched as sets, best 38 of 40"}
+def apart() -> dict[str, Array]:
+    """Scores in another order than the boxes: rows are matched over all outputs together."""
+    actual = permuted(detections())
+    actual["scores"] = actual["scores"][:, ::-1]
+    return actual
 
-    def test_rows_are_matched_over_all_outputs_together(self) -> None:
-        actual = permuted(detections())
-        actual["scores"] = actual["scores"][:, ::-1]
-        assert not self.passed(actual)
 
-    def test_a_different_set_of_rows_fails(self) -> None:
-        assert not self.passed(detections(seed=7))
+NUMBERS = {"y": np.arange(2049, dtype=np.float32)[None]}
+MAPS = {"y": np.random.default_rng(0).random((1, 8, 3, 3)).astype(np.float32)}
+SETS = [
+    pytest.param(detections(), permuted(detections()), True, True, id="another order"),
+    pytest.param(detections(), permuted(detections()), False, False, id="another order, not as a set"),
+    pytest.param(detections(), apart(), True, False, id="an output in an order of its own"),
+    pytest.param(detections(), detections(seed=7), True, False, id="another set"),
+    pytest.param(detections(), changed(40, 2), True, True, id="two rows of forty"),
+    pytest.param(detections(), changed(40, 3), True, False, id="three rows of forty"),
+    pytest.param(detections(3), changed(3, 0), True, True, id="three rows"),
+    pytest.param(detections(3), changed(3, 1), True, False, id="one row of three"),
+    pytest.param(detections(), changed(40, 1, NAN), True, False, id="one NaN"),
+    pytest.param(MAPS, {"y": MAPS["y"][:, ::-1]}, True, False, id="feature maps"),
+    pytest.param(NUMBERS, {"y": NUMBERS["y"][:, ::-1]}, True, False, id="too many rows"),
+]
 
-    def test_outputs_count_in_units_of_their_own(self) -> None:
-        """Boxes in pixels are alike and noisy, so that the scores tell which is which."""
-        rng = np.random.default_rng(0)
-        scores, order = rng.random((1, 40)), rng.permutation(40)
-        boxes = [1000.0 + 0.3 * rng.standard_normal((1, 40, 4)) for _ in range(2)]
-        expected = {"boxes": boxes[0], "scores": scores}
-        actual = {"boxes": boxes[1], "scores": scores[:, order]}
-        assert all(c.passed for c in compare(expected, actual, 1e-3, as_sets=True))
 
-    def test_two_rows_of_forty_may_differ(self) -> None:
-        actual = permuted(detections())
-        actual["boxes"][:, :2] += 1
-        assert self.passed(actual)
+@pytest.mark.parametrize(("expected", "actual", "as_sets", "passed"), SETS)
+def test_rows_are_matched_as_a_set(
+    expected: dict[str, Array], actual: dict[str, Array], as_sets: bool, passed: bool
+) -> None:
+    found = compare(expected, actual, 1e-3, as_sets=as_sets)
+    assert all(c.passed for c in found) is passed
+    if passed and len(expected["scores"][0]) == 40:
+        assert all(c.note.startswith("rows matched as sets, best 38 of 40") for c in found)
 
-    def test_three_rows_of_forty_may_not_differ(self) -> None:
-        actual = permuted(detections())
-        actual["boxes"][:, :3] += 1
-        assert not self.passed(actual)
 
-    def test_no_row_of_a_few_may_differ(self) -> None:
-        actual = permuted(detections(3))
-        assert self.passed(actual, rows=3)
-        actual["boxes"][:, 0] += 1
-        assert not self.passed(actual, rows=3)
-
-    def test_a_single_nan_always_fails(self) -> None:
-        actual = permuted(detections())
-        actual["boxes"][0, 0, 0] = NAN
-        assert not self.passed(actual)
-
-    def test_feature_maps_are_not_matched_as_sets(self) -> None:
-        expected = np.random.default_rng(0).random((1, 8, 3, 3)).astype(np.float32)
-        found = compare({"y": expected}, {"y": expected[:, ::-1]}, 1e-3, as_sets=True)
-        assert not found[0].passed
-
-    def test_too_many_rows_are_compared_in_order(self) -> None:
-        expected = np.arange(2049, dtype=np.float32)[None]
-        found = compare({"y": expected}, {"y": expected[:, ::-1]}, 1e-3, as_sets=True)
-        assert (found[0].passed, found[0].note) == (False, "")
+def test_outputs_count_in_units_of_their_own() -> None:
+    """Boxes in pixels are alike and noisy, so that the scores tell which is which."""
+    rng = np.random.default_rng(0)
+    scores, order = rng.random((1, 40)), rng.permutation(40)
+    boxes = [1000.0 + 0.3 * rng.standard_normal((1, 40, 4)) for _ in range(2)]
+    expected = {"boxes": boxes[0], "scores": scores}
+    actual = {"boxes": boxes[1], "scores": scores[:, order]}
+    assert all(c.passed for c in compare(expected, actual, 1e-3, as_sets=True))
 
 
 @pytest.mark.parametrize(
     ("shape", "is_group"),
-    [
-        pytest.param((1, 2048), True, id="the most rows"),
-        pytest.param((1, 2049), False, id="too many rows"),
-        pytest.param((3, 2, 4), True, id="the fewest rows"),
-        pytest.param((3, 1, 4), False, id="one row has no order"),
-        pytest.param((40,), False, id="no batch"),
-        pytest.param((1, 40, 4, 4), False, id="feature maps"),
-    ],
+    [((1, 2048), True), ((1, 2049), False), ((3, 2, 4), True), ((3, 1, 4), False), ((40,), False)],
 )
 def test_rows_that_may_be_a_set(shape: tuple[int, ...], is_group: bool) -> None:
     output = {"y": np.zeros(shape)}
@@ -213,25 +195,12 @@ def test_the_excess_is_the_error_over_the_tolerance(error: float, tolerance: flo
     assert OutputComparison("y", error, 1.0, 1.0, False, tolerance).excess == math.inf
 
 
-def test_the_smallest_normal_number_still_has_a_relative_error() -> None:
-    smallest = float(np.finfo(np.float32).tiny)
-    assert one(floats(smallest), floats(smallest)).note == ""
-    assert one(floats(smallest / 2), floats(smallest / 2)).note != ""
-
-
-def test_a_failed_output_is_worse_than_one_with_a_larger_error() -> None:
-    excused = one(floats(1), floats(1.5), tolerance=1.0)
-    failed = one(floats(1), floats(1.25), tolerance=0.1)
-    assert excused.passed and not failed.passed
-    assert worst_of_samples([(excused,), (failed,)]) == (failed,)
-
-
 @pytest.mark.parametrize(
     ("expected", "note"),
     [
         pytest.param(floats(0, 0), "the original gives 0 throughout", id="zeros"),
         pytest.param(floats(1e-40, -2e-40), "the original gives no value above 2e-40", id="subnormal"),
-        pytest.param(floats(0, 1e-30), "", id="small but normal"),
+        pytest.param(floats(0, 2.0**-126), "", id="the smallest normal number"),
         pytest.param(floats(NAN, NAN), "", id="nothing finite"),
         pytest.param(floats(), "", id="no elements"),
         pytest.param(np.zeros(2, np.int64), "", id="integers, for which 0 is a value"),
