@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,12 @@ from rewriter.judge.locate import (
     locate_by_emulation,
     locate_with,
 )
-from rewriter.judge.locate.bisection import Bisection, Marked
+from rewriter.judge.locate.bisection import Bisection
+from rewriter.judge.locate.exact import Exact
 from rewriter.judge.locate.lineup import Lineup, SharedTensor, line_up
-from rewriter.judge.locate.runs import EngineBuild, Exact, Run
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.engines.protocol import MeasureSettings, Variant
-from rewriter.runtime.engines.tensor_files import write_samples
+from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensorrt_program import context_hint
 
 # -- the search alone ---------------------------------------------------------------------------
@@ -68,11 +68,11 @@ def spoiled(lineup: Lineup, faults: set[int]) -> set[str]:
 
 
 def searched(lineup: Lineup, bad: set[str], marks: int, hiding: frozenset[str] = frozenset()) -> Bisection:
-    def measure(names: Sequence[str]) -> Marked:
+    def measure(names: Sequence[str]) -> Mapping[str, float] | str:
         assert len(names) == len(set(names)) <= marks
         if hiding.intersection(names):
-            return Marked({}, "hidden")
-        return Marked({n: math.inf if n in bad else 0.0 for n in names})
+            return "hidden"
+        return {n: math.inf if n in bad else 0.0 for n in names}
 
     last = lineup.tensors[-1].name
     options = LocateOptions(1e-3, marks, max_builds=10_000)
@@ -121,8 +121,8 @@ def test_no_more_builds_are_made_than_allowed() -> None:
     chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else ()) for i in range(10_000)))
     bad, lines = spoiled(chain, {3_333}), list[str]()
 
-    def measure(names: Sequence[str]) -> Marked:
-        return Marked({n: math.inf if n in bad else 0.0 for n in names})
+    def measure(names: Sequence[str]) -> Mapping[str, float] | str:
+        return {n: math.inf if n in bad else 0.0 for n in names}
 
     options = LocateOptions(1e-3, 1, max_builds=6)
     search = Bisection(chain, measure, {"t9999": math.inf}, options, lines.append)
@@ -135,8 +135,8 @@ def test_no_more_builds_are_made_than_allowed() -> None:
 def test_tensors_that_the_network_lacks_are_avoided() -> None:
     chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else ()) for i in range(20)))
 
-    def measure(names: Sequence[str]) -> Marked:
-        return Marked({n: float(int(n[1:]) >= 7) for n in names if int(n[1:]) % 2})
+    def measure(names: Sequence[str]) -> Mapping[str, float] | str:
+        return {n: float(int(n[1:]) >= 7) for n in names if int(n[1:]) % 2}
 
     search = Bisection(chain, measure, {"t19": 1.0})
     search.run()
@@ -172,6 +172,14 @@ ORT = MeasureSettings("onnxruntime", timing=None)
 SAMPLES = [{"x": np.random.default_rng(i).standard_normal((2, 8)).astype(np.float32)} for i in range(2)]
 
 
+@dataclass(frozen=True)
+class InMemory(EngineOutcome):
+    arrays: tuple[dict[str, Array], ...] = ()
+
+    def values(self, sample: int) -> dict[str, Array]:
+        return self.arrays[sample]
+
+
 class OrtBuild:
     """Builds in this process; `optimize` switches ONNX Runtime's fusions on."""
 
@@ -181,13 +189,15 @@ class OrtBuild:
         self.model, self.samples, self.optimize = model, samples, optimize
         self.marked: list[tuple[str, ...]] = []
 
-    def __call__(self, marks: Sequence[str]) -> Run:
+    def __call__(self, marks: Sequence[str]) -> EngineOutcome:
         self.marked.append(tuple(marks))
         model = self.model.copy()
         model.proto.graph.output.extend(onnx.ValueInfoProto(name=n) for n in marks)
         with Session(model, optimize=self.optimize) as session:
-            found = [session.run(sample) for sample in self.samples]
-        return Run([lambda v=v: v for v in found], engine="ONNX Runtime")  # type: ignore[misc]
+            arrays = tuple(session.run(sample) for sample in self.samples)
+        return InMemory(
+            "other", 0, "ok", library="ONNX Runtime", outputs=(Path(),) * len(arrays), arrays=arrays
+        )
 
 
 def located(original: Model, other: Model, options: LocateOptions | None = None) -> Location:
@@ -280,8 +290,8 @@ def test_an_error_at_the_tolerance_is_right() -> None:
 def test_tensors_at_the_tolerance_are_right_for_the_search() -> None:
     chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else ()) for i in range(9)))
 
-    def measure(names: Sequence[str]) -> Marked:
-        return Marked({n: 1e-3 if int(n[1:]) < 5 else 2e-3 for n in names})
+    def measure(names: Sequence[str]) -> Mapping[str, float] | str:
+        return {n: 1e-3 if int(n[1:]) < 5 else 2e-3 for n in names}
 
     search = Bisection(chain, measure, {"t8": 2e-3}, LocateOptions(1e-3))
     search.run()
@@ -354,18 +364,17 @@ def test_errors_are_relative_to_all_samples_together() -> None:
     feeds = [{"x": np.array(values, np.float32)} for values in ([1.5, 2.0], [0.0, 6.0])]
     given: list[Mapping[str, Array]] = [{"y": np.array(v)} for v in ([3.0, 5.0], [2.0, 12.0])]
     exact = Exact(doubled, feeds, {})
-    values = [lambda one=one: one for one in given]
-    assert exact.errors({"y": "y"}, values) == {"y": pytest.approx(math.sqrt((1 + 4) / (25 + 144)))}
-    assert exact.errors({"y": "y"}, values[:1]) == {"y": pytest.approx(math.sqrt(1 / 25))}
-    assert exact.errors({"z": "y"}, values) == {}
+    assert exact.errors({"y": "y"}, given) == {"y": pytest.approx(math.sqrt((1 + 4) / (25 + 144)))}
+    assert exact.errors({"y": "y"}, given[:1]) == {"y": pytest.approx(math.sqrt(1 / 25))}
+    assert exact.errors({"z": "y"}, given) == {}
     scaled = Exact(doubled, feeds, {"y": -1})
-    assert scaled.errors({"y": "y"}, [lambda: {"y": np.array([1.5, 2.0])}]) == {"y": 0.0}
+    assert scaled.errors({"y": "y"}, [{"y": np.array([1.5, 2.0])}]) == {"y": 0.0}
 
 
 def test_an_error_of_zeros_is_absolute() -> None:
     zero = graphs.graph("g (float[2] x) => (float[2] y) { y = Sub(x, x) }")
     exact = Exact(zero, [{"x": np.ones(2, np.float32)}], {})
-    assert exact.errors({"y": "y"}, [lambda: {"y": np.array([0.0, 0.5])}]) == {"y": 0.5}
+    assert exact.errors({"y": "y"}, [{"y": np.array([0.0, 0.5])}]) == {"y": 0.5}
 
 
 FOLDED = """
@@ -424,19 +433,19 @@ def test_an_engine_in_child_processes_finds_the_fault(files: dict[str, Path]) ->
 
 
 def test_a_model_in_memory_and_a_profile_are_passed_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[EngineBuild] = []
+    seen: list[tuple[Any, int, object]] = []
 
-    def stop(_original: Model, _other: Model, _samples: object, build: EngineBuild, *_: Any) -> Location:
-        assert build.other.path.is_file()
-        seen.append(build)
-        return Location("none", 1e-3, ())
+    def stop(variants: Sequence[Variant], settings: MeasureSettings, _: Path) -> list[EngineOutcome]:
+        assert variants[0].path.is_file()
+        seen.append((variants[0].shapes, settings.builds, settings.timing))
+        return [EngineOutcome("other", 0, "error", "not here")]
 
-    monkeypatch.setattr("rewriter.judge.locate.locate_with", stop)
+    monkeypatch.setattr("rewriter.judge.locate.measure", stop)
     profile = {"x": ((1, 8), (2, 8), (4, 8))}
-    locate(network(), network(3), SAMPLES, ORT, profile=profile)
-    locate(network(), network(3), SAMPLES, ORT)
-    assert [build.other.shapes for build in seen] == [profile, {}]
-    assert all((build.settings.builds, build.settings.timing) == (1, None) for build in seen)
+    for shapes in (profile, None):
+        with pytest.raises(EngineError, match="does not run: not here"):
+            locate(network(), network(3), SAMPLES, ORT, profile=shapes)
+    assert seen == [(profile, 1, None), ({}, 1, None)]
 
 
 def test_a_model_that_does_not_run_is_an_error(files: dict[str, Path], tmp_path: Path) -> None:
@@ -480,15 +489,6 @@ def test_the_command_exits_with_0_for_equal_models(files: dict[str, Path]) -> No
     command = ["locate", str(files["good"]), str(files["good"]), "--engine", "onnxruntime"]
     result = CliRunner().invoke(app, command)
     assert (result.exit_code, "All outputs are within" in result.output) == (0, True)
-
-
-def test_an_engine_builds_with_marks(files: dict[str, Path], tmp_path: Path) -> None:
-    fed = write_samples(tmp_path / "samples", SAMPLES)
-    build = EngineBuild(Variant("other", files["bad"], fed), tmp_path / "build", ORT)
-    for marks in (["m1"], ["m2", "a2"]):
-        assert sorted(build(marks).values[1]()) == sorted([*marks, "y"])
-    failed = build(["no such tensor"])
-    assert "no such tensor" in failed.problem and not failed.values
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ build marks a few tensors only, and is discarded unless the outputs stay as wron
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,14 +18,15 @@ from rewriter.ir.model import Array, Model, save
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.stopwatch import LASTING, Progress
 from rewriter.judge.expected import as_declared
-from rewriter.judge.locate.bisection import TOLERANCE, Bisection, LocateOptions, Marked
+from rewriter.judge.locate.bisection import TOLERANCE, Bisection, LocateOptions
+from rewriter.judge.locate.exact import Exact
 from rewriter.judge.locate.lineup import Lineup, SharedTensor, line_up
 from rewriter.judge.locate.location import Location, Step
-from rewriter.judge.locate.runs import Build, EngineBuild, Exact
 from rewriter.passes.algorithms.rescaling.apply import between
 from rewriter.runtime.emulation import Accumulation, reference
 from rewriter.runtime.emulation.divergence import diverge
-from rewriter.runtime.engines.protocol import MeasureSettings, Variant
+from rewriter.runtime.engines.measure import measure
+from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import Span, write_samples
 
 __all__ = ["TOLERANCE", "LocateOptions", "Location", "Step", "locate", "locate_by_emulation", "locate_with"]
@@ -65,7 +67,13 @@ def locate(
         path = other.path or save(other, folder / "other.onnx")
         fed = write_samples(folder / "samples", (as_declared(other, sample) for sample in samples))
         variant = Variant("other", path, fed, shapes=profile or {})
-        build = EngineBuild(variant, folder / "build", replace(settings, timing=None, builds=1))
+        once, built = replace(settings, timing=None, builds=1), folder / "build"
+
+        def build(marks: Sequence[str]) -> EngineOutcome:
+            shutil.rmtree(built, ignore_errors=True)
+            built.mkdir()
+            return measure([replace(variant, outputs=tuple(marks))], once, built)[0]
+
         return locate_with(original, other, samples, build, options or LocateOptions(), progress)
 
 
@@ -73,11 +81,13 @@ def locate_with(
     original: Model,
     other: Model,
     samples: Iterable[Mapping[str, Array]],
-    build: Build,
+    build: Callable[[Sequence[str]], EngineOutcome],
     options: LocateOptions,
     progress: Progress = lambda *_: None,
 ) -> Location:
-    """Locates with any engine: `build` runs the other model with some of its tensors marked.
+    """Locates with any engine: `build` runs the other model with some of its tensors marked as outputs.
+
+    The files of the run before may be deleted then.
 
     Raises:
         EngineError: the other model cannot be built or run, so nothing can be located.
@@ -90,23 +100,26 @@ def locate_with(
     exact, lineup = _prepared(original, other, samples)
     report(f"{len(lineup.tensors)} tensors to compare; a build without marks first")
     run = build(())
-    if run.problem:
-        raise EngineError(f"the other model does not run: {run.problem}", hint="try `rewriter scan` on it")
-    outputs = exact.errors(exact.outputs, run.values)
+    if not run.ran:
+        hint = run.hint or "try `rewriter scan` on it"
+        raise EngineError(f"the other model does not run: {run.problem}", hint=hint)
+    outputs = exact.errors(exact.outputs, map(run.values, range(len(run.outputs))))
     report(f"the worst output is off by {max(outputs.values(), default=0.0):.2g}")
     pairs = {t.name: t.exact for t in lineup.tensors}
 
-    def measure(names: Sequence[str]) -> Marked:
-        shown = build(names)
-        if shown.problem:
-            return Marked({}, shown.problem)
-        errors = exact.errors(exact.outputs | {n: pairs[n] for n in names}, shown.values)
-        if not all(_same(error, errors.get(n), options.tolerance) for n, error in outputs.items()):
-            return Marked({}, CHANGED)
-        return Marked({n: errors[n] for n in names if n in errors})
+    def errors(names: Sequence[str]) -> Mapping[str, float] | str:
+        marked = build(names)
+        if not marked.ran:
+            return f"{marked.problem} ({marked.hint})" if marked.hint else marked.problem
+        values = map(marked.values, range(len(marked.outputs)))
+        found = exact.errors(exact.outputs | {n: pairs[n] for n in names}, values)
+        if not all(_same(error, found.get(n), options.tolerance) for n, error in outputs.items()):
+            return CHANGED
+        return {n: found[n] for n in names if n in found}
 
-    location = Location(run.engine, options.tolerance, (), notes=run.notes)
-    return _searched(location, _Errors(lineup, outputs, dict(outputs)), measure, options, report)
+    engine = " on ".join(part for part in (run.library, run.device) if part)
+    location = Location(engine, options.tolerance, (), notes=run.notes)
+    return _searched(location, _Errors(lineup, outputs, dict(outputs)), errors, options, report)
 
 
 def _same(before: float, after: float | None, tolerance: float) -> bool:
@@ -135,7 +148,7 @@ def locate_by_emulation(
     adds = {t.name: added[t.exact] for t in lineup.tensors if t.exact in added}
     engine = f"emulation on ONNX Runtime, {accumulation.upper()} accumulators"
     location = Location(engine, options.tolerance, ())
-    return _searched(location, _Errors(lineup, outputs, known, adds), lambda _: Marked({}), options)
+    return _searched(location, _Errors(lineup, outputs, known, adds), lambda _: {}, options)
 
 
 def _prepared(original: Model, other: Model, samples: Iterable[Mapping[str, Array]]) -> tuple[Exact, Lineup]:
@@ -165,10 +178,13 @@ class _Errors:
 
 
 def _searched(
-    location: Location, errors: _Errors, measure: Callable[[Sequence[str]], Marked], options: LocateOptions,
+    location: Location,
+    errors: _Errors,
+    measure: Callable[[Sequence[str]], Mapping[str, float] | str],
+    options: LocateOptions,
     report: Callable[[str], None] = lambda line: None,
-) -> Location:  # fmt: skip
-    """Adds the results of a search to the location."""
+) -> Location:
+    """Adds the results of a search to the location; `measure` as in `Bisection`."""
     by_name = {t.name: t for t in errors.lineup.tensors}
     outputs = tuple(
         errors.step(by_name[name]) if name in by_name else Step(name, name, "Output", error)
@@ -184,18 +200,6 @@ def _searched(
     chain = _chain(search, sorted(wrong, key=lambda n: -errors.outputs[n]))
     while search.mark(search.lineup.tensors[i].name for i in chain):
         pass
-    return _located(location, errors, search, chain)
-
-
-def _chain(search: Bisection, outputs: Sequence[str]) -> list[int]:
-    """Returns positions from the first wrong tensor to the first of the outputs that it leads to."""
-    places = {t.name: i for i, t in enumerate(search.lineup.tensors)}
-    paths = (search.lineup.path(search.high, places[name]) for name in outputs)
-    path = next(path for path, name in zip(paths, outputs, strict=True) if path[-1] == places[name])
-    return path if len(path) <= STEPS else [path[i * (len(path) - 1) // (STEPS - 1)] for i in range(STEPS)]
-
-
-def _located(location: Location, errors: _Errors, search: Bisection, chain: Sequence[int]) -> Location:
     tensors = search.lineup.tensors
 
     def steps(members: Iterable[SharedTensor]) -> tuple[Step, ...]:
@@ -207,10 +211,9 @@ def _located(location: Location, errors: _Errors, search: Bisection, chain: Sequ
     right: set[str] = set(search.cut(search.low)) if search.low >= 0 else set()
     if search.found:
         right = {tensors[i].name for i in tensors[search.high].parents}
-    (first,) = steps([tensors[search.high]])
     return replace(
         location,
-        first=first,
+        first=steps([tensors[search.high]])[0],
         exact=search.found,
         right=steps(t for t in tensors if t.name in right),
         chain=steps(tensors[i] for i in chain),
@@ -218,3 +221,11 @@ def _located(location: Location, errors: _Errors, search: Bisection, chain: Sequ
         builds=search.builds,
         discarded=search.discarded,
     )
+
+
+def _chain(search: Bisection, outputs: Sequence[str]) -> list[int]:
+    """Returns positions from the first wrong tensor to the first of the outputs that it leads to."""
+    places = {t.name: i for i, t in enumerate(search.lineup.tensors)}
+    paths = (search.lineup.path(search.high, places[name]) for name in outputs)
+    path = next(path for path, name in zip(paths, outputs, strict=True) if path[-1] == places[name])
+    return path if len(path) <= STEPS else [path[i * (len(path) - 1) // (STEPS - 1)] for i in range(STEPS)]

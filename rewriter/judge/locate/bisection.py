@@ -29,30 +29,11 @@ ABSENT = "it is not in the built network: folded, or fused by the parser"
 
 @dataclass(frozen=True)
 class LocateOptions:
-    """Limits of the search.
-
-    Attributes:
-        tolerance: A tensor with a larger relative L2 error is wrong.
-        marks: Most tensors that one build marks.
-        max_builds: Most builds of the search.
-    """
+    """Limits of the search; a tensor with a relative L2 error above `tolerance` is wrong."""
 
     tolerance: float = TOLERANCE
     marks: int = MARKS
     max_builds: int = MAX_BUILDS
-
-
-@dataclass(frozen=True)
-class Marked:
-    """The result of one build with marked tensors.
-
-    Attributes:
-        errors: Errors of the marked tensors, by name.
-        problem: The reason why the build is discarded; "" if it counts.
-    """
-
-    errors: Mapping[str, float]
-    problem: str = ""
 
 
 @dataclass
@@ -60,7 +41,7 @@ class Bisection:
     """The state of a search over `lineup`, whose tensors lead to a wrong output.
 
     Attributes:
-        measure: Makes a build in which the given tensors are marked.
+        measure: Makes a build with marked tensors; gives their errors, or why the build is discarded.
         known: Measured errors, by tensor; the search adds to it.
         report: Called with a line of text after each build.
         low: Position of the last cut that is right; -1 for the inputs.
@@ -70,7 +51,7 @@ class Bisection:
     """
 
     lineup: Lineup
-    measure: Callable[[Sequence[str]], Marked]
+    measure: Callable[[Sequence[str]], Mapping[str, float] | str]
     known: dict[str, float]
     options: LocateOptions = field(default_factory=LocateOptions)
     report: Callable[[str], None] = lambda line: None
@@ -103,14 +84,14 @@ class Bisection:
             return False
         marked = self.measure(names)
         self.builds += 1
-        if not marked.problem:
-            self.known.update(marked.errors)
-            self.hiding.update({name: ABSENT for name in names if name not in marked.errors})
+        if not isinstance(marked, str):
+            self.known.update(marked)
+            self.hiding.update({name: ABSENT for name in names if name not in marked})
             return True
         self.discarded += 1
         self._room = len(names) // 2 or self.options.marks
         if len(names) == 1:
-            self.hiding[names[0]] = marked.problem
+            self.hiding[names[0]] = marked
         return True
 
     def cut(self, position: int) -> list[str]:
