@@ -6,17 +6,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
 
 from rewriter.ir.errors import UsageError, did_you_mean
-from rewriter.ir.model import Port, Signature
+from rewriter.ir.model import Signature
 from rewriter.runtime.engines import this_machine
-from rewriter.runtime.engines.protocol import EngineName
 from rewriter.runtime.engines.tensor_files import Shape, Span
 from rewriter.runtime.engines.this_machine import AUTO, Choice
-
-EMULATION = "emulation"
-ENGINES = (AUTO, *get_args(EngineName), EMULATION)
 
 Shapes = Mapping[str, Sequence[int]]
 _PROFILE = "`min-shapes`, `opt-shapes`, `max-shapes`"
@@ -37,13 +32,7 @@ class Deployment:
     profile: Mapping[str, Span] = field(default_factory=dict)
 
     def choose(self) -> Choice:
-        """The engine that runs here; none for emulation, and the reasons.
-
-        Raises:
-            EngineError: the one that was named cannot run here.
-        """
-        if self.engine == EMULATION:
-            return Choice(None, (f"`engine={EMULATION}`",))
+        """The engine that runs here; see `this_machine.choose`."""
         return this_machine.choose(self.engine)
 
     @property
@@ -63,7 +52,17 @@ class Deployment:
                 parts = (f"the model has no input {name!r}", did_you_mean(name, ports))
                 hint = "its inputs are " + ", ".join(ports)
                 raise UsageError("; ".join(filter(None, parts)), where=_PROFILE, hint=hint)
-            _require_fit(ports[name], span)
+            declared = ports[name].shape
+            for shape in () if declared is None else span:
+                assert declared is not None
+                sizes = zip(declared, shape, strict=False)
+                if len(shape) != len(declared) or any(isinstance(d, int) and d != s for d, s in sizes):
+                    wanted = "x".join("?" if d is None else str(d) for d in declared) or "a scalar"
+                    raise UsageError(
+                        f"{_shown(shape)} does not fit input {name!r}, which is {wanted}",
+                        where=_PROFILE,
+                        hint="only axes without a number may vary",
+                    )
 
     def check_data(self, samples: Mapping[str, Span]) -> None:
         """Check the data against the profile.
@@ -74,9 +73,15 @@ class Deployment:
         Raises:
             UsageError: a sample is out of the profile.
         """
-        for name, span in self.profile.items():
+        for name, (least, _, most) in self.profile.items():
             for shape in (samples[name][0], samples[name][2]) if name in samples else ():
-                _require_inside(name, shape, span)
+                if not all(low <= size <= high for low, size, high in zip(least, shape, most, strict=True)):
+                    raise UsageError(
+                        f"input {name!r} is {_shown(shape)} in the data, and the profile goes from "
+                        f"{_shown(least)} to {_shown(most)}",
+                        where=_PROFILE,
+                        hint="widen it, or give data of its sizes",
+                    )
 
 
 def deployment(
@@ -92,11 +97,8 @@ def deployment(
         EngineError: the engine cannot run here.
         UsageError: no such engine, a library that is not there, shapes that are not in order.
     """
-    if engine not in ENGINES:
-        known = ", ".join(ENGINES)
-        raise UsageError(f"there is no engine {engine!r}", where="`engine`", hint=f"one of {known}")
-    if engine not in (AUTO, EMULATION):
-        this_machine.require(engine)  # before any work
+    if engine != AUTO:
+        this_machine.choose(engine)  # before any work
     libraries = tuple(Path(path).resolve() for path in plugin_lib)
     for path in libraries:
         if not path.is_file():
@@ -119,30 +121,6 @@ def _spans(low: Shapes, usual: Shapes, high: Shapes) -> Iterator[tuple[str, Span
                 hint="each axis: smallest, usual and largest size, of one rank",
             )
         yield name, span
-
-
-def _require_fit(port: Port, span: Span) -> None:
-    declared = port.shape
-    for shape in span if declared is not None else ():
-        assert declared is not None
-        same_rank = len(shape) == len(declared)
-        if not same_rank or any(isinstance(d, int) and d != s for d, s in zip(declared, shape, strict=True)):
-            wanted = "x".join("?" if d is None else str(d) for d in declared) or "a scalar"
-            raise UsageError(
-                f"{_shown(shape)} does not fit input {port.name!r}, which is {wanted}",
-                where=_PROFILE,
-                hint="only axes without a number may vary",
-            )
-
-
-def _require_inside(name: str, shape: Shape, span: Span) -> None:
-    if not all(low <= size <= high for low, size, high in zip(span[0], shape, span[2], strict=True)):
-        raise UsageError(
-            f"input {name!r} is {_shown(shape)} in the data, and the profile goes from {_shown(span[0])} to "
-            f"{_shown(span[2])}",
-            where=_PROFILE,
-            hint="widen it, or give data of its sizes",
-        )
 
 
 def _shown(shape: Shape) -> str:

@@ -26,7 +26,6 @@ from rewriter.runtime.engines.onnxruntime_library import (
     value_of,
 )
 from rewriter.runtime.engines.protocol import Variant
-from rewriter.runtime.engines.this_machine import cuda_obstacle
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -153,8 +152,6 @@ def _providers(gpu: bool, tf32: bool) -> list[Any]:
     """
     if not gpu:
         return ["CPUExecutionProvider"]
-    if problem := cuda_obstacle():
-        raise problem
     import_onnxruntime().preload_dlls()  # CUDA's libraries that pip installed
     options = {"use_tf32": str(int(tf32)), "cudnn_conv_algo_search": "EXHAUSTIVE" if tf32 else "HEURISTIC"}
     return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]

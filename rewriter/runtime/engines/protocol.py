@@ -166,10 +166,8 @@ class Program(Protocol):
     notes: list[str]
     """Filled while it works; see `EngineOutcome.notes`."""
 
-    @property
-    def cuda_graph(self) -> bool:
-        """True if `time_us` replays a CUDA graph; known after `prepare`."""
-        ...
+    cuda_graph: bool
+    """True if `time_us` replays a CUDA graph; known after `prepare`."""
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """All outputs."""

@@ -110,12 +110,9 @@ class TensorRTProgram:
         self._buffers: dict[str, Buffer] = {}
         self._host: dict[str, Array] = {}
         self._allocators: dict[str, Any] = {}
+        self.cuda_graph = False
         self._graph: Callable[[], object] | None = None
         self._runs = 1
-
-    @property
-    def cuda_graph(self) -> bool:
-        return self._graph is not None
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """See `Program.run`."""
@@ -132,9 +129,10 @@ class TensorRTProgram:
         self._stream.wait()
         try:
             self._graph = self._stream.captured(self._execute)
+            self.cuda_graph = True
         except EngineError as error:
             self.notes.append(f"no CUDA graph, so launches are part of the latency: {error.what}")
-        single = min(self._stream.elapsed_us(self._once) for _ in range(3))
+        single = min(self._stream.elapsed_us(self._batch) for _ in range(3))
         self._runs = max(1, min(MOST_RUNS, round(BATCH_US / max(single, 1.0))))
 
     def time_us(self) -> float:
@@ -167,15 +165,9 @@ class TensorRTProgram:
     def _why(self) -> str:
         return "; ".join((self._log.errors or self._log.warnings)[-3:]) or "it gives no reason"
 
-    def _once(self) -> None:
-        if self._graph is not None:
-            self._graph()
-        else:
-            self._execute()
-
     def _batch(self) -> None:
         for _ in range(self._runs):
-            self._once()
+            (self._graph or self._execute)()
 
     def _execute(self) -> None:
         if not self._context.execute_async_v3(self._stream.handle):

@@ -11,7 +11,7 @@ from typing import get_args
 
 from rewriter.ir import children
 from rewriter.ir.base import Target
-from rewriter.ir.errors import EngineError, NativeError
+from rewriter.ir.errors import EngineError, NativeError, UsageError
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.nvidia_driver import Gpu
 from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
@@ -24,7 +24,8 @@ REFUSES = (("tensorrt_rtx", (1, 7), (9, 0), "1.6.1"),)
 """Library, first release that does not load engines on a compute capability, and last release that does
 (docs/engines.md#what-releases-do)."""
 
-AUTO = "auto"
+AUTO, EMULATION = "auto", "emulation"
+ENGINES = (AUTO, *get_args(EngineName), EMULATION)
 
 PREFERRED: tuple[EngineName, ...] = ("tensorrt", "tensorrt-rtx")
 """Engines that `auto` tries on a GPU, best first."""
@@ -41,7 +42,7 @@ class Choice:
     """The engine that runs here.
 
     Attributes:
-        engine: None if no engine runs on a GPU here, so that emulation is used.
+        engine: None if emulation is used.
         reasons: One sentence for each better engine that cannot run.
     """
 
@@ -59,13 +60,22 @@ def gpu() -> Gpu | None:
 
 
 def choose(engine: str = AUTO) -> Choice:
-    """The engine of this name, or the best one that can run on this machine's GPU.
+    """The engine of this name, or for `auto` the best one that can run on this machine's GPU.
 
     Raises:
-        EngineError: the one that was named cannot run here.
+        UsageError: there is no engine of this name.
+        EngineError: it cannot run here: no GPU, no library, or a release that does not run on this GPU.
     """
+    if engine == EMULATION:
+        return Choice(None, (f"`engine={EMULATION}`",))
     if engine != AUTO:
-        return Choice(require(engine))
+        for name in get_args(EngineName):
+            if name == engine:
+                if problem := obstacle(name):
+                    raise problem
+                return Choice(name)
+        known = ", ".join(ENGINES)
+        raise UsageError(f"there is no engine {engine!r}", where="`engine`", hint=f"one of {known}")
     if gpu() is None:
         return Choice(None, ("there is no NVIDIA driver here, or it sees no GPU",))
     reasons: list[str] = []
@@ -77,26 +87,12 @@ def choose(engine: str = AUTO) -> Choice:
     return Choice(None, tuple(reasons))
 
 
-def require(engine: str) -> EngineName:
-    """Checks that the engine of this name can run here.
-
-    Raises:
-        EngineError: no such engine; no GPU, no library, or a release that does not run on this GPU.
-    """
-    for name in get_args(EngineName):
-        if name == engine:
-            if problem := obstacle(name):
-                raise problem
-            return name  # type: ignore[no-any-return]
-    raise EngineError(f"there is no engine {engine!r}", hint="one of " + ", ".join(get_args(EngineName)))
-
-
 def obstacle(engine: EngineName) -> EngineError | None:
     """The error for an engine that cannot run here; None if it can, judged without loading it."""
     if engine == "onnxruntime":
         return None
-    found = gpu()
-    if found is None:
+    device = gpu()
+    if device is None:
         return nvidia_driver.no_gpu(f"{engine} runs on a GPU")
     if engine == "onnxruntime-cuda":
         return cuda_obstacle()
@@ -104,7 +100,7 @@ def obstacle(engine: EngineName) -> EngineError | None:
     for needed in (module, "cuda.bindings"):
         if not _installed(needed):
             return EngineError(f"{needed} is not installed", hint=INSTALL[needed])
-    return refusal(module, _version(module), found)
+    return refusal(module, _version(module), device)
 
 
 def cuda_obstacle() -> EngineError | None:
@@ -117,15 +113,15 @@ def cuda_obstacle() -> EngineError | None:
     )
 
 
-def refusal(module: str, release: str, found: Gpu) -> EngineError | None:
+def refusal(module: str, release: str, device: Gpu) -> EngineError | None:
     """The error for a release that is known not to load engines on a GPU; avoids a build of minutes."""
     installed = tuple(int(part) for part in release.split(".")[:2] if part.isdigit())
     for name, since, capability, last in REFUSES:
-        if module == name and installed >= since and found.capability == capability:
+        if module == name and installed >= since and device.capability == capability:
             major, minor = capability
             return EngineError(
                 f"{title(module)} {release} does not load engines on compute capability {major}.{minor} "
-                f"({found.name}); {last} does",
+                f"({device.name}); {last} does",
                 hint=f'pip install "{module.replace("_", "-")}<{since[0]}.{since[1]}"',
             )
     return None
@@ -139,10 +135,11 @@ def at_hand(target: Target) -> Target:
     release = tuple(
         int(part) for part in _version(target.library.replace("-", "_")).split(".")[:3] if part.isdigit()
     )
-    found = None if target.gpus or not release or release[: len(target.version)] != target.version else gpu()
-    if found is None:
+    other = target.gpus or not release or release[: len(target.version)] != target.version
+    device = None if other else gpu()
+    if device is None:
         return target
-    major, minor = found.capability
+    major, minor = device.capability
     return replace(target, version=target.version or release, gpus=(f"sm_{major}{minor}",))
 
 
