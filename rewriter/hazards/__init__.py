@@ -41,7 +41,6 @@ _HAZARDS: tuple[Rule, ...] = (
     internal.long_softmax,
     internal.long_sums,
     accumulation.partial_sums,
-    front_ends.tf32_transforms,
     front_ends.steep_functions,
     norms.lost_epsilon,
     small_values.small_operands,

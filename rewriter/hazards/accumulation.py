@@ -75,20 +75,16 @@ def depth_of(survey: Survey, node: NodeProto) -> int | None:
     """Number of terms that one element of a product sums; None for other operators or unknown shapes."""
     if node.op_type not in TENSOR_CORE or len(node.input) < 2:
         return None
-    a, b = (survey.graph.shape(t) for t in node.input[:2])
+    a, b = (survey.graph.shape(t) or () for t in node.input[:2])
     if node.op_type == "MatMul":
-        dims = [*(a or ())[-1:], *((b or ())[-2:-1] if b and len(b) > 1 else (b or ())[-1:])]
-        return next((d for d in dims if isinstance(d, int)), None)
-    if node.op_type == "Gemm":
-        dims = [*_axis(a, 0 if attribute(node, "transA", 0) else 1), *_axis(b, attribute(node, "transB", 0))]
-        return next((d for d in dims if isinstance(d, int)), None)
-    if b is None or not all(isinstance(d, int) for d in b):
-        return None
-    return conv_depth(node, [d for d in b if isinstance(d, int)])
-
-
-def _axis(shape: tuple[int | str | None, ...] | None, axis: int) -> tuple[int | str | None, ...]:
-    return (shape[axis],) if shape and len(shape) > axis else ()
+        sizes = (*a[-1:], *(b[-2:-1] or b[-1:]))
+    elif node.op_type == "Gemm":
+        turned = [bool(attribute(node, name, 0)) for name in ("transA", "transB")]
+        sizes = (*(a[:1] if turned[0] else a[1:2]), *(b[1:2] if turned[1] else b[:1]))
+    else:
+        kernel = survey.graph.sizes(node.input[1])
+        return None if kernel is None else conv_depth(node, kernel)
+    return next((size for size in sizes if isinstance(size, int)), None)
 
 
 def _overflows_anyway(survey: Survey, node: NodeProto) -> bool:

@@ -36,30 +36,30 @@ def steep_functions(survey: Survey) -> Iterator[Hazard]:
     In FP32 such a front end was also faster (docs/hazards.md#small-values). A magnitude sqrt(re^2 + im^2) is
     not steep in the transform's results: its error is as large as theirs. With activations between, it is no
     front end, and norms have a rule of their own.
+
+    TF32 rounds the transforms as FP16 does, although they stay FP32. Sums of weights of one sign, such as a
+    bank of mel filters, cancel nothing and lose nothing.
     """
     for node, tensor, inside in _steep(survey):
+        reason = (
+            f"an FP32 engine computes it in TF32, as inexact as FP16, and {label(node)} shows it: build with "
+            "TF32 off"
+        )
+        for transform in (n for n in inside if _uses_tf32(survey, n)):
+            yield survey.hazard(transform, "tf32", f"{label(transform)}: {reason}", tensor, "warning")
         measured = survey.range(tensor)
         span = f"values from {measured.low:.3g} to {measured.high:.3g}" if measured else "values"
         reason = f"{label(node)} reads {span} of the transformed input: FP16 rounds away the small ones"
         yield from (survey.hazard(inner, "steep-function", reason, tensor) for inner in (node, *inside))
 
 
-def tf32_transforms(survey: Survey) -> Iterator[Hazard]:
-    """The transforms of `steep_functions` that TF32 rounds as FP16 does, although they stay FP32.
-
-    Sums of weights of one sign, such as a bank of mel filters, cancel nothing and lose nothing.
-    """
-    for node, tensor, inside in _steep(survey):
-        for inner in (n for n in inside if n.op_type in TENSOR_CORE):
-            weights = (survey.constant(t) for t in inner.input[:2])
-            signed = any(value is not None and value.min(initial=0.0) < 0 for value in weights)
-            shapes = (survey.graph.shape(t) or () for t in inner.input[:2])
-            if signed and operands_of(inner, *shapes) != "fp32":
-                reason = (
-                    f"an FP32 engine computes {label(inner)} in TF32, as inexact as FP16, and "
-                    f"{label(node)} shows it: build with TF32 off"
-                )
-                yield survey.hazard(inner, "tf32", reason, tensor, "warning")
+def _uses_tf32(survey: Survey, node: NodeProto) -> bool:
+    """True for a product whose weights have both signs, on Tensor Cores in FP32."""
+    if node.op_type not in TENSOR_CORE:
+        return False
+    weights = (survey.constant(t) for t in node.input[:2])
+    signed = any(value is not None and value.min(initial=0.0) < 0 for value in weights)
+    return signed and operands_of(node, *(survey.graph.shape(t) or () for t in node.input[:2])) != "fp32"
 
 
 def _steep(survey: Survey) -> Iterator[tuple[NodeProto, str, list[NodeProto]]]:
@@ -74,7 +74,7 @@ def _steep(survey: Survey) -> Iterator[tuple[NodeProto, str, list[NodeProto]]]:
             continue
         inside = _front_end(survey, node)
         degree = _degree(survey, tensor, {}) if inside else None
-        steep = degree is not None and (not root or degree * exponent(survey, node) < 1)
+        steep = degree is not None and (not root or degree * survey.exponent(node) < 1)
         if steep and not any(node is inner for norm in survey.norms for inner in norm.nodes):
             yield node, tensor, inside
 
@@ -83,24 +83,16 @@ def steep_operand(survey: Survey, node: NodeProto) -> str | None:
     """The operand whose relative error decides the result; None for other nodes, and for constants."""
     if node.op_type == "Div":
         tensor = node.input[1]
-    elif node.op_type in {"Log", "Reciprocal"} or exponent(survey, node) < 1:
+    elif node.op_type in {"Log", "Reciprocal"} or survey.exponent(node) < 1:
         tensor = node.input[0]
     else:
         return None
     return None if survey.is_constant(tensor) else str(tensor)
 
 
-def exponent(survey: Survey, node: NodeProto) -> float:
-    """The exponent of a Sqrt, or a Pow by a constant; 1 for other nodes."""
-    if node.op_type == "Sqrt":
-        return 0.5
-    power = survey.scalar(node.input[1]) if node.op_type == "Pow" else None
-    return 1.0 if power is None else power
-
-
 def is_root(survey: Survey, node: NodeProto) -> bool:
     """True for powers with an exponent between 0 and 1: 0 for 0, with a slope that has no bound."""
-    return 0 < exponent(survey, node) < 1
+    return 0 < survey.exponent(node) < 1
 
 
 def _front_end(survey: Survey, end: NodeProto) -> list[NodeProto]:
@@ -149,6 +141,6 @@ def _degree(survey: Survey, tensor: str, known: dict[str, float | None]) -> floa
     elif node.op_type in {"Div", "Reciprocal"}:
         known[name] = (degrees[0] or 0.0) - (degrees[1] or 0.0) if node.op_type == "Div" else -after[0]
     else:
-        power = 2.0 if node.op_type == "ReduceSumSquare" else exponent(survey, node)
+        power = 2.0 if node.op_type == "ReduceSumSquare" else survey.exponent(node)
         known[name] = power * min(after)
     return known[name]

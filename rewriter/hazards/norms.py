@@ -50,7 +50,7 @@ def _inside(survey: Survey, norm: Norm) -> tuple[str, Severity, str, Evidence]:
     part = f"the decomposed {norm.kind} that ends in {norm.output}"
     worst, tensor, node = max(measured, key=lambda one: one[0], default=(0.0, norm.input, None))
     if node is not None and worst > survey.limit:
-        what: Evidence = "squares" if is_square(node) or node.op_type == "ReduceSum" else "values"
+        what: Evidence = "squares" if survey.squares(node) or node.op_type == "ReduceSum" else "values"
         if worst > survey.largest:
             return tensor, "error", f"{what} inside {part} exceed {survey.largest:.5g}", what
         return (
@@ -60,12 +60,6 @@ def _inside(survey: Survey, norm: Norm) -> tuple[str, Severity, str, Evidence]:
             what,
         )
     return norm.input, "note" if measured or not inner else "error", f"part of {part}", "unknown"
-
-
-def is_square(node: NodeProto) -> bool:
-    """True if the node squares a tensor."""
-    same = node.op_type == "Mul" and len(set(node.input)) == 1
-    return same or node.op_type in {"Pow", "ReduceSumSquare"}
 
 
 def _root(survey: Survey, norm: Norm) -> tuple[NodeProto, ...]:
@@ -118,18 +112,13 @@ def smallest_epsilon(survey: Survey, norm: Norm) -> float:
 
 
 def _is_inverse(survey: Survey, node: NodeProto) -> bool:
-    if node.op_type == "Pow":
-        exponent = survey.scalar(node.input[1])
-        return exponent is None or exponent < 0
-    return node.op_type == "Reciprocal" or (node.op_type == "Div" and survey.is_constant(node.input[0]))
+    divides = node.op_type == "Reciprocal" or (node.op_type == "Div" and survey.is_constant(node.input[0]))
+    return divides or survey.exponent(node) < 0
 
 
 def _radicand(survey: Survey, node: NodeProto) -> str | None:
     """The tensor that a node takes the root of."""
-    if node.op_type == "Pow":
-        exponent = survey.scalar(node.input[1])
-        return node.input[0] if exponent is None or exponent < 1 else None
-    return node.input[0] if node.op_type == "Sqrt" else None
+    return node.input[0] if survey.exponent(node) < 1 else None
 
 
 def _keeps_bits(survey: Survey, tensor: str) -> bool:
@@ -154,6 +143,11 @@ def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
     """
     if not survey.is_fp16:
         return
+    sums = VIEWS | {"ReduceSum", "ReduceMean", "ReduceL2", "Sqrt", "Pow"}
+
+    def sums_squares(node: NodeProto) -> bool:
+        return node.op_type in sums or survey.squares(node)
+
     settled = {id(n) for norm in survey.norms if fits_inside(survey, norm) for n in norm.nodes}
     for node in survey.nodes:
         found = _epsilon(survey, node) if id(node) not in settled else None
@@ -163,7 +157,7 @@ def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
         epsilon, other = found
         reason = f"{epsilon:.3g} in {label(node)} is below FP16's normal range"
         severity = _epsilon_severity(epsilon, survey.range(other))
-        for inner in (*survey.upstream(other, _sums_squares), node, *guarded):
+        for inner in (*survey.upstream(other, sums_squares), node, *guarded):
             yield survey.hazard(inner, "epsilon", reason, other, severity)
 
 
@@ -204,12 +198,4 @@ def _is_sensitive(survey: Survey, tensor: str, node: NodeProto) -> bool:
     """True if zero instead of a tiny `tensor` changes the node's result."""
     if node.op_type == "Div":
         return bool(node.input[1] == tensor)
-    if node.op_type == "Pow":
-        exponent = survey.scalar(node.input[1])
-        return node.input[0] == tensor and exponent is not None and exponent < 1
-    return node.op_type in {"Reciprocal", "Log", "Sqrt"}
-
-
-def _sums_squares(node: NodeProto) -> bool:
-    sums = {"ReduceSum", "ReduceMean", "ReduceL2", "Sqrt"}
-    return is_square(node) or node.op_type in VIEWS | sums
+    return node.op_type in {"Reciprocal", "Log"} or (node.input[0] == tensor and survey.exponent(node) < 1)

@@ -73,7 +73,7 @@ def square_differences(survey: Survey) -> Iterator[Hazard]:
         if len(known) < 3 or not known[1].mean_abs > _CANCELS * known[2].mean_abs:
             continue
         squares = [list(survey.upstream(t, lambda n: _is_statistic(survey, n))) for t in node.input]
-        if all(any(_is_square(survey, n) for n in path) for path in squares):
+        if all(any(survey.squares(n) for n in path) for path in squares):
             reason = f"{label(node)} subtracts squares of about {known[1].mean_abs:.3g}, and little remains"
             nodes = {id(n): n for path in ([node], *squares) for n in path}
             yield from (survey.hazard(n, "cancellation", reason, node.output[0]) for n in nodes.values())
@@ -103,17 +103,9 @@ _CANCELS = 4.0
 """Ratio of a square to the difference: two bits are lost, and more with a larger mean."""
 
 
-def _is_square(survey: Survey, node: NodeProto) -> bool:
-    if node.op_type == "Mul":
-        return survey.source(node.input[0]) == survey.source(node.input[1])
-    return node.op_type == "ReduceSumSquare" or (
-        node.op_type == "Pow" and survey.scalar(node.input[1]) == 2.0
-    )
-
-
 def _is_statistic(survey: Survey, node: NodeProto) -> bool:
     """True for squares, means of them, and what scales or reshapes those."""
     if node.op_type in SCALING:
-        return _is_square(survey, node) or any(survey.scalar(t) is not None for t in node.input)
+        return survey.squares(node) or any(survey.scalar(t) is not None for t in node.input)
     means = {"ReduceMean", "ReduceSum", "ReduceSumSquare", "GlobalAveragePool"}
-    return _is_square(survey, node) or node.op_type in VIEWS | means
+    return survey.squares(node) or node.op_type in VIEWS | means

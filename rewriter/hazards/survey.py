@@ -228,6 +228,17 @@ class Survey:
         for name in self.aliases(tensor):
             yield from ((name, n) for n in self.graph.consumers(name) if id(n) in self._computing)
 
+    def exponent(self, node: NodeProto) -> float:
+        """The exponent of a Sqrt, or of a Pow by a constant; 1 for other nodes."""
+        power = self.scalar(node.input[1]) if node.op_type == "Pow" else None
+        return 0.5 if node.op_type == "Sqrt" else 1.0 if power is None else power
+
+    def squares(self, node: NodeProto) -> bool:
+        """True if the node squares a tensor, or sums its squares."""
+        if node.op_type == "Mul":
+            return self.source(node.input[0]) == self.source(node.input[1])
+        return node.op_type == "ReduceSumSquare" or self.exponent(node) == 2.0
+
     # -- walks -------------------------------------------------------------------------------
 
     def upstream(self, tensor: str, through: Through, seen: set[str] | None = None) -> Iterator[NodeProto]:

@@ -273,7 +273,6 @@ NO_REPAIR = {
     "known_defects": "about TensorRT's code: each row of the table names its workaround",
     "refused_operators": "about the target's parser: test_quirks.py has the types of each release",
     "norm_operators": "silent without answers of `rewriter probe`: test_probe.py has the plan after one",
-    "tf32_transforms": "about an engine's option: no type in the file switches TF32 off",
     "unmeasured": "about missing samples: what was not seen stays in FP32, and nothing can be compared",
 }
 """Rules that no rewriting can answer, and why."""

@@ -109,8 +109,8 @@ def parsed(path: Path) -> tuple[Any, Any]:
 def test_the_code_finds_every_layer_of_its_nodes_in_a_real_network(tmp_path: Path) -> None:
     made = weak_typing.named(source())
     path = save(made, tmp_path / "m.onnx")
-    files = weak_typing.write(made, facts.infer(made), Plan("fp16", decisions=KEPT), path)
-    code = files.python.read_text()
+    _, python = weak_typing.write(made, facts.infer(made), Plan("fp16", decisions=KEPT), path)
+    code = python.read_text()
     assert "'FP16', 'BF16'" in code
     network, _alive = parsed(path)
     kinds = {layer.name: kind for layer, kind in module_of(code).chosen(network)}
@@ -143,11 +143,11 @@ def test_every_constraint_of_a_case_names_a_layer(name: str, tmp_path: Path) -> 
     made = load(output)
     low = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
     assert not any(f.dtype in low for scope in facts.infer(made).scopes for f in scope.values())
-    files = weak_typing.Files.beside(output)
+    trtexec, python = output.with_suffix(".trtexec.txt"), output.with_name(f"{output.stem}_constraints.py")
     network, _alive = parsed(output)
-    module_of(files.python.read_text()).chosen(network)
+    module_of(python.read_text()).chosen(network)
     layers = {network.get_layer(index).name for index in range(network.num_layers)}
-    listed = re.search(r"--layerPrecisions=(\S+)", files.trtexec.read_text())
+    listed = re.search(r"--layerPrecisions=(\S+)", trtexec.read_text())
     assert listed is not None
     wanted = [entry.rpartition(":")[0] for entry in listed[1].split(",")]
     assert len(wanted) == sum(d.op not in {"Loop", "Scan"} for d in result.plan.decisions)
@@ -170,8 +170,8 @@ def test_the_preset_does_the_same_and_names_the_command(tmp_path: Path) -> None:
     result = rewriter.fix(
         case, output, inputs=case.with_suffix(".npz"), preset="weak-typing", build=False, verify=False
     )
-    files = weak_typing.Files.beside(output)
-    assert files.trtexec.exists() and files.python.exists()
+    trtexec = output.with_suffix(".trtexec.txt")
+    assert trtexec.exists() and output.with_name(f"{output.stem}_constraints.py").exists()
     following, engine = next_step(result), output.with_suffix(".engine")
-    assert following.first == f"trtexec --onnx={output} --saveEngine={engine} $(cat {files.trtexec})"
+    assert following.first == f"trtexec --onnx={output} --saveEngine={engine} $(cat {trtexec})"
     assert not following.remarks, "nothing about --stronglyTyped"

@@ -44,19 +44,6 @@ class Constraint:
     outputs: int
 
 
-@dataclass(frozen=True)
-class Files:
-    """The files beside a model `x.onnx`: `x.trtexec.txt` and `x_constraints.py`."""
-
-    trtexec: Path
-    python: Path
-
-    @classmethod
-    def beside(cls, model: Path) -> Files:
-        stem = re.sub(r"\W", "_", model.stem)  # the module must be importable
-        return cls(model.with_name(f"{model.stem}.trtexec.txt"), model.with_name(f"{stem}_constraints.py"))
-
-
 def named(model: Model) -> Model:
     """The model with node names that are unique in all its graphs and that trtexec accepts."""
     result = model.copy()
@@ -111,8 +98,8 @@ def python_code(wanted: Sequence[Constraint], model: str) -> str:
     return _CODE.substitute(model=model, rows=rows, flags=flags)
 
 
-def write(model: Model, facts: Facts, plan: Plan, path: Path) -> Files:
-    """Write the constraints beside the model's file.
+def write(model: Model, facts: Facts, plan: Plan, path: Path) -> tuple[Path, Path]:
+    """Write the constraints beside the model's file: `x.trtexec.txt` and `x_constraints.py` for `x.onnx`.
 
     Args:
         model: As written to `path`.
@@ -120,11 +107,12 @@ def write(model: Model, facts: Facts, plan: Plan, path: Path) -> Files:
     Raises:
         OutputError: they cannot be written.
     """
-    wanted, files = constraints(model, facts, plan), Files.beside(path)
-    texts = {files.trtexec: trtexec_arguments(wanted) + "\n", files.python: python_code(wanted, path.name)}
-    for file, text in texts.items():
-        write_text(text, file, "the constraints")
-    return files
+    wanted = constraints(model, facts, plan)
+    trtexec = path.with_name(f"{path.stem}.trtexec.txt")
+    python = path.with_name(re.sub(r"\W", "_", path.stem) + "_constraints.py")  # it must be importable
+    write_text(trtexec_arguments(wanted) + "\n", trtexec, "the constraints")
+    write_text(python_code(wanted, path.name), python, "the constraints")
+    return trtexec, python
 
 
 _CODE = Template('''"""Precisions of the layers of $model, for a weakly typed build with TensorRT 8 to 10.

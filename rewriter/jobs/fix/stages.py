@@ -269,9 +269,9 @@ def _samples(original: Model, job: FixJob) -> tuple[Samples, list[str]]:
 
 
 def _write_constraints(model: Model, plan: Plan, path: Path, warnings: list[str]) -> Path:
-    files = weak_typing.write(model, tensor_facts.infer(model), plan, path)
+    trtexec, python = weak_typing.write(model, tensor_facts.infer(model), plan, path)
     warnings.append(
-        f"weak typing: {path} is FP32; build it with trtexec and the arguments in {files.trtexec}, or "
-        f"with the code in {files.python}, which finds all layers of a node that becomes several"
+        f"weak typing: {path} is FP32; build it with trtexec and the arguments in {trtexec}, or "
+        f"with the code in {python}, which finds all layers of a node that becomes several"
     )
-    return files.trtexec
+    return trtexec
