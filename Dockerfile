@@ -4,8 +4,8 @@ FROM python:3.13-slim
 
 # the libraries, 800 MB, in a layer that changes of our source leave as it is
 ARG EXTRAS=rtx,images,ray
-COPY pyproject.toml README.md LICENSE /source/
-RUN mkdir /source/rewriter && touch /source/rewriter/__init__.py \
+COPY pyproject.toml LICENSE /source/
+RUN mkdir /source/rewriter && touch /source/README.md /source/rewriter/__init__.py \
     && python -m pip install --no-cache-dir "/source[${EXTRAS}]"
 COPY rewriter /source/rewriter
 RUN python -m pip install --no-cache-dir --no-deps --force-reinstall /source && rm -rf /source
