@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -141,12 +142,13 @@ def _latency(result: FixResult) -> Iterator[Row]:
 def _causes(result: FixResult) -> list[str]:
     if result.causes:
         return [str(cause) for cause in result.causes]
-    if result.plan is None or not result.before or not result.depth:  # ranges were not measured
+    held = [output for output in result.before if math.isfinite(output.tolerance)]  # not by another metric
+    if result.plan is None or not held or not result.depth:  # ranges were not measured
         return []
     low = result.plan.precision.upper()
-    if all(output.passed for output in result.before):
+    if all(output.passed for output in held):
         return [f"nothing: no hazard was found, and plain {low} is within the tolerance, too"]
-    if all(output.finite for output in result.before):
+    if all(output.finite for output in held):
         return [f"plain {low} is NOT within the tolerance, by rounding: no value is out of range"]
     return []
 

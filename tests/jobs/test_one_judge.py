@@ -111,6 +111,8 @@ def agree(source: Path, data: Any, tmp_path: Path, **options: Any) -> FixResult:
     found = rewriter.verify(source, written, inputs=data, build=False, engine="emulation")
     assert numbers(made, "emulation", "tf32")[-1:] == numbers(found, "emulation")
     assert bool(made.verified) == found.passed
+    if limit := options.get("tolerance"):
+        assert {output.tolerance for output in made.before} == {limit}, "before is judged as the result is"
     return made
 
 

@@ -22,6 +22,7 @@ from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.plan import Precision, node_key
 from rewriter.judge.arithmetic_checks import check_emulation
 from rewriter.judge.expected import Expected, Outputs, as_declared, run_all
+from rewriter.judge.judge import Standard
 from rewriter.pipeline import text as pipeline
 from rewriter.pipeline.driver import Driver
 from rewriter.runtime.emulation import Accumulation, emulation
@@ -35,6 +36,7 @@ def errors_before(
     samples: Sequence[Mapping[str, Array]],
     precision: Precision,
     accumulation: Accumulation,
+    standard: Standard | None = None,
 ) -> tuple[OutputComparison, ...]:
     """The outputs of the original, emulated with every node in `precision` that can be, against FP32.
 
@@ -43,7 +45,7 @@ def errors_before(
     """
     try:
         lowered = _lowered(original, precision)
-        return check_emulation(expected, lowered, precision, samples, accumulation).outputs
+        return check_emulation(expected, lowered, precision, samples, accumulation, standard).outputs
     except RewriterError:  # a figure for comparison only: what the model itself lacks is reported elsewhere
         return ()
 

@@ -216,7 +216,8 @@ def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subje
     before: tuple[OutputComparison, ...] = ()
     if expected is not None and job.phases.lowering and job.wish.precision != "fp32":
         with stage("before"):
-            before = errors_before(original, expected, judged, job.wish.precision, job.accumulation)
+            low = job.wish.precision
+            before = errors_before(original, expected, judged, low, job.accumulation, judge.standards[low])
     return job, Subject(original, samples, fitting, judge, stage, tuple(warnings), before)
 
 
