@@ -113,11 +113,24 @@ SMALL = np.log([[0.999, 0.0009, 0.0001]])
 LOGARITHMS = Probabilities("LogSoftmax", -1, logarithms=True)
 ALONE = np.array([0.5, 0.05])
 SCORES = np.random.default_rng(0).uniform(size=(1, 100, 80)).astype(np.float32)
+
+
+def tied(first: float, second: float) -> Array:
+    """A thousand rows; the first moves by a share, and in the second the other class of a tie wins."""
+    rows = moved(first, 1000)
+    rows[1] = [0.45 - second, 0.445 + second, 0.105]
+    return rows
+
+
 LIMITS = [
     pytest.param(SURE, SURE + np.array([-0.0099, 0.005, 0.0049]), SOFTMAX, True, id="rows: a hundredth"),
     pytest.param(SURE, SURE + np.array([-0.0101, 0.005, 0.0051]), SOFTMAX, False, id="rows: more than that"),
-    pytest.param(moved(0, 1000), moved(0.0999, 1000), SOFTMAX, True, id="a tenth in a row of many"),
-    pytest.param(moved(0, 1000), moved(0.11, 1000), SOFTMAX, False, id="more than a tenth in one"),
+    pytest.param(
+        moved(0, 1000), moved(0.22, 1000), SOFTMAX, True, id="one row of a recogniser, all classes kept"
+    ),
+    pytest.param(moved(0, 1000), moved(0.251, 1000), SOFTMAX, False, id="more than a quarter in one"),
+    pytest.param(tied(0, 0), tied(0.0999, 0.01), SOFTMAX, True, id="a tenth where a tie falls otherwise"),
+    pytest.param(tied(0, 0), tied(0.11, 0.01), SOFTMAX, False, id="more than a tenth there"),
     pytest.param(moved(0, 8), np.full((8, 3), 1 / 3), SOFTMAX, False, id="no decision any more"),
     pytest.param(SURE * 1e-3, 0.0 * SURE, SOFTMAX, False, id="zeros where all probabilities are small"),
     pytest.param(
