@@ -12,6 +12,7 @@ from rewriter.batch.state import Ending, Outcome
 from rewriter.ir import children
 from rewriter.ir.errors import ModelError, NativeError, RewriterError, UnbuildableError
 from rewriter.pipeline.options import with_flags
+from rewriter.report.checks import judging_check
 
 
 @dataclass(frozen=True)
@@ -93,24 +94,10 @@ def _fix(task: Task) -> Outcome:
     text = "; ".join(check.summary for check in checks if check.passed is False) or result.ending
     if conclusion.limit:
         text = f"{conclusion.limit}; what to do: {conclusion.remedy}"
-    errors = [[float(output.relative_l2) for output in check.outputs] for check in checks if check.outputs]
-    outcome = Outcome(
-        "unbuildable" if conclusion.kind == "unbuildable" else ending,
-        text,
-        error=max(errors[-1]) if errors else None,
-        peak_bytes=_peak_bytes(),
-    )
+    judging = judging_check(checks)
+    worst = max(float(output.relative_l2) for output in judging.outputs) if judging else None
+    outcome = Outcome("unbuildable" if conclusion.kind == "unbuildable" else ending, text, error=worst)
     if result.plan is None:
-        return replace(outcome, all_fp32=bool(result.repairs))
-    lowered = sum(decision.repair in ("fp32", "bf16") for decision in result.plan.decisions)
-    return replace(outcome, fp32_nodes=lowered, float_nodes=result.plan.float_nodes)
-
-
-def _peak_bytes() -> int:
-    """The largest resident memory of this process, or of one that it started; 0 if unknown."""
-    try:
-        import resource
-    except ImportError:
-        return 0
-    parts = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
-    return max(resource.getrusage(part).ru_maxrss for part in parts) * 1024  # getrusage(2): KiB on Linux
+        return outcome
+    kept = len(result.plan.fp32) + len(result.plan.bf16)
+    return replace(outcome, fp32_nodes=kept, float_nodes=result.plan.float_nodes)

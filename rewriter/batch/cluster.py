@@ -13,17 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rewriter import __version__
 from rewriter.batch.child import Process, Task
-from rewriter.batch.machine import Ends, land, memory_needed, workspace
+from rewriter.batch.machine import Tick
 from rewriter.batch.models import Entry
-from rewriter.batch.state import Outcome, model_files, option_files
+from rewriter.batch.state import Ends, Outcome, land, memory_needed, model_files, option_files, workspace
 from rewriter.ir.errors import OutputError, UsageError
-
-if TYPE_CHECKING:
-    from rewriter.batch.summary import Bars
 
 RETRIES = 5
 """Times that Ray runs a task again after the death of its worker."""
@@ -93,12 +90,12 @@ class Cluster:
         self.shared: dict[Path, Any] = {}
         self.task = ray.remote(run_task)
 
-    def run(self, entries: Sequence[Entry], display: Bars) -> Ends:
+    def run(self, entries: Sequence[Entry], tick: Tick) -> Ends:
         """Yields each model with its outcome as it ends; closing the generator cancels the others."""
         waiting, running = list(entries), dict[Any, Entry]()
         try:
             while waiting or running:
-                display.tick()
+                tick()
                 while waiting and len(running) < self.jobs:
                     entry = waiting.pop(0)
                     running[self._submit(entry)] = entry
@@ -161,21 +158,10 @@ def connected(address: str, *, gpus: float, jobs: int, seconds: float) -> Iterat
             hint = "start one: ray start --head; docs/batch.md shows how"
             raise UsageError(what, where=f"`ray={address}`", hint=hint) from error
         try:
-            check_resources(ray.cluster_resources(), gpus)
+            if (known := ray.cluster_resources().get("GPU", 0.0)) < gpus:  # Ray would wait forever
+                what = f"the cluster has {known:g}, and each model reserves {gpus:g}"
+                hint = "ray start --address=HOST:PORT adds a machine to the cluster"
+                raise UsageError(what, where="`gpus`", hint=hint)
             yield Cluster(ray, gpus=gpus, jobs=jobs, seconds=seconds)
         finally:
             ray.shutdown()
-
-
-def check_resources(resources: Mapping[str, float], gpus: float) -> None:
-    """Ray would wait forever for a CPU or a GPU that no machine has.
-
-    Raises:
-        UsageError: one is missing; the message names it.
-    """
-    hint = "ray start --address=HOST:PORT adds a machine to the cluster"
-    if resources.get("CPU", 0.0) < 1.0:
-        raise UsageError("no machine of the cluster has a CPU for tasks", where="`ray`", hint=hint)
-    if resources.get("GPU", 0.0) < gpus:
-        has = f"the cluster has {resources.get('GPU', 0.0):g}"
-        raise UsageError(f"{has}, and each model reserves {gpus:g}", where="`gpus`", hint=hint)

@@ -122,15 +122,12 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _merged(models: Iterable[Entry]) -> list[Entry]:
-    """The models with each file once; a manifest's options go to the same file from a folder.
+    """The models with each file once, as the manifest has it.
 
     Raises:
         UsageError: two files would have the same output.
     """
-    by_file: dict[Path, Entry] = {}
-    for entry in models:
-        first = by_file.get(entry.model.resolve(), entry)
-        by_file[entry.model.resolve()] = replace(first, options={**first.options, **entry.options})
+    by_file = {entry.model.resolve(): entry for entry in models}
     names: dict[str, Path] = {}
     for entry in by_file.values():
         other = names.setdefault(entry.name, entry.model)

@@ -1,13 +1,12 @@
-"""The progress of a batch and its summary: lines on the terminal, JSON and JUnit."""
+"""The summary of a batch: a table on the terminal, JSON and JUnit."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from rich.console import Console
@@ -16,44 +15,8 @@ from rich.text import Text
 from rewriter.batch.state import Outcome, Record
 from rewriter.ir.english import count, printable
 from rewriter.report.json import document
-from rewriter.report.signals import listening
 from rewriter.report.tables import Cell, Kind, State, Table, number
-from rewriter.report.terminal import console, printed
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-
-class Bars:
-    """A line on stderr for each model that ended; on a terminal also a bar."""
-
-    def __init__(self, bars: Progress, total: int, check: Callable[[], None], *, shown: bool = True) -> None:
-        self.bars, self.total, self.tick, self.shown = bars, total, check, shown
-        self.done = 0
-        self.whole = bars.add_task("all models", total=total)
-
-    def ended(self, record: Record) -> None:
-        """Prints the line of a model that ended, and moves the bar."""
-        self.done += 1
-        name, outcome = record.entry.name, record.outcome
-        when = "earlier" if record.skipped else f"{outcome.seconds:.1f} s"
-        if self.shown:
-            text = f"[{self.done}/{self.total}] {name}: {outcome.ending}, {when}"
-            self.bars.console.print(text, soft_wrap=True, markup=False, highlight=False)
-        self.bars.update(self.whole, completed=self.done)
-
-
-@contextmanager
-def display(total: int, *, shown: bool) -> Iterator[Bars]:
-    """Shows the progress of `total` models on stderr; Ctrl-C and requests to end come out of `tick`."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    stderr = console(stderr=True)
-    parts = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
-    hidden = not (shown and stderr.is_terminal)
-    progress = Progress(*parts, TimeElapsedColumn(), console=stderr, transient=True, disable=hidden)
-    with listening() as signals, progress as bars:
-        yield Bars(bars, total, signals.check, shown=shown)
+from rewriter.report.terminal import printed
 
 
 @dataclass(frozen=True)
@@ -101,7 +64,6 @@ COLUMNS: Mapping[str, Kind] = {
     "FP32 nodes": "number",
     "rel. L2": "number",
     "s": "number",
-    "GiB": "number",
 }
 
 
@@ -124,10 +86,9 @@ def _row(record: Record) -> list[Cell]:
     return [
         Cell(record.entry.name),
         Cell(outcome.ending, state=state),
-        Cell("all" if outcome.all_fp32 else share),
+        Cell(share),
         number(outcome.error),
         Cell("earlier" if record.skipped else f"{outcome.seconds:.1f}"),
-        Cell(f"{outcome.peak_bytes / 2**30:.1f}" if outcome.peak_bytes else ""),
     ]
 
 

@@ -31,6 +31,9 @@ Output = Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="
 JUNIT = ".xml"
 DEFAULTS = declarations(BatchCommand)
 
+SHARE = 0.8
+"""Of the free memory, that a batch may use."""
+
 
 @with_options(BatchCommand)
 def batch(
@@ -43,8 +46,9 @@ def batch(
     """
     from rewriter.batch.machine import run_batch
     from rewriter.batch.models import entries
-    from rewriter.batch.summary import Summary, as_dict, as_junit, display, print_summary
+    from rewriter.batch.summary import Summary, as_dict, as_junit, print_summary
     from rewriter.ir.model import write_text
+    from rewriter.report.progress import progress
     from rewriter.report.terminal import console
 
     start = time.monotonic()
@@ -57,8 +61,8 @@ def batch(
     check_extra("`json`", json, inputs)
     for path in reports:
         check_extra("`report`", path, inputs, (".json", JUNIT))
-    with _workers(given) as (workers, where), display(len(todo), shown=not quiet) as shown:
-        records = run_batch(todo, workers, shown, again=given.get("again", False))
+    with _workers(given) as (workers, where), progress(shown=not quiet, lines=True) as shown:
+        records = run_batch(todo, workers.run, shown, again=given.get("again", False))
     summary = Summary(records, where, time.monotonic() - start)
     with reader_may_leave():
         print_summary(summary, console(stderr=json == STDOUT), quiet=quiet)
@@ -74,7 +78,8 @@ def batch(
 @contextmanager
 def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Processes | Cluster, str]]:
     """What runs the models, and its name for people."""
-    from rewriter.batch import cluster, machine
+    from rewriter.batch import cluster, machine, state
+    from rewriter.ir.children import available_memory
 
     jobs, seconds = given.get("jobs", 0), given.get("time_limit", DEFAULTS["time_limit"].default)
     address, gpus = given.get("ray"), given.get("gpus", 0.0)
@@ -86,5 +91,5 @@ def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Processes | Cluster, st
         raise UsageError("it needs a Ray cluster", where="`gpus`", hint="add `ray=ADDRESS`")
     jobs = jobs or max(1, (os.cpu_count() or 2) // 2)
     allowed = given.get("memory")
-    budget = machine.memory_budget() if allowed is None else int(allowed * machine.GIB)
+    budget = int(SHARE * available_memory() if allowed is None else allowed * state.GIB)
     yield machine.Processes(jobs, budget, seconds), f"{count(jobs, 'job')} on this machine"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rewriter.ir.model.stopwatch import LASTING
+from rewriter.ir.model.stopwatch import LASTING, Progress
 from rewriter.report.signals import listening
 
 if TYPE_CHECKING:
@@ -21,11 +20,14 @@ BEAT_SECONDS = 20.0
 
 
 @contextmanager
-def progress(*, shown: bool) -> Iterator[Callable[[str, int, int], None]]:
+def progress(*, shown: bool, lines: bool = False) -> Iterator[Progress]:
     """Shows a transient bar for the current stage on stderr, or lines if that is not a terminal.
 
-    A line is printed every `BEAT_SECONDS`, and whenever the text of a stage changes that begins with
+    There a line is printed every `BEAT_SECONDS`, and whenever the text of a stage changes that begins with
     `LASTING`: a short job prints nothing, a long one shows that it is alive.
+
+    Args:
+        lines: Print every change of the stage's text, on a terminal, too.
 
     Yields:
         A function of a stage, the amount done, and the total (0: unknown). It raises KeyboardInterrupt if
@@ -33,24 +35,30 @@ def progress(*, shown: bool) -> Iterator[Callable[[str, int, int], None]]:
     """
     from rewriter.report.terminal import console
 
-    stderr = console(stderr=True)
-    bar = nullcontext() if not shown else _bar(stderr) if stderr.is_terminal else _lines(stderr)
-    with listening() as signals, bar as draw:
+    stderr, last = console(stderr=True), ""
+    with listening() as signals, (_bar if stderr.is_terminal else _beat)(stderr, shown=shown) as draw:
 
         def update(stage: str, done: int, total: int) -> None:
+            nonlocal last
             signals.check()
-            if draw is not None:
-                draw(stage, done, total)
+            printed = lines or (stage.startswith(LASTING) and not stderr.is_terminal)
+            if shown and printed and stage and stage != last:
+                stderr.print(stage, markup=False, highlight=False, soft_wrap=True)
+            last = stage
+            draw(stage, done, total)
 
         yield update
 
 
+Draw = Callable[[str, int, int], None]
+
+
 @contextmanager
-def _bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+def _bar(console: Console, *, shown: bool) -> Iterator[Draw]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
+    with Progress(*columns, console=console, transient=True, disable=not shown) as bars:
         bar = bars.add_task("", total=None)
         yield lambda stage, done, total: bars.update(
             bar, description=stage, completed=done, total=total or None
@@ -58,40 +66,25 @@ def _bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
 
 
 @contextmanager
-def _lines(console: Console) -> Iterator[Callable[[str, int, int], None]]:
-    state, over = _State(), threading.Event()
-    beat = threading.Thread(target=_beat, args=(console, state, over), daemon=True)
-    beat.start()
+def _beat(console: Console, *, shown: bool) -> Iterator[Draw]:
+    """Prints the stage every `BEAT_SECONDS` until the job is over, also while a library computes."""
+    text, over, start = "starting", threading.Event(), time.monotonic()
 
-    def update(stage: str, done: int, total: int) -> None:
-        if stage.startswith(LASTING) and stage != state.stage:
-            console.print(stage, markup=False, highlight=False, soft_wrap=True)
-        state.stage, state.done, state.total = stage, done, total
+    def draw(stage: str, done: int, total: int) -> None:
+        nonlocal text
+        text = (stage or "starting") + (f", {done} of {total}" if total else "")
 
+    def beat() -> None:
+        while not over.wait(BEAT_SECONDS):
+            line = f"{time.monotonic() - start:.0f} s: {text}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    if shown:
+        thread.start()
     try:
-        yield update
+        yield draw
     finally:
         over.set()
-        beat.join()
-
-
-@dataclass
-class _State:
-    """The stage that is running, and how much of it is done."""
-
-    stage: str = ""
-    done: int = 0
-    total: int = 0
-
-    @property
-    def text(self) -> str:
-        of = f", {self.done} of {self.total}" if self.total else ""
-        return f"{self.stage or 'starting'}{of}"
-
-
-def _beat(console: Console, state: _State, over: threading.Event) -> None:
-    """Prints the stage every `BEAT_SECONDS` until the job is over, also while a library computes."""
-    start = time.monotonic()
-    while not over.wait(BEAT_SECONDS):
-        text = f"{time.monotonic() - start:.0f} s: {state.text}"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if shown:
+            thread.join()

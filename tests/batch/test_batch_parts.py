@@ -11,10 +11,9 @@ import pytest
 from graphs import graph, with_weights
 
 from rewriter.batch import models
-from rewriter.batch.cluster import check_resources, pack, unpack
-from rewriter.batch.machine import land, workspace
+from rewriter.batch.cluster import pack, unpack
 from rewriter.batch.models import Entry
-from rewriter.batch.state import Outcome, key_of, model_files, state_file
+from rewriter.batch.state import Outcome, key_of, land, model_files, state_file, workspace
 from rewriter.ir.errors import OutputError, UsageError
 from rewriter.ir.model import save
 from rewriter.pipeline.config import Configuration
@@ -134,18 +133,3 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     entry = Entry("net.onnx", tmp_path / "net.onnx", tmp_path / "nowhere" / "net.onnx")
     landed = land(entry, Outcome("verified", "fixed"), tmp_path / "result")
     assert landed.ending == "refused" and landed.text.startswith(f"{entry.output}: cannot write the model")
-
-
-@pytest.mark.parametrize(
-    ("resources", "gpus", "message"),
-    [
-        ({"memory": 4e9}, 0.0, "no machine of the cluster has a CPU for tasks"),
-        ({"CPU": 2.0}, 0.5, "the cluster has 0, and each model reserves 0.5"),
-        ({"CPU": 2.0, "GPU": 1.0}, 2.0, "the cluster has 1, and each model reserves 2"),
-    ],
-    ids=["no worker", "no GPU", "too few GPUs"],
-)
-def test_what_ray_would_wait_for_is_an_error(resources: dict[str, float], gpus: float, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        check_resources(resources, gpus)
-    check_resources({"CPU": 1.0, "GPU": gpus}, gpus)
