@@ -43,10 +43,9 @@ class CleanCasts(GraphPass):
     - the Cast of a constant, which is converted once: rounded to nearest even, its sign kept.
 
     Casts that round on the way (f32-f16-f32, int64-f32-int64) change values, and Casts that truncate
-    (float-int-float) are arithmetic. Both stay.
+    (float-int-float) are arithmetic. Both stay, without a report.
 
     Declines:
-        - Casts that round, and Casts that truncate
         - a Cast whose input and output are both inputs or outputs of the graph
         - a constant with values that the new type cannot hold
     """
@@ -67,31 +66,24 @@ class CleanCasts(GraphPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         # Producers come first, so each Cast reads Casts that are clean already: one sweep suffices.
         first: dict[tuple[str, int], NodeProto] = {}
-        casts = [node for node in graph.nodes if _is_cast(node)]
-        for cast in casts:
-            yield from self._clean(graph, cast, first)
-        for cast in casts:
-            if graph.producer(cast.output[0]) is cast:
-                yield from _refusals(graph, cast)
+        for cast in graph.nodes:
+            if _is_cast(cast):
+                to = int(attribute(cast, "to"))
+                yield from _shorten(graph, cast, to)
+                event = _drop(graph, cast, to) or _fold(graph, cast, to) or _share(graph, cast, to, first)
+                if event is not None:
+                    yield event
 
-    def _clean(
-        self, graph: GraphEditor, cast: NodeProto, first: dict[tuple[str, int], NodeProto]
-    ) -> Iterator[Event]:
-        to = int(attribute(cast, "to"))
-        yield from self._shorten(graph, cast, to)
-        event = _drop(graph, cast, to) or _fold(graph, cast, to) or _share(graph, cast, to, first)
-        if event is not None:
-            yield event
 
-    def _shorten(self, graph: GraphEditor, cast: NodeProto, to: int) -> Iterator[Event]:
-        """Lets the Cast read the input of the Casts before it, as long as those change nothing."""
-        while (earlier := _cast_before(graph, cast)) is not None:
-            start, middle = graph.dtype(earlier.input[0]), graph.dtype(cast.input[0])
-            if start is None or middle is None or not _skips(start, middle, to):
-                return
-            graph.set_input(cast, 0, earlier.input[0])
-            graph.sweep(earlier.output[0])
-            yield Change(label(cast), f"{_names(start, middle, to)} became {_names(start, to)}")
+def _shorten(graph: GraphEditor, cast: NodeProto, to: int) -> Iterator[Event]:
+    """Lets the Cast read the input of the Casts before it, as long as those change nothing."""
+    while _is_cast(earlier := graph.producer(cast.input[0])):
+        start, middle = graph.dtype(earlier.input[0]), graph.dtype(cast.input[0])
+        if start is None or middle is None or not _skips(start, middle, to):
+            return
+        graph.set_input(cast, 0, earlier.input[0])
+        graph.sweep(earlier.output[0])
+        yield Change(label(cast), f"{_names(start, middle, to)} became {_names(start, to)}")
 
 
 def embeds(narrow: int, wide: int) -> bool:
@@ -119,13 +111,6 @@ def _skips(start: int, middle: int, to: int) -> bool:
         return False
     integers = {start, middle} <= INTEGERS.keys()
     return to in SIGNIFICAND or to == TensorProto.BOOL or integers or embeds(start, to)
-
-
-def _only_rounds(start: int, middle: int, to: int) -> bool:
-    """True if start-middle-to differs from start-to only by a rounding to a float type in the middle."""
-    if middle not in SIGNIFICAND or embeds(start, middle) or middle == to:
-        return False
-    return start == to or (start in SIGNIFICAND and to in SIGNIFICAND and embeds(middle, to))
 
 
 def _drop(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
@@ -190,24 +175,6 @@ def _share(
     graph.redirect(drop.output[0], keep.output[0])
     graph.remove(drop)
     return Change(label(drop), f"{label(keep)} gives the same")
-
-
-def _refusals(graph: GraphEditor, cast: NodeProto) -> Iterator[Refusal]:
-    earlier = _cast_before(graph, cast)
-    if earlier is None:
-        return
-    start, middle, to = graph.dtype(earlier.input[0]), graph.dtype(cast.input[0]), int(attribute(cast, "to"))
-    if start is None or middle is None:
-        return
-    if _only_rounds(start, middle, to):
-        yield Refusal(label(cast), f"{_names(start, middle, to)} rounds on the way")
-    elif {start, to} <= SIGNIFICAND.keys() and middle in INTEGERS:
-        yield Refusal(label(cast), f"{_names(start, middle, to)} truncates to integers: that is arithmetic")
-
-
-def _cast_before(graph: GraphEditor, cast: NodeProto) -> NodeProto | None:
-    node = graph.producer(cast.input[0])
-    return node if _is_cast(node) else None
 
 
 def _is_cast(node: NodeProto | None) -> TypeGuard[NodeProto]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,13 +21,12 @@ class FoldQuantizedBias(GraphPass):
     """TensorRT's parser takes INT8, INT4 and FP8 into DequantizeLinear, but not the int32 of a bias.
 
     ONNX Runtime's quantiser stores the bias of a Conv or Gemm as int32 with the scale (input scale
-    x weight scale), per tensor or per axis. As all of it is constant, so is its float value:
-    (x - zero point) * scale, rounded once to float32 as DequantizeLinear does.
+    x weight scale), per tensor or per axis. As all of it is constant, so is its float value.
 
     Declines:
         - int8 and smaller constants, which are weights that TensorRT runs quantised
-        - an int32 input, scale or zero point that is computed
-        - a scale that does not fit the axis; a bias quantised in blocks
+        - an int32 input, scale or zero point that is computed; a zero point other than 0, which ONNX excludes
+        - a scale that does not fit the axis, such as one of blocks
     """
 
     name = "fold-quantized-bias"
@@ -47,74 +46,44 @@ class FoldQuantizedBias(GraphPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for node in graph.nodes:
             if node.op_type == "DequantizeLinear" and node.domain in _DOMAINS:
-                event = _fold(graph, node)
-                if event is not None:
-                    yield event
+                operands = [graph.constant(name) for name in node.input if name]
+                reason = _reason_against(graph, node, operands)
+                if reason is None:
+                    yield _fold(graph, node, *(value for value in operands[:2] if value is not None))
+                elif reason:
+                    yield Refusal(label(node), reason)
 
 
-def _fold(graph: GraphEditor, node: NodeProto) -> Event | None:
-    operands = [graph.constant(name) if name else None for name in node.input]
-    reason = _reason_against(graph, node, operands)
-    if reason is not None:
-        return Refusal(label(node), reason) if reason else None
-    data, scale = operands[0], operands[1]
-    assert data is not None and scale is not None
-    zero_point = operands[2] if len(operands) > 2 else None
-    axis = int(attribute(node, "axis", 1))
-    scale_of_each, zero_of_each = (_spread(v, data, axis) for v in (scale, zero_point))
-    if scale_of_each is None or zero_of_each is None:
-        return Refusal(label(node), f"its scale does not fit axis {axis} of {list(data.shape)}")
-    _replace(graph, node, _dequantized(data, scale_of_each, zero_of_each))
-    return Change(label(node), f"int32 {node.input[0]} became a constant of {scale.dtype}")
-
-
-def _reason_against(graph: GraphEditor, node: NodeProto, operands: list[Array | None]) -> str | None:
+def _reason_against(graph: GraphEditor, node: NodeProto, operands: Sequence[Array | None]) -> str | None:
     """Returns why the node stays; "" if it is no such bias, None if it can be folded."""
-    data = operands[0]
+    data, scale = operands[:2]
     if data is not None and data.dtype != np.int32:
         return "a quantised weight stays quantised: TensorRT runs it so"
     if data is None and graph.dtype(node.input[0]) != TensorProto.INT32:
         return ""
-    missing = [n for n, value in zip(node.input, operands, strict=True) if n and value is None]
-    if missing:
-        return f"{missing[0]} is computed, so its value is not constant; TensorRT refuses int32 here"
-    if attribute(node, "block_size", 0):
-        return "it is quantised in blocks, and no bias is"
+    if data is None or scale is None:
+        computed = node.input[0 if data is None else 1]
+        return f"{computed} is computed, so its value is not constant; TensorRT refuses int32 here"
+    if any(zero_point is None or zero_point.any() for zero_point in operands[2:]):
+        return "its zero point is computed, or is not 0"
+    axis = attribute(node, "axis", 1)
+    if scale.size > 1 and (not -data.ndim <= axis < data.ndim or scale.shape != (data.shape[axis],)):
+        return f"its scale does not fit axis {axis} of {list(data.shape)}"
     return None
 
 
-def _spread(operand: Array | None, data: Array, axis: int) -> Array | None:
-    """Reshapes a scale or zero point so that it broadcasts over `data`; None if it does not fit.
-
-    One element counts for the whole tensor, as in ONNX Runtime; a vector runs along `axis`.
-    """
-    if operand is None:
-        return np.zeros((), np.int32)
-    if operand.size == 1:
-        return operand.reshape(())
-    if not -data.ndim <= axis < data.ndim or operand.shape != (data.shape[axis],):
-        return None
-    shape = [1] * data.ndim
-    shape[axis] = operand.size
-    return operand.reshape(shape)
-
-
-def _dequantized(data: Array, scale: Array, zero_point: Array) -> Array:
-    """Computes (data - zero point) * scale: int32, then one float32 product, rounded to the scale's type.
-
-    Source: ONNX's DequantizeLinear and the loop in ONNX Runtime's CPU kernel.
-    """
-    with np.errstate(over="ignore"):  # int32 differences wrap and products overflow in ONNX Runtime, too
-        centred = data - zero_point.astype(np.int32)
-        product: Array = centred.astype(np.float32) * scale.astype(np.float32)
-        return product.astype(scale.dtype)
-
-
-def _replace(graph: GraphEditor, node: NodeProto, value: Array) -> None:
+def _fold(graph: GraphEditor, node: NodeProto, data: Array, scale: Array) -> Change:
+    """Replaces the node by its value: a float32 product, rounded to the scale's type as ONNX Runtime does."""
+    sizes = [1] * data.ndim
+    if scale.size > 1:
+        sizes[attribute(node, "axis", 1)] = -1
     output = node.output[0]
+    with np.errstate(over="ignore"):  # it overflows in ONNX Runtime, too
+        value = (data.astype(np.float32) * scale.astype(np.float32).reshape(sizes)).astype(scale.dtype)
     constant = graph.add_constant(f"{output}/folded", value)
     graph.redirect(output, constant)
     if graph.is_output(output):
         graph.substitute(output, graph.make("Identity", [constant], [output], name=f"{label(node)}/Identity"))
     else:
         graph.remove(node)
+    return Change(label(node), f"int32 {node.input[0]} became a constant of {scale.dtype}")
