@@ -10,7 +10,6 @@ file of the project one works in, the preset, and the default of `rewriter.fix`.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -40,9 +39,6 @@ OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "input_shapes": ("inputs",),
 }
 """Options that replace others: if one is set, the listed options of later sources are ignored."""
-
-SIMILAR = 0.75
-"""Similarity (`difflib`) above which an unknown variable is a misspelling, and not another program's."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +186,7 @@ def load(folder: Path | None = None, environment: Mapping[str, str] | None = Non
             file.require_own()
         keys = {key.key: key for key in KEYS.values()}
         sources.append(Source("file", file.title, read_table(keys, file.table, file.title, file.path.parent)))
-    return Configuration(tuple(sources), file.path if file else None, (*notes, *_misspelt(variables)))
+    return Configuration(tuple(sources), file.path if file else None, notes)
 
 
 def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
@@ -198,12 +194,3 @@ def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Any]]
         text = variables.get(key.variable, "").strip()
         if text:  # an empty variable sets nothing, as in most shells and CI files
             yield name, read(key, Text(text), key.variable)
-
-
-def _misspelt(variables: Mapping[str, str]) -> Iterator[str]:
-    known = {key.variable.removeprefix(PREFIX) for key in KEYS.values()} | {"CONFIG"}
-    for name in sorted(variables):
-        end = name.removeprefix(PREFIX)
-        ours_or_none = end == name or end in known
-        if not ours_or_none and (close := difflib.get_close_matches(end, known, n=1, cutoff=SIMILAR)):
-            yield f"the variable {name} is unknown and not used: did you mean {PREFIX}{close[0]}?"

@@ -31,28 +31,15 @@ WANTED: Mapping[Any, str] = {
     Mapping: "shapes, such as { image = [1, 3, 224, 224] }",
 }
 
-CALLED: Mapping[str, str] = {
-    "inputs": "data samples calibration calibration-data calib",
-    "image-preprocess": "preprocess transform",
-    "input-shapes": "shapes input-shape",
-    "plugin-lib": "plugins",
-    "passes": "pipeline",
-    "skip": "exclude",
-    "precision": "dtype",
-    "io": "io-types",
-    "keep-fp32": "nodes kept-nodes nodes-to-exclude",
-    "keep-fp32-op": "ops op-types op-types-to-exclude",
-    "max-latency-cost": "latency-cost budget",
-    "timeout": "build-timeout",
-}
-"""Words that users of other tools try for our options."""
-
 INSTEAD: Mapping[str, str] = {
     "fp16": "leave it out: FP16 is the default",
     "bf16": "use `preset=trt-bf16`",
     "best": "build with `preset=trt-fp16` and with `preset=trt-bf16`, and compare",
     "fp32": "use `preset=structure-only`",
     "int8": "add Q/DQ nodes to the model first: they are kept",
+    "data": "use `inputs`",
+    "calibration-data": "use `inputs`",
+    "exclude": "use `skip` for passes, `keep-fp32` for nodes",
     "stronglyTyped": "leave it out: results are strongly typed",
     "noTF32": "leave it out: it is an option of the engine's builder",
 }
@@ -248,11 +235,6 @@ def unknown(word: str, what: str, where: str, known: Iterable[str]) -> UsageErro
 
 def instead(word: str, known: Iterable[str]) -> str:
     """What to use in place of an option that does not exist; `known` are names or keys of those that do."""
-    keys = [name.replace("_", "-") for name in known]
-    called = {one: key for key in keys for one in (key, *CALLED.get(key, "").split())}
-    tried = word.lstrip("-").replace("_", "-")
-    if tried in INSTEAD:
-        return INSTEAD[tried]
-    close = did_you_mean(tried, called)
-    found = called.get(close.partition("'")[2].rpartition("'")[0])
-    return f"did you mean `{found}`?" if found else f"choose from {', '.join(keys)}"
+    keys, tried = [name.replace("_", "-") for name in known], word.lstrip("-").replace("_", "-")
+    close = did_you_mean(tried, keys).replace("'", "`")
+    return INSTEAD.get(tried) or close or f"choose from {', '.join(keys)}"

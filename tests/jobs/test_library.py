@@ -70,7 +70,7 @@ def without(verb: Callable[..., object], *given: object, **keywords: object) -> 
 WRONG_CALLS = [
     pytest.param(wrong(rewriter.fix, unknown=1), "`unknown`: there is no such keyword", id="unknown"),
     pytest.param(wrong(rewriter.fix, keep_fp23="x"), r"(?s)`keep_fp23`.*did you mean `keep-fp32`", id="near"),
-    pytest.param(wrong(rewriter.fix, exclude="x"), r"(?s)`exclude`.*did you mean `skip`", id="other word"),
+    pytest.param(wrong(rewriter.fix, exclude="x"), r"(?s)`exclude`.*use `skip`", id="other word"),
     pytest.param(twice(rewriter.locate, mark=1), r"(?s)`mark`.*did you mean `marks`", id="locate"),
     pytest.param(without(rewriter.probe, asks=True), r"(?s)`asks`.*did you mean `ask`", id="probe"),
     pytest.param(without(rewriter.compare_inputs, "a", 3), r"theirs=: it cannot be 3", id="a path"),

@@ -100,24 +100,20 @@ def test_what_presets_decide_has_no_default_of_its_own() -> None:
 
 
 VALUES = [
-    pytest.param('preset = "trt-bf16"', "preset", "trt-bf16", id="a text"),
-    pytest.param('passes = "postpone-resize{work=0}"', "passes", "postpone-resize{work=0}", id="a pipeline"),
-    pytest.param(
-        'passes = ["isolate-clip", "clean-casts"]', "passes", ("isolate-clip", "clean-casts"), id="its parts"
-    ),
-    pytest.param('skip = ["simplify"]', "skip", ("simplify",), id="a list"),
-    pytest.param('skip = "simplify"', "skip", ("simplify",), id="a text for a list of one"),
-    pytest.param('max-latency-cost = "5%"', "max_latency_cost", 0.05, id="a share with its unit"),
-    pytest.param("opset = 18", "opset", 18, id="a whole number"),
-    pytest.param("tolerance = 1e-3", "tolerance", 1e-3, id="a number"),
-    pytest.param("tolerance = 40", "tolerance", 40.0, id="a whole number for a number"),
-    pytest.param("strict = true", "strict", True, id="a switch"),
-    pytest.param("verify = false", "verify", False, id="a switch turned off"),
-    pytest.param('io = "fp16"', "io", "fp16", id="a choice"),
-    pytest.param('engine = "emulation"', "engine", "emulation", id="an engine"),
-    pytest.param(
-        "[input-shapes]\nx = [1, 3]\n'a:b' = []", "input_shapes", {"x": (1, 3), "a:b": ()}, id="shapes"
-    ),
+    ('preset = "trt-bf16"', "preset", "trt-bf16"),
+    ('passes = "postpone-resize{work=0}"', "passes", "postpone-resize{work=0}"),
+    ('passes = ["isolate-clip", "clean-casts"]', "passes", ("isolate-clip", "clean-casts")),
+    ('skip = ["simplify"]', "skip", ("simplify",)),
+    ('skip = "simplify"', "skip", ("simplify",)),
+    ('max-latency-cost = "5%"', "max_latency_cost", 0.05),
+    ("opset = 18", "opset", 18),
+    ("tolerance = 1e-3", "tolerance", 1e-3),
+    ("tolerance = 40", "tolerance", 40.0),
+    ("strict = true", "strict", True),
+    ("verify = false", "verify", False),
+    ('io = "fp16"', "io", "fp16"),
+    ('engine = "emulation"', "engine", "emulation"),
+    ("[input-shapes]\nx = [1, 3]\n'a:b' = []", "input_shapes", {"x": (1, 3), "a:b": ()}),
 ]
 
 
@@ -131,16 +127,16 @@ def test_reads_a_file(tmp_path: Path, text: str, name: str, value: object) -> No
 
 
 TEXTS = [
-    pytest.param("REWRITER_PRESET", "accurate", "accurate", id="a text"),
-    pytest.param("REWRITER_SKIP", "simplify, rescale", ("simplify", "rescale"), id="a list"),
-    pytest.param("REWRITER_OPSET", "18", 18, id="a whole number"),
-    pytest.param("REWRITER_TOLERANCE", "1e-3", 1e-3, id="a number"),
-    pytest.param("REWRITER_STRICT", "1", True, id="a switch"),
-    pytest.param("REWRITER_VERIFY", "Off", False, id="a switch turned off"),
-    pytest.param("REWRITER_INPUT_SHAPES", "x:1x3,a:b:", {"x": (1, 3), "a:b": ()}, id="shapes"),
-    pytest.param("REWRITER_INPUTS", "data.npz", Path("data.npz"), id="a path"),
-    pytest.param("REWRITER_IO", "fp32", "fp32", id="a choice"),
-    pytest.param("REWRITER_PLUGIN_LIB", "a.so, b.so", (Path("a.so"), Path("b.so")), id="paths"),
+    ("REWRITER_PRESET", "accurate", "accurate"),
+    ("REWRITER_SKIP", "simplify, rescale", ("simplify", "rescale")),
+    ("REWRITER_OPSET", "18", 18),
+    ("REWRITER_TOLERANCE", "1e-3", 1e-3),
+    ("REWRITER_STRICT", "1", True),
+    ("REWRITER_VERIFY", "Off", False),
+    ("REWRITER_INPUT_SHAPES", "x:1x3,a:b:", {"x": (1, 3), "a:b": ()}),
+    ("REWRITER_INPUTS", "data.npz", Path("data.npz")),
+    ("REWRITER_IO", "fp32", "fp32"),
+    ("REWRITER_PLUGIN_LIB", "a.so, b.so", (Path("a.so"), Path("b.so"))),
 ]
 
 
@@ -178,12 +174,12 @@ def test_what_the_shell_offers_is_accepted(key: Any) -> None:
 
 
 SHOWN = [
-    pytest.param(None, "-", id="nothing"),
-    pytest.param((), "-", id="an empty list"),
-    pytest.param(True, "true", id="a switch"),
-    pytest.param(("a", "b"), '["a", "b"]', id="a list"),
-    pytest.param(Path("a/b"), '"a/b"', id="a path"),
-    pytest.param({"x": (1, 3), "a:b": ()}, '{ x = [1, 3], "a:b" = [] }', id="shapes"),
+    (None, "-"),
+    ((), "-"),
+    (True, "true"),
+    (("a", "b"), '["a", "b"]'),
+    (Path("a/b"), '"a/b"'),
+    ({"x": (1, 3), "a:b": ()}, '{ x = [1, 3], "a:b" = [] }'),
 ]
 
 
@@ -395,54 +391,31 @@ def test_scan_asks_for_the_precision_of_the_preset(
 
 
 REFUSED = [
-    pytest.param('presett = "x"', "unknown key 'presett'", "did you mean `preset`?", id="an unknown key"),
-    pytest.param(
-        "keep_fp32 = []", "unknown key 'keep_fp32'", "did you mean `keep-fp32`?", id="an underscore"
-    ),
-    pytest.param("data = 'a'", "unknown key 'data'", "did you mean `inputs`?", id="what others call it"),
-    pytest.param(
-        "zzz = 1", "unknown key 'zzz'", "choose from inputs, image-preprocess", id="nothing like it"
-    ),
-    pytest.param(
-        "opset = 'x'", "key 'opset': it cannot be 'x'", "it takes a whole number", id="a text for a number"
-    ),
-    pytest.param(
-        "opset = true", "key 'opset': it cannot be True", "it takes a whole number", id="a switch for one"
-    ),
-    pytest.param("opset = 99", "key 'opset': it cannot be 99", "choose from 1 to", id="no such operator set"),
-    pytest.param(
-        "strict = 1", "key 'strict': it cannot be 1", "it takes true or false", id="a number for a switch"
-    ),
-    pytest.param(
-        "skip = 3", "key 'skip': it cannot be", "it takes a list of texts", id="a number for a list"
-    ),
-    pytest.param(
-        "skip = [1]", "key 'skip': it cannot be [1]", "it takes a list of texts", id="a list of numbers"
-    ),
-    pytest.param("io = 'fp61'", "key 'io': it cannot be 'fp61'", "did you mean 'fp16'?", id="no such choice"),
-    pytest.param("io = 16", "key 'io': it cannot be 16", "it takes a text", id="a number for a choice"),
-    pytest.param("tolerance = nan", "key 'tolerance': it cannot be nan", "a number", id="no number"),
-    pytest.param("timeout = 0", "key 'timeout': it cannot be 0", "above 0", id="no time"),
-    pytest.param("seed = -1", "key 'seed': it cannot be -1", "from 0 on", id="a seed below 0"),
-    pytest.param("inputs = ''", "key 'inputs': it cannot be ''", "it takes a path", id="no path"),
-    pytest.param("target = 'trt'", "key 'target': unknown target 'trt'", "tensorrt-rtx", id="no such target"),
-    pytest.param(
-        "preset = 'acurate'", "key 'preset': unknown preset", "did you mean 'accurate'?", id="no such preset"
-    ),
-    pytest.param(
-        "skip = ['simplfy']", "key 'skip': unknown pass", "did you mean 'simplify'?", id="no such pass"
-    ),
-    pytest.param(
-        "passes = 'postpone-resize{work=all}'",
-        "key 'passes': it cannot be 'all' (pipeline",
-        "it takes a whole number",
-        id="a pipeline that does not parse",
-    ),
-    pytest.param("engine = 'trt'", "key 'engine': it cannot be 'trt'", "tensorrt", id="no such engine"),
-    pytest.param("builds = 0", "key 'builds': it cannot be 0", "from 1 on", id="no build"),
-    pytest.param("plugin-lib = 3", "key 'plugin-lib'", "a list of paths", id="a number for a list of paths"),
-    pytest.param("[input-shapes]\nx = [0]", "key 'input-shapes'", "sizes from 1", id="a shape without room"),
-    pytest.param("x = ", "it is not TOML: Invalid value", "REWRITER_CONFIG", id="no TOML"),
+    ('presett = "x"', "unknown key 'presett'", "did you mean `preset`?"),
+    ("keep_fp32 = []", "unknown key 'keep_fp32'", "did you mean `keep-fp32`?"),
+    ("data = 'a'", "unknown key 'data'", "use `inputs`"),
+    ("zzz = 1", "unknown key 'zzz'", "choose from inputs, image-preprocess"),
+    ("opset = 'x'", "key 'opset': it cannot be 'x'", "it takes a whole number"),
+    ("opset = true", "key 'opset': it cannot be True", "it takes a whole number"),
+    ("opset = 99", "key 'opset': it cannot be 99", "choose from 1 to"),
+    ("strict = 1", "key 'strict': it cannot be 1", "it takes true or false"),
+    ("skip = 3", "key 'skip': it cannot be", "it takes a list of texts"),
+    ("skip = [1]", "key 'skip': it cannot be [1]", "it takes a list of texts"),
+    ("skip = ['simplfy']", "key 'skip': unknown pass", "did you mean 'simplify'?"),
+    ("io = 'fp61'", "key 'io': it cannot be 'fp61'", "did you mean 'fp16'?"),
+    ("io = 16", "key 'io': it cannot be 16", "it takes a text"),
+    ("tolerance = nan", "key 'tolerance': it cannot be nan", "a number"),
+    ("timeout = 0", "key 'timeout': it cannot be 0", "above 0"),
+    ("seed = -1", "key 'seed': it cannot be -1", "from 0 on"),
+    ("builds = 0", "key 'builds': it cannot be 0", "from 1 on"),
+    ("inputs = ''", "key 'inputs': it cannot be ''", "it takes a path"),
+    ("target = 'trt'", "key 'target': unknown target 'trt'", "tensorrt-rtx"),
+    ("engine = 'trt'", "key 'engine': it cannot be 'trt'", "tensorrt"),
+    ("preset = 'acurate'", "key 'preset': unknown preset", "did you mean 'accurate'?"),
+    ("passes = 'postpone-resize{work=all}'", "it cannot be 'all' (pipeline", "it takes a whole number"),
+    ("plugin-lib = 3", "key 'plugin-lib'", "a list of paths"),
+    ("[input-shapes]\nx = [0]", "key 'input-shapes'", "sizes from 1"),
+    ("x = ", "it is not TOML: Invalid value", "REWRITER_CONFIG"),
 ]
 
 
@@ -457,30 +430,21 @@ def test_refuses_and_names_the_file(tmp_path: Path, text: str, message: str, hin
     assert hint in rest
 
 
-def test_a_table_that_is_none(tmp_path: Path) -> None:
+def test_errors_in_a_pyproject(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("tool.rewriter = 3\n")
     with pytest.raises(UsageError, match=r"pyproject\.toml: tool\.rewriter is not a table"):
         loaded(tmp_path)
-
-
-def test_an_error_in_a_pyproject_names_the_table(tmp_path: Path) -> None:
     pyproject(tmp_path, "opsett = 1\n")
     with pytest.raises(UsageError, match=r"^pyproject\.toml \[tool\.rewriter\]: unknown key 'opsett'"):
         loaded(tmp_path)
 
 
-def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
-    own(tmp_path, "seed = 1\n").write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match=r"rewriter\.toml: it is not TOML"):
-        loaded(tmp_path)
-
-
 BAD_VARIABLES = [
-    pytest.param("REWRITER_OPSET", "x", "it takes a whole number", id="no number"),
-    pytest.param("REWRITER_STRICT", "maybe", "it takes true or false", id="no switch"),
-    pytest.param("REWRITER_IO", "fp61", "did you mean 'fp16'?", id="no such choice"),
-    pytest.param("REWRITER_INPUT_SHAPES", "x", "NAME:1x3x224x224", id="no shape"),
-    pytest.param("REWRITER_PRESET", "acurate", "did you mean 'accurate'?", id="no such preset"),
+    ("REWRITER_OPSET", "x", "it takes a whole number"),
+    ("REWRITER_STRICT", "maybe", "it takes true or false"),
+    ("REWRITER_IO", "fp61", "did you mean 'fp16'?"),
+    ("REWRITER_INPUT_SHAPES", "x", "NAME:1x3x224x224"),
+    ("REWRITER_PRESET", "acurate", "did you mean 'accurate'?"),
 ]
 
 
@@ -490,12 +454,6 @@ def test_refuses_and_names_the_variable(tmp_path: Path, variable: str, text: str
         loaded(tmp_path, **{variable: text})
     assert caught.value.where == variable
     assert caught.value.hint is not None and hint in caught.value.hint
-
-
-def test_a_misspelt_variable_is_a_warning_and_another_programs_is_not(tmp_path: Path) -> None:
-    assert loaded(tmp_path, REWRITER_TOLERENCE="1", REWRITER_VERSION="1.2").warnings == (
-        "the variable REWRITER_TOLERENCE is unknown and not used: did you mean REWRITER_TOLERANCE?",
-    )
 
 
 # The command line
@@ -573,7 +531,6 @@ def test_a_broken_file_is_2_and_nothing_is_written(model: Path, tmp_path: Path) 
 def test_config_shows_what_is_resolved(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyproject(tmp_path, 'preset = "accurate"\npasses = "simplify"\n')
     monkeypatch.setenv("REWRITER_OPSET", "18")
-    monkeypatch.setenv("REWRITER_TOLERENCE", "1")
     code, out, _ = quick("config")
     assert code == 0
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line.strip()}
@@ -583,7 +540,6 @@ def test_config_shows_what_is_resolved(model: Path, tmp_path: Path, monkeypatch:
     assert rows["max-latency-cost"] == "0.16 preset accurate"
     assert rows["seed"] == "0 default"
     assert {key.key for key in KEYS.values()} <= set(rows)
-    assert "REWRITER_TOLERENCE is unknown" in out
 
 
 def test_config_without_a_file_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -615,6 +571,3 @@ def test_the_example_of_the_page_is_read(tmp_path: Path) -> None:
     resolved = loaded(tmp_path).resolve()
     assert resolved.values["keep_fp32"] == ("*/head/*",)
     assert resolved.values["inputs"] == tmp_path / "calibration"
-
-
-# verify
