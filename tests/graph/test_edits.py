@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -22,6 +25,9 @@ BRANCHES = """
         >
     }"""
 """Both branches read tensors of the outer graph."""
+
+
+Edit = Callable[[GraphEditor], object]
 
 
 def _editors(source: Model, tag: str = "") -> list[GraphEditor]:
@@ -60,41 +66,22 @@ class TestQuestions:
     CHAIN = (
         "g (float[2,n] x, float[2,n] k) => (float[2,n] y, float[2,n] a) "
         "<float[3] w = {1, 2, 3}, float s = {2.5}> {"
-        " a = Relu(x) b = Mul(a, s) c = Neg(a) y = Sub(b, c) }"
+        " a = Relu(x) b = Mul(a, s) c = Neg(a) d = Add(c, c) y = Sub(b, d) z = Exp(y) }"
     )
 
-    def test_producers_and_consumers(self) -> None:
+    def test_the_index(self) -> None:
         editor = _editor(self.CHAIN)
         assert editor.producer("a") is _node(editor, "Relu")
         assert editor.producer("x") is editor.producer("w") is editor.producer("nowhere") is None
         assert [n.op_type for n in editor.consumers("a")] == ["Mul", "Neg"]
-        assert editor.consumers("y") == editor.consumers("nowhere") == []
-
-    def test_a_single_consumer_is_found(self) -> None:
-        editor = _editor(self.CHAIN)
+        assert editor.consumers("z") == editor.consumers("nowhere") == []
         assert editor.only_consumer("b") is _node(editor, "Sub")
-        assert editor.only_consumer("a") is None
-        assert editor.only_consumer("y") is None
-
-    def test_a_graph_output_has_no_single_consumer(self) -> None:
-        editor = _editor("g (float[2] x) => (float[2] y, float[2] a) { a = Relu(x) y = Neg(a) }")
-        assert len(editor.consumers("a")) == 1
-        assert editor.only_consumer("a") is None
-
-    def test_one_node_that_reads_a_tensor_twice_is_one_consumer(self) -> None:
-        editor = _editor("g (float[2] x) => (float[2] y) { a = Relu(x) y = Mul(a, a) }")
-        assert editor.only_consumer("a") is _node(editor, "Mul")
-
-    def test_kinds_of_tensors(self) -> None:
-        editor = _editor(self.CHAIN)
-        assert editor.is_initializer("w")
-        assert not editor.is_initializer("a")
+        assert editor.only_consumer("c") is _node(editor, "Add"), "it reads c twice"
+        assert editor.only_consumer("a") is None and editor.only_consumer("z") is None
+        assert len(editor.consumers("y")) == 1 and editor.only_consumer("y") is None, "a graph output"
+        assert editor.is_initializer("w") and not editor.is_initializer("a")
         assert [name for name in ("x", "a", "b", "y") if editor.is_output(name)] == ["a", "y"]
-
-    def test_types_and_shapes(self) -> None:
-        editor = _editor(self.CHAIN)
-        assert editor.dtype("a") == TensorProto.FLOAT
-        assert editor.shape("a") == (2, "n")
+        assert (editor.dtype("a"), editor.shape("a")) == (TensorProto.FLOAT, (2, "n"))
         assert (editor.rank("a"), editor.rank("s")) == (2, 0)
         assert [editor.dtype("nowhere"), editor.shape("nowhere"), editor.rank("nowhere")] == [None] * 3
 
@@ -208,22 +195,120 @@ class TestScopes:
         assert len(source.proto.graph.node[1].attribute[0].g.initializer[0].raw_data) == 4 * 512 * 4
 
 
-class TestEdits:
-    def test_nothing_reaches_the_model_before_commit(self) -> None:
-        source = graph("g (float[2] x) => (float[2] y) { a = Relu(x) y = Neg(a) }")
-        untouched = source.copy()
-        editor = _editors(source)[0]
-        editor.substitute("a", editor.make("Abs", ["x"], ["a"]))
-        assert source.same_as(untouched)
-        editor.commit()
-        assert ops(source) == ["Abs", "Neg"]
+def _substitute(tensor: str, op: str, *inputs: str) -> Edit:
+    return lambda editor: editor.substitute(tensor, editor.make(op, inputs, [tensor]))
 
+
+def _between(editor: GraphEditor) -> None:
+    """Two nodes in place of one, which read what it read."""
+    middle = editor.tensor("m", like="y")
+    editor.substitute("y", editor.make("Relu", ["a"], [middle]), editor.make("Abs", [middle], ["y"]))
+
+
+def _sweep(editor: GraphEditor) -> None:
+    editor.sweep("a")
+    editor.sweep("x")
+    assert len(editor.nodes) == 4
+    editor.sweep("c")
+
+
+def _rename(editor: GraphEditor) -> None:
+    cast = _node(editor, "Cast")
+    editor.rename("a", "y")
+    editor.remove(cast)
+    assert editor.consumers("y") == [_node(editor, "Neg")]
+
+
+def _late(editor: GraphEditor) -> None:
+    editor.insert(editor.make("Exp", ["x"], ["late"]), before=None)
+    editor.redirect("a", "late")
+
+
+def _redirect_one(editor: GraphEditor) -> None:
+    editor.redirect("a", "x", only=[_node(editor, "Neg")])
+    assert editor.only_consumer("a") is _node(editor, "Abs")
+
+
+XY = "g (float[2] x) => (float[2] y)"
+XYZ = "g (float[2] x) => (float[2] y, float[2] z)"
+
+EDITS: list[Any] = [
+    pytest.param(
+        f"{XY} <float[2] w = {{1, 2}}> {{ a = Exp(x) b = Neg(a) c = Add(b, w) y = Relu(c) }}",
+        _substitute("c", "Abs", "x"),
+        "Abs(x) Relu(c)",
+        id="substitute removes producers that only the old node needed",
+    ),
+    pytest.param(
+        "g (float[2] x) => (float[2] y, float[2] a, float[2] z)"
+        " { a = Exp(x) b = Neg(a) c = Relu(b) y = Abs(c) z = Sqrt(b) }",
+        _substitute("c", "Sin", "x"),
+        "Exp(x) Neg(a) Sin(x) Abs(c) Sqrt(b)",
+        id="substitute keeps tensors with other consumers and graph outputs",
+    ),
+    pytest.param(f"{XY} {{ a = Exp(x) y = Neg(a) }}", _between, "Exp(x) Relu(a) Abs(m)", id="two for one"),
+    pytest.param(
+        "g (float[4] x) => (float[2] y) { a, b = Split(x) c = Neg(a) y = Add(c, b) }",
+        _substitute("c", "Identity", "b"),
+        "Split(x) Identity(b) Add(c,b)",
+        id="a node stays if one of its outputs is used",
+    ),
+    pytest.param(
+        f"{XY} {{ y = Neg(x) }}",
+        lambda editor: editor.insert(editor.make("Relu", ["y"], ["z"]), before=None),
+        "Neg(x) Relu(y)",
+        id="insert at the end",
+    ),
+    pytest.param(
+        f"{XYZ} {{ y = Neg(x) a = Exp(x) z = Abs(a) }}",
+        lambda editor: editor.set_input(_node(editor, "Neg"), 0, "z"),
+        "Exp(x) Abs(a) Neg(z)",
+        id="nodes are sorted",
+    ),
+    pytest.param(BRANCHES, _late, "Relu(x) Exp(x) If(c)", id="the order respects what branches read"),
+    pytest.param(
+        f"{XYZ} {{ a = Exp(x) y = Neg(a) z = Abs(a) }}",
+        _redirect_one,
+        "Exp(x) Neg(x) Abs(a)",
+        id="redirect of some consumers",
+    ),
+    pytest.param(
+        f"{XY} {{ a = Exp(x) b = Neg(a) c = Abs(b) y = Relu(a) }}",
+        _sweep,
+        "Exp(x) Relu(a)",
+        id="sweep removes producers up to one that is still read",
+    ),
+    pytest.param(
+        f"{XYZ} {{ a = Exp(x) y = Cast<to = 1>(a) z = Neg(a) }}",
+        _rename,
+        "Exp(x) Neg(y)",
+        id="rename keeps the name of an output",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "edit", "expected"), EDITS)
+def test_an_edit_reaches_the_model_at_commit(text: str, edit: Edit, expected: str) -> None:
+    source = graph(text)
+    editor = _editors(source)[0]
+    edit(editor)
+    editor.commit()
+    check(source)
+    nodes = source.proto.graph.node
+    assert " ".join(f"{n.op_type}({','.join(n.input)})" for n in nodes) == expected
+    read = {name for node in nodes for name in reads(node)}
+    assert {t.name for t in source.proto.graph.initializer} <= read
+
+
+class TestEdits:
     def test_commit_without_an_edit_changes_nothing(self) -> None:
-        source = graph("g (float[2] x) => (float[2] y) <float[2] unread = {1, 2}> { y = Neg(x) }")
+        source = graph(f"{XY} <float[2] unread = {{1, 2}}> {{ y = Neg(x) }}")
         untouched = source.copy()
-        editor = _editors(source)[0]
-        editor.commit()
+        _editors(source)[0].commit()
         assert source.same_as(untouched)
+        editor = _editors(source)[0]
+        editor.substitute("y", editor.make("Abs", ["x"], ["y"]))
+        assert source.same_as(untouched), "nor does an edit before it"
 
     def test_new_nodes_are_tagged_and_have_names_of_their_own(self) -> None:
         editor = _editor("g (float[2] x) => (float[2] y) { y = Neg(x) }", tag="some-pass")
@@ -247,75 +332,6 @@ class TestEdits:
         name = editor.tensor("x", like="x", dtype=TensorProto.FLOAT16)
         assert (name, editor.dtype(name), editor.shape(name)) == ("x_1", TensorProto.FLOAT16, (2, "n"))
 
-    def test_substitute_removes_producers_that_only_the_old_node_needed(self) -> None:
-        source = graph(
-            "g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> {"
-            " a = Exp(x) b = Neg(a) c = Add(b, w) y = Relu(c) }"
-        )
-        editor = _editors(source)[0]
-        editor.substitute("c", editor.make("Abs", ["x"], ["c"]))
-        editor.commit()
-        assert ops(source) == ["Abs", "Relu"]
-        assert not source.proto.graph.initializer
-
-    def test_substitute_keeps_tensors_with_other_consumers_and_graph_outputs(self) -> None:
-        source = graph(
-            "g (float[2] x) => (float[2] y, float[2] a, float[2] z) {"
-            " a = Exp(x) b = Neg(a) c = Relu(b) y = Abs(c) z = Sqrt(b) }"
-        )
-        editor = _editors(source)[0]
-        editor.substitute("c", editor.make("Sin", ["x"], ["c"]))
-        editor.commit()
-        assert sorted(ops(source)) == ["Abs", "Exp", "Neg", "Sin", "Sqrt"]
-
-    def test_substitute_may_read_the_inputs_of_the_old_node(self) -> None:
-        source = graph("g (float[2] x) => (float[2] y) { a = Exp(x) y = Neg(a) }")
-        editor = _editors(source)[0]
-        middle = editor.tensor("m", like="y")
-        editor.substitute("y", editor.make("Relu", ["a"], [middle]), editor.make("Abs", [middle], ["y"]))
-        editor.commit()
-        assert ops(source) == ["Exp", "Relu", "Abs"]
-
-    def test_a_node_stays_if_one_of_its_outputs_is_used(self) -> None:
-        source = graph("g (float[4] x) => (float[2] y) { a, b = Split(x) c = Neg(a) y = Add(c, b) }")
-        editor = _editors(source)[0]
-        editor.substitute("c", editor.make("Identity", ["b"], ["c"]))
-        editor.commit()
-        assert ops(source) == ["Split", "Identity", "Add"]
-
-    def test_insert_at_the_end(self) -> None:
-        source = graph("g (float[2] x) => (float[2] y) { y = Neg(x) }")
-        editor = _editors(source)[0]
-        editor.insert(editor.make("Relu", ["y"], ["z"]), before=None)
-        editor.commit()
-        assert ops(source) == ["Neg", "Relu"]
-
-    def test_commit_sorts_nodes_topologically(self) -> None:
-        source = graph("g (float[2] x) => (float[2] y, float[2] z) { y = Neg(x) a = Exp(x) z = Abs(a) }")
-        editor = _editors(source)[0]
-        editor.set_input(_node(editor, "Neg"), 0, "z")
-        editor.commit()
-        check(source)
-        assert ops(source) == ["Exp", "Abs", "Neg"]
-
-    def test_the_order_respects_what_branches_read(self) -> None:
-        source = graph(BRANCHES)
-        editor = _editors(source)[0]
-        exp = editor.make("Exp", ["x"], ["late"])
-        editor.insert(exp, before=None)
-        editor.redirect("a", "late")
-        editor.commit()
-        check(source)
-        assert ops(source) == ["Relu", "Exp", "If"]
-
-    def test_redirect_of_some_consumers(self) -> None:
-        source = graph("g (float[2] x) => (float[2] y, float[2] z) { a = Exp(x) y = Neg(a) z = Abs(a) }")
-        editor = _editors(source)[0]
-        editor.redirect("a", "x", only=[_node(editor, "Neg")])
-        assert editor.only_consumer("a") is _node(editor, "Abs")
-        editor.commit()
-        assert [list(n.input) for n in source.proto.graph.node] == [["x"], ["x"], ["a"]]
-
     def test_set_input_of_a_tensor_that_is_read_twice(self) -> None:
         editor = _editor("g (float[2] x) => (float[2] y) { a = Exp(x) y = Mul(a, a) }")
         product = _node(editor, "Mul")
@@ -323,29 +339,6 @@ class TestEdits:
         assert editor.consumers("a") == [product]
         editor.set_input(product, 0, "x")
         assert editor.consumers("a") == []
-
-    def test_sweep_removes_producers_up_to_one_that_is_still_read(self) -> None:
-        source = graph("g (float[2] x) => (float[2] y) { a = Exp(x) b = Neg(a) c = Abs(b) y = Relu(a) }")
-        editor = _editors(source)[0]
-        editor.sweep("a")
-        editor.sweep("x")
-        assert len(editor.nodes) == 4
-        editor.sweep("c")
-        editor.commit()
-        assert ops(source) == ["Exp", "Relu"]
-
-    def test_rename_keeps_the_name_of_an_output(self) -> None:
-        source = graph(
-            "g (float[2] x) => (float[2] y, float[2] z) { a = Exp(x) y = Cast<to = 1>(a) z = Neg(a) }"
-        )
-        editor = _editors(source)[0]
-        cast = _node(editor, "Cast")
-        editor.rename("a", "y")
-        editor.remove(cast)
-        editor.commit()
-        check(source)
-        assert ops(source) == ["Exp", "Neg"]
-        assert source.proto.graph.node[1].input[0] == "y"
 
     def test_new_constants_small_and_large(self) -> None:
         source = graph("g (float[2] x) => (float[2] y) { y = Neg(x) }")
