@@ -1,14 +1,14 @@
 """Corrupted models and data from a seed, each scanned: it succeeds, or ends in an error that says what to do.
 
-    cd tests && python -m corruption 5000 --seed 7      # more of them than the tests do, from another seed
-    cd tests && python -m corruption --only 7:1234      # one again, with its error and its file kept
+    cd tests && python -m corruption 5000 7         # more of them than the tests do, from another seed
+    cd tests && python -m corruption 1 7 1234       # number 1234 of that seed again
 
 Batches run in child processes, so that a crash of native code is a finding with a number.
 """
 
 from __future__ import annotations
 
-import argparse
+import io
 import json
 import resource
 import sys
@@ -27,6 +27,7 @@ import onnx.parser
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from onnx import numpy_helper
+from paths import ROOT
 
 from rewriter.ir import children
 from rewriter.ir.errors import NativeError, PassError, RewriterError
@@ -47,49 +48,8 @@ BATCH_SECONDS = 300.0
 ADDRESS_BYTES = 16 * 2**30
 """Limit on a child's addresses: a model that asks for more than that gets an error, and not this machine."""
 
-TEXTS = (
-    """
-    <ir_version: 8, opset_import: ["" : 17]>
-    g (float[n,8] x) => (float[n,8] y, float[n,1] s)
-    <float[8,8] w, float[8] b, int64[2] shape = {-1, 8}, float[1] eps = {0.00001}> {
-        [product] m = MatMul(x, w)
-        [bias] a = Add(m, b)
-        [view] v = Reshape<allowzero = 0>(a, shape)
-        [mean] u = ReduceMean<axes = [-1], keepdims = 1>(v)
-        [centre] d = Sub(v, u)
-        [square] q = Mul(d, d)
-        [variance] s = ReduceMean<axes = [-1], keepdims = 1>(q)
-        [safe] t = Add(s, eps)
-        [root] r = Sqrt(t)
-        [norm] z = Div(d, r)
-        [attention] p = Softmax<axis = -1>(z)
-        [clip] y = Cast<to = 1>(p)
-    }""",
-    """
-    <ir_version: 8, opset_import: ["" : 17]>
-    g (float[1,2,8,8] x, int64[1] i) => (float[1,4,12,12] y, float[2] c)
-    <float[4,2,3,3] w, float[4] scale, float[4] shift, float[4] mean, float[4] variance, float[8,2] table,
-     float[4] sizes = {1, 1, 2, 2}> {
-        [conv] a = Conv<kernel_shape = [3, 3], strides = [1, 1]>(x, w)
-        [batch] b = BatchNormalization<epsilon = 0.001>(a, scale, shift, mean, variance)
-        [act] r = Relu(b)
-        [resize] y = Resize<mode = "nearest">(r, , sizes)
-        [gather] e = Gather<axis = 0>(table, i)
-        [squeeze] c = Flatten<axis = 0>(e)
-    }""",
-    """
-    <ir_version: 8, opset_import: ["" : 17, "local" : 1]>
-    g (float[2,8] x, bool k) => (float[2,8] y)
-    <float[8,8] w, float[2,8] o> {
-        [call] a = local.twice(x)
-        [branch] b = If (k) <then_branch = then () => (float[2,8] t) { t = MatMul(a, w) },
-                    else_branch = other () => (float[2,8] e) { e = Exp(a) }>
-        [plugin] q = TheirPlugin<alpha = 0.5, mode = "fast", sizes = [1, 2]>(b)
-        [sum] y = Add(b, o)
-    }
-    <domain: "local", opset_import: ["" : 17]>
-    twice (u) => (v) { c = Constant<value = float {2.0}>() v = Mul(u, c) }""",
-)
+TEXTS = (ROOT / "tests/model/sound.txt").read_text(encoding="utf-8").split("\n\n")
+"""Models to corrupt; constants without values get positive ones."""
 
 
 @dataclass
@@ -157,8 +117,6 @@ def _externalised(proto: onnx.ModelProto) -> dict[str, bytes]:
 
 
 def _npz(**arrays: Any) -> bytes:
-    import io
-
     stream = io.BytesIO()
     np.savez_compressed(stream, **arrays)
     return stream.getvalue()
@@ -373,30 +331,20 @@ def report(outcomes: Sequence[Outcome], seed: int) -> str:
     lines = [f"{len(outcomes)} corrupted: " + json.dumps(dict(counts.most_common()))]
     for outcome in outcomes:
         if outcome.bad:
-            lines += [f"--only {seed}:{outcome.number}: {'; '.join(outcome.done)}", outcome.text]
+            lines += [f"{seed} {outcome.number}: {'; '.join(outcome.done)}", outcome.text]
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("count", nargs="?", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", help="SEED:NUMBER")
-    given = parser.parse_args()
-    if given.only:
-        seed, number = map(int, given.only.split(":"))
-        folder = Path(tempfile.mkdtemp(prefix="corruption-"))
-        outcome = trial(corrupted(originals(), seed, number), number, folder)
-        sys.stdout.write(f"{folder}\n{outcome.kind} {outcome.text}\n{outcome.done}\n")
-        return int(outcome.bad)
-    outcomes = run(given.count, given.seed)
-    sys.stdout.write(report(outcomes, given.seed) + "\n")
+def main(count: int, seed: int, *only: int) -> int:
+    """Prints what became of `count` cases, or of the one number whose files stay."""
+    folder = tempfile.mkdtemp(prefix="corruption-") if only else ""
+    cases = ((number, corrupted(originals(), seed, number)) for number in only)
+    outcomes = [trial(case, number, Path(folder)) for number, case in cases] or run(count, seed)
+    sys.stdout.write(f"{report(outcomes, seed)}\n{folder}\n")
     return int(any(outcome.bad for outcome in outcomes))
 
 
 if __name__ == "__main__":
     import corruption  # children import its functions by this name
 
-    sys.exit(corruption.main())
+    sys.exit(corruption.main(*map(int, sys.argv[1:])))
