@@ -23,7 +23,6 @@ import numpy as np
 import onnx
 import pytest
 from graphs import graph
-from paths import ROOT
 from rich.console import Console
 from rich.progress import Progress
 
@@ -290,55 +289,24 @@ def test_processes_left_by_a_finished_child_are_killed(pids: Path) -> None:
     assert gone(*family(pids))
 
 
-def test_ctrl_c_kills_the_child(pids: Path) -> None:
-    def interrupt() -> None:
-        family(pids)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        run(hang_with_a_child, str(pids))
-    assert gone(*family(pids))
-
-
-def test_an_interpreter_does_not_outlive_a_parent_that_was_killed(pids: Path) -> None:
-    call = f"t.run(t.hang_with_a_child, {str(pids)!r})"
-    program = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as t; {call}"
-    with subprocess.Popen([sys.executable, "-c", program]) as parent:
-        assert all(map(is_running, family(pids)))
-        parent.kill()
-    assert gone(*family(pids))
-
-
-BUSY = """
-import ctypes, os, time
-from rewriter.ir import children
-def idle(): pass
-def hang(): time.sleep(60)
-def hang_with_the_lock_of_python(): ctypes.PyDLL(None).sleep(60)
-def work(name):
-    print(children.call(os.getpid, doing="a call"), flush=True)
-    children.call(globals()[name], doing="a call")
-    time.sleep(60)
-"""
+LIVES = {
+    "an idle fork": "t.fork(t.leave_grandchild, pids); t.hang()",
+    "a fork that hangs": "t.fork(t.hang_with_a_child, pids)",
+    "an interpreter that hangs": "t.run(t.hang_with_a_child, pids)",
+}
 
 
 @forks
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "a kill of the parent"])
-@pytest.mark.parametrize("work", ["idle", "hang", "hang_with_the_lock_of_python"])
-def test_forks_end_with_their_parent(number: signal.Signals, work: str, tmp_path: Path) -> None:
-    (tmp_path / "tests_of_children.py").write_text(BUSY)
-    code = f"import tests_of_children; tests_of_children.work({work!r})"
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    with subprocess.Popen(
-        [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdout is not None
-        child = int(process.stdout.readline())
+@pytest.mark.parametrize("life", LIVES.values(), ids=LIVES.keys())
+def test_children_end_with_their_parent(number: signal.Signals, life: str, pids: Path) -> None:
+    program = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as t; pids = {str(pids)!r}; {life}"
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as parent:
+        assert all(map(is_running, family(pids)))
         time.sleep(0.3)
-        process.send_signal(number)
-        process.wait(10)
-    assert gone(child)
+        parent.send_signal(number)
+        parent.wait(10)
+    assert gone(*family(pids))
 
 
 # -- forks ------------------------------------------------------------------------------------

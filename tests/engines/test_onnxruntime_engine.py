@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -15,55 +13,57 @@ import numpy as np
 import onnx
 import pytest
 from needs import without_gpu
-from paths import ROOT
 
+from rewriter.ir import children
 from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.model import Array, Model
 from rewriter.runtime.engines import onnxruntime
 from rewriter.runtime.engines.local_session import LocalSession
 from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.engines.onnxruntime_library import NoKernelError
+from rewriter.runtime.engines.onnxruntime_library import NoKernelError, import_onnxruntime
+
+ONES = {"x": np.ones((2, 64), np.float32)}
 
 
 def linear() -> tuple[Model, Array]:
-    """relu(x @ w) with a weight that is large enough to be detached."""
+    """relu(x @ w) with a weight that is large enough to be detached, and its result for `ONES`."""
     array = np.random.default_rng(0).standard_normal((64, 64), np.float32)
     body = "g (float[2,64] x, float[64,64] w) => (float[2,64] y) { [mm] t = MatMul(x, w) y = Relu(t) }"
-    return graphs.with_weights(body, {"w": array}), array
+    return graphs.with_weights(body, {"w": array}), np.maximum(ONES["x"] @ array, 0)
 
 
-@pytest.mark.parametrize(
-    "optimize", [pytest.param(False, id="as written"), pytest.param(True, id="optimised")]
-)
-def test_detached_weights_reach_the_session(optimize: bool) -> None:
-    model, weight = linear()
-    x = np.ones((2, 64), np.float32)
+def run(body: str, feeds: dict[str, Array], **options: int) -> dict[str, Array]:
+    with Session(graphs.graph(body, **options)) as session:
+        return session.run(feeds)
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["", "weights that are inputs, too"])
+@pytest.mark.parametrize("optimize", [False, True], ids=["as written", "optimised"])
+def test_detached_weights_reach_the_session(optimize: bool, listed: bool) -> None:
+    model, expected = linear()
+    if listed:
+        model.proto.graph.input.append(onnx.helper.make_tensor_value_info("w", 1, [64, 64]))
+    before = model.copy()
     assert "w" in model.weights
-    with Session(model, optimize=optimize) as session:
-        result = session.run({"x": x})
-    np.testing.assert_allclose(result["y"], np.maximum(x @ weight, 0), rtol=1e-5, atol=1e-5)
+    session = Session(model, optimize=optimize)
+    np.testing.assert_allclose(session.run(ONES)["y"], expected, rtol=1e-4, atol=1e-5)
+    session.close()
+    assert model.same_as(before)
+    with pytest.raises(ArithmeticRunError, match="closed"):
+        session.run(ONES)
 
 
 @without_gpu
 def test_where_cuda_fails_the_cpu_goes_on_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, weight = linear()
+    model, expected = linear()
     monkeypatch.setattr(onnxruntime, "_failures", [])
     assert not onnxruntime.runs_on_gpu(model)
     monkeypatch.setattr(onnxruntime, "runs_on_gpu", lambda model: not onnxruntime.gpu_notes())
     for _ in range(2):
         with Session(model, gpu=True) as session:
-            result = session.run({"x": np.ones((2, 64), np.float32)})
-        np.testing.assert_allclose(result["y"][0], np.maximum(weight.sum(0), 0), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(session.run(ONES)["y"], expected, rtol=1e-4, atol=1e-5)
     (note,) = onnxruntime.gpu_notes()
     assert note.startswith("references and ranges were computed on the CPU, since CUDA failed: ")
-
-
-def test_weights_listed_as_inputs_are_found() -> None:
-    model, weight = linear()
-    model.proto.graph.input.append(onnx.helper.make_tensor_value_info("w", 1, [64, 64]))
-    with Session(model) as session:
-        result = session.run({"x": np.ones((2, 64), np.float32)})
-    np.testing.assert_allclose(result["y"][0], np.maximum(weight.sum(0), 0), rtol=1e-4, atol=1e-5)
 
 
 def test_only_the_requested_outputs_are_returned() -> None:
@@ -74,37 +74,17 @@ def test_only_the_requested_outputs_are_returned() -> None:
 
 
 def test_bfloat16_inputs_and_outputs() -> None:
-    model = graphs.graph(
-        "g (bfloat16[3] x) => (bfloat16[3] y, float[3] z) { y = Identity(x) z = Cast<to=1>(x) }"
-    )
     x = np.array([1, -2.5, 3e38], ml_dtypes.bfloat16)
-    with Session(model) as session:
-        result = session.run({"x": x})
+    body = "g (bfloat16[3] x) => (bfloat16[3] y, float[3] z) { y = Identity(x) z = Cast<to=1>(x) }"
+    result = run(body, {"x": x})
     assert result["y"].dtype == x.dtype
     np.testing.assert_array_equal(result["y"], x)
     np.testing.assert_array_equal(result["z"], x.astype(np.float32))
 
 
 def test_non_contiguous_arrays_are_accepted() -> None:
-    model = graphs.graph("g (float[2,3] x) => (float[2,3] y) { y = Neg(x) }")
     x = np.arange(6, dtype=np.float32).reshape(3, 2).T
-    with Session(model) as session:
-        np.testing.assert_array_equal(session.run({"x": x})["y"], -x)
-
-
-def test_the_model_is_unchanged() -> None:
-    model, _ = linear()
-    before = model.copy()
-    Session(model).close()
-    assert model.same_as(before)
-
-
-def test_a_closed_session_is_an_error() -> None:
-    model, _ = linear()
-    session = Session(model)
-    session.close()
-    with pytest.raises(ArithmeticRunError, match="closed"):
-        session.run({"x": np.ones((2, 64), np.float32)})
+    np.testing.assert_array_equal(run("g (float[2,3] x) => (float[2,3] y) { y = Neg(x) }", {"x": x})["y"], -x)
 
 
 NO_KERNEL = [
@@ -158,8 +138,8 @@ BROKEN = [
 
 @pytest.mark.parametrize(("body", "feeds", "where", "why"), BROKEN)
 def test_a_failed_run_names_the_node(body: str, feeds: dict[str, Array], where: str | None, why: str) -> None:
-    with Session(graphs.graph(body)) as session, pytest.raises(ArithmeticRunError) as caught:
-        session.run(feeds)
+    with pytest.raises(ArithmeticRunError) as caught:
+        run(body, feeds)
     assert caught.value.where == where
     assert why in str(caught.value)
     assert "onnxruntime_src" not in str(caught.value)
@@ -173,36 +153,29 @@ def test_the_error_names_the_file_before_the_node() -> None:
         session.run({"x": np.ones(3, np.float32), "z": np.ones(4, np.float32)})
 
 
-MEMORY = """
-import gc, numpy as np, onnx
-from rewriter.runtime.engines.local_session import LocalSession
-from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.ir.model import Model
-def resident():
-    return int(next(l for l in open("/proc/self/status") if l.startswith("RssAnon")).split()[1]) // 1024
-size = 4096
-info = onnx.helper.make_tensor_value_info
-tensor = onnx.TensorProto(name="w", data_type=1, dims=[size, size], data_location=1)
-graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "g",
-                               [info("x", 1, [1, size])], [info("y", 1, [1, size])], [tensor])
-model = Model(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8),
-              {"w": np.ones((size, size), np.float32)})
-import onnxruntime
-before = resident()
-with Session(model) as session:
+def growth() -> int:
+    """MiB that a session of a weight of 64 MiB adds to this process."""
+
+    def resident() -> int:
+        status = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in status if line.startswith("RssAnon")).split()[1]) // 1024
+
+    size = 4096
+    graph = graphs.graph(
+        f"g (float[1,{size}] x, float[{size},{size}] w) => (float[1,{size}] y) {{ y = MatMul(x, w) }}"
+    )
+    del graph.proto.graph.input[1:]
+    graph.proto.graph.initializer.append(graph.detached_tensor("w", np.ones((size, size), np.float32)))
+    import_onnxruntime()
+    before = resident()
+    session = LocalSession(graph)
     assert session.run({"x": np.ones((1, size), np.float32)})["y"][0, 0] == size
-    print(resident() - before)
-"""
+    return resident() - before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_weights_are_not_copied() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        [sys.executable, "-c", MEMORY], capture_output=True, text=True, env=environment, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    assert int(run.stdout) < 32, "MiB, of a weight of 64"
+    assert children.run(growth, doing="the growth", limit_s=60)[0] < 32, "MiB, of a weight of 64"
 
 
 def test_an_unsupported_type_names_the_node() -> None:
@@ -220,19 +193,15 @@ def test_outputs_of_types_that_numpy_lacks_are_read(kind: str) -> None:
     """ONNX Runtime hands these out as bytes, INT4 with two numbers in each."""
     dtype = getattr(onnx.TensorProto, kind.upper())
     body = f"g (float[3] x) => ({kind}[3] y) {{ y = Cast <to = {dtype}> (x) }}"
-    with Session(graphs.graph(body, opset=21, ir=10)) as session:
-        found = session.run({"x": np.array([0, 2, 6], np.float32)})["y"]
+    found = run(body, {"x": np.array([0, 2, 6], np.float32)}, opset=21, ir=10)["y"]
     assert found.dtype == onnx.helper.tensor_dtype_to_np_dtype(dtype)
     assert found.astype(np.float32).tolist() == [0, 2, 6]
 
 
 def test_an_output_that_is_no_tensor_is_declined_by_name() -> None:
     body = "g (float[3] x) => (seq(float[3]) y) { y = SequenceConstruct(x) }"
-    with (
-        Session(graphs.graph(body)) as session,
-        pytest.raises(ArithmeticRunError, match=r"output 'y' is seq\(tensor\(float\)\), and only tensors"),
-    ):
-        session.run({"x": np.zeros(3, np.float32)})
+    with pytest.raises(ArithmeticRunError, match=r"output 'y' is seq\(tensor\(float\)\), and only tensors"):
+        run(body, {"x": np.zeros(3, np.float32)})
 
 
 def test_what_a_timed_run_reads_stays_in_memory() -> None:

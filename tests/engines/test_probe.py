@@ -276,26 +276,26 @@ NORM = """
     { y = LayerNormalization<axis = -1>(x, s) }""".replace("ONES", ", ".join(["1.0"] * 4096))
 
 
-def test_a_norm_stays_in_fp32_if_its_probe_says_so() -> None:
-    assert "internal-overflow" not in rules_of(NORM, answering())
-    assert "internal-overflow" not in rules_of(NORM, answering(layer_normalization="fp32"))
-    assert "internal-overflow" in rules_of(NORM, answering(layer_normalization="fp16"))
+DEEP = """
+    g (float[1,4096] x, float[4096,2] w) => (float[1,2] y) <float[4096,1] s = {SIGNS}> {
+        v = Mul(w, s) y = MatMul(x, v) }""".replace("SIGNS", ", ".join(["1", "-1"] * 2048))
+LOG_SUM = "g (float[1,4096] x) => (float[1,1] y) { y = ReduceLogSumExp<axes = [1]>(x) }"
+USES = {
+    "a norm": (NORM, "internal-overflow", "layer_normalization", {"": False, "fp32": False, "fp16": True}),
+    "sums": (DEEP, "partial-sums", "matmul_accumulation", {"": True, "fp16": True, "fp32": False}),
+    "logsumexp": (
+        LOG_SUM,
+        "internal-overflow",
+        "reduce_log_sum_exp",
+        {"": True, "wrong": True, "right": False},
+    ),
+}
 
 
-def test_partial_sums_are_no_hazard_where_accumulators_are_fp32() -> None:
-    deep = """
-        g (float[1,4096] x, float[4096,2] w) => (float[1,2] y) <float[4096,1] s = {SIGNS}> {
-            v = Mul(w, s) y = MatMul(x, v) }""".replace("SIGNS", ", ".join(["1", "-1"] * 2048))
-    assert "partial-sums" in rules_of(deep, answering())
-    assert "partial-sums" in rules_of(deep, answering(matmul_accumulation="fp16"))
-    assert "partial-sums" not in rules_of(deep, answering(matmul_accumulation="fp32"))
-
-
-def test_a_stable_log_sum_exp_is_no_hazard() -> None:
-    body = "g (float[1,4096] x) => (float[1,1] y) { y = ReduceLogSumExp<axes = [1]>(x) }"
-    assert "internal-overflow" in rules_of(body, answering())
-    assert "internal-overflow" in rules_of(body, answering(reduce_log_sum_exp="wrong"))
-    assert "internal-overflow" not in rules_of(body, answering(reduce_log_sum_exp="right"))
+@pytest.mark.parametrize(("body", "rule", "probe", "applies"), USES.values(), ids=USES.keys())
+def test_rules_follow_answers(body: str, rule: str, probe: str, applies: dict[str, bool]) -> None:
+    found = {a: rule in rules_of(body, answering(**({probe: a} if a else {}))) for a in applies}
+    assert found == applies
 
 
 # -- the command --------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,12 +46,7 @@ def engine(request: pytest.FixtureRequest) -> EngineName:
     return name
 
 
-@pytest.fixture(params=TENSORRT)
-def tensorrt(request: pytest.FixtureRequest) -> EngineName:
-    name: EngineName = request.param
-    if problem := this_machine.obstacle(name):
-        pytest.skip(problem.what)
-    return name
+tensorrt_only = pytest.mark.parametrize("engine", TENSORRT, indirect=True)
 
 
 def matmul(width: int, dtype: str = "float") -> Model:
@@ -69,6 +65,14 @@ def matmul(width: int, dtype: str = "float") -> Model:
 def feeds(width: int, kind: type = np.float32, batches: tuple[int, ...] = (8, 16)) -> list[dict[str, Array]]:
     rng = np.random.default_rng(1)
     return [{"x": rng.normal(size=(batch, width)).astype(kind)} for batch in batches]
+
+
+def measured(
+    engine: EngineName, source: Model, samples: StoredSamples, folder: Path, builds: int = 1, **fields: Any
+) -> list[EngineOutcome]:
+    """The outcomes of all builds of one model."""
+    variant = Variant("m", save(source, folder / "m.onnx"), samples, **fields)
+    return measure([variant], MeasureSettings(engine, builds=builds), folder / "work")
 
 
 def record(test: str, outcome: EngineOutcome, error: float | None = None) -> None:
@@ -119,31 +123,23 @@ def test_fp16_and_fp32_are_timed_side_by_side(engine: EngineName, tmp_path: Path
         assert error < 1e-2
 
 
-def test_a_cuda_graph_is_replayed(tensorrt: EngineName, tmp_path: Path) -> None:
-    source, samples = matmul(256), write_samples(tmp_path / "s", feeds(256))
-    variant = Variant("m", save(source, tmp_path / "m.onnx"), samples)
-    (outcome,) = measure([variant], MeasureSettings(tensorrt), tmp_path / "work")
-    assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
-    record("CUDA graph", outcome, relative(outcome, source, samples))
-    assert outcome.latency is not None
-    assert outcome.latency.cuda_graph
-
-
-def test_several_builds_of_one_model_run(tensorrt: EngineName, tmp_path: Path) -> None:
+@tensorrt_only
+def test_a_cuda_graph_is_replayed_in_every_build(engine: EngineName, tmp_path: Path) -> None:
     source, samples = matmul(512), write_samples(tmp_path / "s", feeds(512))
-    variant = Variant("m", save(source, tmp_path / "m.onnx"), samples)
-    for outcome in measure([variant], MeasureSettings(tensorrt, builds=3), tmp_path / "work"):
+    for outcome in measured(engine, source, samples, tmp_path, builds=3):
         assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
         record(f"build {outcome.build} of 3", outcome, relative(outcome, source, samples))
+        assert outcome.latency is not None
+        assert outcome.latency.cuda_graph
 
 
-def test_outputs_may_have_shapes_that_depend_on_the_data(tensorrt: EngineName, tmp_path: Path) -> None:
+@tensorrt_only
+def test_outputs_may_have_shapes_that_depend_on_the_data(engine: EngineName, tmp_path: Path) -> None:
     source = graph("g (float[4] x) => (int64[1,k] y) { y = NonZero(x) }")
     samples = write_samples(
         tmp_path / "s", [{"x": np.array(x, np.float32)} for x in ([1, 0, 2, 0], [1, 1, 1, 0])]
     )
-    variant = Variant("nonzero", save(source, tmp_path / "m.onnx"), samples)
-    (outcome,) = measure([variant], MeasureSettings(tensorrt), tmp_path / "work")
+    (outcome,) = measured(engine, source, samples, tmp_path)
     record("NonZero", outcome, 0.0 if outcome.ran else None)
     if outcome.status == "refused":
         pytest.skip(f"this library does not take NonZero: {outcome.problem}")
@@ -151,33 +147,32 @@ def test_outputs_may_have_shapes_that_depend_on_the_data(tensorrt: EngineName, t
     assert [outcome.values(i)["y"].tolist() for i in range(2)] == [[[0, 2]], [[0, 1, 2]]]
 
 
-def test_marked_tensors_are_returned(tensorrt: EngineName, tmp_path: Path) -> None:
+@tensorrt_only
+def test_marked_tensors_are_returned(engine: EngineName, tmp_path: Path) -> None:
     source, samples = matmul(256), write_samples(tmp_path / "s", feeds(256))
-    variant = Variant("marked", save(source, tmp_path / "m.onnx"), samples, outputs=("b",))
-    (marked,) = measure([variant], MeasureSettings(tensorrt), tmp_path / "work")
-    assert marked.ran, f"{marked.problem}\n{marked.log}"
-    assert marked.values(0)["b"].shape == (8, 256)
-    record("a marked tensor", marked, relative(marked, source, samples))
+    (outcome,) = measured(engine, source, samples, tmp_path, outputs=("b",))
+    assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
+    assert outcome.values(0)["b"].shape == (8, 256)
+    record("a marked tensor", outcome, relative(outcome, source, samples))
 
 
-def test_a_shape_outside_the_profile_is_an_error_with_a_hint(tensorrt: EngineName, tmp_path: Path) -> None:
+@tensorrt_only
+def test_a_shape_outside_the_profile_is_an_error_with_a_hint(engine: EngineName, tmp_path: Path) -> None:
     samples = write_samples(tmp_path / "s", feeds(64))
-    variant = Variant(
-        "m", save(matmul(64), tmp_path / "m.onnx"), samples, shapes={"x": ((1, 64), (8, 64), (8, 64))}
-    )
-    (outcome,) = measure([variant], MeasureSettings(tensorrt), tmp_path / "work")
+    (outcome,) = measured(engine, matmul(64), samples, tmp_path, shapes={"x": ((1, 64), (8, 64), (8, 64))})
     record("outside the profile", outcome)
     assert outcome.status == "error"
     assert "outside the engine's profile" in outcome.problem
 
 
-def test_a_broken_engine_does_not_stop_the_others(tensorrt: EngineName, tmp_path: Path) -> None:
+@tensorrt_only
+def test_a_broken_engine_does_not_stop_the_others(engine: EngineName, tmp_path: Path) -> None:
     source, samples = matmul(64), write_samples(tmp_path / "s", feeds(64))
     path = save(source, tmp_path / "m.onnx")
     broken = tmp_path / "broken.engine"
     broken.write_bytes(b"no engine" * 1000)
     variants = [Variant("broken", path, samples, engine=broken), Variant("well", path, samples)]
-    first, second = measure(variants, MeasureSettings(tensorrt), tmp_path / "work")
+    first, second = measure(variants, MeasureSettings(engine), tmp_path / "work")
     record("a broken engine file", first)
     record("beside it", second, relative(second, source, samples) if second.ran else None)
     assert not first.ran
