@@ -32,8 +32,7 @@ def config(
 
     Options of the command line come before all of them. Where a model lies does not matter.
     """
-    from rewriter.pipeline.config import load
-    from rewriter.pipeline.config_file import shown
+    from rewriter.pipeline.config import load, shown
     from rewriter.pipeline.reader import to_text
     from rewriter.report.json import document
     from rewriter.report.tables import Cell, Table

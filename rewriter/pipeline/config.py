@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rewriter.ir.errors import UsageError
-from rewriter.pipeline import config_file
 from rewriter.pipeline.options import JOBS, KEYS, Command
 from rewriter.pipeline.presets import DEFAULT_OPSETS, OTHERWISE, preset_named
 from rewriter.pipeline.reader import Text, read, read_table
@@ -27,6 +27,17 @@ from rewriter.pipeline.schema import PREFIX, declarations
 
 CONFIG = f"{PREFIX}CONFIG"
 """Variable that names the configuration file, in place of the nearest one; with `none`, no file is read."""
+
+OWN, SHARED = "rewriter.toml", "pyproject.toml"
+TABLE = "[tool.rewriter]"
+
+POWERS = {
+    "plugin-lib": "loads code",
+    "metric": "runs code",
+    "report": "writes a file",
+    "save-plan": "writes a file",
+}
+"""Keys with which a file could do more than choose among options of ours."""
 
 OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "preset": ("passes",),
@@ -179,14 +190,16 @@ def load(folder: Path | None = None, environment: Mapping[str, str] | None = Non
             writes files in a file of another user; the message names the file or the variable.
     """
     variables = os.environ if environment is None else environment
-    file, notes = config_file.find(Path.cwd() if folder is None else folder, variables.get(CONFIG, ""))
+    path, notes = _find(Path.cwd() if folder is None else folder, variables.get(CONFIG, ""))
     sources = [Source("environment", "the environment", dict(_from_environment(variables)))]
-    if file:
-        if not variables.get(CONFIG):
-            file.require_own()
+    if path:
+        table = _table(path) or {}
+        title = f"{shown(path)} {TABLE}" if path.name == SHARED else shown(path)
+        if not variables.get(CONFIG) and not is_own(path):
+            _require_harmless(table, title)
         keys = {key.key: key for key in KEYS.values()}
-        sources.append(Source("file", file.title, read_table(keys, file.table, file.title, file.path.parent)))
-    return Configuration(tuple(sources), file.path if file else None, notes)
+        sources.append(Source("file", title, read_table(keys, table, title, path.parent)))
+    return Configuration(tuple(sources), path, notes)
 
 
 def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
@@ -194,3 +207,93 @@ def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Any]]
         text = variables.get(key.variable, "").strip()
         if text:  # an empty variable sets nothing, as in most shells and CI files
             yield name, read(key, Text(text), key.variable)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def _find(start: Path, named: str) -> tuple[Path | None, tuple[str, ...]]:
+    """Returns the configuration file of the project that the folder `start` belongs to, and notes for users.
+
+    The first folder from `start` upwards with such a file or with `.git` is the project's root. In one folder
+    `rewriter.toml` comes first. A `pyproject.toml` without `[tool.rewriter]` is skipped. A file of another
+    user above `start` is not read.
+
+    Args:
+        named: The file that REWRITER_CONFIG names instead; `none`: there is none.
+    """
+    if named == "none":
+        return None, ()
+    if named:
+        if not Path(named).is_file():
+            raise UsageError(f"there is no file {named}", where=CONFIG, hint="name a file, or none")
+        return Path(named).absolute(), ()
+    start = Path(os.path.abspath(start))  # noqa: PTH100  # without `..`, but with links
+    for folder in (start, *start.parents):
+        # os.path, as a folder may not be readable
+        found = [folder / name for name in (OWN, SHARED) if os.path.isfile(folder / name)]  # noqa: PTH113
+        if foreign := [path for path in found if folder != start and not is_own(path)]:
+            note = f"is not read: it belongs to another user ({CONFIG} can name it)"
+            return None, (f"{shown(foreign[0])} {note}",)
+        files = [path for path in found if _table(path) is not None]
+        if files:
+            others = (
+                f"{shown(other)} {TABLE} is not read: {OWN} beside it comes first" for other in files[1:]
+            )
+            return files[0], tuple(others)
+        if os.path.exists(folder / ".git"):  # noqa: PTH110  # a file in a worktree
+            break
+    return None, ()
+
+
+def _table(path: Path) -> Mapping[str, Any] | None:
+    """The keys of a configuration file; None for a `pyproject.toml` without the table.
+
+    Raises:
+        UsageError: it cannot be read, is not TOML, or `tool.rewriter` is no table.
+    """
+    try:
+        table: Any = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        what = (
+            f"it cannot be read: {error.strerror}"
+            if isinstance(error, OSError)
+            else f"it is not TOML: {error}"
+        )
+        raise UsageError(
+            what, where=shown(path), hint=f"repair it, or name another file with {CONFIG}"
+        ) from error
+    if path.name == SHARED:
+        table = table.get("tool", {})
+        table = table.get("rewriter") if isinstance(table, dict) else None
+    if table is not None and not isinstance(table, dict):
+        raise UsageError(
+            "tool.rewriter is not a table", where=shown(path), hint=f"write {TABLE} and keys below"
+        )
+    return table
+
+
+def _require_harmless(table: Mapping[str, Any], title: str) -> None:
+    """Refuses keys that load code or write files, in a file of another user."""
+    for key, value in table.items():
+        by_name = key == "metric" and ":" not in str(value)
+        if key in POWERS and not by_name:
+            what = f"it {POWERS[key]}, and the file belongs to another user"
+            hint = f"give `{key}` on the command line, or name a file that you trust in {CONFIG}"
+            raise UsageError(what, where=f"{title}, key {key!r}", hint=hint)
+
+
+def shown(path: Path) -> str:
+    """Returns the path, relative to the current folder if it is inside."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def is_own(path: Path) -> bool:
+    """True if the current user owns a file, and the link to it if it is one.
+
+    Windows does not say; there every file is the user's own.
+    """
+    if not hasattr(os, "geteuid"):
+        return True
+    return all(owner == os.geteuid() for owner in (path.stat().st_uid, path.lstat().st_uid))
