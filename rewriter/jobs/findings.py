@@ -17,15 +17,10 @@ from rewriter.runtime.ranges.depth import TensorAtDepth
 
 @dataclass(frozen=True)
 class Finding:
-    """One hazard, with all the nodes that it concerns.
+    """One hazard, with all the nodes that it concerns, in graph order, and their operators.
 
-    Attributes:
-        kind: A key of `kinds.KINDS`.
-        reason: What is wrong, with figures.
-        repair: What to do, in one sentence.
-        nodes: As the user knows them, in graph order; operators by node in `ops`.
-        tensor, range: The evidence, where one tensor is.
-        link: The page that a known defect is reported on.
+    `kind` is a key of `kinds.KINDS`. `tensor` and `range` are the evidence, where one tensor is; `link` is
+    the page that a known defect is reported on.
     """
 
     kind: str

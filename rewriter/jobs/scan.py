@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 from rewriter.hazards import KEPT, SCAN_RULES, Hazard, PrecisionRequest, Rule, Survey, is_kept
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
 from rewriter.hazards.planning.planner import surveys
 from rewriter.hazards.user_rules import rules_of_the_user
-from rewriter.ir.base import Context, Target
+from rewriter.ir.base import Target
 from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.graph import label
 from rewriter.ir.model import Model, load
@@ -20,8 +20,7 @@ from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.stopwatch import Progress, Stopwatch
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.judge.expected import run_all
-from rewriter.pipeline import text as pipeline
-from rewriter.pipeline.driver import Driver
+from rewriter.pipeline.driver import inlined
 from rewriter.pipeline.keywords import ScanKeywords
 from rewriter.pipeline.options import ScanOptions, combined, documented
 from rewriter.runtime.emulation import emulation, reference
@@ -29,14 +28,12 @@ from rewriter.runtime.engines.probe.answers import known_target
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.figures.metrics import METRICS
 from rewriter.runtime.figures.tolerances import TOLERANCES
-from rewriter.runtime.inputs import Samples, load_samples
+from rewriter.runtime.inputs import load_samples
 from rewriter.runtime.ranges import Ranges, measure
 from rewriter.runtime.ranges.depth import along_depth
 
 TF32_NOTED = 2e-3
 """Relative L2 error of TF32 that is worth a note: twice what well-conditioned networks show on an H200."""
-
-LowPrecision = Literal["fp16", "bf16"]
 
 
 @documented(ScanOptions)
@@ -60,76 +57,46 @@ def scan(
         RewriterError: bad model, data or option.
     """
     request = combined(ScanOptions, options, keywords)
-    precision = request.precision
-    run = _Scan(
-        precision,
-        known_target(Target.parse(request.target)),
-        Stopwatch(progress or (lambda stage, done, total: None)),
-        rules_of_the_user(request.hazards),
-    )
-    return run.result(model, request)
-
-
-@dataclass
-class _Scan:
-    """One scan, with the time that its stages took."""
-
-    precision: LowPrecision
-    target: Target
-    stage: Stopwatch
-    rules: Sequence[Rule] = ()
-
-    def result(self, source: Any, request: ScanOptions) -> ScanResult:
-        with self.stage("load"):
-            original = load(source)
-            samples = load_samples(
-                request.inputs,
-                original,
-                input_shapes=request.input_shapes,
-                seed=request.seed,
-                image_preprocess=request.image_preprocess,
-            )
-            model = inlined(original)
-            facts = tensor_facts.infer(model)
-        with self.stage("ranges"):
-            ranges = self._measure(model, facts, samples)
-        with self.stage("hazards"):
-            settings = PrecisionRequest(self.precision, target=self.target)
-            seen = list(surveys(model, facts, ranges, settings))
-            findings = list(_findings(seen, (*SCAN_RULES, *self.rules)))
-        with self.stage("tf32"):
-            findings.extend(_tf32(model, facts, list(islice(samples, 1))))
-        if not samples.source.real:
-            findings = [*map(_doubted, findings), _random_data(samples.source.text)]
-        findings.sort(key=lambda f: -SEVERITIES.index(f.severity))
-        return ScanResult(
-            original.path,
-            self.precision,
-            self.target,
-            tuple(findings),
-            samples.source,
-            sum(len(s.nodes) for s in seen),
-            (*original.notes, *_warnings(ranges), *data_warnings(original, samples)),
-            self.stage.seconds,
-            along_depth(model, ranges),
+    target, stage = known_target(Target.parse(request.target)), Stopwatch(progress or (lambda *_: None))
+    rules = (*SCAN_RULES, *rules_of_the_user(request.hazards))
+    with stage("load"):
+        original = load(model)
+        samples = load_samples(
+            request.inputs,
+            original,
+            input_shapes=request.input_shapes,
+            seed=request.seed,
+            image_preprocess=request.image_preprocess,
         )
-
-    def _measure(self, model: Model, facts: tensor_facts.Facts, samples: Samples) -> Ranges:
-        widened = reference(model, facts)
-        return measure(
+        whole = inlined(original)
+        facts = tensor_facts.infer(whole)
+    with stage("ranges"):
+        widened = reference(whole, facts)
+        ranges = measure(
             widened,
             samples,
             tensor_facts.infer(widened),
-            progress=lambda done: self.stage.progress("ranges", done, len(samples)),
+            progress=lambda done: stage.progress("ranges", done, len(samples)),
         )
-
-
-def inlined(model: Model) -> Model:
-    """The model with the bodies of its local functions in place of their calls, where it has any."""
-    if not model.proto.functions:
-        return model
-    rewritten, _ = Driver().run(model, pipeline.parse("inline-functions"), Context(model.opset))
-    return rewritten
+    with stage("hazards"):
+        seen = list(surveys(whole, facts, ranges, PrecisionRequest(request.precision, target=target)))
+        findings = list(_findings(seen, rules))
+    with stage("tf32"):
+        findings.extend(_tf32(whole, facts, list(islice(samples, 1))))
+    if not samples.source.real:
+        findings = [*map(_doubted, findings), _random_data(samples.source.text)]
+    findings.sort(key=lambda f: -SEVERITIES.index(f.severity))
+    return ScanResult(
+        original.path,
+        request.precision,
+        target,
+        tuple(findings),
+        samples.source,
+        sum(len(s.nodes) for s in seen),
+        (*original.notes, *_warnings(ranges), *data_warnings(original, samples)),
+        stage.seconds,
+        along_depth(whole, ranges),
+    )
 
 
 def _findings(seen: Iterable[Survey], rules: Sequence[Rule]) -> Iterator[Finding]:

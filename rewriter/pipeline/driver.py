@@ -23,7 +23,7 @@ from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.facts import Facts
 from rewriter.ir.model.mending import with_lifted_weights
 from rewriter.ir.summary import Row, Summary
-from rewriter.pipeline.text import listed, render
+from rewriter.pipeline.text import listed, parse, render
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,14 @@ class Driver:
             results.append(_result(step, events, time.perf_counter() - start))
         changed = any(result.changes for result in results)
         return state.model if changed else model, results
+
+
+def inlined(model: Model) -> Model:
+    """The model with the bodies of its local functions in place of their calls, where it has any."""
+    if not model.proto.functions:
+        return model
+    rewritten, _ = Driver().run(model, parse("inline-functions"), Context(model.opset))
+    return rewritten
 
 
 class _Draft:

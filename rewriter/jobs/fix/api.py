@@ -9,10 +9,10 @@ from typing import Any, Unpack
 from rewriter.hazards.quirks import repairs
 from rewriter.hazards.survey import LOW_TYPES, PrecisionRequest
 from rewriter.hazards.user_rules import rules_of_the_user
-from rewriter.ir.base import Kept, Stage, Target
+from rewriter.ir.base import Kept, Pass, Stage, Target
 from rewriter.ir.errors import UsageError
 from rewriter.ir.model.stopwatch import Progress
-from rewriter.ir.plan import InputsOutputs, Plan
+from rewriter.ir.plan import InputsOutputs, Plan, Precision
 from rewriter.ir.plan.plan_file import given_plan
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.result import FixResult
@@ -56,97 +56,91 @@ def _job(
     model: Any, output: str | os.PathLike[str] | None, request: FixOptions, progress: Progress
 ) -> FixJob:
     """The request, checked and completed from its preset and its plan."""
-    passes, metric, plan, save_plan = request.passes, request.metric, request.plan, request.save_plan
-    precision, io = request.precision, request.io
     chosen = preset_named(request.preset)
-    given = given_plan(
-        plan,
-        precision,
-        io,
-        keep_fp32=request.keep_fp32,
-        keep_fp32_op=request.keep_fp32_op,
-        lower=request.lower,
-        lower_op=request.lower_op,
-        plugin_types=request.plugin_types,
-    )
-    if given is not None:
-        precision, io = given.precision, given.io
-    chosen_precision = precision or chosen.precision
-    chosen_io: InputsOutputs = chosen.choose("io", io)
-    known = known_target(Target.parse(chosen.choose("target", request.target)))
-    asked_sums: Accumulation | None = chosen.choose("accumulation", request.accumulation)
-    sums: Accumulation = asked_sums or _recorded_sums(known)
+    names = ("keep_fp32", "keep_fp32_op", "lower", "lower_op", "plugin_types")
+    excluded = {name: getattr(request, name) for name in names}
+    plan = given_plan(request.plan, request.precision, request.io, **excluded)
+    precision = plan.precision if plan is not None else request.precision or chosen.precision
+    io: InputsOutputs = plan.io if plan is not None else chosen.choose("io", request.io)
+    target = known_target(Target.parse(chosen.choose("target", request.target)))
+    sums: Accumulation | None = chosen.choose("accumulation", request.accumulation)
     opset = chosen.choose("opset", request.opset)
-    chosen_opset = DEFAULT_OPSETS[chosen_precision] if opset is None else opset
-    steps = select(request.preset, passes, request.skip, request.add)
-    if passes is None:
-        present = {step.name for step in steps} | set(request.skip)
-        repairing = [quirk.steps for quirk in repairs(known, LOW_TYPES[chosen_precision]) if quirk.steps]
-        steps = select(passes=steps, add=[text for text in repairing if text not in present])
-    if passes is None or (isinstance(passes, tuple) and ... in passes):
-        steps = tuple(step for step in steps if chosen_precision in step.requires.precisions)
-    if request.refittable:
-        steps = tuple(step for step in steps if step.refittable)
-    if chosen_precision == "fp32":
-        steps = tuple(step for step in steps if step.stage is not Stage.LOWERING)
+    steps = _steps(request, precision, target)
     lowers = any(step.stage is Stage.LOWERING for step in steps)
-    goal: Goal | None = _goal(
-        request.tolerance, request.max_latency_cost, metric, given, chosen, lowers=lowers
-    )
-    limit = goal if isinstance(goal, ErrorLimit) else None
-    weak = bool(chosen.choose("weak_typing", request.weak_typing))
-    typed = request.io not in (None, "keep")
-    if (given or save_plan or goal or weak or typed) and not lowers:
-        option = "`io`" if typed else _planning(given, save_plan, goal)
-        raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
+    goal = _goal(request, plan, chosen, lowers=lowers)
+    weak, typed = bool(chosen.choose("weak_typing", request.weak_typing)), request.io not in (None, "keep")
+    if not lowers:
+        needing = {
+            "io": typed,
+            "plan": plan is not None,
+            "save-plan": request.save_plan is not None,
+            goal.option if goal is not None else "": goal is not None,
+            "weak-typing": weak,
+        }
+        if (option := next((name for name, given in needing.items() if given), None)) is not None:
+            hint = "the pipeline has no mixed-precision pass"
+            raise UsageError("no plan is needed", where=f"`{option}`", hint=hint)
     deployed = deployment(
-        request.engine,
-        request.plugin_lib,
-        request.min_shapes,
-        request.opt_shapes,
-        request.max_shapes,
+        request.engine, request.plugin_lib, request.min_shapes, request.opt_shapes, request.max_shapes
     )
     if weak and typed:
         raise UsageError(
             "with `weak-typing` the file stays FP32", where="`io`", hint="leave one of the two out"
         )
-    if weak and not known.weakly_typed:
+    if weak and not target.weakly_typed:
         raise UsageError(
-            f"{known} has strongly typed networks alone, which take no precisions of layers",
+            f"{target} has strongly typed networks alone, which take no precisions of layers",
             where="`weak-typing`",
             hint="omit it: the model's types hold there; for TensorRT 8 to 10, name one with `target`",
         )
+    limit = goal if isinstance(goal, ErrorLimit) else None
     job = FixJob(
         source=model,
         output=output,
         request=request,
         steps=steps,
         wish=PrecisionRequest(
-            chosen_precision,
-            chosen_io,
+            precision,
+            io,
             tuple(request.keep_fp32),
             tuple(request.keep_fp32_op),
             Kept(tuple(request.lower), tuple(request.lower_op)),
-            tuple(given.plugin_types if given is not None else request.plugin_types),
+            tuple(request.plugin_types if plan is None else plan.plugin_types),
             epilogues=next((step.epilogues for step in steps if isinstance(step, MixedPrecision)), "none"),
-            target=known,
+            target=target,
             rules=rules_of_the_user(request.hazards),
         ),
-        opset=chosen_opset,
-        target=known,
+        opset=DEFAULT_OPSETS[precision] if opset is None else opset,
         progress=progress,
-        plan=given,
-        plan_source="the plan" if plan is None or isinstance(plan, Plan) else str(plan),
-        accumulation=sums,
+        plan=plan,
+        accumulation=sums or _recorded_sums(target),
         goal=goal,
-        metric=metric or str(chosen.choose("metric")),
+        metric=request.metric or str(chosen.choose("metric")),
         weak_typing=weak,
         deployment=deployed,
-        free_sums=asked_sums is None,
+        free_sums=sums is None,
         limit=limit,
     )
     # the loop tries the rules' plan first, and searches for a tolerance that it misses
     return replace(job, goal=None) if limit is not None and job.may_change else job
+
+
+def _steps(request: FixOptions, precision: Precision, target: Target) -> tuple[Pass, ...]:
+    """The user's passes, or the preset's with those that repair defects of the target."""
+    passes = request.passes
+    steps = select(request.preset, passes, request.skip, request.add)
+    if passes is None:
+        present = {step.name for step in steps} | set(request.skip)
+        repairing = [quirk.steps for quirk in repairs(target, LOW_TYPES[precision]) if quirk.steps]
+        steps = select(passes=steps, add=[text for text in repairing if text not in present])
+    own = passes is None or (isinstance(passes, tuple) and ... in passes)
+    return tuple(
+        step
+        for step in steps
+        if (not own or precision in step.requires.precisions)
+        and (not request.refittable or step.refittable)
+        and (precision != "fp32" or step.stage is not Stage.LOWERING)
+    )
 
 
 def _recorded_sums(target: Target) -> Accumulation:
@@ -155,36 +149,22 @@ def _recorded_sums(target: Target) -> Accumulation:
     return "fp16" if any(target.answers.get(probe) == "fp16" for probe in asked) else "fp32"
 
 
-def _planning(given: Plan | None, save_plan: object, goal: Goal | None) -> str:
-    """Returns the option that needs a plan."""
-    if given or save_plan:
-        return "`plan`" if given else "`save-plan`"
-    return "`weak-typing`" if goal is None else f"`{goal.option}`"
-
-
-def _goal(
-    tolerance: float | None,
-    max_latency_cost: float | None,
-    metric: str | None,
-    given: Plan | None,
-    preset: Preset,
-    *,
-    lowers: bool,
-) -> ErrorLimit | Budget | None:
+def _goal(request: FixOptions, plan: Plan | None, preset: Preset, *, lowers: bool) -> Goal | None:
     """Returns the goal of the search: the user's, or the preset's if the pipeline needs a plan."""
-    metric = metric or str(preset.choose("metric"))
+    tolerance, cost = request.tolerance, request.max_latency_cost
+    metric = request.metric or str(preset.choose("metric"))
     measure = named(metric)
-    if tolerance is None and max_latency_cost is None:
+    if tolerance is None and cost is None:
         own = preset.choose("max_latency_cost")
-        return None if own is None or given is not None or not lowers else Budget(own, metric)
+        return None if own is None or plan is not None or not lowers else Budget(own, metric)
     option = "`tolerance`" if tolerance is not None else "`max-latency-cost`"
-    if given is not None:
+    if plan is not None:
         raise UsageError("the plan is given", where=option, hint="leave one of the two out")
-    if tolerance is not None and max_latency_cost is not None:
+    if tolerance is None:
+        assert cost is not None
+        return Budget(cost, metric)
+    if cost is not None:
         raise UsageError("one goal at a time", where=option, hint="or leave out `max-latency-cost`")
-    if max_latency_cost is not None:
-        return Budget(max_latency_cost, metric)
-    assert tolerance is not None
     if tolerance < 0 and not measure.least:
         raise UsageError(f"it cannot be {tolerance}", where=option, hint="such as 1e-3")
     return ErrorLimit(tolerance, metric)

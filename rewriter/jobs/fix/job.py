@@ -65,8 +65,7 @@ class FixJob:
     `limit` is the user's tolerance; `goal` is what this attempt searches a plan for. `repairing` is True for
     a candidate: its goal is not the user's, so that missing it is no failed check. `free_sums` is True if
     `accumulation` is what is recorded of the target, from which a slow emulation may depart. `emulated` is
-    False where the figure of an engine alone decides. `released`: rules of FP32 nodes that the
-    plan omits.
+    False where the figure of an engine alone decides. `released`: rules of FP32 nodes that the plan omits.
     """
 
     source: Any
@@ -75,10 +74,8 @@ class FixJob:
     steps: tuple[Pass, ...]
     wish: PrecisionRequest
     opset: int
-    target: Target
     progress: Progress
     plan: Plan | None = None
-    plan_source: str = "the plan"
     accumulation: Accumulation = "fp32"
     goal: Goal | None = None
     metric: str = "relative-l2"
@@ -89,6 +86,10 @@ class FixJob:
     emulated: bool = True
     limit: ErrorLimit | None = None
     released: frozenset[str] = frozenset()
+
+    @property
+    def target(self) -> Target:
+        return self.wish.target
 
     @cached_property
     def phases(self) -> Phases:

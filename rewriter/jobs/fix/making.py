@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -151,7 +152,8 @@ class Making:
         with self.subject.stage("plan"):
             facts = tensor_facts.infer(structured)
             if job.plan is not None:
-                return fit(structured, facts, job.plan, job.plan_source)
+                named = isinstance(job.request.plan, (str, os.PathLike))
+                return fit(structured, facts, job.plan, str(job.request.plan) if named else "the plan")
             real = self.subject.samples.source.real
             plan = make_plan(structured, facts, ranges, job.wish, real=real)
             released = {d.key for d in plan.decisions if d.rule in job.released}
