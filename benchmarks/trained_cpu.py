@@ -1,4 +1,4 @@
-"""`rewriter fix` on networks with trained weights, without a GPU: its ending, verdict, exit code, seconds and memory.
+"""`rewriter fix` on networks with trained weights, without a GPU, and what `rewriter verify` says of its file with the same data.
 
     python benchmarks/trained_cpu.py FOLDER FIXED OUT.json [NAME ...]
 
@@ -18,31 +18,53 @@ from pathlib import Path
 from typing import Any
 
 
-def fix(model: Path, fixed: Path) -> dict[str, Any]:
-    """One run of `rewriter fix`: CPU seconds and memory are those of its largest process and its children."""
-    report = fixed.with_suffix(".json")
-    command = [sys.executable, "-m", "rewriter", "fix", str(model), "-o", str(fixed)]
-    command += ["--inputs", str(model.with_suffix("") / "tool"), "--json", str(report), "-q"]
+def run(command: str, *files: Path, samples: Path, report: Path) -> dict[str, Any]:
+    """One run of a command: CPU seconds and memory are those of its largest process and its children."""
+    line = [sys.executable, "-m", "rewriter", command, *map(str, files)]
+    line += ["--inputs", str(samples), "--json", str(report), "-q"]
     start = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     wall = time.perf_counter() - start
     row = {"exit": process.returncode, "user_s": round(used.ru_utime, 1), "wall_s": round(wall, 1)}
-    return row | {"mb": used.ru_maxrss // 1024} | (verdict(report) if report.exists() else {})
+    return row | {"mb": used.ru_maxrss // 1024}
+
+
+def fix_and_verify(model: Path, fixed: Path) -> dict[str, Any]:
+    """`fix`, then `verify` of its file; "verify" has the verdict and the number of the second alone."""
+    samples, report, again = (
+        model.with_suffix("") / "tool",
+        fixed.with_suffix(".json"),
+        fixed.with_suffix(".verify.json"),
+    )
+    row = run("fix", model, Path("-o"), fixed, samples=samples, report=report)
+    if not report.exists():
+        return row
+    row |= verdict(report)
+    run("verify", model, fixed, samples=samples, report=again)
+    if again.exists():
+        found = json.loads(again.read_text())
+        row["verify"] = {"passed": found["passed"], "error": largest(found["checks"])}
+    return row
+
+
+def largest(checks: list[dict[str, Any]]) -> float | None:
+    """The largest error of an output, emulated; of a network in FP32, with TF32."""
+    judged = [check for check in checks if check["name"] in ("emulation", "tf32")]
+    return max((output["relative_l2"] for check in judged for output in check["outputs"]), default=None)
 
 
 def verdict(report: Path) -> dict[str, Any]:
     """The ending and the checks, from the report."""
     found = json.loads(report.read_text())
     conclusion, checks = found["conclusion"], {one["name"]: one for one in found["checks"]}
-    errors = [o["relative_l2"] for o in checks.get("emulation", {}).get("outputs", [])]
     return {
-        "ending": conclusion["kind"],
+        "ending": found["ending"],
         "limit": conclusion["limit"],
         "checks": {name: one["passed"] for name, one in checks.items()},
         "fp32_nodes": len(found["plan"]["fp32"]) if found["plan"] else None,
-        "error": max(errors, default=None),
+        "error": largest(found["checks"]),
     }
 
 
@@ -50,7 +72,7 @@ def main(folder: Path, fixed: Path, out: Path, names: list[str]) -> None:
     fixed.mkdir(exist_ok=True)
     for model in sorted(folder.glob("*.onnx")):
         if not names or model.stem in names:
-            row = fix(model, fixed / model.name)
+            row = fix_and_verify(model, fixed / model.name)
             found = json.loads(out.read_text()) if out.exists() else {}
             found.setdefault(model.stem, {})["cpu"] = row
             out.write_text(json.dumps(found, indent=1) + "\n")
