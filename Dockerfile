@@ -2,7 +2,7 @@
 # docker run --rm --user "$(id -u):$(id -g)" -v "$PWD:/work" rewriter batch models -o fixed
 FROM python:3.13-slim
 
-# the libraries, 800 MB, in a layer that changes of our source leave as it is
+# the libraries, 1 GB, in a layer that changes of our source leave as it is
 ARG EXTRAS=rtx,images,ray
 COPY pyproject.toml LICENSE /source/
 RUN mkdir /source/rewriter && touch /source/README.md /source/rewriter/__init__.py \

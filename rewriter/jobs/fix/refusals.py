@@ -98,7 +98,9 @@ def near_names(name: str, present: Iterable[str]) -> str:
     known = list(dict.fromkeys(present))
     core = name.strip("*/?[]").lower()
     alike = [one for one in known if core and core in one.lower()]
-    shown = alike or difflib.get_close_matches(name, known, LISTED, LIKENESS) or known
+    parts = {part: one for one in reversed(known) for part in (*one.split("/"), one)}
+    close = [parts[part] for part in difflib.get_close_matches(core, parts, LISTED, LIKENESS)]
+    shown = alike or list(dict.fromkeys(close)) or known
     return ", ".join(shown[:LISTED]) + " ..." * (len(shown) > LISTED)
 
 
