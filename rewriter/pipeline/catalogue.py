@@ -11,7 +11,7 @@ from typing import Any
 from rewriter.ir.base import Exactness, Pass, Stage, with_header
 from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS, Preset
 from rewriter.pipeline.reader import expected, to_text
-from rewriter.pipeline.schema import Option, entries
+from rewriter.pipeline.schema import entries
 from rewriter.pipeline.text import options_of, own_passes, render, value_text
 
 GROUPS: Mapping[Stage, str] = {
@@ -84,6 +84,10 @@ def page(kind: type[Pass]) -> str:
     """One pass as Markdown: why, options with types and defaults, example, exactness, refusals."""
     why, sections = _documentation(kind)
     texts = entries(kind.__doc__ or "", "Options")
+    options = [
+        f"- `{o.name}` ({expected(o.kind)}; default {value_text(o.default)}): {texts.get(o.name, '')}"
+        for o in options_of(kind).values()
+    ]
     declines = sections.get("Declines", "")
     if floor := kind.requires.opset:
         declines = "\n".join([*declines.splitlines(), f"- a model below opset {floor}"])
@@ -92,7 +96,7 @@ def page(kind: type[Pass]) -> str:
         f"## {kind.name}",
         why,
         f"FP32 result: {exactness_text(kind.exactness)} ({kind.exactness.source}).",
-        "\n".join(_option(option, texts.get(option.name, "")) for option in options_of(kind).values()),
+        "\n".join(options),
         f"It declines, and says on which node:\n\n{declines}" if declines else "",
         f"Before{using}:\n\n```\n{with_header(kind.before)}\n```",
         f"After:\n\n```\n{with_header(kind.after)}\n```",
@@ -116,7 +120,3 @@ def _documentation(kind: type[Pass]) -> tuple[str, dict[str, str]]:
     why, *rest = _SECTION.split(inspect.cleandoc(kind.__doc__ or ""))
     sections = zip(rest[::2], rest[1::2], strict=True)
     return why.strip(), {title: textwrap.dedent(body).strip() for title, body in sections}
-
-
-def _option(option: Option, text: str) -> str:
-    return f"- `{option.name}` ({expected(option.kind)}; default {value_text(option.default)}): {text}"

@@ -31,12 +31,7 @@ CONFIG = f"{PREFIX}CONFIG"
 OWN, SHARED = "rewriter.toml", "pyproject.toml"
 TABLE = "[tool.rewriter]"
 
-POWERS = {
-    "plugin-lib": "loads code",
-    "metric": "runs code",
-    "report": "writes a file",
-    "save-plan": "writes a file",
-}
+POWERS = {"plugin-lib": "loads code", "metric": "runs code", "report": "writes a file"}
 """Keys with which a file could do more than choose among options of ours."""
 
 OVERRIDES: Mapping[str, tuple[str, ...]] = {
@@ -237,10 +232,8 @@ def _find(start: Path, named: str) -> tuple[Path | None, tuple[str, ...]]:
             return None, (f"{shown(foreign[0])} {note}",)
         files = [path for path in found if _table(path) is not None]
         if files:
-            others = (
-                f"{shown(other)} {TABLE} is not read: {OWN} beside it comes first" for other in files[1:]
-            )
-            return files[0], tuple(others)
+            other = f"{shown(files[-1])} {TABLE} is not read: {OWN} beside it comes first"
+            return files[0], (other,) if len(files) > 1 else ()
         if os.path.exists(folder / ".git"):  # noqa: PTH110  # a file in a worktree
             break
     return None, ()
@@ -255,21 +248,15 @@ def _table(path: Path) -> Mapping[str, Any] | None:
     try:
         table: Any = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        what = (
-            f"it cannot be read: {error.strerror}"
-            if isinstance(error, OSError)
-            else f"it is not TOML: {error}"
-        )
-        raise UsageError(
-            what, where=shown(path), hint=f"repair it, or name another file with {CONFIG}"
-        ) from error
+        what = "cannot be read" if isinstance(error, OSError) else "is not TOML"
+        hint = f"repair it, or name another file with {CONFIG}"
+        raise UsageError(f"it {what}: {error}", where=shown(path), hint=hint) from error
     if path.name == SHARED:
         table = table.get("tool", {})
         table = table.get("rewriter") if isinstance(table, dict) else None
     if table is not None and not isinstance(table, dict):
-        raise UsageError(
-            "tool.rewriter is not a table", where=shown(path), hint=f"write {TABLE} and keys below"
-        )
+        hint = f"write {TABLE} and keys below"
+        raise UsageError("tool.rewriter is not a table", where=shown(path), hint=hint)
     return table
 
 

@@ -61,7 +61,9 @@ class Driver:
             self.on_pass(step)
             start = time.perf_counter()
             state, events = _run_one(state, step, context, [r.name for r in results])
-            results.append(_result(step, events, time.perf_counter() - start))
+            changes = tuple(event for event in events if isinstance(event, Change))
+            refusals = tuple(event for event in events if isinstance(event, Refusal))
+            results.append(PassResult(step.name, changes, refusals, time.perf_counter() - start))
         changed = any(result.changes for result in results)
         return state.model if changed else model, results
 
@@ -171,15 +173,6 @@ def _checked(before: _State, model: Model, step: Pass) -> _State:
     return replace(before, model=model, facts=tensor_facts.infer(model, strict=before.strict))
 
 
-def _result(step: Pass, events: list[Event], seconds: float) -> PassResult:
-    return PassResult(
-        step.name,
-        tuple(e for e in events if isinstance(e, Change)),
-        tuple(e for e in events if isinstance(e, Refusal)),
-        seconds,
-    )
-
-
 @dataclass(frozen=True, repr=False)
 class Rewritten(Summary):
     """A model after some passes.
@@ -213,7 +206,6 @@ def run(
     *,
     opset: int | None = None,
     target: str = "tensorrt",
-    on_pass: Callable[[Pass], None] | None = None,
 ) -> Rewritten:
     """Runs structural passes on a model, one after the other; the model that is given stays unchanged.
 
@@ -222,7 +214,6 @@ def run(
         passes: A pipeline as text, or a list of names and passes of your own: `["simplify", MyPass()]`.
         opset: The highest operator set that passes may use; None: 17, or the model's if that is higher.
         target: The TensorRT that the result is for.
-        on_pass: Called with each pass before it runs.
 
     Raises:
         UsageError: an unknown pass, or one that needs measured ranges or a plan: those run in `rewriter.fix`.
@@ -239,5 +230,5 @@ def run(
     given = load(model)
     highest = opset if opset is not None else max(given.opset, 17)
     context = Context(highest, Target.parse(target))
-    made, results = Driver(on_pass or (lambda _: None)).run(given, steps, context)
+    made, results = Driver().run(given, steps, context)
     return Rewritten(made, render(steps), tuple(results))

@@ -64,15 +64,12 @@ def parse(text: str) -> ModelProto:
     try:
         proto = onnx.parser.parse_model(with_header(_OF_THE_RESULT.sub("", text)))
     except onnx.parser.ParseError as error:
-        raise ModelError(f"it is not ONNX text: {_parser_message(error)}", hint=_SYNTAX) from error
+        said = error.args[0]
+        said = said.decode() if isinstance(said, bytes) else str(said)
+        raise ModelError(f"it is not ONNX text: {' '.join(said.split())}", hint=_SYNTAX) from error
     for graph in walk_graphs(proto.graph):
         _add_random_weights(graph)
     return proto
-
-
-def _parser_message(error: onnx.parser.ParseError) -> str:
-    text = error.args[0]
-    return (text.decode() if isinstance(text, bytes) else str(text)).replace("\n", " ")
 
 
 def _add_random_weights(graph: GraphProto) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -208,13 +209,10 @@ def to_text(value: Any) -> str:
     if value is None or value in ((), {}):
         return "-"
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_bare(k)} = {list(v)}" for k, v in value.items()) + " }"
+        names = [name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name) for name in value]
+        pairs = zip(names, value.values(), strict=True)
+        return "{ " + ", ".join(f"{name} = {list(sizes)}" for name, sizes in pairs) + " }"
     return json.dumps(value, default=str, ensure_ascii=False)
-
-
-def _bare(name: str) -> str:
-    plain = name.replace("_", "").replace("-", "").isalnum() and name.isascii()
-    return name if plain else json.dumps(name)
 
 
 @cache
