@@ -68,16 +68,6 @@ class PrecisionRequest:
         """TensorProto.FLOAT16 or BFLOAT16."""
         return LOW_TYPES[self.precision]
 
-    @property
-    def largest(self) -> float:
-        """Largest finite number of the lower precision."""
-        return LARGEST[self.low]
-
-    @property
-    def limit(self) -> float:
-        """Largest measured value that counts as in range."""
-        return self.largest / HEADROOM
-
 
 @dataclass
 class Survey:
@@ -123,12 +113,12 @@ class Survey:
     @property
     def largest(self) -> float:
         """Largest finite number of the lower precision."""
-        return self.request.largest
+        return LARGEST[self.request.low]
 
     @property
     def limit(self) -> float:
         """Largest measured value that counts as in range."""
-        return self.request.limit
+        return self.largest / HEADROOM
 
     def hazard(
         self, node: NodeProto, rule: str, reason: str, tensor: str, severity: Severity | None = None

@@ -122,26 +122,6 @@ class Result:
 
 
 @dataclass(frozen=True)
-class ConvEpilogue:
-    """An elementwise node in the kernel of a Conv: in FP32 after an FP16 Conv it is a kernel of its own.
-
-    Attributes:
-        convs: Keys of the Convs that it reads; `nodes` of the epilogues.
-        us: The time of that kernel.
-    """
-
-    convs: frozenset[str]
-    nodes: frozenset[str]
-    us: float
-
-    def split_from(self, key: str, fp32: AbstractSet[str]) -> str | None:
-        """The node whose kernel loses this one, the FP32 node `key`; None if that costs no kernel."""
-        if self.convs:
-            return min(self.convs - fp32, default=None)
-        return None if self.nodes & fp32 else key
-
-
-@dataclass(frozen=True)
 class Prices:
     """The estimated time of every float node of the main graph, by key, in microseconds.
 
@@ -149,6 +129,8 @@ class Prices:
         base: In FP16.
         own: Extra time in FP32 of the node's own kernel.
         attentions: Charged once each, if one of their nodes is FP32.
+        epilogues: Elementwise nodes in the kernels of Convs, with the Convs. In FP32 after an FP16 Conv they
+            are a kernel of their own, all that follow one Conv together.
         extra: Extra time in FP32 if the node is the only FP32 node: all of the above, together with the Cast
             of a result with several readers, which a Conv's epilogue nearly always needs.
     """
@@ -157,14 +139,14 @@ class Prices:
     own: Mapping[str, float]
     attentions: tuple[Attention, ...]
     results: tuple[Result, ...]
-    epilogues: Mapping[str, ConvEpilogue]
+    epilogues: Mapping[str, tuple[frozenset[str], float]]
     extra: Mapping[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
         extra = dict(self.own)
         charged = [(key, one.us) for one in self.attentions for key in one.nodes]
         charged += [(key, one.us) for one in self.results for key in one.products]
-        charged += [(key, one.us) for key, one in self.epilogues.items()]
+        charged += [(key, us) for key, (_, us) in self.epilogues.items()]
         shared = (one for one in self.results if len(one.readers) > 1)
         charged += [(one.producer, one.us) for one in shared if one.producer in self.epilogues]
         for key, us in charged:
@@ -177,9 +159,9 @@ class Prices:
         searched = {d.key for d in plan.decisions if d.rule == SEARCHED} & kept
         split: dict[str, float] = {}  # kernels that exist only because nodes of a search are FP32
         for key in searched & self.epilogues.keys():
-            first = self.epilogues[key].split_from(key, kept)
-            if first is not None:
-                split[first] = max(split.get(first, 0.0), self.epilogues[key].us)
+            convs, us = self.epilogues[key]
+            for conv in sorted(convs - kept)[:1]:
+                split[conv] = max(split.get(conv, 0.0), us)
         total = fsum(self.base.values()) + fsum(self.own.get(key, 0.0) for key in kept)
         total += fsum(attention.us for attention in self.attentions if attention.nodes & kept)
         casts = fsum(one.us for one in self.results if one.is_cast(kept, searched))
@@ -285,7 +267,7 @@ class _Pricing:
         base |= fused_products | dict.fromkeys(inside, 0.0)
         own = {key: more_us(node, self._shapes, self._constants) for key, node in self._nodes.items()}
         own |= dict.fromkeys(inside | fused_products.keys() | self._fused, 0.0)
-        return Prices(base, own, tuple(attentions), tuple(self._results()), dict(self._conv_epilogues()))
+        return Prices(base, own, tuple(attentions), tuple(self._results()), self._epilogues())
 
     def _key(self, node: NodeProto) -> str:
         return node_key(0, node)
@@ -318,16 +300,16 @@ class _Pricing:
                 self._kernel_us(tensor),
             )
 
-    def _conv_epilogues(self) -> Iterator[tuple[str, ConvEpilogue]]:
+    def _epilogues(self) -> dict[str, tuple[frozenset[str], float]]:
         """The fused nodes that follow a Conv, with nothing but such nodes between."""
-        seen: set[str] = set()
+        epilogues: dict[str, tuple[frozenset[str], float]] = {}
         for key, node in self._nodes.items():
             producers = list(self._producers(node)) if key in self._fused else []
-            convs = frozenset(self._key(p) for p in producers if p.op_type in CONVOLUTIONS)
-            nodes = seen.intersection(map(self._key, producers))
-            if convs or nodes:
-                seen.add(key)
-                yield key, ConvEpilogue(convs, frozenset(nodes), self._kernel_us(node.output[0]))
+            convs = {self._key(p) for p in producers if p.op_type in CONVOLUTIONS}
+            before = (epilogues[k][0] for k in map(self._key, producers) if k in epilogues)
+            if convs or (convs := set().union(*before)):
+                epilogues[key] = frozenset(convs), self._kernel_us(node.output[0])
+        return epilogues
 
     def _kernel_us(self, tensor: str) -> float:
         """Time of a kernel that reads a tensor and writes it in another type."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from rewriter.hazards.planning.planner import has_bf16, surveys
-from rewriter.hazards.survey import PrecisionRequest
+from onnx import NodeProto
+
+from rewriter.hazards.planning.planner import surveys
+from rewriter.hazards.survey import LOW_TYPES, PrecisionRequest
 from rewriter.ir.base import Kept
 from rewriter.ir.errors import UsageError, did_you_mean
 from rewriter.ir.graph import label
 from rewriter.ir.model import Model
 from rewriter.ir.model.facts import Facts
+from rewriter.ir.model.schemas import type_rules
 from rewriter.ir.plan import Decision, Plan, node_key
 
 SAME_MODEL = (
@@ -59,7 +63,7 @@ def fit(model: Model, facts: Facts, plan: Plan, where: str = "the plan") -> Plan
             hint = f"{near} Otherwise: {SAME_MODEL}" if near else SAME_MODEL
         elif decision.op not in ("", named.op_type):
             text = f"{name} is {decision.op} in the plan and {named.op_type} in the model"
-        elif decision.repair == "bf16" and not has_bf16(named, model.opsets):
+        elif decision.repair == "bf16" and not _has_bf16(named, model.opsets):
             text = f"{label(named)}: {named.op_type} has no BF16 in this opset"
             hint = "put it under fp32, or give a higher `opset`: Conv has BF16 from 22 on"
         if text or named is None:
@@ -70,3 +74,9 @@ def fit(model: Model, facts: Facts, plan: Plan, where: str = "the plan") -> Plan
         raise UsageError(text, where=where, hint=SAME_MODEL)
     ordered = tuple(kept[key] for key in nodes if key in kept)
     return replace(plan, decisions=ordered, float_nodes=len(nodes))
+
+
+def _has_bf16(node: NodeProto, opsets: Mapping[str, int]) -> bool:
+    """True if the node's operator supports BF16 in its operator set."""
+    rules = type_rules(node, opsets, LOW_TYPES["bf16"])
+    return rules is not None and rules.can_follow

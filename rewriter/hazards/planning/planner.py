@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
-from onnx import NodeProto, TensorProto
+from onnx import TensorProto
 
 from rewriter.hazards import RULES, Hazard
 from rewriter.hazards.norms import fits_inside
@@ -21,12 +21,12 @@ from rewriter.hazards.planning.free_fp32 import (
 from rewriter.hazards.planning.islands import BETWEEN, absorb, grow, keep_adjacent
 from rewriter.hazards.planning.rounded_reciprocals import extend_over_rounded_reciprocals
 from rewriter.hazards.quirks import lowered_for_defects
-from rewriter.hazards.survey import LOW_TYPES, PrecisionRequest, Survey
+from rewriter.hazards.survey import HEADROOM, LARGEST, LOW_TYPES, PrecisionRequest, Survey
 from rewriter.hazards.types import NO_LOWER_TYPE
 from rewriter.ir.graph import GraphEditor, label, open_graphs
 from rewriter.ir.model import Model
 from rewriter.ir.model.facts import Facts
-from rewriter.ir.model.schemas import logical_name, type_rules
+from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import Decision, Plan, Range, node_key
 
 SEARCHED = "tolerance"
@@ -125,19 +125,13 @@ def unscaled_overflows(plan: Plan, ranges: Mapping[tuple[int, str], Range]) -> d
     """
     if plan.precision == "fp32":
         return {}
-    limit = PrecisionRequest(plan.precision).limit
+    limit = LARGEST[LOW_TYPES[plan.precision]] / HEADROOM
     before = {
         (scope, tensor): ranges[scope, tensor].scaled(-exponent)
         for scope, tensor, exponent in plan.exponents
         if (scope, tensor) in ranges
     }
     return {place: range_ for place, range_ in before.items() if range_.absmax > limit}
-
-
-def has_bf16(node: NodeProto, opsets: Mapping[str, int]) -> bool:
-    """True if the node's operator supports BF16 in its operator set."""
-    rules = type_rules(node, opsets, LOW_TYPES["bf16"])
-    return rules is not None and rules.can_follow
 
 
 def surveys(
