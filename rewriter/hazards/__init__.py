@@ -32,7 +32,7 @@ __all__ = ["KEPT", "RULES", "SCAN_RULES", "Hazard", "PrecisionRequest", "Rule", 
 
 Rule = Callable[[Survey], Iterable[Hazard]]
 
-_HAZARDS: tuple[Rule, ...] = (
+HAZARDS: tuple[Rule, ...] = (
     norms.unfused_norm,
     attention.masks,
     magnitude.overflow,
@@ -63,11 +63,11 @@ _HAZARDS: tuple[Rule, ...] = (
 
 _TYPES: tuple[Rule, ...] = (types.user_choice, types.no_lower_type, kept_for_defects, types.generated)
 
-RULES: tuple[Rule, ...] = (*_TYPES, *_HAZARDS)
+RULES: tuple[Rule, ...] = (*_TYPES, *HAZARDS)
 """The rules that `fix` uses, in order of precedence: the first that names a node gives the reason."""
 
 SCAN_RULES: tuple[Rule, ...] = (
-    *_HAZARDS,
+    *HAZARDS,
     attention.linear_attention,
     provenance.cast_pairs,
     provenance.wide_integers,

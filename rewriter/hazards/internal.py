@@ -6,7 +6,7 @@ Which operators compute them in the lower type was measured: docs/hazards.md#sum
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from onnx import NodeProto
 
@@ -19,22 +19,45 @@ from rewriter.ir.graph.ops import SOFTMAX
 NAIVE_LOG_SUM_EXP = "https://github.com/NVIDIA/TensorRT/issues/4772"
 
 
+TERMS: Mapping[str, Callable[[float], float]] = {
+    "ReduceLogSumExp": lambda x: math.exp(min(x, 700.0)),
+    "ReduceLogSum": lambda x: x,
+    "LpNormalization": lambda x: x * x,
+}
+"""What an operator with a hidden sum adds for each element."""
+
+
 def hidden_sums(survey: Survey) -> Iterator[Hazard]:
     """Operators that keep a sum of exponentials or squares in the lower type.
 
-    Emulation rounds tensors only, so it does not show this.
+    Emulation rounds tensors only, so it does not show this. The sum is at least its largest term, and at
+    least n times the term of the mean (Jensen's inequality). An error if that overflows or the largest term
+    becomes zero, a warning if it is near.
     """
     stable = survey.request.target.answers.get("reduce-log-sum-exp") == "right"
     for node in survey.nodes:
-        if stable and node.op_type == "ReduceLogSumExp":
+        term = TERMS.get(node.op_type)
+        measured = survey.range(node.input[0]) if term else None
+        if term is None or measured is None or not measured.finite or attribute(node, "p", 2) != 2:
             continue
-        bounds = _sum_bounds(survey, node)
-        severity = _severity(survey, *bounds) if bounds else None
-        if bounds and severity:
-            reason = f"the sum inside {node.op_type} lies between {bounds[1]:.2g} and {bounds[2]:.2g}"
-            link = NAIVE_LOG_SUM_EXP if node.op_type == "ReduceLogSumExp" else ""
-            tensor = node.input[0]
-            yield Hazard(node, "internal-overflow", reason, tensor, survey.range(tensor), severity, link=link)
+        exponential = node.op_type == "ReduceLogSumExp"
+        if exponential and stable:
+            continue
+        number = reduced_count(survey, node) or 1
+        largest = term(measured.high if exponential else measured.absmax)
+        same_sign = measured.low >= 0 or node.op_type == "LpNormalization"
+        least = max(largest, number * term(measured.mean_abs) if same_sign else 0.0)
+        small = survey.is_fp16 and 0 < largest < FP16_MIN_NORMAL
+        if least > survey.largest or (small and largest <= FP16_FLUSH):
+            severity: Severity = "error"
+        elif number * largest > survey.limit or small:
+            severity = "warning"
+        else:
+            continue
+        reason = f"the sum inside {node.op_type} lies between {least:.2g} and {number * largest:.2g}"
+        link = NAIVE_LOG_SUM_EXP if exponential else ""
+        tensor = node.input[0]
+        yield Hazard(node, "internal-overflow", reason, tensor, measured, severity, link=link)
 
 
 NORM_OPERATORS = {
@@ -52,39 +75,6 @@ def norm_operators(survey: Survey) -> Iterator[Hazard]:
         if survey.request.target.answers.get(NORM_OPERATORS.get(node.op_type, "")) == "fp16":
             reason = f"{node.op_type} was measured to lose accuracy in FP16 on this target"
             yield survey.hazard(node, "internal-overflow", reason, node.input[0])
-
-
-def _sum_bounds(survey: Survey, node: NodeProto) -> tuple[float, float, float] | None:
-    """The largest term of a hidden sum, with a lower and an upper bound of the sum; None without a sum.
-
-    The sum is at least its largest term, and at least n times the term of the mean (Jensen's inequality).
-    """
-    term = _term(node)
-    measured = survey.range(node.input[0]) if term else None
-    if term is None or measured is None or not measured.finite:
-        return None
-    count = reduced_count(survey, node) or 1
-    largest = term(measured.high if node.op_type == "ReduceLogSumExp" else measured.absmax)
-    known = measured.low >= 0 or node.op_type == "LpNormalization"
-    mean = count * term(measured.mean_abs) if known else 0.0
-    return largest, max(largest, mean), count * largest
-
-
-def _term(node: NodeProto) -> Callable[[float], float] | None:
-    """The term that an operator sums for each element; None for operators without a hidden sum."""
-    if node.op_type == "ReduceLogSumExp":
-        return lambda x: math.exp(min(x, 700.0))
-    if node.op_type == "LpNormalization" and attribute(node, "p", 2) == 2:
-        return lambda x: x * x
-    return (lambda x: x) if node.op_type == "ReduceLogSum" else None
-
-
-def _severity(survey: Survey, term: float, least: float, most: float) -> Severity | None:
-    """Error if the sum overflows or its largest term becomes zero, warning if that is near."""
-    small = survey.is_fp16 and term < FP16_MIN_NORMAL
-    if least > survey.largest or (small and 0 < term <= FP16_FLUSH):
-        return "error"
-    return "warning" if most > survey.limit or (small and term > 0) else None
 
 
 def long_softmax(survey: Survey) -> Iterator[Hazard]:
@@ -124,13 +114,7 @@ _SUMS = frozenset({"ReduceMean", "ReduceSum", "ReduceL1", "GlobalAveragePool"})
 
 def reduced_count(survey: Survey, node: NodeProto) -> int | None:
     """The number of elements that a reduction combines into one; None if a shape is not fully known."""
-    given, result = (_static_shape(survey, tensor) for tensor in (node.input[0], node.output[0]))
-    if given is not None and node.op_type == "LpNormalization":
-        return given[int(attribute(node, "axis", -1))]
-    return math.prod(given) // max(1, math.prod(result)) if given is not None and result is not None else None
-
-
-def _static_shape(survey: Survey, tensor: str) -> list[int] | None:
-    shape = survey.graph.shape(tensor)
-    sizes = [d for d in shape or () if isinstance(d, int)]
-    return sizes if shape is not None and len(sizes) == len(shape) else None
+    sizes, result = survey.graph.sizes(node.input[0]), survey.graph.sizes(node.output[0])
+    if sizes is not None and node.op_type == "LpNormalization":
+        return sizes[int(attribute(node, "axis", -1))]
+    return math.prod(sizes) // max(1, math.prod(result)) if sizes is not None and result is not None else None

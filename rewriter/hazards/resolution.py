@@ -16,10 +16,8 @@ from rewriter.ir.model.facts import FLOATS
 from rewriter.ir.model.schemas import FP32_INPUTS
 
 EXACT_INTEGERS: dict[int, int] = {TensorProto.FLOAT16: 2048, TensorProto.BFLOAT16: 256}
-"""All integers up to this one are exact: significands have 11 and 8 bits."""
-
-RESOLUTIONS: dict[int, float] = {low: 1.0 / exact for low, exact in EXACT_INTEGERS.items()}
-"""Largest relative change of a number that is rounded: half a unit of 11 and 8 bits."""
+"""All integers up to this one are exact: significands have 11 and 8 bits. Rounding changes a number by half a
+unit of them at most, relative to it: by the inverse of these."""
 
 PHASE_LIMIT = 4.0
 """Rounding an angle to 11 bits turns it by up to 4 * 2^-12 = 1e-3 rad if it is 4 rad, and by more beyond."""
@@ -39,7 +37,9 @@ def phase(survey: Survey) -> Iterator[Hazard]:
         measured = survey.range(node.input[0])
         if measured is not None and measured.absmax <= PHASE_LIMIT:
             continue
-        sources = _from_inputs(survey, node.input[:1], lambda n: _computes_positions(survey, n))
+        sources = _from_inputs(
+            survey, node.input[:1], lambda n: n.op_type in POSITIONAL or _is_outer_product(survey, n)
+        )
         reason = f"angle of {label(node)}: rounding it to 11 bits turns it"
         for inner in (node, *sources) if sources else ():
             yield survey.hazard(inner, "phase", reason, node.input[0])
@@ -57,10 +57,6 @@ def _from_inputs(survey: Survey, tensors: Iterable[str], accepts: Through) -> li
     seen: set[str] = set()
     found = [node for tensor in tensors for node in survey.upstream(tensor, through, seen)]
     return None if refused else found
-
-
-def _computes_positions(survey: Survey, node: NodeProto) -> bool:
-    return node.op_type in POSITIONAL or _is_outer_product(survey, node)
 
 
 def _is_outer_product(survey: Survey, node: NodeProto) -> bool:
@@ -81,17 +77,12 @@ def positions(survey: Survey) -> Iterator[Hazard]:
         return node.op_type in POSITIONAL and measured is not None and measured.absmax > exact
 
     for node in survey.nodes:
-        if not _counts(survey, node) or not beyond(node):
-            continue
-        name = node.output[0]
-        reason = f"{name} holds integers beyond {exact}"
-        cheap = (reader for _, reader in survey.downstream(name, beyond) if reader.op_type in CHEAP)
-        yield from (survey.hazard(inner, "positions", reason, name) for inner in (node, *cheap))
-
-
-def _counts(survey: Survey, node: NodeProto) -> bool:
-    """True if a node converts integers to floats."""
-    return node.op_type == "Range" or (node.op_type == "Cast" and not survey.is_float(node.input[0]))
+        counts = node.op_type == "Range" or (node.op_type == "Cast" and not survey.is_float(node.input[0]))
+        if counts and beyond(node):  # it converts integers to floats
+            name = node.output[0]
+            cheap = (reader for _, reader in survey.downstream(name, beyond) if reader.op_type in CHEAP)
+            reason = f"{name} holds integers beyond {exact}"
+            yield from (survey.hazard(inner, "positions", reason, name) for inner in (node, *cheap))
 
 
 def integers(survey: Survey) -> Iterator[Hazard]:
@@ -103,7 +94,7 @@ def integers(survey: Survey) -> Iterator[Hazard]:
     """
     seen: set[str] = set()
     steps = ROUNDING | COMPARISONS
-    exact = made_of_integers(survey) if any(n.op_type in steps for n in survey.graph.nodes) else set()
+    exact = _of_integers(survey) if any(n.op_type in steps for n in survey.graph.nodes) else set()
     for node in survey.graph.nodes:
         floats = [t for t in node.input if survey.is_float(t)]
         if node.op_type in {"Cast", "CastLike"} and floats:
@@ -122,15 +113,27 @@ ROUNDING = frozenset({"Floor", "Ceil", "Round"})
 COMPARISONS = INEQUALITIES | {"Equal"}
 
 
+def _of_integers(survey: Survey) -> set[str]:
+    """The float tensors computed from integers and constants by arithmetic that keeps integers."""
+    keeps = VIEWS | frozenset("Add Sub Mul Neg Abs Min Max Clip Floor Cast Range Where Trilu".split())
+    tensors: set[str] = set()
+    for node in survey.nodes:
+        floats = [survey.source(t) for t in node.input if survey.is_float(t)]
+        if node.op_type in keeps and all(t in tensors or survey.is_constant(t) for t in floats):
+            tensors.update(node.output)
+    return tensors
+
+
 def _reaches_step(survey: Survey, node: NodeProto, exact: AbstractSet[str]) -> bool:
     """True if an operand may lie so close to an integer, or to the other operand, that rounding decides.
 
     Rounding changes no sign. `exact`: tensors that hold integers, which the lower type holds, too.
     """
-    step = RESOLUTIONS[survey.request.low]
+    step = 1.0 / EXACT_INTEGERS[survey.request.low]
     ranges = [r for t in node.input if (r := _widened(survey, t, step)) is not None]
-    known = len(ranges) == len(node.input)
-    if not known or all(survey.is_constant(t) or survey.source(t) in exact for t in node.input):
+    if len(ranges) < len(node.input) or all(
+        survey.is_constant(t) or survey.source(t) in exact for t in node.input
+    ):
         return False
     low, high = max(low for low, _ in ranges), min(high for _, high in ranges)
     if node.op_type in ROUNDING:
@@ -190,14 +193,3 @@ def _outside_stream(survey: Survey) -> Through:
         return node.op_type in CHEAP and not any(r.op_type in COMPUTE_BOUND for r in readers)
 
     return accepts
-
-
-def made_of_integers(survey: Survey) -> set[str]:
-    """The float tensors computed from integers and constants by arithmetic that keeps integers."""
-    keeps = VIEWS | frozenset("Add Sub Mul Neg Abs Min Max Clip Floor Cast Range Where Trilu".split())
-    found: set[str] = set()
-    for node in survey.nodes:
-        floats = [survey.source(t) for t in node.input if survey.is_float(t)]
-        if node.op_type in keeps and all(t in found or survey.is_constant(t) for t in floats):
-            found.update(node.output)
-    return found

@@ -170,6 +170,7 @@ class TestResult:
 
     def test_every_kind_says_what_to_do(self) -> None:
         assert all(kind.title and kind.repair for kind in KINDS.values())
+        assert {s for kind in KINDS.values() for s in (kind.severity, kind.acts)} <= set(SEVERITIES)
 
 
 def printed(result: ScanResult, verbosity: int = 0) -> str:
