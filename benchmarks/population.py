@@ -378,7 +378,7 @@ def _rows(folder: Path, stage: str) -> dict[str, Any]:
         rows[variant] = row | measured.get(same or file_name(variant), {})
         if marker.get("exit_code") and file_name(variant) not in measured:
             rows[variant].setdefault("problem", f"run: {marker['note']}")
-    return rows if marker or not nvidia_driver.has_gpu() else {}
+    return rows if marker or not bool(nvidia_driver.gpu()) else {}
 
 
 # -- the run ---------------------------------------------------------------------------------------
@@ -511,7 +511,7 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.package.resolve(),
         arguments.ablate,
         arguments.fix_gpu,
-        nvidia_driver.has_gpu() and not arguments.no_gpu,
+        bool(nvidia_driver.gpu()) and not arguments.no_gpu,
         done,
         arguments.variants,
     )

@@ -285,7 +285,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--no-gpu", action="store_true", help="build, and run nothing")
     asked = parser.parse_args()
-    gpu = nvidia_driver.has_gpu() and not asked.no_gpu
+    gpu = bool(nvidia_driver.gpu()) and not asked.no_gpu
     suite = Suite(asked.work.resolve(), asked.seed, time.monotonic() + asked.seconds, gpu)
     suite.run(asked.only, asked.count, asked.jobs)
     print("\n".join(table(suite.found)))

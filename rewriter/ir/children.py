@@ -19,7 +19,6 @@ import atexit
 import contextlib
 import faulthandler
 import gc
-import json
 import math
 import os
 import pickle
@@ -58,11 +57,7 @@ LOG_BYTES = 256 * 1024
 
 UNKNOWN = "a native library raised it: run again with a smaller model to find the node"
 
-_BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from rewriter.ir.children import _begin; _begin(*sys.argv[2:])"
-)
-"""An interpreter has this process's import path, so that `rewriter` need not be installed."""
+_BOOTSTRAP = "import sys; from rewriter.ir.children import _begin; _begin(*sys.argv[1:])"
 
 T = TypeVar("T")
 
@@ -329,12 +324,13 @@ class _Fork:
 
 def _interpreter(its: socket.socket, log: IO[bytes], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     inherited = () if sys.platform == "win32" else (its.fileno(),)
+    path = os.pathsep.join(sys.path)  # this process's, so that `rewriter` need not be installed
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _BOOTSTRAP, json.dumps(sys.path), *map(str, inherited)],
+        [sys.executable, "-P", "-c", _BOOTSTRAP, *map(str, inherited)],
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,
-        env={**os.environ, **QUIET, **env},
+        env={**os.environ, **QUIET, "PYTHONPATH": path, **env},
         start_new_session=True,
         pass_fds=inherited,
     )

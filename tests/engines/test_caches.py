@@ -36,7 +36,7 @@ class Timings:
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(nvidia_driver, "gpus", lambda: [Gpu("NVIDIA L4", (8, 9), (13, 0))])
+    monkeypatch.setattr(nvidia_driver, "gpu", lambda: Gpu("NVIDIA L4", (8, 9), (13, 0)))
     return tmp_path / "cache"
 
 
@@ -60,7 +60,7 @@ def test_tensorrt_rtx_and_a_machine_without_a_gpu_have_no_timings(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found_by_a_build("tensorrt_rtx")
-    monkeypatch.setattr(nvidia_driver, "gpus", list)
+    monkeypatch.setattr(nvidia_driver, "gpu", lambda: None)
     found_by_a_build()
     assert not folder.exists()
 

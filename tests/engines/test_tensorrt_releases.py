@@ -58,7 +58,7 @@ def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
     release = made.release
     made.used.clear()
     monkeypatch.setitem(sys.modules, release.library, made.module)
-    monkeypatch.setattr(nvidia_driver, "gpus", lambda: [GPU])
+    monkeypatch.setattr(nvidia_driver, "gpu", lambda: GPU)
     monkeypatch.setattr(tensorrt_program, "Stream", HostStream)
     for name, value in NO_TF32.items():
         monkeypatch.setenv(name, value)
@@ -70,7 +70,7 @@ def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_a_network_is_parsed_and_built(
     fake: Fake, gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvidia_driver, "gpus", lambda: [GPU] * gpu)
+    monkeypatch.setattr(nvidia_driver, "gpu", lambda: GPU if gpu else None)
     options = BuildOptions(
         library=fake.release.library,
         shapes={"x": ((1, 2), (2, 2), (4, 2))},

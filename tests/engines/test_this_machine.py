@@ -137,7 +137,7 @@ def test_the_refusal_says_what_to_do() -> None:
 
 @without_gpu
 def test_without_a_gpu_only_onnx_runtime_is_available() -> None:
-    assert not nvidia_driver.has_gpu()
+    assert nvidia_driver.gpu() is None
     choice = this_machine.choose()
     assert choice.engine is None
     assert choice.reasons == ("there is no NVIDIA driver here, or it sees no GPU",)
@@ -191,30 +191,29 @@ class Driver:
         return 0
 
 
-def seen(monkeypatch: pytest.MonkeyPatch, *failing: str) -> list[Gpu]:
+def seen(monkeypatch: pytest.MonkeyPatch, *failing: str) -> Gpu | None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: Driver(*failing))
-    return nvidia_driver.gpus()
+    return nvidia_driver.gpu()
 
 
-def test_the_driver_is_asked_for_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert seen(monkeypatch) == [Gpu(f"GPU {n}", (9, 0), (12, 8)) for n in (0, 1)]
-    assert nvidia_driver.has_gpu() and nvidia_driver.first_gpu().name == "GPU 0"
+def test_the_first_gpu_is_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seen(monkeypatch) == Gpu("GPU 0", (9, 0), (12, 8))
 
 
 def test_a_gpu_describes_itself() -> None:
     assert str(H200) == "NVIDIA H200 (compute capability 9.0, driver for CUDA 13.0)"
 
 
-def test_a_driver_that_does_not_start_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert seen(monkeypatch, "cuInit") == []
-    assert seen(monkeypatch, "cuDeviceGetCount") == []
+@pytest.mark.parametrize("failing", ["cuInit", "cuDeviceGetCount"])
+def test_a_driver_that_does_not_start_has_no_gpu(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seen(monkeypatch, failing) is None
     with pytest.raises(EngineError, match="no GPU: there is no NVIDIA driver here"):
-        nvidia_driver.first_gpu()
+        nvidia_driver.runtime()
 
 
 def test_what_the_driver_does_not_answer_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    (first, _) = seen(monkeypatch, "cuDriverGetVersion", "cuDeviceGetAttribute")
-    assert (first.capability, first.driver_cuda) == ((0, 0), (0, 0))
+    found = seen(monkeypatch, "cuDriverGetVersion", "cuDeviceGetAttribute")
+    assert found == Gpu("GPU 0", (0, 0), (0, 0))
 
 
 def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,4 +221,4 @@ def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError("libcuda.so.1: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", absent)
-    assert nvidia_driver.gpus() == [] and not nvidia_driver.has_gpu()
+    assert nvidia_driver.gpu() is None

@@ -227,7 +227,7 @@ def _mark(network: Any, names: Iterable[str]) -> Iterator[str]:
 def _serialize(trt: Any, builder: Any, network: Any, options: BuildOptions) -> int | None:
     """Build; size of the engine in bytes, or None if the builder gave up (its log says why)."""
     config = builder.create_builder_config()
-    if hasattr(trt, "ComputeCapability") and not nvidia_driver.has_gpu():  # of TensorRT-RTX alone
+    if hasattr(trt, "ComputeCapability") and nvidia_driver.gpu() is None:  # of TensorRT-RTX alone
         config.num_compute_capabilities = 1
         config.set_compute_capability(getattr(trt.ComputeCapability, PORTABLE_CAPABILITY), 0)
     if not options.tf32:

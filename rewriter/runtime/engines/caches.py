@@ -48,13 +48,13 @@ def timing_cache(trt: Any, config: Any) -> Iterator[None]:
     Does nothing if the library or the machine has none. A file that cannot be read or written is ignored: it
     only makes the next build slower.
     """
-    gpus = nvidia_driver.gpus()
-    if trt.__name__ != "tensorrt" or not gpus:
+    gpu = nvidia_driver.gpu()
+    if trt.__name__ != "tensorrt" or gpu is None:
         yield
         return
     path, stored = None, b""
     with contextlib.suppress(OSError):
-        path = user_cache("timing", f"{trt.__name__} {trt.__version__} {gpus[0].name}.cache")
+        path = user_cache("timing", f"{trt.__name__} {trt.__version__} {gpu.name}.cache")
         stored = path.read_bytes() if path.is_file() else b""
     taken = config.set_timing_cache(config.create_timing_cache(stored), False)
     yield

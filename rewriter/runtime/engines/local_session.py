@@ -218,7 +218,7 @@ class OnnxRuntimeProgram:
 
     def __init__(self, variant: Variant, *, gpu: bool) -> None:
         self.notes: list[str] = []
-        self.device = str(nvidia_driver.first_gpu()) if gpu else "CPU"
+        self.device = str(nvidia_driver.gpu()) if gpu else "CPU"
         model = load(variant.engine or variant.path)
         ports = {port.name for port in model.signature.outputs}
         # a name alone is enough for ONNX Runtime, which infers the type

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -45,21 +45,21 @@ class Gpu:
         return f"{self.name} (compute capability {major}.{minor}, driver for {self.cuda})"
 
 
-def has_gpu() -> bool:
-    """True if the driver is installed and finds a device."""
-    return bool(gpus())
-
-
-def first_gpu() -> Gpu:
-    """The GPU that engines use.
-
-    Raises:
-        EngineError: there is no GPU.
-    """
-    found = gpus()
-    if not found:
-        raise no_gpu("no GPU")
-    return found[0]
+def gpu() -> Gpu | None:
+    """The GPU that engines use: the first one that this process sees; None without a driver."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
+    if driver.cuInit(0) != 0 or not _number(driver.cuDeviceGetCount):
+        return None
+    device, version = _number(driver.cuDeviceGet, 0), _number(driver.cuDriverGetVersion)
+    name = ctypes.create_string_buffer(_NAME_BYTES)
+    driver.cuDeviceGetName(name, _NAME_BYTES, device)
+    major = _number(driver.cuDeviceGetAttribute, _CAPABILITY_MAJOR, device)
+    minor = _number(driver.cuDeviceGetAttribute, _CAPABILITY_MINOR, device)
+    driver_cuda = (version // 1000, version % 1000 // 10)
+    return Gpu(name.value.decode(errors="replace"), (major, minor), driver_cuda)
 
 
 def no_gpu(why: str) -> EngineError:
@@ -69,29 +69,6 @@ def no_gpu(why: str) -> EngineError:
         hint="`nvidia-smi` lists the GPUs, and a container needs --gpus all; "
         "without a GPU: `engine=onnxruntime` or `engine=emulation`",
     )
-
-
-def gpus() -> list[Gpu]:
-    """The GPUs that this process sees, in CUDA's order; none without a driver."""
-    try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return []
-    return list(_devices(driver)) if driver.cuInit(0) == 0 else []
-
-
-def _devices(driver: Any) -> Iterator[Gpu]:
-    version = _number(driver.cuDriverGetVersion)
-    for index in range(_number(driver.cuDeviceGetCount)):
-        device = _number(driver.cuDeviceGet, index)
-        name = ctypes.create_string_buffer(_NAME_BYTES)
-        driver.cuDeviceGetName(name, _NAME_BYTES, device)
-        capability = tuple(
-            _number(driver.cuDeviceGetAttribute, which, device)
-            for which in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR)
-        )
-        driver_cuda = (version // 1000, version % 1000 // 10)
-        yield Gpu(name.value.decode(errors="replace"), (capability[0], capability[1]), driver_cuda)
 
 
 def _number(function: Any, *arguments: int) -> int:
@@ -113,16 +90,18 @@ def runtime() -> Any:
     Raises:
         EngineError: no GPU, no cuda-python, or a driver that is too old for it.
     """
-    gpu = first_gpu()
+    device = gpu()
+    if device is None:
+        raise no_gpu("no GPU")
     try:
         cudart = import_module("cuda.bindings.runtime")
     except ImportError as error:
         raise EngineError(f"cuda-python is missing: {error}", hint=INSTALL_HINT) from error
     (version,) = _checked(cudart, cudart.cudaRuntimeGetVersion())
-    needed, known = version // 1000, gpu.driver_cuda
-    if known[0] < needed:
+    needed = version // 1000
+    if device.driver_cuda[0] < needed:
         raise EngineError(
-            f"the driver is too old: it knows CUDA {known[0]}.{known[1]}, cuda-bindings needs CUDA {needed}",
+            f"the driver is too old: it knows {device.cuda}, cuda-bindings needs CUDA {needed}",
             hint=f"update the driver, or pip install 'cuda-bindings<{needed}'",
         )
     return cudart

@@ -22,7 +22,7 @@ MESSAGE_LIMIT = 200
 
 def import_tensorrt(name: str | None) -> Any:
     """Imports the module `name`, or the best one that can build here."""
-    gpu = nvidia_driver.has_gpu()
+    gpu = nvidia_driver.gpu() is not None
     wanted = (name,) if name else (LIBRARIES if gpu else LIBRARIES[1:])
     failures = []
     for candidate in wanted:

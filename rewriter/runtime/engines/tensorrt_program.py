@@ -96,7 +96,7 @@ class TensorRTProgram:
         self.library = f"{trt.__name__} {trt.__version__}"
         self._title = f"{title(trt.__name__)} {trt.__version__}"
         self._stream = Stream()
-        self.device = str(nvidia_driver.first_gpu())
+        self.device = str(nvidia_driver.gpu())
         self._log = Log()
         self._runtime = trt.Runtime(logger(trt, self._log))
         load_plugins(trt, self._runtime.get_plugin_registry(), plugins)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -54,8 +55,7 @@ class Choice:
 def gpu() -> Gpu | None:
     """The first GPU, or None; queried once, in a child process."""
     with suppress(NativeError):
-        gpus, _ = children.run(nvidia_driver.gpus, doing="NVIDIA's driver", limit_s=ASK_S)
-        return next(iter(gpus), None)
+        return children.run(nvidia_driver.gpu, doing="NVIDIA's driver", limit_s=ASK_S)[0]
     return None
 
 
@@ -115,7 +115,7 @@ def cuda_obstacle() -> EngineError | None:
 
 def refusal(module: str, release: str, device: Gpu) -> EngineError | None:
     """The error for a release that is known not to load engines on a GPU; avoids a build of minutes."""
-    installed = tuple(int(part) for part in release.split(".")[:2] if part.isdigit())
+    installed = numbers(release)[:2]
     for name, since, capability, last in REFUSES:
         if module == name and installed >= since and device.capability == capability:
             major, minor = capability
@@ -132,9 +132,7 @@ def at_hand(target: Target) -> Target:
 
     A target that names a GPU, or another release, is for another machine.
     """
-    release = tuple(
-        int(part) for part in _version(target.library.replace("-", "_")).split(".")[:3] if part.isdigit()
-    )
+    release = numbers(_version(target.library.replace("-", "_")))[:3]
     other = target.gpus or not release or release[: len(target.version)] != target.version
     device = None if other else gpu()
     if device is None:
@@ -146,6 +144,11 @@ def at_hand(target: Target) -> Target:
 def title(module: str) -> str:
     """NVIDIA's name for the library."""
     return "TensorRT-RTX" if module == "tensorrt_rtx" else "TensorRT"
+
+
+def numbers(release: str) -> tuple[int, ...]:
+    """The numbers of a release: (10, 13, 3) of 10.13.3."""
+    return tuple(map(int, re.findall(r"\d+", release)))
 
 
 def _installed(module: str) -> bool:

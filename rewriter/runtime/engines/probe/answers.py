@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -59,11 +58,9 @@ class Answers(Summary):
     @property
     def origin(self) -> str:
         """`title`, with a remark whether that is this machine."""
-        return (
-            f"recorded of {self.title}, not measured here"
-            if self.recorded
-            else f"measured here: {self.title}"
-        )
+        if self.recorded:
+            return f"recorded of {self.title}, not measured here"
+        return f"measured here: {self.title}"
 
     def summary(self) -> Iterator[Row]:
         yield "of", self.origin
@@ -71,8 +68,8 @@ class Answers(Summary):
 
     def fits(self, target: Target) -> bool:
         """True if library and release are those of a target; a target may give a part of the release."""
-        release = tuple(int(part) for part in re.findall(r"\d+", self.version))
-        return self.library == target.library and release[: len(target.version)] == target.version
+        release = this_machine.numbers(self.version)[: len(target.version)]
+        return self.library == target.library and release == target.version
 
 
 def known_target(target: Target) -> Target:
