@@ -70,7 +70,7 @@ COLUMNS: Mapping[str, Kind] = {
 def print_summary(summary: Summary, out: Console, *, quiet: bool = False) -> None:
     """Print a table of the models, what to know about those that did not pass, and the verdict."""
     if not quiet:
-        out.print(printed(Table("", "", "", COLUMNS, list(map(_row, summary.records)))))
+        out.print(printed(Table(COLUMNS, list(map(_row, summary.records)))))
         out.print()
         for name, outcome in summary.outcomes.items():
             if not outcome.passed:

@@ -3,79 +3,63 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from rewriter.cli import Command, Group
-from rewriter.cli.exits import STDOUT, echo, exit_codes, reader_may_leave, write_document
-from rewriter.cli.parameters import Json, check_outputs, completer
+from rewriter.cli.exits import echo, exit_codes, reader_may_leave
+from rewriter.cli.parameters import completer
 from rewriter.pipeline.options import KEYS
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 passes = typer.Typer(cls=Group, help="What a pipeline can do; `passes show NAME`")
 presets = typer.Typer(cls=Group, help="Pipelines by name; `presets show NAME`")
 
 
 @passes.callback(invoke_without_command=True)
-@presets.callback(invoke_without_command=True)
-def _overview(context: typer.Context) -> None:
+def _passes(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         with exit_codes(), reader_may_leave():
-            _list(context.info_name or "", None)
+            _list_passes()
 
 
 @passes.command("list", cls=Command)
-@presets.command("list", cls=Command)
-def _listed(context: typer.Context, json: Json = None) -> None:
+def _list_passes() -> None:
     """List all of them; * marks the default."""
-    assert context.parent is not None
-    _list(context.parent.info_name or "", json)
+    from rewriter.pipeline.catalogue import GROUPS, exactness_text, summary
+    from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS
+    from rewriter.pipeline.text import own_passes
+    from rewriter.report.tables import Cell, Table
+    from rewriter.report.terminal import console, printed
+
+    default = {step.name for step in PRESETS[DEFAULT_PRESET].steps}
+    rows = []
+    for stage, title in GROUPS.items():
+        rows.append([Cell(f"[{title}]"), Cell(""), Cell("")])
+        for kind in own_passes().values():
+            if kind.stage is stage:
+                name = f"{'*' if kind.name in default else ' '} {kind.name}"
+                rows.append([Cell(name), Cell(exactness_text(kind.exactness)), Cell(summary(kind))])
+    table = Table({"pass": "choice", "FP32 result": "choice", "why": "text"}, rows)
+    console().print(printed(table))
+    echo("\n* runs in the default preset. `rewriter passes show NAME` explains one.\n")
 
 
-def _list(name: str, json: Any) -> None:
-    from rewriter.pipeline import catalogue
-    from rewriter.report.json import document
-    from rewriter.report.terminal import console
-
-    check_outputs([], json=json)
-    content = catalogue.passes() if name == "passes" else catalogue.presets()
-    if json is not None:
-        write_document(document({name: content}), json)
-    if json != STDOUT:
-        console().print(_table(content) if name == "passes" else _presets())
+@presets.callback(invoke_without_command=True)
+def _presets(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        with exit_codes(), reader_may_leave():
+            _list_presets()
 
 
-def _table(content: list[dict[str, Any]]) -> RenderableType:
-    """All passes by their stages; * marks those of the default preset."""
-    from rich.console import Group as Lines
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 1))
-    table.add_column("pass", no_wrap=True)
-    table.add_column("FP32 result", no_wrap=True)
-    table.add_column("why", overflow="fold")
-    for title in dict.fromkeys(one["group"] for one in content):
-        table.add_row(f"[{title}]")
-        for one in content:
-            if one["group"] == title:
-                mark = "*" if one["default"] else " "
-                table.add_row(f"{mark} {one['name']}", one["exactness"], one["summary"])
-    note = "* runs in the default preset. `rewriter passes show NAME` explains one.\n"
-    return Lines(table, "", Text(note))
-
-
-def _presets() -> RenderableType:
-    from rich.text import Text
-
+@presets.command("list", cls=Command)
+def _list_presets() -> None:
+    """List all of them."""
     from rewriter.pipeline.catalogue import preset_entry
     from rewriter.pipeline.presets import PRESETS
 
-    last = "rewriter presets show NAME tells more."
-    return Text("\n\n".join([*map(preset_entry, PRESETS.values()), last]))
+    entries = map(preset_entry, PRESETS.values())
+    echo("\n\n".join([*entries, "rewriter presets show NAME tells more."]))
 
 
 @passes.command("show", cls=Command)

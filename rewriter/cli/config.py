@@ -58,7 +58,7 @@ def config(
             rows.append([Cell(cell, state="good" if own else "plain") for cell in cells])
     out = console()
     nothing = f"No file from {(folder or Path()).absolute()} up to the project's root"
-    table = printed(Table("", "", "", {"option": "choice", "value": "text", "from": "text"}, rows))
+    table = printed(Table({"option": "choice", "value": "text", "from": "text"}, rows))
     out.print(
         f"File: {shown(file)}" if file else nothing, "", table, *(["", *notes] if notes else []), sep="\n"
     )

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 import typer
@@ -103,16 +102,9 @@ def is_page(path: Path | None) -> bool:
     return path is not None and path.suffix.lower() in PAGES
 
 
-def write_page(result: Any, path: Path) -> None:
-    """Write the page of a result, with the command that repeats it."""
-    from rewriter.report import html
-
-    html.write(result, path, shlex.join(["rewriter", *sys.argv[1:]]))
-
-
 def show(
     result: Any,
-    report: ModuleType,
+    report: Any,
     json: Path | None,
     written: Path | None = None,
     more: Iterable[Callable[[], object]] = (),
@@ -123,7 +115,7 @@ def show(
     It is printed even if a file cannot be written.
 
     Args:
-        report: The module of `rewriter.report` for the command.
+        report: The module of `rewriter.report` for the command, with `print_result` and `as_dict`.
         json: File for JSON.
         written: File for a page, or for JSON: its suffix decides.
         more: Each writes another file.
@@ -151,9 +143,11 @@ def show(
         raise OutputError(failure.what + also, where=failure.where, hint=hint)
 
 
-def _write(result: Any, report: ModuleType, path: Path) -> None:
+def _write(result: Any, report: Any, path: Path) -> None:
     if is_page(path):
-        write_page(result, path)
+        from rewriter.report import html
+
+        html.write(result, path, shlex.join(["rewriter", *sys.argv[1:]]))
     else:
         write_document(report.as_dict(result), path)
 

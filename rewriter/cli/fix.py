@@ -14,6 +14,7 @@ from rewriter.cli.parameters import (
     Quiet,
     Verbose,
     check_extra,
+    check_outputs,
     configured,
     with_options,
 )
@@ -57,10 +58,10 @@ def fix(
     read = [model, *data_files(model), values["plan"], values["inputs"], resolved.configuration.file]
     read.extend(values["plugin_lib"] or [])
     written = values["report"]
-    check_extra("`output`", output, read[1:])  # MODEL itself is a matter of --in-place
+    check_outputs(read[1:], output=output)  # MODEL itself is a matter of --in-place
+    check_outputs([*read, output], save_plan=save_plan)
     check_extra(resolved.where("report"), written, [*read, output, save_plan])
-    check_extra("`json`", json, [*read, output, save_plan, written])
-    check_extra("`save-plan`", save_plan, [*read, output])
+    check_outputs([*read, output, save_plan, written], json=json)
     options = FixOptions(**resolved.arguments("fix"), page=written is not None and is_page(written))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = api.fix(model, output or (model if in_place else None), options, progress=shown)

@@ -141,9 +141,11 @@ def configured(given: Mapping[str, Any], model: Path | None = None, *, quiet: bo
 
 
 def check_outputs(inputs: Iterable[Any], **files: Path | None) -> None:
-    """`check_extra` for several outputs, by the names of their options."""
-    for key, path in files.items():
-        check_extra(f"`{key}`", path, inputs)
+    """`check_extra` for several outputs, by the names of their options; none may be an earlier one."""
+    taken = list(inputs)
+    for name, path in files.items():
+        check_extra(f"`{name.replace('_', '-')}`", path, taken)
+        taken += [path] if path != STDOUT else []
 
 
 def check_extra(where: str, path: Path | None, inputs: Iterable[Any], endings: Sequence[str] = ()) -> None:

@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import (
-    BAD_INPUT,
-    FAILED,
-    STDOUT,
-    is_page,
-    print_error,
-    reader_may_leave,
-    show,
-    write_document,
-)
+from rewriter.cli.exits import BAD_INPUT, FAILED, is_page, print_error, show
 from rewriter.cli.parameters import (
     Json,
     Quiet,
@@ -81,7 +73,6 @@ def run_scan(
         typer.Exit: with 1 after such a finding, with 2 if a model could not be read.
     """
     from rewriter.report import scan as report
-    from rewriter.report.terminal import console
 
     resolved = configured(given, next(iter(models), None), quiet=quiet)
     files = [*models, resolved.values["inputs"], resolved.configuration.file]
@@ -90,20 +81,16 @@ def run_scan(
         hint = "name it .json, or scan one model"
         raise UsageError("a page shows one model", where=f"`report` {written}", hint=hint)
     results, unread = _scanned(models, resolved, quiet=quiet, several=several)
+    more = [] if sarif is None else [partial(_write_sarif, results, unread, sarif)]
     verbosity = int(verbose) - int(quiet)
     if several:
-        out = console(stderr=STDOUT in (json, written))
-        with reader_may_leave():
-            for result in results:
-                report.print_result(result, out, verbosity=verbosity)
+        together = SimpleNamespace(
+            print_result=report.print_results, as_dict=partial(report.all_as_dict, unread=unread)
+        )
+        show(results, together, json, written, more, verbosity=verbosity)
         for error in unread:
             print_error(error)
-        for path in filter(None, (json, written)):
-            write_document(report.all_as_dict(results, unread), path)
-        if sarif is not None:
-            _write_sarif(results, unread, sarif)
     else:
-        more = [] if sarif is None else [partial(_write_sarif, results, unread, sarif)]
         show(results[0], report, json, written, more, verbosity=verbosity)
     least = resolved.values["fail_on"] or least
     if unread:

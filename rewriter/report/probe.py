@@ -35,7 +35,7 @@ def print_result(found: Answers, out: Console, *, verbosity: int = 0) -> None:
         cells = [probe.question + used, text, _figures(answer, None if verbose else 3)]
         rows.append([Cell(cell, state="plain" if known else "warn") for cell in cells])
     columns: dict[str, Kind] = {"question": "text", "answer": "text", "figures": "text"}
-    out.print(printed(Table("", "", "", columns, rows)))
+    out.print(printed(Table(columns, rows)))
     if found.source:
         out.print(Text(f"Source: {found.source}"), soft_wrap=True)
     out.print(Text(f"Used for: {use(found)}"), soft_wrap=True)

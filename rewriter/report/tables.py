@@ -38,11 +38,11 @@ class Cell(NamedTuple):
 class Table:
     """A table; `lead` explains it in a sentence on a page."""
 
-    id: str
-    title: str
-    lead: str
     columns: Mapping[str, Kind]
     rows: Sequence[Sequence[Cell]]
+    id: str = ""
+    title: str = ""
+    lead: str = ""
 
 
 def table(name: str, title: str, lead: str, columns: Mapping[str, Kind], rows: Iterable[list[Cell]]) -> Table:
@@ -50,7 +50,8 @@ def table(name: str, title: str, lead: str, columns: Mapping[str, Kind], rows: I
     filled = list(rows)
     used = [i for i in range(len(columns)) if any(row[i].text for row in filled)]
     kinds = list(columns.items())
-    return Table(name, title, lead, dict(kinds[i] for i in used), [[row[i] for i in used] for row in filled])
+    left = [[row[i] for i in used] for row in filled]
+    return Table(dict(kinds[i] for i in used), left, name, title, lead)
 
 
 def number(value: float | None, form: str = "{:.3g}") -> Cell:

@@ -551,11 +551,8 @@ def test_passes_and_presets_are_listed_with_the_default_marked() -> None:
     shown, listed = quick("passes"), quick("passes", "list")
     assert shown == listed
     assert "* rescale" in shown[1] and "  stamp" not in shown[1]
-    made = {one["name"]: one for one in json.loads(quick("passes", "list", "--json", "-")[1])["passes"]}
-    assert made["merge-projections"]["default"]
-    assert made["merge-projections"]["options"]["longest"] == {"type": "a whole number", "default": 0}
-    presets = json.loads(quick("presets", "list", "--json", "-")[1])["presets"]
-    assert [one["name"] for one in presets if one["default"]] == ["trt-fp16"]
+    assert quick("presets") == quick("presets", "list")
+    assert "trt-fp16 (default)" in quick("presets")[1]
 
 
 ASKED = [

@@ -65,7 +65,7 @@ def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     columns: dict[str, Kind] = {
         _title(key): "number" if isinstance(value, (int, float)) else "text" for key, value in rows[0].items()
     }
-    return Table(name, _title(name), "", columns, [[_cell(row.get(key)) for key in rows[0]] for row in rows])
+    return Table(columns, [[_cell(row.get(key)) for key in rows[0]] for row in rows], name, _title(name))
 
 
 def _cell(value: Any) -> Cell:
