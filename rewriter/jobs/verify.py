@@ -181,6 +181,8 @@ def _emulated(judge: Judge, fixed: Model, precision: str, sums: Accumulation, *,
     checks = [check]
     if build:
         checks.append(judge.build_check(fixed, judge.file(fixed, "fixed", fixed), None, None))
+        if checks[-1].passed is False:  # `fix` says so, too, where the original does not build either
+            checks.append(judge.original_build)
     return _Execution("emulation", "CPU", tuple(checks))
 
 
