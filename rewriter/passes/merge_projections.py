@@ -9,7 +9,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires, refused
-from rewriter.ir.graph import GraphEditor, constant_row, is_op, is_quantised, label
+from rewriter.ir.graph import GraphEditor, attribute, constant_row, is_op, is_quantised, label
 from rewriter.ir.graph.match import consumed, optional_input, other_operand
 from rewriter.ir.graph.ops import PRODUCTS
 from rewriter.ir.graph.weights import (
@@ -22,10 +22,16 @@ from rewriter.ir.graph.weights import (
     row_obstacle,
 )
 from rewriter.ir.model import Array
-from rewriter.ir.patterns.heads import Heads, find_heads, part_of
+from rewriter.ir.model.facts import Shape
 
 SIZES_AS_INPUT = 13
 """From opset 13 on Split takes its sizes as an input; before, as an attribute."""
+
+RANK = 4
+"""Axes of a result in heads, [batch, length, heads, size]: others were not measured (docs/accuracy.md)."""
+
+_Target = tuple[int, ...]
+"""Entries of a Reshape's target: a size, 0 (that of its input's axis), or -1 (not known)."""
 
 
 @dataclass(frozen=True)
@@ -203,31 +209,137 @@ def _merge(graph: GraphEditor, context: Context, members: list[_Product], weight
     if heads is None:
         _split(new, biased, [m.end.output[0] for m in members], [m.columns for m in members], axis=-1)
     else:
-        _cut(new, biased, heads)
-    for cut in heads.cuts if heads else ():
+        _cut(new, biased, *heads)
+    for cut in heads[0] if heads else ():
         graph.remove(cut.view)
     for member in members:
         graph.remove(member.end)
     total = sum(m.columns for m in members)
     names = ", ".join(label(m.node) for m in members[1:])
-    form = f" in {sum(heads.counts)} heads" if heads else ""
+    form = f" in {sum(cut.heads for cut in heads[0])} heads" if heads else ""
     return Change(label(first), f"one product of {data} with {names}: {total} columns{form}")
 
 
-def _heads(graph: GraphEditor, context: Context, members: list[_Product]) -> Heads | None:
-    """Returns how all results are split into heads; None if they are not, or if the user keeps one."""
-    heads = find_heads(graph, [(m.end.output[0], m.columns) for m in members])
-    after = [node for cut in heads.cuts for node in cut.nodes] if heads else []
-    return None if any(any(context.kept.requests(node)) for node in after) else heads
+@dataclass(frozen=True)
+class _Cut:
+    """The nodes that cut one result [.., heads * size] into [*rows, heads, size].
+
+    Attributes:
+        view: The Reshape.
+        scale: The Mul by one number between the result and the Reshape; None if there is none.
+        rows: Entries for the axes before the heads.
+        heads, size: Known, and together the columns of the result.
+    """
+
+    view: NodeProto
+    scale: NodeProto | None
+    rows: _Target
+    heads: int
+    size: int
+
+    @property
+    def nodes(self) -> list[NodeProto]:
+        """The consumers of the result that are moved or removed."""
+        return [self.view] if self.scale is None else [self.scale, self.view]
 
 
-def _cut(new: Replacement, tensor: str, heads: Heads) -> None:
+def _heads(
+    graph: GraphEditor, context: Context, members: list[_Product]
+) -> tuple[list[_Cut], _Target] | None:
+    """The cuts of all results into heads of one size, and the entries of the axes before the heads.
+
+    None if the results are not cut, or if the user keeps one. All results have equally many rows: one axis
+    on which their targets differ follows from the others.
+    """
+    cuts = [_cut_of(graph, member.end.output[0], member.columns) for member in members]
+    found = [cut for cut in cuts if cut is not None and cut.size == (cuts[0] or cut).size]
+    if len(found) < len(members) or any(any(context.kept.requests(n)) for cut in found for n in cut.nodes):
+        return None
+    rows = tuple(one[0] if len(set(one)) == 1 else -1 for one in zip(*(c.rows for c in found), strict=True))
+    return (found, rows) if rows.count(-1) <= 1 else None
+
+
+def _cut_of(graph: GraphEditor, tensor: str, columns: int) -> _Cut | None:
+    scale = _scale(graph, tensor)
+    view = consumed(graph, tensor if scale is None else scale.output[0], "Reshape")
+    if view is None:
+        return None
+    before = graph.shape(tensor)
+    target = _target(graph, view, before)
+    if target is None:
+        return None
+    *rows, heads, size = target if before is None else _filled(target, before, columns)
+    # Heads and size make up the columns: then the axes before them hold what they held, in that order.
+    fits = heads > 0 and size > 0 and heads * size == columns
+    return _Cut(view, scale, tuple(rows), heads, size) if fits else None
+
+
+def _filled(target: _Target, before: Shape, columns: int) -> _Target:
+    """The target with heads or size from the other one, where all axes before them stay as they were."""
+    *rows, heads, size = target
+    stay = len(before) == RANK - 1 and all(row in (0, old) for row, old in zip(rows, before, strict=False))
+    if not stay or max(heads, size) <= 0:
+        return target
+    return (*rows, heads if heads > 0 else columns // size, size if size > 0 else columns // heads)
+
+
+def _scale(graph: GraphEditor, tensor: str) -> NodeProto | None:
+    """The Mul by one number that is the only consumer of a tensor: it may be moved after a Reshape."""
+    node = consumed(graph, tensor, "Mul")
+    other = other_operand(node, tensor) if node is not None else None
+    factor = graph.constant(other) if other is not None else None
+    return node if factor is not None and factor.size == 1 and factor.ndim <= 1 else None
+
+
+def _target(graph: GraphEditor, view: NodeProto, before: Shape | None) -> _Target | None:
+    """The shape that a Reshape gives, as far as it is known, from its target and from shape inference.
+
+    Args:
+        before: The shape of what it reads.
+    """
+    written, inferred = graph.constant(view.input[1]), graph.shape(view.output[0])
+    entries = [-1] * RANK if written is None else [int(entry) for entry in written.reshape(-1)]
+    sizes = (None,) * len(entries) if inferred is None else inferred
+    if len(entries) != RANK or len(sizes) != RANK or (attribute(view, "allowzero", 0) and 0 in entries):
+        return None
+    old = () if before is None else before[:-1]  # its last axis is the columns
+    return tuple(_entry(entry, sizes[i], old[i : i + 1]) for i, entry in enumerate(entries))
+
+
+def _entry(written: int, size: int | str | None, old: Shape) -> int:
+    """One axis: its size where that is known, 0 where it is the one of what is read, or else -1.
+
+    Args:
+        old: That axis, as (size,); () if there is none at its place.
+    """
+    if written > 0 or isinstance(size, int):
+        return written if written > 0 else int(size or -1)
+    return 0 if old and (written == 0 or (isinstance(size, str) and size == old[0])) else -1
+
+
+def _cut(new: Replacement, tensor: str, cuts: list[_Cut], rows: _Target) -> None:
     """Adds a Reshape and a Split by heads; a scale before a Reshape moves after the Split."""
     graph, dtype = new.graph, new.graph.dtype(tensor)
-    cut = graph.tensor(f"{tensor}/heads", dtype=dtype)
-    outputs = [part_of(graph, one, dtype) for one in heads.cuts]
-    new.add("Reshape", [tensor, graph.add_ints(f"{new.name}/shape", *heads.target)], cut)
-    _split(new, cut, outputs, heads.counts, axis=-2)
+    reshaped, counts = graph.tensor(f"{tensor}/heads", dtype=dtype), [cut.heads for cut in cuts]
+    outputs = [_part(graph, cut, dtype) for cut in cuts]
+    target = graph.add_ints(f"{new.name}/shape", *rows, sum(counts), cuts[0].size)
+    new.add("Reshape", [tensor, target], reshaped)
+    _split(new, reshaped, outputs, counts, axis=-2)
+
+
+def _part(graph: GraphEditor, cut: _Cut, dtype: int | None) -> str:
+    """The tensor that the Split writes for this result: that of the Reshape, or the new input of the scale.
+
+    The scale then writes the Reshape's result; the caller removes the Reshape.
+    """
+    scale, result = cut.scale, cut.view.output[0]
+    if scale is None:
+        return result
+    index = 0 if graph.constant(scale.input[0]) is None else 1
+    part = graph.tensor(f"{scale.input[index]}/heads", dtype=dtype)
+    graph.rename(scale.output[0], result)
+    graph.set_input(scale, index, part)
+    return part
 
 
 def _split(new: Replacement, tensor: str, outputs: list[str], sizes: list[int], axis: int) -> None:

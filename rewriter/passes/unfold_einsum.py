@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,29 @@ from onnx import NodeProto
 
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, attribute, is_op, label
-from rewriter.ir.patterns.einsum import Product, Size, merged, product_of, split
+
+Size = int | str | None
+
+
+@dataclass(frozen=True)
+class Product:
+    """The labels of an Einsum as those of a product [*batch, *rows, *summed] x [*batch, *summed, *columns].
+
+    `left`, `right` and `output` are the labels as written, one letter for each axis.
+    """
+
+    left: str
+    right: str
+    output: str
+    batch: str
+    rows: str
+    columns: str
+    summed: str
+
+    def fits(self, rows: str, columns: str) -> bool:
+        """True if MatMul takes an operand of these axes as it is: a Dense layer's rows need not be merged."""
+        is_dense = not self.batch and len(self.summed) == len(self.columns) == 1
+        return len(columns) == 1 and (len(rows) == 1 or (is_dense and rows == self.rows))
 
 
 @dataclass(frozen=True)
@@ -44,9 +67,34 @@ class UnfoldEinsum(GraphPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for node in graph.nodes:
             if is_op(node, "Einsum"):
-                product = product_of(attribute(node, "equation", ""))
+                product = _product_of(attribute(node, "equation", ""))
                 reason = _unfold(graph, node, product) if product else "it is no product of two matrices"
                 yield Refusal(label(node), reason) if reason else Change(label(node), "became MatMul")
+
+
+def _product_of(equation: str) -> Product | None:
+    """The product that an Einsum's equation describes.
+
+    None for other than two operands, ellipses, diagonals, sums over one operand alone, and outer products.
+    """
+    inputs, _, output = equation.replace(" ", "").partition("->")
+    operands = inputs.split(",")
+    if len(operands) != 2 or "." in equation:
+        return None
+    left, right = operands
+    if "->" not in equation:  # ONNX: the labels that occur once, in alphabetical order
+        output = "".join(sorted(label for label in set(left + right) if (left + right).count(label) == 1))
+    if any(len(set(labels)) != len(labels) for labels in (left, right, output)):
+        return None
+    shared = [label for label in left if label in right]
+    batch = "".join(label for label in output if label in shared)
+    summed = "".join(label for label in shared if label not in output)
+    rows = "".join(label for label in output if label not in right)
+    columns = "".join(label for label in output if label not in left)
+    whole = (set(left), set(right)) == (set(batch + rows + summed), set(batch + summed + columns))
+    if not summed or not rows or not columns or not whole:
+        return None
+    return Product(left, right, output, batch, rows, columns, summed)
 
 
 def _unfold(graph: GraphEditor, node: NodeProto, product: Product) -> str | None:
@@ -57,17 +105,13 @@ def _unfold(graph: GraphEditor, node: NodeProto, product: Product) -> str | None
     batch = len(product.batch)
     grouped = (product.rows, product.summed), (product.summed, product.columns)
     orders = [product.batch + "".join(groups) for groups in grouped]
+    needed = [not product.fits(*groups) for groups in grouped]
     flat = [
-        None if _fits(product, groups) else merged(order, sizes, batch, *groups)
-        for order, groups in zip(orders, grouped, strict=True)
+        _target(sizes, batch, groups) if need else None for groups, need in zip(grouped, needed, strict=True)
     ]
     result = product.batch + product.rows + product.columns
-    is_split = not all(_fits(product, groups) for groups in grouped)
-    target = split(sizes, batch, product.rows + product.columns) if is_split else None
-    needed = [not _fits(product, groups) for groups in grouped]
-    if any(need and to is None for need, to in zip(needed, flat, strict=True)) or (
-        is_split and target is None
-    ):
+    target = _target(sizes, batch, product.rows + product.columns) if any(needed) else None
+    if any(need and to is None for need, to in zip((*needed, any(needed)), (*flat, target), strict=True)):
         return "the sizes of the axes to be merged are not known"
     nodes: list[NodeProto] = []
     labels = product.left, product.right
@@ -80,6 +124,16 @@ def _unfold(graph: GraphEditor, node: NodeProto, product: Product) -> str | None
     return None
 
 
+def _target(sizes: dict[str, Size], batch: int, groups: Sequence[str]) -> list[int] | None:
+    """The target of a Reshape that makes an axis of each group of labels, after `batch` axes that stay.
+
+    None if more than one of them has an unknown size.
+    """
+    known = [[sizes.get(label) for label in group] for group in groups]
+    totals = [math.prod(s if isinstance(s, int) else 0 for s in group) or -1 for group in known]
+    return None if totals.count(-1) > 1 else [0] * batch + totals
+
+
 def _sizes(graph: GraphEditor, node: NodeProto, product: Product) -> dict[str, Size] | None:
     """The sizes of the labels, as far as one of the operands shows them; None if they contradict."""
     found: dict[str, Size] = {}
@@ -88,13 +142,6 @@ def _sizes(graph: GraphEditor, node: NodeProto, product: Product) -> dict[str, S
             if isinstance(size, int) and found.setdefault(letter, size) != size:
                 return None
     return found
-
-
-def _fits(product: Product, groups: tuple[str, str]) -> bool:
-    """True if MatMul takes an operand of these axes as it is: rows of a Dense layer need not be merged."""
-    rows, columns = groups
-    dense_rows = product.is_dense and rows == product.rows and len(product.columns) == 1
-    return len(columns) == 1 and (len(rows) == 1 or dense_rows)
 
 
 def _perm(given: str, wanted: str) -> list[int]:
