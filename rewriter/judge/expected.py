@@ -72,7 +72,12 @@ def conditioning(model: Model, samples: Sequence[Outputs], exact: Sequence[Outpu
             reordered = [session.run(sample) for sample in samples]
     except ArithmeticRunError:
         return {}
-    found = compare_samples(exact, reordered, 0.0, as_sets=selects_rows(model))
+    return errors_of(model, exact, reordered)
+
+
+def errors_of(model: Model, exact: Sequence[Outputs], actual: Sequence[Outputs]) -> dict[str, float]:
+    """Relative L2 error of each output that is finite, the worst of the samples."""
+    found = compare_samples(exact, actual, 0.0, as_sets=selects_rows(model))
     return {one.name: one.relative_l2 for one in found if one.finite}
 
 

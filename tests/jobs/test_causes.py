@@ -13,7 +13,7 @@ from rewriter.ir.base import Clamped, with_header
 from rewriter.ir.model import Model, load
 from rewriter.ir.plan import Decision, Evidence, NormHazard, Plan, Range
 from rewriter.jobs.fix.before import errors_before
-from rewriter.jobs.fix.causes import FusedNorm, causes
+from rewriter.jobs.fix.causes import causes
 from rewriter.judge.expected import expected_outputs
 from rewriter.pipeline.driver import PassResult
 
@@ -85,7 +85,7 @@ def test_repairs_that_leave_no_trace_in_the_plan() -> None:
     expected = "1 constant such as -3.403e+38 is infinite in FP16: clamped to -1.638e+04"
     assert texts(passes=(clamped,)) == [expected]
     fused = [
-        FusedNorm(f"/ln.{i}", "LayerNormalization", Range(-top, top, 1.0, True))
+        (f"/ln.{i}", "LayerNormalization", Range(-top, top, 1.0, True))
         for i, top in enumerate((10.0, 300.0, 12000.0))
     ]
     (cause,) = causes(Plan("fp16", float_nodes=3), (), fused, {})

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import fsum
+from pathlib import Path
 
 from rewriter.hazards.planning.costs import priced
 from rewriter.hazards.planning.planner import unscaled_overflows
@@ -16,8 +17,9 @@ from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.plan import Plan, Range
 from rewriter.jobs.fix.causes import Cause, causes, folded_statistics, fused_norms
 from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.judge import Engine, Judge, engine_first
+from rewriter.jobs.fix.judge import Judge, engine_first
 from rewriter.jobs.fix.making import Making, Measured, Subject
+from rewriter.judge.arithmetic_checks import explained as with_causes
 from rewriter.judge.verdict import GOALS, Check, deciding
 from rewriter.pipeline.driver import PassResult
 
@@ -36,7 +38,7 @@ class Attempt:
     plan: Plan | None
     passes: tuple[PassResult, ...]
     checks: tuple[Check, ...]
-    engine: Engine | None
+    engine: Path | None
     search: Check | None
     warnings: tuple[str, ...]
     causes: tuple[Cause, ...]
@@ -150,14 +152,14 @@ def attempt(job: FixJob, subject: Subject) -> Attempt:
 
 def explained(made: Attempt, subject: Subject) -> Attempt:
     """The attempt, with the nodes that add most of the error if its emulation failed."""
-
-    def explained_check(check: Check) -> Check:
-        if check.passed is not False or check.name not in ("emulation", "tf32"):
-            return check
-        before = made.fixed if check.name == "tf32" else made.measured.model
-        return subject.judge.explain(check, before, made.fixed, made.job.accumulation)
-
-    return replace(made, checks=tuple(map(explained_check, made.checks)))
+    checks = list(made.checks)
+    for place, check in enumerate(checks):
+        if check.passed is False and check.name in ("emulation", "tf32"):
+            before = made.fixed if check.name == "tf32" else made.measured.model
+            with subject.stage("explain"):
+                samples, sums = subject.judge.samples, made.job.accumulation
+                checks[place] = with_causes(check, before, made.fixed, samples, sums)
+    return replace(made, checks=tuple(checks))
 
 
 def estimated_us(made: Attempt, subject: Subject) -> tuple[float, float, float]:
@@ -178,7 +180,7 @@ def estimated_us(made: Attempt, subject: Subject) -> tuple[float, float, float]:
 
 def _checked(
     job: FixJob, judge: Judge, structure: tuple[Check, ...], fixed: Model, plan: Plan | None
-) -> tuple[tuple[Check, ...], Engine | None]:
+) -> tuple[tuple[Check, ...], Path | None]:
     """All checks of a result: a model that is wrong already is not built, since a repair follows."""
     checks, engine = list(structure), None
     if job.emulated and judge.expected is not None and (plan is not None or job.wish.precision == "fp32"):

@@ -6,6 +6,7 @@ in the plan: norms that became one operator, tensors that were scaled, constants
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,13 +36,10 @@ NAMES = {"layer-norm": "LayerNorm", "rms-norm": "RMSNorm", "l2-normalize": "L2 n
 
 @dataclass(frozen=True)
 class Cause:
-    """One kind of hazard that a model had.
+    """One kind of hazard that a model had: what was wrong, what was done about it, and the nodes.
 
     Attributes:
         kind: A key of `hazards.kinds.KINDS`.
-        what: What was wrong, with its size and the limit that it passes.
-        done: What was done about it.
-        nodes: The nodes that it concerns, as the user knows them.
         reach: Largest absolute value measured there; None where no single tensor is the evidence.
         limit: The number that `reach` is held against.
     """
@@ -57,25 +55,18 @@ class Cause:
         return f"{self.what}: {self.done}"
 
 
-@dataclass(frozen=True)
-class FusedNorm:
-    """A norm that a pass made one operator, with the range of its input."""
-
-    node: str
-    op: str
-    range: Range
+FusedNorm = tuple[str, str, Range]
+"""The name and operator of a norm that a pass made one operator, with the range of its input."""
 
 
-def fused_norms(model: Model, ranges: Mapping[tuple[int, str], Range]) -> tuple[FusedNorm, ...]:
+def fused_norms(model: Model, ranges: Mapping[tuple[int, str], Range]) -> list[FusedNorm]:
     """The norms of a model that our passes made one operator, where their input was measured."""
-    found = []
-    for scope, graph in enumerate(walk_graphs(model.proto.graph)):
-        for node in graph.node:
-            if node.op_type in ROW_NORMS and made_by(node, FUSING):
-                measured = ranges.get((scope, node.input[0]))
-                if measured is not None:
-                    found.append(FusedNorm(label(node), node.op_type, measured))
-    return tuple(found)
+    return [
+        (label(node), node.op_type, ranges[scope, node.input[0]])
+        for scope, graph in enumerate(walk_graphs(model.proto.graph))
+        for node in graph.node
+        if node.op_type in ROW_NORMS and made_by(node, FUSING) and (scope, node.input[0]) in ranges
+    ]
 
 
 def folded_statistics(original: Model, rewritten: Model) -> tuple[Cause, ...]:
@@ -101,9 +92,8 @@ def causes(
     """The hazards that `fix` found, those that overflow first.
 
     Args:
-        fused: Norms that a pass made one operator.
+        fused, folded: Of `fused_norms` and `folded_statistics`, which leave no trace in the plan.
         unscaled: Ranges, before `rescale` scaled them, of the tensors that were out of range.
-        folded: Those of `folded_statistics`, which leave no trace in the plan.
     """
     if plan is None or plan.precision == "fp32":
         return ()
@@ -120,7 +110,7 @@ def causes(
     found += [*_of_overflow(rules.pop("overflow", []), unscaled, limits), *_of_masks(passes, limits)]
     found += [_of_rule(rule, members) for rule, members in rules.items()]
     found += folded if plan.precision == "fp16" else ()
-    return tuple(sorted(found, key=lambda cause: not _overflows(cause)))
+    return tuple(sorted(found, key=lambda cause: not (cause.reach or 0.0) > (cause.limit or math.inf)))
 
 
 @dataclass(frozen=True)
@@ -138,10 +128,6 @@ class _Limits:
         """The end of the sentence `... reach 8.2e7`."""
         near = "" if reach > self.largest else ", less than a factor of 2 away"
         return f"{self.end}{near}"
-
-
-def _overflows(cause: Cause) -> bool:
-    return cause.reach is not None and cause.limit is not None and cause.reach > cause.limit
 
 
 def _reach(decision: Decision) -> float:
@@ -192,23 +178,16 @@ def _kinds(norms: Iterable[NormHazard]) -> str:
 
 def _of_fused(fused: Sequence[FusedNorm], limits: _Limits) -> Iterator[Cause]:
     """Norms that compute in FP32 inside now, and whose squares leave the range."""
-    wide = [norm for norm in fused if norm.range.absmax**2 > limits.largest]
+    wide = [norm for norm in fused if norm[2].absmax ** 2 > limits.largest]
     if wide:
-        top = max(norm.range.absmax for norm in wide)
+        nodes, ops, ranges = zip(*wide, strict=True)
+        top = max(measured.absmax for measured in ranges)
         what = (
             f"squares inside {count(len(wide), 'decomposed norm')} reach {figure(top * top)} (inputs "
             f"{figure(top)}), {limits.end}"
         )
-        ops = " or ".join(sorted({norm.op for norm in wide}))
-        each = "each is" if len(wide) > 1 else "it is"
-        yield Cause(
-            "unfused-norm",
-            what,
-            f"{each} one {ops} now, FP32 inside",
-            tuple(norm.node for norm in wide),
-            top * top,
-            limits.largest,
-        )
+        done = f"{'each is' if len(wide) > 1 else 'it is'} one {' or '.join(sorted({*ops}))} now, FP32 inside"
+        yield Cause("unfused-norm", what, done, nodes, top * top, limits.largest)
 
 
 def _of_overflow(

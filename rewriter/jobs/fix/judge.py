@@ -21,18 +21,11 @@ from rewriter.judge.arithmetic_checks import (
     check_emulation,
     check_structure,
     excused,
-    explained,
     tf32_errors,
     without_tf32,
 )
 from rewriter.judge.build_check import build_options, check_build, check_original_build, expectation
-from rewriter.judge.expected import (
-    Expected,
-    as_declared,
-    conditioning,
-    selects_rows,
-    widened,
-)
+from rewriter.judge.expected import Expected, as_declared, conditioning, errors_of, widened
 from rewriter.judge.judge import Judged, Standard, run_check
 from rewriter.judge.verdict import Check
 from rewriter.runtime.emulation import Accumulation
@@ -42,24 +35,10 @@ from rewriter.runtime.engines.deployment import Deployment
 from rewriter.runtime.engines.measure import UNBUILT, measure
 from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import Span, write_samples
-from rewriter.runtime.figures.outputs import compare_samples
 from rewriter.runtime.figures.tolerances import precision_of
 
 Errors = Mapping[str, float]
 """Relative L2 error of each output that is finite, by name."""
-
-
-@dataclass(frozen=True)
-class Engine:
-    """A built engine of an attempt.
-
-    Attributes:
-        model: The ONNX file that it was built from, or that the engine runs itself.
-        path: What is loaded.
-    """
-
-    model: Path
-    path: Path
 
 
 @dataclass
@@ -140,11 +119,11 @@ class Judge:
                 check = as_fp32(check, lambda: self.emulated_fp32, "its FP32 engine (TF32, emulated)")
             return without_tf32(check, partial(emulate, tf32=False)) if products else check
 
-    def built(self, fixed: Model, plan: Plan | None) -> tuple[list[Check], Engine | None]:
+    def built(self, fixed: Model, plan: Plan | None) -> tuple[list[Check], Path | None]:
         """Builds a model, and runs it where an engine runs here.
 
         Returns:
-            The checks, and the engine if there is one.
+            The checks, and what is loaded, beside the ONNX file that it was built from; None if nothing is.
         """
         if not (self.verify and self.build) or self.interrupted:
             return [], None
@@ -158,23 +137,29 @@ class Judge:
             self.interrupted = True
             return [], None
 
-    def _built_and_run(self, fixed: Model, plan: Plan | None) -> tuple[list[Check], Engine | None]:
-        folder = self.folder / f"{self._built:03d}"
+    def _built_and_run(self, fixed: Model, plan: Plan | None) -> tuple[list[Check], Path | None]:
+        folder, choice, checks = self.folder / f"{self._built:03d}", self.deployment.choose(), list[Check]()
         folder.mkdir()
-        checks = list[Check]()
         with self.stage("save"):  # many attempts are kept: their weights need no memory
-            path = save(fixed, folder / "model.onnx", map_back=True)
-        choice, engine = self.deployment.choose(), path
+            engine = path = save(fixed, folder / "model.onnx", map_back=True)
         if choice.engine not in UNBUILT:
             engine = folder / "model.engine"
             checks.append(self.build_check(fixed, path, engine if choice.engine else None, plan))
         if not engine.exists():
             return checks, None
         if self.settings is not None:
-            checks.append(self._run(fixed, Engine(path, engine), self.settings, plan))
+            precision = precision_of(tensor_facts.infer(fixed)) if plan is None else plan.precision
+            with self.stage("run"):
+                start, variant = time.perf_counter(), self.variant(fixed, path, folder / "samples", engine)
+                (outcome,) = measure([variant], self.settings, folder)
+                check, _ = self.run_check([outcome], precision, start)
+            if (timed := outcome.latency) is not None:
+                summary = f"{check.summary}; {timed.median_us:.1f} us (+- {timed.iqr_us:.1f})"
+                check = replace(check, summary=summary, latency=timed)
+            checks.append(check)
         elif choice.engine is None and this_machine.gpu() is not None:
             checks.append(Check("run", None, f"not run on {this_machine.gpu()}: {'; '.join(choice.reasons)}"))
-        return checks, Engine(path, engine)
+        return checks, engine
 
     def not_run(self) -> Iterator[str]:
         """Yields a warning if results are built, but no GPU runs them."""
@@ -193,15 +178,6 @@ class Judge:
         with self.stage("build"):
             return check_original_build(path, self._build_options(), self.timeout_s)
 
-    def explain(self, check: Check, before: Model, fixed: Model, sums: Accumulation) -> Check:
-        """Adds to a failed emulation the nodes that add most of the error.
-
-        Args:
-            before: The model before its types changed.
-        """
-        with self.stage("explain"):
-            return explained(check, before, fixed, self.samples, sums)
-
     @cached_property
     def conditioning(self) -> Errors:
         """Error of each output when the original's sums run in another order; needed where a check fails."""
@@ -219,17 +195,13 @@ class Judge:
             return {}
         original = load(self.source)
         model, folder = widened(original), self.folder / "fp32"
-        path = self.file(model, "fp32", original)
-        settings = replace(self.settings, timing=None)
+        variant = self.variant(model, self.file(model, "fp32", original), folder / "samples")
         try:
-            (outcome,) = measure([self.variant(model, path, folder / "samples")], settings, folder)
+            (outcome,) = measure([variant], replace(self.settings, timing=None), folder)
         except EngineError:
             return {}
-        if not outcome.ran:
-            return {}
-        actual = [outcome.values(number) for number in range(len(self.samples))]
-        compared = compare_samples(self.expected.exact, actual, 0.0, as_sets=selects_rows(original))
-        return {one.name: one.relative_l2 for one in compared if one.finite}
+        actual = [outcome.values(number) for number in range(len(outcome.outputs))]
+        return errors_of(original, self.expected.exact, actual) if outcome.ran else {}
 
     @cached_property
     def emulated_fp32(self) -> Errors:
@@ -243,7 +215,7 @@ class Judge:
         """Error of each output of the original in FP32: of its engine where one runs, else emulated."""
         return self.fp32_engine or self.emulated_fp32
 
-    def timed_in_turn(self, engines: Sequence[Engine]) -> list[float | None]:
+    def timed_in_turn(self, engines: Sequence[Path]) -> list[float | None]:
         """Median latencies in microseconds of engines that are timed in turn in one process.
 
         The GPU's clock rises and falls over a run: latencies of two processes differ by more than two plans.
@@ -252,13 +224,13 @@ class Judge:
         if self.settings is None or not engines:
             return [None] * len(engines)
         with tempfile.TemporaryDirectory(prefix="timed-", dir=self.folder) as name:
-            folder = Path(name)
             variants = [
-                self.variant(load(one.model), one.model, folder / str(place), one.path)
-                for place, one in enumerate(engines)
+                self.variant(load(path), path, Path(name, str(place)), engine)
+                for place, engine in enumerate(engines)
+                for path in (engine.with_suffix(".onnx"),)
             ]
             try:
-                outcomes = measure(variants, self.settings, folder)
+                outcomes = measure(variants, self.settings, Path(name))
             except EngineError:
                 return [None] * len(engines)
             return [one.latency.median_us if one.latency is not None else None for one in outcomes]
@@ -274,17 +246,6 @@ class Judge:
         with self.stage("build"):
             expected = expectation(fixed, tensor_facts.infer(fixed), in_range)
             return check_build(path, expected, self._build_options(engine), self.timeout_s)
-
-    def _run(self, fixed: Model, engine: Engine, settings: MeasureSettings, plan: Plan | None) -> Check:
-        precision = precision_of(tensor_facts.infer(fixed)) if plan is None else plan.precision
-        start, folder = time.perf_counter(), engine.path.parent
-        with self.stage("run"):
-            variant = self.variant(fixed, engine.model, folder / "samples", engine.path)
-            outcomes = measure([variant], settings, folder)
-            check, _ = self.run_check(outcomes, precision, start)
-        latency = outcomes[0].latency
-        timed = f"; {latency.median_us:.1f} us (+- {latency.iqr_us:.1f})" if latency else ""
-        return replace(check, summary=check.summary + timed, latency=latency)
 
     def run_check(
         self, outcomes: Sequence[EngineOutcome], precision: str, start: float
