@@ -10,7 +10,6 @@ import pytest
 from rewriter.ir.model import Model, load
 from rewriter.ir.model.facts import infer
 from rewriter.runtime.emulation import emulation
-from rewriter.runtime.engines.measure import measure as measure_files
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.protocol import EngineOutcome, Latency, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import write_samples
@@ -59,4 +58,3 @@ def use_emulation(monkeypatch: pytest.MonkeyPatch) -> None:
     use_onnxruntime(monkeypatch)
     for user in ("rewriter.jobs.verify", "rewriter.jobs.fix.judge"):
         monkeypatch.setattr(f"{user}.measure", measure)
-    assert measure_files is not measure

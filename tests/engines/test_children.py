@@ -5,6 +5,7 @@ The faults are real: the functions below run in the child, a fork or an interpre
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pickle
@@ -329,17 +330,22 @@ def test_data_that_comes_while_a_child_works_does_not_end_it() -> None:
 
 @forks
 def test_a_fork_has_children_of_its_own() -> None:
-    """Two processes that share a warm child would read each other's answers."""
+    """Two processes that share a child would read each other's answers."""
 
     def answered() -> bool:
         return all(fork(os.getppid) == os.getpid() for _ in range(50))
 
     assert answered()
-    pid = os.fork()
-    if not pid:
-        os._exit(0 if answered() else 1)
-    assert answered()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with children.Child(Sleeper, doing="a nap") as child:
+        pid = os.fork()
+        if not pid:
+            with contextlib.suppress(NativeError):
+                child.call("sleep", 0.0)
+                os._exit(1)
+            os._exit(0 if answered() else 1)
+        assert answered()
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert child.call("sleep", 0.0) == "slept"
 
 
 @forks

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import signal
-import threading
-import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -16,9 +14,9 @@ import pytest
 from graphs import graph
 from needs import needs_rtx
 
-from rewriter.ir.errors import EngineError
+from rewriter.ir.errors import EngineError, NativeError
 from rewriter.ir.model import Array, save
-from rewriter.runtime.engines.measure import measure
+from rewriter.runtime.engines.measure import Run, measure
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing, Variant
 from rewriter.runtime.engines.tensor_files import (
@@ -115,28 +113,23 @@ def test_a_hang_is_killed_at_its_limit_and_the_others_are_measured(
     assert well.latency is not None
 
 
-def test_a_killed_child_is_an_outcome(tmp_path: Path, samples: StoredSamples) -> None:
-    stop = threading.Event()
+def test_a_crash_is_an_outcome_and_the_survivors_are_timed(
+    tmp_path: Path, samples: StoredSamples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = []
 
-    def kill() -> None:
-        while not stop.is_set():
-            for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-                if b"rewriter.ir.children" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    time.sleep(1.0)
-                    os.kill(int(child), signal.SIGKILL)
-            time.sleep(0.05)
+    def run(function: Any, group: Sequence[Run], settings: MeasureSettings, **options: Any) -> Any:
+        groups.append((*(one.variant.name for one in group), settings.timing is not None))
+        if any(one.variant.name == "bad" for one in group):
+            raise NativeError("it crashed", hint="mend it", cause="SIGKILL", log="its log")
+        return [replace(one.outcome, device="here") for one in group], ""
 
-    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
-        pytest.skip("this kernel does not list the children of a process")
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    try:
-        found = outcome(ENDLESS, tmp_path, samples)
-    finally:
-        stop.set()
-        killer.join()
-    assert found.status == "crashed"
-    assert "SIGKILL" in found.problem
+    monkeypatch.setattr("rewriter.ir.children.run", run)
+    variants = [variant(DOUBLED, tmp_path, samples, name) for name in ("bad", "well", "fine")]
+    bad, well, fine = measure(variants, ORT, tmp_path / "work")
+    assert (bad.status, bad.problem, bad.hint, bad.log) == ("crashed", "it crashed", "mend it", "its log")
+    assert (well.device, fine.device) == ("here", "here")
+    assert groups[1:] == [("bad", False), ("well", False), ("fine", False), ("well", "fine", True)]
 
 
 @needs_rtx

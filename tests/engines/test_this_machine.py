@@ -19,75 +19,54 @@ from rewriter.runtime.engines.this_machine import Choice
 H200 = Gpu("NVIDIA H200", (9, 0), (13, 0))
 ADA = Gpu("NVIDIA L4", (8, 9), (13, 0))
 
-Machine = Callable[..., None]
+NO_TRT, NO_RTX, NO_CUDA = (
+    f"{name} is not installed" for name in ("tensorrt", "tensorrt_rtx", "cuda.bindings")
+)
+NO_GPU = "there is no NVIDIA driver here, or it sees no GPU"
+REFUSED = "TensorRT-RTX 1.7 does not load engines on compute capability 9.0 (NVIDIA H200); 1.6.1 does"
+TRT, RTX_6, RTX_7, CUDA = (
+    {"tensorrt": "10.15"},
+    {"tensorrt_rtx": "1.6"},
+    {"tensorrt_rtx": "1.7"},
+    {"cuda.bindings": "13"},
+)
+
+Machine = Callable[[Gpu | None, dict[str, str]], None]
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Sets the GPU, and the releases of the modules that are installed."""
 
-    def with_libraries(gpu: Gpu | None, **releases: str) -> None:
-        installed = {name.replace("__", "."): release for name, release in releases.items()}
+    def with_libraries(gpu: Gpu | None, releases: dict[str, str]) -> None:
         monkeypatch.setattr(this_machine, "gpu", lambda: gpu)
-        monkeypatch.setattr(this_machine, "_installed", lambda module: module in installed)
-        monkeypatch.setattr(this_machine, "_version", lambda module: installed[module])
+        monkeypatch.setattr(this_machine, "_installed", lambda module: module in releases)
+        monkeypatch.setattr(this_machine, "_version", lambda module: releases[module])
 
     return with_libraries
 
 
-NO_TRT = "tensorrt is not installed"
-TABLE = [
-    pytest.param(H200, {"tensorrt": "10.15", "cuda__bindings": "13"}, Choice("tensorrt"), id="TensorRT"),
-    pytest.param(
-        H200,
-        {"tensorrt": "10.15", "tensorrt_rtx": "1.6", "cuda__bindings": "13"},
-        Choice("tensorrt"),
-        id="both: TensorRT is better",
-    ),
-    pytest.param(
-        ADA,
-        {"tensorrt_rtx": "1.7", "cuda__bindings": "13"},
-        Choice("tensorrt-rtx", (NO_TRT,)),
-        id="RTX alone",
-    ),
-    pytest.param(
-        ADA,
-        {"tensorrt_rtx": "1.7"},
-        Choice(None, (NO_TRT, "cuda.bindings is not installed")),
-        id="without CUDA's bindings",
-    ),
-    pytest.param(ADA, {}, Choice(None, (NO_TRT, "tensorrt_rtx is not installed")), id="no library"),
-    pytest.param(
-        H200,
-        {"tensorrt_rtx": "1.7", "cuda__bindings": "13"},
-        Choice(
-            None,
-            (
-                NO_TRT,
-                "TensorRT-RTX 1.7 does not load engines on compute capability 9.0 (NVIDIA H200); 1.6.1 does",
-            ),
-        ),
-        id="a release that does not load engines there",
-    ),
-    pytest.param(
-        None,
-        {"tensorrt": "10.15", "cuda__bindings": "13"},
-        Choice(None, ("there is no NVIDIA driver here, or it sees no GPU",)),
-        id="no GPU",
-    ),
-]
+CHOICES: dict[str, tuple[Gpu | None, dict[str, str], Choice]] = {
+    "TensorRT": (H200, TRT | CUDA, Choice("tensorrt")),
+    "both: TensorRT is better": (H200, TRT | RTX_6 | CUDA, Choice("tensorrt")),
+    "RTX alone": (ADA, RTX_7 | CUDA, Choice("tensorrt-rtx", (NO_TRT,))),
+    "without CUDA's bindings": (ADA, RTX_7, Choice(None, (NO_TRT, NO_CUDA))),
+    "no library": (ADA, {}, Choice(None, (NO_TRT, NO_RTX))),
+    "a release that does not load engines there": (H200, RTX_7 | CUDA, Choice(None, (NO_TRT, REFUSED))),
+    "no GPU": (None, TRT | CUDA, Choice(None, (NO_GPU,))),
+}
 
 
-@pytest.mark.parametrize(("gpu", "releases", "expected"), TABLE)
+@pytest.mark.parametrize(("gpu", "releases", "expected"), CHOICES.values(), ids=CHOICES.keys())
 def test_the_best_engine_is_chosen(
     gpu: Gpu | None, releases: dict[str, str], expected: Choice, machine: Machine
 ) -> None:
-    machine(gpu, **releases)
+    machine(gpu, releases)
     assert this_machine.choose() == expected
 
 
 def test_an_engine_that_was_named_is_taken_or_refused_with_advice(machine: Machine) -> None:
-    machine(ADA, tensorrt_rtx="1.7", cuda__bindings="13")
+    machine(ADA, RTX_7 | CUDA)
     assert this_machine.choose("tensorrt-rtx") == Choice("tensorrt-rtx")
     with pytest.raises(EngineError, match=NO_TRT) as caught:
         this_machine.choose("tensorrt")
@@ -102,7 +81,7 @@ def test_an_engine_that_was_named_is_taken_or_refused_with_advice(machine: Machi
 def test_onnx_runtime_on_a_gpu_needs_its_cuda_build(
     providers: list[str], refused: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine(ADA)
+    machine(ADA, {})
     runtime = import_onnxruntime()
     monkeypatch.setattr(runtime, "get_available_providers", lambda: providers)
     problem = this_machine.obstacle("onnxruntime-cuda")
