@@ -37,7 +37,6 @@ from rewriter.judge.locate.lineup import Lineup, SharedTensor, line_up
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
-from rewriter.runtime.engines.tensorrt_program import context_hint
 
 # -- the search alone ---------------------------------------------------------------------------
 
@@ -529,19 +528,3 @@ def test_on_a_gpu_tensorrt_finds_the_fault(files: dict[str, Path]) -> None:
     found = locate(load(files["good"]), load(files["bad"]), SAMPLES, MeasureSettings(engine))
     assert found.first is not None
     assert found.first.tensor in ("m5", "a5", "r5")
-
-
-@pytest.mark.parametrize(
-    ("said", "advice"),
-    [
-        (
-            "Error Code 1: Myelin ([vm.cpp:1011: load_persistent] Compatible cubin or ptx module for device "
-            "target '90' not found)",
-            "cannot run on this GPU",
-        ),
-        ("Error Code 2: OutOfMemory", "memory"),
-    ],
-    ids=["what TensorRT-RTX 1.6.1 said on an H200 of builds with a mark", "anything else"],
-)
-def test_the_hint_for_a_missing_context_fits_the_message(said: str, advice: str) -> None:
-    assert advice in context_hint(said)

@@ -28,17 +28,6 @@ MOST_RUNS = 50
 WARM_RUNS = 2
 """Runs before a capture: the first one may allocate, compile or load, which cannot be captured."""
 
-NO_KERNEL = "cubin or ptx module for device target"
-"""Part of the error for engines that the library built and cannot load (docs/engines.md#what-releases-do)."""
-
-
-def context_hint(why: str) -> str:
-    """Hint for an engine that makes no execution context, by the message of the library."""
-    if NO_KERNEL in why:
-        return "this build cannot run on this GPU: it has no kernel for it; another release may build one"
-    return "it may lack memory: close other programs on the GPU"
-
-
 NUMPY: dict[str, np.dtype[Any]] = {
     "FLOAT": np.dtype(np.float32),
     "HALF": np.dtype(np.float16),
@@ -156,9 +145,9 @@ class TensorRTProgram:
             config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
             context = engine.create_execution_context(config)
         if context is None:
-            why = self._why()
             raise EngineError(
-                f"{self._title} makes no execution context on {self.device}: {why}", hint=context_hint(why)
+                f"{self._title} makes no execution context on {self.device}: {self._why()}",
+                hint="another release may have a kernel for this GPU; or close other programs that use it",
             )
         return context
 
