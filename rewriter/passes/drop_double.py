@@ -179,9 +179,7 @@ class _Walk:
         for node in self.graph.nodes:
             if self._converts(node):
                 self._convert(node)
-            elif self._takes_any(node):
-                self._read_single(node)
-            else:
+            elif not self._takes_any(node):
                 self._read_double(node)
         for value in self.graph.graph.value_info:
             if value.name in self.converted:
@@ -244,11 +242,6 @@ class _Walk:
 
     def _cast(self, source: str, target: str, dtype: int) -> NodeProto:
         return self.graph.make("Cast", [source], [target], name=f"{target}/Cast", to=dtype)
-
-    def _read_single(self, node: NodeProto) -> None:
-        single = self.singles.get(node.input[0])
-        if single is not None and single != node.input[0]:
-            self.graph.set_input(node, 0, single)
 
     def _read_double(self, node: NodeProto) -> None:
         """Gives a node that stays float64 a Cast back of every tensor that became float32."""

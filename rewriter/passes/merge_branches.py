@@ -10,7 +10,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, refused
-from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised, label, made_by
+from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised, label
 from rewriter.ir.graph.match import optional_input, produced
 from rewriter.ir.graph.weights import NewWeights, layout_obstacle
 from rewriter.ir.model import Array
@@ -153,7 +153,7 @@ def _reason_to_differ(graph: GraphEditor, large: _Branch, small: _Branch) -> str
         return "have different dilations"
     if _lead(large, small) is None:
         return "have windows of which none holds the other"
-    return "" if _same_sizes(graph, large, small) else "may have results of different sizes"
+    return "" if _margins(large) == _margins(small) else "may have results of different sizes"
 
 
 def _lead(large: _Branch, small: _Branch) -> tuple[int, ...] | None:
@@ -165,17 +165,6 @@ def _lead(large: _Branch, small: _Branch) -> tuple[int, ...] | None:
             return None
         found.append(lead)
     return tuple(found)
-
-
-def _same_sizes(graph: GraphEditor, large: _Branch, small: _Branch) -> bool:
-    """True if both results have one size: by their padding and reach, or by their known shapes."""
-    shapes = [graph.shape(branch.conv.output[0]) or () for branch in (large, small)]
-    for axis, margins in enumerate(zip(_margins(large), _margins(small), strict=True), start=2):
-        sizes = [shape[axis] if len(shape) > axis else None for shape in shapes]
-        known = isinstance(sizes[0], int) and sizes[0] == sizes[1]
-        if margins[0] != margins[1] and not known:
-            return False
-    return True
 
 
 def _margins(branch: _Branch) -> list[int]:
@@ -207,8 +196,8 @@ def _merge(graph: GraphEditor, node: NodeProto, found: list[_Branch], weights: N
 
 
 def _conv(graph: GraphEditor, large: _Branch, inputs: list[str], out: str) -> NodeProto:
-    """Makes a Conv with the windows of a branch; it keeps that branch's name if this pass made it."""
-    made = graph.make(
+    """Makes a Conv with the windows of a branch."""
+    return graph.make(
         "Conv",
         inputs,
         [out],
@@ -219,9 +208,6 @@ def _conv(graph: GraphEditor, large: _Branch, inputs: list[str], out: str) -> No
         pads=large.pads,
         group=attribute(large.conv, "group", 1),
     )
-    if made_by(large.conv, (MergeBranches.name,)):
-        made.name = large.conv.name
-    return made
 
 
 def _weight(graph: GraphEditor, found: list[_Branch]) -> Array:

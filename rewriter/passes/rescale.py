@@ -72,7 +72,7 @@ class Rescale(ModelPass):
         ranges = context.ranges if context.ranges is not None else {}
         request = PrecisionRequest("fp16")
         for survey in reversed(list(surveys(model, facts.infer(model), ranges, request, tag=self.name))):
-            if in_range(survey):
+            if context.ranges is not None and in_range(survey):
                 continue
             if isinstance(ranges, Ranges) and not ranges.real:  # on real data they may be small, and become 0
                 why = "its ranges were measured on random inputs: give `inputs` for exponents"

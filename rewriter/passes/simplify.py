@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -146,7 +143,8 @@ def _round(model: Model, tag: str) -> Refusal | bool:
     needed = _needed(model)
     given = _with_weights(model, needed & model.weights.keys())
     try:
-        result = children.call(_run_onnxsim, given, _skipped(given), doing="onnxsim")
+        mixed = any(casts_to(node, TensorProto.FLOAT16) for node in walk_nodes(given.graph))
+        result = children.call(_run_onnxsim, given, mixed, doing="onnxsim")
     except NativeError as error:
         return Refusal("model", error.what)
     except ModuleNotFoundError:
@@ -159,35 +157,27 @@ def _round(model: Model, tag: str) -> Refusal | bool:
     return _adopt(model, result, tag)
 
 
-def _run_onnxsim(proto: ModelProto, skipped: list[str]) -> ModelProto:
-    """Runs in a child process."""
-    library = _onnxsim()
-    with _quiet():
-        result, _ = library.simplify(
-            proto, check_n=0, skipped_optimizers=skipped, tensor_size_threshold=LARGEST_FOLD
-        )
+def _run_onnxsim(proto: ModelProto, mixed: bool) -> ModelProto:
+    """Runs in a child process, whose log takes what onnxsim prints.
+
+    Args:
+        mixed: Keep FP32 Adds of zeros.
+    """
+    skipped = [*skipped_always(), *(["eliminate_nop_with_unit"] if mixed else [])]
+    result, _ = _onnxsim().simplify(
+        proto, check_n=0, skipped_optimizers=skipped, tensor_size_threshold=LARGEST_FOLD
+    )
     assert isinstance(result, ModelProto)
     return result
-
-
-def _skipped(proto: ModelProto) -> list[str]:
-    """Returns `skipped_always()`, in a mixed model also the removal of FP32 Adds of zeros."""
-    mixed = any(casts_to(node, TensorProto.FLOAT16) for node in walk_nodes(proto.graph))
-    return [*skipped_always(), *(["eliminate_nop_with_unit"] if mixed else [])]
 
 
 @lru_cache(maxsize=1)
 def skipped_always() -> tuple[str, ...]:
     """Returns the optimizers that onnxsim must skip: all of this version except `OPTIMIZERS`."""
-    names = children.call(_optimizers, doing="onnxsim")
-    return (*(name for name in names if name not in OPTIMIZERS), *UNLISTED)
-
-
-def _optimizers() -> list[str]:
-    """All optimizers of onnxsim; runs in a child process."""
     library = _onnxsim()
     library.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
-    return list(library.onnxsim_cpp2py_export._list_optimizers())
+    names = library.onnxsim_cpp2py_export._list_optimizers()
+    return (*(name for name in names if name not in OPTIMIZERS), *UNLISTED)
 
 
 def _onnxsim() -> Any:
@@ -201,25 +191,6 @@ def _onnxsim() -> Any:
             for name in absent:
                 del sys.modules[name]
     return sys.modules["onnxsim"]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences the terminal: onnxsim's C++ code writes to the file descriptors themselves."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = [(os.dup(descriptor), descriptor) for descriptor in (1, 2)]
-    with tempfile.TemporaryFile() as sink:
-        try:
-            for _, descriptor in saved:
-                os.dup2(sink.fileno(), descriptor)
-            yield
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            for copy, descriptor in saved:
-                os.dup2(copy, descriptor)
-                os.close(copy)
 
 
 # -- what onnxsim gets ---------------------------------------------------------------------------
