@@ -14,8 +14,7 @@ from rewriter.ir.graph import open_graphs
 from rewriter.ir.model import facts
 from rewriter.ir.plan import Precision, Range
 
-NAMES = {rule.__name__: rule for rule in RULES}
-SCANNED = {rule.__name__: rule for rule in SCAN_RULES}
+NAMES = {rule.__name__: rule for rule in (*RULES, *SCAN_RULES)}
 
 Ranges = Mapping[str, Range | tuple[float, float]]
 
@@ -51,7 +50,7 @@ def found(
     opset: int = 17,
     scope: int = 0,
 ) -> str:
-    """Outputs of the nodes of one graph that a rule of `fix` names, sorted."""
+    """Outputs of the nodes of one graph that a rule names, sorted."""
     survey = surveyed(text, ranges, request=request, mixed=mixed, opset=opset, scope=scope)
     return " ".join(sorted({h.node.output[0] for h in NAMES[rule](survey)}))
 
@@ -68,8 +67,7 @@ def said(
 ) -> str:
     """`severity output` of each hazard in the main graph, sorted."""
     request = PrecisionRequest(low, target=Target.parse(target))
-    survey = surveyed(text, ranges, request=request, mixed=mixed, opset=opset)
-    hazards = list(SCANNED[rule](survey))
+    hazards = list(NAMES[rule](surveyed(text, ranges, request=request, mixed=mixed, opset=opset)))
     assert {h.rule for h in hazards} <= KINDS.keys()
     return ", ".join(sorted({f"{h.severity or KINDS[h.rule].severity} {h.node.output[0]}" for h in hazards}))
 

@@ -30,7 +30,9 @@ def mean(size: float, *, low: float = 0.0) -> Range:
     return Range(low, size, size, True)
 
 
-MATMUL = "g (float[2,K] a, float[K,2] b) => (float[2,2] y) { y = MatMul(a, b) }"
+LOG_SUM = one("ReduceLogSum", shape="1,2", result="1,1")
+SOFTMAX = one("Softmax", shape="N,2", result="N,2", axis=-2)
+DEEP = "g (float[2,K] a, float[K,2] b) => (float[2,2] y) { y = MatMul(a, b) }"
 MEAN = one("ReduceMean", shape="1,4096", result="1,1", axes="[1]")
 NORM = """
     g (float[1,1,2,2] x) => (float[1,1,2,2] y)
@@ -42,9 +44,7 @@ ANGLE = "g (int64[4] n) => (float[4] y) { x = Cast<to = 1>(n) y = Sin(x) }"
 PAIR = "g (float[2] x) => (float[2] y) { h = Cast<to = 10>(x) b = Cast<to = 1>(h) y = Neg(b) }"
 
 
-def depth(number: int) -> str:
-    return MATMUL.replace("K", str(number))
-
+PAIRS: Ranges = {"a": (0, 2), "b": (0, 32)}
 
 TABLE: list[tuple[str, str, Ranges, str, str]] = [
     ("overflow", one("Exp"), {"y": (0, LIMIT)}, "", "head-room, just"),
@@ -52,98 +52,28 @@ TABLE: list[tuple[str, str, Ranges, str, str]] = [
     ("overflow", one("Exp"), {"y": (0, LARGEST)}, "warning y", "FP16's largest number"),
     ("overflow", one("Exp"), {"y": (0, above(LARGEST))}, "error y", "more than FP16's largest number"),
     # a has 1 on the average, b 16
-    ("partial_sums", depth(4094), {"a": (0, 2), "b": (0, 32), "y": (0, 1)}, "", "a usual sum of 65504"),
-    (
-        "partial_sums",
-        depth(4095),
-        {"a": (0, 2), "b": (0, 32), "y": (0, 1)},
-        "warning y",
-        "one usual term more",
-    ),
-    (
-        "partial_sums",
-        depth(4095),
-        {"a": (0, 2), "b": (0, 32), "y": (0, LARGEST)},
-        "warning y",
-        "a result in range",
-    ),
-    (
-        "partial_sums",
-        depth(4095),
-        {"a": (0, 2), "b": (0, 32), "y": (0, above(LARGEST))},
-        "",
-        "overflow has its own",
-    ),
-    (
-        "hidden_sums",
-        one("ReduceLogSum", shape="1,2", result="1,1"),
-        {"x": mean(LIMIT / 2)},
-        "",
-        "two of half a limit",
-    ),
-    (
-        "hidden_sums",
-        one("ReduceLogSum", shape="1,2", result="1,1"),
-        {"x": mean(LIMIT / 2 + 1)},
-        "warning y",
-        "a sum beyond the limit",
-    ),
-    (
-        "hidden_sums",
-        one("ReduceLogSum", shape="1,2", result="1,1"),
-        {"x": mean(LIMIT)},
-        "warning y",
-        "65504 in all",
-    ),
-    (
-        "hidden_sums",
-        one("ReduceLogSum", shape="1,2", result="1,1"),
-        {"x": mean(LIMIT + 1)},
-        "error y",
-        "65506 in all",
-    ),
-    ("hidden_sums", one("ReduceLogSum", shape="1,2", result="1,1"), {"x": mean(NORMAL)}, "", "normal terms"),
-    (
-        "hidden_sums",
-        one("ReduceLogSum", shape="1,2", result="1,1"),
-        {"x": mean(below(NORMAL))},
-        "warning y",
-        "subnormal terms",
-    ),
-    (
-        "hidden_sums",
-        one("ReduceLogSum", shape="1,2", result="1,1"),
-        {"x": mean(FLUSH)},
-        "error y",
-        "terms become zero",
-    ),
-    ("hidden_sums", one("ReduceLogSum", shape="1,2", result="1,1"), {"x": mean(0.0)}, "", "zeros"),
-    (
-        "hidden_sums",
-        one("ReduceLogSum", shape="1,2", result="1,1"),
-        {"x": (-LIMIT, 1)},
-        "warning y",
-        "signs cancel",
-    ),
+    ("partial_sums", DEEP.replace("K", "4094"), {**PAIRS, "y": (0, 1)}, "", "a usual sum of 65504"),
+    ("partial_sums", DEEP.replace("K", "4095"), {**PAIRS, "y": (0, 1)}, "warning y", "one term more"),
+    ("partial_sums", DEEP.replace("K", "4095"), {**PAIRS, "y": (0, LARGEST)}, "warning y", "in range"),
+    ("partial_sums", DEEP.replace("K", "4095"), {**PAIRS, "y": (0, above(LARGEST))}, "", "overflow has it"),
+    ("hidden_sums", LOG_SUM, {"x": mean(LIMIT / 2)}, "", "two of half a limit"),
+    ("hidden_sums", LOG_SUM, {"x": mean(LIMIT / 2 + 1)}, "warning y", "a sum beyond the limit"),
+    ("hidden_sums", LOG_SUM, {"x": mean(LIMIT)}, "warning y", "65504 in all"),
+    ("hidden_sums", LOG_SUM, {"x": mean(LIMIT + 1)}, "error y", "65506 in all"),
+    ("hidden_sums", LOG_SUM, {"x": mean(NORMAL)}, "", "normal terms"),
+    ("hidden_sums", LOG_SUM, {"x": mean(below(NORMAL))}, "warning y", "subnormal terms"),
+    ("hidden_sums", LOG_SUM, {"x": mean(FLUSH)}, "error y", "terms become zero"),
+    ("hidden_sums", LOG_SUM, {"x": mean(0.0)}, "", "zeros"),
+    ("hidden_sums", LOG_SUM, {"x": (-LIMIT, 1)}, "warning y", "signs cancel"),
     ("long_sums", MEAN, {"x": mean(LARGEST / 4096), "y": (0, 1)}, "", "a sum of 65504"),
     ("long_sums", MEAN, {"x": mean(16.0), "y": (0, 1)}, "note y", "a sum of 65536"),
     ("long_sums", MEAN, {"x": mean(16.0), "y": (0, LIMIT)}, "note y", "its result is in range"),
     ("long_sums", MEAN, {"x": mean(16.0), "y": (0, above(LIMIT))}, "", "overflow has its result"),
     ("long_sums", MEAN, {"x": mean(16.0)}, "note y", "its result was not measured"),
-    (
-        "long_softmax",
-        one("Softmax", shape="65536,2", result="65536,2", axis=-2),
-        {},
-        "warning y",
-        "the first axis",
-    ),
-    (
-        "long_softmax",
-        one("Softmax", shape="65505,2", result="65505,2", axis=0),
-        {},
-        "warning y",
-        "65505 keys",
-    ),
+    ("long_sums", MEAN.replace("4096", "n"), {"x": mean(16.0), "y": (0, 1)}, "", "an unknown number"),
+    ("long_softmax", SOFTMAX.replace("N", "65504"), {}, "", "65504 keys"),
+    ("long_softmax", SOFTMAX.replace("N", "65505"), {}, "warning y", "65505 keys"),
+    ("long_softmax", SOFTMAX.replace("N", "65505").replace("-2", "-1"), {}, "", "along the other axis"),
     ("underflow", one("Relu"), {"y": (0, NORMAL)}, "", "normal, just"),
     ("underflow", one("Relu"), {"y": (0, below(NORMAL))}, "note y", "subnormal"),
     ("underflow", one("Relu"), {"y": (0, 2.0**-17)}, "note y", "eight bits"),

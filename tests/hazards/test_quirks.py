@@ -14,7 +14,7 @@ from needs import needs_rtx
 import rewriter
 from rewriter.hazards import operators
 from rewriter.hazards.planning.planner import make_plan
-from rewriter.hazards.quirks import build_arguments, known_defects, places, table
+from rewriter.hazards.quirks import Quirk, build_arguments, known_defects, places, table
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.hazards.types import no_lower_type
 from rewriter.ir.base import Target
@@ -23,7 +23,7 @@ from rewriter.ir.model import facts
 from rewriter.ir.plan import Precision
 from rewriter.runtime.ranges import measure
 
-PROJECTS = ("TensorRT-Model-Connect, qwen_vl", "TensorRT-Model-Connect, builder_policy.py")
+SOURCES = ("measured here", "TensorRT-Model-Connect, qwen_vl", "TensorRT-Model-Connect, builder_policy.py")
 UNASKED = {"clip-hides-nan", "grid-sample-attention", "fused-attention-sm120"}
 """Rows from threads without a graph to ask."""
 
@@ -31,17 +31,13 @@ BY_ID = {quirk.id: quirk for quirk in table()}
 
 
 @pytest.mark.parametrize("quirk", table(), ids=lambda q: q.id)
-def test_every_row_is_complete(quirk: object) -> None:
-    row = BY_ID[getattr(quirk, "id")]  # noqa: B009
-    issue = re.fullmatch(r"https://github\.com/\S+/\d+", row.source)
-    assert issue or row.source in ("measured here", *PROJECTS)
-    assert row.chain and row.title and row.remedy
-    first, last = (Target.parse(f"{row.library} {text}").version for text in (row.first, row.last))
+def test_every_row_is_complete(quirk: Quirk) -> None:
+    assert BY_ID[quirk.id] is quirk, "no two rows share a name"
+    assert re.fullmatch(r"https://github\.com/\S+/\d+", quirk.source) or quirk.source in SOURCES
+    assert quirk.chain and quirk.title and quirk.remedy
+    first, last = (Target.parse(f"{quirk.library} {text}").version for text in (quirk.first, quirk.last))
     assert not last or last >= first
-
-
-def test_no_two_rows_share_a_name() -> None:
-    assert len(BY_ID) == len(table())
+    assert quirk.case or (not quirk.probe and (quirk.smallest or quirk.id in UNASKED))
 
 
 @pytest.mark.parametrize(
@@ -75,34 +71,20 @@ def test_which_releases_a_defect_concerns(quirk: str, target: str, expected: boo
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("quirk", "answer", "expected"),
     [
-        pytest.param("wrong", True, id="seen, whatever the release"),
-        pytest.param("right", False, id="not there, although the release is listed"),
-        pytest.param("unknown", None, id="asked in vain: the table decides"),
+        pytest.param("cumsum-shared-axis", "wrong", True, id="seen, whatever the release"),
+        pytest.param("cumsum-shared-axis", "right", False, id="not there, although the release is listed"),
+        pytest.param("cumsum-shared-axis", "unknown", None, id="asked in vain: the table decides"),
+        pytest.param("rotary-attention", "wrong", True, id="seen"),
+        pytest.param("rotary-attention", "right", None, id="a case that was never seen to fail"),
     ],
 )
-def test_a_probe_decides_before_the_table(answer: str, expected: bool | None) -> None:
-    quirk = BY_ID["cumsum-shared-axis"]
-    assert quirk.concerns(Target("tensorrt", (), {quirk.probe: answer})) is expected
+def test_a_probe_decides_before_the_table(quirk: str, answer: str, expected: bool | None) -> None:
+    row = BY_ID[quirk]
+    assert row.concerns(Target("tensorrt", (), {row.answer: answer})) is expected
     if expected is not None:
-        assert quirk.concerns(Target("tensorrt-rtx", (1, 6), {quirk.probe: answer})) is expected
-
-
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [("wrong", True), ("right", None)],
-    ids=["seen", "a case that was never seen to fail"],
-)
-def test_right_proves_nothing_where_no_case_is_known_to_fail(answer: str, expected: bool | None) -> None:
-    assert (
-        BY_ID["rotary-attention"].concerns(Target("tensorrt", (), {"rotary-attention": answer})) is expected
-    )
-
-
-def test_every_probe_of_a_row_has_a_case() -> None:
-    assert all(quirk.case for quirk in table() if quirk.probe)
-    assert all(quirk.case or quirk.smallest or quirk.id in UNASKED for quirk in table())
+        assert row.concerns(Target("tensorrt-rtx", (1, 6), {row.answer: answer})) is expected
 
 
 @pytest.mark.parametrize(("low", "expected"), [("bf16", {"error"}), ("fp16", set())])

@@ -34,11 +34,6 @@ CHAIN = """
     }"""
 
 
-def test_without_hazards_nothing_is_kept() -> None:
-    plan = planned(graphs.graph(CHAIN))
-    assert (plan.precision, plan.decisions, plan.float_nodes) == ("fp16", (), 5)
-
-
 @pytest.mark.parametrize(
     ("largest", "expected"),
     [
@@ -94,28 +89,64 @@ def test_a_decision_tells_node_rule_and_evidence() -> None:
     assert (decision.op, decision.rule, decision.tensor) == ("Abs", "overflow", "d")
     assert decision.range == Range(0, 1e5, 10, True)
     assert decision.reason == "d exceeds 65504"
+    assert (plan.precision, plan.float_nodes) == ("fp16", 5)
+    assert planned(graphs.graph(CAST)).float_nodes == 4, "a Cast between floats is no node of the plan"
 
 
-def test_the_users_word_comes_first() -> None:
-    plan = planned(
-        graphs.graph(CHAIN), PrecisionRequest(keep_ops=("Abs",)), {(0, "d"): Range(0, 1e5, 10, True)}
-    )
-    assert kept(plan) == {"d": "user", "y": "overflow"}
+ENDS = """
+    g (float[2] x) => (float[2] y) {
+        a = Neg(x)
+        b = Exp(a)
+        y = Abs(b)
+    }"""
+SCALED = CHAIN.replace("(float[2] y) {", "(float[2] y) <float[2] k = {2, 3}> {").replace(
+    "Neg(b)", "Mul(b, k)"
+)
+SHUFFLED = """
+    g (float[1,4,2,2] x) => (float[1,1,4,4] y) {
+        b = Exp(x)
+        c = DepthToSpace<blocksize = 2>(b)
+        d = Exp(c)
+        y = Neg(d)
+    }"""
+CAST = """
+    g (float16[2] x) => (float16[2] y) {
+        b = Exp(x)
+        f = Cast<to = 1>(b)
+        h = Cast<to = 10>(f)
+        c = Neg(h)
+        d = Exp(c)
+        y = Neg(d)
+    }"""
+JOINED = {"b": "user", "c": "between-islands", "d": "user"}
 
 
 @pytest.mark.parametrize(
-    ("keep", "expected"),
+    ("text", "keep", "io", "expected"),
     [
+        pytest.param(CHAIN, "b d", "keep", JOINED, id="a cheap node between two"),
+        pytest.param(CHAIN, "b", "keep", {"b": "user"}, id="an island does not spread by itself"),
+        pytest.param(CHAIN, "a d", "keep", {"a": "user", "d": "user"}, id="nor over two nodes"),
+        pytest.param(CHAIN, "d", "keep", {"d": "user"}, id="nor over a MatMul to the output"),
+        pytest.param(SCALED, "b d", "fp16", JOINED, id="a constant operand does not part islands"),
+        pytest.param(SHUFFLED, "b d", "fp16", JOINED, id="nor does a pixel shuffle"),
+        pytest.param(CAST, "b d", "fp16", JOINED, id="nor do Casts of the file"),
         pytest.param(
-            ("b", "d"), {"b": "user", "c": "between-islands", "d": "user"}, id="a cheap node between two"
+            ENDS, "b", "keep", {"a": "between-islands", "b": "user", "y": "between-islands"}, id="FP32 ends"
         ),
-        pytest.param(("b",), {"b": "user"}, id="an island does not spread by itself"),
-        pytest.param(("a", "d"), {"a": "user", "d": "user"}, id="nor over two nodes"),
-        pytest.param(("d",), {"d": "user"}, id="nor over a MatMul to the output"),
+        pytest.param(ENDS, "b", "fp16", {"b": "user"}, id="FP16 ends"),
+        pytest.param(ENDS, "none", "keep", {}, id="without hazards all is lowered"),
     ],
 )
-def test_islands_grow_together(keep: tuple[str, ...], expected: dict[str, str]) -> None:
-    assert kept(planned(graphs.graph(CHAIN), PrecisionRequest(keep_nodes=keep))) == expected
+def test_islands_grow_together(text: str, keep: str, io: str, expected: dict[str, str]) -> None:
+    wish = PrecisionRequest(io=io, keep_nodes=tuple(keep.split()))
+    assert kept(planned(graphs.graph(text), wish)) == expected
+
+
+def test_the_users_word_comes_first() -> None:
+    ranges = {(0, "d"): Range(0, 1e5, 10, True)}
+    plan = planned(graphs.graph(CHAIN), PrecisionRequest(keep_ops=("Abs",)), ranges)
+    assert kept(plan) == {"d": "user", "y": "overflow"}
 
 
 def test_what_lay_between_islands_goes_with_one_of_them() -> None:
@@ -125,86 +156,6 @@ def test_what_lay_between_islands_goes_with_one_of_them() -> None:
     assert kept(left) == {"d": "user"}
     again = extend_plan(source, facts.infer(source), left, {"0:b": "it is wrong"})
     assert kept(again) == {"b": SEARCHED, "c": "between-islands", "d": "user"}
-
-
-def test_a_constant_operand_does_not_part_islands() -> None:
-    text = CHAIN.replace("(float[2] y) {", "(float[2] y) <float[2] k = {2, 3}> {").replace(
-        "Neg(b)", "Mul(b, k)"
-    )
-    wish = PrecisionRequest(keep_nodes=("b", "d"), io="fp16")  # in which no end of the model is FP32
-    assert kept(planned(graphs.graph(text), wish)) == {"b": "user", "c": "between-islands", "d": "user"}
-
-
-def test_a_pixel_shuffle_between_two_islands_is_no_third_type() -> None:
-    text = """
-        g (float[1,4,2,2] x) => (float[1,1,4,4] y) {
-            a = Exp(x)
-            d = DepthToSpace<blocksize = 2>(a)
-            y = Exp(d)
-        }"""
-    found = kept(planned(graphs.graph(text), PrecisionRequest(keep_ops=("Exp",))))
-    assert found == {"a": "user", "d": "between-islands", "y": "user"}
-
-
-@pytest.mark.parametrize(
-    ("node", "high", "expected"),
-    [
-        pytest.param("ReduceLogSumExp(a)", 20.0, {"y": "internal-overflow"}, id="exp(20) inside"),
-        pytest.param("ReduceLogSumExp(a)", 2.0, {}, id="exp(2) inside"),
-        pytest.param("LpNormalization(a)", 300.0, {"y": "internal-overflow"}, id="300 squared inside"),
-        pytest.param("LpNormalization(a)", 3.0, {}, id="3 squared inside"),
-        pytest.param("Softplus(a)", 20.0, {}, id="what was measured to be right stays"),
-    ],
-)
-def test_an_internal_overflow_is_kept_though_emulation_does_not_see_it(
-    node: str, high: float, expected: dict[str, str]
-) -> None:
-    source = graphs.graph(f"g (float[8,8] x) => (float[k,l] y) {{ a = MatMul(x, x)\n y = {node} }}")
-    assert kept(planned(source, ranges={(0, "a"): Range(-1.0, high, 1.0, True)})) == expected
-
-
-def test_a_softmax_over_more_than_fp16_can_count_is_kept() -> None:
-    text = "g (float[1,KEYS] x) => (float[1,KEYS] y) { y = Softmax<axis = -1>(x) }"
-    assert kept(planned(graphs.graph(text.replace("KEYS", "65536")))) == {"y": "internal-overflow"}
-    assert kept(planned(graphs.graph(text.replace("KEYS", "65500")))) == {}
-
-
-ENDS = """
-    g (float[2] x) => (float[2] y) {
-        a = Neg(x)
-        b = Exp(a)
-        y = Abs(b)
-    }"""
-
-
-@pytest.mark.parametrize(
-    ("io", "expected"),
-    [
-        pytest.param("keep", {"a": "between-islands", "b": "user", "y": "between-islands"}, id="FP32 ends"),
-        pytest.param("fp16", {"b": "user"}, id="FP16 ends"),
-    ],
-)
-def test_between_an_island_and_the_ends_of_the_model(io: str, expected: dict[str, str]) -> None:
-    wish = PrecisionRequest(keep_nodes=("b",), io="fp16" if io == "fp16" else "keep")
-    assert kept(planned(graphs.graph(ENDS), wish)) == expected
-
-
-def test_a_cheap_model_without_hazards_is_lowered() -> None:
-    assert kept(planned(graphs.graph(ENDS))) == {}
-
-
-def test_existing_casts_do_not_part_islands() -> None:
-    source = graphs.graph("""
-        g (float16[2] x) => (float16[2] y) {
-            a = Exp(x)
-            f = Cast<to = 1>(a)
-            h = Cast<to = 10>(f)
-            b = Neg(h)
-            y = Exp(b)
-        }""")
-    plan = planned(source, PrecisionRequest(keep_ops=("Exp",)))
-    assert kept(plan) == {"a": "user", "b": "between-islands", "y": "user"}
-    assert plan.float_nodes == 3, "a Cast between floats is no node of the plan"
 
 
 @pytest.mark.parametrize(
