@@ -12,7 +12,6 @@ from rewriter.ir.english import count
 from rewriter.ir.plan import Precision, Range
 from rewriter.ir.summary import Row, Summary, listed
 from rewriter.runtime.inputs.samples import DataSource
-from rewriter.runtime.ranges.depth import TensorAtDepth
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ class ScanResult(Summary):
         float_nodes: How many nodes compute on floating-point tensors.
         warnings: Sentences about the scan itself that the user should read.
         seconds: Wall time by stage, in order.
-        depth: Measured ranges in the order of the model's nodes.
     """
 
     path: Path | None
@@ -55,7 +53,6 @@ class ScanResult(Summary):
     float_nodes: int
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
-    depth: tuple[TensorAtDepth, ...] = ()
 
     def count(self, severity: Severity) -> int:
         """How many findings are of that severity."""

@@ -30,7 +30,6 @@ from rewriter.runtime.figures.metrics import METRICS
 from rewriter.runtime.figures.tolerances import TOLERANCES
 from rewriter.runtime.inputs import load_samples
 from rewriter.runtime.ranges import Ranges, measure
-from rewriter.runtime.ranges.depth import along_depth
 
 TF32_NOTED = 2e-3
 """Relative L2 error of TF32 that is worth a note: twice what well-conditioned networks show on an H200."""
@@ -95,7 +94,6 @@ def scan(
         sum(len(s.nodes) for s in seen),
         (*original.notes, *_warnings(ranges), *data_warnings(original, samples)),
         stage.seconds,
-        along_depth(whole, ranges),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,21 +13,12 @@ from rewriter.ir.model import Port
 from rewriter.jobs.fix.result import FixResult
 from rewriter.judge.verdict import ran
 from rewriter.report.json import installed_versions
-from rewriter.runtime.engines.tensor_files import Shape
+from rewriter.runtime.inputs.samples import DataSource
 
-LARGEST_BATCH = 8
-"""Proposed for a dynamic first axis of which one size was seen, if that is smaller."""
+SEEN = "the profile has the shapes of the samples: --min-shapes, --opt-shapes and --max-shapes set yours"
 
-GRAIN = 32
-"""Networks halve their images five times as a rule, so sizes are multiples of 32: proposals stay that."""
-
-Spans = Mapping[str, tuple[Shape, Shape, Shape]]
-"""Smallest, typical and largest shape of each input."""
-
-PROPOSED = (
-    "the profile's optimum is a typical sample; the smallest batch of 1, and room above the largest sample, "
-    "are proposals: --min-shapes, --opt-shapes and --max-shapes set yours"
-)
+Profile = Sequence[tuple[str, Sequence[tuple[str, ...]]]]
+"""Smallest, typical and largest shape of each dynamic input as texts; `?` for a size that is not known."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +46,9 @@ def next_step(result: FixResult) -> NextStep:
     if result.output is None or result.verified is False:
         return NextStep({})
     data = result.data
-    profile = _profile(
-        result.model.signature.inputs,
-        data.spans if data else {},
-        data.profiled if data else frozenset(),
-    )
-    remarks = [PROPOSED] if any(one.proposed for one in profile) else []
+    profile = _profile(result.model.signature.inputs, data)
+    asked = data is None or all(name in data.profiled for name, _ in profile)
+    remarks = [] if asked else [SEEN]
     engine = str(result.output.with_suffix(".engine"))
     if result.constraints is not None:  # the shell splits the arguments in the file
         words = ["trtexec", f"--onnx={result.output}", f"--saveEngine={engine}", *_trtexec_shapes(profile)]
@@ -134,65 +121,28 @@ def _lowered(result: FixResult) -> str | None:
     return result.plan.precision if result.plan and result.plan.precision != "fp32" else None
 
 
-@dataclass(frozen=True)
-class _Axes:
-    """The profile of one dynamic input: three shapes, as texts; `proposed` if a size was made up."""
-
-    name: str
-    shapes: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-    proposed: bool
-
-
-def _profile(inputs: Sequence[Port], spans: Spans, profiled: frozenset[str]) -> list[_Axes]:
-    return [
-        _axes(port, spans.get(port.name), given=port.name in profiled) for port in inputs if _is_dynamic(port)
-    ]
+def _profile(inputs: Sequence[Port], data: DataSource | None) -> Profile:
+    profile = []
+    for port in inputs:
+        if port.shape is None or not all(isinstance(size, int) for size in port.shape):
+            unknown = tuple(size if isinstance(size, int) else "?" for size in port.shape or ("?",))
+            shapes = data.spans.get(port.name) if data is not None else None
+            texts = [tuple(map(str, shape)) for shape in shapes or [unknown] * 3]
+            profile.append((port.name, texts))
+    return profile
 
 
-def _is_dynamic(port: Port) -> bool:
-    return port.shape is None or not all(isinstance(d, int) for d in port.shape)
-
-
-def _axes(port: Port, span: tuple[Shape, Shape, Shape] | None, *, given: bool) -> _Axes:
-    if span is None:
-        dims = tuple(str(d) if isinstance(d, int) else "?" for d in port.shape or ("?",))
-        return _Axes(port.name, (dims, dims, dims), False)
-    proposed = False
-    columns = []
-    for axis, sizes in enumerate(zip(*span, strict=True)):
-        fixed = port.shape is not None and isinstance(port.shape[axis], int)
-        if not (fixed or given) and sizes[1] > 0:
-            sizes, proposed = _around(sizes, batch=axis == 0 and len(span[1]) > 1), True
-        columns.append(tuple(map(str, sizes)))
-    low, usual, high = zip(*columns, strict=True) if columns else ((), (), ())
-    return _Axes(port.name, (low, usual, high), proposed)
-
-
-def _around(sizes: tuple[int, int, int], *, batch: bool) -> tuple[int, int, int]:
-    """Sizes around those of the samples: a batch from 1, another axis that had one size from half of it.
-
-    The largest has room above the largest sample.
-    """
-    low, usual, high = sizes
-    if batch:
-        return 1, usual, max(LARGEST_BATCH, high)
-    grain = math.gcd(usual, GRAIN)
-    return low if low < high else max(grain, usual // 2 // grain * grain), usual, 2 * high
-
-
-def _trtexec_shapes(profile: Sequence[_Axes]) -> Iterator[str]:
+def _trtexec_shapes(profile: Profile) -> Iterator[str]:
     for index, flag in enumerate(("minShapes", "optShapes", "maxShapes")):
         if profile:
-            yield f"--{flag}=" + ",".join(f"{one.name}:{'x'.join(one.shapes[index])}" for one in profile)
+            yield f"--{flag}=" + ",".join(f"{name}:{'x'.join(shapes[index])}" for name, shapes in profile)
 
 
-def _polygraphy(
-    target: Target, path: str, engine: str, typing: Sequence[str], profile: Sequence[_Axes]
-) -> str:
+def _polygraphy(target: Target, path: str, engine: str, typing: Sequence[str], profile: Profile) -> str:
     words = ["polygraphy", "convert", path, "--convert-to", "trt", *typing, "-o", engine]
     for index, flag in enumerate(("min", "opt", "max")):
         if profile:
             words += [f"--trt-{flag}-shapes"]
-            words += [f"{one.name}:[{','.join(one.shapes[index])}]" for one in profile]
+            words += [f"{name}:[{','.join(shapes[index])}]" for name, shapes in profile]
     variable = "POLYGRAPHY_USE_TENSORRT_RTX=1 " if target.library == "tensorrt-rtx" else ""
     return variable + shlex.join(words)

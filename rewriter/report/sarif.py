@@ -33,36 +33,28 @@ def as_sarif(results: Sequence[ScanResult], unread: Sequence[RewriterError] = ()
         unread: Errors of models that could not be scanned: notifications of the tool (3.20.21).
     """
     kinds = sorted({finding.kind for result in results for finding in result.findings})
-    driver = {
-        "name": "rewriter",
-        "semanticVersion": __version__,
-        "rules": [_rule(kind) for kind in kinds],
-    }
     files = [result for result in results if result.path]
+    notes = [{"level": "error", "message": {"text": str(error)}} for error in unread]
     run = {
-        "tool": {"driver": driver},
-        "invocations": [_invocation(unread)],
-        "artifacts": [_artifact(result) for result in files],
+        "tool": {
+            "driver": {
+                "name": "rewriter",
+                "semanticVersion": __version__,
+                "rules": [_rule(kind) for kind in kinds],
+            }
+        },
+        "invocations": [{"executionSuccessful": not unread, "toolExecutionNotifications": notes}],
+        "artifacts": [
+            {"location": {"uri": _uri(result.path)}, "properties": {"data": result.data.text}}
+            for result in files
+        ],
         "results": [
             _result(f, kinds.index(f.kind), result, files) for result in results for f in result.findings
         ],
         "columnKind": "unicodeCodePoints",
-        "properties": {
-            "precision": ", ".join(sorted({result.precision for result in results})),
-            "target": ", ".join(sorted({str(result.target) for result in results})),
-        },
     }
     log = {"$schema": SCHEMA, "version": VERSION, "runs": [run]}
     return {name: plain(value) for name, value in log.items()}
-
-
-def _invocation(unread: Sequence[RewriterError]) -> dict[str, Any]:
-    notes = [{"level": "error", "message": {"text": str(error)}} for error in unread]
-    return {"executionSuccessful": not unread, "toolExecutionNotifications": notes}
-
-
-def _artifact(result: ScanResult) -> dict[str, Any]:
-    return {"location": {"uri": _uri(result.path)}, "properties": {"data": result.data.text}}
 
 
 def _rule(name: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ LIMIT = 2_000_000
 
 
 def test_the_policy_admits_the_page_s_own_script_and_style_only() -> None:
-    text = html.as_html(pages.scanned())
+    text = html.as_html(pages.fixed())
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
     assert "default-src 'none'" in policy.replace("&#39;", "'")
     for kind in ("script", "style"):
@@ -118,7 +118,7 @@ def test_a_page_of_a_large_network_stays_small(nodes: int) -> None:
 
 
 def test_the_depth_holds_every_tensor_in_its_place() -> None:
-    depth = pages.scanned().depth
+    depth = pages.fixed().depth
     results = [tensor for tensor in depth if not tensor.constant]
     assert [t.tensor for t in results[:3]] == ["c0", "t0", "c1"]
     assert [t.place for t in results] == list(range(len(results)))
@@ -221,7 +221,7 @@ def test_the_worst_sample_is_called_by_its_file(tmp_path: Path) -> None:
 
 
 def test_the_chart_marks_the_tensor_that_overflows() -> None:
-    text = html.as_html(pages.scanned())
+    text = html.as_html(pages.fixed())
     assert re.search(r'class="dot hazard" d="M\d', text)
     assert "exceed 65504" in text
 

@@ -64,7 +64,7 @@ def test_nothing_is_wider_than_a_telephone(browser: Browser, written: dict[str, 
         assert page.evaluate("document.documentElement.scrollWidth") <= 380
 
 
-CHARTS = ".depth, .strip, .errors, .graph svg"
+CHARTS = ".depth, .strip, svg.errors, .graph svg"
 """All that shows figures as a drawing."""
 
 
@@ -89,7 +89,7 @@ def test_a_screen_reader_hears_the_figures_of_every_chart(
 ) -> None:
     with opened(browser, written[verb]) as page:
         charts = heard(page, CHARTS)
-        assert charts or verb in ("verify", "locate")
+        assert charts or verb != "fix"
         assert all(role in ("figure", "image") for role, _ in charts)
         assert [name for _, name in charts if not any(c.isdigit() for c in name)] == []
         assert all(name for _, name in heard(page, "img, .field"))
@@ -219,15 +219,13 @@ def test_the_keyboard_walks_along_the_depth_and_to_the_hazard(
         assert "far" in str(field.get_attribute("aria-valuetext"))
         assert "exceed" in page.locator(".tip .why").inner_text()
         page.keyboard.press("h")
-        assert page.locator(".tip").inner_text().startswith("large\nconstant of"), "a weight is a cause, too"
-        page.keyboard.press("h")
         assert HOSTILE in page.locator(".tip").inner_text()
         page.keyboard.press("Escape")
         assert not page.locator(".tip").is_visible()
 
 
 def test_the_pointer_shows_the_node_under_it(browser: Browser, written: dict[str, Path]) -> None:
-    with opened(browser, written["scan"]) as page:
+    with opened(browser, written["fix"]) as page:
         page.locator(".field").scroll_into_view_if_needed()
         box = page.locator(".field").bounding_box()
         assert box is not None

@@ -17,9 +17,9 @@ from rewriter.jobs.findings import ScanResult
 from rewriter.jobs.fix.result import FixResult
 from rewriter.judge.locate.location import Location
 from rewriter.judge.verify_result import VerifyResult
-from rewriter.report import locate, verify
+from rewriter.report import locate, scan, verify
 from rewriter.report.checks import judging_check
-from rewriter.report.html import fix, scan
+from rewriter.report.html import fix
 from rewriter.report.html.outputs import pictures_section
 from rewriter.report.html.render import html, table_sections
 from rewriter.report.html.run import run_section
@@ -52,7 +52,14 @@ def _page(result: Any, command: str) -> Page:
 
 
 _page.register(FixResult, fix.page)
-_page.register(ScanResult, scan.page)
+
+
+@_page.register
+def _(result: ScanResult, command: str) -> Page:
+    commands = [("Repairs what was found", scan.next_command(result))]
+    run = run_section(command, commands, target=result.target, seconds=result.seconds)
+    line, state, rows = scan.verdict_line(result), scan.state(result), list(scan.rows(result))
+    return Page("scan", result.path, line, state, rows, [*table_sections(scan.tables(result)), run])
 
 
 @_page.register

@@ -78,26 +78,19 @@ class Layer(NamedTuple):
     amount: int
 
 
-Run = tuple[int, int, str, str, int]
-"""Neighbours along the depth that compute in one type: start, width, CSS class, title, number of nodes."""
-
-
 @dataclass(frozen=True)
 class Nodes:
     """What a report knows of the nodes.
 
     Attributes:
-        kind: Returns the CSS class of a tensor's node: what it computes in, or the severity of its finding.
-        labels: The classes in order, with their lines in the legend.
+        kind: Returns the key in `LABELS` of what a tensor's node computes in.
         marks: The hazard in a sentence, by the tensor that is its evidence, or by the key of its node.
         graph: Returns the id of the graph that a node is in; "" if there is none.
         errors: Captions and relative errors by tensor, for the curves under the chart.
     """
 
     kind: Callable[[TensorAtDepth], str]
-    labels: Mapping[str, str]
     marks: Mapping[str, str]
-    strip_label: str
     graph: Callable[[str], str] = lambda node: ""
     errors: Sequence[tuple[str, Mapping[str, float]]] = ()
 
@@ -112,8 +105,9 @@ LABELS = {
     "free": "FP32, at no cost",
     "fp32": "FP32",
     "beyond": "FP16, although it exceeds 65504",
+    "constant": "weights and constants",
 }
-"""Kinds of nodes by the type that they compute in."""
+"""CSS classes of tensors, by the type that their node computes in."""
 
 
 def depth_section(tensors: Sequence[TensorAtDepth], nodes: Nodes, lead: str) -> Iterator[Section]:
@@ -127,18 +121,15 @@ def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes, total: int) -> Markup
     width = tensors[-1].place + 1
     y = logarithmic(*_span(tensors), HEIGHT, 0.0)
     kinds = ["constant" if tensor.constant else nodes.kind(tensor) for tensor in tensors]
-    labels = {**nodes.labels, "constant": "weights and constants"}
     layers = [
         Layer(kind, label, _bars(tensors, kinds, kind, y), kinds.count(kind))
-        for kind, label in labels.items()
+        for kind, label in LABELS.items()
         if kind in kinds
     ]
     dots = [f"M{t.place + 0.5} {y(t.range.absmax):.1f}h0" for t in tensors if nodes.mark(t)]
     firsts = {tensor.place: tensor for tensor in reversed(tensors) if not tensor.constant}
     of_nodes = [nodes.kind(firsts[place]) for place in sorted(firsts)]
-    strip = [
-        f"{label} {count(of_nodes.count(k), 'node')}" for k, label in nodes.labels.items() if k in of_nodes
-    ]
+    strip = [f"{label} {count(of_nodes.count(k), 'node')}" for k, label in LABELS.items() if k in of_nodes]
     return part(
         "depth.html",
         width=width,
@@ -149,9 +140,8 @@ def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes, total: int) -> Markup
         ticks=[(y(value), power_of_ten(value)) for value in decades(*_span(tensors), 9)],
         limits=(y(LARGEST), y(NORMAL), y(SUBNORMAL)),
         runs=list(_runs(firsts, nodes)),
-        strip_label=nodes.strip_label,
-        strip_summary=f"{nodes.strip_label}: {', '.join(strip)}",
-        data=_columns(tensors, labels, y, nodes),
+        strip_summary=f"Computes in: {', '.join(strip)}",
+        data=_columns(tensors, kinds, y, nodes),
         summary=_summary(tensors, nodes),
         note=f"{len(tensors)} of {total} tensors are drawn, the widest." if len(tensors) < total else "",
         errors=list(_curves(tensors, nodes)),
@@ -210,7 +200,7 @@ def _runs(firsts: Mapping[int, TensorAtDepth], nodes: Nodes) -> Iterator[tuple[i
 
 
 def _columns(
-    tensors: Sequence[TensorAtDepth], labels: Mapping[str, str], y: Scale, nodes: Nodes
+    tensors: Sequence[TensorAtDepth], kinds: Sequence[str], y: Scale, nodes: Nodes
 ) -> dict[str, object]:
     """What the cursor shows, by tensor; texts that repeat are numbers into `texts`."""
     texts: dict[str, int] = {}
@@ -224,7 +214,7 @@ def _columns(
             t.node,
             t.tensor,
             number(t.op),
-            number(labels["constant" if t.constant else nodes.kind(t)]),
+            number(LABELS[kind]),
             number(nodes.mark(t)),
             str(t.range),
             round(y(t.range.absmax)),
@@ -232,7 +222,7 @@ def _columns(
             number("; ".join(f"{name} {e[t.tensor]:.1g}" for name, e in nodes.errors if t.tensor in e)),
             number(nodes.graph(t.node)),
         ]
-        for t in tensors
+        for t, kind in zip(tensors, kinds, strict=True)
     ]
     return {"rows": rows, "texts": list(texts)}
 

@@ -78,4 +78,4 @@ def nodes_of(result: FixResult) -> Nodes:
     hazards = [d for d in result.decisions if d.rule in KINDS and d.rule not in FREE]
     marks = {d.tensor or d.key: f"{KINDS[d.rule].title}: {d.reason}" for d in hazards}
     errors = [(one.name, one.errors) for one in (side.plain, side.fixed)] if side is not None else []
-    return Nodes(kind, LABELS, marks, "Computes in", errors=errors)
+    return Nodes(kind, marks, errors=errors)

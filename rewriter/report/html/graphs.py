@@ -12,7 +12,7 @@ from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import node_key
 from rewriter.jobs.fix.causes import Cause
 from rewriter.jobs.fix.result import FixResult
-from rewriter.report.html.depth import LARGEST, Nodes
+from rewriter.report.html.depth import LABELS, LARGEST, Nodes
 from rewriter.runtime.ranges.depth import TensorAtDepth
 
 SIZE = 10
@@ -113,7 +113,7 @@ def _drawn(name: str, cause: Cause, centre: int, network: _Network, nodes: Nodes
         full, op = network.names[number]
         result = network.results[number]
         kind = nodes.kind(result) if result is not None else "other"
-        title = f"{full} ({op}), {nodes.labels.get(kind, 'no floats')}"
+        title = f"{full} ({op}), {LABELS.get(kind, 'no floats')}"
         title += f", {result.range}" if result is not None else ""
         short = full if len(full) <= 19 else f"…{full[-18:]}"
         boxes.append((*places[number], op, short, title, kind, number == centre))
