@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Self
 
@@ -246,15 +247,20 @@ def open_graphs(model: Model, facts: Facts, tag: str = "") -> list[GraphEditor]:
     Edit them in reverse order, each in a `with` block: an outer graph's commit copies its nodes, and
     with them the subgraphs as they are at that moment.
     """
-    scopes, names = iter(facts.scopes), all_names(model.proto.graph)
+    make = partial(GraphEditor, model, names=all_names(model.proto.graph), tag=tag)
+    return list(_opened(make, iter(facts.scopes), model.proto.graph, None, None))
 
-    def opened(
-        graph: onnx.GraphProto, parent: GraphEditor | None, owner: NodeProto | None
-    ) -> Iterator[GraphEditor]:
-        editor = GraphEditor(model, graph, next(scopes), names, parent=parent, owner=owner, tag=tag)
-        yield editor
-        for node in graph.node:
-            for child in subgraphs(node):
-                yield from opened(child, editor, node)
 
-    return list(opened(model.proto.graph, None, None))
+def _opened(
+    make: Callable[..., GraphEditor],
+    scopes: Iterator[dict[str, TensorFacts]],
+    graph: onnx.GraphProto,
+    parent: GraphEditor | None,
+    owner: NodeProto | None,
+) -> Iterator[GraphEditor]:
+    """No closure: one that calls itself would keep the model until the next collection of garbage."""
+    editor = make(graph, next(scopes), parent=parent, owner=owner)
+    yield editor
+    for node in graph.node:
+        for child in subgraphs(node):
+            yield from _opened(make, scopes, child, editor, node)

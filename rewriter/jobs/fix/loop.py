@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 
 from rewriter.hazards import Hazard, Rule, Survey
 from rewriter.hazards.planning.costs import ORIGIN
@@ -128,7 +128,7 @@ class _Loop:
 
     def __post_init__(self) -> None:
         self.attempts, self.words, self.start = [self.first], ["the rules' plan"], time.monotonic()
-        self.estimated = cache(lambda made: estimated_us(made, self.subject))
+        self.estimated = cache(partial(estimated_us, subject=self.subject))  # no cycle through self
 
     @property
     def runs(self) -> bool:
