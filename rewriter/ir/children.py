@@ -19,7 +19,6 @@ import atexit
 import contextlib
 import faulthandler
 import gc
-import math
 import os
 import pickle
 import select
@@ -84,7 +83,7 @@ class Child:
         make: Callable[[], Any] | None,
         *,
         doing: str,
-        limit_s: float | None = None,
+        limit_s: float,
         env: Mapping[str, str] | None = None,
         gpu: bool = False,
     ) -> None:
@@ -153,12 +152,11 @@ class Child:
     def _answer(self, limit_s: float | None, message: object = None) -> Any:
         """Sends a message and waits for the answer; the child is ended if there is none, or Ctrl-C comes."""
         assert self._socket is not None
-        seconds = next((s for s in (limit_s, self._limit_s) if s is not None), CALL_S)
+        seconds = max(0.0, self._limit_s if limit_s is None else limit_s)
         try:
             if message is not None:
                 _send(self._socket, message)
-            wait_s = seconds if math.isfinite(seconds) else None
-            if not select.select([self._socket], [], [], wait_s)[0]:
+            if not select.select([self._socket], [], [], min(seconds, threading.TIMEOUT_MAX))[0]:
                 raise self._ended(after_s=seconds)
             success, value = _receive(self._socket)
         except (ConnectionError, EOFError):
@@ -212,22 +210,18 @@ if FORKS:
     os.register_at_fork(after_in_child=_idle.clear)
 
 
-def call(function: Callable[..., T], *arguments: Any, doing: str, limit_s: float | None = None) -> T:
+def call(function: Callable[..., T], *arguments: Any, doing: str) -> T:
     """Call a function of a module in the warm fork; arguments and result are pickled.
-
-    Args:
-        doing: Name of the work for messages: `shape inference`.
-        limit_s: Wall time; None: `CALL_S`.
 
     Raises:
         NativeError: it crashed, or exceeded the limits of time and memory.
     """
     if inside or not FORKS:
         return function(*arguments)
-    child = _idle.pop() if _idle else Child(_nothing, doing="a new process")
+    child = _idle.pop() if _idle else Child(_nothing, doing="a new process", limit_s=CALL_S)
     child.doing = doing
     try:
-        return cast("T", child.call(function, *arguments, limit_s=limit_s))
+        return cast("T", child.call(function, *arguments, limit_s=CALL_S))
     finally:
         if child.alive:
             _idle.append(child)

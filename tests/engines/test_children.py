@@ -143,7 +143,9 @@ class Sleeper:
 
 
 def fork(function: Callable[..., Any], *arguments: Any, limit_s: float = 60.0) -> Any:
-    return children.call(function, *arguments, doing="the work", limit_s=limit_s)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(children, "CALL_S", limit_s)
+        return children.call(function, *arguments, doing="the work")
 
 
 def run(function: Callable[..., Any], *arguments: Any, limit_s: float = 60.0, **more: Any) -> tuple[Any, str]:
@@ -189,7 +191,7 @@ def test_what_ends_a_child_is_an_error_and_the_next_call_works(
     cause: str,
 ) -> None:
     with pytest.raises(NativeError, match=message) as caught:
-        way(function, *arguments, limit_s=2.0)
+        way(function, *arguments, limit_s=2.0 if function is hang else 60.0)
     assert caught.value.cause == cause
     assert way(os.getpid) != os.getpid()
 
@@ -321,7 +323,7 @@ def test_one_fork_serves_all_calls() -> None:
 @forks
 def test_data_that_comes_while_a_child_works_does_not_end_it() -> None:
     """The kernel may announce an order after it was read, when the child works on it."""
-    with children.Child(Sleeper, doing="a nap") as child:
+    with children.Child(Sleeper, doing="a nap", limit_s=60.0) as child:
         connection = child._socket
         assert connection is not None
         threading.Timer(0.2, connection.sendall, [b"!"]).start()
@@ -336,7 +338,7 @@ def test_a_fork_has_children_of_its_own() -> None:
         return all(fork(os.getppid) == os.getpid() for _ in range(50))
 
     assert answered()
-    with children.Child(Sleeper, doing="a nap") as child:
+    with children.Child(Sleeper, doing="a nap", limit_s=60.0) as child:
         pid = os.fork()
         if not pid:
             with contextlib.suppress(NativeError):
