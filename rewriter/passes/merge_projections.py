@@ -15,14 +15,13 @@ from rewriter.ir.graph.ops import PRODUCTS
 from rewriter.ir.graph.weights import (
     NewWeights,
     Replacement,
-    float_matrix,
     gemm_obstacle,
     is_transposed,
     layout_obstacle,
-    row_obstacle,
 )
 from rewriter.ir.model import Array
 from rewriter.ir.model.facts import Shape
+from rewriter.ir.model.schemas import NUMPY_TYPES
 
 SIZES_AS_INPUT = 13
 """From opset 13 on Split takes its sizes as an input; before, as an attribute."""
@@ -157,8 +156,9 @@ def _groups(graph: GraphEditor) -> list[list[_Product]]:
 def _product(graph: GraphEditor, node: NodeProto) -> _Product | None:
     if not is_op(node, *PRODUCTS) or graph.constant(node.input[0]) is not None:
         return None
-    weight = float_matrix(graph, node.input[1])
-    if not is_quantised(graph, node.input[1]) and (weight is None or not weight.size):
+    weight = graph.constant(node.input[1])
+    fits = weight is not None and weight.ndim == 2 and weight.size and weight.dtype in NUMPY_TYPES.values()
+    if not fits and not is_quantised(graph, node.input[1]):
         return None
     if (obstacle := layout_obstacle(graph, node.input[1])) is not None:
         return _Product(node, node, obstacle=obstacle)
@@ -170,10 +170,14 @@ def _product(graph: GraphEditor, node: NodeProto) -> _Product | None:
 def _with_bias(graph: GraphEditor, product: _Product) -> _Product:
     """Returns the product with its C, or else with the bias that is its only consumer."""
     node, columns = product.node, product.columns
-    if (obstacle := gemm_obstacle(node) or row_obstacle(graph, node, columns)) is not None:
+    c, obstacle = optional_input(node, 2), gemm_obstacle(node)
+    row = constant_row(graph, c, columns, rank=2) if c else None
+    if c and row is None:
+        obstacle = obstacle or f"its C, {c}, is no constant row"
+    if obstacle is not None:
         return replace(product, obstacle=f"it is not merged with its siblings: {obstacle}")
-    if node.op_type == "Gemm" and (c := optional_input(node, 2)):
-        return replace(product, bias=constant_row(graph, c, columns, rank=2))
+    if c:
+        return replace(product, bias=row)
     add = consumed(graph, node.output[0], "Add")
     other = other_operand(add, node.output[0]) if add is not None else None
     if add is None or other is None:

@@ -15,19 +15,13 @@ from rewriter.ir.graph.nodes import attribute, label
 from rewriter.ir.graph.view import GraphView
 from rewriter.ir.model import Array
 from rewriter.ir.model.facts import Shape
-from rewriter.ir.model.schemas import EXCHANGEABLE, NUMPY_TYPES
+from rewriter.ir.model.schemas import EXCHANGEABLE
 
 
 def is_quantised(graph: GraphView, tensor: str) -> bool:
     """True if `tensor` is a quantised constant, brought back to floats."""
     source = produced(graph, tensor, "DequantizeLinear")
     return source is not None and graph.constant(source.input[0]) is not None
-
-
-def is_own(graph: GraphView, tensor: str) -> bool:
-    """True if this graph holds the constant, not an enclosing one."""
-    _, name = back(graph, tensor, lambda node: node.op_type == "Identity")
-    return graph.producer(name) is not None or graph.is_initializer(name)
 
 
 def constant_row(graph: GraphView, tensor: str, columns: int, rank: int | None) -> Array | None:
@@ -62,18 +56,12 @@ def layout_obstacle(graph: GraphView, weight: str) -> str | None:
     """Returns why a weight cannot be written in another layout; None if it can."""
     if is_quantised(graph, weight):
         return "its weight is quantised: TensorRT runs it so"
-    if not is_own(graph, weight):
+    _, name = back(graph, weight, lambda node: node.op_type == "Identity")
+    if graph.producer(name) is None and not graph.is_initializer(name):
         return "its weight belongs to an enclosing graph, and would be copied"
     if graph.dtype(weight) not in EXCHANGEABLE:
         return "its weight is of a type that TensorRT has no product for"
     return None
-
-
-def float_matrix(graph: GraphView, tensor: str) -> Array | None:
-    """A constant matrix, of a float type that TensorRT multiplies in; None for other tensors."""
-    value = graph.constant(tensor)
-    fits = value is not None and value.ndim == 2 and value.dtype in NUMPY_TYPES.values()
-    return value if fits else None
 
 
 def is_transposed(node: NodeProto) -> bool:
@@ -89,13 +77,6 @@ def gemm_obstacle(node: NodeProto) -> str | None:
     if attribute(node, "alpha", 1.0) != 1 or beta != 1:
         return "its alpha or beta is not 1"
     return "it transposes its data" if attribute(node, "transA", 0) else None
-
-
-def row_obstacle(graph: GraphView, node: NodeProto, columns: int) -> str | None:
-    """Returns why the C of a Gemm is not added to every row alike; None if it is, or if there is none."""
-    c = optional_input(node, 2)
-    row = constant_row(graph, c, columns, rank=2) if c else None
-    return f"its C, {c}, is no constant row" if c and row is None else None
 
 
 @dataclass(frozen=True)

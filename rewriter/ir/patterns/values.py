@@ -69,7 +69,8 @@ def same_value(graph: GraphEditor, left: str, right: str, depth: int = 3) -> boo
         return True
     a, b = graph.producer(first[-1]), graph.producer(second[-1])
     if a is None or b is None or a.op_type not in _REPEATED or not depth:
-        return _same_constant(graph, left, right)
+        one, other = graph.constant(left), graph.constant(right)
+        return one is not None and other is not None and one.size <= 8 and np.array_equal(one, other)
     return (
         (a.op_type, a.domain, len(a.input)) == (b.op_type, b.domain, len(b.input))
         and _attributes(a) == _attributes(b)
@@ -79,11 +80,6 @@ def same_value(graph: GraphEditor, left: str, right: str, depth: int = 3) -> boo
 
 def _attributes(node: NodeProto) -> list[bytes]:
     return sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
-
-
-def _same_constant(graph: GraphEditor, left: str, right: str) -> bool:
-    a, b = graph.constant(left), graph.constant(right)
-    return a is not None and b is not None and a.size <= 8 and a.shape == b.shape and bool((a == b).all())
 
 
 def repeats_reshape(graph: GraphView, expand: NodeProto) -> bool:
@@ -131,7 +127,9 @@ def is_harmless(graph: GraphEditor, expand: NodeProto, tensor: str) -> bool:
 
     Then each element meets the same elements of `tensor` as without the Expand.
     """
-    if repeats_reshape(graph, expand) or _is_shape_of(graph, expand.input[1], tensor):
+    shape = produced(graph, expand.input[1], "Shape")
+    own = shape is not None and not shape.attribute and same_value(graph, shape.input[0], tensor)
+    if own or repeats_reshape(graph, expand):
         return True
     shapes = (graph.shape(name) for name in (expand.output[0], expand.input[0], tensor))
     after, before, whole = (shape and shape[::-1] for shape in shapes)
@@ -141,11 +139,6 @@ def is_harmless(graph: GraphEditor, expand: NodeProto, tensor: str) -> bool:
         size == 1 or (size is not None and size in {*before[i : i + 1], whole[i]})
         for i, size in enumerate(after)
     )
-
-
-def _is_shape_of(graph: GraphEditor, target: str, tensor: str) -> bool:
-    shape = produced(graph, target, "Shape")
-    return shape is not None and not shape.attribute and same_value(graph, shape.input[0], tensor)
 
 
 def selected(graph: GraphView, where: NodeProto) -> int | None:
