@@ -8,27 +8,27 @@ from dataclasses import dataclass
 
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 from rewriter.ir.graph import GraphEditor, is_op, label
-from rewriter.ir.patterns.norms.language import Bindings, Broadcast, Const, Mean, Named, Op, Pattern, Var
+from rewriter.ir.patterns.norms.language import Bindings, Pattern, broadcast, const, mean, named, op, var
 from rewriter.ir.patterns.values import exposed, is_harmless, positive
 
-X = Var("x")
-_PEAK = Mean("peak", X, ("ReduceMax",), scaled=False)
-PEAK = _PEAK | Op("Max", _PEAK, Const(-math.inf))
-SHIFTED = Op("Sub", X, Broadcast("peak", PEAK), wide=True)
+X = var("x")
+_PEAK = mean("peak", X, ("ReduceMax",), scaled=False)
+PEAK = _PEAK | op("Max", _PEAK, const(-math.inf))
+SHIFTED = op("Sub", X, broadcast("peak", PEAK), wide=True)
 
 
 def total(exponentials: Pattern) -> Pattern:
-    return Mean("sum", exponentials, ("ReduceSum",), scaled=False)
+    return mean("sum", exponentials, ("ReduceSum",), scaled=False)
 
 
-EXPONENTIALS = Named("e", Op("Exp", SHIFTED | X, wide=True))
-SOFTMAX = Op("Div", EXPONENTIALS, Broadcast("sum", total(Var("e")))) | Op(
-    "Mul", EXPONENTIALS, Broadcast("sum", Op("Reciprocal", total(Var("e"))))
+EXPONENTIALS = named("e", op("Exp", SHIFTED | X, wide=True))
+SOFTMAX = op("Div", EXPONENTIALS, broadcast("sum", total(var("e")))) | op(
+    "Mul", EXPONENTIALS, broadcast("sum", op("Reciprocal", total(var("e"))))
 )
-LOG_SOFTMAX = Op(
+LOG_SOFTMAX = op(
     "Sub",
-    Named("shifted", SHIFTED),
-    Broadcast("sum", Op("Log", total(Op("Exp", Var("shifted"), wide=True)))),
+    named("shifted", SHIFTED),
+    broadcast("sum", op("Log", total(op("Exp", var("shifted"), wide=True)))),
 )
 
 
@@ -64,7 +64,7 @@ class FuseSoftmax(GraphPass):
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for node in graph.nodes:
-            op, formula = ("LogSoftmax", LOG_SOFTMAX) if is_op(node, "Sub") else ("Softmax", SOFTMAX)
+            kind, formula = ("LogSoftmax", LOG_SOFTMAX) if is_op(node, "Sub") else ("Softmax", SOFTMAX)
             found = None
             if is_op(node, "Div", "Mul", "Sub"):
                 found = next(formula.match(Bindings(graph), node.output[0]), None)
@@ -74,9 +74,9 @@ class FuseSoftmax(GraphPass):
             if reasons or axes is None:
                 yield Refusal(label(node), f"stays written out: {'; '.join(reasons)}")
                 continue
-            softmax = graph.make(op, [found.tensors["x"][0]], [node.output[0]], axis=axes[0])
+            softmax = graph.make(kind, [found.tensors["x"][0]], [node.output[0]], axis=axes[0])
             graph.substitute(node.output[0], softmax)
-            yield Change(label(node), f"{len(found.nodes)} nodes became {op}")
+            yield Change(label(node), f"{len(found.nodes)} nodes became {kind}")
 
 
 def _axes(found: Bindings) -> tuple[int, ...] | None:

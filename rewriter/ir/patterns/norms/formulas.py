@@ -10,31 +10,31 @@ from rewriter.ir.graph import GraphEditor, is_op
 from rewriter.ir.graph.ops import SCALING
 from rewriter.ir.patterns.norms.language import (
     Bindings,
-    Broadcast,
-    Cancelling,
-    Const,
-    Guarded,
-    Mean,
-    Named,
-    Op,
     Pattern,
-    Scaled,
-    SelfProduct,
-    Var,
+    broadcast,
+    cancelling,
+    const,
+    guarded,
+    mean,
+    named,
+    op,
+    scaled_by,
+    self_product,
+    var,
 )
 
 
 def square(x: Pattern, *, wide: bool = True) -> Pattern:
-    return Op("Pow", x, Const(2.0), wide=wide) | SelfProduct(x, wide)
+    return op("Pow", x, const(2.0), wide=wide) | self_product(x, wide=wide)
 
 
 def mean_square(x: Pattern) -> Pattern:
-    return Mean("power", square(x)) | Mean("power", x, ("ReduceSumSquare",))
+    return mean("power", square(x)) | mean("power", x, ("ReduceSumSquare",))
 
 
 def root(power: Pattern) -> Pattern:
-    inside = Guarded(power, "inside")
-    return Op("Sqrt", inside) | Op("Pow", inside, Const(0.5))
+    inside = guarded(power, "inside")
+    return op("Sqrt", inside) | op("Pow", inside, const(0.5))
 
 
 @dataclass(frozen=True)
@@ -53,46 +53,48 @@ class Root:
     def of(cls, power: Pattern, norm: Pattern) -> Root:
         """The root of `power`, or `norm` itself."""
         plain = norm | root(power)
-        deviation = Guarded(plain | Scaled(Guarded(plain, "outside"), fault="its root is scaled"), "outside")
-        inverse = (
-            Op("Reciprocal", deviation)
-            | Op("Div", Const(1.0), deviation)
-            | Op("Pow", Guarded(power, "inside"), Const(-0.5))
+        deviation = guarded(
+            plain | scaled_by(guarded(plain, "outside"), fault="its root is scaled"), "outside"
         )
-        return cls(Broadcast("power", deviation), Broadcast("power", inverse))
+        inverse = (
+            op("Reciprocal", deviation)
+            | op("Div", const(1.0), deviation)
+            | op("Pow", guarded(power, "inside"), const(-0.5))
+        )
+        return cls(broadcast("power", deviation), broadcast("power", inverse))
 
 
 def over(numerator: Pattern, divisor: Root) -> Pattern:
-    return Op("Div", numerator, divisor.deviation) | Op("Mul", numerator, divisor.inverse)
+    return op("Div", numerator, divisor.deviation) | op("Mul", numerator, divisor.inverse)
 
 
 def times_scaled(numerator: Pattern, divisor: Root) -> Pattern:
     """The numerator times the scaled inverse, as Flax and Haiku write it: x * (rsqrt(v) * scale)."""
-    return Op("Mul", numerator, Op("Mul", divisor.inverse, SCALE, wide=True), wide=True)
+    return op("Mul", numerator, op("Mul", divisor.inverse, SCALE, wide=True), wide=True)
 
 
 def as_batch_norm(divisor: Root) -> Pattern:
     """The form of tf.nn.batch_normalization and Keras: x * f + (bias - mean * f), f = rsqrt(v) * scale."""
-    factor = Named("factor", Op("Mul", divisor.inverse, SCALE, wide=True) | divisor.inverse)
-    mean = Broadcast("mean", MEAN)
-    product = Op("Mul", mean, Var("factor"), wide=True)
-    negative = Op("Mul", Op("Neg", mean), Var("factor"), wide=True) | Op("Neg", product)
-    shift = Op("Sub", BIAS, product, wide=True) | negative | Op("Add", BIAS, negative, wide=True)
-    scaled = Op("Mul", X, factor, wide=True)
-    return Op("Add", scaled, shift) | Op("Sub", scaled, product)
+    factor = named("factor", op("Mul", divisor.inverse, SCALE, wide=True) | divisor.inverse)
+    average = broadcast("mean", MEAN)
+    product = op("Mul", average, var("factor"), wide=True)
+    negative = op("Mul", op("Neg", average), var("factor"), wide=True) | op("Neg", product)
+    shift = op("Sub", BIAS, product, wide=True) | negative | op("Add", BIAS, negative, wide=True)
+    scaled = op("Mul", X, factor, wide=True)
+    return op("Add", scaled, shift) | op("Sub", scaled, product)
 
 
 def l2(x: Pattern) -> Pattern:
-    return Mean("power", x, ("ReduceL2",), scaled=False)
+    return mean("power", x, ("ReduceL2",), scaled=False)
 
 
-X, SCALE, BIAS = Var("x"), Var("scale"), Var("bias")
-MEAN = Mean("mean", X)
-CENTRED = Op("Sub", X, Broadcast("mean", MEAN), wide=True)
-CANCELLING = Cancelling(mean_square(X), square(MEAN, wide=False))
+X, SCALE, BIAS = var("x"), var("scale"), var("bias")
+MEAN = mean("mean", X)
+CENTRED = op("Sub", X, broadcast("mean", MEAN), wide=True)
+CANCELLING = cancelling(mean_square(X), square(MEAN, wide=False))
 """E[x^2] - E[x]^2, as Flax and Keras 3 write it, which saves them a pass over the data."""
 VARIANCE = mean_square(CENTRED) | CANCELLING
-NUMERATOR = CENTRED | Op("Mul", CENTRED, SCALE, wide=True)  # some multiply before they divide
+NUMERATOR = CENTRED | op("Mul", CENTRED, SCALE, wide=True)  # some multiply before they divide
 DEVIATION, LENGTH = Root.of(VARIANCE, l2(CENTRED)), Root.of(mean_square(X), l2(X))
 
 LAYER_NORM = over(NUMERATOR, DEVIATION) | times_scaled(CENTRED, DEVIATION)

@@ -8,9 +8,9 @@ of a statistic, so may operators that only change its shape.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -49,8 +49,7 @@ class Moment:
         return self.share is not None and math.isclose(self.share, 1.0, rel_tol=COUNT_TOLERANCE)
 
 
-@dataclass(frozen=True)
-class Epsilon:
+class Epsilon(NamedTuple):
     """A constant that keeps a tensor away from zero: inside or outside the root."""
 
     value: float
@@ -63,8 +62,8 @@ class Bindings(NamedTuple):
     A named tuple: a graph of 20,000 nodes needs 200,000 of them, and frozen dataclasses cost four times more.
 
     Attributes:
-        tensors: The tensors of each `Var`, one for each place that reads it.
-        moments: The `Mean`s by name.
+        tensors: The tensors of each `var`, one for each place that reads it.
+        moments: The `mean`s by name.
         faults: Reasons not to replace the formula by one operator.
         reshaped: A reduced axis was dropped, so that shapes decide what a statistic meets.
         expanded: The Expands of statistics.
@@ -82,7 +81,7 @@ class Bindings(NamedTuple):
     cancels: bool = False
 
     def fault(self, reason: str) -> Bindings:
-        return self._replace(faults=(*self.faults, reason)) if reason else self
+        return self._replace(faults=(*self.faults, reason))
 
     def step(self, tensor: str, *ops: str, wide: bool = False) -> tuple[NodeProto, Bindings] | None:
         """The node that computes `tensor` if it is one of `ops`, and the bindings with it.
@@ -111,67 +110,55 @@ class Bindings(NamedTuple):
         return found._replace(reshaped=self.reshaped or node.op_type in RESHAPES - {"Identity"})
 
 
-class Pattern(ABC):
-    """A part of a formula; `a | b` tries `a` first."""
+Match = Callable[[Bindings, str], Iterator[Bindings]]
 
-    @abstractmethod
-    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
-        """Every way in which `tensor` is computed as the pattern says, added to what was `found`."""
+
+@dataclass(frozen=True)
+class Pattern:
+    """A part of a formula; `a | b` tries `a` first.
+
+    Attributes:
+        match: Yields every way in which a tensor is computed as the pattern says, added to what was found.
+    """
+
+    match: Match
 
     def __or__(self, other: Pattern) -> Pattern:
-        return Either(self, other)
+        return Pattern(lambda found, tensor: chain(self.match(found, tensor), other.match(found, tensor)))
 
 
-@dataclass(frozen=True)
-class Either(Pattern):
-    """One of two patterns."""
-
-    first: Pattern
-    second: Pattern
-
-    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
-        yield from self.first.match(found, tensor)
-        yield from self.second.match(found, tensor)
-
-
-@dataclass(frozen=True)
-class Var(Pattern):
+def var(name: str) -> Pattern:
     """Any tensor; the same values in all places of a formula."""
 
-    name: str
-
-    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
-        known = found.tensors.get(self.name, ())
+    def match(found: Bindings, tensor: str) -> Iterator[Bindings]:
+        known = found.tensors.get(name, ())
         if not known or same_value(found.graph, known[0], tensor):
-            yield found._replace(tensors={**found.tensors, self.name: (*known, tensor)})
+            yield found._replace(tensors={**found.tensors, name: (*known, tensor)})
+
+    return Pattern(match)
 
 
-@dataclass(frozen=True)
-class Const(Pattern):
+def const(value: float) -> Pattern:
     """A constant with one element."""
 
-    value: float
-
-    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
-        if found.graph.scalar(tensor) == self.value:
+    def match(found: Bindings, tensor: str) -> Iterator[Bindings]:
+        if found.graph.scalar(tensor) == value:
             yield found
 
+    return Pattern(match)
 
-class Op(Pattern):
+
+def op(name: str, *inputs: Pattern, wide: bool = False) -> Pattern:
     """An operator with its inputs, in both orders if it is commutative; `wide` as for `Bindings.step`."""
 
-    def __init__(self, op: str, *inputs: Pattern, wide: bool = False) -> None:
-        self.op = op
-        self.inputs = inputs
-        self.wide = wide
-
-    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
-        step = found.step(tensor, self.op, wide=self.wide)
+    def match(found: Bindings, tensor: str) -> Iterator[Bindings]:
+        step = found.step(tensor, name, wide=wide)
         if step is not None:
-            node, found = step
-            orders = operands(node) if len(self.inputs) == 2 else iter([tuple(node.input)])
+            orders = operands(step[0]) if len(inputs) == 2 else iter([tuple(step[0].input)])
             for order in orders:
-                yield from _each(self.inputs, order, found)
+                yield from _each(inputs, order, step[1])
+
+    return Pattern(match)
 
 
 def _each(patterns: Sequence[Pattern], tensors: Sequence[str], found: Bindings) -> Iterator[Bindings]:
@@ -182,149 +169,135 @@ def _each(patterns: Sequence[Pattern], tensors: Sequence[str], found: Bindings) 
         yield from _each(patterns[1:], tensors[1:], first)
 
 
-@dataclass(frozen=True)
-class Named(Pattern):
-    """A tensor that matches `of`, and that a `Var` of the same name finds again."""
-
-    name: str
-    of: Pattern
-
-    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
-        for inner in self.of.match(found, tensor):
-            yield from Var(self.name).match(inner, tensor)
+def named(name: str, of: Pattern) -> Pattern:
+    """A tensor that matches `of`, and that a `var` of the same name finds again."""
+    again = var(name)
+    return Pattern(
+        lambda found, tensor: (whole for one in of.match(found, tensor) for whole in again.match(one, tensor))
+    )
 
 
-@dataclass(frozen=True)
-class Cancelling(Pattern):
+def cancelling(minuend: Pattern, subtrahend: Pattern) -> Pattern:
     """The difference of two statistics of one shape, of which mostly rounding errors may remain."""
 
-    minuend: Pattern
-    subtrahend: Pattern
-
-    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
+    def match(found: Bindings, tensor: str) -> Iterator[Bindings]:
         step = found.step(tensor, "Sub")
-        if step is None:
-            return
-        left, right = (found.graph.rank(operand) for operand in step[0].input)
-        if left == right:
+        if step is not None and len({found.graph.rank(operand) for operand in step[0].input}) == 1:
             noted = step[1]._replace(cancels=True)
-            yield from _each((self.minuend, self.subtrahend), tuple(step[0].input), noted)
+            yield from _each((minuend, subtrahend), tuple(step[0].input), noted)
+
+    return Pattern(match)
 
 
-@dataclass(frozen=True)
-class SelfProduct(Pattern):
+def self_product(of: Pattern, *, wide: bool) -> Pattern:
     """The product of a tensor with itself; `wide` as for `Bindings.step`."""
 
-    of: Pattern
-    wide: bool
+    def match(found: Bindings, tensor: str) -> Iterator[Bindings]:
+        step = found.step(tensor, "Mul", wide=wide)
+        left, right = step[0].input if step is not None else ("", "")
+        if step is not None and same_value(found.graph, left, right):
+            yield from of.match(step[1], left)
 
-    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
-        step = found.step(tensor, "Mul", wide=self.wide)
-        if step is None:
-            return
-        left, right = step[0].input
-        if same_value(found.graph, left, right):
-            yield from self.of.match(step[1], left)
+    return Pattern(match)
 
 
-@dataclass(frozen=True)
-class Mean(Pattern):
+def mean(
+    name: str,
+    of: Pattern,
+    ops: tuple[str, ...] = ("ReduceMean", "ReduceSum", "GlobalAveragePool"),
+    *,
+    scaled: bool = True,
+) -> Pattern:
     """A mean, or a sum times or over scalars.
 
-    Attributes:
+    Args:
         name: Under which `Bindings.moments` has it.
         of: What is reduced.
         scaled: Whether scalars may scale it.
     """
+    return Pattern(
+        lambda found, tensor: _means(found, tensor, name, of, (*ops, *(SCALING if scaled else ())))
+    )
 
-    name: str
-    of: Pattern
-    ops: tuple[str, ...] = ("ReduceMean", "ReduceSum", "GlobalAveragePool")
-    scaled: bool = True
 
-    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
-        share: float | None = 1.0
-        scaled = False
-        step = found.step(tensor, *self.ops, *(SCALING if self.scaled else ()))
-        while step is not None and step[0].op_type in SCALING:
-            factor = scaling(found.graph, step[0])
-            if factor is None:
-                return
-            share = None if share is None or factor[1] is None else share * factor[1]
-            scaled = True
-            step = step[1].step(factor[0], *self.ops, *SCALING)
-        if step is None:
+def _means(found: Bindings, tensor: str, name: str, of: Pattern, ops: Sequence[str]) -> Iterator[Bindings]:
+    share: float | None = 1.0
+    scaled = False
+    step = found.step(tensor, *ops)
+    while step is not None and step[0].op_type in SCALING:
+        factor = scaling(found.graph, step[0])
+        if factor is None:
             return
-        node, found = step
-        axes = _reduced_axes(found.graph, node)
-        if axes == () and attribute(node, "noop_with_empty_axes", 0):
-            return  # it reduces nothing
-        total = node.op_type not in {"ReduceMean", "GlobalAveragePool"}
-        count = _count(found.graph, node.input[0], axes) if total and node.op_type != "ReduceL2" else 1
-        share = None if share is None or count is None or node.op_type == "ReduceL2" else share * count
-        known = (*found.moments.get(self.name, ()), Moment(axes, share, total and not scaled))
-        reshaped = found.reshaped or attribute(node, "keepdims", 1) == 0
-        found = found._replace(moments={**found.moments, self.name: known}, reshaped=reshaped)
-        yield from self.of.match(found, node.input[0])
+        share = None if share is None or factor[1] is None else share * factor[1]
+        scaled = True
+        step = step[1].step(factor[0], *ops)
+    if step is None:
+        return
+    node, found = step
+    axes = _reduced_axes(found.graph, node)
+    if axes == () and attribute(node, "noop_with_empty_axes", 0):
+        return  # it reduces nothing
+    total = node.op_type not in {"ReduceMean", "GlobalAveragePool"}
+    count = _count(found.graph, node.input[0], axes) if total and node.op_type != "ReduceL2" else 1
+    share = None if share is None or count is None or node.op_type == "ReduceL2" else share * count
+    known = (*found.moments.get(name, ()), Moment(axes, share, total and not scaled))
+    reshaped = found.reshaped or attribute(node, "keepdims", 1) == 0
+    found = found._replace(moments={**found.moments, name: known}, reshaped=reshaped)
+    yield from of.match(found, node.input[0])
 
 
-@dataclass(frozen=True)
-class Broadcast(Pattern):
+def broadcast(moment: str, of: Pattern) -> Pattern:
     """A statistic of x that meets the elements of x that it was made of.
 
     It does if the reduced axes were kept. If they were dropped, or come back through a Reshape, the shapes
     decide.
 
-    Attributes:
-        moment: Name of the `Mean` that it holds.
+    Args:
+        moment: Name of the `mean` that it holds.
     """
 
-    moment: str
-    of: Pattern
-
-    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
-        for inner in self.of.match(found._replace(reshaped=False), tensor):
-            axes = inner.moments[self.moment][-1].axes
+    def match(found: Bindings, tensor: str) -> Iterator[Bindings]:
+        for inner in of.match(found._replace(reshaped=False), tensor):
+            axes = inner.moments[moment][-1].axes
             if not inner.reshaped or is_aligned(inner.graph, tensor, inner.tensors["x"][0], axes):
                 yield inner._replace(reshaped=found.reshaped)
 
+    return Pattern(match)
 
-@dataclass(frozen=True)
-class Scaled(Pattern):
-    """A tensor times or over a scalar."""
 
-    of: Pattern
-    fault: str
+def scaled_by(of: Pattern, fault: str) -> Pattern:
+    """A tensor times or over a scalar, which is a `fault`."""
 
-    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
+    def match(found: Bindings, tensor: str) -> Iterator[Bindings]:
         step = found.step(tensor, *SCALING)
         factor = scaling(found.graph, step[0]) if step else None
         if step is not None and factor is not None:
-            yield from self.of.match(step[1].fault(self.fault), factor[0])
+            yield from of.match(step[1].fault(fault), factor[0])
+
+    return Pattern(match)
 
 
-@dataclass(frozen=True)
-class Guarded(Pattern):
+def guarded(of: Pattern, place: Literal["inside", "outside"]) -> Pattern:
     """A tensor that constants keep away from zero: they are added to it, or bound it from below."""
 
-    of: Pattern
-    place: Literal["inside", "outside"]
-
-    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
-        yield from self.of.match(found, tensor)
+    def match(found: Bindings, tensor: str) -> Iterator[Bindings]:
+        yield from of.match(found, tensor)
         step = found.step(tensor, *BOUNDS)
         bound = _bound(found.graph, step[0]) if step else None
         if step is not None and bound is not None:
-            yield from self.match(self._noted(step[1], step[0], bound[1]), bound[0])
+            yield from match(_noted(step[1], step[0], Epsilon(bound[1], place)), bound[0])
 
-    def _noted(self, found: Bindings, node: NodeProto, value: float) -> Bindings:
-        if not value:
-            return found
-        if node.op_type != "Add":
-            found = found.fault("its epsilon is a lower bound, not a summand")
-        if any(epsilon.place == self.place for epsilon in found.epsilons):
-            found = found.fault("it has more than one epsilon")
-        return found._replace(epsilons=(*found.epsilons, Epsilon(value, self.place)))
+    return Pattern(match)
+
+
+def _noted(found: Bindings, node: NodeProto, epsilon: Epsilon) -> Bindings:
+    if not epsilon.value:
+        return found
+    if node.op_type != "Add":
+        found = found.fault("its epsilon is a lower bound, not a summand")
+    if any(other.place == epsilon.place for other in found.epsilons):
+        found = found.fault("it has more than one epsilon")
+    return found._replace(epsilons=(*found.epsilons, epsilon))
 
 
 def scaling(graph: GraphEditor, node: NodeProto) -> tuple[str, float | None] | None:
