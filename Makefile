@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
-.PHONY: demo test lint catalogue clean nightly suites coverage fuzz mutation audit test-oldest lock
+.PHONY: demo test lint catalogue clean nightly suites coverage audit test-oldest lock
 
 demo: $(VENV)/with-rtx
 	@mkdir -p demo
@@ -31,11 +31,7 @@ catalogue: $(VENV)/with-dev
 
 # -- what takes hours; tests/suites/README.md says what each of them does --------------------------
 
-FUZZ_SECONDS ?= 600
-FUZZ_TARGETS := loader plan pipeline configuration
-MUTANTS ?= 400
-
-nightly: suites coverage fuzz mutation audit
+nightly: suites coverage audit
 
 suites: $(VENV)/with-nightly
 	REWRITER_NIGHTLY=1 $(BIN)/python -m pytest -q tests/suites
@@ -44,15 +40,6 @@ suites: $(VENV)/with-nightly
 coverage: $(VENV)/with-nightly
 	REWRITER_NIGHTLY=1 $(BIN)/python -m pytest -q $(PYTEST) --ignore=tests/suites --cov --cov-report=json:build/coverage.json
 	$(BIN)/python tests/coverage_floor.py build/coverage.json
-
-# FUZZ_SECONDS are shared by all targets; an input that fails stays in the current folder
-fuzz: $(VENV)/with-nightly
-	for target in $(FUZZ_TARGETS); do \
-		$(BIN)/python tests/suites/fuzz_atheris.py $$target $$(($(FUZZ_SECONDS) / $(words $(FUZZ_TARGETS)))) || exit 1; \
-	done
-
-mutation: $(VENV)/with-nightly
-	$(BIN)/python tests/suites/mutation.py --mutants $(MUTANTS)
 
 audit: $(VENV)/with-nightly
 	$(BIN)/pip-audit -r requirements-dev.lock --disable-pip --require-hashes --strict --progress-spinner off

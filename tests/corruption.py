@@ -3,7 +3,7 @@
     cd tests && python -m corruption 5000 7         # more of them than the tests do, from another seed
     cd tests && python -m corruption 1 7 1234       # number 1234 of that seed again
 
-Batches run in child processes, so that a crash of native code is a finding with a number.
+They run in child processes, so that a crash of native code is a finding with a number.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +28,19 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from onnx import numpy_helper
 from paths import ROOT
+from worker_pool import Crash, over
 
-from rewriter.ir import children
-from rewriter.ir.errors import NativeError, PassError, RewriterError
+from rewriter.ir.errors import PassError, RewriterError
 from rewriter.jobs.fix.api import fix
 from rewriter.jobs.scan import scan
-
-BATCH = 50
-"""Files of one child: its start costs as much as a dozen scans."""
 
 FIXED = 10
 """Of the files that can be scanned, one of ten is also fixed, which costs six times as much."""
 
 PROCESSES = 2
 
-BATCH_SECONDS = 300.0
-"""Fifty scans need about 5 s."""
+CASE_SECONDS = 60.0
+"""A scan needs about 0.1 s, and a child some seconds to start."""
 
 ADDRESS_BYTES = 16 * 2**30
 """Limit on a child's addresses: a model that asks for more than that gets an error, and not this machine."""
@@ -79,6 +76,7 @@ class Outcome:
         return self.kind == "DEFECT"
 
 
+@cache
 def originals() -> list[dict[str, bytes]]:
     """The sound files: each model with its data inside, with external data, and with a sample."""
     found = []
@@ -289,40 +287,24 @@ def trial(case: Case, number: int, folder: Path) -> Outcome:
     return Outcome(number, "ok", "", done)
 
 
-def batch(seed: int, numbers: Sequence[int], journal: Path) -> list[Outcome]:
-    """Tries some cases in this process; the journal holds the number of the one in progress."""
+def tried(work: tuple[int, int]) -> Outcome:
+    """Tries the case of a seed and a number; in a child, whose addresses are limited."""
+    seed, number = work
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
-    sound, found = originals(), []
-    for number in numbers:
-        journal.write_text(str(number))
-        with tempfile.TemporaryDirectory(prefix="corruption-", ignore_cleanup_errors=True) as folder:
-            found.append(trial(corrupted(sound, seed, number), number, Path(folder)))
-    return found
+    with tempfile.TemporaryDirectory(prefix="corruption-", ignore_cleanup_errors=True) as folder:
+        return trial(corrupted(originals(), seed, number), number, Path(folder))
 
 
 def run(count: int, seed: int) -> list[Outcome]:
-    """Tries `count` cases in child processes."""
-    numbers = [range(start, min(start + BATCH, count)) for start in range(0, count, BATCH)]
-    with ThreadPoolExecutor(PROCESSES) as pool:
-        batches = pool.map(lambda some: _guarded(seed, some), numbers)
-        return [outcome for found in batches for outcome in found]
-
-
-def _guarded(seed: int, numbers: Sequence[int]) -> list[Outcome]:
-    """A batch in a child; the case that ends the child is a defect, and those after it go on in another."""
-    with tempfile.TemporaryDirectory(prefix="corruption-") as folder:
-        journal = Path(folder) / "journal"
-        work = seed, list(numbers), journal
-        try:
-            return children.run(batch, *work, doing="the batch", limit_s=BATCH_SECONDS)[0]
-        except NativeError as error:
-            problem = f"{error.what}\n{error.log[-3000:]}"
-        last = int(journal.read_text()) if journal.exists() else numbers[0]
-    done = corrupted(originals(), seed, last).done
-    broken = Outcome(last, "DEFECT", problem, tuple(done))
-    before = [n for n in numbers if n < last]
-    after = [n for n in numbers if n > last]
-    return [*(_guarded(seed, before) if before else []), broken, *(_guarded(seed, after) if after else [])]
+    """Tries `count` cases in child processes; a case that ends its child is a defect."""
+    work = [(seed, number) for number in range(count)]
+    outcomes = []
+    for (_, number), answer in over(work, tried, children=PROCESSES, timeout_s=CASE_SECONDS):
+        if isinstance(answer, Crash):
+            done = tuple(corrupted(originals(), seed, number).done)
+            answer = Outcome(number, "DEFECT", answer.how, done)
+        outcomes.append(answer)
+    return outcomes
 
 
 def report(outcomes: Sequence[Outcome], seed: int) -> str:

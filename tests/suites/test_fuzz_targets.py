@@ -1,16 +1,12 @@
-"""Readers of strangers' bytes on random changes of valid inputs; in `make nightly` atheris looks deeper."""
+"""Readers of strangers' bytes on random changes of valid inputs."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from fuzz_targets import TARGETS, FuzzTarget
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nightly import NIGHTLY, sized
+from nightly import sized
 
 EVERY = [pytest.param(target, id=name) for name, target in TARGETS.items()]
 
@@ -32,14 +28,3 @@ def test_changed_bytes_give_a_result_or_an_error_of_ours(target: FuzzTarget, dat
         length = data.draw(st.integers(0, 6))
         changed[at : at + length] = data.draw(st.binary(max_size=6))
     target.survive(bytes(changed))
-
-
-@pytest.mark.skipif(not NIGHTLY, reason="atheris needs 10 s to prepare our code")
-def test_atheris_starts_with_a_target_that_has_no_words(tmp_path: Path) -> None:
-    """libFuzzer ends at once if it is given a dictionary without words."""
-    pytest.importorskip("atheris")
-    assert not TARGETS["loader"].words
-    program = [sys.executable, str(Path(__file__).with_name("fuzz_atheris.py")), "loader", "1"]
-    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
-    assert "stat::number_of_executed_units" in done.stderr, done.stderr
-    assert done.returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,9 @@ from rewriter.runtime.inputs.samples import NO_NUMBERS, Sample, Samples, check_s
 
 BATCH, IMAGE_SIDE, LENGTH = 1, 224, 32
 """Sizes of free dimensions: for axis 0 and names with `batch`; for axes 2 and 3 of four; for others."""
+
+MOST_ELEMENTS = 2**30
+"""Of one input, 4 GiB in FP32: a model that asks for more has a defect, and would fill the memory."""
 
 _INDEX_PATH = VIEWS | {"Cast"}
 """Operators that pass ids on, unchanged, to the Gather that looks them up."""
@@ -52,6 +56,13 @@ def random_samples(
     shapes = {
         name: tuple((input_shapes or {}).get(name) or sizes.shape(port)) for name, port in ports.items()
     }
+    for name, shape in shapes.items():
+        if math.prod(shape) > MOST_ELEMENTS:
+            raise InputsError(
+                f"random values of the shape {list(shape)} do not fit into memory",
+                where=f"input {name!r}",
+                hint="give smaller data with `inputs`, or correct the model's input",
+            )
     limits = table_sizes(model)
     makers = {name: _maker(port, limits.get(name)) for name, port in ports.items()}
 
