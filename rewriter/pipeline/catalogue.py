@@ -27,8 +27,11 @@ _SECTION = re.compile(r"^(Options|Declines):$", re.MULTILINE)
 def preset_entry(preset: Preset) -> str:
     """A preset in a few lines for the terminal: its summary, what it sets, and its pipeline."""
     name = f"{preset.name} (default)" if preset.name == DEFAULT_PRESET else preset.name
-    folded = textwrap.fill(preset.pipeline.replace(",", ", "), WIDTH, break_on_hyphens=False)
-    parts = [textwrap.fill(preset.summary, WIDTH - 2), f"sets {settings(preset)}", folded.replace(", ", ",")]
+    folded, *parts = (
+        textwrap.fill(text, WIDTH - 2, break_on_hyphens=False)
+        for text in (preset.pipeline.replace(",", ", "), preset.summary, f"sets {settings(preset)}")
+    )
+    parts.append(folded.replace(", ", ","))
     return "\n".join([name, textwrap.indent("\n".join(parts), "  ")])
 
 

@@ -11,28 +11,20 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
 
-from rewriter.ir.model import Model, load
+from rewriter.ir.base import Context
+from rewriter.ir.model import Array, Model, load
 from rewriter.passes.merge_projections import MergeProjections
+from rewriter.pipeline.driver import Driver
+from rewriter.pipeline.text import parse
 
 
-def _model(
-    body: str,
-    outputs: str = "float[2,6,4] q, float[2,6,3] k",
-    *,
-    opset: int = 17,
-    x: str = "float[2,6,8] x",
-    **weights: tuple[int, ...],
-) -> Model:
-    """A graph with random FP32 weights of the given shapes beside those that `body` writes out."""
-    return with_constants(body, {"a": (8, 4), "b": (8, 3)} | weights, x, outputs, opset=opset)
-
-
-def _holds(before: Model, after: Model) -> None:
+def _holds(before: Model, after: Model, feeds: dict[str, Array] | None = None) -> None:
     """Same results but for the order of sums, same signature, and nothing left to do."""
     assert after.signature == before.signature
     onnx.checker.check_model(after.whole(), full_check=True)
-    feeds = random_feeds(before)
+    feeds = feeds or random_feeds(before)
     for wanted, found in zip(run(before, feeds), run(after, feeds), strict=True):
+        assert found.shape == wanted.shape
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * float(np.abs(wanted).max()))
     again, report = apply(MergeProjections(), after)
     assert again is after
@@ -40,9 +32,8 @@ def _holds(before: Model, after: Model) -> None:
 
 
 def test_large_weights_stay_outside_the_proto() -> None:
-    before = _model(
-        "{ q = MatMul(x, a) k = MatMul(x, b) }", "float[2,6,64] q, float[2,6,32] k", a=(8, 64), b=(8, 32)
-    )
+    body, outputs = "{ q = MatMul(x, a) k = MatMul(x, b) }", "float[2,6,64] q, float[2,6,32] k"
+    before = with_constants(body, {"a": (8, 64), "b": (8, 32)}, "float[2,6,8] x", outputs)
     after, _ = apply(MergeProjections(), before)
     assert after.weights.keys() == {"a/merged"}
     assert after.weights["a/merged"].shape == (8, 96)
@@ -88,13 +79,51 @@ def test_any_group_keeps_its_results(before: Model) -> None:
     _holds(before, after)
 
 
-PROJECTIONS = {"vit": 12, "bert": 2, "swin": 4, "t5_encoder": 2, "llama_block": 4}
-"""Groups in the case models: Q, K and V of every block; of a Llama, gate and up, too."""
+@st.composite
+def attentions(draw: st.DrawFn) -> tuple[Model, dict[str, Array]]:
+    """Products cut into 1 to 4 heads each, with targets that write, keep or count the axes before them."""
+    batch, length, size = (draw(st.integers(1, 3)) for _ in range(3))
+    named = draw(st.booleans())
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    nodes, held, outputs = [], [], []
+    for i in range(draw(st.integers(2, 4))):
+        heads = draw(st.integers(1, 4))
+        target = draw(
+            st.sampled_from(
+                [[batch, length], [0, 0], [0, -1], [-1, 0], [-1, length], [batch, -1], [length, batch]]
+            )
+        )
+        target = [*target, -1 if -1 not in target and draw(st.booleans()) else heads, size]
+        held.append(
+            numpy_helper.from_array(rng.standard_normal((5, heads * size)).astype(np.float32), f"w{i}")
+        )
+        held.append(numpy_helper.from_array(np.asarray(target, np.int64), f"t{i}"))
+        nodes.append(helper.make_node("MatMul", ["x", f"w{i}"], [f"m{i}"]))
+        nodes.append(helper.make_node("Reshape", [f"m{i}", f"t{i}"], [f"y{i}"]))
+        outputs.append(helper.make_tensor_value_info(f"y{i}", 1, [None] * 4))
+    x = helper.make_tensor_value_info("x", 1, ["b", "l", 5] if named else [batch, length, 5])
+    made = helper.make_graph(nodes, "g", [x], outputs, held)
+    source = load(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    return source, {"x": rng.standard_normal((batch, length, 5)).astype(np.float32)}
 
 
-@pytest.mark.parametrize("name", PROJECTIONS)
-def test_all_projections_of_a_case_are_merged(name: str) -> None:
-    """That results stay is test_every_pass's; here, that none is missed."""
-    _, report = apply(MergeProjections(), load(MODELS / f"{name}.onnx"))
-    assert len(report.changes) == PROJECTIONS[name]
+@given(attentions())
+def test_any_heads_keep_their_results(case: tuple[Model, dict[str, Array]]) -> None:
+    before, feeds = case
+    after, report = apply(MergeProjections(), before)
+    assert len(report.changes) == 1
+    _holds(before, after, feeds)
+
+
+GROUPS = {"vit": (12, 12), "bert": (2, 2), "swin": (4, 4), "t5_encoder": (2, 2), "llama_block": (4, 2)}
+"""Groups in the case models, and those with heads: Q, K and V of each block; a Llama's gate and up, too."""
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_all_projections_and_heads_of_a_case_are_found(name: str) -> None:
+    """That results stay is test_every_pass's. Targets are computed as exported; `simplify` folds them."""
+    steps = parse("upgrade-opset,simplify,merge-projections")
+    report = Driver().run(load(MODELS / f"{name}.onnx"), steps, Context())[1][-1]
+    assert len(report.changes) == GROUPS[name][0]
+    assert sum("heads" in change.what for change in report.changes) == GROUPS[name][1]
     assert not report.refusals

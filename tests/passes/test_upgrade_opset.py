@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -11,127 +14,12 @@ from rewriter.ir.base import Context
 from rewriter.ir.model import Array, Model, load
 from rewriter.passes.upgrade_opset import UpgradeOpset
 
-NORM = """(float[2,3,4] x, float[3] a, float[3] b, float[3] c, float[3] d) => (y)
-    { v = Abs(d) y = BatchNormalization(x, a, b, c, v) }"""
-ROI = "<float[1,4] r = {1, 1, 5, 6}, int64[1] b = {0}>"
-ENLARGE = "<float[4] s = {1, 1, 1.5, 1.5}>"
-REDUCE = "<float[4] s = {1, 1, 0.7, 0.75}>"
-
+LINE = re.compile(r"(\d+) (.+?): (.+)")
 OPERATORS = [
-    # opset, identifier, graph
-    (8, "Upsample nearest", "(float[1,2,3,4] x) => (y) { y = Upsample<scales = [1.0,1.0,2.0,2.0]>(x) }"),
-    (
-        8,
-        "Upsample linear",
-        '(float[1,2,3,4] x) => (y) { y = Upsample<mode = "linear", scales = [1.0,1.0,2.0,2.0]>(x) }',
-    ),
-    (9, "Upsample nearest", f"(float[1,2,3,4] x) => (y) {ENLARGE} {{ y = Upsample(x, s) }}"),
-    (9, "Upsample linear", f'(float[1,2,3,4] x) => (y) {ENLARGE} {{ y = Upsample<mode = "linear">(x, s) }}'),
-    (
-        9,
-        "Upsample, scales computed",
-        """(float[1,2,3,4] x, float[4] t) => (y) <float[4] one = {1,1,1,1}>
-        { m = Max(t, one) s = Min(m, one) y = Upsample(x, s) }""",
-    ),
-    (10, "Resize nearest, enlarging", f"(float[1,2,3,4] x) => (y) {ENLARGE} {{ y = Resize(x, s) }}"),
-    (10, "Resize nearest, reducing", f"(float[1,2,6,8] x) => (y) {REDUCE} {{ y = Resize(x, s) }}"),
-    (10, "Resize linear", f'(float[1,2,3,4] x) => (y) {ENLARGE} {{ y = Resize<mode = "linear">(x, s) }}'),
-    (
-        10,
-        "Resize linear, reducing",
-        f'(float[1,2,6,8] x) => (y) {REDUCE} {{ y = Resize<mode = "linear">(x, s) }}',
-    ),
-    (
-        11,
-        "Resize cubic",
-        f"(float[1,2,6,8] x) => (y) {REDUCE.replace('<', '<float[0] r = {}, ')} "
-        '{ y = Resize<mode = "cubic">(x, r, s) }',
-    ),
-    (
-        11,
-        "Resize with a roi that is read",
-        """(float[1,2,6,8] x) => (y)
-        <float[8] r = {0, 0, 0.1, 0.1, 1, 1, 0.8, 0.9}, float[4] s = {1, 1, 0.7, 0.75}>
-        { y = Resize<mode = "linear", coordinate_transformation_mode = "tf_crop_and_resize">(x, r, s) }""",
-    ),
-    (
-        13,
-        "Resize by sizes",
-        '(float[1,2,6,8] x) => (y) <int64[4] z = {1,2,4,6}> { y = Resize<mode = "linear">(x, "", "", z) }',
-    ),
-    (7, "BatchNormalization", NORM),
-    (9, "BatchNormalization", NORM),
-    (13, "BatchNormalization", NORM),
-    (7, "Dropout", "(float[2,3,4] x) => (y) { y = Dropout<ratio = 0.3>(x) }"),
-    (10, "Dropout, mask unread", "(float[2,3,4] x) => (y) { y, m = Dropout(x) }"),
-    (9, "Softmax, default axis", "(float[2,3,4] x) => (y) { y = Softmax(x) }"),
-    (11, "Softmax, dynamic", "(float[N,3,M] x) => (y) { y = Softmax(x) }"),
-    (11, "Softmax, last axis", "(float[2,3,4] x) => (y) { y = Softmax<axis = 2>(x) }"),
-    (11, "Softmax, negative axis", "(float[2,3,4] x) => (y) { y = Softmax<axis = -2>(x) }"),
-    (11, "LogSoftmax", "(float[2,3,4] x) => (y) { y = LogSoftmax(x) }"),
-    (11, "Hardmax, default axis", "(float[2,3] x) => (y) { y = Hardmax(x) }"),
-    (11, "Hardmax, last axis", "(float[2,3,4] x) => (y) { y = Hardmax<axis = 2>(x) }"),
-    (9, "Pad with a value", "(float[2,3] x) => (y) { y = Pad<pads = [1,1,1,1], value = 2.5>(x) }"),
-    (10, "Pad reflecting", '(float[2,3] x) => (y) { y = Pad<pads = [1,1,1,1], mode = "reflect">(x) }'),
-    (10, "Pad of float16", "(float16[2,3] x) => (y) { y = Pad<pads = [1,1,1,1], value = 2.5>(x) }"),
-    (9, "Slice", "(float[4,5] x) => (y) { y = Slice<axes = [0,1], starts = [1,0], ends = [3,-2]>(x) }"),
-    (9, "Slice without axes", "(float[4,5] x) => (y) { y = Slice<starts = [1], ends = [3]>(x) }"),
-    (9, "Clip", "(float[4,5] x) => (y) { y = Clip<min = -0.5, max = 0.5>(x) }"),
-    (10, "Clip, one bound", "(float[4,5] x) => (y) { y = Clip<max = 0.3>(x) }"),
-    (10, "Clip of float16", "(float16[4,5] x) => (y) { y = Clip<min = -0.5, max = 0.5>(x) }"),
-    (9, "TopK", "(float[4,5] x) => (y, i) { y, i = TopK<k = 2, axis = 0>(x) }"),
-    (10, "TopK", "(float[4,5] x) => (y, i) <int64[1] k = {2}> { y, i = TopK(x, k) }"),
-    (11, "ReduceSum", "(float[2,3,4] x) => (y) { y = ReduceSum<axes = [-1,1]>(x) }"),
-    (9, "ReduceSum over all", "(float[2,3,4] x) => (y) { y = ReduceSum<keepdims = 0>(x) }"),
-    (13, "ReduceMean", "(float[2,3,4] x) => (y) { y = ReduceMean<axes = [-1,1]>(x) }"),
-    (13, "ReduceL2", "(float[2,3,4] x) => (y) { y = ReduceL2<axes = [2], keepdims = 0>(x) }"),
-    (9, "Squeeze", "(float[2,1,4] x) => (y) { y = Squeeze<axes = [1]>(x) }"),
-    (9, "Squeeze of all ones", "(float[2,1,4] x) => (y) { y = Squeeze(x) }"),
-    (11, "Unsqueeze", "(float[2,4] x) => (y) { y = Unsqueeze<axes = [-1]>(x) }"),
-    (9, "Split", "(float[2,6] x) => (y, z) { y, z = Split<axis = 1, split = [2,4]>(x) }"),
-    (13, "Split in equal parts", "(float[2,6] x) => (y, z) { y, z = Split<axis = 1>(x) }"),
-    (16, "GridSample bilinear", "(float[1,2,5,5] x, float[1,3,3,2] q) => (y) { y = GridSample(x, q) }"),
-    (
-        16,
-        "GridSample bicubic",
-        """(float[1,2,5,5] x, float[1,3,3,2] q) => (y)
-        { y = GridSample<mode = "bicubic", align_corners = 1>(x, q) }""",
-    ),
-    (
-        10,
-        "RoiAlign",
-        f"(float[1,2,8,8] x) => (y) {ROI} {{ y = RoiAlign<output_height = 3, output_width = 3>(x, r, b) }}",
-    ),
-    (9, "Cast", "(float[2,3] x) => (y) { y = Cast<to = 7>(x) }"),
-    (11, "CumSum", "(float[2,3] x) => (y) <int32 a = {1}> { y = CumSum<exclusive = 1>(x, a) }"),
-    (9, "ArgMax", "(float[2,3] x) => (y) { y = ArgMax<axis = 1>(x) }"),
-    (
-        10,
-        "MaxPool, rounding up",
-        "(float[1,2,5,5] x) => (y) { y = MaxPool<kernel_shape = [2,2], ceil_mode = 1>(x) }",
-    ),
-    (7, "Gemm", "(float[2,3] x, float[3,4] w, float[4] b) => (y) { y = Gemm(x, w, b) }"),
-    (7, "PRelu", "(float[2,3] x, float[3] w) => (y) { y = PRelu(x, w) }"),
-    (
-        9,
-        "Scatter",
-        "(float[4,3] x) => (y) <int64[1,3] i = {2,0,1}, float[1,3] u = {1,2,3}> { y = Scatter(x, i, u) }",
-    ),
-    (
-        10,
-        "DequantizeLinear",
-        """(float[2,3] x) => (y) <float s = {0.1}, uint8 z = {128}>
-        { q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }""",
-    ),
-    (9, "OneHot", "(int64[2] x) => (y) <int64 d = {3}, float[2] v = {0, 1}> { y = OneHot(x, d, v) }"),
-    (
-        18,
-        "GroupNormalization",
-        """(float[2,4,3,3] x, float[4] s, float[4] b) => (float[2,4,3,3] y)
-        { y = GroupNormalization<num_groups = 4>(x, s, b) }""",
-    ),
-    (17, "DFT", "(float[1,8,1] x) => (y) { y = DFT<onesided = 1>(x) }"),
+    (int(opset), name, text)
+    for opset, name, text in LINE.findall(Path(__file__).with_name("operators.txt").read_text())
 ]
+"""Operators that changed: the operator set that a graph is written for, its name, and the graph."""
 
 
 def _source(opset: int, text: str) -> Model:

@@ -199,18 +199,22 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert values["report"] == Path("/tmp/r.json")
 
 
-def test_the_nearest_file_counts_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("above", "below", "opset"),
+    [
+        pytest.param(
+            "opset = 18\nstrict = true", "[tool.rewriter]\nopset = 19", 19, id="the nearest counts alone"
+        ),
+        pytest.param(
+            "opset = 18", "[tool.ruff]\nline-length = 99", 18, id="one without a table does not count"
+        ),
+    ],
+)
+def test_of_files_in_several_folders_one_counts(tmp_path: Path, above: str, below: str, opset: int) -> None:
     (tmp_path / "models").mkdir()
-    pyproject(tmp_path, "opset = 18\nstrict = true\n")
-    own(tmp_path / "models", "opset = 19\n")
-    assert loaded(tmp_path / "models").resolve().arguments("fix") == {"opset": 19}
-
-
-def test_a_pyproject_without_a_table_does_not_count(tmp_path: Path) -> None:
-    (tmp_path / "models").mkdir()
-    pyproject(tmp_path, "opset = 18\n")
-    (tmp_path / "models" / "pyproject.toml").write_text("[tool.ruff]\nline-length = 99\n")
-    assert loaded(tmp_path / "models").resolve().arguments("fix") == {"opset": 18}
+    own(tmp_path, above)
+    (tmp_path / "models" / "pyproject.toml").write_text(below)
+    assert loaded(tmp_path / "models").resolve().arguments("fix") == {"opset": opset}
 
 
 def test_of_two_files_in_a_folder_one_is_read_and_the_other_told(tmp_path: Path) -> None:
@@ -348,23 +352,29 @@ def test_a_preset_puts_the_passes_of_later_sources_out_of_force(tmp_path: Path) 
     assert configuration.resolve(passes="simplify").values["passes"] == "simplify"
 
 
-def test_a_plan_puts_the_wishes_of_later_sources_out_of_force(tmp_path: Path) -> None:
-    own(tmp_path, 'keep-fp32 = ["*"]\ntolerance = 1e-3\nio = "fp16"\nseed = 3\n')
-    arguments = loaded(tmp_path).resolve(plan=Path("plan.json")).arguments("fix")
-    assert arguments == {"plan": Path("plan.json"), "seed": 3}
-
-
-def test_a_goal_puts_the_other_goal_of_later_sources_out_of_force(tmp_path: Path) -> None:
-    own(tmp_path, "tolerance = 1e-3\n")
-    resolved = loaded(tmp_path).resolve(max_latency_cost=0.05)
-    assert resolved.arguments("fix") == {"max_latency_cost": 0.05}
-    own(tmp_path, "max-latency-cost = 0.1\n")
-    assert loaded(tmp_path).resolve(tolerance=1e-4).arguments("fix") == {"tolerance": 1e-4}
-
-
-def test_shapes_on_the_command_line_ask_for_random_data(tmp_path: Path) -> None:
-    own(tmp_path, 'inputs = "data.npz"\n')
-    assert loaded(tmp_path).resolve(input_shapes={"x": (1,)}).values["inputs"] is None
+@pytest.mark.parametrize(
+    ("text", "own_options", "arguments"),
+    [
+        pytest.param(
+            'keep-fp32 = ["*"]\ntolerance = 1e-3\nio = "fp16"\nseed = 3',
+            {"plan": Path("plan.json")},
+            {"plan": Path("plan.json"), "seed": 3},
+            id="a plan",
+        ),
+        pytest.param(
+            "tolerance = 1e-3", {"max_latency_cost": 0.05}, {"max_latency_cost": 0.05}, id="a budget"
+        ),
+        pytest.param("max-latency-cost = 0.1", {"tolerance": 1e-4}, {"tolerance": 1e-4}, id="a tolerance"),
+        pytest.param(
+            'inputs = "a.npz"', {"input_shapes": {"x": (1,)}}, {"input_shapes": {"x": (1,)}}, id="shapes"
+        ),
+    ],
+)
+def test_some_options_put_others_of_later_sources_out_of_force(
+    tmp_path: Path, text: str, own_options: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    own(tmp_path, text)
+    assert loaded(tmp_path).resolve(**own_options).arguments("fix") == arguments
 
 
 def test_passes_and_preset_of_one_file_go_together(tmp_path: Path) -> None:
@@ -496,18 +506,21 @@ def test_a_switch_is_turned_back_on(tmp_path: Path) -> None:
     assert "--no-verify" in quick("fix", "--help")[1]
 
 
-def test_an_error_about_an_option_names_the_file_that_set_it(model: Path, tmp_path: Path) -> None:
-    own(tmp_path, 'preset = "structure-only"\ntolerance = 1e-3\n')
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('preset = "structure-only"\ntolerance = 1e-3', "rewriter.toml, key 'tolerance': no plan is needed"),
+        ('report = "gone/r.json"', "gone/r.json: its folder does not exist"),
+    ],
+    ids=["an option", "a report that cannot be written"],
+)
+def test_an_error_about_an_option_names_the_file_that_set_it(
+    model: Path, tmp_path: Path, text: str, words: str
+) -> None:
+    own(tmp_path, text)
     code, _, error = quick("fix", model, "--dry-run")
     assert code == 2
-    assert "rewriter.toml, key 'tolerance': no plan is needed" in error
-
-
-def test_a_report_that_cannot_be_written_names_the_file_that_set_it(model: Path, tmp_path: Path) -> None:
-    own(tmp_path, 'report = "gone/r.json"\n')
-    code, _, error = quick("fix", model, "--dry-run")
-    assert code == 2
-    assert f"rewriter.toml, key 'report' {tmp_path / 'gone/r.json'}: its folder does not exist" in error
+    assert "rewriter.toml, key" in error and words in error
 
 
 def test_a_contradiction_with_a_plan_names_the_file_that_set_it(model: Path, tmp_path: Path) -> None:
@@ -540,13 +553,8 @@ def test_config_shows_what_is_resolved(model: Path, tmp_path: Path, monkeypatch:
     assert rows["max-latency-cost"] == "0.16 preset accurate"
     assert rows["seed"] == "0 default"
     assert {key.key for key in KEYS.values()} <= set(rows)
-
-
-def test_config_without_a_file_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REWRITER_CONFIG", "none")
-    code, out, _ = quick("config")
-    assert code == 0
-    assert "No file" in out
+    assert "No file" in quick("config")[1]
 
 
 def test_the_library_reads_no_configuration(model: Path, tmp_path: Path) -> None:
