@@ -18,6 +18,8 @@ from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.plan import Precision, node_key
+from rewriter.jobs.fix.attempt import Attempt
+from rewriter.jobs.fix.making import Subject
 from rewriter.judge.arithmetic_checks import check_emulation
 from rewriter.judge.expected import Expected, Outputs, as_declared, run_all
 from rewriter.judge.judge import Standard
@@ -73,35 +75,31 @@ class SideBySide:
     fixed: Emulated
 
 
-def side_by_side(
-    original: Model,
-    structured: Model,
-    fixed: Model,
-    number: int,
-    sample: Outputs,
-    expected: Outputs,
-    precision: Precision,
-    accumulation: Accumulation,
-) -> SideBySide:
-    """Runs one sample through the lowered original and through the result; empty where that is impossible.
+def side_by_side(made: Attempt, subject: Subject) -> SideBySide | None:
+    """Runs the sample with the largest error through the lowered original and through the result.
 
-    Args:
-        structured: The result before its types changed.
+    What cannot be run stays empty; None where nothing was lowered or compared.
     """
+    judge, check, accumulation = subject.judge, made.arithmetic, made.job.accumulation
+    if check is None or not check.statistics or made.plan is None or judge.expected is None:
+        return None
+    number = max(check.statistics, key=lambda one: (one.not_finite, one.relative_l2)).sample
+    sample, precision = judge.samples[number], made.plan.precision
 
     def emulated(name: str, wide: Model, low: Model) -> Emulated:
-        found = diverge(wide, low, [sample], accumulation)
+        nodes = diverge(wide, low, [sample], accumulation).nodes
         model = emulation(low, tensor_facts.infer(low), accumulation, tf32=True)
         (outputs,) = run_all(model, [as_declared(low, sample)])
-        return Emulated(name, outputs, {node.tensor: node.total for node in found.nodes})
+        return Emulated(name, outputs, {node.tensor: node.total for node in nodes})
 
     plain, result = Emulated(f"Plain {precision.upper()}"), Emulated("Fixed")
-    with suppress(RewriterError):
-        wide = inlined(original)
-        plain = emulated(plain.name, wide, _lowered(wide, precision))
-    with suppress(RewriterError):
-        result = emulated(result.name, structured, fixed)
-    return SideBySide(number, sample, expected, plain, result)
+    with subject.stage("page"):
+        with suppress(RewriterError):
+            wide = inlined(subject.original)
+            plain = emulated(plain.name, wide, _lowered(wide, precision))
+        with suppress(RewriterError):
+            result = emulated(result.name, made.measured.model, made.fixed)
+    return SideBySide(number, sample, judge.expected.exact[number], plain, result)
 
 
 def _lowered(original: Model, precision: Precision) -> Model:

@@ -57,14 +57,9 @@ WORSE = 1.15
 """Without an engine, least error of a plan over that of plain FP16 at which the plan is not handed out,
 where no hazard was found: rounding by chance moves errors of one network by less."""
 
-NEEDED = frozenset(
-    "inline-functions upgrade-opset drop-double fold-quantized-bias clean-casts unfold-einsum "
-    "clamp-constants isolate-clip drop-round-trips mixed-precision".split()
-)
-"""What a build in FP16 may need; the other passes make it faster, or more accurate on most networks."""
-
 MOST_FOR_PLAIN: float = PRESETS["accurate"].defaults["max_latency_cost"]
-"""Largest share of latency for a plan as close as plain FP16 in the place of one that errs more."""
+"""Largest share of latency for a plan as close as plain FP16 in the place of one that errs more; it may take
+as long as plain FP16, too."""
 
 CLOSER = 0.5
 """A plan that meets a limit on the samples of the search may miss it on others: the next search asks for
@@ -188,7 +183,9 @@ class _Loop:
         if not closer or at in closer:
             return at
         nearest = min(closer, key=lambda place: latencies[place])
-        return nearest if latencies[nearest] <= (1.0 + MOST_FOR_PLAIN) * latencies[at] else at
+        plain = (us for words, us in zip(self.words, latencies, strict=True) if words.startswith("plain"))
+        limit = max((1.0 + MOST_FOR_PLAIN) * latencies[at], next(plain, 0.0))
+        return nearest if latencies[nearest] <= limit else at
 
     def _seconds(self) -> float:
         """Latest start of a candidate: a minute where there is a result, or as long as a repair may take."""
@@ -280,10 +277,9 @@ class _Loop:
         return made.relative_l2 > WORSE * self._plain_error
 
     def _as_close_as_plain(self) -> Iterator[Candidate]:
-        """The types alone, and more FP32 if these take longer."""
+        """Plain FP16, and more FP32 if that takes longer."""
         job = self.first.job
-        needed = tuple(step for step in job.steps if step.name in NEEDED)
-        yield Candidate("plain FP16: types alone, without other passes", replace(job, steps=needed))
+        yield Candidate(f"plain FP16, as {PLAIN}", replace(_plain(job), emulated=True))
         rules, *_, plain = self._latencies()
         if self.latest.failed or self._worse_than_plain(self.latest) or plain > (1.0 + NOISE) * rules:
             goal = ErrorLimit(self._plain_error, job.metric, one_sample=True)

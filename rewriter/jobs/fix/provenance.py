@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-from onnx import NodeProto
 
 from rewriter.ir.model import Model, set_metadata, walk_graphs
 from rewriter.ir.plan import Decision, Plan, node_key, plan_file
@@ -42,17 +39,17 @@ def source_hash(source: Any, original: Model) -> str:
 
     Without a file it is that of the serialised model, then of its large weights in the order of their names.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     if isinstance(source, (str, os.PathLike)):
         for path in (Path(source), *sorted(original.files)):
             with path.open("rb") as stream:
                 while part := stream.read(CHUNK):
-                    found.update(part)
-        return found.hexdigest()
-    found.update(original.proto.SerializeToString(deterministic=True))
-    for name in sorted(original.weights):
-        found.update(original.weights[name].tobytes())
-    return found.hexdigest()
+                    digest.update(part)
+    else:
+        digest.update(original.proto.SerializeToString(deterministic=True))
+        for name in sorted(original.weights):
+            digest.update(original.weights[name].tobytes())
+    return digest.hexdigest()
 
 
 def stamp(
@@ -64,7 +61,6 @@ def stamp(
         pipeline: Text of the passes that ran.
         source: Of `source_hash`.
         tool: Version of this program.
-        verdict: Of `verdict_text`, or `UNFINISHED`.
     """
     named = isinstance(job.source, (str, os.PathLike))
     entries = {
@@ -79,14 +75,17 @@ def stamp(
         LIMIT: "" if job.limit is None else f"{job.limit.tolerance!r} {job.limit.metric}",
     }
     set_metadata(model.proto, entries)
-    if plan is not None:
-        _note_reasons(model, plan.decisions)
+    by_key = {decision.key: decision for decision in plan.decisions} if plan is not None else {}
+    for scope, graph in enumerate(walk_graphs(model.proto.graph)):
+        for node in graph.node:
+            decision = by_key.get(node_key(scope, node))
+            if decision is not None and node.op_type != "Cast":
+                set_metadata(node, {KEPT: _reason(decision)})
 
 
 def noted_tolerance(model: Model) -> Tolerance | None:
     """The user's tolerance that `fix` judged a model by; None if there was none, or it cannot be read."""
-    noted = {entry.key: entry.value for entry in model.proto.metadata_props}.get(LIMIT, "")
-    value, _, metric = noted.partition(" ")
+    value, _, metric = _noted(model, LIMIT).partition(" ")
     if metric not in METRICS:  # a file from elsewhere does not name code to run
         return None
     with suppress(ValueError):
@@ -96,26 +95,12 @@ def noted_tolerance(model: Model) -> Tolerance | None:
 
 def noted_sums(model: Model) -> Accumulation | None:
     """The type of the emulated sums that `fix` judged a model by; None if it was not made by `fix`."""
-    noted = {entry.key: entry.value for entry in model.proto.metadata_props}.get(SUMS)
-    return "fp32" if noted == "fp32" else "fp16" if noted == "fp16" else None
+    sums: dict[str, Accumulation] = {"fp32": "fp32", "fp16": "fp16"}
+    return sums.get(_noted(model, SUMS))
 
 
-def _note_reasons(model: Model, decisions: Iterable[Decision]) -> None:
-    by_key = {decision.key: decision for decision in decisions}
-    for scope, graph in enumerate(walk_graphs(model.proto.graph)):
-        for node in graph.node:
-            decision = by_key.get(node_key(scope, node))
-            if decision is not None and node.op_type != "Cast":
-                _note(node, {KEPT: _reason(decision)})
-
-
-def _note(node: NodeProto, entries: Mapping[str, str]) -> None:
-    for key, value in entries.items():
-        known = next((entry for entry in node.metadata_props if entry.key == key), None)
-        if known is None:
-            node.metadata_props.add(key=key, value=value)
-        else:
-            known.value = value
+def _noted(model: Model, key: str) -> str:
+    return next((entry.value for entry in model.proto.metadata_props if entry.key == key), "")
 
 
 def _reason(decision: Decision) -> str:

@@ -107,68 +107,41 @@ def near_names(name: str, present: Iterable[str]) -> str:
 def refuse_unbuildable(model: Model) -> None:
     """Refuses quantisation that no release of TensorRT builds: dynamic, or with zero points other than 0.
 
-    Raises:
-        UnbuildableError: the model has such nodes; it names them, and what to do instead.
-    """
-    refuse_dynamic_int8(model)
-    refuse_zero_points(model)
-
-
-def refuse_zero_points(model: Model) -> None:
-    """Refuses Q/DQ nodes whose constant zero point is not 0: TensorRT quantises symmetrically alone.
+    TensorRT has no importer for any operator of the first kind, and quantises symmetrically alone.
 
     Raises:
         UnbuildableError: the model has such nodes; it names them, and what to do instead.
     """
     stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
-    found = [
+    nodes = [node for g in walk_graphs(model.proto.graph) for node in g.node]
+    shifted = [
         node
-        for g in walk_graphs(model.proto.graph)
-        for node in g.node
+        for node in nodes
         if node.op_type in QUANTISATION
         and len(node.input) > ZERO_POINT
         and node.input[ZERO_POINT] in stored
         and model.array(stored[node.input[ZERO_POINT]]).any()
     ]
-    _refuse(
-        model,
-        found,
-        "with zero points other than 0",
-        "symmetrically (of onnxruntime.quantization: QuantType.QInt8, and ActivationSymmetric=True in "
-        "extra_options)",
-    )
-
-
-def refuse_dynamic_int8(model: Model) -> None:
-    """Refuses operators of dynamic INT8 quantisation: TensorRT has no importer for any of them.
-
-    Raises:
-        UnbuildableError: the model has such nodes; it names them, and what to do instead.
-    """
-    found = [node for g in walk_graphs(model.proto.graph) for node in g.node if node.op_type in DYNAMIC_INT8]
-    _refuse(
-        model,
-        found,
-        "dynamically to INT8",
-        "statically, as Q/DQ nodes (onnxruntime.quantization.quantize_static with QuantFormat.QDQ)",
-    )
-
-
-def _refuse(model: Model, found: Sequence[NodeProto], how: str, instead: str) -> None:
-    """Raises the error that names the nodes, if there are some.
-
-    Args:
-        how: How they are quantised.
-        instead: How to quantise the FP32 model.
-    """
-    if not found:
-        return
-    counts = Counter(node.op_type for node in found)
-    operators = ", ".join(f"{count} {op}" for op, count in counts.items())
-    names = ", ".join(f"{label(node)} ({node.op_type})" for node in found[:LISTED])
-    more = f", and {len(found) - LISTED} more" if len(found) > LISTED else ""
-    raise UnbuildableError(
-        f"it is quantised {how} ({operators}), which TensorRT does not build: {names}{more}",
-        where=str(model.path) if model.path else "the model",
-        hint=f"take the FP32 model that it was made from; for INT8, quantise that one {instead}",
-    )
+    for found, how, instead in (
+        (
+            [node for node in nodes if node.op_type in DYNAMIC_INT8],
+            "dynamically to INT8",
+            "statically, as Q/DQ nodes (onnxruntime.quantization.quantize_static with QuantFormat.QDQ)",
+        ),
+        (
+            shifted,
+            "with zero points other than 0",
+            "symmetrically (of onnxruntime.quantization: QuantType.QInt8, and ActivationSymmetric=True in "
+            "extra_options)",
+        ),
+    ):
+        if found:
+            counts = Counter(node.op_type for node in found)
+            operators = ", ".join(f"{count} {op}" for op, count in counts.items())
+            names = ", ".join(f"{label(node)} ({node.op_type})" for node in found[:LISTED])
+            more = f", and {len(found) - LISTED} more" if len(found) > LISTED else ""
+            raise UnbuildableError(
+                f"it is quantised {how} ({operators}), which TensorRT does not build: {names}{more}",
+                where=str(model.path) if model.path else "the model",
+                hint=f"take the FP32 model that it was made from; for INT8, quantise that one {instead}",
+            )

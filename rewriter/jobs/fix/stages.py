@@ -22,10 +22,10 @@ from rewriter.ir.model import Array, Model, load, save
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.facts import FLOATS
 from rewriter.ir.model.stopwatch import Stopwatch
-from rewriter.ir.plan import Plan, io_type, plan_file
+from rewriter.ir.plan import io_type, plan_file
 from rewriter.jobs.fix import loop
 from rewriter.jobs.fix.attempt import Attempt, Result, explained
-from rewriter.jobs.fix.before import SideBySide, errors_before, side_by_side
+from rewriter.jobs.fix.before import errors_before, side_by_side
 from rewriter.jobs.fix.conclusion import conclude
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.judge import Judge
@@ -64,6 +64,7 @@ CHECKED_S = 60.0
 def run(job: FixJob) -> FixResult:
     """Fix one model; see `rewriter.fix` for what it raises."""
     destination, stage, _ = job.destination(), Stopwatch(job.progress), job.phases  # may refuse the job
+    request = job.request
     with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
         job, subject = _subject(job, stage, Path(folder))
         source_sha, judge = source_hash(job.source, subject.original), subject.judge
@@ -79,7 +80,7 @@ def run(job: FixJob) -> FixResult:
             passes=list(made.passes),
             plan=made.plan,
             data=replace(data, spans=judge.spans, profiled=frozenset(job.deployment.profile)),
-            verdict=Verdict(made.checks) if job.request.verify or made.checks else None,
+            verdict=Verdict(made.checks) if request.verify or made.checks else None,
             warnings=[*made.warnings, *judge.not_run(), *gpu_notes()],
             seconds=stage.seconds,
             repairs=list(found.lines),
@@ -87,7 +88,7 @@ def run(job: FixJob) -> FixResult:
             causes=made.causes,
             before=subject.before,
             conclusion=conclude(job, found),
-            side_by_side=_side_by_side(made, subject) if job.request.page else None,
+            side_by_side=side_by_side(made, subject) if request.page else None,
             judged=len(judge.samples),
             latency_shares=found.shares,
         )
@@ -95,13 +96,25 @@ def run(job: FixJob) -> FixResult:
             noted = UNFINISHED if judge.interrupted else result.ending
             stamp(fixed, job, result.pipeline, made.plan, source_sha, __version__, noted)
         with stage("save"):
-            result.output = _written(job, result, destination)
+            if destination is not None and request.strict and request.verify and not result.proven:
+                result.warnings.append(f"`strict`: {destination} was not written")
+            elif destination is not None:
+                result.output = save(fixed, destination)
         if judge.interrupted:
             left = f"{result.output} is written, but not verified to the end" if result.output else ""
             raise KeyboardInterrupt(left)
-        _save_plan(job, made.plan, result.warnings)
+        if request.save_plan is not None and made.plan is None:
+            result.warnings.append(NO_PLAN)
+        elif request.save_plan is not None and made.plan is not None:
+            plan_file.write(made.plan, Path(request.save_plan))
         if job.weak_typing and result.output is not None and made.plan is not None:
-            result.constraints = _write_constraints(fixed, made.plan, result.output, result.warnings)
+            facts = tensor_facts.infer(fixed)
+            result.constraints, python = weak_typing.write(fixed, facts, made.plan, result.output)
+            result.warnings.append(
+                f"weak typing: {result.output} is FP32; build it with trtexec and the arguments in "
+                f"{result.constraints}, or with the code in {python}, which finds all layers of a node that "
+                "becomes several"
+            )
         return result
 
 
@@ -134,44 +147,6 @@ def _ports_check(made: Attempt, job: FixJob, found: Result) -> Iterator[Check]:
     if other:
         names = ", ".join(other[:PORTS]) + " ..." * (len(other) > PORTS)
         yield Check("io", False, f"`io={io}` is not kept: {names} as they came; with it, {found.with_ports}")
-
-
-def _written(job: FixJob, result: FixResult, destination: Path | None) -> Path | None:
-    """Writes the model, unless `strict` forbids it."""
-    if destination is None:
-        return None
-    if job.request.strict and job.request.verify and not result.proven:
-        result.warnings.append(f"`strict`: {destination} was not written")
-        return None
-    return save(result.model, destination)
-
-
-def _save_plan(job: FixJob, plan: Plan | None, warnings: list[str]) -> None:
-    if job.request.save_plan is None:
-        return
-    if plan is None:
-        warnings.append(NO_PLAN)
-    else:
-        plan_file.write(plan, Path(job.request.save_plan))
-
-
-def _side_by_side(made: Attempt, subject: Subject) -> SideBySide | None:
-    """The sample with the largest error, before and after; None where nothing was lowered or compared."""
-    judge, check = subject.judge, made.arithmetic
-    if check is None or not check.statistics or made.plan is None or judge.expected is None:
-        return None
-    worst = max(check.statistics, key=lambda one: (one.not_finite, one.relative_l2)).sample
-    with subject.stage("page"):
-        return side_by_side(
-            subject.original,
-            made.measured.model,
-            made.fixed,
-            worst,
-            judge.samples[worst],
-            judge.expected.exact[worst],
-            made.plan.precision,
-            made.job.accumulation,
-        )
 
 
 def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subject]:
@@ -267,12 +242,3 @@ def _samples(original: Model, job: FixJob) -> tuple[Samples, list[str]]:
     if not samples.source.real and uses_data:
         warnings.append(samples.source.text)
     return samples, warnings
-
-
-def _write_constraints(model: Model, plan: Plan, path: Path, warnings: list[str]) -> Path:
-    trtexec, python = weak_typing.write(model, tensor_facts.infer(model), plan, path)
-    warnings.append(
-        f"weak typing: {path} is FP32; build it with trtexec and the arguments in {trtexec}, or "
-        f"with the code in {python}, which finds all layers of a node that becomes several"
-    )
-    return trtexec
