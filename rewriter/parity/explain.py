@@ -122,12 +122,10 @@ def in_words(r: Relation, ours: Array, theirs: Array, values: Pair | Fit | None)
     if mine != other:
         text = f"theirs is {other} {list(theirs.shape)}, ours {mine} {list(ours.shape)}"
         yield Difference("layout", f"is {other}, not {mine}", text)
-    if r.fit.order == (2, 1, 0):
-        text = "the channels are in reverse order: if ours is RGB, theirs is BGR"
-        yield Difference("channel-order", "is BGR (if ours is RGB)", text)
-    elif not r.fit.in_order:
-        phrase = f"has the channels in the order {list(r.fit.order)}"
-        yield Difference("channel-order", phrase, f"theirs {phrase} of ours")
+    if not r.fit.in_order:
+        order = f"has the channels in the order {list(r.fit.order)} of ours"
+        phrase = "is BGR (if ours is RGB)" if r.fit.order == (2, 1, 0) else order
+        yield Difference("channel-order", phrase, f"theirs {order}")
     if isinstance(values, Fit):
         phrase = f"is ours * {listed(values.factor)} + {listed(values.offset)}"
         yield Difference("scale", phrase, f"theirs {phrase}")

@@ -30,10 +30,6 @@ SIMPLER = 1.2
 SAMPLE = 4
 """Images of a batch that the search uses; its result is measured on all of them."""
 
-BLOCK = 8
-"""Side of the blocks whose means are fitted: an interpolation changes details smaller than its kernel, not
-the mean of 64 pixels. A fit of single pixels would find too small a factor (regression dilution)."""
-
 NOISE = 1e-7
 """Unexplained share of the variance that float32 arithmetic explains."""
 
@@ -126,10 +122,10 @@ def extent(window: Window) -> tuple[int, int]:
 
 def common(ours: Array, theirs: Array) -> Window:
     """The window in which both have content; all of both if there is none."""
-    spans = []
-    for mine, other in zip(content(ours), content(theirs), strict=True):
-        spans.append(slice(max(mine.start, other.start), min(mine.stop, other.stop)))
-    return (spans[0], spans[1]) if min(extent((spans[0], spans[1]))) > 0 else whole(ours)
+    (high, wide), (other_high, other_wide) = content(ours), content(theirs)
+    rows = slice(max(high.start, other_high.start), min(high.stop, other_high.stop))
+    columns = slice(max(wide.start, other_wide.start), min(wide.stop, other_wide.stop))
+    return (rows, columns) if min(extent((rows, columns))) > 0 else whole(ours)
 
 
 def standard(rows: Array) -> Array:
@@ -142,27 +138,17 @@ def standard(rows: Array) -> Array:
 
 
 def fitted(ours: Array, theirs: Array) -> Fit:
-    """The channel order and affine relation of two [N, C, H, W] of one size."""
+    """The channel order and, by least squares, the affine relation of two [N, C, H, W] of one size."""
     mine, other = (side.swapaxes(0, 1).reshape(side.shape[1], -1) for side in (ours, theirs))
     order = _order(mine, other)
-    blocks = [_block_means(side) for side in (ours, theirs)]
-    lines, left = [], 0.0
-    for channel, source in enumerate(order):
-        line, share = _line(mine[source], other[channel])
-        if share > 1e-5 and blocks[0].shape[1] >= 64:
-            line, share = _line(blocks[0][source], blocks[1][channel])
-        lines.append(line)
-        left += share / len(order)
-    factor, offset = np.array(lines).T
-    return Fit(order, factor, offset, left)
-
-
-def _block_means(images: Array) -> Array:
-    count, channels, height, width = images.shape
-    rows, columns = height // BLOCK, width // BLOCK
-    cut = images[..., : rows * BLOCK, : columns * BLOCK]
-    means = cut.reshape(count, channels, rows, BLOCK, columns, BLOCK).mean(axis=(3, 5))
-    return np.asarray(means.swapaxes(0, 1).reshape(channels, -1))
+    means = mine[list(order)].mean(axis=1), other.mean(axis=1)
+    x, y = mine[list(order)] - means[0][:, None], other - means[1][:, None]
+    squares = np.sum(x * x, axis=1)
+    factor = np.where(squares > 0, np.sum(x * y, axis=1), 1.0) / np.where(squares > 0, squares, 1.0)
+    left, spread = np.mean((y - factor[:, None] * x) ** 2, axis=1), np.mean(y * y, axis=1)
+    return Fit(
+        order, factor, means[1] - factor * means[0], float(np.mean(left / np.where(spread > 0, spread, 1.0)))
+    )
 
 
 def _order(mine: Array, other: Array) -> tuple[int, ...]:
@@ -172,29 +158,7 @@ def _order(mine: Array, other: Array) -> tuple[int, ...]:
     if not 1 < count <= MOST_CHANNELS:
         return same
     left = np.maximum(1.0 - (standard(other) @ standard(mine).T / mine.shape[1]) ** 2, 0.0)
-    left[np.ix_(np.ptp(other, axis=1) == 0, np.ptp(mine, axis=1) == 0)] = 0.0  # a constant explains one
     costs = {o: sum(left[c, source] for c, source in enumerate(o)) for o in itertools.permutations(same)}
     allowed = 1.1 * min(costs.values()) + NOISE * count
     usual = (same, (2, 1, 0, *same[3:])) if count >= 3 else (same,)
     return next((o for o in usual if costs[o] <= allowed), min(costs, key=lambda o: costs[o]))
-
-
-def _line(x: Array, y: Array) -> tuple[tuple[float, float], float]:
-    """Least squares for y = a x + b without outliers (clipped, or from a border); a = 1 if x is constant.
-
-    Also returns the share of the variance of y that the line leaves, without the largest hundredth.
-    """
-    use = np.ones(len(x), bool)
-    a, b = 1.0, 0.0
-    for _ in range(3):
-        mean = x[use].mean(), y[use].mean()
-        square = float(np.sum((x[use] - mean[0]) ** 2))
-        a = float((x[use] - mean[0]) @ (y[use] - mean[1])) / square if square > 0 else 1.0
-        b = float(mean[1] - a * mean[0])
-        rest = np.abs(y - (a * x + b))
-        close = rest <= max(6 * 1.4826 * float(np.median(rest)), 1e-6 * (float(np.ptp(y)) or 1.0))
-        if np.array_equal(close, use) or close.sum() < len(x) // 4:
-            break
-        use = close
-    squares = np.sort((a * x + b - y) ** 2)[: len(x) - max(1, len(x) // 100)]
-    return (a, b), float(np.mean(squares)) / (float(np.var(y)) or 1.0) if squares.size else 0.0

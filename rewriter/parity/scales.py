@@ -128,15 +128,11 @@ def scalings(fit: Fit, spans: Array) -> Pair | None:
         pixels = (spans.T - mine_offset) / mine_factor
         factor, offset = between((mine, other), fit.order)
         error = float(np.max(np.abs(spans.T * factor + offset - fitted))) / width / tolerance
-        if _is_pixels(pixels) and error <= 1.0:
+        inside = pixels.min() >= -PIXEL_SLACK and pixels.max() <= 255.0 + PIXEL_SLACK
+        if inside and np.ptp(pixels) >= LEAST_CONTRAST and error <= 1.0:
             # errors of the same order of magnitude are equal: the usual pair wins
             scored.append(((round(np.log2(max(error, 0.25))), i + j), (mine, other)))
     return min(scored, key=lambda s: s[0])[1] if scored else None
-
-
-def _is_pixels(pixels: Array) -> bool:
-    inside = pixels.min() >= -PIXEL_SLACK and pixels.max() <= 255.0 + PIXEL_SLACK
-    return bool(inside and pixels.max() - pixels.min() >= LEAST_CONTRAST)
 
 
 def border_pixel(values: Array) -> int | None:

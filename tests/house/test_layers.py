@@ -38,7 +38,7 @@ BUDGETS = {
     "passes": 5_650,
     "pipeline": 2_500,
     "judge": 2_300,
-    "parity": 1_000,
+    "parity": 950,
     "jobs": 4_800,
     "report": 3_450,
     "hooks": 1_050,
