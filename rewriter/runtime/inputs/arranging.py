@@ -70,11 +70,9 @@ def by_name(item: Any, where: str, ports: Sequence[Port] | None) -> Any:
     else:
         names = [port.name for port in ports]
     if len(leaves) < len(names):
-        raise InputsError(
-            f"it holds {count(len(leaves), 'array')}, the model has {count(len(names), 'input')}",
-            where=where,
-            hint=f"give dicts by input, or tuples in this order: {', '.join(names)}",
-        )
+        what = f"it holds {count(len(leaves), 'array')}, the model has {count(len(names), 'input')}"
+        hint = f"give dicts by input, or tuples in this order: {', '.join(names)}"
+        raise InputsError(what, where=where, hint=hint)
     return {name: as_array(leaf) for name, leaf in zip(names, leaves, strict=False)}
 
 

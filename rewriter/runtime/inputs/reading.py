@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rewriter.ir.english import article
+from rewriter.ir.english import article, count
 from rewriter.ir.errors import InputsError, UsageError
 from rewriter.ir.model import Array, Model, Port
 from rewriter.ir.model.writing import from_json
@@ -49,20 +49,11 @@ def read_samples(data: Any, model: Model, image_preprocess: str | None = None) -
         return data
     samples, origin, notes = _read(data, model.signature.inputs, image_preprocess)
     samples, more = arranged(samples, model.signature)
-    is_path = isinstance(data, (str, os.PathLike))
-    steps = image_preprocess or "" if is_path else ""
-    text = f"{len(samples)} sample{'s' * (len(samples) != 1)} from {origin}" + (
-        f" ({steps})" if steps else ""
-    )
-    return Samples(
-        model.signature,
-        samples,
-        text,
-        real=True,
-        notes=(*notes, *more),
-        path=str(data) if is_path else "",
-        preprocess=steps,
-    )
+    path = str(data) if isinstance(data, (str, os.PathLike)) else ""
+    steps = (image_preprocess or "") if path else ""
+    text = f"{count(len(samples), 'sample')} from {origin}" + (f" ({steps})" if steps else "")
+    notes = [*notes, *more]
+    return Samples(model.signature, samples, text, real=True, notes=notes, path=path, preprocess=steps)
 
 
 def read_raw_samples(data: Any) -> Sequence[Sample]:
@@ -185,18 +176,13 @@ def _of_folder(folder: Path, ports: Sequence[Port]) -> list[Sample]:
         return [_npz_sample(path) for path in archives] or [
             _npy_sample(path, ports) for path in ([folder] if arrays else nested)
         ]
+    what = "it holds no sample"
+    hint = "one .npz file for each sample, or one .npy file for each input, called <input>.npy"
     if image_files(folder):
-        raise InputsError(
-            "it holds photographs, and how they become the model's input is not known",
-            where=str(folder),
-            hint=f"add {OPTION} with the steps of your training; ImageNet's are '{EXAMPLE}'; "
-            "or save what your program feeds the model with np.savez",
-        )
-    raise InputsError(
-        "it holds no sample",
-        where=str(folder),
-        hint="one .npz file for each sample, or one .npy file for each input, called <input>.npy",
-    )
+        what = "it holds photographs, and how they become the model's input is not known"
+        steps = f"add {OPTION} with the steps of your training; ImageNet's are '{EXAMPLE}'"
+        hint = f"{steps}; or save what your program feeds the model with np.savez"
+    raise InputsError(what, where=str(folder), hint=hint)
 
 
 def _npz_sample(path: Path) -> Sample:

@@ -136,18 +136,15 @@ class Samples:
         return feeds
 
 
-def checked(feeds: Mapping[str, Any], ports: Mapping[str, Port], where: str) -> dict[str, Array]:
+def checked(feeds: Any, ports: Mapping[str, Port], where: str) -> dict[str, Array]:
     """The feeds as arrays in the order of the inputs.
 
     Raises:
         InputsError: names, element types, shapes, or named dimensions that contradict each other.
     """
     if not isinstance(feeds, Mapping):
-        raise InputsError(
-            f"a sample is {article(type(feeds).__name__)}, not a dict",
-            where=where,
-            hint="give one dict for each sample, with an array for each input: " + _listed(ports),
-        )
+        hint = f"give one dict for each sample, with an array for each input: {_listed(ports)}"
+        raise InputsError(f"a sample is {article(type(feeds).__name__)}, not a dict", where=where, hint=hint)
     for name in feeds:
         if name not in ports:
             raise no_such_input(str(name), ports, where)
@@ -183,12 +180,8 @@ def _type_name(dtype: int) -> str:
 
 def _as_array(value: Any, port: Port, where: str) -> Array:
     if port.dtype in NO_NUMBERS:
-        what = "strings" if port.dtype else "a sequence, map or optional"
-        raise InputsError(
-            f"it is {what}, which TensorRT lacks; only tensors of numbers can be fed",
-            where=where,
-            hint="export the model without this input",
-        )
+        what = f"it is {'strings' if port.dtype else 'a sequence, map or optional'}, which TensorRT lacks"
+        raise InputsError(what, where=where, hint="export the model without this input")
     try:
         return np.asarray(value)
     except ValueError as error:
@@ -230,18 +223,9 @@ def _require_finite(array: Array, name: str, number: int, where: str) -> None:
         return
     at = tuple(int(i) for i in np.argwhere(bad)[0])
     of = f", one of {np.count_nonzero(bad)} such elements of {bad.size}" if bad.sum() > 1 else ""
-    raise InputsError(
-        f"element {list(at)} of sample {number} is {float(wide[at])}{of}",
-        where=f"{where}: input {name!r}",
-        hint="no result can be judged by it: check the program that wrote the data, and leave the sample out",
-    )
-
-
-def shape_text(shape: Sequence[int | str | None] | None) -> str:
-    """A declared shape for messages: `nx3x?x?`."""
-    if shape is None:
-        return "of any rank"
-    return "x".join("?" if size is None else str(size) for size in shape) or "a scalar"
+    what = f"element {list(at)} of sample {number} is {float(wide[at])}{of}"
+    hint = "no result can be judged by it: check the program that wrote the data, and leave the sample out"
+    raise InputsError(what, where=f"{where}: input {name!r}", hint=hint)
 
 
 def check_shape(shape: tuple[int, ...], port: Port, bound: dict[str, tuple[int, str]], where: str) -> None:
@@ -255,7 +239,8 @@ def check_shape(shape: tuple[int, ...], port: Port, bound: dict[str, tuple[int, 
     """
     if port.shape is None:
         return
-    hint = f"its shape in the model is {shape_text(port.shape)}"
+    declared = "x".join("?" if size is None else str(size) for size in port.shape) or "a scalar"
+    hint = f"its shape in the model is {declared}"
     if len(shape) != len(port.shape):
         what = f"it must have {len(port.shape)} axes, not {len(shape)} {list(shape)}"
         raise InputsError(what, where=where, hint=hint)
