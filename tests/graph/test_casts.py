@@ -516,31 +516,26 @@ OPERATORS = {
 @st.composite
 def random_graphs(draw: st.DrawFn) -> Model:
     """A graph of elementwise operators, Casts and constants over float[2] tensors of mixed types."""
-    given_types = draw(st.sampled_from([[FP32], [FP32, FP16]]))
-    types = {"x": draw(st.sampled_from(given_types)), "w": draw(st.sampled_from(given_types))}
-    nodes = []
+    mixed = draw(st.booleans())
+    types = {name: draw(st.sampled_from([FP32, FP16] if mixed else [FP32])) for name in "xw"}
+    lines = []
     for index in range(draw(st.integers(1, 9))):
-        out = f"t{index}"
-        first = draw(st.sampled_from(sorted(types)))
+        out, first = f"t{index}", draw(st.sampled_from(sorted(types)))
         same = sorted(name for name in types if types[name] == types[first])
-        op = draw(st.sampled_from([*OPERATORS, *["Cast"] * (4 if len(given_types) > 1 else 1)]))
-        if op == "Cast" and first == "w":
-            op = "Neg"  # clean-casts runs first and folds Casts of constants
-        if op == "Cast":
-            types[out] = draw(st.sampled_from(given_types))
-            nodes.append(helper.make_node("Cast", [first], [out], to=types[out]))
+        op = draw(st.sampled_from([*OPERATORS, *["Cast"] * (4 if mixed else 1)]))
+        if op == "Cast" and first != "w":  # clean-casts runs first and folds Casts of constants
+            types[out] = draw(st.sampled_from([FP32, FP16] if mixed else [FP32]))
+            lines.append(f"{out} = Cast<to = {types[out]}>({first})")
         else:
-            types[out] = types[first]
+            types[out], op = types[first], "Neg" if op == "Cast" else op
             inputs = [first, *(draw(st.sampled_from(same)) for _ in range(OPERATORS[op] - 1))]
-            nodes.append(helper.make_node(op, inputs, [out]))
+            lines.append(f"{out} = {op}({', '.join(inputs)})")
     names = draw(st.lists(st.sampled_from(sorted(types.keys() - {"x", "w"})), min_size=1, unique=True))
-    weight = numpy_helper.from_array(
-        np.asarray([0.5, -3.0], helper.tensor_dtype_to_np_dtype(types["w"])), "w"
-    )
-    values = {name: helper.make_tensor_value_info(name, types[name], [2]) for name in types}
-    graph = helper.make_graph(nodes, "g", [values["x"]], [values[name] for name in names], [weight])
-    opset = helper.make_opsetid("", 17)
-    return load(helper.make_model(graph, opset_imports=[opset], ir_version=8))
+    kinds = {FP32: "float", FP16: "float16"}
+    outputs = ", ".join(f"{kinds[types[name]]}[2] {name}" for name in names)
+    weight = {FP32: "{0.5, -3.0}", FP16: "{14336, 49664}"}[types["w"]]  # FP16 is written by its bits
+    text = f"<{kinds[types['w']]}[2] w = {weight}> {{ {' '.join(lines)} }}"
+    return graphs.graph(f"g ({kinds[types['x']]}[2] x) => ({outputs}) {text}")
 
 
 @given(source=random_graphs(), data=st.data())

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import graph
+from graphs import graph, matrix
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 import rewriter
 from rewriter.ir.graph import open_graphs
-from rewriter.ir.model import Model, facts, load
+from rewriter.ir.model import Model, facts
 from rewriter.ir.patterns.round_trips import lost_round_trips
 
-FP32, FP16 = TensorProto.FLOAT, TensorProto.FLOAT16
-SIZE = 4
-STEPS = ("bias", "relu", "gelu", "residual", "norm", "softmax", "reshape", "transpose")
-"""Beside products and round trips, which are likelier than each of them."""
+STEPS = {
+    "bias": "{out} = Add({read}, b)",
+    "relu": "{out} = Relu({read})",
+    "gelu": "{out}i = Sigmoid({read}) {out} = Mul({read}, {out}i)",
+    "residual": "{out} = Add({read}, {other})",
+    "norm": "{out} = LayerNormalization({read}, b)",
+    "softmax": "{out} = Softmax({read})",
+    "reshape": "{out}i = Reshape({read}, flat) {out} = Reshape({out}i, square)",
+    "transpose": "{out} = Transpose<perm = [1, 0]>({read})",
+}
+PRODUCT, ROUND = "{out} = MatMul({read}, w)", "{out}i = Cast<to = 10>({read}) {out} = Cast<to = 1>({out}i)"
 
 
 def trips(source: Model) -> list[str]:
@@ -29,40 +35,16 @@ def trips(source: Model) -> list[str]:
 @st.composite
 def random_networks(draw: st.DrawFn) -> Model:
     """Products, elementwise operators, norms and views over FP32 [4,4]; some results go to FP16 and back."""
-    weights = np.random.default_rng(0).standard_normal((SIZE, SIZE)).astype(np.float32)
-    constants = [numpy_helper.from_array(weights, "w"), numpy_helper.from_array(weights[0], "b")]
-    sizes = {"flat": [SIZE * SIZE], "square": [SIZE, SIZE]}
-    constants += [numpy_helper.from_array(np.asarray(v, np.int64), n) for n, v in sizes.items()]
-    nodes: list[NodeProto] = []
-    tensors = ["x"]
+    tensors, lines = ["x"], []
     for index in range(draw(st.integers(2, 7))):
-        step = draw(st.sampled_from(["product", "round", "one of the others"]))
-        step, out = step if step in ("product", "round") else draw(st.sampled_from(STEPS)), f"t{index}"
+        step = draw(st.sampled_from([PRODUCT, ROUND, ""])) or STEPS[draw(st.sampled_from(sorted(STEPS)))]
         read = draw(st.sampled_from([*tensors, *tensors[-1:] * 2 * index]))
-        nodes += _nodes(step, read, draw(st.sampled_from(tensors)), out)
-        tensors.append(out)
-    names = {tensors[-1], draw(st.sampled_from(tensors[1:]))}
-    ports = {n: helper.make_tensor_value_info(n, FP32, [SIZE, SIZE]) for n in tensors}
-    made = helper.make_graph(nodes, "g", [ports["x"]], [ports[n] for n in sorted(names)], constants)
-    return load(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
-
-
-def _nodes(step: str, read: str, other: str, out: str) -> list[NodeProto]:
-    inner = f"{out}/inner"
-    make = helper.make_node
-    made = {
-        "product": [make("MatMul", [read, "w"], [out])],
-        "bias": [make("Add", [read, "b"], [out])],
-        "relu": [make("Relu", [read], [out])],
-        "gelu": [make("Sigmoid", [read], [inner]), make("Mul", [read, inner], [out])],
-        "residual": [make("Add", [read, other], [out])],
-        "norm": [make("LayerNormalization", [read, "b"], [out])],
-        "softmax": [make("Softmax", [read], [out])],
-        "reshape": [make("Reshape", [read, "flat"], [inner]), make("Reshape", [inner, "square"], [out])],
-        "transpose": [make("Transpose", [read], [out], perm=[1, 0])],
-        "round": [make("Cast", [read], [inner], to=FP16), make("Cast", [inner], [out], to=FP32)],
-    }
-    return made[step]
+        lines.append(step.format(out=f"t{index}", read=read, other=draw(st.sampled_from(tensors))))
+        tensors.append(f"t{index}")
+    outputs = ", ".join(f"float[4,4] {n}" for n in sorted({tensors[-1], draw(st.sampled_from(tensors[1:]))}))
+    constants = f"{matrix('w', 1.0)}, float[4] b = {{0.1, -1, 0.6, 2}}, int64[1] flat = {{16}}"
+    body = f"<{constants}, int64[2] square = {{4, 4}}> {{ {' '.join(lines)} }}"
+    return graph(f"g (float[4,4] x) => ({outputs}) {body}")
 
 
 @given(source=random_networks(), data=st.data())
