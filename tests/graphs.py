@@ -46,6 +46,16 @@ def with_weights(text: str, weights: Mapping[str, Array], *, opset: int = 17) ->
     return load(proto)
 
 
+def weighted(text: str, **shapes: tuple[int, ...]) -> Model:
+    """A graph with random initializers of those shapes, a tenth as large as inputs."""
+    proto = onnx.parser.parse_model(with_header(text))
+    values = random_weights(shapes).items()
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(value * np.float32(0.1), name) for name, value in values
+    )
+    return load(proto)
+
+
 def random_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
     """Normal FP32 values from a fixed seed."""
     rng = np.random.default_rng(0)

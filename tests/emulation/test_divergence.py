@@ -9,7 +9,6 @@ import graphs
 import numpy as np
 import pytest
 from onnx import numpy_helper
-from weighted import weighted
 
 import rewriter
 from rewriter.ir.base import Context
@@ -214,7 +213,7 @@ WEIGHTED = """
 
 
 def test_large_weights_are_widened_in_the_graph_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = weighted(WEIGHTED, w=(64, 64))
+    source = graphs.weighted(WEIGHTED, w=(64, 64))
     low, feeds = lowered(source), graphs.random_feeds(source)
     known = facts.infer(low)
     copied, before = emulation(low, known, tf32=True), diverged(source)

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from branched import merged
-from graphs import keeps_results, ops, run
+from graphs import apply, keeps_results, ops, run
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -73,7 +72,7 @@ def blocks(draw: st.DrawFn) -> tuple[Model, bool]:
 @given(blocks())
 def test_any_block_keeps_its_results(made: tuple[Model, bool]) -> None:
     before, inside = made
-    after, report = merged(before)
+    after, report = apply(MergeBranches(), before)
     assert report.changes or not inside, report.refusals
     if not report.changes:
         assert after is before
@@ -89,7 +88,7 @@ BLOCKS = 12
 
 def test_rt_detr_has_its_blocks_merged() -> None:
     before = load(MODELS / "rtdetr.onnx")
-    after, report = merged(before)
+    after, report = apply(MergeBranches(), before)
     assert (len(report.changes), report.refusals) == (BLOCKS, ())
     assert ops(before).count("Conv") - ops(after).count("Conv") == BLOCKS
     assert ops(before).count("Add") - ops(after).count("Add") == BLOCKS

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import graph, ops
+from graphs import graph, ops, weighted
 from plans import kept, planned
-from weighted import weighted, weights
 
 import rewriter
 from rewriter.hazards.survey import PrecisionRequest
@@ -37,7 +36,7 @@ def test_fix_keeps_the_head_in_fp32_with_its_pooling_and_nothing_before_it() -> 
     assert set(rules.values()) == {"dot-product"}
     model = load(result.proto)
     (found,) = (model.array(t) for t in model.proto.graph.initializer if t.name == "w")
-    np.testing.assert_array_equal(found, weights(source)["w"])
+    np.testing.assert_array_equal(found, source.weights["w"])
 
 
 @pytest.mark.parametrize("preset", ["trt11-migrate", "trt-bf16"])
