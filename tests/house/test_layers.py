@@ -33,7 +33,7 @@ ROOMS = (
 
 BUDGETS = {
     "ir": 7_750,
-    "runtime": 8_600,
+    "runtime": 6_800,
     "hazards": 4_450,
     "passes": 5_650,
     "pipeline": 2_500,

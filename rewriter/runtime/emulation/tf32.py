@@ -27,14 +27,8 @@ SPLITTER = 2.0**13 + 1.0
 LARGEST = 3.0e34
 """Beyond it, x * (2^13 + 1) may be infinite: such numbers, infinities and NaN are not rounded."""
 
-LEADING_SPLITTER = 2.0**23 + 1.0
-"""Likewise for the leading bit: x rounded to 24 - 23 = 1 bit, a power of two."""
-
-LARGEST_LEADING = 4.0e31
-"""Beyond it, x * (2^23 + 1) may be infinite."""
-
-STEP = 2.0**-10
-"""Distance of neighbours with 11 bits, in units of their leading bit."""
+BELOW = 1.0 - 2.0**-11
+"""A number of 11 bits times this is exact in FP32, and lies nearest to its lower neighbour of 11 bits."""
 
 _ROUND = f"""
     <opset_import: ["" : OPSET], domain: "{DOMAIN}">
@@ -52,26 +46,15 @@ _ROUND = f"""
 _CUT_OFF = f"""
     <opset_import: ["" : OPSET, "{DOMAIN}" : 1], domain: "{DOMAIN}">
     CutOff (x) => (y) {{
-        leading_splitter = Constant <value_float = {LEADING_SPLITTER:.1f}> ()
-        largest = Constant <value_float = {LARGEST_LEADING:.1e}> ()
-        half = Constant <value_float = 0.5> ()
-        step = Constant <value_float = {STEP!r}> ()
+        below = Constant <value_float = {BELOW!r}> ()
         size = Abs (x)
-        c = Mul (size, leading_splitter)
-        rest = Sub (c, size)
-        near = Sub (c, rest)
-        lower = Mul (near, half)
-        above = Greater (near, size)
-        power = Where (above, lower, near)
         rounded = {DOMAIN}.Round (size)
-        spacing = Mul (power, step)
-        previous = Sub (rounded, spacing)
+        lower = Mul (rounded, below)
+        previous = {DOMAIN}.Round (lower)
         up = Greater (rounded, size)
         cut = Where (up, previous, rounded)
         sign = Sign (x)
-        signed = Mul (cut, sign)
-        small = Less (size, largest)
-        y = Where (small, signed, x)
+        y = Mul (cut, sign)
     }}"""
 
 
