@@ -38,7 +38,7 @@ from rewriter.jobs.fix.refusals import (
     refuse_unknown_ports,
 )
 from rewriter.jobs.fix.result import FixResult
-from rewriter.jobs.search.effort import RunCost, with_sums
+from rewriter.jobs.search.effort import RunCost
 from rewriter.judge.expected import MOST_SAMPLES, Expected, expected_outputs, run_all
 from rewriter.judge.judge import Standard
 from rewriter.judge.not_finite import nan_warnings
@@ -212,10 +212,8 @@ def _judged(
     first = expected_outputs(original, [samples.feeds(last)])
     cost = RunCost.of(original, tensor_facts.infer(original), time.process_time() - start)
     if job.free_sums:  # FP16 sums that nobody asked for
-        job = replace(job, accumulation=with_sums(cost, job.accumulation, CHECKED_S))
-    one = cost.summed if job.accumulation == "fp16" else cost.exact
-    affordable = int(min(MOST_SAMPLES, max(1.0, CHECKED_S / max(one, 1e-9))))
-    places = [last, *range(min(last, affordable - 1))]
+        job = replace(job, accumulation=cost.sums(job.accumulation, CHECKED_S))
+    places = [last, *range(min(last, cost.samples(job.accumulation, CHECKED_S, MOST_SAMPLES) - 1))]
     feeds = [samples.feeds(place) for place in places]
     more = expected_outputs(original, feeds[1:])
     exact, written = [*first.exact, *more.exact], [*first.as_written, *more.as_written]

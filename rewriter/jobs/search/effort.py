@@ -29,12 +29,7 @@ HUGE_S = 8 * FULL_S
 
 @dataclass(frozen=True)
 class RunCost:
-    """Processor seconds of one emulation of one sample, estimated from a run of the original.
-
-    Attributes:
-        exact: With FP32 sums.
-        summed: With FP16 sums.
-    """
+    """Processor seconds of one emulation of one sample, with FP32 sums and with FP16 sums."""
 
     exact: float
     summed: float
@@ -45,6 +40,15 @@ class RunCost:
         plain = _multiply_adds(model, facts)
         ratio = _multiply_adds(model, facts, FP16_SUMS) / plain if plain else 1.0
         return cls(run_s, run_s * ratio)
+
+    def sums(self, requested: Accumulation, most_s: float) -> Accumulation:
+        """Returns the requested type of sums, or FP32 where FP16 sums take more than `most_s`."""
+        return requested if requested == "fp32" or self.summed <= most_s else "fp32"
+
+    def samples(self, sums: Accumulation, most_s: float, most: int) -> int:
+        """Returns how many samples take `most_s` at most: one at least, `most` at most."""
+        one = self.summed if sums == "fp16" else self.exact
+        return max(1, min(most, int(most_s // one))) if one else most
 
 
 def _multiply_adds(model: Model, facts: Facts, times: float = 1.0) -> float:
@@ -61,11 +65,7 @@ def _multiply_adds(model: Model, facts: Facts, times: float = 1.0) -> float:
 class Effort:
     """Samples, sums and plans that a search by emulation evaluates.
 
-    Attributes:
-        samples: Number of samples.
-        judging_sums, ranking_sums: Type of the sums of a plan, and of those in the ranking.
-        plans: Plans that are evaluated for a budget.
-        reduced: Sentence for the user on the reductions; "" if there are none.
+    `reduced` is a sentence for the user on the reductions, "" if there are none.
     """
 
     samples: int
@@ -85,21 +85,15 @@ def affordable(goal: Goal, cost: RunCost, samples: int, requested: Accumulation)
         samples: Number of samples that there are.
         requested: Type of the emulated sums for a tolerance.
     """
-    ranking = with_sums(cost, "fp16" if isinstance(goal, Budget) else requested)
-    if isinstance(goal, Budget):
-        judging: Accumulation = "fp16"
-        plans = MOST if ranking == "fp16" else FEWER if cost.summed <= HUGE_S else FEWEST
-        less = "" if ranking == "fp16" else f"a ranking with FP32 sums, {plans} plans"
-    else:
-        judging, plans, less = ranking, MOST, "" if ranking == requested else "FP32 sums"
+    budget, plans, less = isinstance(goal, Budget), MOST, ""
+    wanted: Accumulation = "fp16" if budget else requested
+    ranking = cost.sums(wanted, FULL_S)
+    judging: Accumulation = "fp16" if budget else ranking
+    if ranking != wanted:
+        plans = FEWER if cost.summed <= HUGE_S else FEWEST
+        less = f"a ranking with FP32 sums, {plans} plans" if budget else "FP32 sums"
+    number = cost.samples(judging, FULL_S, samples)
+    words = [f"{number} of {samples} samples"] * (number < samples) + [less] * bool(less)
     one = cost.summed if judging == "fp16" else cost.exact
-    number = max(1, min(samples, int(FULL_S // one))) if one else samples
-    words = [f"{number} of {samples} samples"] if number < samples else []
-    words += [less] if less else []
     why = f"the search emulated with {', '.join(words)}: one costs some {one:.2g} s of a core"
     return Effort(number, judging, ranking, plans, why if words else "")
-
-
-def with_sums(cost: RunCost, requested: Accumulation, most_s: float = FULL_S) -> Accumulation:
-    """Returns the requested type of sums, or FP32 where FP16 sums take more than `most_s`."""
-    return requested if requested == "fp32" or cost.summed <= most_s else "fp32"

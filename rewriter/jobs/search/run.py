@@ -125,10 +125,8 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
 def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     """Puts as many of the best-ranked nodes in FP32 as the budget allows, or fewer if they err less.
 
-    Several sequences of nodes are tried (`_sequences`). Bisection of the latency finds the longest start of a
-    sequence within the budget; later nodes that still fit are added. This plan, the whole sequence, and a
-    half, a quarter, ... of the start are evaluated if they are within the budget: `most` plans in all,
-    including the rules' plan.
+    Several sequences of nodes are tried (`_sequences`), whole and in part (`_shorter`): `most` plans within
+    the budget in all, including the rules' plan.
 
     In order of latency, a plan that is enough better than the best so far (`LEAST_GAIN`) takes its place. If
     there is none, the rules' plan is kept.
@@ -168,26 +166,21 @@ def _sequences(trials: Trials, budget_us: float) -> Iterator[list[str]]:
         yield trials.useful_nodes(norms=True)
 
 
-def _filling(trials: Trials, ranked: Sequence[str], limit_us: float) -> Candidate:
-    """Puts as many of the best nodes in FP32 as an estimated latency allows, and later ones that fit."""
-    chosen = list(ranked[: _longest(trials, ranked, limit_us)])
-    left = limit_us - trials.latency_us(Candidate(chosen))
-    for key in ranked[len(chosen) :]:
-        extra = trials.prices.extra[key]
-        if extra <= left:
-            chosen.append(key)
-            left -= extra
-    return Candidate(chosen)
-
-
 def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator[Candidate]:
     """Yields all nodes, those that fill the budget, the longest start, and a half, a quarter, ... of it.
 
-    All nodes may cost less than a part of them, which needs Casts and splits kernels.
+    All nodes may cost less than a part of them, which needs Casts and splits kernels. What fills the budget is
+    the longest start within it, and later nodes that still fit.
     """
     yield Candidate(ranked)
-    yield _filling(trials, ranked, limit_us)
-    longest = _longest(trials, ranked, limit_us)
+    above = bisect(len(ranked) + 1, lambda n: trials.latency_us(Candidate(ranked[:n])) > limit_us)
+    longest, chosen = above - 1, list(ranked[: above - 1])
+    left = limit_us - trials.latency_us(Candidate(chosen))
+    for key in ranked[longest:]:
+        if (extra := trials.prices.extra[key]) <= left:
+            chosen.append(key)
+            left -= extra
+    yield Candidate(chosen)
     while longest:
         yield Candidate(ranked[:longest])
         longest //= 2
@@ -200,11 +193,6 @@ def _gains(trials: Trials, candidate: Candidate, other: Candidate) -> bool:
     cost = (trials.latency_us(candidate) - trials.latency_us(other)) / trials.latency_us(Candidate())
     least = min(MOST_GAIN, max(LEAST_GAIN, cost))
     return trials.value(candidate) <= (1.0 - least) * trials.value(other)
-
-
-def _longest(trials: Trials, ranked: Sequence[str], limit_us: float) -> int:
-    """Returns how many of the best nodes cost no more than the limit together."""
-    return bisect(len(ranked) + 1, lambda count: trials.latency_us(Candidate(ranked[:count])) > limit_us) - 1
 
 
 def _strongest(exact: Sequence[Outputs]) -> int:
