@@ -10,9 +10,9 @@ from rewriter.ir.model import Array, Model, facts
 from rewriter.ir.plan import Plan
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Found, Goal
 from rewriter.jobs.search.run import cheapest, most_accurate
-from rewriter.jobs.search.trials import Candidate, Problem, Trials
+from rewriter.jobs.search.trials import Candidate, Trials
 from rewriter.judge.expected import run_all
-from rewriter.runtime.emulation import Accumulation, reference
+from rewriter.runtime.emulation import reference
 
 CANCELLING = """
     g (float[256] x) => (float[256] y) <float big = {64.0}, float k = {0.7}> {
@@ -29,17 +29,11 @@ CANCELLING = """
 """The spacing of FP16 at 64 is 1/16: small numbers are lost in sums with it; other roundings are harmless."""
 
 
-def problem_of(
-    source: Model, accumulation: Accumulation = "fp16", feeds: dict[str, Array] | None = None
-) -> Problem:
-    """A problem with one sample, random unless it is given."""
+def begin(source: Model, plan: Plan, goal: Goal, feeds: dict[str, Array] | None = None) -> Trials:
+    """Trials of a search for `goal` with one sample, random unless it is given."""
     known, samples = facts.infer(source), [feeds or graphs.random_feeds(source)]
-    return Problem(source, known, samples, run_all(reference(source, known), samples), accumulation)
-
-
-def begin(problem: Problem, plan: Plan, goal: Goal) -> Trials:
-    """Trials of a search for `goal`."""
-    return Trials(problem, plan, goal.measure, f"added by the search for {goal}")
+    exact = run_all(reference(source, known), samples)
+    return Trials(source, known, samples, exact, plan, goal.measure, f"added by the search for {goal}")
 
 
 def reached(trials: Trials, goal: ErrorLimit | Budget) -> Found:

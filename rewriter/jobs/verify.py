@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
@@ -22,7 +22,7 @@ from rewriter.judge.build_check import expectation, judged_report
 from rewriter.judge.expected import MOST_SAMPLES, Expected, run_all, widened
 from rewriter.judge.judge import BuildRun, Standard, run_check
 from rewriter.judge.not_finite import nan_warnings
-from rewriter.judge.verdict import Check, Verdict
+from rewriter.judge.verdict import CPU, Check, Verdict
 from rewriter.judge.verify_result import VerifyResult
 from rewriter.pipeline.keywords import VerifyKeywords
 from rewriter.pipeline.options import VerifyOptions, combined, documented
@@ -31,7 +31,7 @@ from rewriter.runtime.engines.deployment import deployment
 from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import gpu_notes
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
-from rewriter.runtime.engines.protocol import EngineOutcome, Latency, MeasureSettings, Timing
+from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing
 from rewriter.runtime.engines.this_machine import Choice
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.figures.metrics import named
@@ -104,9 +104,17 @@ def verify(
             missing = _without_reference(judge, models[0], chosen)
             exact = [] if judge.expected is None else judge.expected.exact
             made_nan = nan_warnings(models[0], judge.samples, exact)
+        result = VerifyResult(
+            models[0].path,
+            models[1].path,
+            engine="emulation",
+            device=CPU,
+            tolerance=held,
+            data=samples.source,
+        )
         if chosen.engine is None:
             sums = request.accumulation or noted_sums(models[1]) or "fp16"
-            done = _emulated(judge, models[1], precision, sums, build=request.build)
+            result = _emulated(result, judge, models[1], precision, sums, build=request.build)
         else:
             settings = MeasureSettings(
                 chosen.engine,
@@ -117,36 +125,9 @@ def verify(
                 run_timeout_s=request.timeout,
             )
             with watch("run"):
-                done = _on_engine(judge, *models, precision, settings, missing)
+                result = _on_engine(result, judge, *models, precision, settings, missing)
         warnings = [*_warnings(chosen, samples), *data_warnings(models[0], samples), *made_nan]
-        return VerifyResult(
-            original=models[0].path,
-            fixed=models[1].path,
-            engine=done.engine,
-            device=done.device,
-            tolerance=held,
-            data=samples.source,
-            outputs=done.checks[0 if chosen.engine is None else -1].statistics,
-            builds=done.builds,
-            latency=done.latency,
-            reference_latency=done.reference_latency,
-            verdict=Verdict(done.checks),
-            warnings=(*warnings, *done.notes, *gpu_notes()),
-            seconds=watch.seconds,
-        )
-
-
-@dataclass(frozen=True)
-class _Execution:
-    """Checks and figures of the fixed model; see `VerifyResult` for the fields."""
-
-    engine: str
-    device: str
-    checks: tuple[Check, ...]
-    builds: tuple[BuildRun, ...] = ()
-    latency: Latency | None = None
-    reference_latency: Latency | None = None
-    notes: tuple[str, ...] = ()
+        return replace(result, warnings=(*warnings, *result.warnings, *gpu_notes()), seconds=watch.seconds)
 
 
 def _without_reference(judge: Judge, original: Model, chosen: Choice) -> str:
@@ -162,7 +143,9 @@ def _without_reference(judge: Judge, original: Model, chosen: Choice) -> str:
     return ""
 
 
-def _emulated(judge: Judge, fixed: Model, precision: str, sums: Accumulation, *, build: bool) -> _Execution:
+def _emulated(
+    result: VerifyResult, judge: Judge, fixed: Model, precision: str, sums: Accumulation, *, build: bool
+) -> VerifyResult:
     """Emulates the fixed model on ONNX Runtime's CPU, and builds it, which needs no GPU.
 
     Raises:
@@ -183,12 +166,18 @@ def _emulated(judge: Judge, fixed: Model, precision: str, sums: Accumulation, *,
         checks.append(judge.build_check(fixed, judge.file(fixed, "fixed", fixed), None, None))
         if checks[-1].passed is False:  # `fix` says so, too, where the original does not build either
             checks.append(judge.original_build)
-    return _Execution("emulation", "CPU", tuple(checks))
+    return replace(result, outputs=check.statistics, verdict=Verdict(tuple(checks)))
 
 
 def _on_engine(
-    judge: Judge, original: Model, fixed: Model, precision: str, settings: MeasureSettings, missing: str
-) -> _Execution:
+    result: VerifyResult,
+    judge: Judge,
+    original: Model,
+    fixed: Model,
+    precision: str,
+    settings: MeasureSettings,
+    missing: str,
+) -> VerifyResult:
     """Builds and runs the fixed model, and once the original in FP32 without TF32.
 
     Args:
@@ -210,14 +199,16 @@ def _on_engine(
         checks.append(judged_report(outcomes[0].report, expectation(fixed, tensor_facts.infer(fixed))))
     check, judged = judge.run_check(outcomes, precision, start)
     ran = next((outcome for outcome in outcomes if outcome.ran), outcomes[0])
-    return _Execution(
-        ran.library or settings.engine,
-        ran.device,
-        (*checks, check),
-        judged.builds,
-        ran.latency,
-        exact.latency,
-        tuple(dict.fromkeys(note for outcome in (*outcomes, exact) for note in outcome.notes)),
+    return replace(
+        result,
+        engine=ran.library or settings.engine,
+        device=ran.device,
+        outputs=check.statistics,
+        builds=judged.builds,
+        latency=ran.latency,
+        reference_latency=exact.latency,
+        verdict=Verdict((*checks, check)),
+        warnings=tuple(dict.fromkeys(note for outcome in (*outcomes, exact) for note in outcome.notes)),
     )
 
 

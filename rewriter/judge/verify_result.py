@@ -38,11 +38,11 @@ class VerifyResult(Summary):
     device: str
     tolerance: Tolerance
     data: DataSource
-    outputs: tuple[OutputStatistics, ...]
-    builds: tuple[BuildRun, ...]
-    latency: Latency | None
-    reference_latency: Latency | None
-    verdict: Verdict
+    outputs: tuple[OutputStatistics, ...] = ()
+    builds: tuple[BuildRun, ...] = ()
+    latency: Latency | None = None
+    reference_latency: Latency | None = None
+    verdict: Verdict = field(default_factory=lambda: Verdict(()))
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 

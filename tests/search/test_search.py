@@ -9,7 +9,7 @@ from typing import Any
 import graphs
 import numpy as np
 import pytest
-from searching import CANCELLING, begin, most_emulations, problem_of, reached
+from searching import CANCELLING, begin, most_emulations, reached
 from typer.testing import CliRunner
 
 import rewriter
@@ -26,7 +26,7 @@ from rewriter.jobs.search.trials import Trials
 def searched(
     source: Model, goal: ErrorLimit, plan: Plan | None = None, feeds: dict[str, Array] | None = None
 ) -> Found:
-    return reached(begin(problem_of(source, feeds=feeds), plan or Plan("fp16"), goal), goal)
+    return reached(begin(source, plan or Plan("fp16"), goal, feeds), goal)
 
 
 def test_only_the_inaccurate_node_goes_to_fp32() -> None:
@@ -147,7 +147,7 @@ def test_a_tolerance_out_of_reach_is_a_failed_verification(tmp_path: Path) -> No
 
 
 def trials_of(source: Model, goal: ErrorLimit | Budget) -> Trials:
-    return begin(problem_of(source), Plan("fp16"), goal)
+    return begin(source, Plan("fp16"), goal)
 
 
 def test_a_budget_buys_the_most_accurate_plan() -> None:

@@ -13,12 +13,12 @@ from rewriter.hazards.planning.planner import make_plan
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Target
 from rewriter.ir.model import Array, Model, facts
-from rewriter.ir.plan import Decision, InputsOutputs
+from rewriter.ir.plan import Decision, InputsOutputs, Plan
 from rewriter.jobs.fix import api
 from rewriter.jobs.search.effort import FEWER, FEWEST, MOST, RunCost, affordable
 from rewriter.jobs.search.goal import Budget, ErrorLimit
 from rewriter.jobs.search.run import LEAST_GAIN, MOST_GAIN, most_accurate
-from rewriter.jobs.search.trials import Candidate, Problem, Trials
+from rewriter.jobs.search.trials import Candidate, Trials
 from rewriter.judge.expected import run_all
 from rewriter.runtime.emulation import Accumulation, reference
 from rewriter.runtime.emulation.accumulate import sum_error
@@ -57,9 +57,9 @@ def trials_of(source: Model, target: Target | None = None, io: InputsOutputs = "
     known, samples = facts.infer(source), [graphs.random_feeds(source)]
     widened = reference(source, known)
     exact, ranges = run_all(widened, samples), measure(widened, samples, facts.infer(widened))
-    problem = Problem(source, known, samples, exact, target=target or Target())
     plan = make_plan(source, known, ranges, PrecisionRequest(io=io, epilogues="all"))
-    return Trials(problem, plan, Budget(1.0).measure, "a reason")
+    metric = Budget(1.0).measure
+    return Trials(source, known, samples, exact, plan, metric, target=target or Target())
 
 
 def test_a_norm_that_reads_a_residual_sum_is_a_candidate_only_on_request() -> None:
@@ -71,7 +71,7 @@ def test_a_norm_that_reads_a_residual_sum_is_a_candidate_only_on_request() -> No
 
 def test_norms_are_tried_only_if_the_ranking_has_fp16_sums() -> None:
     fine, coarse = trials_of(graphs.graph(STREAM)), trials_of(graphs.graph(STREAM))
-    coarse.problem = replace(coarse.problem, ranking_sums="fp32")
+    coarse.ranking_sums = "fp32"
     for one, expected in ((fine, True), (coarse, False)):
         most_accurate(one, Budget(10.0), MOST)
         assert any("0:n" in candidate for candidate in tried(one)) == expected
@@ -99,7 +99,7 @@ def weighted(text: str) -> Model:
 def test_a_ranking_with_fp32_sums_includes_the_error_of_deep_convs() -> None:
     """Models too large for emulated FP16 sums: the depth gives the error, and nodes in FP32 add none."""
     trials = trials_of(weighted(CONVS))
-    trials.problem = replace(trials.problem, ranking_sums="fp32")
+    trials.ranking_sums = "fp32"
     ranking = trials.ranking
     assert ranking.index("0:a") < ranking.index("0:y"), "the deep one first, although it costs more"
     assert sum_error(768) == pytest.approx(1.05e-3, rel=0.05)
@@ -267,9 +267,10 @@ def test_plans_are_priced_at_the_sizes_of_the_samples() -> None:
     text = "g (float[{n},32] x, float[32,32] v) => (float[{n},32] y) {{ a = MatMul(x, v)  y = Tanh(a) }}"
     fixed, dynamic = (graphs.graph(text.format(n=size)) for size in ("4096", "rows"))
     samples = [graphs.random_feeds(fixed)]
+    exact = run_all(reference(fixed, facts.infer(fixed)), samples)
+    metric = Budget(1.0).measure
     first, second = (
-        Problem(one, facts.infer(one), samples, run_all(reference(one, facts.infer(one)), samples)).prices
-        for one in (fixed, dynamic)
+        Trials(one, facts.infer(one), samples, exact, Plan("fp16"), metric).prices for one in (fixed, dynamic)
     )
     assert first.base == second.base
     assert first.own == second.own

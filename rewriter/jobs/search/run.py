@@ -19,7 +19,7 @@ from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.plan import Plan
 from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Found, Goal
-from rewriter.jobs.search.trials import Candidate, Problem, Trials, bisect
+from rewriter.jobs.search.trials import Candidate, Trials, bisect
 from rewriter.judge.arithmetic_checks import AS_FP32
 from rewriter.judge.expected import Outputs, selects_rows
 from rewriter.judge.verdict import Check
@@ -81,16 +81,18 @@ def search(
             if len(expected) == effort.samples:
                 break
     places = [_strongest(expected)] if one_sample else range(len(expected))
-    problem = Problem(
+    trials = Trials(
         structured,
         facts,
         [feeds[place] for place in places],
         [expected[place] for place in places],
+        plan,
+        goal.measure,
+        f"added by the search for {goal}",
         effort.judging_sums,
         effort.ranking_sums,
         target,
     )
-    trials = Trials(problem, plan, goal.measure, f"added by the search for {goal}")
     found = (
         cheapest(trials, goal) if isinstance(goal, ErrorLimit) else most_accurate(trials, goal, effort.plans)
     )
@@ -162,15 +164,15 @@ def _sequences(trials: Trials, budget_us: float) -> Iterator[list[str]]:
     yield streams
     yield [key for key in ranked if trials.prices.extra[key] <= MOST_OF_BUDGET * budget_us]
     yield list(dict.fromkeys((*streams, *ranked)))
-    if trials.problem.ranking_sums == "fp16":
+    if trials.ranking_sums == "fp16":
         yield trials.useful_nodes(norms=True)
 
 
 def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator[Candidate]:
     """Yields all nodes, those that fill the budget, the longest start, and a half, a quarter, ... of it.
 
-    All nodes may cost less than a part of them, which needs Casts and splits kernels. What fills the budget is
-    the longest start within it, and later nodes that still fit.
+    All nodes may cost less than a part of them, which needs Casts and splits kernels. What fills the budget
+    is the longest start within it, and later nodes that still fit.
     """
     yield Candidate(ranked)
     above = bisect(len(ranked) + 1, lambda n: trials.latency_us(Candidate(ranked[:n])) > limit_us)

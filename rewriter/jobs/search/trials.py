@@ -59,117 +59,65 @@ def bisect(high: int, test: Callable[[int], bool]) -> int:
     return high
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A model to find a plan for, and the outputs that plans are compared with.
+@dataclass
+class Trials:
+    """Plans for one model, with their evaluations.
 
     Attributes:
-        model: The model that the rules' plan is for. Candidates are ranked and priced on it.
+        model: The model that `plan`, the rules' plan, is for. Candidates are ranked and priced on it.
         expected: Outputs of the original in FP32 for each of `samples`.
+        reason: The reason in the plan for a node that the search puts in FP32.
         accumulation: Type of the sums of an emulated plan. `ranking_sums`: of those in the ranking.
         target: The target whose recorded costs are used.
+        count: Number of whole models that were evaluated.
     """
 
     model: Model
     facts: Facts
     samples: Sequence[Sample]
     expected: Sequence[Mapping[str, Array]]
+    plan: Plan
+    metric: Metric
+    reason: str = "added by a search"
     accumulation: Accumulation = "fp16"
     ranking_sums: Accumulation = "fp16"
     target: Target = field(default_factory=Target)
+    count: int = 0
+    _plans: dict[Candidate, Plan] = field(default_factory=dict)
+    _values: dict[frozenset[str], float] = field(default_factory=dict)
 
     @cached_property
     def prices(self) -> Prices:
         """Recorded costs of the model's nodes, at the shapes of the first sample."""
         return priced(self.model, tensor_facts.at_sizes(self.model, self.samples[0]), self.target)
 
-    def survey(self, plan: Plan) -> Survey:
-        """Returns the main graph as the hazard rules see it, without ranges."""
-        wanted = PrecisionRequest(plan.precision, plan.io)
-        return next(iter(surveys(self.model, self.facts, {}, wanted)))
-
-    def lowered(self, plan: Plan) -> Model:
-        """Returns the model with the types of `plan`."""
-        return retype(self.model, self.facts, request(self.model, plan, ""))
-
-    def value(self, plan: Plan, metric: Metric) -> float:
-        """Returns the metric of `plan`, the worst over samples, with TF32 for FP32 products."""
-        lowered = self.lowered(plan)
-        model = emulation(lowered, tensor_facts.infer(lowered), self.accumulation, tf32=True)
-        with Session(model) as session:
-            values = [
-                metric.worst(expected, session.run(as_declared(lowered, sample)))
-                for sample, expected in zip(self.samples, self.expected, strict=True)
-            ]
-        return min(values) if metric.least else max(values)
-
-    def added_errors(self, plan: Plan) -> dict[str, float]:
-        """Returns the error that each node of the main graph adds under `plan`, by its key: one emulation.
-
-        Nodes without float outputs have the largest error of their inputs.
-        """
-        tensors: dict[str, float] = {}
-        errors: dict[str, float] = {}
-        rows = diverge(self.model, self.lowered(plan), self.samples, self.ranking_sums).nodes
-        for row in rows:
-            if row.added > 0.0:
-                tensors[row.tensor] = max(tensors.get(row.tensor, 0.0), row.added)
-                errors[row.key] = max(errors.get(row.key, 0.0), row.added)
-        measured = {row.key for row in rows}
-        for node in self.model.proto.graph.node:
-            key, read = node_key(0, node), [tensors[name] for name in node.input if name in tensors]
-            if key not in measured and read:
-                errors[key] = max(read)
-        if self.ranking_sums == "fp32":
-            for key, error in self._errors_of_sums():
-                errors[key] = math.hypot(errors.get(key, 0.0), error)
-        return errors
-
-    def _errors_of_sums(self) -> Iterator[tuple[str, float]]:
-        """Yields the error that FP16 sums add to each Conv, for a model too large to rank with them."""
-        for node in self.model.proto.graph.node:
-            weight = self.facts.main.get(node.input[1]) if node.op_type == "Conv" else None
-            if weight is not None and weight.shape is not None:
-                sizes = [size if isinstance(size, int) else 1 for size in weight.shape]
-                yield node_key(0, node), sum_error(conv_depth(node, sizes))
-
-
-@dataclass
-class Trials:
-    """Plans for one problem, with their evaluations.
-
-    Attributes:
-        plan: The rules' plan.
-        reason: The reason in the plan for a node that the search puts in FP32.
-        count: Number of whole models that were evaluated.
-    """
-
-    problem: Problem
-    plan: Plan
-    metric: Metric
-    reason: str
-    count: int = 0
-    _plans: dict[Candidate, Plan] = field(default_factory=dict)
-    _values: dict[frozenset[str], float] = field(default_factory=dict)
-
-    @property
-    def prices(self) -> Prices:
-        return self.problem.prices
-
     def plan_of(self, added: Candidate) -> Plan:
         """Returns the rules' plan with more nodes in FP32, islands merged."""
         if added not in self._plans:
-            extra, problem = dict.fromkeys(sorted(added), self.reason), self.problem
-            self._plans[added] = extend_plan(problem.model, problem.facts, self.plan, extra)
+            extra = dict.fromkeys(sorted(added), self.reason)
+            self._plans[added] = extend_plan(self.model, self.facts, self.plan, extra)
         return self._plans[added]
 
     def value(self, added: Candidate) -> float:
-        """Returns the metric of a candidate's plan; those with the same nodes in FP32 are one."""
+        """Returns the metric of a candidate's plan, the worst over samples, with TF32 for FP32 products.
+
+        Candidates with the same nodes in FP32 are one.
+        """
         plan = self.plan_of(added)
         if plan.fp32 not in self._values:
             self.count += 1
-            self._values[plan.fp32] = self.problem.value(plan, self.metric)
+            lowered = self._lowered(plan)
+            model = emulation(lowered, tensor_facts.infer(lowered), self.accumulation, tf32=True)
+            with Session(model) as session:
+                values = [
+                    self.metric.worst(expected, session.run(as_declared(lowered, sample)))
+                    for sample, expected in zip(self.samples, self.expected, strict=True)
+                ]
+            self._values[plan.fp32] = min(values) if self.metric.least else max(values)
         return self._values[plan.fp32]
+
+    def _lowered(self, plan: Plan) -> Model:
+        return retype(self.model, self.facts, request(self.model, plan, ""))
 
     def latency_us(self, added: Candidate) -> float:
         """Returns the estimated time of a candidate's plan."""
@@ -197,10 +145,33 @@ class Trials:
         The order is that of the squared error over the estimated cost of FP32.
         """
         self.count += 1
-        errors = self.problem.added_errors(self.plan)
-        kept, extra = self.plan.fp32 | self.plan.bf16, self.prices.extra
+        errors, kept, extra = self._added_errors(), self.plan.fp32 | self.plan.bf16, self.prices.extra
         open_keys = [key for key in errors if key in extra and key not in kept]
         return sorted(open_keys, key=lambda key: -(errors[key] ** 2) / (extra[key] + LEAST_US))
+
+    def _added_errors(self) -> dict[str, float]:
+        """Returns the error that each node of the main graph adds under the rules' plan, by its key.
+
+        Nodes without float outputs have the largest error of their inputs. A model too large to rank with
+        FP16 sums has the errors of its Convs' sums by their depth.
+        """
+        tensors: dict[str, float] = {}
+        errors: dict[str, float] = {}
+        rows = diverge(self.model, self._lowered(self.plan), self.samples, self.ranking_sums).nodes
+        for row in rows:
+            if row.added > 0.0:
+                tensors[row.tensor] = max(tensors.get(row.tensor, 0.0), row.added)
+                errors[row.key] = max(errors.get(row.key, 0.0), row.added)
+        measured = {row.key for row in rows}
+        for node in self.model.proto.graph.node:
+            key, read = node_key(0, node), [tensors[name] for name in node.input if name in tensors]
+            if key not in measured and read:
+                errors[key] = max(read)
+            weight = self.facts.main.get(node.input[1]) if node.op_type == "Conv" else None
+            if self.ranking_sums == "fp32" and weight is not None and weight.shape is not None:
+                sizes = [size if isinstance(size, int) else 1 for size in weight.shape]
+                errors[key] = math.hypot(errors.get(key, 0.0), sum_error(conv_depth(node, sizes)))
+        return errors
 
     def useful_nodes(self, *, norms: bool = False) -> list[str]:
         """Returns the ranking without nodes that make an engine worse; `norms` keeps norms that take sums."""
@@ -229,7 +200,9 @@ class Trials:
 
     @cached_property
     def _survey(self) -> Survey:
-        return self.problem.survey(self.plan)
+        """The main graph as the hazard rules see it, without ranges."""
+        wanted = PrecisionRequest(self.plan.precision, self.plan.io)
+        return next(iter(surveys(self.model, self.facts, {}, wanted)))
 
     @cached_property
     def _in_attention(self) -> frozenset[str]:
