@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal
@@ -48,16 +48,7 @@ class Quirk:
     severity: Severity
     remedy: str
     source: str
-    where: Literal[
-        "any",
-        "eight-columns",
-        "float8",
-        "kernel-is-stride",
-        "own-gate",
-        "round-trip",
-        "shared-axis",
-        "shared-input",
-    ] = "any"
+    where: str = "any"
     types: tuple[str, ...] = ()
     library: Literal["tensorrt", "tensorrt-rtx"] = "tensorrt"
     min_opset: int = 1
@@ -238,7 +229,7 @@ def places(graph: GraphEditor, quirk: Quirk) -> list[NodeProto]:
 def _chains(graph: GraphEditor, quirk: Quirk) -> list[list[NodeProto]]:
     """The chains of nodes that match the quirk."""
     chains = [chain for node in graph.nodes if (chain := _chain(graph, node, quirk.chain))]
-    chains = [chain for chain in chains if _is_meant(graph, chain, quirk.where)]
+    chains = [chain for chain in chains if _MEANT[quirk.where](graph, chain)]
     if quirk.where not in ("shared-axis", "shared-input"):
         return chains
     groups: dict[Hashable, list[list[NodeProto]]] = defaultdict(list)
@@ -260,18 +251,19 @@ def _chain(graph: GraphEditor, node: NodeProto, steps: Sequence[str]) -> list[No
     return _chain(graph, node, steps[1:]) if steps[0].endswith("?") and len(steps) > 1 else []
 
 
-def _is_meant(graph: GraphEditor, chain: list[NodeProto], where: str) -> bool:
-    node = chain[0]
-    if where == "float8":
-        return graph.dtype(node.input[0]) in _FLOAT8
-    if where == "eight-columns":
-        return (graph.shape(node.input[1]) or (None,))[-1] == 8
-    if where == "own-gate":
-        return node.input[0] in chain[2].input
-    if where != "kernel-is-stride":
-        return True
+def _is_patch(node: NodeProto) -> bool:
     kernel = attribute(node, "kernel_shape", [])
     return bool(kernel) and min(kernel) >= PATCH and list(kernel) == list(attribute(node, "strides", []))
+
+
+_MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
+    **dict.fromkeys(("any", "shared-axis", "shared-input"), lambda graph, chain: True),
+    "float8": lambda graph, chain: graph.dtype(chain[0].input[0]) in _FLOAT8,
+    "eight-columns": lambda graph, chain: (graph.shape(chain[0].input[1]) or (None,))[-1] == 8,
+    "own-gate": lambda graph, chain: chain[0].input[0] in chain[2].input,
+    "kernel-is-stride": lambda graph, chain: _is_patch(chain[0]),
+}
+"""True for the chains that a row's `where` means."""
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from string import Template
 
@@ -95,7 +96,8 @@ def python_code(wanted: Sequence[Constraint], model: str) -> str:
     """The source of a module that sets the constraints on a parsed network."""
     rows = "\n".join(f"    {c.layer!r}: {DATA_TYPES[c.repair]!r}," for c in wanted)
     flags = ", ".join(repr(f) for f in ("FP16", *(["BF16"] if "'BF16'" in rows else [])))
-    return _CODE.substitute(model=model, rows=rows, flags=flags)
+    code = files("rewriter.hazards.planning").joinpath("constraints.template").read_text(encoding="utf-8")
+    return Template(code).substitute(model=model, rows=rows, flags=flags)
 
 
 def write(model: Model, facts: Facts, plan: Plan, path: Path) -> tuple[Path, Path]:
@@ -113,58 +115,3 @@ def write(model: Model, facts: Facts, plan: Plan, path: Path) -> tuple[Path, Pat
     write_text(trtexec_arguments(wanted) + "\n", trtexec, "the constraints")
     write_text(python_code(wanted, path.name), python, "the constraints")
     return trtexec, python
-
-
-_CODE = Template('''"""Precisions of the layers of $model, for a weakly typed build with TensorRT 8 to 10.
-
-    parser.parse_from_file("$model")
-    constrain(network, config)
-"""
-
-import re
-import warnings
-
-LAYERS = {
-$rows
-}
-"""Nodes that must not compute in FP16, with the type that they shall have."""
-
-FLOATS = ("FLOAT", "HALF", "BF16")
-
-
-def node_of(layer):
-    """The ONNX node that a layer comes from; one node may become several layers."""
-    told = re.search(r"\\[ONNX Layer: ([^\\]]*)\\]", getattr(layer, "metadata", "") or "")
-    if told:
-        return told[1]
-    return layer.name if layer.name in LAYERS else re.sub(r"_\\d+$$", "", layer.name)
-
-
-def chosen(network):
-    """Pairs of a layer and the name of its type; a node that the parser folded has no layer."""
-    layers = [network.get_layer(index) for index in range(network.num_layers)]
-    found = [(layer, LAYERS[node_of(layer)]) for layer in layers if node_of(layer) in LAYERS]
-    missing = LAYERS.keys() - {node_of(layer) for layer, _ in found}
-    if missing and not found:
-        raise ValueError(f"not in the network: {sorted(missing)}; is it $model that was parsed?")
-    if missing:
-        warnings.warn(f"these nodes have no layer: {sorted(missing)}")
-    return [(layer, kind) for layer, kind in found if floats_of(layer)]
-
-
-def floats_of(layer):
-    """Positions of the outputs that hold floats."""
-    return [i for i in range(layer.num_outputs) if layer.get_output(i).dtype.name in FLOATS]
-
-
-def constrain(network, config):
-    """Let the builder use FP16, except for these layers."""
-    import tensorrt as trt
-
-    for flag in ($flags, "OBEY_PRECISION_CONSTRAINTS"):
-        config.set_flag(getattr(trt.BuilderFlag, flag))
-    for layer, kind in chosen(network):
-        layer.precision = getattr(trt.DataType, kind)
-        for index in floats_of(layer):
-            layer.set_output_type(index, getattr(trt.DataType, kind))
-''')
