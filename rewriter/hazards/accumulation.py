@@ -26,8 +26,9 @@ def partial_sums(survey: Survey) -> Iterator[Hazard]:
     """
     for node in survey.nodes if survey.is_fp16 else ():
         depth = None if sums_in_fp32(survey, node) else depth_of(survey, node)
-        if depth is None or _overflows_anyway(survey, node):
-            continue
+        result = survey.range(node.output[0])
+        if depth is None or (result is not None and result.absmax > survey.largest):
+            continue  # the rules about overflow report the result
         a, b = (_mean(survey, node, index, depth) for index in (0, 1))
         if depth * a * b > survey.largest:
             reason = f"{depth} terms sum up to about {depth * a * b:.2g} if they have one sign"
@@ -85,12 +86,6 @@ def depth_of(survey: Survey, node: NodeProto) -> int | None:
         kernel = survey.graph.sizes(node.input[1])
         return None if kernel is None else conv_depth(node, kernel)
     return next((size for size in sizes if isinstance(size, int)), None)
-
-
-def _overflows_anyway(survey: Survey, node: NodeProto) -> bool:
-    """True if the result itself is out of range: the rules about overflow report it."""
-    result = survey.range(node.output[0])
-    return result is not None and result.absmax > survey.largest
 
 
 def _mean(survey: Survey, node: NodeProto, index: int, depth: int) -> float:

@@ -51,14 +51,9 @@ def _inside(survey: Survey, norm: Norm) -> tuple[str, Severity, str, Evidence]:
     worst, tensor, node = max(measured, key=lambda one: one[0], default=(0.0, norm.input, None))
     if node is not None and worst > survey.limit:
         what: Evidence = "squares" if survey.squares(node) or node.op_type == "ReduceSum" else "values"
-        if worst > survey.largest:
-            return tensor, "error", f"{what} inside {part} exceed {survey.largest:.5g}", what
-        return (
-            tensor,
-            "warning",
-            f"{what} inside {part} come within a factor of 2 of {survey.largest:.5g}",
-            what,
-        )
+        beyond = worst > survey.largest
+        reason = f"{what} inside {part} {'exceed' if beyond else 'come within a factor of 2 of'}"
+        return tensor, "error" if beyond else "warning", f"{reason} {survey.largest:.5g}", what
     return norm.input, "note" if measured or not inner else "error", f"part of {part}", "unknown"
 
 
@@ -80,11 +75,6 @@ def _root(survey: Survey, norm: Norm) -> tuple[NodeProto, ...]:
     return tuple(kept)
 
 
-def inside_limit(survey: Survey) -> float:
-    """Largest square that counts as in range: squaring an operand squares its head-room, too."""
-    return survey.largest / HEADROOM**2
-
-
 def fits_inside(survey: Survey, norm: Norm) -> bool:
     """True if FP16 holds everything measured inside a norm, with enough bits.
 
@@ -93,22 +83,19 @@ def fits_inside(survey: Survey, norm: Norm) -> bool:
     """
     if not survey.is_fp16 or not survey.request.measured_norms:
         return False
-    if norm.kind == "l2-normalize" or norm.cancels or norm.epsilon < smallest_epsilon(survey, norm):
+    divides = not any(_is_inverse(survey, node) for node in norm.nodes)
+    if norm.kind == "l2-normalize" or norm.cancels or norm.epsilon < (FP16_DIVISOR**2 if divides else 0.0):
         return False
     kept = {id(node) for node in _root(survey, norm)}
     halves = [node for node in norm.nodes if id(node) not in kept]
     inner = [t for node in halves for t in node.output if t != norm.output and survey.is_float(t)]
     measured = [survey.range(t) for t in inner if not survey.is_constant(t)]
-    if any(m is None or not m.absmax <= inside_limit(survey) for m in measured):
+    limit = survey.largest / HEADROOM**2  # squaring an operand squares its head-room, too
+    if any(m is None or not m.absmax <= limit for m in measured):
         return False
-    radicands = [t for node in norm.nodes if (t := _radicand(survey, node))]
-    return bool(radicands) and all(_keeps_bits(survey, t) for t in radicands) and _centres(survey, norm)
-
-
-def smallest_epsilon(survey: Survey, norm: Norm) -> float:
-    """Smallest epsilon whose root FP16 can divide by; 0 if the norm does not divide by it."""
-    divides = not any(_is_inverse(survey, node) for node in norm.nodes)
-    return FP16_DIVISOR**2 if divides else 0.0
+    radicands = [survey.range(t) for node in norm.nodes if (t := _radicand(survey, node))]
+    normal = bool(radicands) and all(m is not None and m.low >= FP16_MIN_NORMAL for m in radicands)
+    return normal and _centres(survey, norm)
 
 
 def _is_inverse(survey: Survey, node: NodeProto) -> bool:
@@ -119,12 +106,6 @@ def _is_inverse(survey: Survey, node: NodeProto) -> bool:
 def _radicand(survey: Survey, node: NodeProto) -> str | None:
     """The tensor that a node takes the root of."""
     return node.input[0] if survey.exponent(node) < 1 else None
-
-
-def _keeps_bits(survey: Survey, tensor: str) -> bool:
-    """True if no value of a positive tensor was below FP16's normal range."""
-    measured = survey.range(tensor)
-    return measured is not None and measured.low >= FP16_MIN_NORMAL
 
 
 def _centres(survey: Survey, norm: Norm) -> bool:

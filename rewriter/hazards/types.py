@@ -36,37 +36,33 @@ def no_lower_type(survey: Survey) -> Iterator[Hazard]:
     """Operators without a schema, without the lower type, or at tensors of unknown type."""
     plugins = plugin_types(survey.request.plugin_types)
     for node in survey.nodes:
-        rules = survey.rules(node)
+        op, low, rules = node.op_type, survey.low_name, survey.rules(node)
         unknown = [t for t in (*node.input, *node.output) if t and not survey.graph.dtype(t)]
-        if node.op_type in READS_BITS:
-            yield Hazard(
-                node, "no-lower-type", f"{node.op_type} reads the bits of its input: it keeps its types"
-            )
-        elif node.op_type in plugins:
+        if op in READS_BITS:
+            yield Hazard(node, "no-lower-type", f"{op} reads the bits of its input: it keeps its types")
+        elif op in plugins:
             continue
         elif rules is None:
-            yield Hazard(node, "no-schema", f"{node.op_type} has no ONNX schema: it keeps its types")
+            yield Hazard(node, "no-schema", f"{op} has no ONNX schema: it keeps its types")
         elif unknown:
             yield Hazard(node, "unknown-type", f"the type of {unknown[0]} is not known: it keeps its types")
-        elif refused := refused_by_tensorrt(node, survey.low_name):
-            yield Hazard(node, "no-lower-type", f"TensorRT refuses {refused}")
-        elif refused := refused_by_parser(node, survey.low_name, survey.request.target):
+        elif refused := refused_by_tensorrt(node, low) or refused_by_parser(node, low, survey.request.target):
             yield Hazard(node, "no-lower-type", refused)
         elif not rules.can_follow:
             version = survey.opsets.get(node.domain, 1)
-            yield Hazard(node, "no-lower-type", f"{node.op_type} has no {survey.low_name} in opset {version}")
+            yield Hazard(node, "no-lower-type", f"{op} has no {low} in opset {version}")
 
 
 def refused_by_tensorrt(node: NodeProto, low: str) -> str:
-    """What TensorRT-RTX 1.6 and 1.7 parse in FP32 and not in `low` (FP16 or BF16); "" if there is nothing.
+    """Sentence on what TensorRT-RTX 1.6 and 1.7 parse in FP32 and not in `low` (FP16, BF16); "" otherwise.
 
     Their importers join such a node with a constant in FP32. Among 645 of ONNX's own test cases of nodes,
     eight of each operator, there are no others (benchmarks/node_builds.py).
     """
     if node.op_type in RECURRENT and any(node.input[SEQUENCE_LENS : SEQUENCE_LENS + 1]):
-        return f"{node.op_type} in {low} where it reads lengths of sequences"
+        return f"TensorRT refuses {node.op_type} in {low} where it reads lengths of sequences"
     if node.op_type == "MeanVarianceNormalization" or (node.op_type == "GRU" and low == "BF16"):
-        return f"{node.op_type} in {low}"
+        return f"TensorRT refuses {node.op_type} in {low}"
     return ""
 
 

@@ -34,7 +34,7 @@ ROOMS = (
 BUDGETS = {
     "ir": 7_750,
     "runtime": 6_800,
-    "hazards": 4_450,
+    "hazards": 3_550,
     "passes": 5_650,
     "pipeline": 2_500,
     "judge": 2_300,

@@ -29,17 +29,15 @@ from rewriter.ir.model.facts import Facts
 from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import Decision, Plan, Range, node_key
 
+RangesByTensor = Mapping[tuple[int, str], Range]
+"""By scope index and tensor name."""
+
 SEARCHED = "tolerance"
 """Rule of a node that a search keeps in FP32."""
 
 
 def make_plan(
-    model: Model,
-    facts: Facts,
-    ranges: Mapping[tuple[int, str], Range],
-    wish: PrecisionRequest,
-    *,
-    real: bool = False,
+    model: Model, facts: Facts, ranges: RangesByTensor, wish: PrecisionRequest, *, real: bool = False
 ) -> Plan:
     """The plan that the rules of `hazards` give for `model` with its measured `ranges`.
 
@@ -57,13 +55,9 @@ def make_plan(
         float_nodes += len(survey.nodes)
         decisions.extend(_decide(survey))
         in_range.update(_in_range(survey))
+    types = wish.plugin_types
     return Plan(
-        wish.precision,
-        wish.io,
-        tuple(decisions),
-        float_nodes,
-        frozenset(in_range),
-        plugin_types=wish.plugin_types,
+        wish.precision, wish.io, tuple(decisions), float_nodes, frozenset(in_range), plugin_types=types
     )
 
 
@@ -79,11 +73,7 @@ def _in_range(survey: Survey) -> Iterator[str]:
 
 
 def extend_plan(
-    model: Model,
-    facts: Facts,
-    plan: Plan,
-    extra: Mapping[str, str],
-    released: frozenset[str] = frozenset(),
+    model: Model, facts: Facts, plan: Plan, extra: Mapping[str, str], released: frozenset[str] = frozenset()
 ) -> Plan:
     """`plan` with more nodes in FP32, and without those of `released`; islands that meet merge.
 
@@ -116,7 +106,7 @@ def extend_plan(
     return replace(plan, decisions=tuple(made))
 
 
-def unscaled_overflows(plan: Plan, ranges: Mapping[tuple[int, str], Range]) -> dict[tuple[int, str], Range]:
+def unscaled_overflows(plan: Plan, ranges: RangesByTensor) -> dict[tuple[int, str], Range]:
     """The ranges, before `rescale` scaled them, of the tensors that were out of range: by scope and tensor.
 
     Args:
@@ -135,12 +125,7 @@ def unscaled_overflows(plan: Plan, ranges: Mapping[tuple[int, str], Range]) -> d
 
 
 def surveys(
-    model: Model,
-    facts: Facts,
-    ranges: Mapping[tuple[int, str], Range],
-    settings: PrecisionRequest,
-    *,
-    tag: str = "",
+    model: Model, facts: Facts, ranges: RangesByTensor, settings: PrecisionRequest, *, tag: str = ""
 ) -> Iterator[Survey]:
     """The survey of every graph of the model, in the order of `Facts.scopes`; `tag` is for edits."""
     graphs = open_graphs(model, facts, tag=tag)
@@ -153,7 +138,12 @@ def surveys(
 
 
 def _decisions(survey: Survey, found: Mapping[int, Hazard]) -> list[Decision]:
-    return [_decision(survey.scope, found[id(node)]) for node in survey.nodes if id(node) in found]
+    scope, kept = survey.scope, [found[id(node)] for node in survey.nodes if id(node) in found]
+    keyed = ((h, node_key(scope, h.node), h.node.op_type) for h in kept)
+    return [
+        Decision(label(h.node), op, key, h.rule, h.reason, h.tensor, h.range, norm=h.norm)
+        for h, key, op in keyed
+    ]
 
 
 def _computes_low(graph: GraphEditor) -> bool:
@@ -194,16 +184,3 @@ def _decide(survey: Survey) -> list[Decision]:
         if identity in found and found[identity].rule in FREE:
             del found[identity]
     return _decisions(survey, found)
-
-
-def _decision(scope: int, hazard: Hazard) -> Decision:
-    return Decision(
-        label(hazard.node),
-        hazard.node.op_type,
-        node_key(scope, hazard.node),
-        hazard.rule,
-        hazard.reason,
-        hazard.tensor,
-        hazard.range,
-        norm=hazard.norm,
-    )
