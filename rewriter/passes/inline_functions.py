@@ -14,9 +14,8 @@ from onnx.inliner import inline_local_functions
 from rewriter.ir import children
 from rewriter.ir.base import Change, Context, Event, ModelPass, Refusal
 from rewriter.ir.errors import ModelError, NativeError
-from rewriter.ir.graph import TAG, label
+from rewriter.ir.graph import TAG
 from rewriter.ir.model import STANDARD_DOMAINS, Model, check, refill, walk_nodes
-from rewriter.ir.model.schemas import schema_of
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,6 @@ class InlineFunctions(ModelPass):
     removed. Weights are not copied.
 
     Declines:
-        - functions that call themselves
-        - functions whose operator set defines one of their operators differently from the model's
         - functions that grow beyond all limits when they are expanded
         - models that are invalid with the bodies in place, such as a call with too few inputs
     """
@@ -66,7 +63,7 @@ class _Key(NamedTuple):
 def inline(model: Model, tag: str) -> list[Event]:
     """Inlines every model-local function of `model`, in place; returns [] if it has none.
 
-    If one function cannot be inlined, the model stays unchanged, and the refusals are returned.
+    If the result is invalid, the model stays unchanged, and a refusal is returned.
 
     Args:
         tag: Name of the pass, for the nodes that come out of the functions.
@@ -74,9 +71,6 @@ def inline(model: Model, tag: str) -> list[Event]:
     functions = {_Key(f.domain, f.name, f.overload): f for f in model.proto.functions}
     if not functions:
         return []
-    refusals = [*_recursive(functions), *_other_opsets(model, functions)]
-    if refusals:
-        return list(refusals)
     calls = Counter(map(_key, walk_nodes(model.proto.graph)))
     known = set(map(_node_key, walk_nodes(model.proto.graph)))
     try:
@@ -108,7 +102,7 @@ def _inlined(model: Model, functions: dict[_Key, FunctionProto]) -> ModelProto:
     for function in proto.functions:
         for opset in function.opset_import:
             if opset.domain in STANDARD_DOMAINS:
-                opset.version = version  # `_other_opsets` found every operator unchanged between the two
+                opset.version = version  # the checker found every operator unchanged between the two
     _fill_defaults(proto, functions)
     return children.call(inline_local_functions, proto, doing="onnx.inliner")
 
@@ -124,38 +118,6 @@ def _fill_defaults(proto: ModelProto, functions: dict[_Key, FunctionProto]) -> N
 
 def _key(node: NodeProto) -> _Key:
     return _Key(node.domain, node.op_type, node.overload)
-
-
-def _recursive(functions: dict[_Key, FunctionProto]) -> Iterator[Refusal]:
-    """Refuses functions whose calls form a cycle: inlining them would never end."""
-    called = {key: set(map(_key, walk_nodes(function))) for key, function in functions.items()}
-    calls = {key: keys & functions.keys() for key, keys in called.items()}
-    settled: set[_Key] = set()
-    while ready := {key for key in calls.keys() - settled if calls[key] <= settled}:
-        settled |= ready
-    for key in functions:
-        if key not in settled:
-            yield Refusal(key.name, "the function calls itself, directly or through another one")
-
-
-def _other_opsets(model: Model, functions: dict[_Key, FunctionProto]) -> Iterator[Refusal]:
-    """Refuses functions with an operator that the model's operator set defines differently."""
-    for key, function in functions.items():
-        version = next(
-            (o.version for o in function.opset_import if o.domain in STANDARD_DOMAINS), model.opset
-        )
-        if version == model.opset:
-            continue
-        for node in walk_nodes(function):
-            if node.domain in STANDARD_DOMAINS and _differs(node.op_type, version, model.opset):
-                reason = f"{label(node)} is written for opset {version}, the model for {model.opset}"
-                yield Refusal(key.name, reason)
-                break
-
-
-def _differs(op_type: str, one: int, other: int) -> bool:
-    a, b = schema_of(op_type, "", one), schema_of(op_type, "", other)
-    return a is not None and b is not None and a.since_version != b.since_version
 
 
 def _drop_domains(proto: ModelProto, domains: set[str]) -> None:
