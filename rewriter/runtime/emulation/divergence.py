@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from rewriter.ir.graph import captured, casts_to, label, reads
-from rewriter.ir.model import Array, Model, refill, subgraphs
+from rewriter.ir.graph import casts_to, label, reads
+from rewriter.ir.model import Array, Model, refill
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.facts import Facts
+from rewriter.ir.model.graphs import rename_reads
 from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import node_key
 from rewriter.runtime.emulation import Accumulation, emulation, reference
@@ -100,12 +101,9 @@ class SideBySide:
         """Add the emulated model's inputs, whose types `--io` may have changed."""
         zero = helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0])
         self.nodes.append(helper.make_node("Constant", [], [ZERO], value=zero))
-        given = {port.name: port.dtype for port in self.original.signature.inputs}
         for port in self.emulated.signature.inputs:
-            same = port.dtype == given[port.name]
-            kind: dict[str, Any] = {} if same else {"to": port.dtype}
             out = EMULATED + port.name
-            self.nodes.append(helper.make_node("Identity" if same else "Cast", [port.name], [out], **kind))
+            self.nodes.append(helper.make_node("Cast", [port.name], [out], to=port.dtype))
 
     def _advance(self, done: int, node: NodeProto) -> int:
         """Add the nodes of the original up to the tensors that an emulated node reads and computes."""
@@ -242,22 +240,11 @@ def _renamed(node: NodeProto, read: Naming, written: Naming) -> NodeProto:
     """A copy of the node with other names; tensors of its subgraphs keep theirs."""
     copy = deepcopy(node)
     copy.name = written(node.name) if node.name else ""
-    _rename_reads(copy, read, captured(node))
+    for name in reads(node):
+        rename_reads(copy, name, read(name))
     for index, name in enumerate(node.output):
         copy.output[index] = written(name) if name else ""
     return copy
-
-
-def _rename_reads(node: NodeProto, read: Naming, outer: set[str], *, inside: bool = False) -> None:
-    for index, name in enumerate(node.input):
-        if name and (name in outer or not inside):
-            node.input[index] = read(name)
-    for graph in subgraphs(node):
-        for child in graph.node:
-            _rename_reads(child, read, outer, inside=True)
-        for value in graph.output:
-            if value.name in outer:
-                value.name = read(value.name)
 
 
 @dataclass(frozen=True)
