@@ -65,6 +65,16 @@ def test_arrays_of_a_tuple_are_told_apart() -> None:
     assert differing == {"array 0": False, "array 1": True}
 
 
+def test_an_array_that_one_side_lacks_is_named() -> None:
+    both, one = {"x": RGB, "ids": np.arange(4)}, {"x": RGB}
+    for sides, phrase in (
+        ((both, one), "has no array 'ids'"),
+        ((one, both), "has an array 'ids' that ours lacks"),
+    ):
+        (sample,) = rewriter.compare_inputs(*sides).samples
+        assert [array.sentence for array in sample.arrays] == ["no difference", f"theirs {phrase}"]
+
+
 def test_labels_of_a_loader_are_dropped_where_the_other_side_has_one_array() -> None:
     labelled = [[RGB, np.arange(1)], [RGB, np.arange(1)]]
     for sides in ((labelled, [BGR, BGR]), ([BGR, BGR], labelled)):

@@ -142,6 +142,18 @@ def test_letterbox_keeps_the_ratio_and_crop_takes_the_centre(photographs: Path) 
     np.testing.assert_array_equal(cropped, whole[2:10, 4:12].transpose(2, 0, 1))
 
 
+def test_bytes_with_channels_last_are_pixels(photographs: Path) -> None:
+    model = graphs.graph("g (uint8[1,12,16,3] x) => (float[1,12,16,3] y) { y = Cast<to = 1>(x) }")
+    found = next(iter(load_samples(photographs, model, image_preprocess="")))["x"]
+    np.testing.assert_array_equal(found[0], np.asarray(Image.open(photographs / "0.png")))
+    free = graphs.graph("g (float[1,3,H,W] x) => (float[1,3,H,W] y) { y = Relu(x) }")
+    with pytest.raises(InputsError, match="does not fix the size"):
+        load_samples(photographs, free, image_preprocess="")
+    (photographs / "0.png").write_text("no picture")
+    with pytest.raises(InputsError, match="is it a photograph"):
+        load_samples(photographs, model, image_preprocess="")
+
+
 @pytest.mark.parametrize(
     ("steps", "words"),
     [

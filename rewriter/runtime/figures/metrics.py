@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import math
+import runpy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -138,26 +136,19 @@ def named(name: str) -> Metric:
     if not (place and colon and attribute):
         hint = f"{nearest(name, METRICS)}, or name a function: file.py:function"
         raise UsageError(f"it cannot be {name!r}", where="`metric`", hint=hint)
-    function = getattr(_module(place), attribute, None)
+    function = _names_in(place).get(attribute)
     if not callable(function):
         hint = f"define `def {attribute}(expected, actual) -> float` there"
         raise UsageError(f"{place} has no function {attribute}", where="`metric`", hint=hint)
     return of_the_user(function, f"`metric={name}`")
 
 
-def _module(place: str) -> ModuleType:
-    """Imports the user's code: a file under a name of its own, a module as it is on the path."""
+def _names_in(place: str) -> Mapping[str, Any]:
+    """What a file of the user's, or a module on the path, defines."""
     try:
-        if not place.endswith(".py"):
-            return importlib.import_module(place)
-        path = Path(place)
-        spec = importlib.util.spec_from_file_location(f"rewriter_metric_{path.stem}", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        return runpy.run_path(place) if place.endswith(".py") else vars(importlib.import_module(place))
     except FileNotFoundError as error:
         raise UsageError("there is no such file", where=f"`metric={place}`", hint="check the path") from error
     except Exception as error:
         text = f"it cannot be imported: {type(error).__name__}: {error}"
         raise UsageError(text, where=f"`metric={place}`", hint="does it import by itself?") from error
-    return module
