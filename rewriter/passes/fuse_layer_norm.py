@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 from rewriter.ir.graph import GraphEditor
-from rewriter.ir.patterns.norms import Norm, find_norms, frame, replace
+from rewriter.ir.patterns.norms import Norm, find_norms
+from rewriter.ir.patterns.norms.affine import Frame, unrepeated, weight
 
 
 @dataclass(frozen=True)
@@ -58,19 +61,58 @@ class FuseLayerNorm(GraphPass):
         for norm in find_norms(graph):
             if norm.kind != "layer-norm":
                 continue
-            if reason := _reason_against(graph, norm) or replace(graph, norm):
+            where = Frame(norm.axes, graph.shape(norm.input))
+            if reason := _reason_against(graph, norm, where) or _fuse(graph, norm, where):
                 yield Refusal(norm.name, reason)
                 continue
             yield Change(norm.name, f"{len(norm.nodes)} nodes became LayerNormalization")
 
 
-def _reason_against(graph: GraphEditor, norm: Norm) -> str | None:
+def _reason_against(graph: GraphEditor, norm: Norm, where: Frame) -> str | None:
     if norm.blocked:
         return f"stays decomposed, as one unit: {norm.blocked}"
-    where = frame(graph, norm)
     if where.trailing:
         return None
     if where.rank is None:
         return f"it normalises axes {list(norm.axes)} of a tensor of unknown rank"
     axes = f"axes {list(norm.axes)} of {where.rank}, not the last ones"
     return f"it normalises {axes}: it stays decomposed, to be one FP32 island"
+
+
+def _fuse(graph: GraphEditor, norm: Norm, where: Frame) -> str | None:
+    """Replaces the norm; returns the reason against it.
+
+    The operator's scale and bias have exactly the shape of the normalised axes (bias may be left out, scale
+    may not). `epsilon` is an FP32 attribute: it holds the value of an FP16, BF16 or FP32 constant exactly.
+    """
+    parts: list[str] = []
+    if norm.scale is None:
+        sizes = [size for size in where.sizes if size is not None]
+        if len(sizes) < len(norm.axes):
+            return "it has no scale, and a scale of ones needs the sizes of its axes, which are not known"
+        parts.append(graph.add_constant(f"{norm.output}/scale", np.ones(sizes), like=norm.input))
+    for tensor in filter(None, (norm.scale, norm.bias)):
+        part = _shaped(graph, tensor, where)
+        if part is None:
+            return f"{tensor} is broadcast along an axis whose size is not known"
+        parts.append(part)
+    inputs, axis = [norm.input, *parts], -len(norm.axes)
+    node = graph.make("LayerNormalization", inputs, [norm.output], axis=axis, epsilon=norm.epsilon)
+    graph.substitute(norm.output, node)
+    return None
+
+
+def _shaped(graph: GraphEditor, tensor: str, where: Frame) -> str | None:
+    """A scale or bias with exactly the shape of the normalised axes; None if that is not known."""
+    known = weight(graph, tensor)
+    if known is None:
+        return tensor
+    value, rank = unrepeated(known[0], where), where.rank or len(where.axes)
+    own = ((1,) * (rank - value.ndim) + value.shape)[-len(where.axes) :]
+    sizes = [d if s is None and d > 1 else s for d, s in zip(own, where.sizes, strict=True)]
+    target = [s for s in sizes if s is not None]
+    if len(target) < len(sizes):
+        return None
+    if list(known[0].shape) == target:
+        return tensor
+    return graph.add_constant(f"{tensor}/normalised", np.broadcast_to(value.reshape(own), target).copy())

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-import numpy as np
 from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph import GraphEditor, label
-from rewriter.ir.patterns.norms.affine import Frame, Tail, follow, unrepeated, weight
+from rewriter.ir.patterns.norms.affine import Frame, Tail, follow
 from rewriter.ir.patterns.norms.formulas import match
 from rewriter.ir.patterns.norms.language import Bindings
 from rewriter.ir.patterns.values import exposed, is_harmless, origins, positive, transparent
@@ -147,60 +146,3 @@ def _between(graph: GraphEditor, sources: Sequence[str], source: str) -> list[No
                 break
             found.append(node)
     return found
-
-
-class _UnknownSizeError(Exception):
-    """The operator cannot be written, as a normalised axis has no known size."""
-
-
-def frame(graph: GraphEditor, norm: Norm) -> Frame:
-    """The axes of a norm and what is known of their sizes."""
-    return Frame(norm.axes, graph.shape(norm.input))
-
-
-def replace(graph: GraphEditor, norm: Norm) -> str | None:
-    """Replaces `norm`, whose axes are the last ones, by LayerNormalization.
-
-    The operator's scale and bias have exactly the shape of the normalised axes (bias may be left out, scale
-    may not). `epsilon` is an FP32 attribute: it holds the value of an FP16, BF16 or FP32 constant exactly.
-
-    Returns:
-        The reason against it, with the graph unchanged; None if it was done.
-    """
-    where = frame(graph, norm)
-    try:
-        parts = [_ones(graph, norm, where) if norm.scale is None else _shaped(graph, norm.scale, where)]
-        if norm.bias is not None:
-            parts.append(_shaped(graph, norm.bias, where))
-    except _UnknownSizeError as error:
-        return str(error)
-    inputs, axis = [norm.input, *parts], -len(norm.axes)
-    node = graph.make("LayerNormalization", inputs, [norm.output], axis=axis, epsilon=norm.epsilon)
-    graph.substitute(norm.output, node)
-    return None
-
-
-def _ones(graph: GraphEditor, norm: Norm, where: Frame) -> str:
-    sizes = [s for s in where.sizes if s is not None]
-    if len(sizes) != len(where.axes):
-        raise _UnknownSizeError(
-            "it has no scale, and a scale of ones needs the sizes of its axes, which are not known"
-        )
-    return graph.add_constant(f"{norm.output}/scale", np.ones(sizes), like=norm.input)
-
-
-def _shaped(graph: GraphEditor, tensor: str, where: Frame) -> str:
-    """A scale or bias with exactly the shape of the normalised axes: `tensor` itself if it has it."""
-    known = weight(graph, tensor)
-    if known is None:
-        return tensor
-    value, rank = unrepeated(known[0], where), where.rank or len(where.axes)
-    whole = (1,) * (rank - value.ndim) + value.shape
-    own = [whole[a] for a in where.axes]
-    sizes = [d if s is None and d > 1 else s for d, s in zip(own, where.sizes, strict=True)]
-    target = [s for s in sizes if s is not None]
-    if len(target) != len(sizes):
-        raise _UnknownSizeError(f"{tensor} is broadcast along an axis whose size is not known")
-    if list(known[0].shape) == target:
-        return tensor
-    return graph.add_constant(f"{tensor}/normalised", np.broadcast_to(value.reshape(own), target).copy())
