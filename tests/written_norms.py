@@ -64,3 +64,4 @@ NORMALIZE = [pytest.param(body, int(size), id=name) for name, body, size in _row
 BLOCKED: list[Any] = [
     pytest.param(body, output, reason, id=name) for name, body, output, reason in _rows("blocked")
 ]
+NOT_NORMS = [pytest.param(body, more, id=name) for name, body, *more in _rows("no norms")]

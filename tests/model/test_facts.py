@@ -4,47 +4,55 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import graph
-from onnx import TensorProto, helper
+from graphs import graph, weighted
+from onnx import TensorProto
 
 from rewriter.ir.errors import ModelError
-from rewriter.ir.model import Model, facts, load
-from rewriter.ir.model.facts import TensorFacts
+from rewriter.ir.model import Model, facts
+from rewriter.ir.model.facts import Shape, TensorFacts
+
+F16, F32, I64 = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.INT64
+
+KNOWN = [
+    pytest.param(
+        "g (float16[n,3] x, int64[2] i) => (float[n,4] y) <float[3,4] w = {0,0,0,0,0,0,0,0,0,0,0,0}> {"
+        " a = Cast<to = 1>(x) y = MatMul(a, w) }",
+        {
+            "x": (F16, ("n", 3)),
+            "i": (I64, (2,)),
+            "w": (F32, (3, 4)),
+            "a": (F32, ("n", 3)),
+            "y": (F32, ("n", 4)),
+        },
+        id="inputs, initializers, results and outputs",
+    ),
+    pytest.param(
+        "g (float x, int64[r] s) => (float[a,b] y) { z = Reshape(x, s) y = Expand(z, s) }",
+        {"x": (F32, ()), "z": (F32, None)},
+        id="a scalar has rank 0, and an unknown rank is None",
+    ),
+    pytest.param(
+        "g (float[2,3,4] x) => (float[m,n] y)"
+        " <int64[1] minus = {-1}, int64 zero = {0}, int64[1] at = {0}> {"
+        " s = Shape(x) d = Gather(s, zero) u = Unsqueeze(d, at) t = Concat<axis = 0>(u, minus)"
+        " z = Reshape(x, t) y = Relu(z) }",
+        {"t": (I64, (2,)), "z": (F32, (2, 12))},
+        id="computed shapes",
+    ),
+    pytest.param(
+        "g (float[4] x) => (float[4] y) { a = NoSuchOp(x) y = Relu(a) }",
+        {"a": None, "y": (F32, (4,))},
+        id="results of an operator without schema",
+    ),
+]
 
 
-def test_inputs_initializers_results_and_outputs() -> None:
-    known = facts.infer(
-        graph(
-            "g (float16[n,3] x, int64[2] i) => (float[n,4] y) <float[3,4] w = {0,0,0,0,0,0,0,0,0,0,0,0}> {"
-            " a = Cast<to = 1>(x) y = MatMul(a, w) }"
-        )
-    ).main
-    assert known["x"] == TensorFacts(TensorProto.FLOAT16, ("n", 3))
-    assert known["i"] == TensorFacts(TensorProto.INT64, (2,))
-    assert known["w"] == TensorFacts(TensorProto.FLOAT, (3, 4))
-    assert known["a"] == TensorFacts(TensorProto.FLOAT, ("n", 3))
-    assert known["y"] == TensorFacts(TensorProto.FLOAT, ("n", 4))
-
-
-def test_a_scalar_has_rank_0_and_an_unknown_rank_is_none() -> None:
-    known = facts.infer(
-        graph("g (float x, int64[r] s) => (float[a,b] y) { z = Reshape(x, s) y = Expand(z, s) }")
-    ).main
-    assert known["x"].shape == ()
-    assert known["z"].shape is None
-
-
-def test_computed_shapes_are_inferred() -> None:
-    known = facts.infer(
-        graph(
-            "g (float[2,3,4] x) => (float[m,n] y)"
-            " <int64[1] minus = {-1}, int64 zero = {0}, int64[1] at = {0}> {"
-            " s = Shape(x) d = Gather(s, zero) u = Unsqueeze(d, at) t = Concat<axis = 0>(u, minus)"
-            " z = Reshape(x, t) y = Relu(z) }"
-        )
-    ).main
-    assert known["t"].shape == (2,)
-    assert known["z"].shape == (2, 12)
+@pytest.mark.parametrize(("text", "expected"), KNOWN)
+def test_types_and_shapes(text: str, expected: dict[str, tuple[int, Shape | None] | None]) -> None:
+    known = facts.infer(graph(text)).main
+    assert {name: known.get(name) for name in expected} == {
+        name: value and TensorFacts(*value) for name, value in expected.items()
+    }
 
 
 def test_a_detached_weight_has_facts_like_any_other() -> None:
@@ -72,12 +80,6 @@ def test_sibling_branches_may_share_a_tensor_name() -> None:
     assert [scope["a"].dtype for scope in known.scopes[1:]] == [TensorProto.FLOAT16, TensorProto.DOUBLE]
 
 
-def test_results_of_an_operator_without_schema_are_unknown() -> None:
-    known = facts.infer(graph("g (float[4] x) => (float[4] y) { a = NoSuchOp(x) y = Relu(a) }")).main
-    assert "a" not in known
-    assert known["y"].dtype == TensorProto.FLOAT
-
-
 def test_strict_inference_names_the_contradicting_node() -> None:
     source = graph("g (float[2,3] x, float[4,5] w) => (float[2,5] y) { y = MatMul(x, w) }")
     with pytest.raises(ModelError, match=r"types or shapes contradict each other: .*MatMul"):
@@ -93,17 +95,7 @@ def test_inference_does_not_change_the_model() -> None:
 
 
 def _big_weight() -> Model:
-    weight = helper.make_tensor(
-        "w", TensorProto.FLOAT, [64, 64], np.ones((64, 64), np.float32).tobytes(), raw=True
-    )
-    made = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 64])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 64])],
-        [weight],
-    )
-    return load(helper.make_model(made, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]))
+    return weighted("g (float[2,64] x) => (float[2,64] y) { y = MatMul(x, w) }", w=(64, 64))
 
 
 def test_facts_of_a_graph_are_kept_and_no_caller_changes_those_of_another() -> None:
