@@ -14,7 +14,7 @@ from rewriter.ir.model import Model, facts
 from rewriter.ir.plan import Plan
 from rewriter.passes.algorithms.rescaling.apply import apply, apply_planned, record
 from rewriter.passes.algorithms.rescaling.choice import demands, in_range, solve
-from rewriter.passes.algorithms.rescaling.exponents import collect
+from rewriter.passes.algorithms.rescaling.exponents import Constraints
 from rewriter.runtime.ranges import Ranges
 
 NAMED = 3
@@ -99,9 +99,9 @@ def _rescaled(survey: Survey, *, measured: bool) -> Iterator[Event]:
         measured: True if there are ranges; without them, only constants show overflow.
     """
     graph = survey.graph
-    constraints = collect(graph)
+    constraints = Constraints(graph)
     demanded, tied = demands(survey, constraints, measured=measured)
-    free = solve(demanded, [constraints.exponents.form(number) for number in constraints.tensors.values()])
+    free = solve(demanded, [constraints.form(number) for number in constraints.tensors.values()])
     saved: dict[str, int] = {}
     refusals: dict[str, list[str]] = {}
     for form, demand in demanded.items():

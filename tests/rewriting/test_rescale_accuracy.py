@@ -22,7 +22,7 @@ from rewriter.jobs.fix import api
 from rewriter.jobs.fix.result import FixResult
 from rewriter.passes.algorithms.rescaling.apply import apply as shift
 from rewriter.passes.algorithms.rescaling.choice import Demand, solve
-from rewriter.passes.algorithms.rescaling.exponents import collect
+from rewriter.passes.algorithms.rescaling.exponents import Constraints
 from rewriter.pipeline.presets import PRESETS
 from rewriter.runtime.ranges import measure
 
@@ -48,11 +48,11 @@ def decisions(result: FixResult) -> tuple[Decision, ...]:
 def overflowing(source: Model, k: int) -> Model:
     """The same function with the exponent of most tensors, its residual stream, times 2^k."""
     editor = open_graphs(source := source.copy(), infer(source))[0]
-    constraints = collect(editor)
-    forms = [constraints.exponents.form(number) for number in constraints.tensors.values()]
+    constraints = Constraints(editor)
+    forms = [constraints.form(number) for number in constraints.tensors.values()]
     demands = {form: Demand() for form in forms if form}
     for use in constraints.constants:
-        demands.setdefault(constraints.exponents.form(use.number), Demand()).edits += 1
+        demands.setdefault(constraints.form(use.number), Demand()).edits += 1
     ((stream, _),) = Counter(form for form in forms if form).most_common(1)
     demands[stream] = Demand(k, k, sunken={"the stream": k})
     free = solve(demands, demands)

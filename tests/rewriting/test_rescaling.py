@@ -11,11 +11,11 @@ from rewriter.ir.model import Model
 from rewriter.ir.model.facts import infer
 from rewriter.passes.algorithms.rescaling.apply import scaled
 from rewriter.passes.algorithms.rescaling.choice import Demand, solve
-from rewriter.passes.algorithms.rescaling.exponents import Constraints, Exponents, Form, collect
+from rewriter.passes.algorithms.rescaling.exponents import Constraints, Exponents, Form
 
 
 def constraints(source: Model) -> Constraints:
-    return collect(open_graphs(source, infer(source))[0])
+    return Constraints(open_graphs(source, infer(source))[0])
 
 
 def test_equations_leave_sums_of_free_exponents() -> None:
@@ -89,7 +89,7 @@ def test_an_operator_constrains_its_exponents(body: str, wanted: str) -> None:
             y = Add(x, w)
         }}""")
     found = constraints(source)
-    forms = {t: found.exponents.form(found.tensors[t]) for t in "abt" if t in found.tensors}
+    forms = {t: found.form(found.tensors[t]) for t in "abt" if t in found.tensors}
     named = [name for name in wanted.split(" = ") if name in forms]
     zero = wanted.endswith("= 0")
     assert {t for t, form in forms.items() if not form} == (set(named) if zero else set())
@@ -112,7 +112,7 @@ def test_a_tensor_that_a_subgraph_reads_keeps_its_scale() -> None:
             }"""
         )
     )
-    assert found.exponents.form(found.tensors["a"]) == ()
+    assert found.form(found.tensors["a"]) == ()
     assert found.pins["a"].startswith("If")
 
 

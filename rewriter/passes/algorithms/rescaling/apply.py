@@ -14,7 +14,7 @@ from rewriter.ir.errors import UsageError
 from rewriter.ir.graph import GraphEditor
 from rewriter.ir.model import Array, Model
 from rewriter.ir.model.writing import from_json
-from rewriter.passes.algorithms.rescaling.exponents import Constraints, collect
+from rewriter.passes.algorithms.rescaling.exponents import Constraints
 
 DEFAULT_EPSILON = 1e-5
 """Default in ONNX of LayerNormalization, RMSNormalization, InstanceNormalization and GroupNormalization."""
@@ -82,7 +82,7 @@ def apply_planned(graph: GraphEditor, exponents: Mapping[str, int]) -> int:
         UsageError: the graph does not compute a tensor, or its operators do not allow these exponents
             together; the message names the tensors.
     """
-    constraints = collect(graph)
+    constraints = Constraints(graph)
     for tensor in exponents:
         if tensor not in constraints.tensors:
             text = f"it scales {tensor}, which the model does not compute"

@@ -145,14 +145,14 @@ def demands(
     Args:
         measured: True if the survey has ranges; without them, only constants make demands.
     """
-    forms = (constraints.exponents.form(number) for number in constraints.tensors.values())
+    forms = (constraints.form(number) for number in constraints.tensors.values())
     found = {form: Demand() for form in forms if form}
     tied: list[str] = []
     islands = frozenset(id(node) for norm in survey.norms for node in norm.nodes)
     hidden = _hidden(survey, islands)
     divisors = {n.input[i] for n in survey.graph.nodes if (i := DIVISORS.get(n.op_type)) is not None}
     for tensor, number in constraints.tensors.items():
-        form = constraints.exponents.form(number)
+        form = constraints.form(number)
         if tensor in hidden:
             continue
         if not form and excess(survey, tensor):
@@ -160,7 +160,7 @@ def demands(
         elif form and measured:
             _add_tensor(survey, tensor, found[form], divides=tensor in divisors)
     for use in constraints.constants:
-        form, value = constraints.exponents.form(use.number), survey.graph.constant(use.tensor)
+        form, value = constraints.form(use.number), survey.graph.constant(use.tensor)
         if form and value is not None:
             demand = found.setdefault(form, Demand())
             _add_constant(survey, use, value, demand, in_fp32=id(use.node) in islands)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import gcd
 
 from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph import GraphEditor, label, reads
 from rewriter.ir.model.facts import FLOATS
-from rewriter.passes.algorithms.rescaling.rules import Relations, Slot, relations
+from rewriter.passes.algorithms.rescaling.rules import Slot, relations
 
 Form = tuple[tuple[int, int], ...]
 """A sum of free exponents: pairs of a free one and its coefficient, in order; (): the exponent is 0."""
@@ -89,9 +89,8 @@ class ConstantUse:
     number: int
 
 
-@dataclass
-class Constraints:
-    """The exponents of one graph and the constraints between them.
+class Constraints(Exponents):
+    """The exponents of one graph; its inputs, outputs and the tensors of enclosing graphs keep their scale.
 
     Attributes:
         tensors: Number of the exponent of every computed FP32 tensor.
@@ -101,72 +100,60 @@ class Constraints:
         pins: Why an exponent is 0, for tensors that an operator or the graph fixes directly.
     """
 
-    exponents: Exponents = field(default_factory=Exponents)
-    tensors: dict[str, int] = field(default_factory=dict)
-    constants: list[ConstantUse] = field(default_factory=list)
-    epsilons: list[tuple[NodeProto, int]] = field(default_factory=list)
-    pins: dict[str, str] = field(default_factory=dict)
+    def __init__(self, graph: GraphEditor) -> None:
+        super().__init__()
+        self.graph = graph
+        self.tensors: dict[str, int] = {}
+        self.constants: list[ConstantUse] = []
+        self.epsilons: list[tuple[NodeProto, int]] = []
+        self.pins: dict[str, str] = {}
+        for node in graph.nodes:
+            if any(name and graph.constant(name) is None for name in node.output):
+                self._visit(node)  # not a Constant, or an Identity of one: its consumers see a constant
+        for tensor in self.tensors:
+            if graph.is_output(tensor):
+                self._fix(tensor, "it is a graph output")
 
     def exponent(self, number: int, free: Mapping[int, int]) -> int:
         """Returns an exponent, given the free ones; missing ones are 0."""
-        return sum(c * free.get(one, 0) for one, c in self.exponents.form(number))
+        return sum(c * free.get(one, 0) for one, c in self.form(number))
 
-    def pin(self, tensor: str, reason: str) -> None:
-        """Fixes the exponent of a tensor at 0."""
+    def _fix(self, tensor: str, reason: str) -> None:
+        """Pins the exponent of a tensor of this graph."""
         if tensor in self.tensors:
             self.pins.setdefault(tensor, reason)
-            self.exponents.pin(self.tensors[tensor])
+            self.pin(self.tensors[tensor])
 
+    def _visit(self, node: NodeProto) -> None:
+        slots = dict(self._slots(node))
+        typed = all(self.graph.dtype(name) for name in (*node.input, *node.output) if name)
+        rule = relations(self.graph, node) if typed else None
+        related: set[Slot] = set() if rule is None else set(rule.free)
+        for equation in () if rule is None else rule.equations:
+            if all(slot in slots for slot, _ in equation):
+                self.relate((slots[slot], coefficient) for slot, coefficient in equation)
+                related.update(slot for slot, _ in equation)
+        fixes = f"{node.op_type} {label(node)} fixes its scale"
+        for slot in slots.keys() - related:
+            self._fix(node.input[slot] if slot >= 0 else node.output[~slot], fixes)
+            self.pin(slots[slot])
+        for name in reads(node) if rule is None else ():  # the tensors that its subgraphs read
+            self._fix(name, fixes)
+        if rule is not None and rule.epsilon:
+            self.epsilons.append((node, slots[0]))
 
-def collect(graph: GraphEditor) -> Constraints:
-    """Constraints of one graph; its inputs, outputs and the tensors of enclosing graphs keep their scale."""
-    found = Constraints()
-    for node in graph.nodes:
-        _visit(graph, found, node)
-    for tensor in found.tensors:
-        if graph.is_output(tensor):
-            found.pin(tensor, "it is a graph output")
-    return found
-
-
-def _visit(graph: GraphEditor, found: Constraints, node: NodeProto) -> None:
-    if all(graph.constant(name) is not None for name in node.output if name):
-        return  # a Constant, or an Identity of one: its consumers see a constant
-    slots = dict(_slots(graph, found, node))
-    typed = all(graph.dtype(name) for name in (*node.input, *node.output) if name)
-    rule = relations(graph, node) if typed else None
-    related = set() if rule is None else _relate(found, rule, slots)
-    fixes = f"{node.op_type} {label(node)} fixes its scale"
-    for slot in slots.keys() - related:
-        found.pin(node.input[slot] if slot >= 0 else node.output[~slot], fixes)
-        found.exponents.pin(slots[slot])
-    for name in reads(node) if rule is None else ():  # the tensors that its subgraphs read
-        found.pin(name, fixes)
-    if rule is not None and rule.epsilon:
-        found.epsilons.append((node, slots[0]))
-
-
-def _slots(graph: GraphEditor, found: Constraints, node: NodeProto) -> Iterator[tuple[Slot, int]]:
-    """Exponents of the float tensors that a node reads and writes; of types but FP32 they are 0."""
-    for index, name in enumerate(node.input):
-        if name and graph.dtype(name) in FLOATS:
-            number = found.tensors.get(name, ZERO)  # graph inputs and tensors of enclosing graphs: 0
-            if graph.dtype(name) == TensorProto.FLOAT and graph.constant(name) is not None:
-                number = found.exponents.add(constant=True)
-                found.constants.append(ConstantUse(node, index, name, number))
-            yield index, number
-    for index, name in enumerate(node.output):
-        if name and graph.dtype(name) == TensorProto.FLOAT:
-            found.tensors[name] = found.exponents.add()
-        if name and graph.dtype(name) in FLOATS:
-            yield ~index, found.tensors.get(name, ZERO)
-
-
-def _relate(found: Constraints, rule: Relations, slots: Mapping[Slot, int]) -> set[Slot]:
-    """Adds a node's equations; returns the slots that need no pin."""
-    related = set(rule.free)
-    for equation in rule.equations:
-        if all(slot in slots for slot, _ in equation):
-            found.exponents.relate((slots[slot], coefficient) for slot, coefficient in equation)
-            related.update(slot for slot, _ in equation)
-    return related
+    def _slots(self, node: NodeProto) -> Iterator[tuple[Slot, int]]:
+        """Exponents of the float tensors that a node reads and writes; of types but FP32 they are 0."""
+        graph = self.graph
+        for index, name in enumerate(node.input):
+            if name and graph.dtype(name) in FLOATS:
+                number = self.tensors.get(name, ZERO)  # graph inputs and tensors of enclosing graphs: 0
+                if graph.dtype(name) == TensorProto.FLOAT and graph.constant(name) is not None:
+                    number = self.add(constant=True)
+                    self.constants.append(ConstantUse(node, index, name, number))
+                yield index, number
+        for index, name in enumerate(node.output):
+            if name and graph.dtype(name) == TensorProto.FLOAT:
+                self.tensors[name] = self.add()
+            if name and graph.dtype(name) in FLOATS:
+                yield ~index, self.tensors.get(name, ZERO)
