@@ -52,19 +52,19 @@ def compare_inputs(
         raise UsageError(f"it cannot be {samples}", where="`samples`", hint="compare at least one")
     sides = _read(ours, "ours="), _read(theirs, "theirs=")
     pairs = list(zip(*sides, strict=False))[:samples]
-    shown: Sequence[Array | None] = [None] * len(pairs) if images is None else photographs(images)
-    if len(shown) < len(pairs):
-        what = f"it has {count(len(shown), 'photograph')} for {count(len(pairs), 'sample')}"
+    pictures: Sequence[Array | None] = [None] * len(pairs) if images is None else photographs(images)
+    if len(pictures) < len(pairs):
+        what = f"it has {count(len(pictures), 'photograph')} for {count(len(pairs), 'sample')}"
         where = str(images) if isinstance(images, (str, os.PathLike)) else "`images`"
         raise InputsError(what, where=where, hint="one photograph for each sample, or fewer `samples`")
-    found = []
-    for index, ((mine, other), image) in enumerate(zip(pairs, shown, strict=False)):
+    compared = []
+    for index, ((mine, other), image) in enumerate(zip(pairs, pictures, strict=False)):
         if progress is not None:
             progress("comparing", index, len(pairs))
         both = _arrays(mine), _arrays(other)
         arrays = _without_labels(*both), _without_labels(*reversed(both))
-        found.append(SampleComparison(mine.where, other.where, tuple(compare_samples(*arrays, image))))
-    return InputComparison(tuple(found), (len(sides[0]), len(sides[1])))
+        compared.append(SampleComparison(mine.where, other.where, tuple(compare_samples(*arrays, image))))
+    return InputComparison(tuple(compared), (len(sides[0]), len(sides[1])))
 
 
 def compare_samples(

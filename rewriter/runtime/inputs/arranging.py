@@ -99,7 +99,7 @@ def _leaves(item: Any) -> Iterator[Any]:
 
 def arranged(samples: Iterable[Sample], signature: Signature) -> tuple[list[Sample], tuple[str, ...]]:
     """The samples in the model's batch size, and sentences about what was done to them."""
-    found: list[Sample] = []
+    parts: list[Sample] = []
     notes: dict[str, None] = {}
     ports = signature.inputs
     for sample in samples:
@@ -107,7 +107,7 @@ def arranged(samples: Iterable[Sample], signature: Signature) -> tuple[list[Samp
         try:
             shapes = [np.shape(feeds[port.name]) for port in ports]
         except (KeyError, TypeError, ValueError):
-            found.append(sample)  # `checked` says what is wrong with it
+            parts.append(sample)  # `checked` says what is wrong with it
             continue
         if ports and all(map(_lacks_batch, shapes, ports)):
             sample = Sample(sample.where, partial(_with_batch, sample.read))
@@ -115,17 +115,17 @@ def arranged(samples: Iterable[Sample], signature: Signature) -> tuple[list[Samp
             notes[f"a batch axis of size 1 was added to {', '.join(port.name for port in ports)}"] = None
         size = _split_size(ports, shapes)
         if size is None:
-            found.append(sample)
+            parts.append(sample)
         else:
             notes["batches were split to the model's batch size"] = None
             for start in range(0, shapes[0][0], size):
                 rows = slice(start, start + size)
-                found.append(Sample(f"{sample.where}, row {start}", partial(_rows, sample.read, rows)))
+                parts.append(Sample(f"{sample.where}, row {start}", partial(_rows, sample.read, rows)))
         for port in ports:
             if is_narrowed(getattr(feeds[port.name], "dtype", None), port):
                 dtype = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
                 notes[f"input {port.name!r} was cast from float64 to {dtype}"] = None
-    return found, tuple(notes)
+    return parts, tuple(notes)
 
 
 def _lacks_batch(shape: Sequence[int], port: Port) -> bool:
