@@ -201,12 +201,12 @@ def explained(
     """
     tolerance = max((c.tolerance for c in check.outputs), default=0.0)
     try:
-        found = diverge(original, fixed, samples, accumulation)
+        nodes = diverge(original, fixed, samples, accumulation)
     except ArithmeticRunError as error:
         return replace(check, details=(*check.details, f"not explained: {error.what}"))
-    first = found.first(tolerance)
+    first = next((node for node in nodes if not node.total <= tolerance), None)
     lines = [f"first beyond {tolerance:.2g}: {_place(first)}, {first.total:.2g}"] if first else []
-    worst = found.worst(EXPLAINED)
+    worst = tuple(sorted(nodes, key=lambda node: -node.added)[:EXPLAINED])
     lines += [f"adds {n.added:.2g}: {_place(n)}" for n in worst]
     return replace(check, details=(*check.details, *lines), worst=worst)
 

@@ -87,7 +87,7 @@ def side_by_side(made: Attempt, subject: Subject) -> SideBySide | None:
     sample, precision = judge.samples[number], made.plan.precision
 
     def emulated(name: str, wide: Model, low: Model) -> Emulated:
-        nodes = diverge(wide, low, [sample], accumulation).nodes
+        nodes = diverge(wide, low, [sample], accumulation)
         model = emulation(low, tensor_facts.infer(low), accumulation, tf32=True)
         (outputs,) = run_all(model, [as_declared(low, sample)])
         return Emulated(name, outputs, {node.tensor: node.total for node in nodes})

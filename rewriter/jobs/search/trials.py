@@ -157,7 +157,7 @@ class Trials:
         """
         tensors: dict[str, float] = {}
         errors: dict[str, float] = {}
-        rows = diverge(self.model, self._lowered(self.plan), self.samples, self.ranking_sums).nodes
+        rows = diverge(self.model, self._lowered(self.plan), self.samples, self.ranking_sums)
         for row in rows:
             if row.added > 0.0:
                 tensors[row.tensor] = max(tensors.get(row.tensor, 0.0), row.added)

@@ -141,7 +141,7 @@ def locate_by_emulation(
     """Locates by the emulation of `other` on the CPU, which shows every tensor in one run."""
     options = replace(options or LocateOptions(), max_builds=0)
     exact, lineup = _prepared(original, other, samples)
-    rows = diverge(original, other, samples, accumulation, exact.exponents).nodes
+    rows = diverge(original, other, samples, accumulation, exact.exponents)
     errors, added = ({row.tensor: getattr(row, key) for row in rows} for key in ("total", "added"))
     known = {t.name: errors[t.exact] for t in lineup.tensors if t.exact in errors}
     outputs = {name: known[name] for name in exact.outputs if name in known}

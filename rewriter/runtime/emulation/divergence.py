@@ -247,29 +247,14 @@ def _renamed(node: NodeProto, read: Naming, written: Naming) -> NodeProto:
     return copy
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """The errors of all float tensors of the main graph, in the order of computation."""
-
-    nodes: tuple[NodeError, ...]
-
-    def first(self, tolerance: float) -> NodeError | None:
-        """The first tensor that is further than `tolerance` (relative L2) from the original."""
-        return next((n for n in self.nodes if not n.total <= tolerance), None)
-
-    def worst(self, count: int) -> tuple[NodeError, ...]:
-        """The nodes that add the largest errors, largest first; equal ones in the model's order."""
-        return tuple(sorted(self.nodes, key=lambda n: -n.added)[:count])
-
-
 def diverge(
     original: Model,
     fixed: Model,
     samples: Iterable[Mapping[str, Array]],
     accumulation: Accumulation = "fp16",
     exponents: Mapping[str, int] = UNSCALED,
-) -> Divergence:
-    """Compares `fixed` with `original`, tensor by tensor, over all samples together.
+) -> tuple[NodeError, ...]:
+    """The errors of all float tensors of the main graph over all samples, in the order of computation.
 
     Args:
         original: The model before `mixed-precision`, with inputs of the samples' types.
@@ -294,11 +279,9 @@ def diverge(
             norms = [[found.get(name, 0.0) for name in names] for _, names in pair.rows]
             squares += np.square(np.asarray(norms, np.float64).reshape(-1, 3))
     figures = zip(pair.rows, np.sqrt(squares).tolist(), strict=True)
-    return Divergence(
-        tuple(
-            replace(row, added=_ratio(added, scale), total=_ratio(total, scale))
-            for (row, _), (scale, total, added) in figures
-        )
+    return tuple(
+        replace(row, added=_ratio(added, scale), total=_ratio(total, scale))
+        for (row, _), (scale, total, added) in figures
     )
 
 
