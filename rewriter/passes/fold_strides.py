@@ -12,7 +12,7 @@ from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept,
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.weights import NewWeights, Replacement
 from rewriter.ir.model import Array
-from rewriter.ir.patterns.windows import IMAGE_CHANNELS, Windows, pads_of, reason_against, windows_of
+from rewriter.passes.algorithms.windows import IMAGE_CHANNELS, Windows, pads_of, reason_against, windows_of
 
 STRIDES = frozenset({2, 4})
 """The measured strides (docs/accuracy.md#stems-with-a-stride). Blocks of larger strides would have more

@@ -14,7 +14,7 @@ from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised, label
 from rewriter.ir.graph.match import optional_input, produced
 from rewriter.ir.graph.weights import NewWeights, layout_obstacle
 from rewriter.ir.model import Array
-from rewriter.ir.patterns.windows import Windows, pads_of, windows_of
+from rewriter.passes.algorithms.windows import Windows, pads_of, windows_of
 
 APART = "its Convs stay apart"
 

@@ -14,7 +14,7 @@ from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.weights import NewWeights, Replacement
 from rewriter.ir.model.facts import Shape
-from rewriter.ir.patterns.windows import IMAGE_CHANNELS, Windows, reason_against, windows_of
+from rewriter.passes.algorithms.windows import IMAGE_CHANNELS, Windows, reason_against, windows_of
 
 MOST_AXES = 3
 """Patches of more spatial axes need a Transpose of more than 8 axes, TensorRT's Dims::MAX_DIMS."""
