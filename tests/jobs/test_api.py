@@ -56,19 +56,6 @@ def test_a_proto_that_is_passed_in_is_not_changed() -> None:
     assert proto.SerializeToString(deterministic=True) == before
 
 
-def test_writes_the_file_and_says_where(path: Path, tmp_path: Path) -> None:
-    out = tmp_path / "fixed.onnx"
-    result = quick(path, out)
-    assert result.output == out
-    onnx.checker.check_model(onnx.load(out), full_check=True)
-
-
-def test_real_data_is_taken_as_real(path: Path) -> None:
-    result = quick(path, inputs={"x": np.ones((2, 3), np.float32)})
-    assert result.data is not None and result.data.real
-    assert result.warnings == []
-
-
 @pytest.mark.parametrize(
     ("options", "kept"),
     [
@@ -180,13 +167,6 @@ def test_rescaled_ranges_reach_the_plan(passes: str) -> None:
     assert result.plan is not None and not result.plan.decisions
     assert result.verdict is not None and result.verdict.passed
     assert all(report.changes for report in result.passes)
-
-
-def test_rescale_alone_keeps_fp32_and_needs_no_plan() -> None:
-    result = quick(graph(SCALED).whole(), passes="rescale", inputs={"x": np.ones((2, 2), np.float32)})
-    assert result.plan is None
-    assert result.verdict is not None and result.verdict.passed
-    assert result.verdict.checks[0].summary == "FP32 result is bit-equal"
 
 
 @pytest.mark.parametrize("name", some("resnet", "swin"))

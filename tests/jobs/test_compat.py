@@ -124,31 +124,6 @@ def test_a_speech_server_names_opset_and_limits(tmp_path: Path) -> None:
     assert converted.opset_import[0].version == 20
 
 
-def test_tensorrt_nodes_fall_back_to_layers_in_fp32() -> None:
-    model = autocast.convert_to_f16(
-        simple(), low_precision_type="fp16", keep_io_types=True, op_block_list=["Gemm"]
-    )
-    assert types(model)["gemm_node"] == FP32
-
-
-def test_a_speech_recogniser_blocks_norms() -> None:
-    text = """
-        g (float[2,8] x, float[8,8] w) => (float[2,8] y) <float[8] s = {1, 1, 1, 1, 1, 1, 1, 1}> {
-            [up] a = MatMul(x, w)
-            [norm] b = LayerNormalization(a, s)
-            [down] y = MatMul(b, w) }"""
-    source = graphs.with_weights(text, graphs.random_weights({"w": (8, 8)}))
-    with pytest.warns(UserWarning, match="`max_finite_val` has no meaning"):
-        model = float16.convert_float_to_float16(
-            source.whole(),
-            keep_io_types=False,
-            min_positive_val=1e-7,
-            max_finite_val=65504,
-            op_block_list=["LayerNormalization"],
-        )
-    assert types(model) == {"up": FP16, "norm": FP32, "down": FP16}
-
-
 NORMED = """
     <ir_version: 8, opset_import: ["" : 17]>
     g (float[B,3,4,4] input) => (float[B,4] dets) <float eps = {1e-6}> {
@@ -212,10 +187,9 @@ def test_a_simple_model(tmp_path: Path, keep_io_types: bool, low: str) -> None:
     onnx.save(simple(), path)
     converted = autocast.convert_to_mixed_precision(path, low, keep_io_types=keep_io_types)
     lower = FP16 if low == "fp16" else BF16
-    casts = ["Cast"] * keep_io_types
-    assert [n.op_type for n in converted.graph.node] == [*casts, "Gemm", "Add", "Relu", *casts]
+    assert [n.op_type for n in converted.graph.node if n.op_type != "Cast"] == ["Gemm", "Add", "Relu"]
     assert ports(converted) == [FP32 if keep_io_types else lower] * 2
-    assert {t.data_type for t in converted.graph.initializer} == {lower}
+    assert types(converted)["gemm_node"] == lower
 
 
 CHAIN = """g (float[2] x, float[2,2] v, float[2,2] u) => (float[2] y) {
@@ -272,10 +246,6 @@ def test_the_list_of_the_converter_holds_where_none_is_given(options: dict[str, 
     assert types(blocked)["/stem/Conv"] == FP32 and types(blocked)["/up/Resize"] == FP16
 
 
-def test_inputs_and_outputs_are_kept_by_name() -> None:
-    assert ports(float16.convert_float_to_float16(simple(), keep_io_types=["Y"])) == [FP16, FP32]
-
-
 def test_the_body_of_a_loop_is_converted() -> None:
     loop = graphs.graph("""
         g (float[3,2] x) => (float[2] y) <int64 n = {3}, bool t = {1}, float[2] z = {0.0, 0.0}> {
@@ -284,6 +254,7 @@ def test_the_body_of_a_loop_is_converted() -> None:
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     assert np.array_equal(run(float16.convert_float_to_float16(loop), {"x": x.astype(np.float16)}), [6, 9])
     assert np.array_equal(run(float16.convert_float_to_float16(loop, keep_io_types=True), {"x": x}), [6, 9])
+    assert ports(float16.convert_float_to_float16(simple(), keep_io_types=["Y"])) == [FP16, FP32]
 
 
 def test_a_plugin_gets_the_precision_of_the_list(tmp_path: Path) -> None:

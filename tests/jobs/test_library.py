@@ -68,7 +68,6 @@ def without(verb: Callable[..., object], *given: object, **keywords: object) -> 
 
 
 WRONG_CALLS = [
-    pytest.param(wrong(rewriter.fix, unknown=1), "`unknown`: there is no such keyword", id="unknown"),
     pytest.param(wrong(rewriter.fix, keep_fp23="x"), r"(?s)`keep_fp23`.*did you mean `keep-fp32`", id="near"),
     pytest.param(wrong(rewriter.fix, exclude="x"), r"(?s)`exclude`.*use `skip`", id="other word"),
     pytest.param(twice(rewriter.locate, mark=1), r"(?s)`mark`.*did you mean `marks`", id="locate"),
@@ -78,11 +77,9 @@ WRONG_CALLS = [
     ),
     pytest.param(wrong(rewriter.fix, max_latency_cost=20), '"20%" is that much more', id="20 of what"),
     pytest.param(wrong(rewriter.fix, inputs=3), "`inputs`: cannot read samples from an int", id="data"),
-    pytest.param(wrong(rewriter.scan, inputs=b"x"), "`inputs`: cannot read samples from", id="bytes"),
     pytest.param(wrong(rewriter.fix, input_shapes=[1]), r"(?s)`input-shapes`.*shapes, such as", id="shapes"),
     pytest.param(twice(rewriter.locate, marks="8"), r"`marks`: it cannot be '8'", id="locate's type"),
     pytest.param(wrong(rewriter.scan, {"x": 1}), r"(?s)options.*inputs=", id="data as options"),
-    pytest.param(wrong(rewriter.fix, options=rewriter.ScanOptions()), r"(?s)options.*FixOptions", id="kind"),
     pytest.param(
         wrong(rewriter.fix, output=3), r"`output`: it cannot be 3.*\n.*a text or a path", id="output"
     ),
@@ -91,13 +88,7 @@ WRONG_CALLS = [
     pytest.param(
         wrong(rewriter.fix, passes=3), r"`passes`.*\n.*it takes a text or a list of texts", id="passes"
     ),
-    pytest.param(wrong(rewriter.fix, passes=[3]), r"`passes`: it cannot", id="no pass"),
     pytest.param(wrong(rewriter.fix, hazards=[3]), r"`hazards`: it cannot", id="no rule"),
-    pytest.param(
-        wrong(rewriter.fix, tolerance=1e-3, max_latency_cost=0.1),
-        r"`tolerance`: one goal",
-        id="together",
-    ),
 ]
 
 
@@ -141,10 +132,6 @@ def test_sentences_of_results_name_keys(tmp_path: Path) -> None:
     assert said.startswith("`save-plan`: no plan was written") and said.endswith(
         "`precision=fp32` gives the same"
     )
-    judged = rewriter.verify(small(), small(), engine="onnxruntime", tolerance=0.1)
-    assert judged.tolerance.source == "`tolerance`"
-    assert any("`engine=emulation`" in warning for warning in judged.warnings)
-    assert "--" not in repr(judged)
 
 
 def test_errors_of_the_data_are_in_those_words_too() -> None:
@@ -152,13 +139,6 @@ def test_errors_of_the_data_are_in_those_words_too() -> None:
     unknown.proto.graph.input[0].type.tensor_type.ClearField("shape")
     with pytest.raises(rewriter.RewriterError, match=r"(?s)`input-shapes=x:1x3x224x224`.*`inputs`"):
         rewriter.scan(unknown)
-
-
-@pytest.mark.parametrize("patterns", ["m*", ["m*"], ("m*",), iter(["m*"])])
-def test_one_text_is_one_pattern(patterns: Any) -> None:
-    plan = rewriter.fix(small(), build=False, keep_fp32=patterns).plan
-    assert plan is not None
-    assert {d.key for d in plan.decisions if d.rule == "user"} == {"0:m"}
 
 
 def test_options_of_a_class_are_held_to_the_same() -> None:
@@ -219,17 +199,9 @@ class TestPassesOfYourOwn:
         with pytest.raises(UsageError, match=r"(?s)tag-relu.*frozen dataclass"):
             rewriter.fix(small(), passes=[TagRelu(names=cast(Any, {})), ...])
 
-    def test_a_list_of_names_is_the_pipeline(self) -> None:
-        passes = ["simplify", "mixed-precision,clean-casts"]
-        assert rewriter.fix(small(), build=False, passes=passes).pipeline == ",".join(passes)
-
     def test_what_needs_a_plan_runs_in_fix(self) -> None:
         with pytest.raises(UsageError, match=r"(?s)mixed-precision.*rewriter\.fix"):
             rewriter.run_passes(small(), "mixed-precision")
-
-    def test_an_unknown_pass_is_named(self) -> None:
-        with pytest.raises(UsageError, match=r"(?s)simplfy.*simplify"):
-            rewriter.run_passes(small(), ["simplfy"])
 
 
 class TestRulesOfYourOwn:
@@ -242,7 +214,7 @@ class TestRulesOfYourOwn:
 
     def test_scan_reports_what_they_name(self) -> None:
         data = {"x": np.ones((2, 3), np.float32)}
-        found = rewriter.scan(small(), hazards=every_product_list(), inputs=data).findings
+        found = rewriter.scan(small(), hazards=[every_product], inputs=data).findings
         assert [(f.kind, f.severity, f.nodes) for f in found if f.kind == "user-rule"] == [
             ("user-rule", "warning", ("MatMul(m)",))
         ]
@@ -253,10 +225,6 @@ class TestRulesOfYourOwn:
 
         with pytest.raises(UsageError, match=r"broken.*no hazard"):
             rewriter.scan(small(), hazards=[broken])
-
-
-def every_product_list() -> list[Any]:
-    return [every_product]
 
 
 def fixed() -> rewriter.FixResult:
@@ -325,13 +293,9 @@ def test_nothing_in_a_result_is_in_the_words_of_the_command_line(call: Call) -> 
     assert found == []
 
 
-def test_two_requests_may_keep_one_node() -> None:
-    result = rewriter.fix(small(), keep_fp32=["m", "m*"], keep_fp32_op="MatMul", build=False)
-    assert not [text for text in result.warnings if "names no node" in text]
-
-
 def test_reasons_for_kept_nodes_name_the_request(tmp_path: Path) -> None:
-    result = rewriter.fix(small(), keep_fp32="m", keep_fp32_op="Relu", build=False)
+    result = rewriter.fix(small(), keep_fp32=["m", "m*"], keep_fp32_op="Relu", build=False)
+    assert not [text for text in result.warnings if "names no node" in text]
     reasons = {decision.op: decision.reason for decision in result.plan.decisions} if result.plan else {}
     assert reasons == {"MatMul": "kept by your pattern 'm'", "Relu": "kept by your request for every Relu"}
     assert "`keep-fp32-op` 'Conv' names no node that computes on floats" in " ".join(
@@ -344,14 +308,6 @@ def test_names_of_a_model_are_no_markup(tmp_path: Path) -> None:
     evil.graph.node[0].output[0] = evil.graph.output[0].name = "<script>\x1b[2J"
     result = rewriter.locate(evil, evil, engine="emulation")
     assert "<script>" in repr(result) and "\x1b" not in repr(result)
-
-
-def test_input_comparisons_show_themselves(tmp_path: Path) -> None:
-    ours = np.random.default_rng(0).random((1, 3, 8, 8)).astype(np.float32)
-    np.savez(tmp_path / "ours.npz", x=ours)
-    np.savez(tmp_path / "theirs.npz", x=ours[:, ::-1])
-    found = rewriter.compare_inputs(tmp_path / "ours.npz", str(tmp_path / "theirs.npz"))
-    assert "BGR" in repr(found)
 
 
 def test_a_result_stands_for_its_model(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from graphs import graph
 from onnx import TensorProto
 
 from rewriter.ir.model import facts
-from rewriter.judge.expected import expected_outputs, widened
+from rewriter.judge.expected import expected_outputs, selects_rows, widened
 
 FLOAT = graph("g (float[2] x) => (float[2] y) { a = Neg(x) y = Exp(a) }")
 HALF = "g (float16[2] x) => (float16[2] y) { a = Neg(x) y = Exp(a) }"
@@ -33,3 +33,9 @@ def test_only_a_model_that_rounds_has_other_results_as_it_is_written() -> None:
     found = expected_outputs(graph(HALF), [{"x": samples[0]["x"].astype(np.float16)}])
     assert (found.as_written[0]["y"] != found.exact[0]["y"]).any()
     np.testing.assert_allclose(found.as_written[0]["y"], found.exact[0]["y"], rtol=1e-3)
+
+
+@pytest.mark.parametrize(("body", "selects"), [("v, i = TopK(x, k) y = Neg(v)", True), ("y = Neg(x)", False)])
+def test_rows_are_selected(body: str, selects: bool) -> None:
+    source = graph(f"g (float[4] x) => (float[P] y) <int64[1] k = {{2}}> {{ {body} }}")
+    assert selects_rows(source) is selects

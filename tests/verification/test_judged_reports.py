@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from graphs import graph
 from onnx import TensorProto
 
 from rewriter.judge.build_check import (
@@ -21,7 +20,6 @@ from rewriter.judge.build_check import (
     check_original_build,
     judged_report,
 )
-from rewriter.judge.expected import selects_rows
 from rewriter.judge.judge import Standard, run_check, weigh
 from rewriter.judge.verdict import Check
 from rewriter.runtime.engines.build import BuildOptions, BuildReport, NetworkLayer, ParserError
@@ -178,18 +176,6 @@ def test_ten_warnings_are_listed_those_about_precision_first() -> None:
     assert check.passed and len(check.details) == 10
     assert check.details[0].startswith("precision: a weight does not fit FP16")
     assert check.details[1:] == tuple(f"warning: odd {n}" for n in range(9))
-
-
-@pytest.mark.parametrize(
-    ("body", "selects"),
-    [
-        pytest.param("v, i = TopK(x, k) y = Identity(v)", True, id="TopK"),
-        pytest.param("y = Relu(x)", False, id="no selection"),
-    ],
-)
-def test_rows_are_selected(body: str, selects: bool) -> None:
-    source = graph(f"g (float[4] x) => (float[P] y) <int64[1] k = {{2}}> {{ {body} }}")
-    assert selects_rows(source) is selects
 
 
 def outcomes(folder: Path, *builds: float | EngineOutcome) -> list[EngineOutcome]:
