@@ -15,14 +15,14 @@ import onnx
 
 from rewriter.ir.english import printable
 from rewriter.ir.errors import RewriterError, UsageError
-from rewriter.ir.model import Array, Model, load, save
+from rewriter.ir.model import Model, load, save
 from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.config import load as load_configuration
 from rewriter.pipeline.options import FixOptions
 from rewriter.pipeline.schema import declarations
 
-Feeds = Callable[[Model], Iterable[Mapping[str, Array]] | None]
-"""Returns feeds for a model; None: `rewriter.fix` generates random data."""
+Feeds = Callable[[Model], Iterable[Any] | None]
+"""Returns samples for a model; None: `rewriter.fix` generates random data."""
 
 Kept = Callable[[Model], list[str]]
 """Returns patterns of the nodes that the hook keeps in FP32."""

@@ -36,7 +36,7 @@ torch = require("torch", "torch", __name__)
 from rewriter.hooks.torch_feeds import calibration_feeds, example_feeds  # noqa: E402
 from rewriter.hooks.torch_hints import nodes_of  # noqa: E402
 from rewriter.ir.errors import UsageError  # noqa: E402  # the message about PyTorch comes first
-from rewriter.ir.model import Array, Model  # noqa: E402
+from rewriter.ir.model import Model  # noqa: E402
 
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
@@ -133,40 +133,31 @@ class ExportCall:
         return args, named
 
 
-_CHANGING = threading.Lock()
-"""Held while `torch.onnx.export` is replaced."""
-
-
 @contextmanager
 def patched_with(options: HookOptions) -> Iterator[list[Fixed]]:
-    """Replaces the exporter for this thread; blocks of several threads may end in any order."""
-    exports, thread = list[Fixed](), threading.get_ident()
-    with _CHANGING:
-        before = torch.onnx.export
+    """Replaces the exporter for this thread; one that another block has covered does nothing more."""
+    exports, thread, before = list[Fixed](), threading.get_ident(), torch.onnx.export
 
-        @wraps(before)
-        def dispatch(*args: Any, **kwargs: Any) -> Any:
-            if dispatch.over or threading.get_ident() != thread:  # type: ignore[attr-defined]
-                return before(*args, **kwargs)
-            call = ExportCall.of(before, args, kwargs)
-            kept = nodes_of(call.arguments["model"], options.fp32_modules)
-            program = _plain(call, options)
-            if call.target is None:
-                return _fixed_when_saved(call, program, options, exports, kept)
-            exports.append(_fixed(call, program, options, kept))
-            return program
+    @wraps(before)
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        if dispatch.over or threading.get_ident() != thread:  # type: ignore[attr-defined]
+            return before(*args, **kwargs)
+        call = ExportCall.of(before, args, kwargs)
+        kept = nodes_of(call.arguments["model"], options.fp32_modules)
+        program = _plain(call, options)
+        if call.target is None:
+            return _fixed_when_saved(call, program, options, exports, kept)
+        exports.append(_fixed(call, program, options, kept))
+        return program
 
-        dispatch.over = False  # type: ignore[attr-defined]
-        torch.onnx.export = dispatch
+    dispatch.over = False  # type: ignore[attr-defined]
+    torch.onnx.export = dispatch
     try:
         yield exports
     finally:
-        with _CHANGING:
-            dispatch.over = True  # type: ignore[attr-defined]
-            export: Any = torch.onnx.export
-            while getattr(export, "over", False):
-                export = export.__wrapped__
-            torch.onnx.export = export
+        dispatch.over = True  # type: ignore[attr-defined]
+        if torch.onnx.export is dispatch:
+            torch.onnx.export = before
 
 
 def _plain(call: ExportCall, options: HookOptions) -> Any:
@@ -230,7 +221,7 @@ def _fixed_when_saved(
     return program
 
 
-def _feeds(call: ExportCall, options: HookOptions, model: Model) -> Iterable[Mapping[str, Array]] | None:
+def _feeds(call: ExportCall, options: HookOptions, model: Model) -> Iterable[Any] | None:
     module = call.arguments["model"]
     if options.calibration is not None:
         return calibration_feeds(model, module, options.calibration, options.samples)
