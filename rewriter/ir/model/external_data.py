@@ -86,11 +86,7 @@ def _file(location: str, model: Path, where: str) -> Path:
             hint="put the file beside the model, and save the model with its name alone",
         )
     file, shown = model.parent / location, location if len(location) <= 255 else f"{location[:60]}..."
-    try:
-        exists = file.is_file()
-    except (OSError, ValueError):  # the name is too long
-        exists = False
-    if not exists:
+    if not _exists(file):
         hint = f"put it beside the model, in {model.parent}"
         raise ModelError(f"external data file {shown!r} is missing", where=where, hint=hint)
     folders = (os.path.realpath(model.parent), Path(os.path.realpath(model)).parent)
@@ -103,14 +99,21 @@ def _file(location: str, model: Path, where: str) -> Path:
     return file
 
 
+def _exists(file: Path) -> bool:
+    try:
+        return file.is_file()
+    except (OSError, ValueError):  # the name is too long, or has a NUL
+        return False
+
+
 def data_files(model: Path) -> list[Path]:
-    """The files that hold the weights of the model file `model`, beside it; none if it is no model."""
+    """The files with the weights of the model file `model`, where they are there; none if it is no model."""
     try:
         proto = read_proto(model)
     except ModelError:
         return []
     locations = {_entries(t).get("location", "") for t in proto.graph.initializer if t.external_data}
-    return [model.parent / location for location in sorted(filter(None, locations))]
+    return [file for location in sorted(filter(None, locations)) if _exists(file := model.parent / location)]
 
 
 @contextmanager
