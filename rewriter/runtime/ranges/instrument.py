@@ -6,6 +6,7 @@ neutral values. For Loop and Scan, they are scan outputs that are reduced over t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -18,7 +19,7 @@ from rewriter.ir.graph.ops import SAME_VALUES
 from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, holds_graphs, subgraphs, walk_graphs
 from rewriter.ir.model.facts import FLOATS, Facts
 from rewriter.ir.model.graphs import refill
-from rewriter.runtime.ranges.reductions import Emitter, Key, Names, Pack, Reductions, joined
+from rewriter.runtime.ranges.reductions import Emitter, Key, Pack, Reductions, joined
 
 _WIDENING = {
     (TensorProto.FLOAT16, TensorProto.FLOAT),
@@ -71,7 +72,7 @@ def instrument(model: Model, facts: Facts, refuses: Refuses) -> Instrumented:
     """
     result = model.copy()
     graph = result.proto.graph
-    run = _Run(facts, Names("rewriter/range/", max(model.opset, 1)))
+    run = _Run(facts, max(model.opset, 1))
     packs = _Scope(run, graph, 0).instrument(_unreachable(graph, refuses))
     del graph.output[:]
     del graph.value_info[:]
@@ -85,7 +86,8 @@ class _Run:
     """State that all scopes of one call share; `scopes` counts the graphs so far."""
 
     facts: Facts
-    names: Names
+    opset: int
+    names: Iterator[str] = field(default_factory=lambda: map("rewriter/range/{}".format, itertools.count()))
     copies: list[tuple[Key, Key]] = field(default_factory=list)
     scopes: int = 0
 
@@ -100,7 +102,7 @@ class _Scope:
         self.index = index
         self.facts = run.facts.scopes[index]
         self.nodes: list[NodeProto] = []
-        self.emit = Emitter(run.names, self.nodes)
+        self.emit = Emitter(run.names, run.opset, self.nodes)
         self.reductions = Reductions(self.emit)
         self.known = {t.name for t in graph.initializer}
         self.lifted: list[Pack] = []
@@ -171,8 +173,8 @@ class _Scope:
         if not any(pack.keys for pack in packs):
             return
         while len(node.output) < results:  # trailing results that were left out
-            node.output.append(self.run.names.fresh())
-        outputs = tuple(self.run.names.fresh() for _ in _NEUTRAL)
+            node.output.append(next(self.run.names))
+        outputs = tuple(next(self.run.names) for _ in _NEUTRAL)
         node.output.extend(outputs)
         if node.op_type == "If":
             self._lift_branches(graphs, packs, outputs)
@@ -183,14 +185,14 @@ class _Scope:
         if node.domain not in STANDARD_DOMAINS:
             return False
         # Scan has a batch axis in operator set 8, which no exporter of today writes.
-        return node.op_type in {"If", "Loop"} or (node.op_type == "Scan" and self.run.names.opset >= 9)
+        return node.op_type in {"If", "Loop"} or (node.op_type == "Scan" and self.run.opset >= 9)
 
     def _instrument_subgraph(self, graph: GraphProto) -> Pack:
         self.run.scopes += 1
         packs = _Scope(self.run, graph, self.run.scopes, self).instrument()
         if not packs:
             return Pack()
-        emit = Emitter(self.run.names, graph.node)
+        emit = Emitter(self.run.names, self.run.opset, graph.node)
         lanes = zip(*(pack.vectors for pack in packs), strict=True)
         return joined(packs, tuple(emit.add("Concat", lane, axis=0) for lane in lanes))
 
@@ -199,7 +201,7 @@ class _Scope:
     ) -> None:
         """Lets each branch yield the vectors of both, with neutral values for the other one."""
         for mine, graph in enumerate(graphs):
-            emit, vectors = Emitter(self.run.names, graph.node), []
+            emit, vectors = Emitter(self.run.names, self.run.opset, graph.node), []
             for lane, neutral in enumerate(_NEUTRAL):
                 parts = [
                     pack.vectors[lane]

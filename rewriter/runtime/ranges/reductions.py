@@ -7,7 +7,7 @@ stacked and reduced together.
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -71,29 +71,17 @@ def joined(packs: Sequence[Pack], vectors: tuple[str, ...]) -> Pack:
     return Pack(tuple(keys), tuple(scope_runs), runs, vectors)
 
 
-@dataclass
-class Names:
-    """Names that are free in the model, and the operator set of new nodes."""
-
-    prefix: str
-    opset: int
-    count: int = 0
-
-    def fresh(self) -> str:
-        self.count += 1
-        return f"{self.prefix}{self.count}"
-
-
 @dataclass(frozen=True)
 class Emitter:
-    """Appends nodes to a list."""
+    """Appends nodes to a list; `names` are free in the model, and `opset` is its operator set."""
 
-    names: Names
+    names: Iterator[str]
+    opset: int
     nodes: MutableSequence[NodeProto]
 
     def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
         """Appends a node and returns its output."""
-        out = self.names.fresh()
+        out = next(self.names)
         self.nodes.append(helper.make_node(op, inputs, [out], name=out, **attributes))
         return out
 
@@ -102,13 +90,13 @@ class Emitter:
 
     def over(self, op: str, source: str, axis: int) -> str:
         """Reduces a matrix over one axis to a vector."""
-        if self.names.opset >= (13 if op == "ReduceSum" else _AXES_INPUT_OPSET):
+        if self.opset >= (13 if op == "ReduceSum" else _AXES_INPUT_OPSET):
             return self.add(op, [source, self.constant([axis], np.int64)], keepdims=0)
         return self.add(op, [source], axes=[axis], keepdims=0)
 
     def stack(self, tensors: Sequence[str]) -> str:
         """Stacks tensors of one shape along a new first axis."""
-        if self.names.opset >= _SEQUENCE_OPSET:
+        if self.opset >= _SEQUENCE_OPSET:
             return self.add(
                 "ConcatFromSequence", [self.add("SequenceConstruct", tensors)], axis=0, new_axis=1
             )
@@ -142,7 +130,7 @@ class Reductions:
         if facts.dtype != TensorProto.FLOAT:
             source = self.emit.add("Cast", [source], to=TensorProto.FLOAT)
         shape = facts.sizes
-        if shape is None or not 0 < prod(shape) <= SMALL or self.emit.names.opset < _SEQUENCE_OPSET:
+        if shape is None or not 0 < prod(shape) <= SMALL or self.emit.opset < _SEQUENCE_OPSET:
             self._reduce(key, source, shape)
             return
         waiting = self._waiting.setdefault(shape, [])
