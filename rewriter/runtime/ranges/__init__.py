@@ -65,14 +65,18 @@ def measure(
     unsupported = _Unsupported(model, facts)
     probe, session = _open(model, facts, unsupported)
     ranges.unsupported = tuple(sorted(unsupported.ops))
+    size = len(probe.keys)
+    highs, lows, means, runs = np.full(size, -np.inf), np.full(size, np.inf), np.zeros(size), np.zeros(size)
     if session is not None:
-        totals = _Totals(probe)
         with session:
             for feeds in samples:
-                totals.add(session.run(feeds))
+                high, low, mean, ran = probe.read(session.run(feeds))
+                highs, lows = np.fmax(highs, high), np.fmin(lows, low)
+                means, runs = means + mean, runs + ran
                 ranges.samples += 1
                 progress(ranges.samples)
-        ranges.update(totals.ranges())
+    rows = zip(probe.keys, *(column.tolist() for column in (highs, lows, means, runs)), strict=True)
+    ranges.update((key, _range(high, low, mean / ran)) for key, high, low, mean, ran in rows if ran)
     for key, source in probe.copies:
         if source in ranges:
             ranges[key] = ranges[source]
@@ -125,30 +129,6 @@ def _range(high: float, low: float, mean: float) -> Range:
     if finite and math.isinf(mean):  # the sum overflowed FP32, the values did not
         mean = max(abs(low), abs(high))
     return Range(low, high, mean, finite)
-
-
-class _Totals:
-    """The statistics of all measured tensors, accumulated over the samples."""
-
-    def __init__(self, probe: Instrumented) -> None:
-        size = len(probe.keys)
-        self.probe = probe
-        self.highs, self.lows = np.full(size, -np.inf), np.full(size, np.inf)
-        self.means, self.runs = np.zeros(size), np.zeros(size)
-
-    def add(self, outputs: Mapping[str, Array]) -> None:
-        highs, lows, means, runs = self.probe.read(outputs)
-        self.highs = np.fmax(self.highs, highs)
-        self.lows = np.fmin(self.lows, lows)
-        self.means += means
-        self.runs += runs
-
-    def ranges(self) -> Iterator[tuple[Key, Range]]:
-        """Ranges of the tensors that were computed at least once."""
-        columns = (c.tolist() for c in (self.highs, self.lows, self.means, self.runs))
-        for key, high, low, mean, runs in zip(self.probe.keys, *columns, strict=True):
-            if runs:
-                yield key, _range(high, low, mean / runs)
 
 
 class _Unsupported:
