@@ -7,7 +7,6 @@ of this is certain, so all findings are warnings, and no warning proves nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -60,25 +59,11 @@ def conflicts(model: Model, samples: Iterable[Mapping[str, Array]]) -> Iterator[
                     "measure on real data: constants hide faults and cause others"
                 )
         elif rows and (first := _normalization(graph, name)) is not None:
-            yield from _scale_conflict(name, first, np.array(rows))
+            yield from _scale_conflict(name, *first, np.array(rows))
 
 
-@dataclass(frozen=True)
-class _Normalization:
-    """value * factor + offset, one of each per channel or one for all, by `operators`."""
-
-    operators: tuple[str, ...]
-    factor: Array
-    offset: Array
-
-    def __str__(self) -> str:
-        factor, offset = (", ".join(f"{v:.4g}" for v in part.tolist()) for part in (self.factor, self.offset))
-        names = " and ".join(self.operators)
-        return f"the model normalises this input itself ({names}: x * ({factor}) + ({offset}))"
-
-
-def _normalization(graph: GraphEditor, name: str) -> _Normalization | None:
-    """The constants that scale an image before its first layer with weights; None if there are none."""
+def _normalization(graph: GraphEditor, name: str) -> tuple[float, float, str] | None:
+    """Mean factor and offset that scale an image before its first layer with weights, and a text on them."""
     if (graph.rank(name) or 0) < 3 or "mask" in name.lower():
         return None
     operators, factor, offset = list[str](), np.ones(1), np.zeros(1)
@@ -104,10 +89,14 @@ def _normalization(graph: GraphEditor, name: str) -> _Normalization | None:
                 factor, offset = (factor, offset - value) if first else (-factor, value - offset)
             operators.append(node.op_type)
         name = node.output[0]
-    return _Normalization(tuple(operators), factor, offset) if operators else None
+    shown = [", ".join(f"{value:.4g}" for value in part.tolist()) for part in (factor, offset)]
+    text = (
+        f"the model normalises this input itself ({' and '.join(operators)}: x * ({shown[0]}) + ({shown[1]}))"
+    )
+    return (float(factor.mean()), float(offset.mean()), text) if operators else None
 
 
-def _scale_conflict(name: str, first: _Normalization, rows: Array) -> Iterator[str]:
+def _scale_conflict(name: str, factor: float, offset: float, text: str, rows: Array) -> Iterator[str]:
     """The sentence about data that is far from mean 0 and deviation 1 after the model's own constants.
 
     Args:
@@ -115,8 +104,7 @@ def _scale_conflict(name: str, first: _Normalization, rows: Array) -> Iterator[s
     """
     low, high = float(rows[:, 0].min()), float(rows[:, 1].max())
     mean, deviation = (float(v) for v in rows[:, 2:].mean(axis=0))
-    centre = mean * float(first.factor.mean()) + float(first.offset.mean())
-    width = deviation * abs(float(first.factor.mean()))
+    centre, width = mean * factor + offset, deviation * abs(factor)
     if abs(centre) <= SPREAD and 1.0 / SPREAD <= width <= SPREAD:
         return
     if width < 1.0 and low >= -WIDE and high <= WIDE:
@@ -124,4 +112,4 @@ def _scale_conflict(name: str, first: _Normalization, rows: Array) -> Iterator[s
     else:
         hint = "must the data be divided by 255 first?" if high > WIDE else "prepare the data as for training"
     span = f"values {low:.3g}..{high:.3g} give mean {centre:.3g} and deviation {width:.3g}"
-    yield f"input {name!r}: {first}; {span} after it; {hint}"
+    yield f"input {name!r}: {text}; {span} after it; {hint}"

@@ -7,7 +7,7 @@ in FP32 (docs/accuracy.md#emulated-sums)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -159,25 +159,17 @@ def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, sums: Produc
     """
     for scope, graph, pairs in paired(given, emulated, SPLIT):
         tensors = facts.main | facts.scopes[scope]
-        chosen: dict[int, _Choice] = {}
+        chosen: dict[int, tuple[Shape, int]] = {}  # the second operand's shape, and a MatMul's chunk
         for node, position in pairs:
             result, key = tensors.get(node.output[0]), (scope, node.output[0])
             shapes = tuple(tensors[n].shape if n in tensors else None for n in node.input)
             low = result is not None and result.dtype == TensorProto.FLOAT16 and key not in sums.summed
             exact = sums_in_fp32(node, *(shape or () for shape in shapes[:2]))
             if low and not exact and _can_split(node, shapes):
-                chosen[position] = _Choice(shapes[1] or (), FUSED_CHUNK if key in sums.fused else CHUNK)
+                chosen[position] = shapes[1] or (), FUSED_CHUNK if key in sums.fused else CHUNK
         if chosen:
             _Writer().rewrite(graph, chosen)
     declare(emulated, DOMAIN, _MATMUL, _CONV)
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """The shape of an FP16 node's second operand (() where it is unknown), and a MatMul's chunks."""
-
-    kernel: Shape
-    chunk: int = CHUNK
 
 
 def _can_split(node: NodeProto, shapes: Sequence[Shape | None]) -> bool:
@@ -195,19 +187,19 @@ class _Writer:
 
     nodes: list[NodeProto] = field(default_factory=list)
 
-    def rewrite(self, graph: GraphProto, chosen: dict[int, _Choice]) -> None:
+    def rewrite(self, graph: GraphProto, chosen: Mapping[int, tuple[Shape, int]]) -> None:
         split = {"MatMul": self._matmul, "Gemm": self._gemm, "Conv": self._conv}
         for index, node in enumerate(graph.node):
             if index in chosen:
-                split[node.op_type](node, chosen[index])
+                split[node.op_type](node, *chosen[index])
             else:
                 self.nodes.append(node)
         refill(graph.node, self.nodes)
 
-    def _matmul(self, node: NodeProto, choice: _Choice) -> None:
-        self._add("MatMul", node.input, node.output[0], domain=DOMAIN, chunk=choice.chunk)
+    def _matmul(self, node: NodeProto, kernel: Shape, chunk: int) -> None:
+        self._add("MatMul", node.input, node.output[0], domain=DOMAIN, chunk=chunk)
 
-    def _gemm(self, node: NodeProto, choice: _Choice) -> None:
+    def _gemm(self, node: NodeProto, kernel: Shape, chunk: int) -> None:
         """A * B + C; the products are what accumulates."""
         out = node.output[0]
         sides = [
@@ -216,12 +208,12 @@ class _Writer:
         ]
         bias = optional_input(node, 2)
         product = f"{out}/product" if bias else out
-        self._add("MatMul", sides, product, domain=DOMAIN, chunk=choice.chunk)
+        self._add("MatMul", sides, product, domain=DOMAIN, chunk=chunk)
         if bias:
             self._add("Add", [product, bias], out)
 
-    def _conv(self, node: NodeProto, choice: _Choice) -> None:
-        out, sizes = node.output[0], [d for d in choice.kernel if isinstance(d, int)]
+    def _conv(self, node: NodeProto, kernel: Shape, chunk: int) -> None:
+        out, sizes = node.output[0], [d for d in kernel if isinstance(d, int)]
         spatial = len(sizes) - 2
         dilations = attribute(node, "dilations", [1] * spatial)
         pads = attribute(node, "pads", [0] * 2 * spatial)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -52,10 +51,9 @@ def random_samples(
         if name not in ports:
             raise no_such_input(name, ports, where)
         check_shape(tuple(shape), ports[name], bound, where)
-    sizes = _Sizes({dim: size for dim, (size, _) in bound.items()})
-    shapes = {
-        name: tuple((input_shapes or {}).get(name) or sizes.shape(port)) for name, port in ports.items()
-    }
+    given, chosen = input_shapes or {}, dict[str, int]()
+    named = {dim: size for dim, (size, _) in bound.items()}
+    shapes = {name: tuple(given.get(name) or _shape(port, named, chosen)) for name, port in ports.items()}
     for name, shape in shapes.items():
         if math.prod(shape) > MOST_ELEMENTS:
             raise InputsError(
@@ -73,42 +71,39 @@ def random_samples(
 
         return Sample(f"random sample {index}", read)
 
-    chosen = ", ".join(f"{name} = {size}" for name, size in sizes.chosen.items())
-    text = (
-        f"random inputs, seed {seed}{f', with {chosen}' if chosen else ''} "
-        "(no real data was used; ranges may not be representative)"
-    )
+    sizes = ", ".join(f"{name} = {size}" for name, size in chosen.items())
+    origin = f"random inputs, seed {seed}{f', with {sizes}' if sizes else ''}"
+    text = f"{origin} (no real data was used; ranges may not be representative)"
     return Samples(model.signature, [sample(i) for i in range(count)], text, real=False)
 
 
-@dataclass
-class _Sizes:
-    """Sizes of free dimensions by name; `chosen` are those that nobody gave."""
+def _shape(port: Port, named: dict[str, int], chosen: dict[str, int]) -> tuple[int, ...]:
+    """The shape of an input, with sizes for its free dimensions.
 
-    named: dict[str, int]
-    chosen: dict[str, int] = field(default_factory=dict)
-
-    def shape(self, port: Port) -> tuple[int, ...]:
-        if port.shape is None:
-            raise InputsError(
-                "the model does not say how many axes it has",
-                where=f"input {port.name!r}",
-                hint=f"give it: `input-shapes={port.name}:1x3x224x224`, or give data with `inputs`",
-            )
-        return tuple(self._size(port, axis, dim) for axis, dim in enumerate(port.shape))
-
-    def _size(self, port: Port, axis: int, dim: int | str | None) -> int:
-        if isinstance(dim, int):
-            return dim
-        if isinstance(dim, str) and dim in self.named:
-            return self.named[dim]
-        batch = axis == 0 or (isinstance(dim, str) and "batch" in dim.lower())
-        side = len(port.shape or ()) == 4 and axis >= 2
-        size = BATCH if batch else IMAGE_SIDE if side else LENGTH
-        if isinstance(dim, str):
-            self.named[dim] = size
-        self.chosen[dim or f"{port.name} axis {axis}"] = size
-        return size
+    Args:
+        named: Sizes by name; extended, as the same name has one size everywhere.
+        chosen: Sizes that nobody gave, by name or axis; extended.
+    """
+    if port.shape is None:
+        where, hint = (
+            f"input {port.name!r}",
+            f"give it: `input-shapes={port.name}:1x3x224x224`, or give data with `inputs`",
+        )
+        raise InputsError("the model does not say how many axes it has", where=where, hint=hint)
+    sizes = []
+    for axis, dim in enumerate(port.shape):
+        if isinstance(dim, str) and dim in named:
+            sizes.append(named[dim])
+        elif isinstance(dim, int):
+            sizes.append(dim)
+        else:
+            batch = axis == 0 or (dim is not None and "batch" in dim.lower())
+            size = BATCH if batch else IMAGE_SIDE if len(port.shape) == 4 and axis >= 2 else LENGTH
+            chosen[dim or f"{port.name} axis {axis}"] = size
+            if dim is not None:
+                named[dim] = size
+            sizes.append(size)
+    return tuple(sizes)
 
 
 Maker = Callable[[np.random.Generator, tuple[int, ...]], Array]
