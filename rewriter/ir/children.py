@@ -24,7 +24,6 @@ import pickle
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
@@ -94,6 +94,7 @@ class Child:
         self._owner = os.getpid()
         self._socket: socket.socket | None
         self._socket, its = socket.socketpair()
+        self._stream = self._socket.makefile("rb")
         self._process: _Fork | subprocess.Popen[bytes]
         with its:
             if make is None:
@@ -134,6 +135,7 @@ class Child:
             return
         if self._own:
             self._end()
+        self._stream.close()
         self._socket.close()
         self._socket = None
         self._log.close()
@@ -158,7 +160,7 @@ class Child:
                 _send(self._socket, message)
             if not select.select([self._socket], [], [], min(seconds, threading.TIMEOUT_MAX))[0]:
                 raise self._ended(after_s=seconds)
-            success, value = _receive(self._socket)
+            success, value = _receive(self._stream)
         except (ConnectionError, EOFError):
             raise self._ended() from None
         except BaseException:
@@ -299,8 +301,7 @@ class _Fork:
         if not self.pid:
             try:
                 _detach(its.fileno(), watched, log.fileno())
-                _settle(limited=limited)
-                _serve(its, make)
+                _serve(its, make, limited=limited)
             finally:
                 os._exit(1)
         with contextlib.suppress(OSError):  # it does so, too; the first one counts
@@ -341,8 +342,7 @@ def _begin(descriptor: str = "") -> None:
         its = socket.fromshare(pickle.load(sys.stdin.buffer))
     else:
         its = socket.socket(fileno=int(descriptor))
-    _settle(limited=False)
-    _serve(its, _nothing)
+    _serve(its, _nothing, limited=False)
     os._exit(0)
 
 
@@ -408,12 +408,14 @@ def _wait_for_parent() -> None:
     os._exit(1)
 
 
-def _serve(its: socket.socket, make: Callable[[], Any]) -> None:
+def _serve(its: socket.socket, make: Callable[[], Any], *, limited: bool) -> None:
     """Makes the object and calls its methods, and functions, until the parent closes the connection."""
+    _settle(limited=limited)
     target: list[Any] = []
+    stream = its.makefile("rb")
 
     def carry_out() -> Any:
-        function, arguments = _receive(its)
+        function, arguments = _receive(stream)
         return (getattr(target[0], function) if isinstance(function, str) else function)(*arguments)
 
     if _answered(its, lambda: target.append(make())):
@@ -451,27 +453,17 @@ def _send(connection: socket.socket, message: object) -> None:
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     parts: list[bytes | memoryview] = [body, *(buffer.raw() for buffer in buffers)]
-    connection.sendall(struct.pack(f"<{len(parts) + 1}Q", len(parts), *map(len, parts)))
+    connection.sendall(pickle.dumps([*map(len, parts)]))
     for part in parts:
         connection.sendall(part)
 
 
-def _receive(connection: socket.socket) -> Any:
-    """The next object."""
-    (count,) = struct.unpack("<Q", _exactly(connection, 8))
-    sizes = struct.unpack(f"<{count}Q", _exactly(connection, 8 * count))
-    body, *buffers = [_exactly(connection, size) for size in sizes]
-    return pickle.loads(body, buffers=buffers)
-
-
-def _exactly(connection: socket.socket, size: int) -> memoryview:
-    """The next bytes; EOFError if the process at the other end closed the connection, or is gone."""
-    content, place = memoryview(bytearray(size)), 0
-    while place < size:
-        if not (received := connection.recv_into(content[place:])):
-            raise EOFError
-        place += received
-    return content
+def _receive(stream: BufferedReader) -> Any:
+    """The next object; EOFError if the process at the other end closed the connection, or is gone."""
+    parts = [bytearray(size) for size in pickle.load(stream)]
+    if any(stream.readinto(part) < len(part) for part in parts):
+        raise EOFError
+    return pickle.loads(parts[0], buffers=parts[1:])
 
 
 def available_memory() -> int:
