@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
+from rewriter.batch.models import Entry
 from rewriter.batch.state import Ending, Outcome
 from rewriter.ir import children
 from rewriter.ir.errors import ModelError, NativeError, RewriterError, UnbuildableError
@@ -15,37 +13,21 @@ from rewriter.pipeline.options import with_flags
 from rewriter.report.checks import judging_check
 
 
-@dataclass(frozen=True)
-class Task:
-    """A model to fix.
-
-    Attributes:
-        fixed: Where the fixed model goes.
-        options: Arguments of `rewriter.fix`.
-        limit_s: Deadline, in seconds.
-    """
-
-    model: Path
-    fixed: Path
-    limit_s: float
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
 class Process:
-    """The process of one task."""
+    """The process that fixes one model, `limit_s` seconds at most."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+    def __init__(self, entry: Entry, limit_s: float) -> None:
+        self.entry, self.limit_s = entry, limit_s
         self.child: children.Child | None = None
         self.stopped = False
 
     def run(self) -> Outcome:
-        """Waits for the end of the task, or ends it at its deadline."""
-        start, limit_s = time.monotonic(), self.task.limit_s
+        """Waits for the end of the process, or ends it at its deadline."""
+        start, limit_s = time.monotonic(), self.limit_s
         try:
             with children.Child(None, doing="it", limit_s=limit_s) as self.child:
                 left = start + limit_s - time.monotonic()
-                outcome: Outcome = self.child.call(_fix, self.task, limit_s=0.0 if self.stopped else left)
+                outcome: Outcome = self.child.call(_fix, self.entry, limit_s=0.0 if self.stopped else left)
         except UnbuildableError as error:
             outcome = Outcome("unbuildable", _line(error))
         except NativeError as error:
@@ -78,18 +60,18 @@ def _line(error: RewriterError) -> str:
 # -- in the process -----------------------------------------------------------------------------
 
 
-def _fix(task: Task) -> Outcome:
+def _fix(entry: Entry) -> Outcome:
     from rewriter.jobs.fix.api import fix
 
     children.inside = False  # native code of this model runs in processes of its own, as always
     try:
-        result = fix(task.model, task.fixed, **task.options)
+        result = fix(entry.model, entry.output, **entry.options)
     except NativeError as error:  # of such a process: this one has not crashed
         raise ModelError(error.what, where=error.where, hint=error.hint) from None
     conclusion, checks = result.conclusion, result.verdict.checks if result.verdict else ()
     passed = result.verdict is None or result.verdict.passed
     ending: Ending = "unchecked" if not checks else "failed"
-    if passed and checks and (result.proven or not task.options.get("strict")):
+    if passed and checks and (result.proven or not entry.options.get("strict")):
         ending = "verified" if result.proven else "unproven"
     text = "; ".join(check.summary for check in checks if check.passed is False) or result.ending
     if conclusion.limit:

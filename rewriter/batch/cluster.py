@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rewriter import __version__
-from rewriter.batch.child import Process, Task
+from rewriter.batch.child import Process
 from rewriter.batch.machine import Tick
 from rewriter.batch.models import Entry
 from rewriter.batch.state import Ends, Outcome, land, memory_needed, model_files, option_files, workspace
@@ -45,12 +45,14 @@ def unpack(packed: Packed, folder: Path) -> None:
         (folder / name).write_bytes(content)
 
 
-def run_task(task: Task, version: str, paths: Sequence[Path], *contents: Packed) -> tuple[Outcome, Packed]:
-    """Runs a task on a worker; returns the files that were made, too.
+def run_task(
+    entry: Entry, limit_s: float, version: str, paths: Sequence[Path], *contents: Packed
+) -> tuple[Outcome, Packed]:
+    """Fixes a model on a worker; returns the files that were made, too.
 
     Args:
         version: Of the rewriter that sent it.
-        paths: The files and folders of the task, where they lie on the machine that sent it.
+        paths: The files and folders of the model and its options, where they lie on the machine that sent it.
         contents: Theirs, with the files of weights beside them.
     """
     if version != __version__:
@@ -62,9 +64,9 @@ def run_task(task: Task, version: str, paths: Sequence[Path], *contents: Packed)
         for number, (path, packed) in enumerate(zip(paths, contents, strict=True)):
             unpack(packed, Path(name) / str(number))
             places[path] = Path(name) / str(number) / path.name
-        options = {option: _moved(value, places) for option, value in task.options.items()}
-        moved = replace(task, model=places[task.model], fixed=result / task.fixed.name, options=options)
-        outcome = Process(moved).run()
+        options = {option: _moved(value, places) for option, value in entry.options.items()}
+        moved = replace(entry, model=places[entry.model], output=result / entry.output.name, options=options)
+        outcome = Process(moved, limit_s).run()
         return replace(outcome, text=outcome.text.replace(f"{name}/", "")), pack(result, [result])
 
 
@@ -122,7 +124,6 @@ class Cluster:
 
     def _submit(self, entry: Entry) -> Any:
         """Starts a task; files that models share are stored once. None asks for more memory than there is."""
-        task = Task(entry.model, entry.output, self.seconds, entry.options)
         packed: dict[Path, Any] = {entry.model: pack(entry.model.parent, model_files(entry.model))}
         packed |= {
             path: self._stored(path) for paths in option_files(entry.options).values() for path in paths
@@ -130,7 +131,9 @@ class Cluster:
         machines = [node["Resources"].get("memory", 0) for node in self.ray.nodes() if node["Alive"]]
         memory = min(memory_needed(entry.model), int(max(machines)))
         resources = {"num_cpus": 1, "num_gpus": self.gpus, "memory": memory, "max_retries": RETRIES}
-        return self.task.options(**resources).remote(task, __version__, list(packed), *packed.values())
+        return self.task.options(**resources).remote(
+            entry, self.seconds, __version__, list(packed), *packed.values()
+        )
 
     def _stored(self, path: Path) -> Any:
         if path not in self.shared:

@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from rewriter.batch.child import Process, Task
+from rewriter.batch.child import Process
 from rewriter.batch.models import Entry
 from rewriter.batch.state import (
     FINISHED,
@@ -90,7 +90,7 @@ class Processes:
         """Yields each model with its outcome as it ends; closing the generator stops those that run."""
         largest = max((memory_needed(entry.model) for entry in entries), default=1)
         jobs = min(self.jobs, self.memory_bytes // largest) if self.memory_bytes else self.jobs
-        processes = [Process(Task(one.model, one.output, self.seconds, one.options)) for one in entries]
+        processes = [Process(entry, self.seconds) for entry in entries]
         with ThreadPoolExecutor(max(1, jobs)) as threads:
             pairs = zip(entries, processes, strict=True)
             running = {threads.submit(_fixed, entry, process): entry for entry, process in pairs}
@@ -109,7 +109,7 @@ def _fixed(entry: Entry, process: Process) -> Outcome:
     """Waits for the process, whose result comes to its place when it is whole."""
     try:
         with workspace(entry.output.parent) as result:
-            process.task = replace(process.task, fixed=result / entry.output.name)
+            process.entry = replace(entry, output=result / entry.output.name)
             return land(entry, process.run(), result)
     except (OSError, OutputError) as error:
         return Outcome("refused", str(error))

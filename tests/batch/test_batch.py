@@ -21,7 +21,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from rewriter import cli
-from rewriter.batch.child import Process, Task
+from rewriter.batch.child import Process
 from rewriter.batch.models import Entry
 from rewriter.batch.state import Outcome, Record
 from rewriter.batch.summary import Summary, print_summary
@@ -159,7 +159,8 @@ def test_bad_usage_starts_nothing(
 
 
 def process(tmp_path: Path, limit_s: float) -> Process:
-    return Process(Task(save(graph(BODIES["exp"]), tmp_path / "exp.onnx"), tmp_path / "out.onnx", limit_s))
+    model = save(graph(BODIES["exp"]), tmp_path / "exp.onnx")
+    return Process(Entry("exp.onnx", model, tmp_path / "out.onnx"), limit_s)
 
 
 def test_a_model_past_its_deadline_is_stopped(tmp_path: Path) -> None:
