@@ -5,16 +5,23 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from paths import DOCS, MODELS, ROOT
-from requirements import light_requirements, project
 
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PAGE = (DOCS / "install.md").read_text(encoding="utf-8")
+LIGHT = [
+    line
+    for line in (ROOT / "requirements-light.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+]
 INTERNAL = {"dev", "hooks-test", "nightly"}
 """Extras for work on the project itself."""
 
@@ -40,22 +47,22 @@ def names(lines: list[str]) -> set[str]:
 
 def test_the_page_names_every_extra() -> None:
     shown = {extra for group in re.findall(r"\[([\w,-]+)\]\"", PAGE) for extra in group.split(",")}
-    assert shown == project()["optional-dependencies"].keys() - INTERNAL
+    assert shown == PROJECT["optional-dependencies"].keys() - INTERNAL
 
 
 def test_the_light_list_has_a_smaller_onnx_runtime_and_no_onnxsim() -> None:
-    usual = set(project()["dependencies"])
+    usual = set(PROJECT["dependencies"])
     heavy = {line for line in usual if re.match("onnxruntime|onnxsim", line)}
-    assert set(light_requirements()) - usual == {"onnxruntime>=1.28"}
-    assert usual - set(light_requirements()) == heavy
+    assert set(LIGHT) - usual == {"onnxruntime>=1.28"}
+    assert usual - set(LIGHT) == heavy
 
 
 def test_the_conda_recipe_is_the_light_install() -> None:
     recipe = (ROOT / "recipe/recipe.yaml").read_text(encoding="utf-8")
     needed = re.findall(r"    - (\S+) (>=.+)", recipe.partition("  run:")[2])
     assert needed.pop(0) == ("python", ">=${{ python_min }}")
-    assert {name + least for name, least in needed} == set(light_requirements()) - {"onnx-graphsurgeon>=0.6"}
-    assert f'version: "{project()["version"]}"' in recipe
+    assert {name + least for name, least in needed} == set(LIGHT) - {"onnx-graphsurgeon>=0.6"}
+    assert f'version: "{PROJECT["version"]}"' in recipe
 
 
 SCRIPT = """
@@ -84,7 +91,7 @@ print(not rewriter.compare_inputs(data, data).differ)
 
 def test_the_light_install_is_enough(tmp_path: Path) -> None:
     """What is not in the light list cannot be imported; only its ONNX Runtime may be another build."""
-    light = names(light_requirements())
+    light = names(LIGHT)
     assert not light & HEAVY
     here = {canonicalize_name(one.metadata["Name"]): one.metadata["Name"] for one in metadata.distributions()}
     absent = {name for key, name in here.items() if key not in {*light, "rewriter", "onnxruntime-gpu"}}

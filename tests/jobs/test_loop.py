@@ -13,8 +13,7 @@ import emulated_engine
 import numpy as np
 import pytest
 from emulated_engine import use_emulation, use_onnxruntime
-from graphs import graph
-from onnx import numpy_helper
+from graphs import graph, with_weights
 
 import rewriter
 from rewriter.ir.model import Array, Model, load
@@ -65,13 +64,10 @@ def test_an_engine_that_fails_is_repaired_though_its_emulation_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The engine's FP16 sums rise and fall again; the emulation that plans are made by sums in FP32."""
-    source = graph(
-        "g (float[4,2048] x, float[2048,8] w) => (float[8,4] y) { h = MatMul(x, w) y = Transpose(h) }"
-    ).whole()
-    del source.graph.input[1]
     w = np.abs(np.random.default_rng(2).standard_normal((2048, 8))).astype(np.float32) / 64
     w[1024:] *= -1
-    source.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    text = "g (float[4,2048] x, float[2048,8] w) => (float[8,4] y) { h = MatMul(x, w) y = Transpose(h) }"
+    source = with_weights(text, {"w": w}).whole()
     data = [{"x": np.abs(sample["x"])} for sample in samples((4, 2048))]
     given: dict[str, Any] = {"inputs": data, "passes": "mixed-precision", "accumulation": "fp32"}
     emulated = rewriter.fix(source, build=False, **given)
@@ -102,13 +98,9 @@ def test_an_engine_as_accurate_as_the_networks_own_fp32_engine_passes(
 def small() -> dict[str, Any]:
     """A MatMul whose weights FP16 and TF32 round alike; its sums in FP16 add to that."""
     w = np.random.default_rng(3).standard_normal((512, 512)).astype(np.float32)
-    source = graph(
-        "g (float[4,512] x, float[512,512] w) => (float[512,4] y) { h = MatMul(x, w) y = Transpose(h) }"
-    )
-    proto = source.whole()
-    del proto.graph.input[1]
-    proto.graph.initializer.append(numpy_helper.from_array(w, "w"))
-    return {"model": proto, "inputs": samples((4, 512)), "passes": "mixed-precision"}
+    text = "g (float[4,512] x, float[512,512] w) => (float[512,4] y) { h = MatMul(x, w) y = Transpose(h) }"
+    source = with_weights(text, {"w": w}).whole()
+    return {"model": source, "inputs": samples((4, 512)), "passes": "mixed-precision"}
 
 
 LOOP = "rewriter.jobs.fix.loop"
@@ -161,7 +153,7 @@ def test_without_an_engine_the_estimate_has_to_be_clear(monkeypatch: pytest.Monk
     assert all_kept.conclusion.remarks == ("all of it is FP32: rules and options leave nothing in FP16",)
     monkeypatch.setattr(f"{LOOP}.CLEAR", 100.0)
     monkeypatch.setattr(f"{LOOP}.WORTH_US", -1e9)
-    monkeypatch.setattr(f"{LOOP}.estimated_us", lambda made, _: (9.0 if made.plan else 1.0, 1.0, 1.0))
+    monkeypatch.setattr(f"{LOOP}.estimated_us", lambda made, subject: (9.0 if made.plan else 1.0, 1.0, 1.0))
     result = rewriter.fix(**small(), build=False)
     assert result.plan is None and "estimated, recorded on an H200" in result.conclusion.remarks[0]
 
@@ -169,15 +161,10 @@ def test_without_an_engine_the_estimate_has_to_be_clear(monkeypatch: pytest.Monk
 def projections() -> dict[str, Any]:
     """Two products of one tensor, which are merged for an epilogue in FP32."""
     generator = np.random.default_rng(4)
-    proto = graph(
-        "g (float[4,256] x, float[256,64] a, float[256,64] b) => (float[64,4] y, float[64,4] z) {"
-        " p = MatMul(x, a) q = MatMul(x, b) y = Transpose(p) z = Transpose(q) }"
-    ).whole()
-    for name in ("a", "b"):
-        del proto.graph.input[1]
-        w = generator.standard_normal((256, 64)).astype(np.float32)
-        proto.graph.initializer.append(numpy_helper.from_array(w, name))
-    return {"model": proto, "inputs": samples((4, 256))}
+    text = """g (float[4,256] x, float[256,64] a, float[256,64] b) => (float[64,4] y, float[64,4] z) {
+        p = MatMul(x, a) q = MatMul(x, b) y = Transpose(p) z = Transpose(q) }"""
+    weights = {name: generator.standard_normal((256, 64)).astype(np.float32) for name in "ab"}
+    return {"model": with_weights(text, weights).whole(), "inputs": samples((4, 256))}
 
 
 def merged(model: Model) -> bool:
@@ -281,18 +268,10 @@ def convs() -> dict[str, Any]:
     body = " ".join(f"h{i} = Conv({f'h{i - 1}' if i else 'x'}, w{i})" for i in range(CONVS))
     weights = "".join(f", float[256,256,1,1] w{i}" for i in range(CONVS))
     text = f"g (float[1,256,8,8] x{weights}) => (float[1,256,8,8] y) {{ {body} y = Tanh(h5) }}"
-    proto = graph(text).whole()
-    del proto.graph.input[1:]
-    for i in range(CONVS):
-        value = rng.standard_normal((256, 256, 1, 1)).astype(np.float32) / 16
-        proto.graph.initializer.append(numpy_helper.from_array(value, f"w{i}"))
-    samples = [{"x": rng.standard_normal((1, 256, 8, 8)).astype(np.float32)} for _ in range(3)]
-    return {
-        "model": proto,
-        "inputs": samples,
-        "max_latency_cost": ALLOWED,
-        "target": "tensorrt-rtx",
-    }
+    values = {f"w{i}": rng.standard_normal((256, 256, 1, 1)).astype(np.float32) / 16 for i in range(CONVS)}
+    data = [{"x": rng.standard_normal((1, 256, 8, 8)).astype(np.float32)} for _ in range(3)]
+    proto = with_weights(text, values).whole()
+    return {"model": proto, "inputs": data, "max_latency_cost": ALLOWED, "target": "tensorrt-rtx"}
 
 
 def in_fp32(model: Model) -> int:
@@ -301,14 +280,9 @@ def in_fp32(model: Model) -> int:
     return sum(n.op_type == "Conv" and types[n.output[0]].dtype == 1 for n in model.proto.graph.node)
 
 
-def costing(monkeypatch: pytest.MonkeyPatch, each: float) -> None:
-    """The engine takes 10 us, and `each` for every Conv in FP32."""
-    use_emulation(monkeypatch)
-    monkeypatch.setattr("emulated_engine.latency_us", lambda m: 10.0 + each * in_fp32(m))
-
-
 def test_a_plan_within_its_budget_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    costing(monkeypatch, 0.0)
+    use_emulation(monkeypatch)
+    monkeypatch.setattr("emulated_engine.latency_us", lambda m: 10.0)
     assert in_fp32(rewriter.fix(**convs()).model) == CONVS
 
 

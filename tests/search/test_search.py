@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 import rewriter
 from rewriter import cli
 from rewriter.cli import exits
-from rewriter.hazards.planning.planner import extend_plan
-from rewriter.ir.model import Array, Model, facts, save
+from rewriter.ir.model import Array, Model, save
 from rewriter.ir.plan import Decision, InputsOutputs, Plan
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Found
 from rewriter.jobs.search.run import most_accurate
@@ -38,11 +37,8 @@ def test_only_the_inaccurate_node_goes_to_fp32() -> None:
     assert {d.rule for d in found.plan.decisions} <= {"tolerance", "between-islands"}
     assert found.emulations <= most_emulations(9)
     assert found.cost_us > 0.0
-
-
-def test_a_tolerance_that_is_met_costs_one_emulation() -> None:
-    found = searched(graphs.graph(CANCELLING), ErrorLimit(0.5))
-    assert (found.met, found.emulations, found.plan, found.cost_us) == (True, 1, Plan("fp16"), 0.0)
+    loose = searched(graphs.graph(CANCELLING), ErrorLimit(0.5))
+    assert (loose.met, loose.emulations, loose.plan, loose.cost_us) == (True, 1, Plan("fp16"), 0.0)
 
 
 OUT_OF_REACH = """
@@ -96,18 +92,6 @@ def test_the_number_of_emulations_is_bounded(length: int) -> None:
     found = searched(graphs.graph(f"g (float[32] x) => (float[32] y) {{ {body} }}"), ErrorLimit(1e-5))
     assert found.met
     assert found.emulations <= most_emulations(length)
-
-
-def test_extending_merges_islands() -> None:
-    source = graphs.graph(CANCELLING)
-    plan = extend_plan(source, facts.infer(source), Plan("fp16", float_nodes=9), {"0:a": "why", "0:b": "why"})
-    assert {d.key: d.rule for d in plan.decisions} == {
-        "0:p": "between-islands",
-        "0:a": "tolerance",
-        "0:s": "between-islands",
-        "0:b": "tolerance",
-    }
-    assert plan.float_nodes == 9
 
 
 # -- through fix ---------------------------------------------------------------------------------
@@ -176,29 +160,6 @@ def test_a_budget_maximises_psnr() -> None:
 def test_a_search_with_a_budget_respects_its_limit_of_plans() -> None:
     budget, trials = Budget(10.0), trials_of(graphs.graph(CANCELLING), Budget(10.0))
     assert most_accurate(trials, budget, most=2).emulations <= 3, "two plans, and the ranking"
-
-
-# -- through fix again ------------------------------------------------------------------------------
-
-
-def test_a_single_product_with_bad_weights_leaves_fp16() -> None:
-    """Rounding all weights exceeds the tolerance, only because of a cheap product with subnormal weights."""
-    source = graphs.graph(
-        """
-        g (float[1,2] x, float[64,64] z) => (float[1,1] y, float[64,64] u)
-        <float[2,1] w = {1.3e-7, 2.2e-7}, float[64,64] v> {
-            m = MatMul(x, w)
-            y = Relu(m)
-            a = MatMul(z, v)
-            b = MatMul(a, v)
-            c = MatMul(b, v)
-            u = Tanh(c)
-        }""".replace(", float[64,64] v>", ">").replace("float[64,64] z)", "float[64,64] z, float[64,64] v)")
-    )
-    feeds = graphs.random_feeds(source, scale=0.1) | {"x": np.full((1, 2), 1e3, np.float32)}
-    found = searched(source, ErrorLimit(1e-2), feeds=feeds)
-    assert found.met and "0:m" in found.plan.fp32 | found.plan.bf16
-    assert not {"0:a", "0:b", "0:c"} & found.plan.fp32
 
 
 def test_a_user_metric_can_be_the_goal(tmp_path: Path) -> None:
