@@ -105,38 +105,32 @@ class Tensors:
         self._stored[name] = StoredTensor(name, dtype, self)
 
     def add_initializer(self, tensor: TensorProto) -> None:
-        name, dtype = tensor.name, int(tensor.data_type)
-        if self._differs(name, dtype):
-            tensor.name = self.shared.fresh(f"{name}/{SHORT_NAMES[dtype]}")
-            weights = self.shared.model.weights
-            if self.parent is None and name in weights:
-                weights[tensor.name] = weights.pop(name)
+        name, dtype, weights = tensor.name, int(tensor.data_type), self.shared.model.weights
+        tensor.name = self._own_name(name, dtype)
+        if self.parent is None and name in weights:
+            weights[tensor.name] = weights.pop(name)
         self._constants[tensor.name] = lambda: self.shared.model.array(tensor)
         self._store(name, StoredTensor(tensor.name, dtype, self, True))
 
     def add_constant(self, node: NodeProto) -> None:
         """Adds a Constant node that holds floats."""
-        name = node.output[0]
-        value = constant_value(node)
-        if value is None:  # sparse: a Cast converts it
-            self.add(node, [self.original_type(name)])
-            return
+        name, value = node.output[0], constant_value(node)
         dtype = self.original_type(name)
-        if self._differs(name, dtype):
-            node.output[0] = self.shared.fresh(f"{name}/{SHORT_NAMES[dtype]}")
+        if value is None:  # sparse: a Cast converts it
+            self.add(node, [dtype])
+            return
+        node.output[0] = self._own_name(name, dtype)
         self._constants[node.output[0]] = lambda: value
         self.nodes.append(node)
         self._store(name, StoredTensor(node.output[0], dtype, self, True))
 
     def add(self, node: NodeProto, types: list[int]) -> None:
         """Adds a node with rewritten inputs, and the types of its outputs (0: as given)."""
-        given = list(node.output)
         self.nodes.append(node)
-        for index, (name, dtype) in enumerate(zip(given, types, strict=True)):
+        for index, (name, dtype) in enumerate(zip(list(node.output), types, strict=True)):
             if name and self.is_float(name):
                 dtype = dtype or self.original_type(name)
-                if self._differs(name, dtype):
-                    node.output[index] = self.shared.fresh(f"{name}/{SHORT_NAMES[dtype]}")
+                node.output[index] = self._own_name(name, dtype)
                 self._store(name, StoredTensor(node.output[index], dtype, self))
 
     def add_alias(self, name: str, source: str) -> None:
@@ -152,13 +146,9 @@ class Tensors:
 
     def add_rounded(self, source: str, name: str, dtype: int) -> None:
         """Rounds the FP32 tensor `source` to `dtype` and back, and stores it as `name`."""
-        low = self.shared.fresh(f"{name}/{SHORT_NAMES[dtype]}")
-        self.nodes.append(self._cast(source, low, dtype))
-        stored = name
-        if self._differs(name, TensorProto.FLOAT):
-            stored = self.shared.fresh(f"{name}/fp32")
-        self.nodes.append(self._cast(low, stored, TensorProto.FLOAT))
-        self._store(name, StoredTensor(stored, TensorProto.FLOAT, self))
+        low = self._cast(source, self._fresh(name, dtype), dtype)
+        wide = self._cast(low, self._own_name(name, TensorProto.FLOAT), TensorProto.FLOAT)
+        self._store(name, StoredTensor(wide, TensorProto.FLOAT, self))
 
     def finish_outputs(self) -> None:
         """Adds Casts for outputs that are tensors of an enclosing graph: ONNX Runtime refuses those."""
@@ -168,9 +158,8 @@ class Tensors:
             dtype = self.wanted[value.name]
             value.type.tensor_type.elem_type = dtype
             if not self.owns(value.name):
-                out = self.shared.fresh(f"{value.name}/{SHORT_NAMES[dtype]}")
-                self.nodes.append(self._cast(self.find(value.name).name, out, dtype))
-                value.name = out
+                source = self.find(value.name).name
+                value.name = self._cast(source, self._fresh(value.name, dtype), dtype)
 
     def write(self) -> None:
         """Writes nodes, initializers and value_info into the graph."""
@@ -188,9 +177,12 @@ class Tensors:
 
     # -- internals ---------------------------------------------------------------------------
 
-    def _differs(self, name: str, dtype: int) -> bool:
-        """True if `name` is a graph output of another requested type, so that a Cast writes it."""
-        return self.wanted.get(name, dtype) != dtype
+    def _fresh(self, name: str, dtype: int) -> str:
+        return self.shared.fresh(f"{name}/{SHORT_NAMES[dtype]}")
+
+    def _own_name(self, name: str, dtype: int) -> str:
+        """`name`, or a fresh one if it is a graph output of another requested type, which a Cast writes."""
+        return name if self.wanted.get(name, dtype) == dtype else self._fresh(name, dtype)
 
     def _store(self, name: str, stored: StoredTensor) -> None:
         self._stored[name] = stored
@@ -198,26 +190,21 @@ class Tensors:
             dtype = self.wanted[name]
             # a second run would remove a Cast of a Cast to the same type
             source = self._sources.get(stored.name, stored.name) if stored.dtype == dtype else stored.name
-            self.nodes.append(self._cast(source, name, dtype))
+            self._cast(source, name, dtype)
             if stored.owner is self and stored.dtype != dtype:
                 self._casts.setdefault((stored.name, dtype), name)
 
     def _in_type(self, stored: StoredTensor, dtype: int) -> str:
-        converts = stored.constant and not self._is_cast(stored, dtype)
-        return (self._converted_of if converts else self._cast_of)(stored, dtype)
-
-    def _is_cast(self, stored: StoredTensor, dtype: int) -> bool:
-        """True for a weight that is so large that a Cast widens it in each run."""
         weight = self.shared.model.weights.get(stored.name) if self.parent is None else None
-        return weight is not None and dtype == TensorProto.FLOAT and weight.nbytes >= self.shared.cast_bytes
+        # a large weight is widened by a Cast, in each run
+        large = weight is not None and weight.nbytes >= self.shared.cast_bytes and dtype == TensorProto.FLOAT
+        return (self._converted_of if stored.constant and not large else self._cast_of)(stored, dtype)
 
     def _cast_of(self, stored: StoredTensor, dtype: int) -> str:
         key = (stored.name, dtype)
         if key not in self._casts:
-            out = self.shared.fresh(f"{stored.name}/{SHORT_NAMES[dtype]}")
-            self.nodes.append(self._cast(stored.name, out, dtype))
-            self._sources[out] = stored.name
-            self._casts[key] = out
+            self._casts[key] = self._cast(stored.name, self._fresh(stored.name, dtype), dtype)
+            self._sources[self._casts[key]] = stored.name
         return self._casts[key]
 
     def _converted_of(self, stored: StoredTensor, dtype: int) -> str:
@@ -226,18 +213,18 @@ class Tensors:
             given = self._constants[stored.name]()
             value = convert(given, dtype, stored.name)
             release(given)
-            name = self.shared.fresh(f"{stored.name}/{SHORT_NAMES[dtype]}")
-            main = self.parent is None
-            made = self.shared.model.detached_tensor(name, value) if main else None
-            self._converted[key] = made or numpy_helper.from_array(value, name)
+            make = self.shared.model.detached_tensor if self.parent is None else _attached
+            self._converted[key] = make(self._fresh(stored.name, dtype), value)
         return self._converted[key].name
 
-    def _cast(self, source: str, out: str, dtype: int) -> NodeProto:
+    def _cast(self, source: str, out: str, dtype: int) -> str:
+        """Adds a Cast, and returns the name of its output."""
         node = helper.make_node("Cast", [source], [out], name=self.shared.fresh(f"{out}/Cast"), to=dtype)
         if self.shared.tag:
             node.metadata_props.add(key=TAG, value=self.shared.tag)
         self._own.add(id(node))
-        return node
+        self.nodes.append(node)
+        return out
 
     def _take_over_names(self, read: set[str]) -> None:
         """Gives converted constants the names of originals that nothing reads any more."""
@@ -284,3 +271,7 @@ class Tensors:
                 value.type.tensor_type.elem_type = types[value.name]
             kept.append(value)
         refill(self.graph.value_info, kept)
+
+
+def _attached(name: str, value: Array) -> TensorProto:
+    return numpy_helper.from_array(value, name)
