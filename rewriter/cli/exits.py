@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from json import dumps
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -155,10 +156,9 @@ def _write(result: Any, report: Any, path: Path) -> None:
 def write_document(content: Any, json: Path) -> None:
     """Write JSON to a file, or to the standard output."""
     from rewriter.ir.model import write_json
-    from rewriter.ir.model.writing import json_text
 
     if json != STDOUT:
         write_json(content, json)
         return
     with reader_may_leave():
-        typer.echo(json_text(content))
+        typer.echo(dumps(content, indent=2, allow_nan=False))

@@ -56,9 +56,12 @@ def infer(model: Model, *, strict: bool = False) -> Facts:
 
 def hand_on(model: Model, result: Model) -> None:
     """Gives `result`, whose tensors have the types and shapes that they have in `model`, its facts."""
-    infer(model)
-    if model.inferred is not None:
-        result.inferred = _digest(result), model.inferred[1]
+    known, scopes = infer(model), []
+    for scope, graph in zip(known.scopes, walk_graphs(result.proto.graph), strict=True):
+        names = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+        names.update(name for node in graph.node for name in node.output)
+        scopes.append({name: facts for name, facts in scope.items() if name in names})
+    result.inferred = _digest(result), Facts(scopes, known.contradiction)
 
 
 def at_sizes(model: Model, sample: Mapping[str, Array]) -> Facts:

@@ -74,16 +74,11 @@ def opsets_of(proto: onnx.ModelProto) -> dict[str, int]:
 def isolate_unknown_ops(proto: onnx.ModelProto, opset: int, deprecated: bool) -> None:
     """Move nodes whose operator has no schema at `opset` to a domain that onnx ignores."""
     local = {(f.domain, f.name) for f in proto.functions}
-    found = False
-    for graph in walk_graphs(proto.graph):
-        for node in graph.node:
-            if node.domain not in STANDARD_DOMAINS or (node.domain, node.op_type) in local:
-                continue
-            if opset and _is_unknown(node.op_type, opset, deprecated):
-                node.domain = UNKNOWN_DOMAIN
-                found = True
-    if found:
-        proto.opset_import.add(domain=UNKNOWN_DOMAIN, version=1)
+    for node in walk_nodes(proto.graph) if opset else ():
+        standard = node.domain in STANDARD_DOMAINS and (node.domain, node.op_type) not in local
+        if standard and _is_unknown(node.op_type, opset, deprecated):
+            node.domain = UNKNOWN_DOMAIN
+    proto.opset_import.add(domain=UNKNOWN_DOMAIN, version=1)
 
 
 @lru_cache(maxsize=4096)
@@ -93,13 +88,6 @@ def _is_unknown(op_type: str, opset: int, deprecated: bool) -> bool:
     except onnx.defs.SchemaError:
         return True
     return deprecated and bool(schema.deprecated)
-
-
-def drop_unknown_domain(proto: onnx.ModelProto) -> None:
-    """Removes the import of `UNKNOWN_DOMAIN`."""
-    kept = [o for o in proto.opset_import if o.domain != UNKNOWN_DOMAIN]
-    if len(kept) != len(proto.opset_import):
-        refill(proto.opset_import, kept)
 
 
 def captured(node: onnx.NodeProto) -> set[str]:

@@ -14,11 +14,10 @@ from rewriter.ir.english import article
 from rewriter.ir.errors import ModelError
 from rewriter.ir.model.graphs import (
     UNKNOWN_DOMAIN,
-    drop_unknown_domain,
     isolate_unknown_ops,
     opsets_of,
     refill,
-    walk_graphs,
+    walk_nodes,
 )
 from rewriter.ir.model.tensors import (
     DETACH_BYTES,
@@ -163,11 +162,10 @@ class Model:
         refill(proto.graph.input, [v for v in proto.graph.input if v.name not in names or v.name in listed])
         old = {t.name: t for t in self.proto.graph.initializer}
         proto.graph.initializer.extend(old[name] for name in names if name in old)
-        for graph in walk_graphs(proto.graph):
-            for node in graph.node:
-                if node.domain == UNKNOWN_DOMAIN:
-                    node.ClearField("domain")
-        drop_unknown_domain(proto)
+        for node in walk_nodes(proto.graph):
+            if node.domain == UNKNOWN_DOMAIN:
+                node.ClearField("domain")
+        refill(proto.opset_import, [o for o in proto.opset_import if o.domain != UNKNOWN_DOMAIN])
         return replace(self, proto=proto, weights=dict(self.weights), notes=())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,7 @@ def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:
     elif isinstance(source, (str, os.PathLike)):
         path = Path(source)
         model = _detach(read_proto(path), path)
-    elif type(source).__module__.startswith("onnx_graphsurgeon"):
-        import onnx_graphsurgeon as gs
-
+    elif (gs := sys.modules.get("onnx_graphsurgeon")) and isinstance(source, gs.Graph):
         model = _detach(gs.export_onnx(source), None)
     else:
         return model_of(source).copy()

@@ -115,12 +115,7 @@ def write_json(content: Any, path: Path, what: str = "the report") -> None:
 
     What is not ASCII is an escape, control characters included: reports are shown on terminals.
     """
-    write_text(json_text(content) + "\n", path, what)
-
-
-def json_text(content: Any) -> str:
-    """The text that `write_json` writes."""
-    return json.dumps(content, indent=2, allow_nan=False)
+    write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", path, what)
 
 
 @contextmanager
