@@ -17,10 +17,7 @@ from rewriter.runtime.figures.probabilities import (
     same_best,
 )
 from rewriter.runtime.figures.rows import SET_FACTOR, matched, row_groups
-from rewriter.runtime.figures.tolerances import RELATIVE_L2, USABLE
-
-PROBABILITY = "probability"
-"""The measure of outputs that end in a Softmax or Sigmoid: see `probabilities`."""
+from rewriter.runtime.figures.tolerances import USABLE
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
@@ -51,13 +48,9 @@ class OutputComparison:
 
     @property
     def passed(self) -> bool:
-        return self.finite and (self.relative_l2 <= self.tolerance or self.is_fair)
-
-    @property
-    def is_fair(self) -> bool:
-        """True if it is an output of probabilities, and those are as the original's."""
-        fair = self.probability
-        return fair is not None and fair.passed and self._relative_to_use <= 1.0
+        """True within the tolerance, or if it is an output of probabilities that are as the original's."""
+        fair = self.probability is not None and self.probability.passed and self._relative_to_use <= 1.0
+        return self.finite and (self.relative_l2 <= self.tolerance or fair)
 
     @property
     def _relative_to_use(self) -> float:
@@ -82,11 +75,6 @@ class OutputComparison:
         beyond = f"; but a relative error beyond {USABLE} hides behind no other figure"
         words = f"{self.name} holds probabilities ({fair.reason}): {fair}"
         return words + (beyond if self._relative_to_use > 1.0 else "")
-
-    @property
-    def metric(self) -> str:
-        """The measure that decides on it."""
-        return PROBABILITY if self.probability is not None else RELATIVE_L2
 
     @property
     def excess(self) -> float:
@@ -198,13 +186,10 @@ def compare_samples(
     tolerance: float,
     *,
     as_sets: bool = False,
-    kinds: Mapping[str, Probabilities] | None = None,
 ) -> tuple[OutputComparison, ...]:
     """The worst comparison of each output over some samples; see `compare`."""
     pairs = zip(expected, actual, strict=True)
-    return worst_of_samples(
-        [compare(one, other, tolerance, as_sets=as_sets, kinds=kinds) for one, other in pairs]
-    )
+    return worst_of_samples([compare(one, other, tolerance, as_sets=as_sets) for one, other in pairs])
 
 
 def worst_of_samples(rounds: Sequence[Sequence[OutputComparison]]) -> tuple[OutputComparison, ...]:
