@@ -27,12 +27,9 @@ _INDEX_PATH = VIEWS | {"Cast"}
 
 
 def random_samples(
-    model: Model,
-    count: int = 1,
-    seed: int = 0,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    model: Model, seed: int = 0, input_shapes: Mapping[str, Sequence[int]] | None = None
 ) -> Samples:
-    """Seeded samples: floats standard normal, ids within their table, masks of ones.
+    """One seeded sample: floats standard normal, ids within their table, masks of ones.
 
     Integers that index no table are 1, bytes (uint8) are uniform, booleans true. Each free dimension gets a
     size, the same wherever its name occurs; the text of the source lists the sizes.
@@ -64,17 +61,14 @@ def random_samples(
     limits = table_sizes(model)
     makers = {name: _maker(port, limits.get(name)) for name, port in ports.items()}
 
-    def sample(index: int) -> Sample:
-        def read() -> dict[str, Array]:
-            rng = np.random.default_rng([seed, index])
-            return {name: make(rng, shapes[name]) for name, make in makers.items()}
-
-        return Sample(f"random sample {index}", read)
+    def read() -> dict[str, Array]:
+        rng = np.random.default_rng([seed, 0])
+        return {name: make(rng, shapes[name]) for name, make in makers.items()}
 
     sizes = ", ".join(f"{name} = {size}" for name, size in chosen.items())
     origin = f"random inputs, seed {seed}{f', with {sizes}' if sizes else ''}"
     text = f"{origin} (no real data was used; ranges may not be representative)"
-    return Samples(model.signature, [sample(i) for i in range(count)], text, real=False)
+    return Samples(model.signature, [Sample("random sample 0", read)], text, real=False)
 
 
 def _shape(port: Port, named: dict[str, int], chosen: dict[str, int]) -> tuple[int, ...]:
