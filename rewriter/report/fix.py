@@ -65,9 +65,7 @@ def _share(result: FixResult) -> str:
     if plan.float_nodes and len(plan.fp32) == plan.float_nodes:
         return f" (ALL {plan.float_nodes} float nodes in FP32)"
     bf16 = f", {len(plan.bf16)} in BF16" if plan.bf16 else ""
-    free = sum(d.rule in FREE and d.repair == "fp32" for d in plan.decisions)
-    why = f", {free} of them because it is free" if free else ""
-    return f" ({len(plan.fp32)} of {count(plan.float_nodes, 'float node')} in FP32{why}{bf16})"
+    return f" ({len(plan.fp32)} of {count(plan.float_nodes, 'float node')} in FP32{bf16})"
 
 
 # -- the summary --------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Results as one self-contained HTML page: the terminal's report, with drawings, and tables that sort.
 
-`write` takes the result of any command. `view` says what a page consists of, and `render` turns it into HTML
-with the templates beside it.
+`write` takes the result of any command, and `render` turns a page into HTML with the templates beside it.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from rewriter.report import locate, scan, verify
 from rewriter.report.checks import judging_check
 from rewriter.report.html import fix
 from rewriter.report.html.outputs import pictures_section
-from rewriter.report.html.render import html, table_sections
+from rewriter.report.html.render import Fact, Page, html, table_sections
 from rewriter.report.html.run import run_section
-from rewriter.report.html.view import Fact, Page
 
 
 def as_html(result: Any, command: str = "") -> str:

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from rewriter.ir.english import count
-from rewriter.report.html.render import part
-from rewriter.report.html.view import Section
+from rewriter.report.html.render import Section, part
 from rewriter.runtime.ranges.depth import TensorAtDepth
 
 Scale = Callable[[float], float]

@@ -5,16 +5,39 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from rewriter.ir.model import Array
 from rewriter.jobs.fix.before import SideBySide
 from rewriter.judge.verdict import Check
-from rewriter.report.html.render import part
-from rewriter.report.html.view import Boxes, Image, Section, Words
+from rewriter.report.html.render import Section, part
 from rewriter.runtime.figures.pictures import Picture, best_boxes, best_classes, pixels_of
+
+
+class Image(NamedTuple):
+    """A picture as a data URI."""
+
+    uri: str
+    caption: str
+    alt: str
+
+
+class Boxes(NamedTuple):
+    """Boxes of detections over a picture: a CSS class, and left, top, width and height, each."""
+
+    uri: str
+    width: int
+    height: int
+    rows: Sequence[tuple[str, Sequence[tuple[float, float, float, float]]]]
+    alt: str
+
+
+Words = Sequence[tuple[str, Sequence[tuple[str, bool]]]]
+"""Best classes or tokens by model, each with True where it is the original's."""
+
 
 MOST = 24
 """Outputs that are shown; all of them are in the table."""

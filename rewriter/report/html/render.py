@@ -1,4 +1,4 @@
-"""A page as HTML: one file that asks for nothing, and runs no script but its own.
+"""What a page consists of, and the page as HTML: one file that asks for nothing, with a script of its own.
 
 Names of nodes come from the user's model and may hold anything. The templates escape all text, and the
 Content-Security-Policy admits the page's own style and script by their hashes alone.
@@ -8,16 +8,55 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from rewriter.report.html.view import Page, Section
-from rewriter.report.tables import Table
+from rewriter.report.tables import State, Table
+from rewriter.report.terminal import Row
+
+
+class Fact(NamedTuple):
+    """A name with its value; `code` marks what a program reads or printed."""
+
+    name: str
+    value: str
+    code: bool = False
+
+
+class Section(NamedTuple):
+    """A part of the page with a heading; `lead` explains it in a sentence or two."""
+
+    id: str
+    title: str
+    lead: str
+    bodies: Sequence[Markup]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole page.
+
+    Attributes:
+        verb: The command, such as `fix`. `subject`: the file that it is about; None for a model in memory.
+        verdict: One sentence; `state` is its colour.
+        rows: The lines of the summary on the terminal; `links` has the id of a graph by a line's text.
+    """
+
+    verb: str
+    subject: Path | str | None
+    verdict: str
+    state: State
+    rows: Sequence[Row]
+    sections: Sequence[Section]
+    links: Mapping[str, str] = field(default_factory=dict)
+
 
 _POLICY = (
     "default-src 'none'; img-src data:; script-src 'sha256-{script}'; style-src 'sha256-{style}'; "

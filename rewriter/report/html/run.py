@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from markupsafe import Markup
 
 from rewriter.ir.base import Target
-from rewriter.report.html.render import part
-from rewriter.report.html.view import Fact, Section
+from rewriter.report.html.render import Fact, Section, part
 from rewriter.report.json import installed_versions
 from rewriter.report.terminal import about_target, time_line
 

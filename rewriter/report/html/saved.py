@@ -7,8 +7,7 @@ from typing import Any
 
 from rewriter.ir.english import count
 from rewriter.ir.errors import UsageError
-from rewriter.report.html.render import part, table_sections
-from rewriter.report.html.view import Fact, Page, Section
+from rewriter.report.html.render import Fact, Page, Section, part, table_sections
 from rewriter.report.json import SCHEMA_VERSION
 from rewriter.report.tables import Cell, Kind, State, Table, number
 
