@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from graphs import with_weights
 
 import rewriter
 from rewriter.ir.graph.editor import TAG
@@ -55,14 +55,10 @@ def test_the_file_says_where_it_comes_from(source: Path, tmp_path: Path) -> None
     assert found == entries(result.proto)
 
 
-def test_the_hash_of_the_plan_is_that_of_its_file(source: Path, tmp_path: Path) -> None:
+def test_every_kept_node_has_its_reason_and_every_made_one_its_pass(source: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     result = rewriter.fix(source, save_plan=plan, build=False)
     assert entries(result.proto)["rewriter.plan.sha256"] == hashlib.sha256(plan.read_bytes()).hexdigest()
-
-
-def test_every_kept_node_has_its_reason_and_every_made_one_its_pass(source: Path) -> None:
-    result = rewriter.fix(source, build=False)
     assert result.plan is not None and result.plan.fp32
     notes = {node.output[0]: entries(node) for node in walk_nodes(result.proto.graph)}
     kept = {name: note[KEPT] for name, note in notes.items() if KEPT in note}
@@ -85,14 +81,8 @@ def test_a_failure_is_noted(source: Path, tmp_path: Path) -> None:
 
 def test_weights_outside_the_file_stay_where_they_are(tmp_path: Path) -> None:
     weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"], "mm")],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 64])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 64])],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    text = "g (float[4,64] x, float[64,64] w) => (float[4,64] y) { y = MatMul(x, w) }"
+    model = with_weights(text, {"w": weight}).whole()
     source, output = tmp_path / "net.onnx", tmp_path / "fixed.onnx"
     onnx.save(model, source, save_as_external_data=True, location="net.bin", size_threshold=0)
     rewriter.fix(source, output, build=False)

@@ -147,7 +147,3 @@ def test_fix_recommends_an_engine_without_tf32_where_that_is_the_cure() -> None:
     assert check.tf32_off is not None and check.tf32_off < 0.1 * check.error
     assert "with TF32 off" in check.summary
     assert result.conclusion.remedy.startswith("build this file with TF32 off")
-
-
-def test_the_error_of_a_check_is_that_of_its_worst_output() -> None:
-    assert failed(output("y", 0.015), output("z", 0.03)).error == pytest.approx(6.0)

@@ -268,18 +268,6 @@ def test_a_long_chain_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.chain[0].tensor, found.chain[-1].tensor) == ("m0", "y")
 
 
-def test_an_error_at_the_tolerance_is_right() -> None:
-    """All tensors are off by a quarter, bit for bit."""
-    text = "g (float[2,8] x) => (float[2,8] y) <float c = {C}> { a = Mul(x, c) b = Neg(a) y = Neg(b) }"
-    good, other = (graphs.graph(text.replace("C", value)) for value in ("1.0", "1.25"))
-    ones = [{"x": np.ones((2, 8), np.float32)}]
-    build = OrtBuild(other, ones)
-    assert locate_with(good, other, ones, build, LocateOptions(tolerance=0.25)).first is None
-    strict = locate_with(good, other, ones, build, LocateOptions(tolerance=0.2499))
-    assert strict.first is not None and strict.first.tensor == "a"
-    assert strict.first.error == 0.25
-
-
 def test_what_is_known_needs_no_build() -> None:
     search = Bisection(chain_of(9), lambda names: pytest.fail("nothing is left"), {"t7": 0.0, "t8": 1.0})
     search.run()

@@ -28,10 +28,6 @@ def test_the_share_of_an_output(values: list[float], share: float | None) -> Non
     assert found == ({} if share is None else {"y": share})
 
 
-def test_integers_are_finite() -> None:
-    assert nan_outputs([{"y": np.array([1, 2])}]) == {}
-
-
 def test_the_worst_sample_counts_for_each_output() -> None:
     def sample(nans: int) -> dict[str, Array]:
         return {"good": np.ones(4), "bad": np.array([NAN] * nans + [1.0] * (4 - nans))}
@@ -80,8 +76,3 @@ def test_an_output_without_a_finite_element_leaves_nothing_to_verify() -> None:
     with pytest.raises(ModelError, match=r"^the model: .* y \(1 of it\), first in Log\(y\)") as caught:
         warned(-1, -2, -3, 0)
     assert "nothing to verify against" in str(caught.value.hint)
-
-
-def test_one_finite_element_of_many_is_enough() -> None:
-    (warning,) = warned(-1, -2, -3, 4)
-    assert "y (0.75 of it)" in warning
