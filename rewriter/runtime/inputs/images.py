@@ -111,8 +111,10 @@ def image_samples(folder: Path, ports: Sequence[Port], text: str) -> list[Sample
         hint = "save samples with np.savez, with an array for each input"
         raise InputsError(what, where=str(folder), hint=hint)
 
+    port = next(iter(ports))
+
     def read(path: Path) -> dict[str, Array]:
-        return {ports[0].name: prepared(path, ports[0], steps)}
+        return {port.name: prepared(path, port, steps)}
 
     return [Sample(str(path), partial(read, path)) for path in image_files(folder)]
 
