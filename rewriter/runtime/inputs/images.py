@@ -84,14 +84,14 @@ def _value(name: str, text: str) -> Any:
         sides = [int(part) for part in text.split("x")]
         return sides[0], sides[-1]
     try:
-        numbers = tuple(float(part) for part in re.split(r"[:/]", text))
+        numbers = [float(part) for part in re.split(r"[:/]", text)]
     except ValueError:
-        numbers = ()
+        numbers = []
     if len(numbers) not in (1, 3):
         raise ValueError("one number, or three between colons: 0.485:0.456:0.406")
     if name in ("scale", "std") and min(numbers) <= 0:
         raise ValueError("numbers above 0")
-    return numbers if name in ("mean", "std") else numbers[0]
+    return tuple(numbers) if name in ("mean", "std") else numbers[0]
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -111,7 +111,7 @@ def image_samples(folder: Path, ports: Sequence[Port], text: str) -> list[Sample
         hint = "save samples with np.savez, with an array for each input"
         raise InputsError(what, where=str(folder), hint=hint)
 
-    port = next(iter(ports))
+    (port,) = ports
 
     def read(path: Path) -> dict[str, Array]:
         return {port.name: prepared(path, port, steps)}
