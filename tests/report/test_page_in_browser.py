@@ -58,12 +58,6 @@ def test_a_page_renders_with_contrast_and_names_for_everything(
         assert (dark == "rgb(20, 23, 26)") == (scheme == "dark")
 
 
-@pytest.mark.parametrize("verb", RESULTS)
-def test_nothing_is_wider_than_a_telephone(browser: Browser, written: dict[str, Path], verb: str) -> None:
-    with opened(browser, written[verb], viewport={"width": 380, "height": 800}) as page:
-        assert page.evaluate("document.documentElement.scrollWidth") <= 380
-
-
 CHARTS = ".depth, .strip, svg.errors, .graph svg"
 """All that shows figures as a drawing."""
 
@@ -84,78 +78,44 @@ def heard(page: Page, selector: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("verb", RESULTS)
-def test_a_screen_reader_hears_the_figures_of_every_chart(
+def test_a_screen_reader_and_the_keyboard_get_all_of_a_page(
     browser: Browser, written: dict[str, Path], verb: str
 ) -> None:
     with opened(browser, written[verb]) as page:
-        charts = heard(page, CHARTS)
+        charts, tables, regions = (heard(page, one) for one in (CHARTS, "table", "main > section"))
         assert charts or verb != "fix"
         assert all(role in ("figure", "image") for role, _ in charts)
         assert [name for _, name in charts if not any(c.isdigit() for c in name)] == []
-        assert all(name for _, name in heard(page, "img, .field"))
         texts = page.locator(".depth figcaption").all_inner_texts()
         assert all("exceed" in text and "largest value" in text for text in texts)
-
-
-@pytest.mark.parametrize("verb", RESULTS)
-def test_tables_have_names_and_headers_for_a_screen_reader(
-    browser: Browser, written: dict[str, Path], verb: str
-) -> None:
-    with opened(browser, written[verb]) as page:
-        tables = heard(page, "table")
-        assert tables and all(role == "table" and name for role, name in tables)
-        assert len(set(tables)) == len(tables)
-        heads = heard(page, "th")
-        assert all(role == "columnheader" and name for role, name in heads)
+        assert tables and all(role == "table" for role, _ in tables) and len(set(tables)) == len(tables)
+        assert all(role == "columnheader" for role, _ in heard(page, "th"))
         assert page.locator("[data-count][aria-live=polite]").count() == len(tables)
-
-
-@pytest.mark.parametrize("verb", RESULTS)
-def test_landmarks_and_headings_lead_through_the_page(
-    browser: Browser, written: dict[str, Path], verb: str
-) -> None:
-    with opened(browser, written[verb]) as page:
         outline = page.locator("body").aria_snapshot()
         roles = [line.strip("- ").partition(" ")[0].rstrip(":") for line in outline.splitlines()]
         assert (roles.count("banner"), roles.count("main"), roles.count("navigation")) == (1, 1, 1)
         assert roles.index("banner") < roles.index("navigation") < roles.index("main")
-        regions = heard(page, "main > section")
-        assert len(set(regions)) == len(regions) and all(role == "region" for role, _ in regions)
         titles = page.locator("main h2").all_inner_texts()
-        assert [name for _, name in regions] == titles
+        assert regions == [("region", title) for title in titles] and len(set(titles)) == len(titles)
         assert page.locator("nav a").all_inner_texts() == titles
-        assert page.evaluate("document.querySelector('h1, h2, h3').tagName") == "H1"
+        _tab_through(page)
+        assert all(name for _, name in heard(page, "img, .field, table, th, [data-met]"))
 
 
-@pytest.mark.parametrize("verb", RESULTS)
-def test_tab_goes_down_the_page_and_all_that_it_meets_has_a_name(
-    browser: Browser, written: dict[str, Path], verb: str
-) -> None:
-    with opened(browser, written[verb]) as page:
+def _tab_through(page: Page) -> None:
+    """Tab goes down the page, from the link to its content on; what it meets is marked with `data-met`."""
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.hash") == "#main"
+    page.evaluate("window.met = [document.activeElement]")
+    for _ in range(500):
         page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.hash") == "#main"
-        page.evaluate("window.met = [document.activeElement]")
-        for _ in range(500):
-            page.keyboard.press("Tab")
-            if page.evaluate(
-                "met.includes(document.activeElement) || document.activeElement === document.body"
-            ):
-                break
-            page.evaluate("met.push(document.activeElement)")
-        assert page.evaluate("met.length") > 5
-        follows = "met[i - 1].compareDocumentPosition(e) & Node.DOCUMENT_POSITION_FOLLOWING"
-        assert page.evaluate(f"met.every((e, i) => !i || {follows})")
-        page.evaluate("met.forEach(e => e.setAttribute('data-met', ''))")
-        assert all(name for role, name in heard(page, "[data-met]"))
-
-
-def test_what_was_sorted_and_filtered_is_announced(browser: Browser, written: dict[str, Path]) -> None:
-    with opened(browser, written["locate"]) as page:
-        said = page.locator("#chain [data-count]")
-        page.get_by_role("button", name="Error", exact=True).first.click()
-        assert said.inner_text().endswith("rows, by Error, descending")
-        page.get_by_label("Filter", exact=True).first.fill("no such row")
-        assert said.inner_text().startswith("0 of ") and said.inner_text().endswith("by Error, descending")
+        if page.evaluate("met.includes(document.activeElement) || document.activeElement === document.body"):
+            break
+        page.evaluate("met.push(document.activeElement)")
+    assert page.evaluate("met.length") > 5
+    follows = "met[i - 1].compareDocumentPosition(e) & Node.DOCUMENT_POSITION_FOLLOWING"
+    assert page.evaluate(f"met.every((e, i) => !i || {follows})")
+    page.evaluate("met.forEach(e => e.setAttribute('data-met', ''))")
 
 
 def test_copying_is_announced_and_each_button_says_what_it_copies(
@@ -169,9 +129,10 @@ def test_copying_is_announced_and_each_button_says_what_it_copies(
         assert page.locator(".command output").first.text_content() in ("Copied", "Selected")
 
 
-def test_a_table_sorts_by_numbers_and_by_text(browser: Browser, written: dict[str, Path]) -> None:
+def test_a_table_sorts_and_filters_and_says_so(browser: Browser, written: dict[str, Path]) -> None:
     with opened(browser, written["locate"]) as page:
-        table = page.locator("#chain-table")
+        table, said = page.locator("#chain-table"), page.locator("#chain [data-count]")
+        rows, filter_ = table.locator("tbody tr"), page.get_by_label("Filter", exact=True).first
         head = table.locator("th").first
         head.locator("button").click()
         names = table.locator("tbody tr td:first-child").all_inner_texts()
@@ -179,22 +140,14 @@ def test_a_table_sorts_by_numbers_and_by_text(browser: Browser, written: dict[st
         assert names == sorted(names) and len(set(names)) > 3
         head.locator("button").click()
         assert table.locator("tbody tr td:first-child").all_inner_texts() == names[::-1]
-    with opened(browser, written["locate"]) as page:
-        table = page.locator("#chain-table")
         page.get_by_role("button", name="Error", exact=True).first.focus()
         page.keyboard.press("Enter")
         shown = [float(text) for text in table.locator("tbody tr td:nth-child(4)").all_inner_texts()]
         assert shown == sorted(shown, reverse=True) and shown[0] > shown[-1]
-
-
-def test_a_table_filters_by_text_and_by_choice(browser: Browser, written: dict[str, Path]) -> None:
-    with opened(browser, written["locate"]) as page:
-        rows = page.locator("#chain-table tbody tr")
-        total = rows.count()
-        page.get_by_label("Filter", exact=True).first.fill("/body/c")
-        assert 0 < rows.locator("visible=true").count() < total
-        assert f"of {total} rows" in page.locator("[data-count]").first.inner_text()
-        page.get_by_label("Filter", exact=True).first.fill("")
+        filter_.fill("/body/c")
+        assert 0 < rows.locator("visible=true").count() < rows.count()
+        assert said.inner_text().endswith(f"of {rows.count()} rows, by Error, descending")
+        filter_.fill("")
         page.get_by_label("Operator").first.select_option("Conv")
         visible = [row for row in rows.all() if row.is_visible()]
         assert visible and all("Conv" in row.inner_text() for row in visible)
@@ -269,10 +222,12 @@ def test_every_button_does_something(browser: Browser, written: dict[str, Path])
                 assert page.locator("body").evaluate("e => e.outerHTML") != before, button.inner_text()
 
 
-def test_a_narrow_window_keeps_the_reason_of_a_decision(browser: Browser, written: dict[str, Path]) -> None:
-    with opened(browser, written["fix"], viewport={"width": 380, "height": 800}) as page:
-        reason = page.locator("#plan-table td.text").first.bounding_box()
-        assert reason is not None and reason["x"] >= 0 and reason["x"] + reason["width"] <= 380
+@pytest.mark.parametrize("verb", RESULTS)
+def test_a_telephone_is_wide_enough(browser: Browser, written: dict[str, Path], verb: str) -> None:
+    with opened(browser, written[verb], viewport={"width": 380, "height": 800}) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= 380
+        reason = page.locator("td.text").first.bounding_box() if verb == "fix" else None
+        assert reason is None or (reason["x"] >= 0 and reason["x"] + reason["width"] <= 380)
 
 
 def test_it_prints_on_white_without_controls(browser: Browser, written: dict[str, Path]) -> None:
