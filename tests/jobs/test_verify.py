@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from pathlib import Path
 
@@ -16,10 +15,7 @@ import rewriter
 from rewriter.cli import app
 from rewriter.ir.errors import UsageError
 from rewriter.ir.model import Array, save
-from rewriter.judge.judge import Standard, judge
 from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
-from rewriter.runtime.engines.protocol import EngineOutcome
-from rewriter.runtime.engines.tensor_files import write_tensors
 from rewriter.runtime.figures.tolerances import Tolerance
 
 ORIGINAL = """
@@ -51,49 +47,6 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 def feeds(*scales: float) -> list[dict[str, Array]]:
     return [{"x": np.linspace(0.5, scale, 8, dtype=np.float32).reshape(2, 4)} for scale in scales]
-
-
-def outcomes(folder: Path, *builds: list[dict[str, Array]]) -> list[EngineOutcome]:
-    return [
-        EngineOutcome(
-            "fixed",
-            number,
-            "ok",
-            outputs=tuple(write_tensors(folder / f"{number}-{i}", one) for i, one in enumerate(samples)),
-        )
-        for number, samples in enumerate(builds)
-    ]
-
-
-def test_the_worst_sample_of_the_worst_build_is_judged(tmp_path: Path) -> None:
-    truth = [{"y": np.ones(4)}, {"y": np.ones(4)}]
-    builds = [[{"y": np.full(4, 1.01)}, {"y": np.full(4, 1.02)}], [{"y": np.full(4, 1.2)}, {"y": np.ones(4)}]]
-    found = judge(truth, outcomes(tmp_path, *builds), Standard(Tolerance(0.1, "relative-l2", "a test")))
-    assert not found.passed
-    assert [run.error for run in found.builds] == pytest.approx([0.02, 0.2])
-    assert (found.error, found.best) == pytest.approx((0.2, 0.02))
-    assert (found.worst.statistics[0].build, found.worst.statistics[0].sample) == (1, 0)
-    assert judge(
-        truth, outcomes(tmp_path, builds[0]), Standard(Tolerance(0.1, "relative-l2", "a test"))
-    ).passed
-
-
-def test_a_build_that_did_not_run_fails_the_others(tmp_path: Path) -> None:
-    truth = [{"y": np.ones(4)}]
-    made = [*outcomes(tmp_path, [{"y": np.ones(4)}]), EngineOutcome("fixed", 1, "crashed", "SIGSEGV")]
-    found = judge(truth, made, Standard(Tolerance(0.1, "relative-l2", "a test")))
-    assert not found.passed
-    assert [run.status for run in found.builds] == ["ok", "crashed"]
-
-
-def test_an_output_of_another_shape_fails(tmp_path: Path) -> None:
-    truth = [{"y": np.ones(4)}]
-    found = judge(
-        truth, outcomes(tmp_path, [{"y": np.ones(5)}]), Standard(Tolerance(0.1, "relative-l2", "a test"))
-    )
-    assert not found.passed
-    assert found.error == math.inf
-    assert "shape (5,), expected (4,)" in found.comparisons[0].note
 
 
 def test_a_sound_model_is_verified_by_emulation_and_the_result_says_so(files: tuple[Path, Path]) -> None:
@@ -225,9 +178,7 @@ def test_the_command_begins_with_the_verdict(files: tuple[Path, Path], tmp_path:
     assert code == 0, text
     assert text.splitlines()[0].startswith("Verified with ONNX Runtime on the CPU ")
     told = json.loads(report.read_text())
-    assert told["passed"] is True
-    assert told["tolerance"]["source"]
-    assert len(told["builds"]) == 2
+    assert told["passed"] is True and told["tolerance"]["source"] and len(told["builds"]) == 2
     code, text = run_cli(*files, "--inputs", tmp_path / "300.npz", "--engine", "emulation", "-q")
     assert code == 1
     assert text.startswith("VERIFICATION FAILED (emulation): ")

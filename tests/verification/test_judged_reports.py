@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
+from rewriter.ir.model import Array
 from rewriter.judge.build_check import (
     LACKING,
     NO_INT8_CONV,
@@ -20,7 +21,7 @@ from rewriter.judge.build_check import (
     check_original_build,
     judged_report,
 )
-from rewriter.judge.judge import Standard, run_check, weigh
+from rewriter.judge.judge import Standard, judge, run_check, weigh
 from rewriter.judge.verdict import Check
 from rewriter.runtime.engines.build import BuildOptions, BuildReport, NetworkLayer, ParserError
 from rewriter.runtime.engines.protocol import EngineOutcome
@@ -178,15 +179,39 @@ def test_ten_warnings_are_listed_those_about_precision_first() -> None:
     assert check.details[1:] == tuple(f"warning: odd {n}" for n in range(9))
 
 
-def outcomes(folder: Path, *builds: float | EngineOutcome) -> list[EngineOutcome]:
-    """Builds whose output, ones, is off by a share; or those that did not run."""
+def outcomes(folder: Path, *builds: Array | float | EngineOutcome) -> list[EngineOutcome]:
+    """Builds whose output, ones, is off by a share, or those that did not run; arrays are of each sample."""
     found = []
     for number, one in enumerate(builds):
-        if isinstance(one, float):
-            stored = write_samples(folder / str(number), [{"y": np.full(4, 1.0 + one)}]).folders
-            one = EngineOutcome("fixed", number, "ok", device="a GPU", library="RTX", outputs=stored)
+        if not isinstance(one, EngineOutcome):
+            stored = write_samples(
+                folder / str(number), [{"y": 1.0 + np.ones(4) * off} for off in np.atleast_1d(one)]
+            )
+            outputs = stored.folders
+            one = EngineOutcome("fixed", number, "ok", device="a GPU", library="RTX", outputs=outputs)
         found.append(one)
     return found
+
+
+L2 = Standard(Tolerance(0.1, "relative-l2", "a test"))
+
+
+def test_the_worst_sample_of_the_worst_build_is_judged(tmp_path: Path) -> None:
+    truth = [{"y": np.ones(4)}] * 2
+    builds = outcomes(tmp_path, np.array([0.01, 0.02]), np.array([0.2, 0.0]))
+    found = judge(truth, builds, L2)
+    assert not found.passed and judge(truth, builds[:1], L2).passed
+    assert [run.error for run in found.builds] == pytest.approx([0.02, 0.2])
+    assert (found.error, found.best) == pytest.approx((0.2, 0.02))
+    assert (found.worst.statistics[0].build, found.worst.statistics[0].sample) == (1, 0)
+    crashed = EngineOutcome("fixed", 1, "crashed", "SIGSEGV")
+    assert not judge(truth, [builds[0], crashed], L2).passed, "a build that did not run fails the others"
+
+
+def test_an_output_of_another_shape_fails(tmp_path: Path) -> None:
+    found = judge([{"y": np.ones(5)}], outcomes(tmp_path, 0.0), L2)
+    assert (found.passed, found.error) == (False, math.inf)
+    assert "shape (4,), expected (5,)" in found.comparisons[0].note
 
 
 def run(made: list[EngineOutcome], tolerance: float = 0.1, metric: str = "relative-l2") -> Check:
