@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -135,6 +135,12 @@ class Verdict:
     def passed(self) -> bool:
         """At least one check was made and none failed."""
         return any(c.passed for c in self.checks) and all(c.passed is not False for c in self.checks)
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """The checks, each with its outcome."""
+        for check in self.checks:
+            outcome = {True: "passed", False: "FAILED", None: "not possible"}[check.passed]
+            yield check.name, f"{outcome}: {check.summary}"
 
     @property
     def compared(self) -> bool:

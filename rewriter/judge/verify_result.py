@@ -66,9 +66,7 @@ class VerifyResult(Summary):
     def summary(self) -> Iterator[Row]:
         yield "verdict", self.ending
         yield "engine", f"{self.engine} on {self.device}"
-        for check in self.checks:
-            outcome = {True: "passed", False: "FAILED", None: "not possible"}[check.passed]
-            yield check.name, f"{outcome}: {check.summary}"
+        yield from self.verdict.rows()
         errors = (f"{o.name}: relative L2 {figure(o.relative_l2)}" for o in self.outputs)
         yield from listed("outputs", errors, 3)
         if self.latency is not None:

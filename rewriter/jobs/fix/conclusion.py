@@ -8,7 +8,6 @@ from functools import partial
 from typing import Literal
 
 from rewriter.ir.base import Stage
-from rewriter.ir.model import Model
 from rewriter.ir.model import facts as tensor_facts
 from rewriter.jobs.fix.attempt import Attempt, Result
 from rewriter.jobs.fix.job import FixJob
@@ -59,13 +58,21 @@ def conclude(job: FixJob, result: Result) -> Conclusion:
         job: As the user asked for it.
     """
     made, checks = result.made, result.made.checks
-    lowered = (
-        not made.all_fp32 and made.plan.float_nodes > 0 if made.plan is not None else _is_low(made.fixed)
-    )
+    if made.plan is None:
+        lowered = precision_of(tensor_facts.infer(made.fixed)) != "fp32"
+    else:
+        lowered = not made.all_fp32 and made.plan.float_nodes > 0
     ended = partial(Conclusion, remarks=tuple(_remarks(job, result)), lowered=lowered)
-    if any(check.name == ORIGINAL and check.passed is False for check in checks):
-        limit, remedy = _unbuildable(checks)
-        return ended("unbuildable", limit, remedy)
+    original = next((check for check in checks if check.name == ORIGINAL), None)
+    if original is not None and original.passed is False:
+        reason = next(iter(original.details), original.summary).removeprefix("builder: ")
+        without = "".join(f", or without {name or op}" for name, op in original.refused[:1])
+        return ended(
+            "unbuildable",
+            f"TensorRT does not build the model as it came, before any change: {reason}",
+            f"export it anew (another opset{without}), or run it with ONNX Runtime; another "
+            "release of TensorRT may build it",
+        )
     if not made.failed and not any(check.passed for check in checks if check.name not in GOALS):
         return ended(
             "unverified", reason="no check could be made" if job.request.verify else "`verify=false`"
@@ -99,34 +106,17 @@ def _remarks(job: FixJob, result: Result) -> Iterator[str]:
         yield f"left out, though you asked for it: {', '.join(names)}; the repairs say why"
 
 
-def _is_low(model: Model) -> bool:
-    """True if a model has tensors in FP16 or BF16."""
-    return precision_of(tensor_facts.infer(model)) != "fp32"
-
-
-def _unbuildable(done: Sequence[Check]) -> tuple[str, str]:
-    original = next(check for check in done if check.name == ORIGINAL)
-    reason = next(iter(original.details), original.summary).removeprefix("builder: ")
-    named = [name or op for name, op in original.refused]
-    without = f", or without {named[0]}" if named else ""
-    return (
-        f"TensorRT does not build the model as it came, before any change: {reason}",
-        f"export it anew (another opset{without}), or run it with ONNX Runtime; another "
-        "release of TensorRT may build it",
-    )
-
-
 def _reasons(job: FixJob, result: Result) -> Iterator[tuple[str, str]]:
     """Yields limit and remedy of what failed, the gravest first; there is always one."""
     made, done = result.made, result.made.checks
     by_name = {check.name: check for check in made.failed}
     if "structure" in by_name:
-        yield (
-            f"a pass changed the result in FP32: {by_name['structure'].summary}",
-            _leave_out(made),
-        )
+        yield f"a pass changed the result in FP32: {by_name['structure'].summary}", _leave_out(made)
     if "build" in by_name:
-        yield _broken_build(by_name["build"], made)
+        if any(one.name == ORIGINAL and one.passed for one in done):
+            yield "TensorRT builds the original, but not the fixed file: a pass broke it", _leave_out(made)
+        remedy = _advice(by_name["build"]) or "the details of the check name it"
+        yield f"TensorRT does not build the fixed file: {by_name['build'].summary}", remedy
     check = deciding(made.failed)
     if check is not None:
         yield _arithmetic(check, job, result)
@@ -141,13 +131,6 @@ def _leave_out(made: Attempt) -> str:
     foreign = ", ".join(name for name in changed if name not in own)
     report = f"; {foreign} is not ours" if foreign else ", and report this as a defect"
     return f"leave out one of the passes that changed it ({', '.join(changed)}) with `skip`{report}"
-
-
-def _broken_build(build: Check, made: Attempt) -> tuple[str, str]:
-    if any(check.name == ORIGINAL and check.passed for check in made.checks):
-        return "TensorRT builds the original, but not the fixed file: a pass broke it", _leave_out(made)
-    remedy = _advice(build) or "the details of the check name it"
-    return f"TensorRT does not build the fixed file: {build.summary}", remedy
 
 
 def _advice(check: Check) -> str:

@@ -102,8 +102,10 @@ def run(job: FixJob, subject: Subject) -> Result:
 
     Ctrl-C ends the loop, and the best so far is the result; before the first result it ends the run.
     """
-    loop = _Loop(subject, job, attempt(job, subject))
-    if loop.first.job.may_change and not subject.judge.interrupted:
+    first = attempt(job, subject)
+    # no cycle through the loop itself: its models would stay until the next collection of garbage
+    loop = _Loop(subject, job, first, [first], cache(partial(estimated_us, subject=subject)))
+    if first.job.may_change and not subject.judge.interrupted:
         loop.try_all()
     return loop.result()
 
@@ -115,15 +117,11 @@ class _Loop:
     subject: Subject
     job: FixJob
     first: Attempt
-    attempts: list[Attempt] = field(init=False)
-    words: list[str] = field(init=False)
-    stopped: str = field(default="", init=False)
-    start: float = field(init=False)
-    estimated: Callable[[Attempt], tuple[float, float, float]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.attempts, self.words, self.start = [self.first], ["the rules' plan"], time.monotonic()
-        self.estimated = cache(partial(estimated_us, subject=self.subject))  # no cycle through self
+    attempts: list[Attempt]
+    estimated: Callable[[Attempt], tuple[float, float, float]]
+    words: list[str] = field(default_factory=lambda: ["the rules' plan"])
+    stopped: str = ""
+    start: float = field(default_factory=time.monotonic)
 
     @property
     def runs(self) -> bool:

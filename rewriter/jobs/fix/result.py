@@ -123,9 +123,7 @@ class FixResult(Summary):
         if self.conclusion.limit:
             yield "limit", self.conclusion.limit
             yield "remedy", self.conclusion.remedy
-        for check in self.verdict.checks if self.verdict else ():
-            outcome = {True: "passed", False: "FAILED", None: "not possible"}[check.passed]
-            yield check.name, f"{outcome}: {check.summary}"
+        yield from self.verdict.rows() if self.verdict else ()
         yield from (("remark", remark) for remark in self.conclusion.remarks)
         yield from listed("causes", map(str, self.causes), 3)
         if self.plan is not None:
