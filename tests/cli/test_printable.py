@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from rewriter import cli
 from rewriter.ir.english import printable
-from rewriter.ir.errors import ModelError
 from rewriter.ir.model import Model, load, save
 from rewriter.report.terminal import console
 
@@ -76,10 +75,6 @@ def test_a_report_in_json_holds_the_name_as_it_is(model: Path, tmp_path: Path) -
     text = path.read_text(encoding="utf-8")
     assert not CONTROLS & set(text), "it may be shown on a terminal, too"
     assert any(EVIL in node for finding in json.loads(text)["findings"] for node in finding["nodes"])
-
-
-def test_an_error_spells_them_out() -> None:
-    assert str(ModelError("bad \x1b[2J", where="f", hint="no")) == "f: bad \\x1b[2J\n  what to do: no"
 
 
 def test_tables_and_own_colours_stay() -> None:

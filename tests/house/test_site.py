@@ -62,12 +62,3 @@ def test_the_api_page_shows_docstrings(site: Path) -> None:
     page = (site / "api.html").read_text(encoding="utf-8")
     assert 'id="rewriter.fix"' in page
     assert "Patterns of node or output names" in page  # an option, whose text is put into the docstring
-
-
-@needs_mkdocs
-def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
-    docs = tmp_path / "docs"
-    docs.mkdir()
-    (docs / "index.md").write_text("# Home\n\n[nowhere](nowhere.md)\n", encoding="utf-8")
-    (tmp_path / "mkdocs.yml").write_text("site_name: x\nnav: [index.md]\n", encoding="utf-8")
-    assert build(tmp_path / "mkdocs.yml", tmp_path / "site").returncode != 0
