@@ -61,18 +61,19 @@ def _lists(saved: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any]]]:
 
 
 def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    columns: dict[str, Kind] = {
-        _title(key): "number" if isinstance(value, (int, float)) else "text" for key, value in rows[0].items()
-    }
-    return Table(columns, [[_cell(row.get(key)) for key in rows[0]] for row in rows], name, _title(name))
+    keys = [key for key in rows[0] if any(row.get(key) not in (None, "", []) for row in rows)]
+    columns: dict[str, Kind] = {_title(key): "number" if _numeric(rows[0][key]) else "text" for key in keys}
+    return Table(columns, [[_cell(row.get(key)) for key in keys] for row in rows], name, _title(name))
+
+
+def _numeric(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _cell(value: Any) -> Cell:
     if isinstance(value, list):
         return Cell("", names=tuple(map(_line, value)))
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return number(value)
-    return Cell(_line(value))
+    return number(value) if _numeric(value) else Cell(_line(value))
 
 
 def _line(value: Any) -> str:
