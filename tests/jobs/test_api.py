@@ -145,30 +145,6 @@ def test_what_is_lowered_neither_a_rule_nor_an_option_keeps(path: Path, lower: d
     assert plan is not None and {d.op for d in plan.decisions} == {"Relu"}
 
 
-SCALED = """
-    g (float[2,2] x) => (float[2,2] y)
-    <float[2,2] w = {100000, 2, 3, 400000}, float[2,2] v = {0.01, 0.005, 0.0025, 0.02}> {
-        m = MatMul(x, w)
-        i = Identity(m)
-        r = Relu(i)
-        y = MatMul(r, v)
-    }"""
-
-
-@pytest.mark.parametrize(
-    "passes",
-    [
-        pytest.param("rescale,mixed-precision", id="ranges by calculation"),
-        pytest.param("rescale,simplify,mixed-precision", id="measured again after another pass"),
-    ],
-)
-def test_rescaled_ranges_reach_the_plan(passes: str) -> None:
-    result = quick(graph(SCALED).whole(), passes=passes, inputs={"x": np.ones((2, 2), np.float32)})
-    assert result.plan is not None and not result.plan.decisions
-    assert result.verdict is not None and result.verdict.passed
-    assert all(report.changes for report in result.passes)
-
-
 @pytest.mark.parametrize("name", some("resnet", "swin"))
 def test_a_refittable_result_has_every_weight_under_its_name(name: str) -> None:
     path = ROOT / f"models/{name}.onnx"

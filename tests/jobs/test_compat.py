@@ -103,25 +103,12 @@ def test_a_video_renderer_calibrates_rife(tmp_path: Path) -> None:
             keep_io_types=False,
             calibration_data=str(calibration),
             providers=["cpu"],
-            use_standalone_type_inference=True,
-        )
-    assert ports(converted) == [FP16, FP16]
-
-
-def test_a_speech_server_names_opset_and_limits(tmp_path: Path) -> None:
-    onnx.save(detector(), tmp_path / "flow.onnx")
-    feeds = [{"images": np.ones((1, 3, 8, 8), np.float32)}] * 2
-    with pytest.warns(UserWarning, match="`providers` has no meaning"):
-        converted = autocast.convert_to_mixed_precision(
-            onnx_path=str(tmp_path / "flow.onnx"),
-            low_precision_type="fp16",
             data_max=512,
-            calibration_data=feeds,
-            providers=["cuda"],
             opset=20,
             init_max=65504,
+            use_standalone_type_inference=True,
         )
-    assert converted.opset_import[0].version == 20
+    assert ports(converted) == [FP16, FP16] and converted.opset_import[0].version == 20
 
 
 NORMED = """

@@ -242,19 +242,6 @@ def test_a_result_that_does_not_run_gives_way_to_one_that_does(
     assert result.plan is not None and len(result.plan.fp32) < result.plan.float_nodes
 
 
-def test_ctrl_c_hands_out_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(job: FixJob, subject: Subject) -> Attempt:
-        if job.repairing:
-            raise KeyboardInterrupt
-        return attempt(job, subject)
-
-    use_emulation(monkeypatch)
-    monkeypatch.setattr(f"{LOOP}.attempt", interrupted)
-    result = rewriter.fix(**projections())
-    assert not merged(result.model) and result.verified
-    assert "interrupted after" in result.conclusion.remarks[0]
-
-
 # -- a budget of latency ------------------------------------------------------------------------------
 
 ALLOWED = 0.6

@@ -130,16 +130,6 @@ def recurrent() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 
 
 @needs_rtx
-def test_recurrent_nodes_with_lengths_of_sequences_stay_in_fp32_and_build() -> None:
-    source, feeds = recurrent()
-    result = rewriter.fix(source, inputs=feeds)
-    assert result.verified and not result.repairs
-    assert result.plan is not None
-    reasons = {d.reason for d in result.plan.decisions if d.op == "GRU"}
-    assert reasons == {"TensorRT refuses GRU in FP16 where it reads lengths of sequences"}
-
-
-@needs_rtx
 @pytest.mark.parametrize(("precision", "kept"), [("fp16", {"0:n"}), ("bf16", {"0:n", "0:y"})])
 def test_what_tensorrt_parses_in_fp32_alone_stays_there(precision: Precision, kept: set[str]) -> None:
     source, feeds = recurrent()

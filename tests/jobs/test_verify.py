@@ -152,17 +152,6 @@ def test_bad_options_are_refused(files: tuple[Path, Path], arguments: dict[str, 
         rewriter.verify(*files, engine="emulation", **arguments)  # type: ignore[arg-type]
 
 
-def test_random_data_has_the_usual_shape_of_the_profile(files: tuple[Path, Path]) -> None:
-    found = rewriter.verify(
-        *files,
-        engine="emulation",
-        min_shapes={"x": (1, 4)},
-        opt_shapes={"x": (3, 4)},
-        max_shapes={"x": (5, 4)},
-    )
-    assert found.data.spans["x"] == ((3, 4), (3, 4), (3, 4))
-
-
 def run_cli(*arguments: object) -> tuple[int, str]:
     done = CliRunner().invoke(app, ["verify", *map(str, arguments)])
     return done.exit_code, done.output

@@ -108,14 +108,6 @@ def test_what_is_expected_of_inner_graphs(text: str, types: str, norms: int) -> 
     [
         pytest.param(NORM, 17, 1, id="LayerNormalization in FP16"),
         pytest.param(
-            """g (float16[1,4,8] x, float16[4] s, float16[4] b) => (float16[1,4,8] y) {
-                y = GroupNormalization<num_groups = 2>(x, s, b)
-            }""",
-            21,
-            1,
-            id="GroupNormalization",
-        ),
-        pytest.param(
             """g (float16[2,8] x, float16[8] s) => (float16[2,8] y) { y = RMSNormalization(x, s) }""",
             23,
             0,
@@ -210,13 +202,6 @@ def test_warnings_are_listed_and_do_not_fail(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        pytest.param(
-            """g (float[1,2,8,8] x, float[3,4] r, int64[3] i) => (float[3,2,2,2] y) {
-                y = RoiAlign<output_height = 2, output_width = 2>(x, r, i)
-            }""",
-            "RoiAlign",
-            id="RoiAlign, a plugin that TensorRT-RTX lacks",
-        ),
         pytest.param(
             """g (float[1,8,4] b, float[1,1,8] s) => (int64[n,3] y) <int64 k = {3}, float t = {0.5}> {
                 y = NonMaxSuppression(b, s, k, t)

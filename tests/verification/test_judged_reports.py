@@ -48,41 +48,22 @@ def test_a_build_as_planned() -> None:
     assert "NORMALIZATION" not in judged_report(replace(BUILT, layers=(CONV,)), BuildExpectation()).summary
 
 
-@pytest.mark.parametrize(
-    ("report", "expected", "fault"),
-    [
-        pytest.param(
-            BUILT,
-            BuildExpectation(2),
-            "the model has 2 normalisation operators, the network 1 NORMALIZATION layers",
-            id="a norm is missing",
-        ),
-        pytest.param(
-            BUILT,
-            BuildExpectation(0, {"n": HALF}),
-            "tensor n of ln is FLOAT, planned HALF",
-            id="another type than planned",
-        ),
-        pytest.param(
-            BUILT,
-            BuildExpectation(0, {"x": HALF}),
-            "tensor x of an input is FLOAT, planned HALF",
-            id="an input",
-        ),
-        pytest.param(
-            replace(BUILT, layers=(SUM,), warnings=(WARNING,)),
-            BuildExpectation(),
-            f"{WARNED}; reductions in FP16: sum",
-            id="a decomposed norm in FP16",
-        ),
-        pytest.param(
-            replace(BUILT, warnings=(WARNING,)),
-            BuildExpectation(),
-            f"{WARNED}; reductions in FP16: none",
-            id="a norm that no layer shows",
-        ),
-    ],
-)
+NORMS = "the model has 2 normalisation operators, the network 1 NORMALIZATION layers"
+DECOMPOSED = replace(BUILT, layers=(SUM,), warnings=(WARNING,))
+FINDINGS = {
+    "a norm is missing": (BUILT, BuildExpectation(2), NORMS),
+    "another type": (BUILT, BuildExpectation(0, {"n": HALF}), "tensor n of ln is FLOAT, planned HALF"),
+    "an input": (BUILT, BuildExpectation(0, {"x": HALF}), "tensor x of an input is FLOAT, planned HALF"),
+    "a norm in FP16": (DECOMPOSED, BuildExpectation(), f"{WARNED}; reductions in FP16: sum"),
+    "a norm that no layer shows": (
+        replace(BUILT, warnings=(WARNING,)),
+        BuildExpectation(),
+        f"{WARNED}; reductions in FP16: none",
+    ),
+}
+
+
+@pytest.mark.parametrize(("report", "expected", "fault"), FINDINGS.values(), ids=FINDINGS.keys())
 def test_one_finding(report: BuildReport, expected: BuildExpectation, fault: str) -> None:
     check = judged_report(report, expected)
     assert (check.passed, check.built) == (False, True)
@@ -90,24 +71,17 @@ def test_one_finding(report: BuildReport, expected: BuildExpectation, fault: str
     assert check.summary.endswith("; 1 finding")
 
 
-@pytest.mark.parametrize(
-    ("report", "expected"),
-    [
-        pytest.param(BUILT, BuildExpectation(0), id="more norms than needed"),
-        pytest.param(BUILT, BuildExpectation(0, {"c": int(TensorProto.INT64)}), id="a type nobody plans"),
-        pytest.param(replace(BUILT, layers=(SUM,)), BuildExpectation(), id="FP16 sums without a warning"),
-        pytest.param(
-            replace(BUILT, layers=(SUM,), warnings=(WARNING,)),
-            BuildExpectation(norms_in_range=frozenset({"s"})),
-            id="sums that were measured",
-        ),
-        pytest.param(
-            replace(BUILT, layers=(replace(SUM, outputs=(("s", "FLOAT"),)),), warnings=(WARNING,)),
-            BuildExpectation(norms_in_range=frozenset({"other"})),
-            id="sums in FP32",
-        ),
-    ],
-)
+IN_FP32 = replace(DECOMPOSED, layers=(replace(SUM, outputs=(("s", "FLOAT"),)),))
+SOUND = {
+    "more norms than needed": (BUILT, BuildExpectation(0)),
+    "a type nobody plans": (BUILT, BuildExpectation(0, {"c": int(TensorProto.INT64)})),
+    "FP16 sums without a warning": (replace(BUILT, layers=(SUM,)), BuildExpectation()),
+    "sums that were measured": (DECOMPOSED, BuildExpectation(norms_in_range=frozenset({"s"}))),
+    "sums in FP32": (IN_FP32, BuildExpectation(norms_in_range=frozenset({"other"}))),
+}
+
+
+@pytest.mark.parametrize(("report", "expected"), SOUND.values(), ids=SOUND.keys())
 def test_no_finding(report: BuildReport, expected: BuildExpectation) -> None:
     check = judged_report(report, expected)
     assert check.passed and check.summary.endswith("; types as planned")
