@@ -10,7 +10,6 @@ import pytest
 from graphs import apply, keeps_results, ops, with_constants
 from hypothesis import given
 from hypothesis import strategies as st
-from needs import needs_rtx
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
 
@@ -95,16 +94,3 @@ def test_a_stem_that_overflows_is_rescaled(passes: str) -> None:
     assert result.plan is not None
     assert {"overflow"}.isdisjoint(decision.rule for decision in result.plan.decisions)
     assert result.plan.exponents
-
-
-def _build(result: Any) -> Any:
-    return next(check for check in result.verdict.checks if check.name == "build")
-
-
-@needs_rtx
-def test_tensorrt_builds_blocks_of_4x4() -> None:
-    source = _net("{ y = Conv<strides = [4, 4], pads = [3, 3, 3, 3]>(x, w, b) }", "float[N,5,2,3] y", {})
-    result = rewriter.fix(source, inputs=_samples(3))
-    assert result.verdict is not None and result.verdict.passed
-    assert ops(load(result.proto)).count("Conv") == 1
-    assert _build(result).passed

@@ -1,4 +1,4 @@
-"""postpone-resize: Convs that move before the Resize, results that stay, and `fix` with a head of torch."""
+"""postpone-resize: Convs that move before the Resize, and results that stay."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from graphs import apply, keeps_results, ops, random_feeds, weighted
+from graphs import apply, keeps_results, ops, weighted
 from hypothesis import given
 from hypothesis import strategies as st
-from needs import needs_rtx
 from onnx import TensorProto, helper, numpy_helper
 
 from rewriter.ir.model import Model, load
-from rewriter.jobs.fix import api
 from rewriter.passes.postpone_resize import PostponeResize
-from rewriter.pipeline.presets import PRESETS
 
 MODES: list[dict[str, Any]] = [
     {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
@@ -115,51 +112,6 @@ def test_any_head_keeps_its_results_and_saves_work(before: Model) -> None:
     keeps_results(before, after, PostponeResize(work=0))
 
 
-LEVELS = {"a": (4, 16), "b": (6, 8), "c": (5, 4), "d": (8, 2)}
-
-
-def _head(batch: str = "1") -> Model:
-    """Four levels as torch exports SegFormer's head: sizes computed, coarse ones first, then Relu."""
-    parts = [
-        f"n{x} = Shape({x}) h{x} = Slice(n{x}, zero, two) s{x} = Concat<axis = 0>(h{x}, size)"
-        f" r{x} = {LINEAR}({x}, , , s{x})"
-        for x in LEVELS
-    ]
-    inputs = ", ".join(f"float[{batch},{c},{s},{s}] {x}" for x, (c, s) in LEVELS.items())
-    rng = np.random.default_rng(3)
-    weights = {"w": rng.standard_normal((4, 23, 1, 1)), "bias": rng.standard_normal(4)}
-    body = f"""<ir_version: 8, opset_import: ["" : 16]> g ({inputs}) => (float[{batch},4,16,16] y)
-        <int64[2] size = {{16, 16}}, int64[1] zero = {{0}}, int64[1] two = {{2}}> {{
-            {" ".join(parts)}
-            j = Concat<axis = 1>(rd, rc, rb, ra)
-            [mix] m = Conv<kernel_shape = [1, 1]>(j, w, bias)
-            y = Relu(m)
-        }}"""
-    source = onnx.parser.parse_model(body)
-    source.graph.initializer.extend(
-        numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()
-    )
-    return load(source)
-
-
-def _fixed(**options: Any) -> Any:
-    """The preset, with each Conv moved: the head is small."""
-    before = _head()
-    passes = PRESETS["trt-fp16"].pipeline.replace("postpone-resize", "postpone-resize{work=0}")
-    feeds = [random_feeds(before, seed) for seed in range(3)]
-    return api.fix(before.whole(), inputs=feeds, passes=passes, **options)
-
-
-def test_fix_shortens_the_head() -> None:
-    result = _fixed(build=False)
-    assert result.verdict.passed
-    left = ops(load(result.proto))
-    assert (left.count("Conv"), left.count("Resize"), "Concat" in left) == (4, 3, False)
-    convs = [node for node in result.proto.graph.node if node.op_type == "Conv"]
-    types = {t.name: t.data_type for t in result.proto.graph.initializer}
-    assert {types[node.input[1]] for node in convs} == {TensorProto.FLOAT16}
-
-
 def _levels(size: str, out: int = 256) -> Model:
     """A fine level of 256 channels, and one of 512 that is enlarged twice."""
     source = onnx.parser.parse_model(
@@ -193,11 +145,3 @@ def test_a_conv_moves_where_that_saves_more_than_its_kernels_cost(size: str, wor
     after, report = apply(PostponeResize(work=work), before)
     assert (after is not before) == moves
     assert [("do not pay for 2 kernels more" in r.reason) for r in report.refusals] == [True] * (not moves)
-
-
-@needs_rtx
-def test_tensorrt_builds_the_shortened_head() -> None:
-    result = _fixed()
-    build = next(check for check in result.verdict.checks if check.name == "build")
-    assert build.passed
-    assert "types as planned" in build.summary

@@ -54,14 +54,14 @@ class Converted:
         """True if the node need not change."""
         if len(self.nodes) != 1:
             return False
-        old, new = NodeProto(), NodeProto()
-        for node, copy in ((self.node, old), (self.nodes[0], new)):
-            copy.op_type = node.op_type
-            copy.output.extend(node.output)
-            copy.attribute.extend(sorted(node.attribute, key=lambda a: a.name))
-        old.input.extend(self.node.input)
-        new.input.extend(self.names.get(name, "") for name in self.nodes[0].input)
-        return old == new
+        (new,) = self.nodes
+        read = [self.names.get(name, "") for name in new.input]
+        return _form(new, read) == _form(self.node, list(self.node.input))
+
+
+def _form(node: NodeProto, inputs: list[str]) -> tuple[object, ...]:
+    attributes = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
+    return node.op_type, inputs, list(node.output), attributes
 
 
 @dataclass(frozen=True)
