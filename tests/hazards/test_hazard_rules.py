@@ -191,19 +191,6 @@ class TestAttention:
             assert said("linear_attention", self.LINEAR.replace("END", end)) == expected
 
 
-class TestResolution:
-    ORDER = "g (float[1,9] x) => (float[1,9] y, int64[1,k] i) { y = Neg(x)\n i = ArgMax<axis = 1>(y) }"
-    TOP = """
-        g (float[1,9] x) => (float[1,3] y, int64[1,3] i) <int64[1] k = {3}> {
-            y, i = TopK(x, k)
-        }"""
-
-    def test_order(self) -> None:
-        assert said("order", self.ORDER) == "note i, note y"
-        assert said("order", self.TOP) == "warning y"
-        assert said("order", one("ReduceMax", result="1,1")) == ""
-
-
 class TestConverted:
     PAIR = """
         g (float[2] x) => (TYPE[2] y) {
