@@ -12,6 +12,7 @@ import onnx
 import onnx.parser
 import pytest
 from graphs import graph
+from searching import OFFSET
 
 import rewriter
 from rewriter.ir.base import Change, Context, Event
@@ -23,12 +24,6 @@ from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.making import Subject
 from rewriter.passes.simplify import Simplify
 from rewriter.runtime.inputs import load_samples
-
-CANCELLING = """
-    g (float[4,64] x) => (float[4,64] y) <float offset = {300.0}, float share = {0.37}> {
-        a = Add(x, offset) t = Tanh(a) u = Mul(t, share) b = Sub(a, offset) c = Mul(b, share)
-        y = Add(c, u) }"""
-"""FP16 keeps two digits of x beside 300; no value leaves its range, so no rule about ranges sees it."""
 
 HOPELESS = """
     g (float[2,8] x) => (float[2,2] y)
@@ -43,7 +38,7 @@ def samples(count: int = 3) -> list[dict[str, Array]]:
 
 
 def test_islands_repair_what_the_rules_miss() -> None:
-    source = graph(CANCELLING).whole()
+    source = graph(OFFSET).whole()
     alone = rewriter.fix(source, inputs=samples(), build=False, repair=False)
     assert alone.verified is False and not alone.repairs
     result = rewriter.fix(source, inputs=samples(), build=False)
@@ -113,7 +108,7 @@ def larger_but_the_last() -> list[dict[str, Array]]:
 
 @pytest.mark.parametrize("options", [{"tolerance": 4e-3}, {"preset": "accurate"}, {}], ids=str)
 def test_every_goal_is_judged_on_the_sample_that_is_kept(options: dict[str, Any]) -> None:
-    source = graph(CANCELLING).whole()
+    source = graph(OFFSET).whole()
     given: dict[str, Any] = {"inputs": larger_but_the_last(), "build": False}
     alone = rewriter.fix(source, repair=False, **given, **options)
     assert alone.verdict is not None
@@ -126,7 +121,7 @@ def test_every_goal_is_judged_on_the_sample_that_is_kept(options: dict[str, Any]
 
 
 def test_a_tolerance_of_the_users_is_the_one_that_is_judged_by() -> None:
-    source, data = graph(CANCELLING).whole(), samples()
+    source, data = graph(OFFSET).whole(), samples()
     assert not rewriter.fix(source, inputs=data, build=False, repair=False).verified
     loose = rewriter.fix(source, inputs=data, build=False, repair=False, tolerance=0.9)
     assert loose.verified
@@ -139,7 +134,7 @@ def test_a_tolerance_of_the_users_is_the_one_that_is_judged_by() -> None:
 def test_an_interrupted_repair_hands_out_the_best_so_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, out = graph(CANCELLING).whole(), tmp_path / "out.onnx"
+    source, out = graph(OFFSET).whole(), tmp_path / "out.onnx"
     jobs = list[FixJob]()
 
     def interrupted(job: FixJob, subject: Subject) -> Attempt:
@@ -166,24 +161,24 @@ def test_what_is_recorded_of_the_target_decides_on_sums() -> None:
 
 
 def test_no_repair_starts_after_its_deadline() -> None:
-    result = rewriter.fix(graph(CANCELLING).whole(), inputs=samples(), build=False, repair_seconds=1e-9)
+    result = rewriter.fix(graph(OFFSET).whole(), inputs=samples(), build=False, repair_seconds=1e-9)
     assert result.verified is False
     assert any("`repair-seconds`" in line for line in result.repairs)
 
 
 def test_the_last_of_several_samples_is_kept_from_searches() -> None:
-    given = load_samples(samples(), graph(CANCELLING))
+    given = load_samples(samples(), graph(OFFSET))
     fitting = given.without(2, judged=[2, 0, 1])
     assert len(fitting) == 2
     np.testing.assert_array_equal([one["x"] for one in fitting], [one["x"] for one in samples()[:2]])
     assert "judged on each, sample 2 kept from searches" in fitting.source.text
-    one = load_samples(samples(1), graph(CANCELLING))
+    one = load_samples(samples(1), graph(OFFSET))
     assert one.without(0, judged=[0]) is one
 
 
 def test_the_verdict_does_not_hang_on_the_order_of_the_samples() -> None:
     """One of three errs: wherever it stands, it is the one that counts."""
-    source = graph(CANCELLING).whole()
+    source = graph(OFFSET).whole()
     large, small = {"x": 1000 * samples()[0]["x"]}, samples()[1]
     for data in ([large, large, small], [small, large, large], [large, small, large]):
         result = rewriter.fix(source, inputs=data, build=False, repair=False)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import graphs
 import numpy as np
 import pytest
-from searching import tried
+from searching import CANCELLING, tried
 
 from rewriter.hazards.planning.planner import make_plan
 from rewriter.hazards.survey import PrecisionRequest
@@ -120,18 +120,8 @@ def test_attention_is_searched_if_the_target_fuses_it_in_any_type() -> None:
     assert {"0:s", "0:r", "0:z"} <= set(found.useful_nodes())
 
 
-LOSSY = """
-    g (float[256] x) => (float[256] y) <float big = {64.0}> {
-        p = Sin(x)
-        a = Add(p, big)
-        s = Sub(a, big)
-        y = Tanh(s)
-    }"""
-"""A small addend to 64 is lost in FP16, and all other roundings are harmless."""
-
-
 def test_a_clearly_better_plan_is_chosen() -> None:
-    found = most_accurate(trials_of(graphs.graph(LOSSY)), Budget(10.0))
+    found = most_accurate(trials_of(graphs.graph(CANCELLING)), Budget(10.0))
     assert {"0:a", "0:s"} <= found.plan.fp32 and found.refused is None
     assert found.value <= (1.0 - LEAST_GAIN) * found.before
 
@@ -208,12 +198,6 @@ def test_a_dearer_plan_must_save_a_share_of_error_as_large_as_its_latency(share:
     within = [one for one in tried(trials) if trials.latency_us(one) <= (1.0 + share) * found.base_us]
     dearer = [one for one in within if trials.latency_us(one) > found.base_us + found.cost_us]
     assert all(trials.value(one) > (1.0 - MOST_GAIN) * found.value for one in dearer)
-
-
-def test_equal_plans_are_tried_once() -> None:
-    trials = trials_of(weighted(NET))
-    most_accurate(trials, Budget(5.0), 3)
-    assert len({trials.plan_of(candidate).fp32 for candidate in tried(trials)}) == 2
 
 
 RESIDUAL = """
