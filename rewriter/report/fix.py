@@ -89,6 +89,7 @@ def rows(result: FixResult, *, everything: bool) -> Iterator[Row]:
     warnings = [w for w in result.warnings if result.data is None or w != result.data.text]
     notes = [*conclusion.remarks, *warnings, *next_step(result).remarks]
     yield from first_rows("Note", notes, None if everything else WARNINGS)
+    yield "Time", f"{sum(result.seconds.values()):.0f} s"
 
 
 def _checks_made(result: FixResult) -> Sequence[Check]:
