@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rewriter.ir.errors import UsageError
 from rewriter.ir.graph import label
 
 if TYPE_CHECKING:
@@ -165,8 +166,6 @@ class Target:
         Raises:
             UsageError: no such library, or no release.
         """
-        from rewriter.ir.errors import UsageError
-
         if named := NAMED_TARGETS.get(text.strip().lower()):
             return named
         number = r"(?:0|[1-9]\d*)"

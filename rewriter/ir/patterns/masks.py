@@ -47,7 +47,8 @@ def huge_uses(graph: GraphEditor) -> Iterator[Use]:
     for node in graph.nodes:
         for index, tensor in enumerate(node.input if node.op_type in READERS else ()):
             value = _float_constant(graph, tensor)
-            if value is not None and is_huge(value):
+            # without a copy: it may be an embedding's table
+            if value is not None and value.size and max(value.max(), -value.min()) >= FP16_MAX:
                 yield Use(node, index, value)
 
 
@@ -56,7 +57,10 @@ def _float_constant(graph: GraphEditor, tensor: str) -> Array | None:
     if not tensor or graph.dtype(tensor) not in FLOATS:
         return None
     node = produced(graph, tensor, "ConstantOfShape")
-    return graph.constant(tensor) if node is None else fill_value(node)
+    if node is None:
+        return graph.constant(tensor)
+    value = attribute(node, "value")
+    return np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
 
 
 def obstacle(graph: GraphEditor, use: Use) -> str:
@@ -84,11 +88,6 @@ def obstacle(graph: GraphEditor, use: Use) -> str:
 def widened(value: Array) -> Array:
     """A float array in a type that holds FP16_MAX exactly."""
     return value.astype(np.float32) if value.dtype.itemsize < 4 else value
-
-
-def is_huge(value: Array) -> bool:
-    """True if a float array has an entry of at least FP16_MAX, either way."""
-    return bool(value.size) and bool(max(float(value.max()), -float(value.min())) >= FP16_MAX)
 
 
 @dataclass(frozen=True)
@@ -159,24 +158,11 @@ def _joined(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow, on: _F
         return replace(on, selective=True) if index > 0 else None
     if node.input[0] == node.input[1]:
         return None
-    if _spreads(graph, flow.tensor, node.output[0]):
+    mask, total = graph.shape(flow.tensor), graph.shape(node.output[0])
+    if mask and total and mask[-1] == 1 != total[-1]:  # one entry serves a whole row
         return f"in {label(node)} it masks whole rows"
     subtracted = node.op_type == "Sub" and index == 1
     return replace(on, summed=True, sign=-flow.sign if subtracted else flow.sign)
-
-
-def fill_value(node: NodeProto) -> Array:
-    """The one element that a ConstantOfShape repeats: 0 unless its attribute gives another."""
-    value = attribute(node, "value")
-    return np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
-
-
-def _spreads(graph: GraphEditor, tensor: str, result: str) -> bool:
-    """True if one entry of a mask serves a whole row of the sum."""
-    mask, total = graph.shape(tensor), graph.shape(result)
-    if not mask or not total:
-        return False
-    return mask[-1] == 1 != total[-1]
 
 
 def _multiplied(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow, on: _Flow) -> _Flow | str:
