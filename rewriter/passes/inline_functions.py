@@ -79,9 +79,9 @@ def inline(model: Model, tag: str) -> list[Event]:
     except NativeError as error:
         return [Refusal("model", error.what)]
     except (ModelError, RuntimeError) as error:  # a call with other inputs than its function has
-        return [
-            Refusal(next(iter(functions)).name, f"the model is invalid with the bodies in place: {error}")
-        ]
+        why = error.what if isinstance(error, ModelError) else str(error)
+        name = next(iter(functions)).name
+        return [Refusal(name, f"the model is invalid with the bodies in place: {why}")]
     model.proto = proto
     _drop_domains(model.proto, {key.domain for key in functions})
     for node in walk_nodes(model.proto.graph):

@@ -104,7 +104,7 @@ def test_a_constant_that_does_not_fit_names_tensor_and_way_out() -> None:
         g (float[2] x) => (float[2] y) <float bound = {1e5}> { y = Min(x, bound) }""")
     with pytest.raises(PassError, match=r"(?s)bound: .*1e\+05.*FP16.*`keep-fp32`"):
         graphs.apply(MixedPrecision(), source)
-    assert plan_of(source).decisions[0].rule == "overflow"
+    assert plan_of(source).decisions[0].rule == "weights"
     assert lowered(source, plan_of(source)).same_as(source)
 
 
