@@ -60,7 +60,7 @@ def verdict(report: Path) -> dict[str, Any]:
     found = json.loads(report.read_text())
     conclusion, checks = found["conclusion"], {one["name"]: one for one in found["checks"]}
     return {
-        "ending": found["ending"],
+        "ending": conclusion["kind"],
         "limit": conclusion["limit"],
         "checks": {name: one["passed"] for name, one in checks.items()},
         "fp32_nodes": len(found["plan"]["fp32"]) if found["plan"] else None,
