@@ -27,6 +27,7 @@ from graphs import graph
 from rich.console import Console
 from rich.progress import Progress
 
+import rewriter
 from rewriter.ir import children
 from rewriter.ir.base import Context, Refusal
 from rewriter.ir.errors import ArithmeticRunError, EngineError, ModelError, NativeError, RewriterError
@@ -383,6 +384,8 @@ def test_an_endless_loop_is_stopped_and_named(monkeypatch: pytest.MonkeyPatch) -
         for words in ("no result within 1 s, and was stopped: forever", "its process is gone"):
             with pytest.raises(ArithmeticRunError, match=words):
                 session.run({"x": np.ones((2, 4), np.float32)})
+    with pytest.raises(ArithmeticRunError, match="no result within 1 s, and was stopped: forever"):
+        rewriter.fix(graph(ENDLESS).whole(), build=False)
 
 
 @forks
