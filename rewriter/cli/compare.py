@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, show
-from rewriter.cli.parameters import Json, Quiet, Report, Verbose, check_outputs, configured, with_options
+from rewriter.cli.exits import FAILED
+from rewriter.cli.parameters import Outputs, configured, with_options
 from rewriter.pipeline.options import CompareCommand, LocateCommand, VerifyOptions
 from rewriter.pipeline.schema import declarations
 
@@ -23,33 +24,20 @@ Ours = Annotated[Path, typer.Argument(metavar="OURS", help="npz, npy, folder, Po
 Theirs = Annotated[Path, typer.Argument(metavar="THEIRS", help="The same samples from the other pipeline")]
 
 
-@with_options(VerifyOptions)
-def verify(
-    original: Original,
-    fixed: Fixed,
-    json: Json = None,
-    written: Report = None,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
-    **given: Any,
-) -> None:
+@with_options(VerifyOptions, outputs=("json", "report", "verbose", "quiet"))
+def verify(original: Original, fixed: Fixed, outputs: Outputs, **given: Any) -> None:
     """Run FIXED and compare every output with ORIGINAL in FP32.
 
     Exits with 0 if it is within the tolerance, 1 if not, 2 on bad usage or model.
     """
     from rewriter.jobs.verify import verify as job
     from rewriter.report import verify as report
-    from rewriter.report.progress import progress
 
-    resolved = configured(given, original, quiet=quiet)
-    check_outputs(
-        [original, fixed, resolved.values["inputs"], resolved.configuration.file], json=json, report=written
-    )
+    resolved = configured(given, original, quiet=outputs.quiet)
+    outputs.check([original, fixed, resolved.values["inputs"], resolved.configuration.file])
     asked = resolved.arguments("verify") | _tolerance(resolved, given.get("metric"))
-    options = VerifyOptions(**asked)
-    with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
-        result = job(original, fixed, options, progress=shown)
-    show(result, report, json, written, verbosity=int(verbose) - int(quiet))
+    named = resolved.errors_name_sources()
+    result = outputs.run(named(partial(job, original, fixed, VerifyOptions(**asked))), report)
     if not result.passed:
         raise typer.Exit(FAILED)
 
@@ -65,52 +53,29 @@ def _tolerance(resolved: ResolvedOptions, metric: str | None) -> dict[str, Any]:
     return {"tolerance": Tolerance(given["tolerance"], given.get("metric", usual), source)}
 
 
-@with_options(LocateCommand)
-def locate(
-    original: Before,
-    other: After,
-    written: Report = None,
-    json: Json = None,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
-    **given: Any,
-) -> None:
+@with_options(LocateCommand, outputs=("report", "json", "verbose", "quiet"))
+def locate(original: Before, other: After, outputs: Outputs, **given: Any) -> None:
     """Find the first tensor at which OTHER leaves ORIGINAL when an engine runs it.
 
     Exits with 0 if nothing is wrong, with 1 if something is, with 2 on bad usage or model.
     """
     from rewriter.jobs.locate import locate as job
     from rewriter.report import locate as report
-    from rewriter.report.progress import progress
 
-    check_outputs([original, other, given.get("inputs")], json=json, report=written)
-    with progress(shown=not quiet) as shown:
-        found = job(original, other, **given, progress=shown)
-    show(found, report, json, written, verbosity=int(verbose) - int(quiet))
-    if found.wrong:
+    outputs.check([original, other, given.get("inputs")])
+    if outputs.run(partial(job, original, other, **given), report).wrong:
         raise typer.Exit(FAILED)
 
 
-@with_options(CompareCommand)
-def compare_inputs(
-    ours: Ours,
-    theirs: Theirs,
-    json: Json = None,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
-    **given: Any,
-) -> None:
+@with_options(CompareCommand, outputs=("json", "verbose", "quiet"))
+def compare_inputs(ours: Ours, theirs: Theirs, outputs: Outputs, **given: Any) -> None:
     """Find what differs between two preprocessing pipelines: layout, channel order, scale, resize ...
 
     Exits with 0 if they do the same, with 1 if they differ, with 2 on bad usage or data.
     """
     from rewriter.parity.job import compare_inputs as job
     from rewriter.report import compare_inputs as report
-    from rewriter.report.progress import progress
 
-    check_outputs([ours, theirs, given.get("images")], json=json)
-    with progress(shown=not quiet) as shown:
-        result = job(ours, theirs, **given, progress=shown)
-    show(result, report, json, verbosity=int(verbose) - int(quiet))
-    if result.differ:
+    outputs.check([ours, theirs, given.get("images")])
+    if outputs.run(partial(job, ours, theirs, **given), report).differ:
         raise typer.Exit(FAILED)

@@ -9,13 +9,11 @@ program (EX_SOFTWARE of sysexits.h); 130 interrupted (128 + SIGINT); 143 ended b
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +21,7 @@ from typing import Any, NoReturn
 import typer
 
 from rewriter.ir.english import printable
-from rewriter.ir.errors import OutputError, RewriterError, UnbuildableError
+from rewriter.ir.errors import RewriterError, UnbuildableError
 from rewriter.report import signals
 
 FAILED, BAD_INPUT, UNBUILDABLE, DEFECT, INTERRUPTED = 1, 2, 3, 70, 130
@@ -101,56 +99,6 @@ PAGES = (".html", ".htm")
 def is_page(path: Path | None) -> bool:
     """True if the name of a report asks for a page."""
     return path is not None and path.suffix.lower() in PAGES
-
-
-def show(
-    result: Any,
-    report: Any,
-    json: Path | None,
-    written: Path | None = None,
-    more: Iterable[Callable[[], object]] = (),
-    **options: Any,
-) -> None:
-    """Write a result to the files that are named, and print it: on stderr if JSON goes to stdout.
-
-    It is printed even if a file cannot be written.
-
-    Args:
-        report: The module of `rewriter.report` for the command, with `print_result` and `as_dict`.
-        json: File for JSON.
-        written: File for a page, or for JSON: its suffix decides.
-        more: Each writes another file.
-        options: Of its `print_result`.
-
-    Raises:
-        OutputError: a file cannot be written; the message says that the model was, if it was.
-    """
-    from rewriter.report.terminal import console
-
-    failures = []
-    files = [partial(_write, result, report, path) for path in (json, written) if path is not None]
-    writes: list[Callable[[], object]] = [*files, *more]
-    for write in writes:
-        try:
-            write()
-        except OutputError as error:
-            failures.append(error)
-    with reader_may_leave():
-        report.print_result(result, console(stderr=STDOUT in (json, written)), **options)
-    for failure in failures:
-        model = getattr(result, "output", None)
-        also = f"; the model was written to {model}" if model else ""
-        hint = failure.hint or "name another file"
-        raise OutputError(failure.what + also, where=failure.where, hint=hint)
-
-
-def _write(result: Any, report: Any, path: Path) -> None:
-    if is_page(path):
-        from rewriter.report import html
-
-        html.write(result, path, shlex.join(["rewriter", *sys.argv[1:]]))
-    else:
-        write_document(report.as_dict(result), path)
 
 
 def write_document(content: Any, json: Path) -> None:

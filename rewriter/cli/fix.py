@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, UNBUILDABLE, is_page, show
-from rewriter.cli.parameters import (
-    Json,
-    Quiet,
-    Verbose,
-    check_extra,
-    check_outputs,
-    configured,
-    with_options,
-)
+from rewriter.cli.exits import FAILED, UNBUILDABLE, is_page
+from rewriter.cli.parameters import Outputs, check_extra, check_outputs, configured, with_options
 from rewriter.ir.errors import UsageError
 from rewriter.pipeline.options import FixCommand, FixOptions
 
@@ -27,15 +21,8 @@ Output = Annotated[
 Models = Annotated[list[Path], typer.Argument(metavar="MODEL", hidden=True)]
 
 
-@with_options(FixCommand)
-def fix(
-    models: Models,
-    output: Output = None,
-    json: Json = None,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
-    **given: Any,
-) -> None:
+@with_options(FixCommand, outputs=("json", "verbose", "quiet"))
+def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -> None:
     """Rewrite MODEL so that TensorRT builds it in FP16 and it stays accurate.
 
     Exits with 0 if it is verified, 1 if a check failed, 2 on bad usage or model, 3 if TensorRT does not build
@@ -44,7 +31,6 @@ def fix(
     from rewriter.ir.model import data_files
     from rewriter.jobs.fix import api
     from rewriter.report import fix as report
-    from rewriter.report.progress import progress
 
     model, *others = models
     if others:
@@ -53,19 +39,19 @@ def fix(
     in_place = given.get("in_place", False)
     if output is None and not (in_place or given.get("dry_run")):
         output = _beside(model)
-    resolved = configured(given, model, quiet=quiet)
+    resolved = configured(given, model, quiet=outputs.quiet)
     values, save_plan = resolved.values, given.get("save_plan")
     read = [model, *data_files(model), values["plan"], values["inputs"], resolved.configuration.file]
     read.extend(values["plugin_lib"] or [])
     written = values["report"]
+    outputs = replace(outputs, report=written)
     check_outputs(read[1:], output=output)  # MODEL itself is a matter of --in-place
     check_outputs([*read, output], save_plan=save_plan)
     check_extra(resolved.where("report"), written, [*read, output, save_plan])
-    check_outputs([*read, output, save_plan, written], json=json)
+    check_outputs([*read, output, save_plan, written], json=outputs.json)
     options = FixOptions(**resolved.arguments("fix"), page=written is not None and is_page(written))
-    with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
-        result = api.fix(model, output or (model if in_place else None), options, progress=shown)
-    show(result, report, json, written, verbosity=int(verbose) - int(quiet))
+    job = partial(api.fix, model, output or (model if in_place else None), options)
+    result = outputs.run(resolved.errors_name_sources()(job), report)
     if result.conclusion.kind == "unbuildable":
         raise typer.Exit(UNBUILDABLE)
     failed = result.verdict is not None and not result.verdict.passed

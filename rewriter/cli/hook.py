@@ -9,8 +9,8 @@ import typer
 
 from rewriter.cli import Command, Group
 from rewriter.cli.exits import BAD_INPUT, FAILED, echo, print_error
-from rewriter.cli.parameters import FLAG, Json, Verbose, check_outputs, with_options
-from rewriter.cli.scan import Sarif, run_scan
+from rewriter.cli.parameters import FLAG, Outputs, with_options
+from rewriter.cli.scan import run_scan
 from rewriter.ir.errors import RewriterError
 from rewriter.pipeline.options import FixCommand, ScanCommand
 
@@ -22,19 +22,17 @@ Models = Annotated[
 
 
 @app.command(cls=Command)
-@with_options(ScanCommand, "inputs", "precision", "target", "fail_on")
-def scan(
-    models: Models, json: Json = None, sarif: Sarif = None, verbose: Verbose = False, **given: Any
-) -> None:
+@with_options(ScanCommand, "inputs", "precision", "target", "fail_on", outputs=("json", "sarif", "verbose"))
+def scan(models: Models, outputs: Outputs, **given: Any) -> None:
     """Scan committed models. Samples are taken from net.npz beside net.onnx, if it is there.
 
     --json and --sarif write the findings of all models into one file each.
 
     Exits with 0, with 1 if a model has an error, with 2 if one cannot be read.
     """
-    check_outputs(models, json=json, sarif=sarif)
+    outputs.check(models)
     todo = [model for model in models if not _skipped(model)]
-    run_scan(todo, given, json, sarif, verbose=verbose, least="error")
+    run_scan(todo, given, outputs, least="error")
 
 
 @app.command(cls=Command)

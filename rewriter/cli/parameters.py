@@ -6,14 +6,18 @@ import functools
 import inspect
 import os
 import re
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
 import typer
 from typer.models import ArgumentInfo
 
-from rewriter.cli.exits import PAGES, STDOUT, echo
+from rewriter.cli.exits import PAGES, STDOUT, echo, is_page, reader_may_leave, write_document
 from rewriter.ir.errors import OutputError, UsageError
 from rewriter.pipeline.options import DATA, OUTCOME, PANELS
 from rewriter.pipeline.reader import Text, read
@@ -21,6 +25,8 @@ from rewriter.pipeline.schema import Option, declarations
 
 if TYPE_CHECKING:
     from rewriter.pipeline.config import ResolvedOptions
+
+T = TypeVar("T")
 
 FLAG = " "
 """Metavar of an option without a value; Typer would print `<bool>`."""
@@ -41,14 +47,89 @@ def option(panel: str, metavar: str, text: str, *names: str, **more: Any) -> Any
 
 Verbose = Annotated[bool, option(OUTCOME, FLAG, "List everything", "-v", "--verbose")]
 Json = Annotated[Path | None, option(OUTCOME, "FILE", "Write JSON, too; - is stdout")]
-Report = Annotated[Path | None, option(OUTCOME, "FILE", "A page (.html) or JSON, too", "--report")]
 Quiet = Annotated[bool, option(OUTCOME, FLAG, "Print the verdict alone", "-q", "--quiet")]
 
+OUTPUTS: Mapping[str, Any] = {
+    "json": Json,
+    "sarif": Annotated[Path | None, option(OUTCOME, "FILE", "Write them as SARIF 2.1.0, too", "--sarif")],
+    "report": Annotated[Path | None, option(OUTCOME, "FILE", "A page (.html) or JSON, too", "--report")],
+    "verbose": Verbose,
+    "quiet": Quiet,
+}
 
-def with_options(kind: type, *only: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where the result of a command goes: the files that are named, and how much of it to the terminal."""
+
+    json: Path | None = None
+    sarif: Path | None = None
+    report: Path | None = None
+    verbose: bool = False
+    quiet: bool = False
+
+    def check(self, inputs: Iterable[Any]) -> None:
+        """Refuses files that could not be written, or that are an input or another output."""
+        check_outputs(inputs, json=self.json, sarif=self.sarif, report=self.report)
+
+    def run(self, job: Callable[..., T], report: Any) -> T:
+        """Runs a job with its progress on stderr, and shows the result."""
+        from rewriter.report.progress import progress
+
+        with progress(shown=not self.quiet) as shown:
+            result = job(progress=shown)
+        self.show(result, report)
+        return result
+
+    def show(self, result: Any, report: Any, more: Iterable[Callable[[], object]] = ()) -> None:
+        """Write a result to the files that are named, and print it: on stderr if JSON goes to stdout.
+
+        It is printed even if a file cannot be written.
+
+        Args:
+            report: The module of `rewriter.report` for the command, with `print_result` and `as_dict`.
+            more: Each writes another file.
+
+        Raises:
+            OutputError: a file cannot be written; the message says that the model was, if it was.
+        """
+        from rewriter.report.terminal import console
+
+        failures = []
+        writes: list[Callable[[], object]] = [
+            partial(_write, result, report, path) for path in (self.json, self.report) if path
+        ]
+        for write in (*writes, *more):
+            try:
+                write()
+            except OutputError as error:
+                failures.append(error)
+        out = console(stderr=STDOUT in (self.json, self.report))
+        with reader_may_leave():
+            report.print_result(result, out, verbosity=int(self.verbose) - int(self.quiet))
+        for failure in failures:
+            model = getattr(result, "output", None)
+            also = f"; the model was written to {model}" if model else ""
+            hint = failure.hint or "name another file"
+            raise OutputError(failure.what + also, where=failure.where, hint=hint)
+
+
+def _write(result: Any, report: Any, path: Path) -> None:
+    if is_page(path):
+        from rewriter.report import html
+
+        html.write(result, path, shlex.join(["rewriter", *sys.argv[1:]]))
+    else:
+        write_document(report.as_dict(result), path)
+
+
+def with_options(
+    kind: type, *only: str, outputs: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator of a command `f(..., **given)`: adds the options that `kind` declares, or some of them.
 
-    `given` has what the user set, by the names of the declarations.
+    `given` has what the user set, by the names of the declarations. A command with some of `OUTPUTS` has
+    them as one argument `outputs`.
     """
     options = {
         name: declared
@@ -60,9 +141,16 @@ def with_options(kind: type, *only: str) -> Callable[[Callable[..., None]], Call
         @functools.wraps(command)
         def run(**values: Any) -> None:
             given = {n: _read(o, values[n]) for n, o in options.items() if values[n] not in (None, [])}
+            if outputs:
+                given["outputs"] = Outputs(**{name: values.pop(name) for name in outputs})
             command(**{n: v for n, v in values.items() if n not in options}, **given)
 
-        parameters = sorted([*_own(command), *map(_parameter, options.values())], key=_place)
+        added = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=OUTPUTS[name])
+            for name, default in vars(Outputs()).items()
+            if name in outputs
+        ]
+        parameters = sorted([*_own(command), *added, *map(_parameter, options.values())], key=_place)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run
@@ -83,7 +171,7 @@ def _own(command: Callable[..., None]) -> Iterator[inspect.Parameter]:
     """The parameters that the command itself has."""
     hints = get_type_hints(command, include_extras=True)
     for parameter in inspect.signature(command).parameters.values():
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD and parameter.name != "outputs":
             yield parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
 
 

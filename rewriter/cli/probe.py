@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
-from rewriter.cli.exits import show
-from rewriter.cli.parameters import FLAG, Json, Quiet, Verbose, check_outputs, option
+from rewriter.cli.parameters import FLAG, Json, Outputs, Quiet, Verbose, option
 from rewriter.pipeline.options import OUTCOME
 
 
@@ -21,9 +21,7 @@ def probe(
     """Print what is known of this TensorRT and GPU in FP16; with --ask, measure it and keep it for `fix`."""
     from rewriter.jobs.probe import probe as job
     from rewriter.report import probe as report
-    from rewriter.report.progress import progress
 
-    check_outputs([], json=json)
-    with progress(shown=not quiet) as shown:
-        answers = job(engine, ask=ask, progress=shown)
-    show(answers, report, json, verbosity=int(verbose) - int(quiet))
+    outputs = Outputs(json, verbose=verbose, quiet=quiet)
+    outputs.check([])
+    outputs.run(partial(job, engine, ask=ask), report)

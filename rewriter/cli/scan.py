@@ -10,19 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import BAD_INPUT, FAILED, is_page, print_error, show
-from rewriter.cli.parameters import (
-    Json,
-    Quiet,
-    Report,
-    Verbose,
-    check_outputs,
-    configured,
-    option,
-    with_options,
-)
+from rewriter.cli.exits import BAD_INPUT, FAILED, is_page, print_error
+from rewriter.cli.parameters import Outputs, configured, with_options
 from rewriter.ir.errors import InputsError, ModelError, RewriterError, UsageError
-from rewriter.pipeline.options import OUTCOME, ScanCommand, ScanOptions
+from rewriter.pipeline.options import ScanCommand, ScanOptions
 
 if TYPE_CHECKING:
     from rewriter.hazards.kinds import Severity
@@ -30,36 +21,23 @@ if TYPE_CHECKING:
     from rewriter.pipeline.config import ResolvedOptions
 
 Models = Annotated[list[Path], typer.Argument(metavar="MODEL...", hidden=True)]
-Sarif = Annotated[Path | None, option(OUTCOME, "FILE", "Write them as SARIF 2.1.0, too", "--sarif")]
 
 
-@with_options(ScanCommand)
-def scan(
-    models: Models,
-    json: Json = None,
-    sarif: Sarif = None,
-    written: Report = None,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
-    **given: Any,
-) -> None:
+@with_options(ScanCommand, outputs=("json", "sarif", "report", "verbose", "quiet"))
+def scan(models: Models, outputs: Outputs, **given: Any) -> None:
     """Find where MODEL goes wrong in FP16, and what would repair it; change nothing.
 
     Several models share one JSON and one SARIF file; their samples are net.npz beside net.onnx. Exits with
     0, with 1 if --fail-on says so, with 2 on bad usage or model.
     """
-    run_scan(models, given, json, sarif, written, verbose=verbose, quiet=quiet, several=len(models) > 1)
+    run_scan(models, given, outputs, several=len(models) > 1)
 
 
 def run_scan(
     models: Sequence[Path],
     given: Mapping[str, Any],
-    json: Path | None,
-    sarif: Path | None,
-    written: Path | None = None,
+    outputs: Outputs,
     *,
-    verbose: bool,
-    quiet: bool = False,
     several: bool = True,
     least: Severity | None = None,
 ) -> None:
@@ -74,24 +52,22 @@ def run_scan(
     """
     from rewriter.report import scan as report
 
-    resolved = configured(given, next(iter(models), None), quiet=quiet)
-    files = [*models, resolved.values["inputs"], resolved.configuration.file]
-    check_outputs(files, json=json, sarif=sarif, report=written)
-    if several and is_page(written):
+    resolved = configured(given, next(iter(models), None), quiet=outputs.quiet)
+    outputs.check([*models, resolved.values["inputs"], resolved.configuration.file])
+    if several and is_page(outputs.report):
         hint = "name it .json, or scan one model"
-        raise UsageError("a page shows one model", where=f"`report` {written}", hint=hint)
-    results, unread = _scanned(models, resolved, quiet=quiet, several=several)
-    more = [] if sarif is None else [partial(_write_sarif, results, unread, sarif)]
-    verbosity = int(verbose) - int(quiet)
+        raise UsageError("a page shows one model", where=f"`report` {outputs.report}", hint=hint)
+    results, unread = _scanned(models, resolved, quiet=outputs.quiet, several=several)
+    more = [partial(_write_sarif, results, unread, outputs.sarif)] if outputs.sarif else []
     if several:
         together = SimpleNamespace(
             print_result=report.print_results, as_dict=partial(report.all_as_dict, unread=unread)
         )
-        show(results, together, json, written, more, verbosity=verbosity)
+        outputs.show(results, together, more)
         for error in unread:
             print_error(error)
     else:
-        show(results[0], report, json, written, more, verbosity=verbosity)
+        outputs.show(results[0], report, more)
     least = resolved.values["fail_on"] or least
     if unread:
         raise typer.Exit(BAD_INPUT)
