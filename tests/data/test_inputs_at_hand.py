@@ -194,3 +194,9 @@ def test_the_steps_are_recorded_and_the_next_command_repeats_them(photographs: P
     assert (data["path"], data["preprocess"]) == (str(photographs), "size=8,order=BGR")
     assert data["text"] == f"2 samples from {photographs} (size=8,order=BGR)"
     assert data["text"] in page.read_text()
+    feeds = {"x": np.ones((1, 3, 8, 8), np.float32)}
+    np.savez(tmp_path / "feeds.npz", x=feeds["x"])
+    for other in (tmp_path / "feeds.npz", feeds):
+        unused = load_samples(other, PHOTO, image_preprocess="size=8")
+        assert not unused.source.preprocess and "size=8" not in unused.source.text
+        assert any("is for a folder of photographs" in note for note in unused.notes)

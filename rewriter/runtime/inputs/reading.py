@@ -50,7 +50,9 @@ def read_samples(data: Any, model: Model, image_preprocess: str | None = None) -
     samples, origin, notes = _read(data, model.signature.inputs, image_preprocess)
     samples, more = arranged(samples, model.signature)
     path = str(data) if isinstance(data, (str, os.PathLike)) else ""
-    steps = (image_preprocess or "") if path else ""
+    steps = (image_preprocess or "") if path and Path(path).is_dir() else ""
+    if image_preprocess and not steps:
+        more = (*more, f"{OPTION} is for a folder of photographs, and changes nothing here")
     text = f"{count(len(samples), 'sample')} from {origin}" + (f" ({steps})" if steps else "")
     notes = [*notes, *more]
     return Samples(model.signature, samples, text, real=True, notes=notes, path=path, preprocess=steps)
