@@ -136,33 +136,23 @@ def _pick(rng: np.random.Generator, choices: Sequence[Any]) -> Any:
     return choices[int(rng.integers(len(choices)))]
 
 
-def _flip(case: Case, rng: np.random.Generator) -> None:
-    name = _pick(rng, list(case.files))
-    content = bytearray(case.files[name])
-    places = [int(p) for p in rng.integers(0, max(1, len(content)), int(rng.integers(1, 9)))]
-    for place in places if content else ():
-        content[place] ^= 1 << int(rng.integers(8))
-    case.files[name] = bytes(content)
-    case.done.append(f"{name}: bits flipped at {places}")
-
-
-def _truncate(case: Case, rng: np.random.Generator) -> None:
-    name = _pick(rng, list(case.files))
-    size = int(rng.integers(0, len(case.files[name]) + 1))
-    case.files[name] = case.files[name][:size]
-    case.done.append(f"{name}: cut to {size} bytes")
-
-
-def _splice(case: Case, rng: np.random.Generator) -> None:
-    """Repeats, removes or overwrites a piece."""
+def _spoil(case: Case, rng: np.random.Generator) -> None:
+    """Flips a bit, repeats, removes or overwrites a piece of a file, or cuts off what follows it."""
     name = _pick(rng, list(case.files))
     content = case.files[name]
     start, end = sorted(int(p) for p in rng.integers(0, len(content) + 1, 2))
     end = min(end, start + 64)
-    kind = _pick(rng, ("repeated", "removed", "zeroed", "filled"))
-    piece = content[start:end]
-    new = {"repeated": piece * 2, "removed": b"", "zeroed": bytes(len(piece)), "filled": b"\xff" * len(piece)}
-    case.files[name] = content[:start] + new[kind] + content[end:]
+    piece, rest = content[start:end], content[end:]
+    kinds = {
+        "flipped": bytes(byte ^ 1 << int(rng.integers(8)) for byte in piece[:1]) + piece[1:] + rest,
+        "repeated": piece * 2 + rest,
+        "removed": rest,
+        "zeroed": bytes(len(piece)) + rest,
+        "filled": b"\xff" * len(piece) + rest,
+        "cut off": b"",
+    }
+    kind = _pick(rng, list(kinds))
+    case.files[name] = content[:start] + kinds[kind]
     case.done.append(f"{name}: bytes {start} to {end} {kind}")
 
 
@@ -192,7 +182,7 @@ def _change_field(case: Case, rng: np.random.Generator) -> None:
 
 
 CORRUPTIONS: tuple[Callable[[Case, np.random.Generator], None], ...] = (
-    _flip, _truncate, _splice, _lose, *[_change_field] * 8,
+    *[_spoil] * 3, _lose, *[_change_field] * 8,
 )  # fmt: skip
 """Changes of fields get further than others, which protobuf notices."""
 
