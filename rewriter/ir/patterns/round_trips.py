@@ -13,7 +13,7 @@ from typing import NamedTuple
 from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph import GraphView, casts_to
-from rewriter.ir.graph.fusion import reduces
+from rewriter.ir.graph.fusion import kernel_results, reduces
 from rewriter.ir.graph.match import along, produced
 from rewriter.ir.graph.ops import ELEMENTWISE, LAYOUTS, PRODUCTS, RESHAPES, SELECTIONS, TENSOR_CORE
 
@@ -34,25 +34,15 @@ class RoundTrip(NamedTuple):
 
 def lost_round_trips(graph: GraphView) -> Iterator[RoundTrip]:
     """Every such pair of a graph, in the order of its nodes."""
-    matrix_of: dict[str, bool] = {}  # results of a product's kernel: whether the product is a matrix product
-    for node in graph.nodes:
-        matrix = _kernel(node, matrix_of)
-        if matrix is None:
+    nodes = graph.nodes
+    kernels = kernel_results(nodes, lambda n: n.op_type in TENSOR_CORE, lambda n: n.op_type in _INSIDE)
+    for node in nodes:
+        begins = next((kernels[name] for name in node.output if name in kernels), None)
+        trip = _trip(graph, node) if begins is not None else None
+        if begins is None or trip is None:
             continue
-        matrix_of.update((name, matrix) for name in node.output)
-        trip = _trip(graph, node)
-        if trip is not None and _ends(graph, trip.up.output[0], matrix=matrix):
+        if _ends(graph, trip.up.output[0], matrix=nodes[begins].op_type in PRODUCTS):
             yield trip
-
-
-def _kernel(node: NodeProto, matrix_of: dict[str, bool]) -> bool | None:
-    """True if the product whose kernel may hold the node is a matrix product; None if there is none."""
-    if node.op_type in TENSOR_CORE:
-        return node.op_type in PRODUCTS
-    if node.op_type not in _INSIDE:
-        return None
-    found = [matrix_of[name] for name in node.input if name in matrix_of]
-    return any(found) if found else None
 
 
 def _trip(graph: GraphView, down: NodeProto) -> RoundTrip | None:
