@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rewriter.ir.english import count
-from rewriter.ir.errors import UsageError, nearest
+from rewriter.ir.errors import nearest
 from rewriter.ir.summary import Row, Summary, listed
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Plan(Summary):
         """
         from rewriter.ir.plan import plan_file
 
-        return plan_file.read(_path(path))
+        return plan_file.read(path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as JSON, to edit it and to give it to `fix(plan=...)`.
@@ -205,7 +205,7 @@ class Plan(Summary):
         """
         from rewriter.ir.plan import plan_file
 
-        plan_file.write(self, _path(path))
+        plan_file.write(self, Path(path))
 
     def summary(self) -> Iterator[Row]:
         kept = f"{len(self.fp32)} in FP32" + (f", {len(self.bf16)} in BF16" if self.bf16 else "")
@@ -213,9 +213,3 @@ class Plan(Summary):
         yield "nodes", f"{count(self.float_nodes, 'float node')}, of which {kept}"
         rules = Counter(decision.rule for decision in self.decisions).most_common()
         yield from listed("why", (f"{rule}: {count(number, 'node')}" for rule, number in rules))
-
-
-def _path(given: str | os.PathLike[str]) -> Path:
-    if not isinstance(given, (str, os.PathLike)):
-        raise UsageError(f"it cannot be {given!r}", where="path=", hint="name a file, such as plan.json")
-    return Path(given)

@@ -122,19 +122,17 @@ def from_text(text: str, where: str = "plan") -> Plan:
     )
 
 
-def read(path: Path) -> Plan:
+def read(path: str | os.PathLike[str]) -> Plan:
     """Reads a plan from a file, as `from_text`.
 
     Raises:
         UsageError: it cannot be read, or is not a plan.
     """
     try:
-        return from_text(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        hint = "`save-plan` writes a plan"
-        raise UsageError(f"cannot read it: {error.strerror}", where=str(path), hint=hint) from error
-    except UnicodeDecodeError as error:
-        raise UsageError("not a plan: no UTF-8 text", where=str(path), hint="is it the model?") from error
+        return from_text(Path(path).read_text(encoding="utf-8"), str(path))
+    except (OSError, TypeError, UnicodeDecodeError) as error:
+        hint = "`save-plan` writes a plan, which is text"
+        raise UsageError(f"cannot read it: {error}", where=str(path), hint=hint) from error
 
 
 def given_plan(
@@ -150,7 +148,7 @@ def given_plan(
     """
     if plan is None:
         return None
-    given = plan if isinstance(plan, Plan) else read(Path(plan))
+    given = plan if isinstance(plan, Plan) else read(plan)
     contradicts = {
         **lists,
         "precision": precision not in (None, given.precision),
