@@ -62,18 +62,18 @@ def check(model: Model) -> None:
     problem = guarded(_problem, proto, doing="the check of the graph", path=model.path)
     if problem is not None:
         raise ModelError(
-            f"the graph is invalid: {_first_lines(problem)}",
+            f"the graph is invalid: {problem}",
             where=str(model.path) if model.path else None,
             hint="export the model again, or mend the graph that the message names",
         )
 
 
 def _problem(proto: onnx.ModelProto) -> str | None:
-    """What onnx.checker says against a graph; runs in a child process."""
+    """The first lines of what onnx.checker says against a graph; runs in a child process."""
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
-        return str(error)
+        return " ".join(line.strip() for line in str(error).strip().splitlines()[:3])
     return None
 
 
@@ -125,7 +125,3 @@ def _detach_tensor(model: Model, tensor: onnx.TensorProto, opened: dict[Path, Ar
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
         model.weights[tensor.name] = frozen(np.frombuffer(tensor.raw_data, dtype).reshape(tuple(tensor.dims)))
         mark_detached(tensor)
-
-
-def _first_lines(text: str, count: int = 3) -> str:
-    return " ".join(line.strip() for line in text.strip().splitlines()[:count])
