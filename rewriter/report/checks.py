@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rewriter.judge.verdict import Check
+from rewriter.judge.verdict import ARITHMETIC, Check, deciding
 from rewriter.report.tables import Cell, Kind, State, Table, number, table
 from rewriter.runtime.figures.outputs import OutputComparison, OutputStatistics
 from rewriter.runtime.inputs.samples import DataSource
@@ -19,14 +19,10 @@ RESULTS: Mapping[bool | None, tuple[str, State]] = {
     None: ("not done", "warn"),
 }
 
-JUDGING = ("run", "emulation", "tf32", "structure")
-"""Checks that compare outputs, the most telling first."""
-
 
 def judging_check(checks: Sequence[Check]) -> Check | None:
     """The check whose outputs decide: the run on an engine, or else its emulation."""
-    made = {check.name: check for check in checks if check.outputs}
-    return next((made[name] for name in JUDGING if name in made), None)
+    return deciding((check for check in checks if check.outputs), (*ARITHMETIC, "structure"))
 
 
 def check_dict(check: Check) -> dict[str, Any]:
