@@ -9,13 +9,14 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from graphs import graph
 from paths import ROOT
 
 import rewriter
-from rewriter.ir.model import Model, save
+from rewriter.ir.model import Model, facts, save
 
 SCRIPT = """
 import json, os, sys
@@ -103,3 +104,11 @@ def test_no_model_is_left_to_the_garbage_collector() -> None:
         gc.garbage.clear()
         gc.enable()
     assert left == 0
+
+
+def test_few_graphs_of_a_run_have_their_shapes_inferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The original, plain FP16, and one for each pass that changes something; all else asks the model."""
+    inferred = Mock(wraps=facts._infer)
+    monkeypatch.setattr(facts, "_infer", inferred)
+    rewriter.fix(ROOT / "models" / "bert.onnx", build=False)
+    assert inferred.call_count <= 9

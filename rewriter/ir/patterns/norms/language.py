@@ -334,15 +334,6 @@ def _bound(graph: GraphEditor, node: NodeProto) -> tuple[str, float] | None:
         return node.input[0], 0.0
     if node.op_type != "Clip":
         return with_scalar(graph, node)
-    low, high = (_clip_bound(graph, node, i, name) for i, name in ((1, "min"), (2, "max")))
-    unbounded = high is None or high >= NO_BOUND
+    low, high = (graph.scalar(optional_input(node, index)) for index in (1, 2))
+    unbounded = not optional_input(node, 2) or (high is not None and high >= NO_BOUND)
     return (node.input[0], low) if low is not None and unbounded else None
-
-
-def _clip_bound(graph: GraphEditor, clip: NodeProto, index: int, name: str) -> float | None:
-    """A constant bound; infinity if it is computed, which no epsilon is."""
-    if tensor := optional_input(clip, index):
-        value = graph.scalar(tensor)
-        return math.inf if value is None else value
-    value = attribute(clip, name)  # opset 6
-    return None if value is None else float(value)
