@@ -396,8 +396,7 @@ class _Loop:
         asked, closer = self.job.limit, share * _optimism(made)
         if asked is not None:  # a metric of which more is better has no share
             return asked if asked.measure.least else replace(asked, tolerance=asked.tolerance * closer)
-        if not self.subject.judge.asked:
-            limit = max(limit, AS_FP32 * self._error_in_fp32(made))
+        limit = max(limit, AS_FP32 * self._error_in_fp32(made))
         return ErrorLimit(limit * closer, self.job.metric, one_sample=True)
 
     def _error_in_fp32(self, made: Attempt) -> float:
