@@ -27,6 +27,7 @@ from rewriter.passes.shuffle_pixels import ShufflePixels
 from rewriter.passes.simplify import Simplify
 from rewriter.passes.unfold_dot_products import UnfoldDotProducts
 from rewriter.passes.unfold_einsum import UnfoldEinsum
+from rewriter.passes.unfold_group_norm import UnfoldGroupNorm
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.passes.upgrade_opset import UpgradeOpset
 
@@ -41,6 +42,7 @@ ALL: tuple[type[Pass], ...] = (
     UnfoldEinsum,
     FuseLayerNorm,
     FuseSoftmax,
+    UnfoldGroupNorm,
     ScaleQuery,
     ClampConstants,
     IsolateClip,

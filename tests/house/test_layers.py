@@ -35,7 +35,7 @@ BUDGETS = {
     "ir": 6_350,
     "runtime": 6_750,
     "hazards": 3_550,
-    "passes": 5_150,
+    "passes": 5_250,
     "pipeline": 2_000,
     "judge": 1_850,
     "parity": 950,
