@@ -20,7 +20,7 @@ from rewriter.ir.model.graphs import (
 )
 from rewriter.ir.model.model import Model
 from rewriter.ir.model.reading import check, load
-from rewriter.ir.model.tensors import DETACH_BYTES, Array, Port, Signature, shape_of
+from rewriter.ir.model.tensors import DETACH_BYTES, Array, Port, Signature
 from rewriter.ir.model.writing import (
     check_model_output,
     save,
@@ -46,7 +46,6 @@ __all__ = [
     "refill",
     "save",
     "set_metadata",
-    "shape_of",
     "subgraphs",
     "walk_graphs",
     "walk_nodes",
