@@ -15,7 +15,7 @@ from rewriter.ir.english import count
 from rewriter.ir.errors import RewriterError
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report.json import data_dict, document
-from rewriter.report.tables import Cell, Kind, State, Table, number, table
+from rewriter.report.tables import Cell, Kind, State, Table, grouped, number, table
 from rewriter.report.terminal import MORE, Row, about_target, data_rows, listed, print_report, time_line
 
 STATES: Mapping[Severity, State] = {"error": "bad", "warning": "warn", "note": "plain"}
@@ -66,10 +66,10 @@ def verdict_line(result: ScanResult) -> str:
 
 
 def _by_repair(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Groups findings of one kind that one repair mends, the worst kind first."""
-    groups: dict[tuple[str, str], list[Finding]] = {}
+    """Groups findings of one kind and severity that one repair mends, the worst kind first."""
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
     for finding in findings:
-        groups.setdefault((finding.kind, finding.repair), []).append(finding)
+        groups.setdefault((finding.severity, finding.kind, finding.repair), []).append(finding)
     return list(groups.values())
 
 
@@ -102,15 +102,20 @@ def tables(result: ScanResult) -> Iterator[Table]:
     """Every finding with its nodes and its repair, errors first."""
     columns: dict[str, Kind] = {"Severity": "choice", "Kind": "choice"}
     columns |= {"Largest |x|": "number", "Reason, nodes and repair": "text"}
-    rows = [
-        [
-            Cell(one.severity, order=-SEVERITIES.index(one.severity), state=STATES[one.severity]),
-            Cell(one.kind),
-            number(one.range.absmax if one.range else None),
-            Cell(f"{one.reason}; {one.repair}{_link(one)}", names=one.nodes),
-        ]
-        for one in result.findings
-    ]
+    rows = []
+    for members in _by_repair(result.findings):
+        first = members[0]
+        for reason, alike in grouped(members, lambda one: one.reason):
+            row = [
+                Cell(first.severity, order=-SEVERITIES.index(first.severity), state=STATES[first.severity]),
+                Cell(first.kind),
+                number(max((one.range.absmax for one in alike if one.range), default=None)),
+                Cell(
+                    f"{reason}; {first.repair}{_link(first)}",
+                    names=tuple(name for one in alike for name in one.nodes),
+                ),
+            ]
+            rows.append(row)
     yield table("findings", "Findings", "What would go wrong, and what repairs it.", columns, rows)
 
 
