@@ -126,34 +126,34 @@ NORMED = """
 """A norm that its author widened, as RF-DETR, KataGo's transformers and Whisper export it."""
 
 
-@pytest.mark.parametrize(
-    ("convert", "border"),
-    [
-        pytest.param(lambda m: float16.convert_float_to_float16(m, keep_io_types=False), FP16, id="rf-detr"),
-        pytest.param(
-            lambda m: float16.convert_float_to_float16(
-                m, keep_io_types=False, min_positive_val=1e-7, max_finite_val=1e4
-            ),
-            FP16,
-            id="katago",
-        ),
-        pytest.param(
-            lambda m: autocast.convert_to_f16(
-                m, low_precision_type="fp16", keep_io_types=True, op_block_list=[]
-            ),
-            FP32,
-            id="wyoming-whisper-trt",
-        ),
-    ],
-)
+CALLS = {
+    "rf-detr": (float16.convert_float_to_float16, {"keep_io_types": False}, FP16),
+    "katago": (
+        float16.convert_float_to_float16,
+        {"keep_io_types": False, "min_positive_val": 1e-7, "max_finite_val": 1e4},
+        FP16,
+    ),
+    "wyoming-whisper-trt": (
+        autocast.convert_to_f16,
+        {"low_precision_type": "fp16", "keep_io_types": True, "op_block_list": []},
+        FP32,
+    ),
+}
+
+
+@pytest.mark.parametrize(("convert", "options", "border"), CALLS.values(), ids=CALLS.keys())
 def test_casts_of_the_export_stay_valid(
-    convert: Callable[[ModelProto], ModelProto], border: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    convert: Callable[..., ModelProto],
+    options: dict[str, Any],
+    border: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     proto = onnx.parser.parse_model(NORMED)
     weights = graphs.random_weights({"w": (4, 3, 3, 3)})
     proto.graph.initializer.append(onnx.numpy_helper.from_array(weights["w"], "w"))
     image = graphs.random_feeds(load(proto))
-    converted = convert(proto)
+    converted = convert(proto, **options)
     assert ports(converted) == [border] * 2 and types(converted)["conv"] == FP16
     given = {
         name: array.astype(np.float16 if border == FP16 else np.float32) for name, array in image.items()

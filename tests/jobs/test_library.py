@@ -227,33 +227,6 @@ class TestRulesOfYourOwn:
             rewriter.scan(small(), hazards=[broken])
 
 
-def fixed() -> rewriter.FixResult:
-    return rewriter.fix(small(), build=False, keep_fp32="m")
-
-
-RESULTS: list[Any] = [
-    pytest.param(fixed, ["Nothing was lowered", "2 of 2 float nodes in FP32"], id="fix"),
-    pytest.param(lambda: fixed().plan, ["fp16", "user: 1 node"], id="plan"),
-    pytest.param(lambda: rewriter.scan(small()), ["0 errors", "random inputs"], id="scan"),
-    pytest.param(
-        lambda: rewriter.verify(small(), small(), engine="onnxruntime"), ["passed", "y:"], id="verify"
-    ),
-    pytest.param(
-        lambda: rewriter.locate(small(), small(), engine="emulation"), ["first wrong", "none"], id="locate"
-    ),
-    pytest.param(lambda: rewriter.run_passes(small(), "simplify"), ["simplify"], id="run_passes"),
-]
-
-
-@pytest.mark.parametrize(("make", "words"), RESULTS)
-def test_results_show_themselves_in_a_few_lines(make: Callable[[], Any], words: list[str]) -> None:
-    result = make()
-    text = repr(result)
-    assert all(word in text for word in words), text
-    assert len(text.splitlines()) <= 13 and max(map(len, text.splitlines())) < 200
-    assert "ModelProto" not in text
-
-
 def texts(value: object) -> Iterator[str]:
     """All texts of a result, however deep, with those of its page but for its commands."""
     if isinstance(value, str):
@@ -271,26 +244,44 @@ def texts(value: object) -> Iterator[str]:
 OPTION = re.compile(r"(?<![\w-])--(?:no-)?([a-z][a-z0-9-]*)")
 COMMAND = re.compile(r"<pre.*?</pre>|<style.*?</style>|<script.*?</script>", re.DOTALL)
 
-CALLS: list[Any] = [
-    pytest.param(
-        lambda model: rewriter.fix(model, keep_fp32=["m*"], keep_fp32_op=["Relu", "Conv"]), id="keep"
-    ),
-    pytest.param(lambda model: rewriter.fix(model, verify=False), id="not verified"),
-    pytest.param(lambda model: rewriter.fix(model, tolerance=1e-9, repair=False), id="fails"),
-    pytest.param(lambda model: rewriter.scan(model), id="scan"),
-    pytest.param(lambda model: rewriter.verify(model, model, engine="emulation"), id="verify"),
-    pytest.param(lambda model: rewriter.locate(model, model, engine="emulation"), id="locate"),
-]
+
+def fix(*words: str, **options: Any) -> tuple[Call, list[str]]:
+    return lambda model: rewriter.fix(model, **options), list(words)
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_nothing_in_a_result_is_in_the_words_of_the_command_line(call: Call) -> None:
+def twice_by(verb: Callable[..., object], *words: str) -> tuple[Call, list[str]]:
+    return lambda model: verb(model, model, engine="emulation"), list(words)
+
+
+RESULTS: dict[str, tuple[Call, list[str]]] = {
+    "fix": fix("Nothing was lowered", "2 of 2 float nodes in FP32", keep_fp32="m", build=False),
+    "keep": fix(keep_fp32=["m*"], keep_fp32_op=["Relu", "Conv"]),
+    "not verified": fix("NOT verified", verify=False),
+    "fails": fix("FAILED", tolerance=1e-9, repair=False),
+    "scan": (lambda model: rewriter.scan(model), ["0 errors", "random inputs"]),
+    "verify": twice_by(rewriter.verify, "passed", "y:"),
+    "locate": twice_by(rewriter.locate, "first wrong", "none"),
+}
+
+
+@pytest.mark.parametrize(("call", "words"), RESULTS.values(), ids=RESULTS.keys())
+def test_results_show_themselves_in_a_few_lines_in_no_words_of_the_command_line(
+    call: Call, words: list[str]
+) -> None:
     result = call(small())
+    shown = repr(result)
+    assert all(word in shown for word in words), shown
+    assert len(shown.splitlines()) <= 13 and max(map(len, shown.splitlines())) < 200
+    assert "ModelProto" not in shown
     page = COMMAND.sub("", html.as_html(result))
-    found = [
-        text for text in (*texts(result), repr(result), page) for o in OPTION.findall(text) if o in EVERY
-    ]
+    found = [text for text in (*texts(result), shown, page) for o in OPTION.findall(text) if o in EVERY]
     assert found == []
+
+
+def test_plans_and_pipelines_show_themselves() -> None:
+    plan = rewriter.fix(small(), build=False, keep_fp32="m").plan
+    assert "fp16" in repr(plan) and "user: 1 node" in repr(plan)
+    assert "simplify" in repr(rewriter.run_passes(small(), "simplify"))
 
 
 def test_reasons_for_kept_nodes_name_the_request(tmp_path: Path) -> None:

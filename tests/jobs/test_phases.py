@@ -7,7 +7,6 @@ import pytest
 import rewriter
 from rewriter.ir.errors import UsageError
 from rewriter.jobs.fix.job import Phases
-from rewriter.pipeline.presets import PRESETS
 from rewriter.pipeline.text import parse
 
 
@@ -15,11 +14,6 @@ def names(pipeline: str) -> list[list[str]]:
     phases = Phases.of(parse(pipeline))
     parts = (phases.structural, phases.measuring, phases.lowering)
     return [[step.name for step in part] for part in parts]
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_is_in_order(preset: str) -> None:
-    assert sum(map(len, names(PRESETS[preset].pipeline))) == len(parse(PRESETS[preset].pipeline))
 
 
 @pytest.mark.parametrize(
