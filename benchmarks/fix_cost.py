@@ -4,7 +4,7 @@
     python models/build.py synthetic --nodes 5000 -o FOLDER      (and 20000, as synthetic_20000; likewise 50000)
     python benchmarks/fix_cost.py FOLDER [--json benchmarks/fix_cost.json] [--no-verify]
 
-`ppocr_rec` is a network of benchmarks/trained.py. Each model runs twice in a fresh process: with `--no-verify`
+`ppocr_rec` is a network of benchmarks/trained_inputs.py. Each model runs twice in a fresh process: with `--no-verify`
 (like AutoCast, which compares nothing), and with comparison and emulation, unless `--no-verify` is given. The build is not included, because that is TensorRT's own time. The operating system measures
 user and system seconds and the peak resident set, for the process with its children.
 """

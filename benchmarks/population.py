@@ -1,7 +1,7 @@
-"""`fix` on networks that no rule was made for, beside AutoCast, plain FP16 and FP32, and the default plan taken apart.
+"""`fix` on networks that no rule was made for, beside AutoCast, plain FP16 and FP32.
 
     python benchmarks/population.py draw [--seed N] [--draw FILE]
-    python benchmarks/population.py [--half development] run WORK [NAME ...] [--ablate] [--fix-gpu] --seconds 570
+    python benchmarks/population.py [--half development] run WORK [NAME ...] [--fix-gpu] --seconds 570
     python benchmarks/population.py [--half judging] table FOLDER_OR_FILE ...
 
 The networks are those of population_networks.py. A hash of the name puts half of them into `development`, after which
@@ -9,10 +9,9 @@ rules may be changed, and half into `judging`. `run` does what WORK does not hol
 workers on the CPU export, make variants and build engines; one process at a time loads all engines of a network and
 times them in turn. WORK/results/NAME.json is written after each stage of a network (and copied to $OUT).
 
-`autocast` is NVIDIA's converter (PYTHONPATH must have modelopt), `plain` the preset trt11-migrate, `rules` the default
-plan unchecked, `fix` what is handed out without a GPU, `fix-gpu` with one. `--ablate` builds the default plan without
-each pass that changed something (`no-pass NAME`), without each group of its FP32 nodes (`no-fp32 RULE OPERATOR`), and
-without all that are FP32 because that is free.
+`autocast` is NVIDIA's converter (PYTHONPATH must have modelopt), `plain` the preset trt11-migrate, `fix` what is handed
+out without a GPU, `fix-gpu` with one; any other variant is options of `fix`, such as `--skip rescale`. Without a GPU,
+`verify` judges the files of `plain` and `fix` on the held samples by emulation, and `score` prints what it found.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +45,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.comparison import THREADS, errors, last_words, read_json, write_json
 from rewriter.hazards.planning.free_fp32 import FREE
-from rewriter.ir.graph.ops import ELEMENTWISE
 from rewriter.ir.model import load
 from rewriter.judge.expected import expected_outputs
 from rewriter.runtime.engines import nvidia_driver
@@ -56,26 +55,11 @@ from rewriter.runtime.engines.tensor_files import write_samples
 COMMON = ("fp32", "autocast", "plain", "fix")
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 TARGET = ("--target", "tensorrt-rtx")
-NEEDED = frozenset(
-    {"inline-functions", "upgrade-opset", "drop-double", "simplify", "clean-casts", "mixed-precision"}
-)
-"""Passes that the others start from, or that lower the model."""
-
 TOOL_S, BUILD_S, EXPORT_S, GPU_TOOL_S, RUN_S = 150.0, 120.0, 120.0, 200.0, 180.0
 """Limits of one tool, build, export, `fix` on the GPU, and run of all engines of a network."""
 
 LEAST_S, LAST_S = 15.0, 6.0
 """Nothing starts in the last 15 seconds, and what still runs ends with 6 left, to be done again by the next call."""
-
-FAMILIES = dict.fromkeys(ELEMENTWISE, "elementwise")
-"""Operators whose nodes are left out together."""
-
-LONG = 80
-"""Letters of a variant in the names of its files."""
-
-RULE = "no-fp32 "
-PASS = "no-pass "
-ALL_FREE = "no-fp32 that is free"
 
 
 # -- one network ---------------------------------------------------------------------------------
@@ -106,12 +90,11 @@ class Work:
     Attributes:
         done: Results of earlier runs, by name: what they hold is not done again.
         package: The checkout whose `rewriter` makes all but AutoCast's variant.
-        variants: Names, and options of `fix` that make a variant of their own, such as `--skip rescale`.
+        variants: Names, and options of `fix`.
     """
 
     folder: Path
     package: Path
-    ablate: bool
     fix_gpu: bool
     gpu: bool
     done: Mapping[str, dict[str, Any]]
@@ -129,26 +112,21 @@ class Work:
             ]
         if read_json(exported)["exit_code"]:
             return []
-        ablated = self._ablates(name) and "ablated" not in known.get("stages", ())
-        wanted = [*self.variants, *(("rules",) if ablated else ())]
-        if ablated and (folder / "tool rules.json").exists():
-            wanted += ablations(folder)
-        if left := [job for variant in wanted for job in self._made(folder, variant)]:
+        if left := [job for variant in self.variants for job in self._made(folder, variant)]:
             return left
         if not self.gpu:
             return []
-        if "measured" not in known.get("stages", ()) or ablated:
-            step = Job(folder, "measure", self._own("measure", str(folder), "measure", *wanted), RUN_S, "gpu")
+        if "measured" not in known.get("stages", ()):
+            step = Job(
+                folder, "measure", self._own("measure", str(folder), "measure", *self.variants), RUN_S, "gpu"
+            )
             if not step.marker.exists():
                 return [step]
         return self._with_gpu(folder) if self.fix_gpu else []
 
-    def _ablates(self, name: str) -> bool:
-        return self.ablate and half_of(name) == "development"
-
     def finished(self, name: str, known: Mapping[str, Any]) -> bool:
         """True if the results hold all that is wanted; a network that cannot be exported has none."""
-        stages = {"ablated": self._ablates(name), "again": self.fix_gpu, "measured": self.gpu}
+        stages = {"again": self.fix_gpu, "measured": self.gpu}
         return "failed" in known.get("stages", ()) or (
             bool(known) and all(stage in known["stages"] for stage, wanted in stages.items() if wanted)
         )
@@ -173,7 +151,13 @@ class Work:
         made = (
             read_json(tool.marker)["exit_code"] in (0, 1) and (folder / f"{file_name(variant)}.onnx").exists()
         )
-        return [build] if made and not build.marker.exists() else []
+        steps = [build] if made else []
+        if made and not self.gpu and variant in ("plain", "fix"):
+            out, report = (str(folder / f"{variant}.{end}") for end in ("onnx", "held.json"))
+            command = (sys.executable, "-m", "rewriter", "verify", str(folder / "model.onnx"), out, "-q")
+            judged = (*command, "--inputs", str(folder / "held"), "--json", report, "--engine", "emulation")
+            steps.append(Job(folder, f"verify {variant}", judged, TOOL_S, variables=NO_GPU))
+        return [step for step in steps if not step.marker.exists()]
 
     def _tool(self, folder: Path, variant: str) -> Job:
         out, samples = str(folder / f"{file_name(variant)}.onnx"), str(folder / "inputs")
@@ -182,10 +166,9 @@ class Work:
             script = str(ROOT / "benchmarks" / "variants.py")
             command = (sys.executable, script, variant, model, samples, out)
             return Job(folder, f"tool {variant}", command, TOOL_S, variables=NO_GPU)
-        reported = not variant.startswith((PASS, RULE))
-        report = ("--report", str(folder / f"{file_name(variant)}.report.json")) if reported else ()
+        report = ("--report", str(folder / f"{file_name(variant)}.report.json"))
         command = (sys.executable, "-m", "rewriter", "fix", model, "--inputs", samples, "-o", out, "-q")
-        arguments = (*TARGET, *options(folder, variant), *report)
+        arguments = (*TARGET, *options(variant), *report)
         variables = {"PYTHONPATH": f"{self.package}:{os.environ.get('PYTHONPATH', '')}"}
         on_gpu = variant == "fix-gpu"
         variables |= {} if on_gpu else NO_GPU
@@ -201,53 +184,16 @@ class Work:
 
 
 def file_name(text: str) -> str:
-    name = re.sub(r"[^\w .+-]", "_", text)
-    return name if len(name) < LONG else f"{name[:LONG]} {hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return re.sub(r"[^\w .+-]", "_", text)
 
 
-def options(folder: Path, variant: str) -> tuple[str, ...]:
+def options(variant: str) -> tuple[str, ...]:
     """Arguments of `fix` for a variant."""
     if variant == "plain":
         return ("--preset", "trt11-migrate", "--no-verify")
     if variant == "fix":
         return ("--no-build",)
-    if variant == "rules":
-        return ("--no-verify", "--save-plan", str(folder / "rules.plan"))
-    if variant.startswith(PASS):
-        return ("--no-verify", "--skip", variant.removeprefix(PASS))
-    if variant.startswith(RULE):
-        plan = folder / f"{file_name(variant)}.plan"
-        write_json(plan, without(read_json(folder / "rules.plan"), variant))
-        return ("--no-verify", "--plan", str(plan))
     return ("--no-verify", *variant.split()) if variant.startswith("--") else ()
-
-
-def group(decision: Mapping[str, Any]) -> str:
-    """A rule; of those whose nodes are free the family of the operator, too."""
-    rule, op = decision["rule"], str(decision["op"])
-    return f"{RULE}{rule} {FAMILIES.get(op, op)}" if rule in FREE else f"{RULE}{rule}"
-
-
-def without(plan: dict[str, Any], variant: str) -> dict[str, Any]:
-    """The plan without the FP32 nodes of a group."""
-    kept = [
-        one
-        for one in plan["fp32"]
-        if not (one["rule"] in FREE if variant == ALL_FREE else group(one) == variant)
-    ]
-    return plan | {"fp32": kept}
-
-
-def ablations(folder: Path) -> list[str]:
-    """What the default plan of a network can be built without: each pass and each group that is in it."""
-    if not (folder / "rules.onnx").exists():
-        return []
-    report = read_json(folder / "rules.report.json")
-    passes = [one["name"] for one in report["passes"] if one["changes"] and one["name"] not in NEEDED]
-    decisions = read_json(folder / "rules.plan")["fp32"]
-    groups = sorted({group(one) for one in decisions})
-    free = [ALL_FREE] if any(one["rule"] in FREE for one in decisions) and len(groups) > 1 else []
-    return [*(PASS + name for name in dict.fromkeys(passes)), *groups, *free]
 
 
 # -- steps that run in child processes --------------------------------------------------------------
@@ -280,8 +226,6 @@ def build(folder: Path, variant: str) -> None:
         samples = write_samples(Path(place) / "samples", held(folder))
         settings = MeasureSettings("tensorrt-rtx", build_timeout_s=BUILD_S)
         _, outcome = build_variant(Variant(name, path, samples), settings, target)
-    if variant.startswith((PASS, RULE)):
-        path.unlink()  # they fill the disk
     if not outcome.ran:
         raise SystemExit(f"does not build: {outcome.problem[:200]}")
 
@@ -352,7 +296,6 @@ def collect(work: Work, name: str) -> None:
             found[key] = known.get(key, {}) | rows
         if (folder / f"{stage}.json").exists():
             stages.add({"measure": "measured", "again": "again"}[stage])
-            stages |= {"ablated"} if "rules" in rows else set()
     file.parent.mkdir(exist_ok=True)
     write_json(file, known | found | {"stages": sorted(stages)})
     if out := os.environ.get("OUT"):
@@ -375,10 +318,22 @@ def _rows(folder: Path, stage: str) -> dict[str, Any]:
         row |= {"same_as": same} if same else {}
         note = tool["note"] if not built else built["note"]
         row |= {"problem": note} if note and not (built and not built["exit_code"]) else {}
-        rows[variant] = row | measured.get(same or file_name(variant), {})
+        rows[variant] = row | measured.get(same or file_name(variant), {}) | _verified(folder, variant)
         if marker.get("exit_code") and file_name(variant) not in measured:
             rows[variant].setdefault("problem", f"run: {marker['note']}")
     return rows if marker or not bool(nvidia_driver.gpu()) else {}
+
+
+def _verified(folder: Path, variant: str) -> dict[str, Any]:
+    """The error on the held samples by emulation, where it was judged, and the operators of the plan's FP32 nodes."""
+    if not (judged := read_json(folder / f"{variant}.held.json")):
+        return {}
+    found = [
+        o["relative_l2"] for c in judged["checks"] if c["name"] in ("emulation", "tf32") for o in c["outputs"]
+    ]
+    plan = read_json(folder / f"{variant}.report.json")["plan"] or {"fp32": []}
+    fp32 = Counter(decision["op"] for decision in plan["fp32"] if decision["rule"] not in FREE)
+    return {"held": worst(found), "held_passed": judged["passed"], "fp32": dict(fp32)}
 
 
 # -- the run ---------------------------------------------------------------------------------------
@@ -451,7 +406,8 @@ class Scheduler:
         if over or job.pool != "cpu":
             print(f"{name}: {job.step} {ended['wall_s']:.0f} s {ended['note']}", flush=True)
         if over and self.work.gpu:
-            clean(job.folder, everything=self.work.fix_gpu)
+            for engine in job.folder.glob("*.engine") if self.work.fix_gpu else ():
+                engine.unlink()  # they fill the disk
 
 
 def bounded(job: Job, until: float) -> dict[str, Any] | None:
@@ -495,13 +451,6 @@ def bounded(job: Job, until: float) -> dict[str, Any] | None:
     return ended
 
 
-def clean(folder: Path, everything: bool) -> None:
-    """Removes engines that are timed no more; results and logs stay."""
-    for path in folder.iterdir():
-        if path.suffix == ".engine" and (everything or path.stem.startswith((PASS, RULE, "rules"))):
-            path.unlink()
-
-
 def run(arguments: argparse.Namespace) -> None:
     names = arguments.names or drawn(arguments)
     names = [n for n in names if not arguments.half or half_of(n) == arguments.half]
@@ -509,7 +458,6 @@ def run(arguments: argparse.Namespace) -> None:
     work = Work(
         arguments.work.resolve(),
         arguments.package.resolve(),
-        arguments.ablate,
         arguments.fix_gpu,
         bool(nvidia_driver.gpu()) and not arguments.no_gpu,
         done,
@@ -598,7 +546,7 @@ def read(places: Sequence[Path], half: str | None) -> list[dict[str, Any]]:
 def table(arguments: argparse.Namespace) -> None:
     results = read(arguments.folders, arguments.half)
     own = {v: None for one in results for v in one.get("variants", {}) if v.startswith("--")}
-    shown = ("fp32", "autocast", "plain", "rules", *own, "fix", "fix-gpu")
+    shown = ("fp32", "autocast", "plain", *own, "fix", "fix-gpu")
     first = [Network(one["name"], one.get("variants", {})) for one in results]
     again = [Network(one["name"], one["again"]) for one in results if one.get("again")]
     later = {one.name: one for one in again}
@@ -606,12 +554,11 @@ def table(arguments: argparse.Namespace) -> None:
     for one, result in zip(first, results, strict=True):
         cells = [(later.get(one.name, one) if v == "fix-gpu" else one).cell(v) for v in shown]
         print(f"| {one.name} | {' | '.join(cells)} | {result.get('note', '')}")
-    compared = [(v, first) for v in ("fix", "rules", *own)]
+    compared = [(v, first) for v in ("fix", *own)]
     for variant, networks in (*compared, ("fix", again), ("fix-gpu", again)):
         if any(variant in one.rows for one in networks):
             print(f"\n{variant}{', timed again with fix-gpu' if networks is again else ''}:")
             print("\n".join(f"- {line}" for line in figures(variant, networks)))
-    print("\n".join(ablation_table(first)))
 
 
 def figures(variant: str, networks: Sequence[Network]) -> Iterator[str]:
@@ -638,46 +585,27 @@ def geometric(ratios: Iterator[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-def ablation_table(networks: Sequence[Network]) -> Iterator[str]:
-    """What each pass and each group of FP32 nodes gains: the plan with it, relative to the plan without."""
-    names = sorted({v for n in networks for v in n.rows if v.startswith((PASS, RULE))})
-    if not names:
-        return
-    yield "\n| the default plan with ... instead of without | in the plan of | acts on | latency: median, best, worst "
-    yield "| of the group's error: median, best, worst | right only with / without it | verdict |\n|---|---|---|---|---|---|---|"
-    for name in names:
-        there = [n for n in networks if name in n.rows and n.rows[name].get("exit") == 0]
-        acting = [n for n in there if not _same(n, name)]
-        both = [n for n in acting if n.valid("rules") and n.valid(name)]
-        latency = sorted((n.us("rules") or 1) / (n.us(name) or 1) for n in both)
-        error = sorted(max(n.error("rules") or 0, 1e-9) / max(n.error(name) or 0, 1e-9) for n in both)
-        needed = [n.name for n in acting if n.valid("rules") and not n.valid(name)]
-        harmful = [n.name for n in acting if n.valid(name) and not n.valid("rules")]
-        cost = [n.name for n in both if (n.us("rules") or 0) > 1.01 * (n.us(name) or 0) + NOISE_US]
-        pays = [
-            n.name
-            for n in both
-            if (n.us("rules") or 0) < 0.98 * (n.us(name) or 0) - NOISE_US
-            or 1.3 * (n.error("rules") or 0) <= (n.error(name) or 0)
-        ]
-        verdict = (
-            f"costs on {len(cost)} ({' '.join(cost)}), pays on {len(pays) + len(needed)} ({' '.join(pays)})"
-        )
-        yield (
-            f"| {name.removeprefix('no-')} | {len(there)} | {len(acting)} | {spread(latency)} | {spread(error)} "
-            f"| {' '.join(needed) or 0} / {' '.join(harmful) or 0} | {verdict} |"
+def score(arguments: argparse.Namespace) -> None:
+    """A line for each network without a GPU: errors by emulation on the held samples, and what is in FP32."""
+    print(
+        "| network | FP32 (TF32) | largest | plain FP16 | `fix` | float nodes in FP32 |\n|---|---|---|---|---|---|"
+    )
+    for one in read(arguments.folders, arguments.half):
+        rows = one.get("variants", {})
+        nodes = rows.get("fix", {}).get("fp32", {})
+        kinds = ", ".join(f"{n} {op}" for op, n in Counter(nodes).most_common())
+        cells = [_error(rows.get(variant, {})) for variant in ("plain", "fix")]
+        cells = [f"{one.get('tf32_error', 0):.1e}", f"{one.get('largest', 0):.0f}", *cells]
+        print(
+            f"| {one['name']} | {' | '.join(cells)} | {sum(nodes.values())}: {kinds} | {one.get('note', '')}"
         )
 
 
-def _same(network: Network, variant: str) -> bool:
-    """True if a variant has the graph of the rules' plan."""
-    names = [network.rows[v].get("same_as") or file_name(v) for v in ("rules", variant)]
-    return names[0] == names[1]
-
-
-def spread(values: Sequence[float]) -> str:
-    """Median, least and largest."""
-    return f"{float(np.median(values)):.3f}, {values[0]:.3f}, {values[-1]:.3f}" if values else ""
+def _error(row: Mapping[str, Any]) -> str:
+    if "held" not in row:
+        return str(row.get("problem", "none"))[:60]
+    error = "not finite" if row["held"] is None else f"{row['held']:.1e}"
+    return error if row["held_passed"] else f"{error} (no)"
 
 
 def main() -> None:
@@ -700,7 +628,6 @@ def main() -> None:
     start.add_argument("work", type=Path)
     start.add_argument("names", nargs="*")
     start.add_argument("--seconds", type=float, default=math.inf)
-    start.add_argument("--ablate", action="store_true")
     start.add_argument("--fix-gpu", action="store_true")
     start.add_argument("--no-gpu", action="store_true", help="build and run nothing on a GPU")
     start.add_argument("--package", type=Path, default=ROOT, help="checkout whose rewriter is measured")
@@ -709,13 +636,13 @@ def main() -> None:
     start.add_argument("--jobs", type=int, default=14, help="processes on the CPU")
     start.add_argument("--measure-jobs", type=int, default=2, help="load engines at a time; one times")
     start.add_argument("--gpu-jobs", type=int, default=4, help="`fix` with the GPU at a time")
-    rows = commands.add_parser("table")
-    rows.add_argument("folders", type=Path, nargs="+")
+    for name in ("table", "score"):
+        commands.add_parser(name).add_argument("folders", type=Path, nargs="+")
     arguments = parser.parse_args()
     if arguments.command == "draw":
         print("\n".join(f"{half_of(name)} {name}" for name in drawn(arguments)))
     else:
-        {"run": run, "table": table}[arguments.command](arguments)
+        {"run": run, "table": table, "score": score}[arguments.command](arguments)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,12 @@ def series(length: int, channels: int) -> Feeds:
     seasons = [np.sin(2 * np.pi * time / draw.uniform(8, 60, channels)) for _ in range(SAMPLES)]
     walks = [np.cumsum(draw.normal(0, 0.1, (length, channels)), 0) for _ in range(SAMPLES)]
     return [{"x": (5 + s * 2 + w)[None].astype(np.float32)} for s, w in zip(seasons, walks, strict=True)]
+
+
+def forecasts() -> Feeds:
+    """What TimesFM's decoder takes: a series of 512 steps, which of them are padding, and the frequency's class."""
+    rest = {"padding": np.zeros((1, 512), np.int64), "frequency": np.zeros((1, 1), np.int64)}
+    return [{"x": one["x"][:, :, 0], **rest} for one in series(512, 1)]
 
 
 def noise(**shapes: tuple[int, ...]) -> Feeds:
@@ -323,8 +330,15 @@ def _text(model: str, config: str, **fields: Any) -> Entry:
     return Entry(model, config, lambda: tokens(96), TEXT | fields, inputs=MASKED)
 
 
-def _causal(model: str, config: str, fields: dict[str, Any] = CAUSAL, **more: Any) -> Entry:
-    return Entry(model, config, lambda: tokens(96, mask=False), fields | more, inputs=IDS)
+def _causal(
+    model: str,
+    config: str,
+    fields: dict[str, Any] = CAUSAL,
+    outputs: Names = HIDDEN,
+    length: int = 96,
+    **more: Any,
+) -> Entry:
+    return Entry(model, config, lambda: tokens(length, mask=False), fields | more, outputs, IDS)
 
 
 def _image(model: str, config: str, size: int = 224, outputs: Names = HIDDEN, **f: Any) -> Entry:
@@ -335,6 +349,7 @@ def _speech(model: str, config: str, **fields: Any) -> Entry:
     return Entry(model, config, waves, ENCODER | FRONT | fields)
 
 
+T5 = {"d_model": 384, "d_ff": 1024, "num_layers": 6, "num_heads": 6, "vocab_size": 16000, "use_cache": False}
 GPT2 = {"n_embd": 512, "n_layer": 6, "n_head": 8, "vocab_size": 16000, "use_cache": False}
 SMALL_CONVS = {"depths": [2, 2, 4, 2], "hidden_sizes": [48, 96, 192, 384]}
 
@@ -350,13 +365,7 @@ TRANSFORMERS = {
     "esm": _text("EsmModel", "EsmConfig", position_embedding_type="rotary", pad_token_id=1, mask_token_id=2),
     "eurobert": _text("EuroBertModel", "EuroBertConfig", pad_token_id=0),
     "mobilebert": _text("MobileBertModel", "MobileBertConfig", hidden_size=256, num_attention_heads=4, intermediate_size=512),
-    "t5_encoder": Entry(
-        "T5EncoderModel",
-        "T5Config",
-        lambda: tokens(96),
-        {"d_model": 384, "d_ff": 1024, "num_layers": 6, "num_heads": 6, "vocab_size": 16000, "use_cache": False},
-        inputs=MASKED,
-    ),
+    "t5_encoder": Entry("T5EncoderModel", "T5Config", lambda: tokens(96), T5, inputs=MASKED),
     "gpt2": _causal("GPT2Model", "GPT2Config", GPT2),
     "gpt_neox": _causal("GPTNeoXModel", "GPTNeoXConfig"),
     "llama": _causal("LlamaModel", "LlamaConfig"),
@@ -401,6 +410,23 @@ EXTRAS: dict[str, Entry | tuple[Callable[[], nn.Module], Callable[[], Feeds]]] =
     "speaker_lstm": (Speaker, lambda: mels(40, 160, False)),
 }  # fmt: skip
 
+SCORED = {
+    "bark": _causal("BarkSemanticModel", "BarkSemanticConfig", {"hidden_size": 512, "num_layers": 6, "num_heads": 8, "input_vocab_size": 16000, "output_vocab_size": 4096, "block_size": 256, "use_cache": False}, outputs=LOGITS),
+    "chronos": Entry("T5EncoderModel", "T5Config", lambda: noise(x=(1, 33, 256)), {"d_model": 256, "d_ff": 1024, "num_layers": 4, "num_heads": 4, "vocab_size": 2}, inputs=("inputs_embeds",)),
+    "mamba": _causal("MambaModel", "MambaConfig", {"hidden_size": 384, "num_hidden_layers": 4, "vocab_size": 16000, "use_cache": False}, length=32),
+    "mixtral": _causal("MixtralModel", "MixtralConfig", num_local_experts=4, experts_implementation="batched_mm"),
+    "modernbert": _text("ModernBertModel", "ModernBertConfig", pad_token_id=0),
+    "qwen2_5_vl_text": _causal("Qwen2_5_VLTextModel", "Qwen2_5_VLTextConfig", rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]}),
+    "qwen3_vl_text": _causal("Qwen3VLTextModel", "Qwen3VLTextConfig", HEADED, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [12, 10, 10]}),
+    "rwkv": _causal("RwkvModel", "RwkvConfig", {"hidden_size": 384, "num_hidden_layers": 4, "vocab_size": 16000, "context_length": 128, "use_cache": False}, length=32),
+    "sam3_vit": _image("Sam3ViTModel", "Sam3ViTConfig", 224, **ENCODER, image_size=224, pretrain_image_size=224, patch_size=16, window_size=7, global_attn_indexes=[2, 5]),
+    "stablelm_head": _causal("StableLmForCausalLM", "StableLmConfig", outputs=LOGITS),
+    "t5_gated": Entry("T5EncoderModel", "T5Config", lambda: tokens(96), T5 | {"feed_forward_proj": "gated-gelu"}, inputs=MASKED),
+    "timesfm": Entry("TimesFmModel", "TimesFmConfig", forecasts, {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "head_dim": 64, "intermediate_size": 384}, inputs=("past_values", "past_values_padding", "freq")),
+    "umt5": Entry("UMT5EncoderModel", "UMT5Config", lambda: tokens(96), T5 | {"feed_forward_proj": "gated-gelu"}, inputs=MASKED),
+}  # fmt: skip
+"""Classes of the checkpoints that NVIDIA's TensorRT-Model-Connect runs in FP32, or with layers in FP32; never drawn."""
+
 
 class Outputs(nn.Module):
     """A model that returns the tensors of these names alone."""
@@ -439,7 +465,7 @@ def _class(library: Any, entry: Entry) -> Any:
 def network(name: str) -> tuple[nn.Module, Feeds]:
     """The network of a name with the weights of its initialisation, and its samples."""
     torch.manual_seed(digest(name) % 2**31)
-    entry = EXTRAS.get(name) or TRANSFORMERS.get(name)
+    entry = EXTRAS.get(name) or TRANSFORMERS.get(name) or SCORED.get(name)
     if isinstance(entry, Entry):
         return _of_transformers(name, entry), entry.feeds()
     if entry is not None:
@@ -631,13 +657,153 @@ def _floats(value: Any) -> Iterator[torch.Tensor]:
             yield from _floats(one)
 
 
+# -- outliers --------------------------------------------------------------------------------------
+
+OUTLIERS = "+outliers"
+"""End of the name of a network with outliers."""
+
+SYSTEMATIC, MASSIVE, BEYOND = 60.0, (3e3, -1e3), 1e5
+"""Six channels of all tokens (Dettmers et al. 2022, "LLM.int8()"); two of the first or class token (Sun et al. 2024,
+"Massive Activations in Large Language Models"); a feed-forward layer of T5 at that token, where FP16 ends at 65504."""
+
+FIRST_TOKEN = ("cls_token", "embed_positions", "position_embeddings")
+EMBEDDING_NORMS = ("word_embeddings_layernorm", "embeddings.norm", "pre_ln")
+
+
+def outliers(model: nn.Module, feeds: Feeds) -> dict[str, float]:
+    """Puts the outliers of trained networks into the residual stream, by weights alone; returns what they measure.
+
+    Systematic ones come from a bias of the first block, massive ones from what embeds the first token. Then weights
+    become what training makes of them: norms give ordinary channels the scale that they had, a linear layer reads the
+    outliers a third as strongly as all others together, and the last norm takes the outliers out again.
+    """
+    for name, module in model.named_modules():
+        if name.endswith("SelfAttention.q"):
+            module.weight.data /= 8  # T5's attention scales nothing: trained weights do
+    norms = {
+        module: name
+        for name, module in model.named_modules()
+        if "Norm" in type(module).__name__ and getattr(getattr(module, "weight", None), "ndim", 0) == 1
+    }
+    width = Counter(len(module.weight) for module in norms).most_common(1)[0][0]
+    order = torch.randperm(width, generator=torch.Generator().manual_seed(0))
+    hot, six = order[:2], order[2 : 2 + min(6, width // 40)]
+    scales: dict[nn.Module, float] = {}
+    _before(model, norms, feeds, lambda norm, x: scales.update({norm: _scale(x)}))
+    readers = [m for m in model.modules() if _columns(m) is not None and len(_columns(m)) == width]
+    blocks = max((m for m in model.modules() if isinstance(m, nn.ModuleList)), key=len)
+    _systematic(blocks[0], six, width)
+    _massive(model, feeds, hot, [m for m, name in norms.items() if name.endswith(EMBEDDING_NORMS)])
+    beyond = _beyond(blocks, hot, width) if "T5" in type(blocks[0]).__name__ else None
+    last = list(scales)[-1]
+
+    def trained(module: nn.Module, x: torch.Tensor) -> None:
+        middle = x[1:].abs().median()
+        levels = [(six, x[1:, six].abs().mean(0)), (hot, x[0, hot].abs())] if x.shape[-1] == width else []
+        there = [(channels, level) for channels, level in levels if level.min() > 10 * middle]
+        if module is beyond:
+            module.weight.data[hot[0], 0] = BEYOND / float(x[0, 0])
+        elif module not in norms:
+            for channels, level in there:
+                _columns(module)[channels] *= (middle * (width / len(channels)) ** 0.5 / (3 * level))[:, None]
+        elif there and there[0][0] is six:
+            module.weight.data *= _scale(x) / scales[module]
+            if module is last:
+                module.weight.data[order[: 2 + len(six)]] /= SYSTEMATIC
+
+    _before(model, [*norms, *readers, *([beyond] if beyond else [])], feeds, trained)
+    stream = [0.0]
+    _before(model, norms, feeds, lambda _, x: stream.append(float(x.abs().max())))
+    return {"largest": max(stream), "tf32_error": tf32_error(model, feeds[-1])}
+
+
+def _before(
+    model: nn.Module, modules: Any, feeds: Feeds, look: Callable[[nn.Module, torch.Tensor], Any]
+) -> None:
+    """Runs the first sample, and looks at the input of each of these modules, tokens by channels, just before it."""
+    hooks = [
+        m.register_forward_pre_hook(lambda own, args: look(own, args[0].reshape(-1, args[0].shape[-1])))
+        for m in modules
+    ]
+    with torch.no_grad():
+        model(*map(torch.from_numpy, feeds[0].values()))
+    for hook in hooks:
+        hook.remove()
+
+
+def _scale(x: torch.Tensor) -> float:
+    """Of the tokens but the first."""
+    return float(x[1:].square().mean().sqrt())
+
+
+def _columns(module: nn.Module) -> Any:
+    """The weight of a linear layer, input channels first; a view."""
+    if isinstance(module, nn.Linear):
+        return module.weight.data.T
+    return module.weight.data if type(module).__name__ == "Conv1D" else None
+
+
+def _systematic(block: nn.Module, six: torch.Tensor, width: int) -> None:
+    last = [m for m in block.modules() if (columns := _columns(m)) is not None and columns.shape[1] == width][
+        -1
+    ]
+    if last.bias is None:
+        last.bias = nn.Parameter(torch.zeros(width))
+    last.bias.data[six] = SYSTEMATIC * torch.linspace(1, 1.5, len(six)) * (-1) ** torch.arange(len(six))
+
+
+def _massive(model: nn.Module, feeds: Feeds, hot: torch.Tensor, norms: Sequence[nn.Module]) -> None:
+    """Two channels of the first token, which is 0 in texts; 0 in the other embeddings."""
+    for name, parameter in model.named_parameters():
+        rows = parameter.data.reshape(-1, parameter.shape[-1])
+        if name.endswith(
+            (
+                "embed_tokens.weight",
+                "wte.weight",
+                "word_embeddings.weight",
+                "tok_embeddings.weight",
+                "embeddings.weight",
+                "embed_in.weight",
+                "input_embeds_layer.weight",
+                "shared.weight",
+            )
+        ):
+            rows[1:, hot] = 0
+            rows[0, hot] = torch.tensor(MASSIVE)
+            for norm in norms:
+                norm.weight.data[hot] *= abs(MASSIVE[0]) / len(norm.weight) ** 0.5
+        elif any(end in name for end in FIRST_TOKEN):
+            rows[0, hot] = torch.tensor(MASSIVE)
+    for one in feeds:
+        if "ids" in one:
+            one["ids"][:, 0] = 0
+
+
+def _beyond(blocks: nn.ModuleList, hot: torch.Tensor, width: int) -> nn.Module:
+    """Gives a feed-forward layer of T5 a channel that the massive activation alone opens; returns the layer after it."""
+    for block in blocks[:3]:
+        for module in block.modules():
+            if isinstance(module, nn.Linear) and module.out_features == width:
+                module.weight.data[hot] = 0
+    layer = blocks[2].layer[-1].DenseReluDense
+    for name in ("wi", "wi_0", "wi_1"):
+        if module := getattr(layer, name, None):
+            module.weight.data[0] = 0
+            module.weight.data[0, hot[0]] = 1
+    layer.wo.weight.data[:, 0] = 0
+    wo: nn.Module = layer.wo
+    return wo
+
+
 # -- export ----------------------------------------------------------------------------------------
 
 
 def export(name: str, folder: Path) -> dict[str, Any]:
     """Writes the network and its samples; returns which exporter wrote it, and sizes."""
+    name, with_outliers = name.removesuffix(OUTLIERS), name.endswith(OUTLIERS)
     model, feeds = network(name)
     model = settled(model, feeds, digest(name) % 2**31)
+    measures = outliers(model, feeds) if with_outliers else {}
     if isinstance(model, Decoder):
         model.heat()
     for number, sample in enumerate(feeds):
@@ -653,7 +819,7 @@ def export(name: str, folder: Path) -> dict[str, Any]:
             said.append(f"{exporter}: {type(error).__name__}: {str(error)[:150]}")
             continue
         parameters = sum(p.numel() for p in model.parameters())
-        return {"exporter": exporter, "parameters": parameters, "failed": said}
+        return {"exporter": exporter, "parameters": parameters, "failed": said, **measures}
     raise ValueError("; ".join(said))
 
 

@@ -1,10 +1,9 @@
-"""`rewriter fix` on networks with trained weights, without a GPU, and what `rewriter verify` says of its file with the same data.
+"""`rewriter fix` on networks with trained weights, without a GPU, then `rewriter verify` of its file with the same data.
 
-    python benchmarks/trained_cpu.py FOLDER FIXED OUT.json [NAME ...]
+    python benchmarks/trained_cpu.py FOLDER OUT.json [NAME ...]
 
-FOLDER is that of benchmarks/trained_inputs.py; the tool gets NAME/tool. Fixed models go to FIXED, for
-benchmarks/trained_results.py. OUT.json keeps what it has of other parts: each network's results go under "cpu".
-TensorRT-RTX builds without a GPU, so "builds" is real there; errors are emulated, and no latency is known.
+FOLDER is that of benchmarks/trained_inputs.py. OUT.json keeps what it has of other parts: each network's results go under
+"cpu". TensorRT-RTX builds without a GPU, so "build" is real there; errors are emulated, and no latency is known.
 """
 
 from __future__ import annotations
@@ -31,17 +30,18 @@ def run(command: str, *files: Path, samples: Path, report: Path) -> dict[str, An
     return row | {"mb": used.ru_maxrss // 1024}
 
 
-def fix_and_verify(model: Path, fixed: Path) -> dict[str, Any]:
+def fix_and_verify(folder: Path) -> dict[str, Any]:
     """`fix`, then `verify` of its file; "verify" has the verdict and the number of the second alone."""
-    samples, report, again = (
-        model.with_suffix("") / "tool",
-        fixed.with_suffix(".json"),
-        fixed.with_suffix(".verify.json"),
-    )
+    model, fixed, samples = folder / "model.onnx", folder / "cpu.onnx", folder / "inputs"
+    report, again = folder / "cpu.json", folder / "cpu.verify.json"
     row = run("fix", model, Path("-o"), fixed, samples=samples, report=report)
     if not report.exists():
         return row
-    row |= verdict(report)
+    found = json.loads(report.read_text())
+    row |= {"ending": found["ending"], "limit": found["conclusion"]["limit"]}
+    row |= {"checks": {check["name"]: check["passed"] for check in found["checks"]}}
+    row |= {"fp32_nodes": len(found["plan"]["fp32"]) if found["plan"] else None}
+    row |= {"error": largest(found["checks"])}
     run("verify", model, fixed, samples=samples, report=again)
     if again.exists():
         found = json.loads(again.read_text())
@@ -55,29 +55,15 @@ def largest(checks: list[dict[str, Any]]) -> float | None:
     return max((output["relative_l2"] for check in judged for output in check["outputs"]), default=None)
 
 
-def verdict(report: Path) -> dict[str, Any]:
-    """The ending and the checks, from the report."""
-    found = json.loads(report.read_text())
-    conclusion, checks = found["conclusion"], {one["name"]: one for one in found["checks"]}
-    return {
-        "ending": conclusion["kind"],
-        "limit": conclusion["limit"],
-        "checks": {name: one["passed"] for name, one in checks.items()},
-        "fp32_nodes": len(found["plan"]["fp32"]) if found["plan"] else None,
-        "error": largest(found["checks"]),
-    }
-
-
-def main(folder: Path, fixed: Path, out: Path, names: list[str]) -> None:
-    fixed.mkdir(exist_ok=True)
-    for model in sorted(folder.glob("*.onnx")):
-        if not names or model.stem in names:
-            row = fix_and_verify(model, fixed / model.name)
+def main(folder: Path, out: Path, names: list[str]) -> None:
+    for model in sorted(folder.glob("*/model.onnx")):
+        if (name := model.parent.name) in (names or [name]):
+            row = fix_and_verify(model.parent)
             found = json.loads(out.read_text()) if out.exists() else {}
-            found.setdefault(model.stem, {})["cpu"] = row
+            found.setdefault(name, {})["cpu"] = row
             out.write_text(json.dumps(found, indent=1) + "\n")
-            print(model.stem, row, flush=True)
+            print(name, row, flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

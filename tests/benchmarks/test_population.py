@@ -10,30 +10,13 @@ import onnx
 import pytest
 from onnx import parser
 
-from benchmarks.comparison import read_json, write_json
-from benchmarks.population import (
-    ALL_FREE,
-    LONG,
-    Work,
-    ablations,
-    expect,
-    file_name,
-    measure_network,
-    options,
-    table,
-    without,
-)
+from benchmarks.comparison import last_words, read_json, write_json
+from benchmarks.population import Work, expect, measure_network, score, table
 
 NET = """
 <ir_version: 8, opset_import: ["" : 17]>
 net (float[1, 4] x) => (float[1, 4] y) <float[4, 4] w> { a = MatMul(x, w) y = Relu(a) }
 """
-
-FP32 = [
-    {"node": "a", "rule": "epilogue", "op": "Add"},
-    {"node": "b", "rule": "softmax", "op": "Softmax"},
-    {"node": "c", "rule": "overflow", "op": "Exp"},
-]
 
 
 @pytest.fixture
@@ -73,8 +56,6 @@ def test_the_table_compares_with_the_faster_valid_rival(
         "autocast": {"us": 90.0, "error": 1.0},
         "plain": {"us": 100.0, "error": 2e-3},
         "fix": {"us": 110.0, "error": 1e-3},
-        "rules": {"us": 99.0, "error": 1e-3, "exit": 0},
-        "no-pass rescale": {"us": 50.0, "error": 1e-3, "exit": 0},
     }
     write_json(tmp_path / "net.json", {"name": "net", "stages": [], "variants": rows})
     table(argparse.Namespace(folders=[tmp_path], half="judging"))
@@ -82,7 +63,6 @@ def test_the_table_compares_with_the_faster_valid_rival(
     assert "| 90.0, 1.0e+00 WRONG | 100.0, 2.0e-03 |" in text
     assert "1.100 of plain's latency, 0.500 of its error, on 1 where both are valid" in text
     assert "within 1.05x on 0 of 1; not on net" in text
-    assert "| pass rescale | 1 | 1 | 1.980, 1.980, 1.980 |" in text
     write_json(tmp_path / "all", {"net": read_json(tmp_path / "net.json")})
     table(argparse.Namespace(folders=[tmp_path / "all"], half="judging"))
     assert capsys.readouterr().out == text
@@ -90,37 +70,48 @@ def test_the_table_compares_with_the_faster_valid_rival(
     assert "net" not in capsys.readouterr().out.splitlines()[2:]
 
 
-def test_names_of_files_are_short_and_distinct() -> None:
-    longest = ["--skip " + " ".join([*["a-pass"] * 40, end]) for end in "ab"]
-    names = {file_name(text) for text in longest}
-    assert len(names) == 2
-    assert max(map(len, names)) < LONG + 10
-    assert file_name("--skip a/b") == "--skip a_b"
-
-
-def test_the_default_plan_is_taken_apart(tmp_path: Path) -> None:
-    (tmp_path / "rules.onnx").touch()
-    write_json(tmp_path / "rules.plan", {"fp32": FP32})
-    passes = [{"name": name, "changes": n} for name, n in (("rescale", 2), ("simplify", 3), ("fuse-gelu", 0))]
-    write_json(tmp_path / "rules.report.json", {"passes": passes})
-    groups = ["no-fp32 epilogue elementwise", "no-fp32 overflow", "no-fp32 softmax Softmax"]
-    assert ablations(tmp_path) == ["no-pass rescale", *groups, ALL_FREE]
-    left = {name: "".join(one["node"] for one in without({"fp32": FP32}, name)["fp32"]) for name in groups}
-    assert list(left.values()) == ["bc", "ab", "ac"]
-    assert [one["node"] for one in without({"fp32": FP32}, ALL_FREE)["fp32"]] == ["c"]
-    plan = Path(options(tmp_path, groups[1])[-1])
-    assert [one["node"] for one in read_json(plan)["fp32"]] == ["a", "b"]
+def test_without_a_gpu_networks_are_scored_by_emulation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {
+        "plain": {"held": None, "held_passed": False, "fp32": {}},
+        "fix": {"held": 2e-3, "held_passed": True, "fp32": {"Add": 1, "Mul": 3}},
+    }
+    measures = {"tf32_error": 1e-3, "largest": 3000.0}
+    write_json(tmp_path / "net.json", {"name": "net", "stages": [], "variants": rows, **measures})
+    failed = {"name": "other", "stages": ["failed"], "note": "no export"}
+    write_json(tmp_path / "other.json", failed)
+    score(argparse.Namespace(folders=[tmp_path], half=None))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "| net | 1.0e-03 | 3000 | not finite (no) | 2.0e-03 | 4: 3 Mul, 1 Add | "
+    assert lines[3].endswith("| no export")
 
 
 def test_a_network_is_exported_first_and_then_made_and_built(folder: Path) -> None:
-    work = Work(
-        folder.parent, Path.cwd(), ablate=False, fix_gpu=False, gpu=False, done={}, variants=("plain",)
-    )
+    work = Work(folder.parent, Path.cwd(), fix_gpu=False, gpu=False, done={}, variants=("plain",))
     name = folder.name
     assert [job.step for job in work.jobs(name)] == ["export"]
     write_json(folder / "export.json", {"exit_code": 0})
     assert [job.step for job in work.jobs(name)] == ["tool plain"]
     write_json(folder / "tool plain.json", {"exit_code": 0})
-    assert [job.step for job in work.jobs(name)] == ["build plain"]
-    write_json(folder / "build plain.json", {"exit_code": 0})
+    assert [job.step for job in work.jobs(name)] == ["build plain", "verify plain"]
+    for step in ("build", "verify"):
+        write_json(folder / f"{step} plain.json", {"exit_code": 0})
     assert work.jobs(name) == []
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    write_json(file, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(file, {"a": object()})
+    assert file.read_text() == '{\n "a": 1\n}\n'
+
+
+def test_the_last_words_of_a_failed_command_are_its_note(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"started\nerror: {tmp_path}/x.onnx is no model\nwhat to do: export it again\n")
+    assert last_words(log, 2) == "error: x.onnx is no model"
+    assert last_words(log, 0) == ""
+    log.write_text("")
+    assert last_words(log, -9) == "exit code -9"
