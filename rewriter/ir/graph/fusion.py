@@ -1,25 +1,24 @@
 """Which nodes TensorRT computes in one kernel, as far as types and results depend on it.
 
 A kernel begins with a product or a convolution, and computes what follows it elementwise, too. With an FP32
-epilogue, a product of FP16 operands sums in FP32: `has_fp32_epilogue` says when, `products_taken_over` where
-the kernel of a norm or Transpose takes the epilogue from it (docs/accuracy.md#norms-and-transposes).
+epilogue, a product of FP16 operands sums in FP32: `has_fp32_epilogue` says when.
 
 The same rules serve graphs without types, before a plan, and graphs with types. `Dataflow` is what they need
 of either. A graph without types looks through Casts between floats (`rewriter.hazards.Survey`); in a graph
-with types (`TypedGraph`) Casts are nodes, and FP32 readers are those that read a Cast.
+with types (`rewriter.runtime.emulation.product_sums`) Casts are nodes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
-from rewriter.ir.graph import GraphView, attribute, casts_to, is_op
+from rewriter.ir.graph import GraphView, attribute, is_op
 from rewriter.ir.graph.ops import (
     CONVOLUTIONS,
     ELEMENTWISE,
@@ -220,70 +219,3 @@ def elementwise_after(flow: Dataflow, tensor: str, stop: Test = _nothing) -> lis
                 stack.extend(reader.output)
     alone = all(id(reader) in kept for _, reader in flow.readers(tensor))
     return list(kept.values()) if alone and not flow.is_output(tensor) else []
-
-
-class TypedGraph(GraphView):
-    """One graph that has its types: Casts are nodes of it."""
-
-    def source(self, tensor: str) -> str:
-        return tensor
-
-    def is_constant(self, tensor: str) -> bool:
-        return self.is_initializer(tensor) or is_op(self.producer(tensor), "Constant")
-
-    def readers(self, tensor: str) -> list[tuple[str, NodeProto]]:
-        return [(tensor, node) for node in self.consumers(tensor)]
-
-    def widened(self, node: NodeProto) -> list[str]:
-        """The results of Casts to FP32, if they alone read what the node computes; else none."""
-        name = node.output[0]
-        casts = [] if self.is_output(name) else self.consumers(name)
-        widens = all(casts_to(cast, TensorProto.FLOAT) for cast in casts)
-        return [cast.output[0] for cast in casts] if widens else []
-
-    def fp32_readers(self, names: Iterable[str]) -> Iterator[tuple[str, NodeProto]]:
-        """The readers of tensors, seen through Split."""
-        for name in names:
-            for reader in self.consumers(name):
-                if reader.op_type == "Split":
-                    yield from self.fp32_readers(reader.output)
-                else:
-                    yield name, reader
-
-    def products_taken_over(self) -> set[str]:
-        """The products whose FP32 epilogue the kernel of a norm or Transpose computes: they sum in FP16."""
-        results = kernel_results(self.nodes, lambda n: n.op_type in PRODUCTS, self._continues_in_fp32)
-        taken = set()
-        for node in self.nodes:
-            fed = [results[name] for name in node.input if name in results]
-            ends = results.keys().isdisjoint(node.output) and self._outputs.isdisjoint(node.input)
-            if fed and ends and self._takes(node):
-                taken.add(self.nodes[max(fed)].output[0])
-        return taken
-
-    def _takes(self, node: NodeProto) -> bool:
-        """True if the node's kernel computes the elementwise operators before it: a norm's, a Transpose's.
-
-        A Transpose does so if it alone reads them and needs no view of the product, which has two axes.
-        """
-        if node.op_type != "Transpose":
-            return reduces(node)
-        shape = self.shape(node.input[0])
-        flat = shape is not None and all(d == 1 for d in shape[:-2])
-        return flat and self.only_consumer(node.input[0]) is node
-
-    def _continues_in_fp32(self, node: NodeProto) -> bool:
-        """True if no kernel ends at the node: elementwise, a Split, and some Casts.
-
-        Those are a Cast to FP32, and one to FP16 that Casts back alone read. A Cast to FP16 for a norm or
-        Transpose is one, too, if nothing else reads the FP32 tensor.
-        """
-        if node.op_type == "Split" or node.op_type in ELEMENTWISE:
-            return True
-        if not casts_to(node, TensorProto.FLOAT16):
-            return casts_to(node, TensorProto.FLOAT)
-        readers = self.consumers(node.output[0])
-        if readers and all(casts_to(reader, TensorProto.FLOAT) for reader in readers):
-            return True
-        alone = self.only_consumer(node.input[0]) is node
-        return alone and all(reader.op_type in ROW_NORMS | {"Transpose"} for reader in readers)

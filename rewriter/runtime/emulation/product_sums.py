@@ -6,22 +6,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.ir.graph import casts_to
+from rewriter.ir.graph import GraphView, casts_to, is_op
 from rewriter.ir.graph.fusion import (
-    TypedGraph,
     has_fp32_epilogue,
+    kernel_results,
     multiplies_computed,
     projected,
+    reduces,
     stands_alone,
 )
-from rewriter.ir.graph.ops import PRODUCTS, SCALING
+from rewriter.ir.graph.ops import ELEMENTWISE, PRODUCTS, ROW_NORMS, SCALING
 from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.model.facts import Facts
+
+
+class TypedGraph(GraphView):
+    """One graph that has its types: Casts are nodes of it, and FP32 readers are those that read a Cast."""
+
+    def source(self, tensor: str) -> str:
+        return tensor
+
+    def is_constant(self, tensor: str) -> bool:
+        return self.is_initializer(tensor) or is_op(self.producer(tensor), "Constant")
+
+    def readers(self, tensor: str) -> list[tuple[str, NodeProto]]:
+        return [(tensor, node) for node in self.consumers(tensor)]
+
+    def widened(self, node: NodeProto) -> list[str]:
+        """The results of Casts to FP32, if they alone read what the node computes; else none."""
+        name = node.output[0]
+        casts = [] if self.is_output(name) else self.consumers(name)
+        widens = all(casts_to(cast, TensorProto.FLOAT) for cast in casts)
+        return [cast.output[0] for cast in casts] if widens else []
+
+    def fp32_readers(self, names: Iterable[str]) -> Iterator[tuple[str, NodeProto]]:
+        """The readers of tensors, seen through Split."""
+        for name in names:
+            for reader in self.consumers(name):
+                if reader.op_type == "Split":
+                    yield from self.fp32_readers(reader.output)
+                else:
+                    yield name, reader
+
+    def products_taken_over(self) -> set[str]:
+        """The products whose FP32 epilogue the kernel of a norm or Transpose computes: they sum in FP16.
+
+        docs/accuracy.md#norms-and-transposes has the measurements.
+        """
+        results = kernel_results(self.nodes, lambda n: n.op_type in PRODUCTS, self._continues_in_fp32)
+        taken = set()
+        for node in self.nodes:
+            fed = [results[name] for name in node.input if name in results]
+            ends = results.keys().isdisjoint(node.output) and self._outputs.isdisjoint(node.input)
+            if fed and ends and self._takes(node):
+                taken.add(self.nodes[max(fed)].output[0])
+        return taken
+
+    def _takes(self, node: NodeProto) -> bool:
+        """True if the node's kernel computes the elementwise operators before it: a norm's, a Transpose's.
+
+        A Transpose does so if it alone reads them and needs no view of the product, which has two axes.
+        """
+        if node.op_type != "Transpose":
+            return reduces(node)
+        shape = self.shape(node.input[0])
+        flat = shape is not None and all(d == 1 for d in shape[:-2])
+        return flat and self.only_consumer(node.input[0]) is node
+
+    def _continues_in_fp32(self, node: NodeProto) -> bool:
+        """True if no kernel ends at the node: elementwise, a Split, and some Casts.
+
+        Those are a Cast to FP32, and one to FP16 that Casts back alone read. A Cast to FP16 for a norm or
+        Transpose is one, too, if nothing else reads the FP32 tensor.
+        """
+        if node.op_type == "Split" or node.op_type in ELEMENTWISE:
+            return True
+        if not casts_to(node, TensorProto.FLOAT16):
+            return casts_to(node, TensorProto.FLOAT)
+        readers = self.consumers(node.output[0])
+        if readers and all(casts_to(reader, TensorProto.FLOAT) for reader in readers):
+            return True
+        alone = self.only_consumer(node.input[0]) is node
+        return alone and all(reader.op_type in ROW_NORMS | {"Transpose"} for reader in readers)
+
 
 Names = AbstractSet[tuple[int, str]]
 """Tensors, each as the index of its scope and its name."""
