@@ -25,7 +25,6 @@ ALONE = (
     "house/test_site.py",
     "house/test_troubleshooting.py",
     "report/test_page_in_browser.py",
-    "suites/test_light_install.py",
 )
 """Starts of ids within tests/: real libraries of hooks, the wheel, the site, commands of pages, the action,
 Chromium, and CONTRIBUTING.md followed in a copy of the project.

@@ -215,21 +215,19 @@ class TestInputs:
             check_extra("`report`", report, [folder / "m.onnx", folder / "samples"])
             report.write_text("{}")
 
-    IN_PLACE = ("fix --report", "fix --save-plan", "fix --json")
     COMMANDS = (
-        *(*IN_PLACE, "fix -o", "scan --json", "scan --sarif"),
-        *("scan --report", "verify --json", "verify --report", "locate --json", "locate --report"),
+        *("fix --in-place --report", "fix --in-place --save-plan", "fix --in-place --json", "fix -o"),
+        *("scan --json", "scan --sarif", "scan --report", "verify --json", "locate --report"),
     )
 
     @pytest.mark.parametrize("line", COMMANDS)
     @pytest.mark.parametrize("name", ["data.npz", "weights.data"])
     def test_every_command_asks_before_the_work(self, folder: Path, line: str, name: str) -> None:
-        command, flag = line.split()
+        command, *flags = line.split()
         before = (folder / name).read_bytes()
         models = [str(folder / "m.onnx")] * (1 if command in ("fix", "scan") else 2)
-        arguments = [command, *models, "--inputs", str(folder / "data.npz"), flag, str(folder / name)]
-        more = ["--in-place"] if line in self.IN_PLACE else []
-        outcome = CliRunner().invoke(cli.app, arguments + more)
+        arguments = [command, *models, "--inputs", str(folder / "data.npz"), *flags, str(folder / name)]
+        outcome = CliRunner().invoke(cli.app, arguments)
         assert (outcome.exit_code, "it would overwrite" in outcome.output) == (2, True), outcome.output
         assert (folder / name).read_bytes() == before
 

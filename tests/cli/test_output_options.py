@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from graphs import graph
 from typer.testing import CliRunner
@@ -92,11 +91,3 @@ def test_a_long_job_shows_that_it_is_alive_in_a_pipe(
         shown("probing with 80 models", 3, 80)
         time.sleep(0.4)
     assert "0 s: probing with 80 models, 3 of 80" in capsys.readouterr().err
-
-
-def test_a_fixed_model_is_noted_in_its_file(files: dict[str, str], tmp_path: Path) -> None:
-    written = tmp_path / "f.onnx"
-    done = CliRunner().invoke(app, ["fix", files["m"], "-o", str(written), "--no-build", "-q"])
-    assert not done.exit_code
-    keys = {entry.key for entry in onnx.load(written).metadata_props}
-    assert {"rewriter.version", "rewriter.verdict", "rewriter.source.sha256"} <= keys

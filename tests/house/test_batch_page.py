@@ -20,7 +20,6 @@ from nightly import NIGHTLY
 from paths import ROOT
 from typer.testing import CliRunner
 
-from rewriter.batch.models import listed
 from rewriter.batch.state import Ending
 from rewriter.cli import app
 from rewriter.ir.model import save
@@ -68,19 +67,6 @@ def test_a_command_of_the_page_runs(line: str, shelf: Path, monkeypatch: pytest.
     done = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
     assert done.exit_code == 0, done.output
     assert list((shelf / "fixed").rglob("*.onnx"))
-
-
-def test_the_manifest_of_the_page_is_read(tmp_path: Path) -> None:
-    (text,) = (block for language, block in BLOCKS if language == "toml")
-    (tmp_path / "models.toml").write_text(text)
-    (tmp_path / "detectors").mkdir()
-    for name in ("resnet", "detectors/a"):
-        save(graph(MODEL), tmp_path / f"{name}.onnx")
-    found = {one.name: one.options for one in listed(tmp_path / "models.toml", tmp_path / "out")}
-    assert found == {
-        "resnet.onnx": {"preset": "trt-fp16", "inputs": tmp_path / "resnet.npz"},
-        "detectors/a.onnx": {"preset": "trt-fp16", "keep_fp32_op": ("Softmax",), "tolerance": 1e-3},
-    }
 
 
 def test_every_verdict_is_explained() -> None:
