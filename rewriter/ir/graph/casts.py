@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.ir.graph import all_names, attribute, casts_floats, label, without_unread
+from rewriter.ir.graph import all_names, attribute, casts_floats, fresh_name, label, without_unread
 from rewriter.ir.graph.ops import CONTROL_FLOW, VALUE_PRESERVING
-from rewriter.ir.graph.typed_tensors import SharedNames, Tensors
+from rewriter.ir.graph.typed_tensors import Tensors
 from rewriter.ir.model import Model, holds_graphs, subgraphs
 from rewriter.ir.model.facts import Facts
 from rewriter.ir.model.schemas import (
@@ -75,8 +75,7 @@ def retype(model: Model, facts: Facts, request: TypeRequest) -> Model:
     wanted = [
         own.get(v.name) or request.outputs.get(v.name, v.type.tensor_type.elem_type) for v in graph.output
     ]
-    book = SharedNames(result, all_names(graph), request.tag, request.cast_bytes)
-    _Walk(facts, request, result.opsets, book).graph(graph, None, wanted)
+    _Walk(facts, request, result, all_names(graph)).graph(graph, None, wanted)
     return result
 
 
@@ -86,15 +85,16 @@ class _Walk:
 
     facts: Facts
     request: TypeRequest
-    opsets: Mapping[str, int]
-    shared: SharedNames
+    model: Model
+    names: set[str]
     opened: int = 0
 
     def graph(self, graph: GraphProto, parent: Tensors | None, output_types: Sequence[int]) -> None:
         """Retypes one graph; `output_types` are the element types of its outputs, in order."""
         scope = self.opened
         self.opened += 1
-        tensors = Tensors(self.shared, graph, self.facts.scopes[scope], parent)
+        shared = self.model, self.names, self.request.tag, self.request.cast_bytes
+        tensors = Tensors(*shared, graph, self.facts.scopes[scope], parent)
         outputs = zip(graph.output, output_types, strict=True)
         tensors.wanted = {v.name: dtype for v, dtype in outputs if tensors.is_float(v.name)}
         given = list(graph.node)
@@ -119,9 +119,9 @@ class _Walk:
         """Frees the names of the Casts that will be removed: the same new Casts then get the same names."""
         for node in nodes:
             if casts_floats(node, tensors.is_float):
-                self.shared.names.discard(node.name)
+                self.names.discard(node.name)
                 if node.output[0] not in tensors.wanted:
-                    self.shared.names.discard(node.output[0])
+                    self.names.discard(node.output[0])
 
     def _visit(self, tensors: Tensors, scope: int, node: NodeProto, detours: set[int]) -> None:
         if node.op_type == "Constant" and tensors.is_float(node.output[0]):
@@ -170,7 +170,7 @@ class _Walk:
         """None if the node must keep its types."""
         if any(name and not tensors.original_type(name) for name in (*node.input, *node.output)):
             return None
-        return type_rules(node, self.opsets, dtype)
+        return type_rules(node, self.model.opsets, dtype)
 
     def _read(self, tensors: Tensors, node: NodeProto, types: Sequence[int]) -> None:
         for index, (name, dtype) in enumerate(zip(node.input, types, strict=True)):
@@ -184,7 +184,7 @@ class _Walk:
             given = tensors.original_type(name) if name else 0
             lower = given in EXCHANGEABLE - {TensorProto.FLOAT} and (scope, name) not in self.request.exact
             if lower and node.op_type not in VALUE_PRESERVING:
-                node.output[index] = self.shared.fresh(f"{name}/exact")
+                node.output[index] = fresh_name(f"{name}/exact", self.names)
                 rounded.append((node.output[index], name, given))
         tensors.add(node, types)
         for exact, name, given in rounded:
@@ -209,7 +209,7 @@ class _Walk:
     def _border_type(self, tensors: Tensors, scope: int, node: NodeProto) -> int:
         """0 if the node keeps its types."""
         dtype = self.request.node_type(scope, node)
-        rules = type_rules(node, self.opsets, dtype) if node.op_type in CONTROL_FLOW else None
+        rules = type_rules(node, self.model.opsets, dtype) if node.op_type in CONTROL_FLOW else None
         if rules is None:
             return 0
         return dtype if rules.can_follow else TensorProto.FLOAT

@@ -6,7 +6,6 @@ one type. Consumers that need another one share a Cast of it; constants are conv
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,24 +17,6 @@ from rewriter.ir.model.facts import TensorFacts
 from rewriter.ir.model.graphs import reads, refill, rename_reads
 from rewriter.ir.model.schemas import EXCHANGEABLE, SHORT_NAMES, convert
 from rewriter.ir.model.tensors import release
-
-
-@dataclass
-class SharedNames:
-    """The weights and the names in use, which all graphs of a model share.
-
-    Attributes:
-        cast_bytes: Least size of a weight that a Cast widens in the graph; a smaller one is widened here.
-    """
-
-    model: Model
-    names: set[str]
-    tag: str = ""
-    cast_bytes: float = math.inf
-
-    def fresh(self, base: str) -> str:
-        """A name made of `base` that is unique in the model."""
-        return fresh_name(base, self.names)
 
 
 @dataclass(frozen=True)
@@ -53,11 +34,17 @@ class Tensors:
     """The tensors of one graph, and the new nodes so far.
 
     Attributes:
+        model, names: The weights, and the names in use, which all graphs of a model share.
+        tag: Name of the pass, for new Casts.
+        cast_bytes: Least size of a weight that a Cast widens in the graph; a smaller one is widened here.
         facts: Element types in the given model.
         wanted: Requested element type of each float output of the graph.
     """
 
-    shared: SharedNames
+    model: Model
+    names: set[str]
+    tag: str
+    cast_bytes: float
     graph: GraphProto
     facts: Mapping[str, TensorFacts]
     parent: Tensors | None
@@ -105,11 +92,11 @@ class Tensors:
         self._stored[name] = StoredTensor(name, dtype, self)
 
     def add_initializer(self, tensor: TensorProto) -> None:
-        name, dtype, weights = tensor.name, int(tensor.data_type), self.shared.model.weights
+        name, dtype, weights = tensor.name, int(tensor.data_type), self.model.weights
         tensor.name = self._own_name(name, dtype)
         if self.parent is None and name in weights:
             weights[tensor.name] = weights.pop(name)
-        self._constants[tensor.name] = lambda: self.shared.model.array(tensor)
+        self._constants[tensor.name] = lambda: self.model.array(tensor)
         self._store(name, StoredTensor(tensor.name, dtype, self, True))
 
     def add_constant(self, node: NodeProto) -> None:
@@ -178,7 +165,7 @@ class Tensors:
     # -- internals ---------------------------------------------------------------------------
 
     def _fresh(self, name: str, dtype: int) -> str:
-        return self.shared.fresh(f"{name}/{SHORT_NAMES[dtype]}")
+        return fresh_name(f"{name}/{SHORT_NAMES[dtype]}", self.names)
 
     def _own_name(self, name: str, dtype: int) -> str:
         """`name`, or a fresh one if it is a graph output of another requested type, which a Cast writes."""
@@ -195,9 +182,9 @@ class Tensors:
                 self._casts.setdefault((stored.name, dtype), name)
 
     def _in_type(self, stored: StoredTensor, dtype: int) -> str:
-        weight = self.shared.model.weights.get(stored.name) if self.parent is None else None
+        weight = self.model.weights.get(stored.name) if self.parent is None else None
         # a large weight is widened by a Cast, in each run
-        large = weight is not None and weight.nbytes >= self.shared.cast_bytes and dtype == TensorProto.FLOAT
+        large = weight is not None and weight.nbytes >= self.cast_bytes and dtype == TensorProto.FLOAT
         return (self._converted_of if stored.constant and not large else self._cast_of)(stored, dtype)
 
     def _cast_of(self, stored: StoredTensor, dtype: int) -> str:
@@ -213,15 +200,15 @@ class Tensors:
             given = self._constants[stored.name]()
             value = convert(given, dtype, stored.name)
             release(given)
-            make = self.shared.model.detached_tensor if self.parent is None else _attached
+            make = self.model.detached_tensor if self.parent is None else _attached
             self._converted[key] = make(self._fresh(stored.name, dtype), value)
         return self._converted[key].name
 
     def _cast(self, source: str, out: str, dtype: int) -> str:
         """Adds a Cast, and returns the name of its output."""
-        node = helper.make_node("Cast", [source], [out], name=self.shared.fresh(f"{out}/Cast"), to=dtype)
-        if self.shared.tag:
-            node.metadata_props.add(key=TAG, value=self.shared.tag)
+        node = helper.make_node("Cast", [source], [out], name=fresh_name(f"{out}/Cast", self.names), to=dtype)
+        if self.tag:
+            node.metadata_props.add(key=TAG, value=self.tag)
         self._own.add(id(node))
         self.nodes.append(node)
         return out
@@ -230,7 +217,7 @@ class Tensors:
         """Gives converted constants the names of originals that nothing reads any more."""
         renamed: dict[str, str] = {}
         taken: set[str] = set()
-        weights = self.shared.model.weights
+        weights = self.model.weights
         for (base, _), tensor in self._converted.items():
             if base in read or base in taken:
                 continue
@@ -253,7 +240,7 @@ class Tensors:
             if tensor.name in read or tensor.name not in self._constants or tensor.name in listed - new:
                 kept.append(tensor)
             elif self.parent is None and tensor.name not in new:
-                self.shared.model.weights.pop(tensor.name, None)
+                self.model.weights.pop(tensor.name, None)
         refill(self.graph.initializer, [*kept, *self._converted.values()])
 
     def _write_value_info(self) -> None:
