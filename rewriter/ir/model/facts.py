@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -103,14 +104,21 @@ def _contradiction(model: Model, problem: str) -> ModelError:
 
 
 def _inferred(proto: ModelProto) -> tuple[ModelProto | None, str]:
-    """The model after shape inference, and what the strict one says against it; runs in a child process."""
+    """The model after shape inference, and what the strict one says against it; runs in a child process.
+
+    With data propagation, unless subgraphs use one name for two tensors: onnx keeps propagated values of all
+    graphs by name alone, and refuses a name that comes twice.
+    """
     _state_onesided(proto)
     problem = ""
-    for strict in (True, False):
+    for strict, data_prop in product((True, False), repeat=2):
+        if strict and problem:
+            continue
         try:
-            return _propagated(proto, strict), problem
+            return onnx.shape_inference.infer_shapes(proto, strict, strict, data_prop), problem
         except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
-            problem = problem or str(error).strip()
+            if "already exists" not in str(error):
+                problem = problem or str(error).strip()
     return None, problem
 
 
@@ -119,19 +127,6 @@ def _state_onesided(proto: ModelProto) -> None:
     for node in walk_nodes(proto.graph):
         if node.op_type == "STFT" and not any(one.name == "onesided" for one in node.attribute):
             node.attribute.append(onnx.helper.make_attribute("onesided", 1))
-
-
-def _propagated(proto: ModelProto, strict: bool) -> ModelProto:
-    """Shape inference with data propagation, unless subgraphs use one name for two tensors.
-
-    onnx keeps propagated values of all graphs by name alone, and refuses a name that comes twice.
-    """
-    try:
-        return onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict, data_prop=True)
-    except onnx.shape_inference.InferenceError as error:
-        if "already exists" not in str(error):
-            raise
-    return onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict)
 
 
 def _scope(graph: onnx.GraphProto) -> dict[str, TensorFacts]:

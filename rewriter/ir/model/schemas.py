@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -113,36 +113,28 @@ def type_rules(node: NodeProto, opsets: Mapping[str, int], low: int) -> TypeRule
         None if the operator has no schema, or reads bits: it keeps its types.
     """
     domain = "" if node.domain in STANDARD_DOMAINS else node.domain
-    call = _Call(node.op_type, domain, opsets.get(domain, 1), len(node.input), len(node.output))
-    return _rules(call, low, _generates_fp32(node))
+    counts = len(node.input), len(node.output)
+    return _rules(node.op_type, domain, opsets.get(domain, 1), counts, low, _generates_fp32(node))
 
 
-class _Call(NamedTuple):
-    """What the rules of a node depend on: most nodes of a graph share theirs with others."""
-
-    op_type: str
-    domain: str
-    opset: int
-    inputs: int
-    outputs: int
-
-
-@lru_cache(maxsize=4096)
-def _rules(call: _Call, low: int, generates_fp32: bool) -> TypeRules | None:
-    schema = schema_of(call.op_type, call.domain, call.opset)
-    if schema is None or call.op_type in READS_BITS:
+@lru_cache(maxsize=4096)  # most nodes of a graph share their rules with others
+def _rules(
+    op: str, domain: str, opset: int, counts: tuple[int, int], low: int, generates_fp32: bool
+) -> TypeRules | None:
+    schema = schema_of(op, domain, opset)
+    if schema is None or op in READS_BITS:
         return None
-    inputs = [_port(schema, schema.inputs, i, low) for i in range(call.inputs)]
-    outputs = [_port(schema, schema.outputs, i, low) for i in range(call.outputs)]
-    for index in FP32_INPUTS.get(call.op_type, frozenset()):
+    inputs = [_port(schema, schema.inputs, i, low) for i in range(counts[0])]
+    outputs = [_port(schema, schema.outputs, i, low) for i in range(counts[1])]
+    for index in FP32_INPUTS.get(op, frozenset()):
         if index < len(inputs):
             inputs[index] = TypeRule.FP32
-    if call.op_type in ANY_TYPE_OPS:
+    if op in ANY_TYPE_OPS:
         reads_fp16 = _port(schema, schema.inputs, 0, TensorProto.FLOAT16) is TypeRule.FOLLOWS
         inputs[0] = TypeRule.ANY if reads_fp16 else TypeRule.FP32  # IsInf does from opset 20 on
     if generates_fp32:
         outputs = [TypeRule.FP32] * len(outputs)
-    if call.op_type == "LayerNormalization":  # Mean and InvStdDev have the type named by stash_type
+    if op == "LayerNormalization":  # Mean and InvStdDev have the type named by stash_type
         outputs[1:] = [TypeRule.FP32] * len(outputs[1:])
     return TypeRules(tuple(inputs), tuple(outputs))
 
