@@ -125,24 +125,20 @@ def new_data(proto: onnx.ModelProto, weights: Mapping[str, Array], target: Path)
     path, stream = _created(target)
     try:
         with stream:
-            for tensor in proto.graph.initializer:
-                if tensor.name in weights:
-                    _append(stream, tensor, weights[tensor.name], path.name)
+            for tensor in (t for t in proto.graph.initializer if t.name in weights):
+                array = weights[tensor.name]
+                stream.write(b"\0" * (-stream.tell() % PAGE))
+                place = {"location": path.name, "offset": stream.tell(), "length": array.nbytes}
+                stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                del tensor.external_data[:]
+                for key, value in place.items():
+                    tensor.external_data.add(key=key, value=str(value))
             take_permissions(path, target)
         yield
     except BaseException:
         if path not in data_files(target):  # what the model names must never be removed
             path.unlink(missing_ok=True)
         raise
-
-
-def _append(stream: IO[bytes], tensor: onnx.TensorProto, array: Array, location: str) -> None:
-    stream.write(b"\0" * (-stream.tell() % PAGE))
-    offset = stream.tell()
-    stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    del tensor.external_data[:]
-    for key, value in (("location", location), ("offset", offset), ("length", array.nbytes)):
-        tensor.external_data.add(key=key, value=str(value))
 
 
 def _created(target: Path) -> tuple[Path, IO[bytes]]:

@@ -86,9 +86,6 @@ def check_proto(proto: onnx.ModelProto, where: str) -> None:
             _check_node(node, f"{where}: node {node.name or node.op_type!r}")
         for tensor in graph.initializer:
             check_tensor(tensor, f"{where}: initializer {tensor.name!r}")
-        for sparse in graph.sparse_initializer:
-            for part in (sparse.values, sparse.indices):
-                check_tensor(part, f"{where}: sparse initializer {sparse.values.name!r}")
     for owner, tensor in constant_tensors(proto):
         check_tensor(tensor, f"{where}: node {owner!r}: tensor {tensor.name!r}")
 

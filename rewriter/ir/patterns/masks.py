@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,8 @@ MOVES = VIEWS - {"Split", "Concat"} | {"Trilu"}
 # a constant is seen through Identities, so that the use is found where they end
 READERS = MOVES - {"Identity"} | {"Add", "Sub", "Mul", "Where", "Concat", "Cast"}
 """Operators that a mask constant may enter."""
+
+_COMBINED = {"Add": operator.add, "Sub": operator.sub, "Mul": operator.mul}
 
 LARGEST_BIAS = 4096.0
 """Largest other value in a mask constant: half of what a mask of -2^14 tolerates."""
@@ -191,10 +194,14 @@ def _integers(graph: GraphEditor, tensor: str, depth: int = 16) -> tuple[float, 
         return None
     if node.op_type in MOVES | {"Cast"}:
         return _integers(graph, node.input[0], depth - 1)
-    if node.op_type not in {"Add", "Sub", "Mul", "Where"}:
+    if node.op_type not in _COMBINED and node.op_type != "Where":
         return None
     first, second = (_integers(graph, name, depth - 1) for name in node.input[-2:])
-    return None if first is None or second is None else _combine(node.op_type, first, second)
+    if first is None or second is None:
+        return None
+    combine = _COMBINED.get(node.op_type)
+    ends = [combine(x, y) for x in first for y in second] if combine else [*first, *second]
+    return min(ends), max(ends)
 
 
 def _constant_integers(value: Array) -> tuple[float, float] | None:
@@ -202,20 +209,6 @@ def _constant_integers(value: Array) -> tuple[float, float] | None:
         return None
     wide = value.astype(np.float64)
     return (float(wide.min()), float(wide.max())) if bool(np.all(np.rint(wide) == wide)) else None
-
-
-def _combine(op: str, a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
-    """Bounds of the result of an operator from those of its inputs."""
-    match op:
-        case "Add":
-            return a[0] + b[0], a[1] + b[1]
-        case "Sub":
-            return a[0] - b[1], a[1] - b[0]
-        case "Mul":
-            products = [x * y for x in a for y in b]
-            return min(products), max(products)
-        case _:
-            return min(a[0], b[0]), max(a[1], b[1])
 
 
 def _at_softmax(graph: GraphEditor, softmax: NodeProto, flow: _Flow) -> str:
