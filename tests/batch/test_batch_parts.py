@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from graphs import graph, with_weights
 
 from rewriter.batch import models
-from rewriter.batch.cluster import pack, unpack
+from rewriter.batch.cluster import Cluster, pack, run_task, unpack
 from rewriter.batch.models import Entry
 from rewriter.batch.state import Outcome, key_of, land, model_files, state_file, workspace
 from rewriter.ir.errors import OutputError, UsageError
@@ -133,3 +135,42 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     entry = Entry("net.onnx", tmp_path / "net.onnx", tmp_path / "nowhere" / "net.onnx")
     landed = land(entry, Outcome("verified", "fixed"), tmp_path / "result")
     assert landed.ending == "refused" and landed.text.startswith(f"{entry.output}: cannot write the model")
+
+
+class Ray:
+    """Runs a task where it is submitted: what travels to a worker and back is as on a cluster."""
+
+    exceptions = SimpleNamespace(RayError=ConnectionError)
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"memory": 4e9}}]
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def remote(self, task: Any) -> Any:
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=partial(partial, task)))
+
+    def wait(self, references: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        return references[:1], references[1:]
+
+    def get(self, reference: Any) -> Any:
+        if reference.args[0].name == "lost.onnx":
+            raise ConnectionError("the worker died")
+        return reference()
+
+
+def test_a_cluster_gets_all_that_a_model_needs_and_sends_its_result(tmp_path: Path) -> None:
+    model = save(graph("g (float[2] x) => (float[2] y) { y = Exp(x) }"), tmp_path / "net.onnx")
+    np.savez(tmp_path / "x.npz", x=np.ones(2, np.float32))
+    options = {"inputs": tmp_path / "x.npz", "build": False}
+    entries = [Entry(name, model, tmp_path / "out" / name, options) for name in ("net.onnx", "lost.onnx")]
+    run = Cluster(Ray(), gpus=0.0, jobs=0, seconds=60.0).run(entries, lambda: None)
+    ends = {entry.name: outcome for entry, outcome in run}
+    assert ends["net.onnx"].ending == "verified" and ends["net.onnx"].files == ("net.onnx",)
+    assert (tmp_path / "out" / "net.onnx").is_file()
+    assert ends["lost.onnx"].text == "Ray ran it 6 times: the worker died"
+    assert run_task(entries[0], 60.0, "another version", [])[0].ending == "refused"
