@@ -47,7 +47,7 @@ every_pass = pytest.mark.parametrize("kind", EVERY)
 
 
 def test_all_lists_every_pass_once() -> None:
-    assert Counter(rewriter.passes.ALL) == Counter(FILES.values())
+    assert Counter(rewriter.passes.ALL) == Counter(FILES.values()), "see ALL in rewriter/passes/__init__.py"
 
 
 @pytest.mark.parametrize(("file", "kind"), [pytest.param(f, k, id=f) for f, k in FILES.items()])
@@ -58,16 +58,17 @@ def test_a_pass_is_a_frozen_dataclass_named_after_its_file(file: str, kind: type
     assert is_dataclass(kind)
     kind()  # every option has a default
     here = Path(__file__).parent
-    assert (here / "text" / file).is_dir() or (here / f"test_{file}.py").is_file()
+    tested = (here / "text" / file).is_dir() or (here / f"test_{file}.py").is_file()
+    assert tested, f"write graphs into tests/passes/text/{file}/becomes.txt and stays.txt"
 
 
 @every_pass
 def test_it_says_why_it_exists_and_what_its_options_do(kind: type[Pass]) -> None:
     text = kind.__doc__ or ""
     assert not text.startswith(f"{kind.__name__}("), "dataclass made this docstring"
-    assert len(text.split()) > 20
+    assert len(text.split()) > 20, "its docstring gives the reason in more than 20 words"
     for option in fields(kind):
-        assert f"{option.name}:" in text
+        assert f"{option.name}:" in text, "its docstring explains every field under `Options:`"
     assert isinstance(kind.exactness, Exactness)
     assert kind.exactness.source
     assert kind.exactness.tolerance <= TOLERANCES["fp16"].value, "no pass may cost more than FP16 itself"
@@ -131,7 +132,7 @@ def test_before_becomes_after(kind: type[Pass]) -> None:
     source = model(kind.before)
     step = kind(**kind.example)
     result, report = apply(step, source, _context(wanted.opset))
-    assert report.changes
+    assert report.changes, "it changes nothing in its own `before`"
     assert result.opset == wanted.opset
     assert _operators(result) == _operators(wanted)
 

@@ -102,7 +102,7 @@ def test_the_graph_becomes(case: Case, request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--update"):
         _update(case, outcome)
     else:
-        assert outcome == case.text
+        assert outcome == case.text, "to take what the pass gives now: --update -n 0, and read the diff"
     if after is not before:
         assert apply(case.step, after, case.context)[0] is after, "a second run changes it again"
         if "not-compared" not in case.settings:

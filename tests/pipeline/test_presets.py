@@ -60,7 +60,7 @@ def test_a_preset_sets_what_fix_leaves_to_it(preset: Any) -> None:
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.name)
 def test_a_pass_is_in_a_preset_or_stands_alone(kind: type[Pass]) -> None:
     named = {type(step) for preset in PRESETS.values() for step in preset.steps}
-    assert (kind in named) != kind.stands_alone
+    assert (kind in named) != kind.stands_alone, "either a preset names it, or it has `stands_alone = True`"
 
 
 def test_an_unknown_preset_names_the_nearest() -> None:
