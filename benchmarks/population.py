@@ -22,7 +22,6 @@ import hashlib
 import json
 import math
 import os
-import queue
 import re
 import shutil
 import signal
@@ -33,6 +32,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,16 +43,21 @@ import onnx
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.comparison import THREADS, errors, last_words, read_json, write_json
 from rewriter.hazards.planning.free_fp32 import FREE
-from rewriter.ir.model import load
-from rewriter.judge.expected import expected_outputs
+from rewriter.ir.model import Array, Model, load
+from rewriter.judge.expected import expected_outputs, selects_rows
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.measure import build_variant, measure
 from rewriter.runtime.engines.protocol import EngineName, MeasureSettings, Timing, Variant
 from rewriter.runtime.engines.tensor_files import write_samples
+from rewriter.runtime.figures.outputs import compare
+from rewriter.runtime.figures.tolerances import TOLERANCES
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Environment variables that limit the threads of numpy's linear algebra and other libraries."""
 
 COMMON = ("fp32", "autocast", "plain", "fix")
+STAGES = {"measure": "measured", "again": "again"}
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 TARGET = ("--target", "tensorrt-rtx")
 TOOL_S, BUILD_S, EXPORT_S, GPU_TOOL_S, RUN_S = 150.0, 120.0, 120.0, 200.0, 180.0
@@ -60,6 +65,32 @@ TOOL_S, BUILD_S, EXPORT_S, GPU_TOOL_S, RUN_S = 150.0, 120.0, 120.0, 200.0, 180.0
 
 LEAST_S, LAST_S = 15.0, 6.0
 """Nothing starts in the last 15 seconds, and what still runs ends with 6 left, to be done again by the next call."""
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def last_words(log: Path, exit_code: int) -> str:
+    """Last line that a failed command printed, without the hint, which is in the log; "" if it did not fail."""
+    if not exit_code:
+        return ""
+    printed = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    lines = [line for line in printed if line and not line.startswith("what to do:")]
+    said = lines[-1].replace(f"{log.parent}/", "") if lines else f"exit code {exit_code}"
+    return said[:200]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Contents of a stage's file; empty if there is no file."""
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def write_json(path: Path, found: Mapping[str, Any]) -> None:
+    """Writes the whole file or none: a stage may be stopped at any moment and continues from these files."""
+    temporary = path.with_name(f"{path.name}.part")
+    temporary.write_text(json.dumps(found, indent=1) + "\n")
+    temporary.replace(path)
 
 
 # -- one network ---------------------------------------------------------------------------------
@@ -75,7 +106,6 @@ class Job:
     limit_s: float
     pool: str = "cpu"
     variables: Mapping[str, str] = field(default_factory=dict)
-    cwd: Path = ROOT
 
     @property
     def marker(self) -> Path:
@@ -89,12 +119,10 @@ class Work:
 
     Attributes:
         done: Results of earlier runs, by name: what they hold is not done again.
-        package: The checkout whose `rewriter` makes all but AutoCast's variant.
         variants: Names, and options of `fix`.
     """
 
     folder: Path
-    package: Path
     fix_gpu: bool
     gpu: bool
     done: Mapping[str, dict[str, Any]]
@@ -107,47 +135,38 @@ class Work:
             return []
         exported = folder / "export.json"
         if not exported.exists():
-            return [
-                Job(folder, "export", self._own("networks", name, str(folder)), EXPORT_S, variables=NO_GPU)
-            ]
+            command = (sys.executable, str(ROOT / "benchmarks/population_networks.py"), name, str(folder))
+            return [Job(folder, "export", command, EXPORT_S, variables=NO_GPU)]
         if read_json(exported)["exit_code"]:
             return []
         if left := [job for variant in self.variants for job in self._made(folder, variant)]:
             return left
-        if not self.gpu:
-            return []
-        if "measured" not in known.get("stages", ()):
-            step = Job(
-                folder, "measure", self._own("measure", str(folder), "measure", *self.variants), RUN_S, "gpu"
-            )
-            if not step.marker.exists():
+        for stage, more in (("measure", ()), ("again", ("fix-gpu",))):
+            if not self.gpu or (more and not self.fix_gpu):
+                return []
+            if left := [job for variant in more for job in self._made(folder, variant)]:
+                return left
+            command = _own("measure", str(folder), stage, *self.variants, *more)
+            step = Job(folder, stage, command, RUN_S, "gpu")
+            if STAGES[stage] not in known.get("stages", ()) and not step.marker.exists():
                 return [step]
-        return self._with_gpu(folder) if self.fix_gpu else []
+        return []
 
     def finished(self, name: str, known: Mapping[str, Any]) -> bool:
         """True if the results hold all that is wanted; a network that cannot be exported has none."""
-        stages = {"again": self.fix_gpu, "measured": self.gpu}
-        return "failed" in known.get("stages", ()) or (
-            bool(known) and all(stage in known["stages"] for stage, wanted in stages.items() if wanted)
-        )
-
-    def _own(self, step: str, *arguments: str) -> tuple[str, ...]:
-        file = "population_networks.py" if step == "networks" else "population.py"
-        return (
-            sys.executable,
-            str(ROOT / "benchmarks" / file),
-            *(() if step == "networks" else (step,)),
-            *arguments,
+        stages = known.get("stages", ())
+        return "failed" in stages or (
+            bool(known) and ("measured" in stages or not self.gpu) and ("again" in stages or not self.fix_gpu)
         )
 
     def _made(self, folder: Path, variant: str) -> list[Job]:
         """The next step to an engine of a variant."""
         if not (folder / "expect.json").exists() and variant == "fp32":
-            return [Job(folder, "expect", self._own("expect", str(folder)), BUILD_S, variables=NO_GPU)]
+            return [Job(folder, "expect", _own("expect", str(folder)), BUILD_S, variables=NO_GPU)]
         tool = self._tool(folder, variant)
         if not tool.marker.exists():
             return [tool]
-        build = Job(folder, f"build {variant}", self._own("build", str(folder), variant), BUILD_S)
+        build = Job(folder, f"build {variant}", _own("build", str(folder), variant), BUILD_S)
         made = (
             read_json(tool.marker)["exit_code"] in (0, 1) and (folder / f"{file_name(variant)}.onnx").exists()
         )
@@ -163,24 +182,19 @@ class Work:
         out, samples = str(folder / f"{file_name(variant)}.onnx"), str(folder / "inputs")
         model = str(folder / "model.onnx")
         if variant in ("fp32", "autocast"):
-            script = str(ROOT / "benchmarks" / "variants.py")
-            command = (sys.executable, script, variant, model, samples, out)
+            copy = (sys.executable, "-c", "import shutil, sys; shutil.copyfile(*sys.argv[1:])", model, out)
+            command = copy if variant == "fp32" else _own("autocast", str(folder))
             return Job(folder, f"tool {variant}", command, TOOL_S, variables=NO_GPU)
         report = ("--report", str(folder / f"{file_name(variant)}.report.json"))
         command = (sys.executable, "-m", "rewriter", "fix", model, "--inputs", samples, "-o", out, "-q")
         arguments = (*TARGET, *options(variant), *report)
-        variables = {"PYTHONPATH": f"{self.package}:{os.environ.get('PYTHONPATH', '')}"}
-        on_gpu = variant == "fix-gpu"
-        variables |= {} if on_gpu else NO_GPU
-        limit, pool = (GPU_TOOL_S, "fix-gpu") if on_gpu else (TOOL_S, "cpu")
-        return Job(folder, f"tool {variant}", (*command, *arguments), limit, pool, variables, self.package)
+        where = (GPU_TOOL_S, "fix-gpu", {}) if variant == "fix-gpu" else (TOOL_S, "cpu", NO_GPU)
+        return Job(folder, f"tool {variant}", (*command, *arguments), *where)
 
-    def _with_gpu(self, folder: Path) -> list[Job]:
-        if left := self._made(folder, "fix-gpu"):
-            return left
-        variants = (*self.variants, "fix-gpu")
-        step = Job(folder, "again", self._own("measure", str(folder), "again", *variants), RUN_S, "gpu")
-        return [] if step.marker.exists() else [step]
+
+def _own(step: str, *arguments: str) -> tuple[str, ...]:
+    """The command of a step in this file."""
+    return (sys.executable, __file__, step, *arguments)
 
 
 def file_name(text: str) -> str:
@@ -230,6 +244,28 @@ def build(folder: Path, variant: str) -> None:
         raise SystemExit(f"does not build: {outcome.problem[:200]}")
 
 
+def autocast(folder: Path) -> None:
+    """NVIDIA's AutoCast with the tools' samples as its calibration data, and defaults otherwise.
+
+    ONNX Runtime does not read OMP_NUM_THREADS. By default each session starts one thread for every core, and they spin:
+    with several tools at a time that slows all of them. `rewriter` starts two.
+    """
+    import onnxruntime
+    from modelopt.onnx.autocast import convert_to_mixed_precision
+
+    original = onnxruntime.InferenceSession
+
+    def limited(model: Any, sess_options: Any = None, **more: Any) -> Any:
+        options = sess_options or onnxruntime.SessionOptions()
+        options.intra_op_num_threads = int(os.environ["OMP_NUM_THREADS"])
+        return original(model, options, **more)
+
+    onnxruntime.InferenceSession = limited
+    samples, out = str(folder / "inputs"), folder / "autocast.onnx"
+    options = {"low_precision_type": "fp16", "calibration_data": samples, "keep_io_types": True}
+    onnx.save(convert_to_mixed_precision(str(folder / "model.onnx"), **options), out)
+
+
 def _first_of(folder: Path, path: Path, name: str) -> str:
     """The name of the first variant with this graph."""
     proto = onnx.load(path)
@@ -244,9 +280,7 @@ def _first_of(folder: Path, path: Path, name: str) -> str:
     return name
 
 
-def measure_network(
-    folder: Path, stage: str, variants: Sequence[str], engine: EngineName = "tensorrt-rtx"
-) -> None:
+def measure_network(folder: Path, stage: str, *variants: str, engine: EngineName = "tensorrt-rtx") -> None:
     """Runs and times all engines of a network in turn; writes STAGE.rows."""
     model, samples = load(folder / "model.onnx"), held(folder)
     expected = [dict(np.load(path)) for path in sorted(folder.glob("expected-*.npz"))]
@@ -271,6 +305,14 @@ def measure_network(
     write_json(folder / f"{stage}.rows", rows)
 
 
+def errors(model: Model, expected: dict[str, Array], actual: dict[str, Array]) -> dict[str, float | None]:
+    """Relative L2 error of each output, None if not finite; rows match as sets for models that select them."""
+    actual = {n: a.astype(expected[n].dtype) for n, a in actual.items()}
+    tolerance = TOLERANCES["fp16"].value
+    rows = compare(expected, actual, tolerance, as_sets=selects_rows(model))
+    return {r.name: float(r.relative_l2) if r.finite and math.isfinite(r.relative_l2) else None for r in rows}
+
+
 def worst(found: Sequence[float | None]) -> float | None:
     """The largest; None if one is not finite."""
     known = [one for one in found if one is not None]
@@ -291,11 +333,9 @@ def collect(work: Work, name: str) -> None:
         stages.add("failed")
         found["note"] = export["note"]
     for stage, key in (("measure", "variants"), ("again", "again")):
-        rows = _rows(folder, stage)
-        if rows:
+        if rows := _rows(folder, stage):
             found[key] = known.get(key, {}) | rows
-        if (folder / f"{stage}.json").exists():
-            stages.add({"measure": "measured", "again": "again"}[stage])
+        stages |= {STAGES[stage]} if (folder / f"{stage}.json").exists() else set()
     file.parent.mkdir(exist_ok=True)
     write_json(file, known | found | {"stages": sorted(stages)})
     if out := os.environ.get("OUT"):
@@ -316,8 +356,7 @@ def _rows(folder: Path, stage: str) -> dict[str, Any]:
         row = {"made_s": tool["wall_s"], "build_s": built.get("wall_s"), "exit": tool["exit_code"]}
         row |= {"said": tool["said"]} if tool.get("said") else {}
         row |= {"same_as": same} if same else {}
-        note = tool["note"] if not built else built["note"]
-        row |= {"problem": note} if note and not (built and not built["exit_code"]) else {}
+        row |= {"problem": (built or tool)["note"]} if (built or tool)["note"] else {}
         rows[variant] = row | measured.get(same or file_name(variant), {}) | _verified(folder, variant)
         if marker.get("exit_code") and file_name(variant) not in measured:
             rows[variant].setdefault("problem", f"run: {marker['note']}")
@@ -339,75 +378,31 @@ def _verified(folder: Path, variant: str) -> dict[str, Any]:
 # -- the run ---------------------------------------------------------------------------------------
 
 
-class Scheduler:
-    """Starts the steps of all networks in pools of workers until there is none left, or the time is up."""
+def work_off(work: Work, names: Sequence[str], until: float, sizes: Mapping[str, int]) -> None:
+    """Does the steps of all networks in pools of workers until there is none left, or the time is up."""
+    slots = {pool: threading.Semaphore(size) for pool, size in sizes.items()}
 
-    def __init__(self, work: Work, names: Sequence[str], seconds: float, sizes: Mapping[str, int]) -> None:
-        self.work, self.names, self.sizes = work, list(names), sizes
-        self.until = time.monotonic() + seconds
-        self.queues: dict[str, queue.PriorityQueue[tuple[int, int, Job | None]]] = {
-            pool: queue.PriorityQueue() for pool in sizes
-        }
-        self.lock, self.started, self.running, self.count = threading.RLock(), set[Path](), 0, 0
-        self.idle = threading.Condition(self.lock)
+    def finish(name: str) -> None:
+        folder = work.folder / name
+        folder.mkdir(exist_ok=True)
+        while job := next(iter(work.jobs(name)), None):
+            with slots[job.pool]:
+                in_time = until - time.monotonic() > LEAST_S
+                ended = bounded(job, until - LAST_S) if in_time else None
+            if ended is None:
+                return
+            write_json(job.marker, ended)
+            if job.step in ("export", "measure", "again") or not work.gpu:
+                collect(work, name)
+            if job.pool != "cpu" or ended["note"]:
+                print(f"{name}: {job.step} {ended['wall_s']:.0f} s {ended['note']}", flush=True)
+        for engine in folder.glob("*.engine") if work.gpu and work.fix_gpu else ():
+            engine.unlink()  # they fill the disk
 
-    def run(self) -> None:
-        for name in self.names:
-            self._advance(name)
-        threads = [
-            threading.Thread(target=self._serve, args=(pool,), daemon=True)
-            for pool, size in self.sizes.items()
-            for _ in range(size)
-        ]
-        for thread in threads:
-            thread.start()
-        with self.idle:
-            self.idle.wait_for(lambda: not self.running, max(0.0, self.until - time.monotonic()))
-        for pool, size in self.sizes.items():
-            for _ in range(size):
-                self.queues[pool].put((-1, -1, None))
-        for thread in threads:
-            thread.join(LAST_S)
-
-    def _advance(self, name: str) -> None:
-        """Queues the steps of a network that can be done now."""
-        with self.idle:
-            for job in self.work.jobs(name):
-                if job.marker not in self.started:
-                    self.started.add(job.marker)
-                    self.running += 1
-                    self.count += 1
-                    self.queues[job.pool].put((self.names.index(name), self.count, job))
-
-    def _serve(self, pool: str) -> None:
-        while (job := self.queues[pool].get()[2]) is not None:
-            try:
-                if self.until - time.monotonic() > LEAST_S:
-                    self._carry_out(job)
-            except Exception as error:
-                print(f"{job.folder.name}: {job.step}: {type(error).__name__}: {error}", flush=True)
-            with self.idle:
-                self.running -= 1
-                self.idle.notify_all()
-
-    def _carry_out(self, job: Job) -> None:
-        job.folder.mkdir(parents=True, exist_ok=True)
-        ended = bounded(job, self.until - LAST_S)
-        if ended is None:
-            return
-        write_json(job.marker, ended)
-        name = job.folder.name
-        if job.step in ("export", "measure", "again") or not self.work.gpu:
-            with self.lock:
-                collect(self.work, name)
-        with self.lock:
-            self._advance(name)
-            over = not self.work.jobs(name)
-        if over or job.pool != "cpu":
-            print(f"{name}: {job.step} {ended['wall_s']:.0f} s {ended['note']}", flush=True)
-        if over and self.work.gpu:
-            for engine in job.folder.glob("*.engine") if self.work.fix_gpu else ():
-                engine.unlink()  # they fill the disk
+    with ThreadPoolExecutor(sum(sizes.values())) as pool:
+        for name, future in [(name, pool.submit(finish, name)) for name in names]:
+            if error := future.exception():
+                print(f"{name}: {type(error).__name__}: {error}", flush=True)
 
 
 def bounded(job: Job, until: float) -> dict[str, Any] | None:
@@ -421,7 +416,7 @@ def bounded(job: Job, until: float) -> dict[str, Any] | None:
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
-            cwd=job.cwd,
+            cwd=ROOT,
             env=variables,
             start_new_session=True,
         )
@@ -436,13 +431,8 @@ def bounded(job: Job, until: float) -> dict[str, Any] | None:
             process.wait()
     if note and time.monotonic() - start < job.limit_s:
         return None
-    code = process.returncode
-    ended = {
-        "step": job.step,
-        "wall_s": round(time.monotonic() - start, 2),
-        "exit_code": code,
-        "note": note or last_words(log, code),
-    }
+    code, wall = process.returncode, round(time.monotonic() - start, 2)
+    ended = {"step": job.step, "wall_s": wall, "exit_code": code, "note": note or last_words(log, code)}
     lines = log.read_text(errors="replace").strip().splitlines()
     if job.step.startswith("build ") and lines and lines[-1].startswith('{"same_as"'):
         ended |= json.loads(lines[-1])
@@ -457,7 +447,6 @@ def run(arguments: argparse.Namespace) -> None:
     done = {p.stem: read_json(p) for folder in arguments.done for p in folder.glob("*.json")}
     work = Work(
         arguments.work.resolve(),
-        arguments.package.resolve(),
         arguments.fix_gpu,
         bool(nvidia_driver.gpu()) and not arguments.no_gpu,
         done,
@@ -465,7 +454,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
     work.folder.mkdir(parents=True, exist_ok=True)
     sizes = {"cpu": arguments.jobs, "gpu": arguments.measure_jobs, "fix-gpu": arguments.gpu_jobs}
-    Scheduler(work, names, arguments.seconds - (time.monotonic() - STARTED), sizes).run()
+    work_off(work, names, STARTED + arguments.seconds, sizes)
     left = [n for n in names if work.jobs(n)]
     print(f"{len(names) - len(left)} of {len(names)} networks are done; left: {' '.join(left) or 'none'}")
 
@@ -609,19 +598,21 @@ def _error(row: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    steps: dict[str, Callable[..., None]] = {"expect": expect, "build": build, "measure": measure_network}
-    if sys.argv[1:] and sys.argv[1] in steps:
-        step, folder, *rest = sys.argv[1:]
-        steps[step](Path(folder), *([rest[0], rest[1:]] if step == "measure" else rest))
+    steps: dict[str, Callable[..., None]] = {
+        "autocast": autocast,
+        "expect": expect,
+        "build": build,
+        "measure": measure_network,
+    }
+    if len(sys.argv) > 2 and sys.argv[1] in steps:
+        steps[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
         return
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--half", choices=("development", "judging"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--draw", type=Path, default=Path("population_draw.json"), help="where the draw is kept"
-    )
+    draw = Path("population_draw.json")
+    parser.add_argument("--draw", type=Path, default=draw, help="where the draw is kept")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("draw", help="prints the names of a seed, and their halves")
     start = commands.add_parser("run")
@@ -630,7 +621,6 @@ def main() -> None:
     start.add_argument("--seconds", type=float, default=math.inf)
     start.add_argument("--fix-gpu", action="store_true")
     start.add_argument("--no-gpu", action="store_true", help="build and run nothing on a GPU")
-    start.add_argument("--package", type=Path, default=ROOT, help="checkout whose rewriter is measured")
     start.add_argument("--done", type=Path, action="append", default=[], help="results of earlier runs")
     start.add_argument("--variants", type=lambda text: text.split(";"), default=COMMON)
     start.add_argument("--jobs", type=int, default=14, help="processes on the CPU")

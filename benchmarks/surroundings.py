@@ -27,14 +27,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.comparison import THREADS, read_json, write_json
+from benchmarks.population import THREADS, read_json, write_json
 from benchmarks.surroundings_graphs import Draw, build, drawn, examples, feeds_of, quirk, smaller
 from rewriter.ir import children
 from rewriter.ir.errors import EngineError, NativeError, RewriterError
@@ -61,7 +61,6 @@ CALL_S, LAST_S = 60.0, 10.0
 """Limit of one step in a child; nothing starts in the last 10 seconds."""
 
 VARIANTS = tuple(MOST_BISECTED)
-T = TypeVar("T")
 
 
 # -- steps in a child ------------------------------------------------------------------------------
@@ -144,14 +143,14 @@ class Worker:
     until: float
     child: children.Child | None = None
 
-    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Raises NativeError if the child did not survive, and what the function raised."""
         limit_s = max(5.0, min(CALL_S, self.until + LAST_S - time.monotonic()))
         if self.child is None or not self.child.alive:
             threads = dict.fromkeys(THREADS, "1")
             self.child = children.Child(None, doing=function.__name__, limit_s=limit_s, env=threads)
         try:
-            return cast("T", self.child.call(function, *arguments, limit_s=limit_s))
+            return self.child.call(function, *arguments, limit_s=limit_s)
         except EngineError:
             self.child.close()  # an error of CUDA stays with its process
             raise

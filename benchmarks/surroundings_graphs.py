@@ -381,7 +381,7 @@ def _matched(tokens: Sequence[str], shape: Shape) -> dict[str, Shape] | None:
         letters["*"] = shape[at : at + more]
         tokens, shape = [t for t in tokens if t != "*"], shape[:at] + shape[at + more :]
     for token, size in zip(tokens, shape, strict=len(tokens) == len(shape)):
-        factor, letter = int(re.sub("[a-z]", "", token) or 1), token.strip("0123456789")
+        factor, letter = _split(token)
         if (size % factor if letter else size != factor) or letters.setdefault(letter, (size // factor,)) != (
             size // factor,
         ):
@@ -390,13 +390,16 @@ def _matched(tokens: Sequence[str], shape: Shape) -> dict[str, Shape] | None:
 
 
 def _filled(tokens: Sequence[str], letters: Mapping[str, Shape]) -> Shape:
-    parts = [
-        letters["*"]
-        if token == "*"
-        else (int(re.sub("[a-z]", "", token) or 1) * letters.get(token.strip("0123456789"), (1,))[0],)
-        for token in tokens
-    ]
-    return tuple(size for part in parts for size in part)
+    sizes: list[int] = []
+    for token in tokens:
+        factor, letter = _split(token)
+        sizes += letters["*"] if token == "*" else (factor * letters.get(letter, (1,))[0],)
+    return tuple(sizes)
+
+
+def _split(token: str) -> tuple[int, str]:
+    """Factor and letter of a size such as `2c`; of `2` no letter."""
+    return int(re.sub("[a-z*]", "", token) or 1), token.strip("0123456789")
 
 
 @dataclass

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -51,10 +51,8 @@ def photographs() -> Iterator[np.ndarray]:
     import sklearn
     from PIL import Image
 
-    names = (
-        "astronaut.png chelsea.png coffee.png rocket.jpg motorcycle_left.png hubble_deep_field.jpg".split()
-    )
-    paths = [Path(skimage.__file__).parent / "data" / name for name in names]
+    names = "astronaut.png chelsea.png coffee.png rocket.jpg motorcycle_left.png hubble_deep_field.jpg"
+    paths = [Path(skimage.__file__).parent / "data" / name for name in names.split()]
     paths += [Path(sklearn.__file__).parent / "datasets/images" / n for n in ("china.jpg", "flower.jpg")]
     for path in paths:
         yield np.asarray(Image.open(path).convert("RGB"))
@@ -99,11 +97,12 @@ def ocr(recorder: Recorder) -> Networks:
     for page in pages():
         engine(page)
     folder = Path(rapidocr_onnxruntime.__file__).parent / "models"
-    for name, file in (
-        ("ppocr_det", "ch_PP-OCRv4_det_infer.onnx"),
-        ("ppocr_cls", "ch_ppocr_mobile_v2.0_cls_infer.onnx"),
-        ("ppocr_rec", "ch_PP-OCRv4_rec_infer.onnx"),
-    ):
+    names = {
+        "ppocr_det": "ch_PP-OCRv4_det",
+        "ppocr_cls": "ch_ppocr_mobile_v2.0_cls",
+        "ppocr_rec": "ch_PP-OCRv4_rec",
+    }
+    for name, file in ((name, f"{stem}_infer.onnx") for name, stem in names.items()):
         feeds = [f for p, f in recorder.feeds if p.endswith(file)]
         yield name, folder / file, [widened(f) for f in feeds] if name == "ppocr_rec" else feeds
 
@@ -141,35 +140,25 @@ def nude(recorder: Recorder) -> Networks:
     yield "yolov8n", file, [f for p, f in recorder.feeds if p.endswith("320n.onnx")]
 
 
-def sources() -> list[Path]:
-    """Files of several types that every installation has."""
-    import json as json_module
-
-    import magika as package
-
-    found = [
-        Path(m.__file__) for m in (json_module, package, np, sys.modules["pathlib"], sys.modules["types"])
-    ]
-    folder = Path(package.__file__).parent
-    return [*found, folder / "py.typed", *sorted(folder.rglob("*.json")), *sorted(folder.rglob("*.py"))][:24]
-
-
 def files(recorder: Recorder) -> Networks:
     import magika as package
     from magika import Magika
 
-    found = Magika()
-    for path in sources():
-        found.identify_path(path)
-    file = next(Path(package.__file__).parent.rglob("model.onnx"))
+    modules, folder = (shutil, package, np, sys.modules["pathlib"], tempfile), Path(package.__file__).parent
+    paths = [*(Path(m.__file__) for m in modules), folder / "py.typed"]
+    model = Magika()
+    for path in [*paths, *sorted(folder.rglob("*.json")), *sorted(folder.rglob("*.py"))][:24]:
+        model.identify_path(path)
+    file = next(folder.rglob("model.onnx"))
     feeds = [f for p, f in recorder.feeds if p.endswith("model.onnx") and "magika" in p]
-    feeds = [{k: v.astype(np.int32) for k, v in feed.items()} for feed in feeds]  # it hands over lists
-    yield "magika", file, feeds
+    yield "magika", file, [{k: v.astype(np.int32) for k, v in feed.items()} for feed in feeds]  # lists
 
 
-def tunes() -> Iterator[np.ndarray]:
-    """Two seconds of plucked notes at 22,050 Hz, float32 in [-0.8, 0.8]."""
-    for sample in range(SAMPLES):
+def notes(recorder: Recorder) -> Networks:
+    import basic_pitch
+
+    file, feeds = Path(basic_pitch.__file__).parent / "saved_models/icassp_2022/nmp.onnx", []
+    for sample in range(SAMPLES):  # two seconds of plucked notes at 22,050 Hz
         generator = np.random.default_rng(200 + sample)
         t = np.arange(43844) / 22050.0
         tune = np.zeros_like(t)
@@ -177,14 +166,8 @@ def tunes() -> Iterator[np.ndarray]:
             note = 220.0 * 2 ** (int(generator.integers(0, 24)) / 12)
             envelope = np.where(t >= start, np.exp(-4 * np.clip(t - start, 0, None)), 0)
             tune += envelope * sum(np.sin(2 * np.pi * k * note * t) / k**1.5 for k in range(1, 6))
-        yield (tune / np.abs(tune).max() * 0.8).astype(np.float32)
-
-
-def notes(recorder: Recorder) -> Networks:
-    import basic_pitch
-
-    file = Path(basic_pitch.__file__).parent / "saved_models/icassp_2022/nmp.onnx"
-    feeds = [{"serving_default_input_2:0": tune[None, :, None]} for tune in tunes()]
+        tune = (tune / np.abs(tune).max() * 0.8).astype(np.float32)
+        feeds.append({"serving_default_input_2:0": tune[None, :, None]})
     yield "basic_pitch", file, feeds
 
 
@@ -200,13 +183,10 @@ def safe(recorder: Recorder) -> Networks:
     yield "open_nsfw", file, [f for _, f in recorder.feeds][-SAMPLES:]
 
 
-MAKERS: tuple[Callable, ...] = (ocr, layout, nude, files, notes, safe)
-
-
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     recorder = Recorder()
-    for make in MAKERS:
+    for make in (ocr, layout, nude, files, notes, safe):
         recorder.feeds.clear()
         try:
             found = list(make(recorder))

@@ -42,7 +42,7 @@ def types_of(operator: str, target: Target, device: str = "") -> Sequence[str]:
     """The float types in which the target takes an operator of ONNX; none if it refuses it.
 
     Where the release is not known to the minor number, every one that it may be has to take a type, as far
-    as it takes the operator. TensorRT-RTX has no such table; benchmarks/node_builds.py asks its parser.
+    as it takes the operator. TensorRT-RTX has no such table: its parser was asked (benchmarks/README.md).
     """
     if target.library != "tensorrt":
         return TYPES

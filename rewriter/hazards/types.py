@@ -57,7 +57,7 @@ def refused_by_tensorrt(node: NodeProto, low: str) -> str:
     """Sentence on what TensorRT-RTX 1.6 and 1.7 parse in FP32 and not in `low` (FP16, BF16); "" otherwise.
 
     Their importers join such a node with a constant in FP32. Among 645 of ONNX's own test cases of nodes,
-    eight of each operator, there are no others (benchmarks/node_builds.py).
+    eight of each operator, there are no others (benchmarks/README.md).
     """
     if node.op_type in RECURRENT and any(node.input[SEQUENCE_LENS : SEQUENCE_LENS + 1]):
         return f"TensorRT refuses {node.op_type} in {low} where it reads lengths of sequences"

@@ -10,8 +10,16 @@ import onnx
 import pytest
 from onnx import parser
 
-from benchmarks.comparison import last_words, read_json, write_json
-from benchmarks.population import Work, expect, measure_network, score, table
+from benchmarks.population import (
+    Work,
+    expect,
+    last_words,
+    measure_network,
+    read_json,
+    score,
+    table,
+    write_json,
+)
 
 NET = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -40,7 +48,7 @@ def test_engines_are_timed_and_compared_with_the_original(folder: Path) -> None:
     expect(folder)
     for name in ("fp32", "plain"):  # an engine of ONNX Runtime is the file itself
         (folder / f"{name}.onnx").rename(folder / f"{name}.engine")
-    measure_network(folder, "measure", ["fp32", "plain", "not built"], engine="onnxruntime")
+    measure_network(folder, "measure", "fp32", "plain", "not built", engine="onnxruntime")
     rows = read_json(folder / "measure.rows")
     assert set(rows) == {"fp32", "plain"}
     assert all(row["us"] > 0 for row in rows.values())
@@ -88,7 +96,7 @@ def test_without_a_gpu_networks_are_scored_by_emulation(
 
 
 def test_a_network_is_exported_first_and_then_made_and_built(folder: Path) -> None:
-    work = Work(folder.parent, Path.cwd(), fix_gpu=False, gpu=False, done={}, variants=("plain",))
+    work = Work(folder.parent, fix_gpu=False, gpu=False, done={}, variants=("plain",))
     name = folder.name
     assert [job.step for job in work.jobs(name)] == ["export"]
     write_json(folder / "export.json", {"exit_code": 0})
