@@ -13,6 +13,7 @@ from needs import needs_rtx
 
 import rewriter
 from rewriter.hazards import operators
+from rewriter.hazards.kinds import SEVERITIES
 from rewriter.hazards.planning.planner import make_plan
 from rewriter.hazards.quirks import Quirk, build_arguments, known_defects, places, table
 from rewriter.hazards.survey import PrecisionRequest
@@ -37,7 +38,9 @@ def test_every_row_is_complete(quirk: Quirk) -> None:
     assert quirk.chain and quirk.title and quirk.remedy
     first, last = (Target.parse(f"{quirk.library} {text}").version for text in (quirk.first, quirk.last))
     assert not last or last >= first
-    assert quirk.case or (not quirk.probe and (quirk.smallest or quirk.id in UNASKED))
+    assert quirk.severity in SEVERITIES
+    known = quirk.case or (not quirk.probe and (quirk.smallest or quirk.id in UNASKED))
+    assert known, "a row has a case, or no `probe` and in `smallest` what is known of a graph that shows it"
 
 
 @pytest.mark.parametrize(

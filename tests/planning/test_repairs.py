@@ -280,7 +280,9 @@ NO_REPAIR = {
 
 def test_no_rule_is_forgotten() -> None:
     repaired = {case.partition(":")[0] for case in CASES}
-    assert repaired | NO_REPAIR.keys() == RULES.keys()
+    assert repaired | NO_REPAIR.keys() == RULES.keys(), (
+        "each rule has a model in CASES or a reason in NO_REPAIR"
+    )
     assert not repaired & NO_REPAIR.keys()
 
 
