@@ -239,6 +239,36 @@ def test_other_impossible_fields(change: Change, words: str, tmp_path: Path) -> 
     assert words in str(refused(proto, tmp_path))
 
 
+def test_functions_that_expand_without_measure(tmp_path: Path) -> None:
+    proto, imports = base(), [helper.make_opsetid("", 17), helper.make_opsetid("l", 1)]
+    for depth in range(30):
+        domain, op = ("l", f"f{depth - 1}") if depth else ("", "Relu")
+        nodes = [helper.make_node(op, [a], [b], domain=domain) for a, b in ("am", "mb")]
+        proto.functions.append(helper.make_function("l", f"f{depth}", ["a"], ["b"], nodes, imports))
+    assert "it expands to more than 1e+07 nodes" in str(refused(proto, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("count", "go", "inputs", "endless"),
+    [
+        pytest.param("9223372036854775807", "1", "n, go", True, id="a number that is never reached"),
+        pytest.param("3", "1", ", go", True, id="without a number"),
+        pytest.param("3", "1", "n, go", False, id="three turns"),
+        pytest.param("9223372036854775807", "0", "n, go", False, id="no turn"),
+    ],
+)
+def test_loops_that_do_not_end(count: str, go: str, inputs: str, *, endless: bool, tmp_path: Path) -> None:
+    proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2] x) => (float[2] y) <int64 n = {{{count}}}, bool go = {{{go}}}> {{
+            [turning] y = Loop({inputs}, x) <body = b (int64 i, bool c, float[2] s) => (bool d, float[2] t)
+                {{ d = Identity(c) t = Tanh(s) }}> }}""")
+    if endless:
+        assert "node 'turning': it does not end" in str(refused(proto, tmp_path))
+    else:
+        onnx.save(proto, tmp_path / "m.onnx")
+        load(tmp_path / "m.onnx")
+
+
 def test_graphs_nested_too_deeply_for_protobuf(tmp_path: Path) -> None:
     def message(field: int, content: bytes) -> bytes:
         size, count = b"", len(content)

@@ -18,12 +18,18 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import TensorProto, numpy_helper
 
 from rewriter.ir.errors import ModelError
-from rewriter.ir.model.graphs import STANDARD_DOMAINS, walk_graphs
+from rewriter.ir.model.graphs import STANDARD_DOMAINS, walk_graphs, walk_nodes
 from rewriter.ir.model.schemas import TYPE_ATTRIBUTES
 from rewriter.ir.model.tensors import PACKED_TYPES
 
 LARGEST_VERSION = 2**31 - 1
 """Versions are 64 bits in the file, and 32 bits in the libraries that read it."""
+
+MOST_EXPANDED = 10**7
+"""Nodes of a function with all that it calls; the largest exports have 10^5."""
+
+MOST_TURNS = 10**9
+"""Of a Loop whose condition never changes: ONNX Runtime makes about a million in a second."""
 
 NOTES = frozenset({"doc_string", "producer_name", "producer_version"})
 """Text that no program looks up anything by; it stays as it is, whatever its encoding."""
@@ -83,20 +89,57 @@ def check_proto(proto: onnx.ModelProto, where: str) -> None:
         for value in (*graph.input, *graph.output, *graph.value_info):
             _check_type(value.type.tensor_type.elem_type, "", f"{where}: tensor {value.name!r}")
         for node in graph.node:
-            _check_node(node, f"{where}: node {node.name or node.op_type!r}")
+            _check_node(node, graph, f"{where}: node {node.name or node.op_type!r}")
         for tensor in graph.initializer:
             check_tensor(tensor, f"{where}: initializer {tensor.name!r}")
     for owner, tensor in constant_tensors(proto):
         check_tensor(tensor, f"{where}: node {owner!r}: tensor {tensor.name!r}")
+    _check_expansion(proto, where)
 
 
-def _check_node(node: onnx.NodeProto, where: str) -> None:
+def _check_expansion(proto: onnx.ModelProto, where: str) -> None:
+    """Refuses functions that call each other so often that no computer holds the whole graph."""
+    calls = {(f.domain, f.name): [(n.domain, n.op_type) for n in walk_nodes(f)] for f in proto.functions}
+    sizes = dict.fromkeys(calls, 1)
+    for _ in calls:  # the longest chain of calls has one turn for each function
+        sizes = {key: sum(sizes.get(callee, 1) for callee in callees) for key, callees in calls.items()}
+        for (_, name), size in sizes.items():
+            if size > MOST_EXPANDED:
+                raise _broken(
+                    f"it expands to more than {MOST_EXPANDED:.0e} nodes", f"{where}: function {name!r}"
+                )
+
+
+def _check_node(node: onnx.NodeProto, graph: onnx.GraphProto, where: str) -> None:
     if not any(node.output):
         hint = "remove it: it computes nothing that anything uses"
         raise ModelError("it has no output", where=where, hint=hint)
     for attribute in node.attribute if node.op_type in TYPE_ATTRIBUTES else ():
         if attribute.name == TYPE_ATTRIBUTES[node.op_type]:
             _check_type(attribute.i, f"its attribute {attribute.name!r}: ", where)
+    if node.op_type == "Loop" and node.domain in STANDARD_DOMAINS and _is_endless(node, graph):
+        raise _broken("it does not end: its condition is never false, and nothing limits its turns", where)
+
+
+def _is_endless(loop: onnx.NodeProto, graph: onnx.GraphProto) -> bool:
+    """True for a Loop whose constant condition its body hands on, and whose count is never reached."""
+    body = next((a.g for a in loop.attribute if a.name == "body"), None)
+    if body is None or len(loop.input) < 2 or len(body.input) < 2 or not body.output:
+        return False
+    count, condition = (
+        [
+            numpy_helper.to_array(t).flat[0]
+            for t in graph.initializer
+            if t.name == name and t.dims in ([], [1])
+        ]
+        for name in loop.input[:2]
+    )
+    handed_on = {
+        n.output[0]: n.input[0] for n in body.node if n.op_type == "Identity" and n.input and n.output
+    }
+    same = handed_on.get(body.output[0].name, body.output[0].name) == body.input[1].name
+    true = not loop.input[1] or any(condition)
+    return same and true and (not loop.input[0] or any(turns > MOST_TURNS for turns in count))
 
 
 def constant_tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
