@@ -167,9 +167,8 @@ class Work:
         if not tool.marker.exists():
             return [tool]
         build = Job(folder, f"build {variant}", _own("build", str(folder), variant), BUILD_S)
-        made = (
-            read_json(tool.marker)["exit_code"] in (0, 1) and (folder / f"{file_name(variant)}.onnx").exists()
-        )
+        file = folder / f"{file_name(variant)}.onnx"
+        made = file.exists() and read_json(tool.marker)["exit_code"] in (0, 1)
         steps = [build] if made else []
         if made and not self.gpu and variant in ("plain", "fix"):
             out, report = (str(folder / f"{variant}.{end}") for end in ("onnx", "held.json"))
@@ -288,11 +287,8 @@ def measure_network(folder: Path, stage: str, *variants: str, engine: EngineName
     with tempfile.TemporaryDirectory(dir=folder) as place:
         stored = write_samples(Path(place) / "samples", samples)
         engines = {v: folder / f"{file_name(v)}.engine" for v in variants}
-        ready = [
-            Variant(v, folder / f"{file_name(v)}.onnx", stored, engine=e)
-            for v, e in engines.items()
-            if e.exists()
-        ]
+        built = {v: e for v, e in engines.items() if e.exists()}
+        ready = [Variant(v, folder / f"{file_name(v)}.onnx", stored, engine=e) for v, e in built.items()]
         settings = MeasureSettings(engine, timing=Timing(10, 30), run_timeout_s=RUN_S / 2)
         for outcome in measure(ready, settings, Path(place)):
             row: dict[str, Any] = {"problem": outcome.problem[:300]} if not outcome.ran else {}
@@ -364,15 +360,16 @@ def _rows(folder: Path, stage: str) -> dict[str, Any]:
 
 
 def _verified(folder: Path, variant: str) -> dict[str, Any]:
-    """The error on the held samples by emulation, where it was judged, and the operators of the plan's FP32 nodes."""
+    """The error on the held samples by emulation, where it was judged, and the operators of nodes that FP16 does not fit."""
     if not (judged := read_json(folder / f"{variant}.held.json")):
         return {}
-    found = [
-        o["relative_l2"] for c in judged["checks"] if c["name"] in ("emulation", "tf32") for o in c["outputs"]
-    ]
-    plan = read_json(folder / f"{variant}.report.json")["plan"] or {"fp32": []}
-    fp32 = Counter(decision["op"] for decision in plan["fp32"] if decision["rule"] not in FREE)
-    return {"held": worst(found), "held_passed": judged["passed"], "fp32": dict(fp32)}
+    checks = (check for check in judged["checks"] if check["name"] in ("emulation", "tf32"))
+    error = worst([output["relative_l2"] for check in checks for output in check["outputs"]])
+    row = {"held": error, "held_passed": judged["passed"]}
+    if plan := read_json(folder / f"{variant}.report.json")["plan"]:
+        fp32 = Counter(decision["op"] for decision in plan["fp32"] if decision["rule"] not in FREE)
+        row |= {"float_nodes": plan["float_nodes"], "fp32": dict(fp32.most_common())}
+    return row
 
 
 # -- the run ---------------------------------------------------------------------------------------
@@ -411,15 +408,8 @@ def bounded(job: Job, until: float) -> dict[str, Any] | None:
     threads = "2" if job.step == "tool fix" or job.pool == "fix-gpu" else "1"
     variables = {**os.environ, **dict.fromkeys(THREADS, threads), **job.variables}
     with log.open("wb") as stream:
-        process = subprocess.Popen(
-            job.command,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-            cwd=ROOT,
-            env=variables,
-            start_new_session=True,
-        )
+        files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": stream}
+        process = subprocess.Popen(job.command, **files, cwd=ROOT, env=variables, start_new_session=True)
         note = ""
         try:
             process.wait(max(0.1, min(job.limit_s, until - time.monotonic())))
@@ -445,13 +435,8 @@ def run(arguments: argparse.Namespace) -> None:
     names = arguments.names or drawn(arguments)
     names = [n for n in names if not arguments.half or half_of(n) == arguments.half]
     done = {p.stem: read_json(p) for folder in arguments.done for p in folder.glob("*.json")}
-    work = Work(
-        arguments.work.resolve(),
-        arguments.fix_gpu,
-        bool(nvidia_driver.gpu()) and not arguments.no_gpu,
-        done,
-        arguments.variants,
-    )
+    gpu = bool(nvidia_driver.gpu()) and not arguments.no_gpu
+    work = Work(arguments.work.resolve(), arguments.fix_gpu, gpu, done, arguments.variants)
     work.folder.mkdir(parents=True, exist_ok=True)
     sizes = {"cpu": arguments.jobs, "gpu": arguments.measure_jobs, "fix-gpu": arguments.gpu_jobs}
     work_off(work, names, STARTED + arguments.seconds, sizes)
@@ -525,11 +510,8 @@ def read(places: Sequence[Path], half: str | None) -> list[dict[str, Any]]:
     for place in places:
         files = sorted(place.glob("*.json")) if place.is_dir() else []
         found |= {path.stem: read_json(path) for path in files} if files else read_json(place)
-    return [
-        one
-        for _, one in sorted(found.items())
-        if "stages" in one and (not half or half_of(one["name"]) == half)
-    ]
+    results = (one for _, one in sorted(found.items()) if "stages" in one)
+    return [one for one in results if not half or half_of(one["name"]) == half]
 
 
 def table(arguments: argparse.Namespace) -> None:
@@ -576,17 +558,15 @@ def geometric(ratios: Iterator[float]) -> float:
 
 def score(arguments: argparse.Namespace) -> None:
     """A line for each network without a GPU: errors by emulation on the held samples, and what is in FP32."""
-    print(
-        "| network | FP32 (TF32) | largest | plain FP16 | `fix` | float nodes in FP32 |\n|---|---|---|---|---|---|"
-    )
+    print("| network | largest | FP32 (TF32) | plain FP16 | `fix` | in FP32 |\n|---|---|---|---|---|---|")
     for one in read(arguments.folders, arguments.half):
-        rows = one.get("variants", {})
-        nodes = rows.get("fix", {}).get("fp32", {})
-        kinds = ", ".join(f"{n} {op}" for op, n in Counter(nodes).most_common())
-        cells = [_error(rows.get(variant, {})) for variant in ("plain", "fix")]
-        cells = [f"{one.get('tf32_error', 0):.1e}", f"{one.get('largest', 0):.0f}", *cells]
+        plain, fix = (one.get("variants", {}).get(variant, {}) for variant in ("plain", "fix"))
+        nodes = fix.get("fp32", {})
+        kinds = ", ".join(f"{n} {op}" for op, n in nodes.items())
+        share = f"{sum(nodes.values())} of {fix['float_nodes']}: {kinds}" if "fp32" in fix else "all"
+        measures = f"{one.get('largest', 0):.2g} | {one.get('tf32_error', 0):.1e}"
         print(
-            f"| {one['name']} | {' | '.join(cells)} | {sum(nodes.values())}: {kinds} | {one.get('note', '')}"
+            f"| {one['name']} | {measures} | {_error(plain)} | {_error(fix)} | {one.get('note') or share} |"
         )
 
 
@@ -598,12 +578,8 @@ def _error(row: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    steps: dict[str, Callable[..., None]] = {
-        "autocast": autocast,
-        "expect": expect,
-        "build": build,
-        "measure": measure_network,
-    }
+    steps: dict[str, Callable[..., None]] = {step.__name__: step for step in (autocast, expect, build)}
+    steps["measure"] = measure_network
     if len(sys.argv) > 2 and sys.argv[1] in steps:
         steps[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
         return

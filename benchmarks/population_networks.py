@@ -15,7 +15,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -713,17 +713,13 @@ def _columns(module: nn.Module) -> Any:
 
 def _systematic(block: nn.Module, six: torch.Tensor, width: int) -> None:
     """A bias of the last linear layer that writes into the stream."""
-    layers = [
-        m for m in block.modules() if (columns := _columns(m)) is not None and columns.shape[1] == width
-    ]
+    layers = [m for m in block.modules() if _columns(m) is not None and _columns(m).shape[1] == width]
     bias = torch.zeros(width) if layers[-1].bias is None else layers[-1].bias.data
     bias[six] = SYSTEMATIC * torch.linspace(1, 1.5, len(six)) * (-1) ** torch.arange(len(six))
     layers[-1].bias = nn.Parameter(bias)
 
 
-def _massive(
-    model: nn.Module, feeds: Feeds, hot: torch.Tensor, norms: Sequence[nn.Module], width: int
-) -> None:
+def _massive(model: nn.Module, feeds: Feeds, hot: torch.Tensor, norms: Any, width: int) -> None:
     """Two channels of the first token, which is 0 in texts, and of no other embedding."""
     rows = [parameter.data for name, parameter in model.named_parameters() if name.endswith(FIRST_TOKEN)]
     if "ids" in feeds[0]:

@@ -71,9 +71,8 @@ class Example:
         (step,) = parse(settings.get("with", self.pattern))
         answers = dict(answer.split("=") for answer in settings.get("answers", "").split())
         if step.stage is not Stage.LOWERING:
-            context = Context(
-                int(settings.get("opset", max(17, model.opset))), Target("tensorrt", (), answers)
-            )
+            opset = int(settings.get("opset", max(17, model.opset)))
+            context = Context(opset, Target("tensorrt", (), answers))
             model, results = Driver().run(model, [step], context)
             if not results[0].changes:
                 return None
@@ -177,9 +176,8 @@ def pattern_of(draw: Draw) -> ModelProto:
                 dim.dim_value = unknown.setdefault(dim.dim_param, 2 + len(unknown))
             if at < 2 or "Conv" not in readers.get(value.name, ("", 0))[0] or readers[value.name][1] == 0:
                 dim.dim_value = scaled(dim.dim_value, draw.sizes)
-    data = [
-        value.type.tensor_type for value in model.graph.input if value.type.tensor_type.elem_type in FLOATS
-    ]
+    types = (value.type.tensor_type for value in model.graph.input)
+    data = [one for one in types if one.elem_type in FLOATS]
     if draw.lifted and all(len(one.shape.dim) == 1 for one in data):
         for one in data:
             sizes = [1, 6 * draw.sizes[0], one.shape.dim[0].dim_value]
@@ -226,14 +224,12 @@ def _weight(tensor: TensorProto, op: str, at: int, sizes: Shape) -> TensorProto:
         raise ValueError(f"{tensor.name} has shape {shape}")
     random = np.random.default_rng(zlib.crc32(array.tobytes())).standard_normal(shape)
     if op in PRODUCTS and array.ndim > 1:
-        array = random / np.sqrt(
-            np.prod(shape[1:]) if op == "Conv" else max(shape[-2:] if "Conv" not in op else shape[:1])
-        )
+        fan_in = np.prod(shape[1:]) if op == "Conv" else max(shape[:1] if "Conv" in op else shape[-2:])
+        array = random / np.sqrt(fan_in)
     elif array.size > 16 and op == "BatchNormalization":
         array = 1 + 0.2 * np.clip(random, -2, 2)
-    return numpy_helper.from_array(
-        np.resize(array, shape).astype(numpy_helper.to_array(tensor).dtype), tensor.name
-    )
+    dtype = numpy_helper.to_array(tensor).dtype
+    return numpy_helper.from_array(np.resize(array, shape).astype(dtype), tensor.name)
 
 
 def build(draw: Draw) -> ModelProto:

@@ -37,9 +37,8 @@ class Recorder:
                 super().__init__(model, *args, **options)
 
             def run(self, names: object, feeds: dict[str, np.ndarray], *rest: object) -> list[np.ndarray]:
-                recorder.feeds.append(
-                    (self.rewriter_path, {k: np.asarray(v).copy() for k, v in feeds.items()})
-                )
+                copies = {k: np.asarray(v).copy() for k, v in feeds.items()}
+                recorder.feeds.append((self.rewriter_path, copies))
                 return super().run(names, feeds, *rest)
 
         onnxruntime.InferenceSession = Session
@@ -97,22 +96,16 @@ def ocr(recorder: Recorder) -> Networks:
     for page in pages():
         engine(page)
     folder = Path(rapidocr_onnxruntime.__file__).parent / "models"
-    names = {
-        "ppocr_det": "ch_PP-OCRv4_det",
-        "ppocr_cls": "ch_ppocr_mobile_v2.0_cls",
-        "ppocr_rec": "ch_PP-OCRv4_rec",
-    }
-    for name, file in ((name, f"{stem}_infer.onnx") for name, stem in names.items()):
+    names = {"det": "ch_PP-OCRv4_det", "cls": "ch_ppocr_mobile_v2.0_cls", "rec": "ch_PP-OCRv4_rec"}
+    for name, file in ((f"ppocr_{name}", f"{stem}_infer.onnx") for name, stem in names.items()):
         feeds = [f for p, f in recorder.feeds if p.endswith(file)]
         yield name, folder / file, [widened(f) for f in feeds] if name == "ppocr_rec" else feeds
 
 
 def widened(feeds: dict[str, np.ndarray], width: int = 640) -> dict[str, np.ndarray]:
     """Lines of text of one width: zeros to the right, as the package pads them within a batch."""
-    return {
-        k: np.pad(v[..., :width], ((0, 0), (0, 0), (0, 0), (0, max(0, width - v.shape[3]))))
-        for k, v in feeds.items()
-    }
+    more = {k: ((0, 0), (0, 0), (0, 0), (0, max(0, width - v.shape[3]))) for k, v in feeds.items()}
+    return {k: np.pad(v[..., :width], more[k]) for k, v in feeds.items()}
 
 
 def layout(recorder: Recorder) -> Networks:

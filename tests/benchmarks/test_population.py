@@ -82,8 +82,8 @@ def test_without_a_gpu_networks_are_scored_by_emulation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = {
-        "plain": {"held": None, "held_passed": False, "fp32": {}},
-        "fix": {"held": 2e-3, "held_passed": True, "fp32": {"Add": 1, "Mul": 3}},
+        "plain": {"held": None, "held_passed": False},
+        "fix": {"held": 2e-3, "held_passed": True, "float_nodes": 9, "fp32": {"Mul": 3, "Add": 1}},
     }
     measures = {"tf32_error": 1e-3, "largest": 3000.0}
     write_json(tmp_path / "net.json", {"name": "net", "stages": [], "variants": rows, **measures})
@@ -91,8 +91,8 @@ def test_without_a_gpu_networks_are_scored_by_emulation(
     write_json(tmp_path / "other.json", failed)
     score(argparse.Namespace(folders=[tmp_path], half=None))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2] == "| net | 1.0e-03 | 3000 | not finite (no) | 2.0e-03 | 4: 3 Mul, 1 Add | "
-    assert lines[3].endswith("| no export")
+    assert lines[2] == "| net | 3e+03 | 1.0e-03 | not finite (no) | 2.0e-03 | 4 of 9: 3 Mul, 1 Add |"
+    assert lines[3].endswith("| no export |")
 
 
 def test_a_network_is_exported_first_and_then_made_and_built(folder: Path) -> None:
