@@ -13,9 +13,13 @@ from rewriter.ir.model import Port
 from rewriter.jobs.fix.result import FixResult
 from rewriter.judge.verdict import ran
 from rewriter.report.json import installed_versions
+from rewriter.runtime.engines.tensor_files import Span
 from rewriter.runtime.inputs.samples import DataSource
 
-SEEN = "the profile has the shapes of the samples: --min-shapes, --opt-shapes and --max-shapes set yours"
+PROPOSED = (
+    "the profile's optimum is a typical sample; its batch from 1 and its maximum, twice the largest sample, "
+    "are proposals: --min-shapes, --opt-shapes and --max-shapes set yours"
+)
 
 Profile = Sequence[tuple[str, Sequence[tuple[str, ...]]]]
 """Smallest, typical and largest shape of each dynamic input as texts; `?` for a size that is not known."""
@@ -48,7 +52,7 @@ def next_step(result: FixResult) -> NextStep:
     data = result.data
     profile = _profile(result.model.signature.inputs, data)
     asked = data is None or all(name in data.profiled for name, _ in profile)
-    remarks = [] if asked else [SEEN]
+    remarks = [] if asked else [PROPOSED]
     engine = str(result.output.with_suffix(".engine"))
     if result.constraints is not None:  # the shell splits the arguments in the file
         words = ["trtexec", f"--onnx={result.output}", f"--saveEngine={engine}", *_trtexec_shapes(profile)]
@@ -127,9 +131,20 @@ def _profile(inputs: Sequence[Port], data: DataSource | None) -> Profile:
         if port.shape is None or not all(isinstance(size, int) for size in port.shape):
             unknown = tuple(size if isinstance(size, int) else "?" for size in port.shape or ("?",))
             shapes = data.spans.get(port.name) if data is not None else None
+            if shapes and data is not None and port.name not in data.profiled:
+                shapes = _with_room(port, shapes)
             texts = [tuple(map(str, shape)) for shape in shapes or [unknown] * 3]
             profile.append((port.name, texts))
     return profile
+
+
+def _with_room(port: Port, span: Span) -> Span:
+    """Along dynamic axes, a batch from 1, and twice the largest sample: deployments see more than samples."""
+    low, usual, high = span
+    dynamic = [port.shape is None or not isinstance(port.shape[axis], int) for axis in range(len(usual))]
+    if len(low) > 1 and dynamic[0]:
+        low = (min(1, low[0]), *low[1:])
+    return low, usual, tuple(size * (1 + varies) for size, varies in zip(high, dynamic, strict=True))
 
 
 def _trtexec_shapes(profile: Profile) -> Iterator[str]:

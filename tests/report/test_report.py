@@ -355,17 +355,24 @@ def test_shares_of_latency_name_their_source() -> None:
     assert words in flat(printed(result(latency_shares=shares)))
 
 
-@pytest.mark.parametrize("profiled", [frozenset({"x"}), frozenset[str]()], ids=["the user's", "the samples'"])
-def test_the_profile_is_what_was_built(profiled: frozenset[str]) -> None:
-    data = DataSource("data", 3, real=True, spans=SPANS, profiled=profiled)
+PROFILES = [
+    pytest.param({"x"}, ("1,3,8,6", "2,3,8,8", "4,3,8,10"), id="the user's, unchanged"),
+    pytest.param(set(), ("1,3,8,6", "2,3,8,8", "8,3,8,20"), id="a batch from 1, and room above the samples"),
+]
+
+
+@pytest.mark.parametrize(("profiled", "shapes"), PROFILES)
+def test_the_profile_of_the_commands(profiled: set[str], shapes: tuple[str, str, str]) -> None:
+    low, usual, high = SPANS["x"]
+    spans = {**SPANS, "x": (low if profiled else (2, *low[1:]), usual, high)}
+    data = DataSource("data", 3, real=True, spans=spans, profiled=frozenset(profiled))
     following = next_step(result(model=DYNAMIC, output=Path("fixed.onnx"), data=data))
-    shapes = "--minShapes=x:1x3x8x6 --optShapes=x:2x3x8x8 --maxShapes=x:4x3x8x10"
-    assert following.commands["trtexec"].endswith(shapes), "z is not dynamic"
-    polygraphy = (
-        "--trt-min-shapes 'x:[1,3,8,6]' --trt-opt-shapes 'x:[2,3,8,8]' --trt-max-shapes 'x:[4,3,8,10]'"
-    )
-    assert following.commands["polygraphy"].endswith(polygraphy)
-    assert (next_step_module.SEEN in following.remarks) is not bool(profiled)
+    low_text, usual_text, high_text = (text.replace(",", "x") for text in shapes)
+    words = f"--minShapes=x:{low_text} --optShapes=x:{usual_text} --maxShapes=x:{high_text}"
+    assert following.commands["trtexec"].endswith(words), "z is not dynamic"
+    words = "--trt-min-shapes 'x:[{}]' --trt-opt-shapes 'x:[{}]' --trt-max-shapes 'x:[{}]'".format(*shapes)
+    assert following.commands["polygraphy"].endswith(words)
+    assert (next_step_module.PROPOSED in following.remarks) is not bool(profiled)
 
 
 def test_polygraphy_accepts_the_options_of_its_command() -> None:
