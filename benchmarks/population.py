@@ -562,7 +562,7 @@ def score(arguments: argparse.Namespace) -> None:
     for one in read(arguments.folders, arguments.half):
         plain, fix = (one.get("variants", {}).get(variant, {}) for variant in ("plain", "fix"))
         nodes = fix.get("fp32", {})
-        kinds = ", ".join(f"{n} {op}" for op, n in nodes.items())
+        kinds = ", ".join(f"{n} {op}" for op, n in nodes.items()) or "none"
         share = f"{sum(nodes.values())} of {fix['float_nodes']}: {kinds}" if "fp32" in fix else "all"
         measures = f"{one.get('largest', 0):.2g} | {one.get('tf32_error', 0):.1e}"
         print(

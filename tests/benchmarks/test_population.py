@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -95,17 +96,27 @@ def test_without_a_gpu_networks_are_scored_by_emulation(
     assert lines[3].endswith("| no export |")
 
 
-def test_a_network_is_exported_first_and_then_made_and_built(folder: Path) -> None:
-    work = Work(folder.parent, fix_gpu=False, gpu=False, done={}, variants=("plain",))
-    name = folder.name
-    assert [job.step for job in work.jobs(name)] == ["export"]
-    write_json(folder / "export.json", {"exit_code": 0})
-    assert [job.step for job in work.jobs(name)] == ["tool plain"]
-    write_json(folder / "tool plain.json", {"exit_code": 0})
-    assert [job.step for job in work.jobs(name)] == ["build plain", "verify plain"]
-    for step in ("build", "verify"):
-        write_json(folder / f"{step} plain.json", {"exit_code": 0})
-    assert work.jobs(name) == []
+def _steps(work: Work, folder: Path) -> Iterator[str]:
+    """The steps of a network, each done at once."""
+    while jobs := work.jobs(folder.name):
+        yield jobs[0].step
+        write_json(jobs[0].marker, {"exit_code": 0})
+        if jobs[0].step == "tool fix-gpu":
+            (folder / "fix-gpu.onnx").touch()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "last"),
+    [
+        (False, ["verify plain"]),
+        (True, ["measure", "tool fix-gpu", "build fix-gpu", "again"]),
+    ],
+)
+def test_a_network_is_exported_first_and_then_made_built_and_judged(
+    folder: Path, gpu: bool, last: list[str]
+) -> None:
+    work = Work(folder.parent, fix_gpu=gpu, gpu=gpu, done={}, variants=("plain",))
+    assert list(_steps(work, folder)) == ["export", "tool plain", "build plain", *last]
 
 
 def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
