@@ -129,8 +129,8 @@ LIMITS = [
         moved(0, 1000), moved(0.22, 1000), SOFTMAX, True, id="one row of a recogniser, all classes kept"
     ),
     pytest.param(moved(0, 1000), moved(0.251, 1000), SOFTMAX, False, id="more than a quarter in one"),
-    pytest.param(tied(0, 0), tied(0.0999, 0.01), SOFTMAX, True, id="a tenth where a tie falls otherwise"),
-    pytest.param(tied(0, 0), tied(0.11, 0.01), SOFTMAX, False, id="more than a tenth there"),
+    pytest.param(tied(0, 0), tied(0.22, 0.01), SOFTMAX, True, id="beside a tie that falls otherwise"),
+    pytest.param(tied(0, 0), tied(0.251, 0.01), SOFTMAX, False, id="more than a quarter there"),
     pytest.param(moved(0, 8), np.full((8, 3), 1 / 3), SOFTMAX, False, id="no decision any more"),
     pytest.param(SURE * 1e-3, 0.0 * SURE, SOFTMAX, False, id="zeros where all probabilities are small"),
     pytest.param(

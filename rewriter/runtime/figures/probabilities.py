@@ -68,8 +68,8 @@ TIE = 0.1
 (0.52 and 0.48): either may win. The mean distance of the rows limits how many do."""
 
 SAME_BEST = 0.25
-"""Largest difference of a probability in a single row where every row keeps its best class: a row of a text
-recogniser (PP-OCRv4) differed by 0.22, and all 80 lines of text were equal."""
+"""Largest difference of a probability in a single row where every row keeps its best class, ties aside: a row
+of a text recogniser (PP-OCRv4) differed by 0.22, and all 80 lines of text were equal."""
 
 NOTHING = 0.01
 """Probability below which nothing was found: thresholds on probabilities are set in steps of 0.05."""
@@ -138,7 +138,7 @@ class ProbabilityError:
     @property
     def row_limit(self) -> float:
         """Largest difference of a probability in a single row."""
-        return SAME_BEST if self.top_1 == 1.0 else USABLE
+        return SAME_BEST if self.decided else USABLE
 
     @property
     def passed(self) -> bool:
