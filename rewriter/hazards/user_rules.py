@@ -19,6 +19,9 @@ from rewriter.ir.errors import UsageError
 USER_KIND = "user-rule"
 """The kind of a hazard whose rule is not one of `KINDS`."""
 
+HINT = "training"
+"""The kind of what a hook knows of the training; an engine may show that FP16 will do."""
+
 
 def rules_of_the_user(
     rules: Iterable[Callable[[Survey], Iterable[Hazard]]],

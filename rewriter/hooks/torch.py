@@ -34,7 +34,7 @@ from rewriter.hooks.fixing import (
 torch = require("torch", "torch", __name__)
 
 from rewriter.hooks.torch_feeds import calibration_feeds, example_feeds  # noqa: E402
-from rewriter.hooks.torch_hints import nodes_of  # noqa: E402
+from rewriter.hooks.torch_hints import nodes_of, rule, without_autocast  # noqa: E402
 from rewriter.ir.errors import UsageError  # noqa: E402  # the message about PyTorch comes first
 from rewriter.ir.model import Model  # noqa: E402
 
@@ -198,11 +198,25 @@ def _fixed(call: ExportCall, program: Any, options: HookOptions, kept: Kept) -> 
         return Fixed(result=fix_export(program.model_proto, feeds, options, kept))
 
     with _same_randomness():
+        options = _with_hints(call, options)
         if isinstance(target, (str, os.PathLike)):
             fixed = fix_file(Path(target), feeds, options, kept)
         else:
             fixed = attempt(in_memory, options, "the program" if target is None else "the stream")
     return replace(fixed, program=program)
+
+
+def _with_hints(call: ExportCall, options: HookOptions) -> HookOptions:
+    """The options with a rule for the modules that switch autocast off."""
+    module = call.arguments["model"]
+    if not isinstance(module, torch.nn.Module):
+        return options
+    with eval_mode(module):
+        modules = without_autocast(module, *call.example)
+    if not modules:
+        return options
+    say(f"modules that switch autocast off: {', '.join(modules)}", options)
+    return replace(options, fix={**options.fix, "hazards": (*options.fix.get("hazards", ()), rule(modules))})
 
 
 def _fixed_when_saved(

@@ -17,6 +17,7 @@ from graphs import graph, with_weights
 from searching import OFFSET
 
 import rewriter
+from rewriter.hazards import Hazard, Survey
 from rewriter.ir.model import Array, Model, load
 from rewriter.ir.model.facts import infer
 from rewriter.jobs.fix.attempt import Attempt, attempt
@@ -185,6 +186,24 @@ def test_fp32_epilogues_are_handed_out_where_they_pay(
         True
     ] * kept
     assert not merged(rewriter.fix(**projections(), repair=False).model), "--no-repair gives the rules' plan"
+
+
+@pytest.mark.parametrize(("fp32_us", "kept"), [(20.0, False), (5.0, True)], ids=["slower", "faster"])
+def test_a_hint_of_the_training_is_released_where_it_is_slower(
+    monkeypatch: pytest.MonkeyPatch, fp32_us: float, kept: bool
+) -> None:
+    def training(survey: Survey) -> list[Hazard]:
+        return [Hazard(node, "training", "a hint") for node in survey.nodes if node.op_type == "MatMul"]
+
+    def latency_us(model: Model) -> float:
+        (product,) = (node for node in model.proto.graph.node if node.op_type == "MatMul")
+        return fp32_us if infer(model).main[product.input[0]].dtype == 1 else 10.0
+
+    use_emulation(monkeypatch)
+    monkeypatch.setattr("emulated_engine.latency_us", latency_us)
+    options = {**small(), "passes": None, "hazards": [training]}
+    assert "training" in {one.rule for one in rewriter.fix(**options, repair=False).decisions}
+    assert ("training" in {one.rule for one in rewriter.fix(**options).decisions}) is kept
 
 
 def test_only_what_is_in_doubt_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

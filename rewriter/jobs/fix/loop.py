@@ -20,6 +20,7 @@ from functools import cache, partial
 from rewriter.hazards import Hazard, Rule, Survey
 from rewriter.hazards.planning.costs import ORIGIN
 from rewriter.hazards.planning.free_fp32 import FREE
+from rewriter.hazards.user_rules import HINT
 from rewriter.ir.base import Pass, Stage
 from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import PRODUCTS
@@ -447,9 +448,9 @@ def _with_epilogues(job: FixJob, first: FixJob) -> FixJob:
 
 
 def _preferred(made: Attempt) -> list[str]:
-    """Rules of FP32 nodes that no hazard asks for, the rule with most nodes first."""
+    """Rules of FP32 nodes that no hazard asks for, or a hint, the rule with most nodes first."""
     decisions = made.plan.decisions if made.plan is not None else ()
-    sizes = Counter(one.rule for one in decisions if one.rule in FREE)
+    sizes = Counter(one.rule for one in decisions if one.rule in FREE | {HINT})
     return [rule for rule, _ in sizes.most_common()]
 
 
