@@ -52,7 +52,16 @@ COMMANDS = {
     "presets": Entry(".catalogue:presets", "Pipelines by name; `presets show NAME`"),
     "passes": Entry(".catalogue:passes", "What a pipeline can do; `passes show NAME`"),
     "hook": Entry(".hook:app", "What the hooks of pre-commit run"),
+    "help": Entry(":show_help", ""),
 }
+
+
+def show_help(
+    context: typer.Context,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[COMMAND]", show_default=False)] = None,
+) -> None:
+    """Show the options of a command, as its --help does."""
+    context.find_root().command.main([*(words or ()), "--help"], prog_name="rewriter")
 
 
 def _plain(params: list[Any], context: Any) -> list[Any]:
@@ -104,7 +113,7 @@ class Root(Group):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = {
-            name: Command(name, short_help=entry.help, rich_help_panel=entry.panel)
+            name: Command(name, short_help=entry.help, rich_help_panel=entry.panel, hidden=not entry.help)
             for name, entry in COMMANDS.items()
         }
 

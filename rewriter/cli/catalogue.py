@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from rewriter.cli import Command, Group
-from rewriter.cli.exits import echo, exit_codes, reader_may_leave
-from rewriter.cli.parameters import completer
+from rewriter.cli.exits import STDOUT, echo, exit_codes, reader_may_leave, write_document
+from rewriter.cli.parameters import Json, check_outputs, completer
 from rewriter.pipeline.options import KEYS
 
 passes = typer.Typer(cls=Group, help="What a pipeline can do; `passes show NAME`")
@@ -24,25 +24,35 @@ def _passes(context: typer.Context) -> None:
 
 
 @passes.command("list", cls=Command)
-def _list_passes() -> None:
+def _list_passes(json: Json = None) -> None:
     """List all of them; * marks the default."""
-    from rewriter.pipeline.catalogue import GROUPS, exactness_text, summary
-    from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS
-    from rewriter.pipeline.text import own_passes
+    from rewriter.pipeline import catalogue
     from rewriter.report.tables import Cell, Table
     from rewriter.report.terminal import console, printed
 
-    default = {step.name for step in PRESETS[DEFAULT_PRESET].steps}
+    content = catalogue.passes()
+    if _is_json_alone("passes", content, json):
+        return
     rows = []
-    for stage, title in GROUPS.items():
+    for title in catalogue.GROUPS.values():
         rows.append([Cell(f"[{title}]"), Cell(""), Cell("")])
-        for kind in own_passes().values():
-            if kind.stage is stage:
-                name = f"{'*' if kind.name in default else ' '} {kind.name}"
-                rows.append([Cell(name), Cell(exactness_text(kind.exactness)), Cell(summary(kind))])
+        for one in content:
+            if one["group"] == title:
+                name = f"{'*' if one['default'] else ' '} {one['name']}"
+                rows.append([Cell(name), Cell(one["exactness"]), Cell(one["summary"])])
     table = Table({"pass": "choice", "FP32 result": "choice", "why": "text"}, rows)
     console().print(printed(table))
     echo("\n* runs in the default preset. `rewriter passes show NAME` explains one.\n")
+
+
+def _is_json_alone(name: str, content: object, json: Path | None) -> bool:
+    """Writes JSON where that is asked for; True if it went to the standard output."""
+    from rewriter.report.json import document
+
+    check_outputs([], json=json)
+    if json is not None:
+        write_document(document({name: content}), json)
+    return json == STDOUT
 
 
 @presets.callback(invoke_without_command=True)
@@ -53,12 +63,14 @@ def _presets(context: typer.Context) -> None:
 
 
 @presets.command("list", cls=Command)
-def _list_presets() -> None:
+def _list_presets(json: Json = None) -> None:
     """List all of them."""
-    from rewriter.pipeline.catalogue import preset_entry
+    from rewriter.pipeline import catalogue
     from rewriter.pipeline.presets import PRESETS
 
-    entries = map(preset_entry, PRESETS.values())
+    if _is_json_alone("presets", catalogue.presets(), json):
+        return
+    entries = map(catalogue.preset_entry, PRESETS.values())
     echo("\n\n".join([*entries, "rewriter presets show NAME tells more."]))
 
 

@@ -6,12 +6,13 @@ import inspect
 import re
 import textwrap
 from collections.abc import Mapping
+from typing import Any
 
 from rewriter.ir.base import Exactness, Pass, Stage, with_header
-from rewriter.pipeline.presets import DEFAULT_PRESET, Preset
+from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS, Preset
 from rewriter.pipeline.reader import expected, to_text
 from rewriter.pipeline.schema import entries
-from rewriter.pipeline.text import options_of, render, value_text
+from rewriter.pipeline.text import options_of, own_passes, render, value_text
 
 GROUPS: Mapping[Stage, str] = {
     Stage.STRUCTURE: "structure",
@@ -22,6 +23,38 @@ GROUPS: Mapping[Stage, str] = {
 
 WIDTH = 78
 _SECTION = re.compile(r"^(Options|Declines):$", re.MULTILINE)
+
+
+def passes() -> list[dict[str, Any]]:
+    """Every pass that a pipeline may name, as data."""
+    default = {step.name for step in PRESETS[DEFAULT_PRESET].steps}
+    return [
+        {
+            "name": kind.name,
+            "default": kind.name in default,
+            "group": GROUPS[kind.stage],
+            "exactness": exactness_text(kind.exactness),
+            "summary": summary(kind),
+            "options": {
+                o.name: {"type": expected(o.kind), "default": o.default} for o in options_of(kind).values()
+            },
+        }
+        for kind in own_passes().values()
+    ]
+
+
+def presets() -> list[dict[str, Any]]:
+    """Every preset as data."""
+    return [
+        {
+            "name": preset.name,
+            "default": preset.name == DEFAULT_PRESET,
+            "summary": preset.summary,
+            "sets": {name.replace("_", "-"): value for name, value in preset.defaults.items()},
+            "pipeline": preset.pipeline,
+        }
+        for preset in PRESETS.values()
+    ]
 
 
 def preset_entry(preset: Preset) -> str:

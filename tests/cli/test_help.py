@@ -1,4 +1,4 @@
-"""Every citation of docs/ in the package leads somewhere."""
+"""`rewriter help`: a command's own --help; and every citation of docs/ in the package leads somewhere."""
 
 from __future__ import annotations
 
@@ -7,9 +7,24 @@ from collections.abc import Iterator
 
 import pytest
 from paths import DOCS, ROOT
+from typer.testing import CliRunner
+
+from rewriter.cli import app
 
 CITED = re.compile(r"docs/(?!PAGE)([\w-]+\.md)(?:#([\w-]+))?")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", [[], ["fix"], ["passes", "show"]], ids=" ".join)
+def test_help_of_a_command_is_its_own(words: list[str]) -> None:
+    shown, own = (CliRunner().invoke(app, line) for line in (["help", *words], [*words, "--help"]))
+    assert shown.exit_code == own.exit_code == 0
+    assert shown.output == own.output
+
+
+def test_help_of_no_command_is_an_error() -> None:
+    done = CliRunner().invoke(app, ["help", "fixx"])
+    assert done.exit_code == 2 and "fixx" in done.output
 
 
 def citations() -> Iterator[tuple[str, str]]:

@@ -36,7 +36,7 @@ BUDGETS = {
     "runtime": 6_750,
     "hazards": 3_600,
     "passes": 5_250,
-    "pipeline": 2_000,
+    "pipeline": 2_050,
     "judge": 1_850,
     "parity": 950,
     "jobs": 4_100,
