@@ -126,6 +126,14 @@ def test_the_summary_says_what_was_wrong_what_was_done_and_what_is_next() -> Non
     assert len(lines) <= 16
 
 
+def test_fp32_that_is_free_is_counted_apart() -> None:
+    rules = ("epilogue", "epilogue", "softmax", "user", "between-islands", decision(4).rule)
+    decisions = tuple(replace(decision(i), rule=rule) for i, rule in enumerate(rules))
+    text = flat(printed(result(plan=Plan("fp16", decisions=decisions, float_nodes=100))))
+    words = "94 nodes in FP16, 6 in FP32 (1 for hazards, 3 because it is free, 1 as asked, 1 between these)"
+    assert words in text
+
+
 def test_many_causes_and_warnings_are_counted() -> None:
     causes = tuple(replace(CAUSE, what=f"cause {i}") for i in range(9))
     text = flat(printed(result(causes=causes, warnings=[f"warning {i}" for i in range(5)])))
