@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ def skipped(path: Path) -> str:
 def fix_committed(path: Path, options: dict[str, Any]) -> bool:
     """Fixes a file in its place, and keeps the original beside it; returns False if there was nothing to do.
 
+    git ignores the original from then on, in this clone (info/exclude).
+
     Args:
         options: Those of `rewriter.fix`; `build` is off by default, since TensorRT's build is slow.
 
@@ -58,7 +62,16 @@ def fix_committed(path: Path, options: dict[str, Any]) -> bool:
         raise
     if not changed:
         raw.unlink()
+    elif shutil.which("git") and _git(raw.parent, "check-ignore", "-q", raw.name).returncode == 1:
+        exclude = raw.parent / _git(raw.parent, "rev-parse", "--git-path", "info/exclude").stdout.strip()
+        exclude.parent.mkdir(exist_ok=True)
+        with exclude.open("a", encoding="utf-8") as stream:
+            stream.write("*.raw.onnx\n")
     return changed
+
+
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
 
 
 def data_beside(path: Path) -> dict[str, Any]:

@@ -118,6 +118,9 @@ def test_installed_hooks_run_on_a_commit(repo: Path, environment: dict[str, str]
     done = pre_commit("run", cwd=repo, env=environment)
     assert (done.returncode, "fixed; review it" in done.stdout) == (1, True), done.stdout + done.stderr
     git("add", ".", cwd=repo)
+    assert {path.name for path in repo.glob("*.raw.onnx")} == {"nafnet.raw.onnx"}
+    listed = subprocess.run(["git", "ls-files"], cwd=repo, check=True, capture_output=True, text=True).stdout
+    assert "nafnet.onnx" in listed and "raw" not in listed
     again = pre_commit("run", cwd=repo, env=environment)
     assert (again.returncode, again.stdout.count("Passed")) == (0, 2), again.stdout
 
