@@ -9,10 +9,9 @@ import graphs
 
 from rewriter.hazards import RULES, SCAN_RULES, PrecisionRequest, Survey
 from rewriter.hazards.kinds import KINDS
-from rewriter.ir.base import Target
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.model import facts
-from rewriter.ir.plan import Precision, Range
+from rewriter.ir.plan import Range
 
 NAMES = {rule.__name__: rule for rule in (*RULES, *SCAN_RULES)}
 
@@ -40,36 +39,15 @@ def surveyed(
     return Survey(graph, scope, measured, {"": opset}, request or PrecisionRequest(), mixed)
 
 
-def found(
-    rule: str,
-    text: str,
-    ranges: Ranges | None = None,
-    *,
-    request: PrecisionRequest | None = None,
-    mixed: bool = False,
-    opset: int = 17,
-    scope: int = 0,
-) -> str:
-    """Outputs of the nodes of one graph that a rule names, sorted."""
-    survey = surveyed(text, ranges, request=request, mixed=mixed, opset=opset, scope=scope)
-    return " ".join(sorted({h.node.output[0] for h in NAMES[rule](survey)}))
-
-
-def said(
-    rule: str,
-    text: str,
-    ranges: Ranges | None = None,
-    *,
-    low: Precision = "fp16",
-    mixed: bool = False,
-    opset: int = 17,
-    target: str = "tensorrt",
-) -> str:
-    """`severity output` of each hazard in the main graph, sorted."""
-    request = PrecisionRequest(low, target=Target.parse(target))
-    hazards = list(NAMES[rule](surveyed(text, ranges, request=request, mixed=mixed, opset=opset)))
-    assert {h.rule for h in hazards} <= KINDS.keys()
-    return ", ".join(sorted({f"{h.severity or KINDS[h.rule].severity} {h.node.output[0]}" for h in hazards}))
+def found(rule: str, survey: Survey, *, severities: bool = False) -> str:
+    """Outputs of the nodes that a rule names, sorted; with `severities`, `severity output` of each."""
+    hazards = list(NAMES[rule](survey))
+    if severities:
+        assert {h.rule for h in hazards} <= KINDS.keys()
+        return ", ".join(
+            sorted({f"{h.severity or KINDS[h.rule].severity} {h.node.output[0]}" for h in hazards})
+        )
+    return " ".join(sorted({h.node.output[0] for h in hazards}))
 
 
 def one(op: str, *, shape: str = "4,64", result: str = "4,64", **attributes: object) -> str:
