@@ -83,7 +83,9 @@ def scan(
     with stage("tf32"):
         findings.extend(_tf32(whole, facts, list(islice(samples, 1))))
     if not samples.source.real:
-        findings = [*map(_doubted, findings), _random_data(samples.source.text)]
+        kind, text = KINDS["random-data"], samples.source.text
+        doubt = Finding("random-data", kind.severity, text, kind.repair, (), ())
+        findings = [*map(_doubted, findings), doubt]
     findings.sort(key=lambda f: -SEVERITIES.index(f.severity))
     return ScanResult(
         original.path,
@@ -161,11 +163,6 @@ def _tf32(model: Model, facts: tensor_facts.Facts, samples: Sequence[Mapping[str
         kind, severe = KINDS["tf32"], error > TOLERANCES["tf32"].value
         reason = f"an FP32 engine errs by {error:.2g} (relative L2) through TF32, emulated on one sample"
         yield Finding("tf32", "warning" if severe else kind.severity, reason, kind.repair, (), ())
-
-
-def _random_data(text: str) -> Finding:
-    kind = KINDS["random-data"]
-    return Finding("random-data", kind.severity, text, kind.repair, (), ())
 
 
 def _warnings(ranges: Ranges) -> Iterator[str]:

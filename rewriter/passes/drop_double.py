@@ -68,12 +68,10 @@ class DropDouble(GraphPass):
         walk = _Walk(graph, kept | _downstream(graph, [node for node, _, _ in refused]))
         walk.run()
         if graph.edited:
-            yield Change(graph.graph.name or "graph", _summary(sorted(walk.singles)))
-
-
-def _summary(names: list[str]) -> str:
-    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return f"{len(names)} float64 tensors are read as float32: {shown}"
+            names = sorted(walk.singles)
+            shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            what = f"{len(names)} float64 tensors are read as float32: {shown}"
+            yield Change(graph.graph.name or "graph", what)
 
 
 def _is_double(graph: GraphEditor, tensor: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Requires, refused
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.weights import NewWeights, Replacement
 from rewriter.ir.model import Array
@@ -85,7 +85,9 @@ class FoldStrides(GraphPass):
             windows = windows_of(graph, node)
             if windows is None or not self._accepts(windows):
                 continue
-            reason = _reason_against(graph, node, windows, context.kept)
+            reason: str | None = "its padding is negative"
+            if min(attribute(node, "pads", [0])) >= 0:
+                reason = reason_against(graph, node, windows, context.kept)
             refusal = refused(node, "it keeps its stride", reason)
             yield refusal or _Folding(graph, node, windows, _axes(node, windows), weights).write()
 
@@ -94,12 +96,6 @@ class FoldStrides(GraphPass):
         if not image or min(windows.kernel) < self.window or not STRIDES.issuperset(windows.strides):
             return False
         return all(size > step for size, step in zip(windows.kernel, windows.strides, strict=True))
-
-
-def _reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: Kept) -> str | None:
-    if min(attribute(node, "pads", [0])) < 0:
-        return "its padding is negative"
-    return reason_against(graph, node, windows, kept)
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import NamedTuple
 
 from onnx import FunctionProto, ModelProto, NodeProto
 from onnx.inliner import inline_local_functions
 
 from rewriter.ir import children
 from rewriter.ir.base import Change, Context, Event, ModelPass, Refusal
+from rewriter.ir.english import count
 from rewriter.ir.errors import ModelError, NativeError
 from rewriter.ir.graph import TAG
 from rewriter.ir.model import STANDARD_DOMAINS, Model, check, refill, walk_nodes
@@ -52,12 +52,8 @@ class InlineFunctions(ModelPass):
         yield from inline(model, self.name)
 
 
-class _Key(NamedTuple):
-    """Identifies a function: ONNX allows several of one name that differ in `overload`."""
-
-    domain: str
-    name: str
-    overload: str
+_Key = tuple[str, str, str]
+"""Domain, name and overload of a function."""
 
 
 def inline(model: Model, tag: str) -> list[Event]:
@@ -68,7 +64,7 @@ def inline(model: Model, tag: str) -> list[Event]:
     Args:
         tag: Name of the pass, for the nodes that come out of the functions.
     """
-    functions = {_Key(f.domain, f.name, f.overload): f for f in model.proto.functions}
+    functions = {(f.domain, f.name, f.overload): f for f in model.proto.functions}
     if not functions:
         return []
     calls = Counter(map(_key, walk_nodes(model.proto.graph)))
@@ -80,20 +76,16 @@ def inline(model: Model, tag: str) -> list[Event]:
         return [Refusal("model", error.what)]
     except (ModelError, RuntimeError) as error:  # a call with other inputs than its function has
         why = error.what if isinstance(error, ModelError) else str(error)
-        name = next(iter(functions)).name
+        name = next(iter(functions.values())).name
         return [Refusal(name, f"the model is invalid with the bodies in place: {why}")]
     model.proto = proto
-    _drop_domains(model.proto, {key.domain for key in functions})
+    _drop_domains(model.proto, {domain for domain, *_ in functions})
     for node in walk_nodes(model.proto.graph):
         if _node_key(node) not in known:
             node.metadata_props.add(key=TAG, value=tag)
-    return [Change(key.name, _became(calls[key])) for key in functions]
-
-
-def _became(calls: int) -> str:
-    if not calls:
-        return "function removed: nothing in the graph calls it directly"
-    return f"function inlined at {calls} call{'s' if calls > 1 else ''}"
+    unused = "function removed: nothing in the graph calls it directly"
+    counts = ((name, calls[domain, name, overload]) for domain, name, overload in functions)
+    return [Change(name, f"function inlined at {count(n, 'call')}" if n else unused) for name, n in counts]
 
 
 def _inlined(model: Model, functions: dict[_Key, FunctionProto]) -> ModelProto:
@@ -117,7 +109,7 @@ def _fill_defaults(proto: ModelProto, functions: dict[_Key, FunctionProto]) -> N
 
 
 def _key(node: NodeProto) -> _Key:
-    return _Key(node.domain, node.op_type, node.overload)
+    return node.domain, node.op_type, node.overload
 
 
 def _drop_domains(proto: ModelProto, domains: set[str]) -> None:

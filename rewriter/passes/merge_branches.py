@@ -93,11 +93,6 @@ class _Branch:
     pads: tuple[int, ...]
 
     @property
-    def size(self) -> int:
-        """Number of elements of the window."""
-        return math.prod(self.windows.kernel)
-
-    @property
     def bias(self) -> str:
         return optional_input(self.conv, 2)
 
@@ -113,7 +108,7 @@ def _branches(graph: GraphEditor, node: NodeProto) -> list[_Branch]:
     if len(windows) < len(node.input) or len({conv.input[0] for conv in convs}) > 1:
         return []
     found = [_Branch(conv, window, pads_of(conv, window) or ()) for conv, window in windows]
-    return sorted(found, key=lambda branch: -branch.size)
+    return sorted(found, key=lambda branch: -math.prod(branch.windows.kernel))
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto, found: list[_Branch], kept: Kept) -> str:
@@ -189,25 +184,21 @@ def _merge(graph: GraphEditor, node: NodeProto, found: list[_Branch], weights: N
     ]
     if bias is not None:
         inputs.append(_shared(weights, [(b.bias, ()) for b in found if b.bias], bias))
-    graph.substitute(node.output[0], _conv(graph, large, inputs, node.output[0]))
-    window = "x".join(map(str, large.windows.kernel))
-    rest = ", ".join(label(branch.conv) for branch in others)
-    return Change(label(conv), f"one Conv of {conv.input[0]} with {rest}: windows of {window}")
-
-
-def _conv(graph: GraphEditor, large: _Branch, inputs: list[str], out: str) -> NodeProto:
-    """Makes a Conv with the windows of a branch."""
-    return graph.make(
+    merged = graph.make(
         "Conv",
         inputs,
-        [out],
-        name=f"{label(large.conv)}/merged",
+        [node.output[0]],
+        name=f"{label(conv)}/merged",
         kernel_shape=large.windows.kernel,
         strides=large.windows.strides,
         dilations=large.windows.dilations,
         pads=large.pads,
-        group=attribute(large.conv, "group", 1),
+        group=attribute(conv, "group", 1),
     )
+    graph.substitute(node.output[0], merged)
+    window = "x".join(map(str, large.windows.kernel))
+    rest = ", ".join(label(branch.conv) for branch in others)
+    return Change(label(conv), f"one Conv of {conv.input[0]} with {rest}: windows of {window}")
 
 
 def _weight(graph: GraphEditor, found: list[_Branch]) -> Array:

@@ -23,9 +23,6 @@ from rewriter.ir.model import Array
 from rewriter.ir.model.facts import Shape
 from rewriter.ir.model.schemas import NUMPY_TYPES
 
-SIZES_AS_INPUT = 13
-"""From opset 13 on Split takes its sizes as an input; before, as an attribute."""
-
 RANK = 4
 """Axes of a result in heads, [batch, length, heads, size]: others were not measured (docs/accuracy.md)."""
 
@@ -75,7 +72,7 @@ class MergeProjections(GraphPass):
 
     name = "merge-projections"
     refittable = False
-    requires = Requires(opset=11)  # from there on Split counts its axis from the end
+    requires = Requires(opset=13)  # from there on Split takes its sizes as an input
     exactness = Exactness(
         1e-5, "ONNX Runtime may order the same sums differently: 6.5e-7 measured on a UNet, 0 on nine others"
     )
@@ -348,9 +345,5 @@ def _part(graph: GraphEditor, cut: _Cut, dtype: int | None) -> str:
 
 def _split(new: Replacement, tensor: str, outputs: list[str], sizes: list[int], axis: int) -> None:
     graph, name = new.graph, f"{new.name}/Split"
-    if graph.model.opset < SIZES_AS_INPUT:
-        node = graph.make("Split", [tensor], outputs, name=name, axis=axis, split=sizes)
-    else:
-        counts = graph.add_ints(f"{name}/sizes", *sizes)
-        node = graph.make("Split", [tensor, counts], outputs, name=name, axis=axis)
-    graph.insert(node, before=new.node)
+    counts = graph.add_ints(f"{name}/sizes", *sizes)
+    graph.insert(graph.make("Split", [tensor, counts], outputs, name=name, axis=axis), before=new.node)

@@ -239,7 +239,7 @@ def _scales(graph: GraphEditor, resize: NodeProto) -> tuple[float, ...] | None:
     before, after = graph.shape(resize.input[0]), graph.shape(resize.output[0])
     if before is None:
         return None
-    if _has_sizes(resize):
+    if optional_input(resize, 3):  # it has sizes, not scales
         return _growth(before, after, _axes(resize, len(before)))
     axes, given = _axes(resize, len(before)), graph.constant(resize.input[2])
     if given is None or given.size != len(axes):
@@ -255,16 +255,12 @@ def _inputs_for(graph: GraphEditor, resize: NodeProto, channels: int) -> Sequenc
     """
     after = graph.shape(resize.output[0]) or ()
     axes = _axes(resize, len(after))
-    if not _has_sizes(resize) or 1 not in axes:
+    if not optional_input(resize, 3) or 1 not in axes:
         return list(resize.input[1:])
     sizes = [channels if axis == 1 else after[axis] for axis in axes]
     if not all(isinstance(size, int) for size in sizes):
         return None
     return [resize.input[1], resize.input[2], np.asarray(sizes, np.int64)]
-
-
-def _has_sizes(resize: NodeProto) -> bool:
-    return bool(optional_input(resize, 3))
 
 
 def _axes(resize: NodeProto, rank: int) -> list[int]:
@@ -312,17 +308,14 @@ class _Postponing:
             terms.append(self._enlarge(part, small, out))
         if rest:
             terms.append(self._convolve(rest, bias, result))
-        self._add_up(terms, result)
-        self.graph.remove(self.conv)
-        share = sum(part.count / part.growth for part in self.parts) / sum(part.count for part in self.parts)
-        done = f"moved before {len(late)} Resize{'s' if len(late) > 1 else ''}"
-        return Change(label(self.conv), f"{done}, with {share:.2f} of the multiplications")
-
-    def _add_up(self, terms: Sequence[str], result: str) -> None:
         total = terms[0]
         for index, term in enumerate(terms[1:], start=2):
             out = result if index == len(terms) else self._tensor("sum", result)
             total = self.new.add("Add", [total, term], out)
+        self.graph.remove(self.conv)
+        share = sum(part.count / part.growth for part in self.parts) / sum(part.count for part in self.parts)
+        done = f"moved before {len(late)} Resize{'s' if len(late) > 1 else ''}"
+        return Change(label(self.conv), f"{done}, with {share:.2f} of the multiplications")
 
     def _convolve(self, parts: Sequence[_Part], bias: str, places: str) -> str:
         """Adds one Conv of some of the parts; its result has as many places as the tensor `places`."""

@@ -162,15 +162,11 @@ def _ordered(
         result = graph.tensor(f"{name}/ordered", dtype=graph.dtype(name))
         nodes.append(graph.make("Transpose", [name], [result], perm=perm))
         name = result
-    return _reshaped(graph, name, target, nodes)
-
-
-def _reshaped(graph: GraphEditor, name: str, target: list[int] | None, nodes: list[NodeProto]) -> str:
-    if target is None:
-        return name
-    result = graph.tensor(f"{name}/merged", dtype=graph.dtype(name))
-    nodes.append(graph.make("Reshape", [name, graph.add_ints(f"{name}/target", *target)], [result]))
-    return result
+    if target is not None:
+        result = graph.tensor(f"{name}/merged", dtype=graph.dtype(name))
+        nodes.append(graph.make("Reshape", [name, graph.add_ints(f"{name}/target", *target)], [result]))
+        name = result
+    return name
 
 
 def _multiply(

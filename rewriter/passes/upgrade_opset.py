@@ -68,7 +68,9 @@ class UpgradeOpset(ModelPass):
         changed = Counter[str]() if refusals else self._rewrite(work, target, refusals)
         if refusals:
             return refusals
-        what = f"opset {model.opset} became {target}{_listed(changed)}"
+        text = ", ".join(f"{count} {op}" for op, count in sorted(changed.items()))
+        text = f"rewritten: {text}" if text else "no node had to change"
+        what = f"opset {model.opset} became {target}; {text}"
         _stamp(work, target)
         model.proto, model.weights = work.proto, work.weights
         return [*inlined, Change("model", what)]
@@ -77,7 +79,9 @@ class UpgradeOpset(ModelPass):
         """Converts the nodes, in place, and counts them; adds a refusal for each that cannot be converted."""
         known = facts.infer(work)
         editors = open_graphs(work, known, tag=self.name)
-        usual = _usual_float(known)
+        others = facts.FLOATS - {TensorProto.FLOAT}  # without these, a float after a plugin is FLOAT
+        mixed = any(tensor.dtype in others for scope in known.scopes for tensor in scope.values())
+        usual = 0 if mixed else int(TensorProto.FLOAT)
         results = [list(Converter(editor, work.opset, target, usual).run()) for editor in editors]
         for one in (one for of_graph in results for one in of_graph if one.reason):
             text = f"{one.node.op_type} cannot be converted from opset {work.opset} to {target}: {one.reason}"
@@ -90,13 +94,6 @@ class UpgradeOpset(ModelPass):
                     if not one.is_same:
                         _replace(editor, one)
         return Counter(one.node.op_type for of_graph in results for one in of_graph if not one.is_same)
-
-
-def _usual_float(known: facts.Facts) -> int:
-    """Returns the type of a float after a plugin: FLOAT if the model holds no other float type, else 0."""
-    others = facts.FLOATS - {TensorProto.FLOAT}
-    found = any(tensor.dtype in others for scope in known.scopes for tensor in scope.values())
-    return 0 if found else int(TensorProto.FLOAT)
 
 
 def _replace(editor: GraphEditor, converted: Converted) -> None:
@@ -127,11 +124,6 @@ def _replace(editor: GraphEditor, converted: Converted) -> None:
 
 def _add_constant(editor: GraphEditor, node: NodeProto, tensor: TensorProto) -> str:
     return editor.add_constant(f"{label(node)}/constant", numpy_helper.to_array(tensor))
-
-
-def _listed(changed: Counter[str]) -> str:
-    text = ", ".join(f"{count} {op}" for op, count in sorted(changed.items()))
-    return f"; rewritten: {text}" if text else "; no node had to change"
 
 
 def _stamp(model: Model, target: int) -> None:

@@ -135,8 +135,6 @@ class Configuration:
 
     Attributes:
         sources: The environment, and the file if there is one.
-        file: The file that was read.
-        warnings: Sentences for the user.
     """
 
     sources: tuple[Source, ...]

@@ -37,10 +37,8 @@ class Preset:
     """A named pipeline.
 
     Attributes:
-        name: As `--preset` takes it.
         summary: One line without a full stop.
         about: Further explanation, as Markdown paragraphs.
-        pipeline: Its passes as text, in the form of `rewriter.pipeline.text`.
         defaults: Options of `rewriter.fix` and their values, where the user sets nothing.
         table: Rows of old and new, for a preset that replaces something older; `source` is their link.
     """

@@ -43,19 +43,14 @@ class Option:
     """One option of a command.
 
     Attributes:
-        name: The name of its field, which is the keyword of the API.
         kind: The type of its value in texts and files, without `None`.
         default: The value where nobody sets it; None: the preset or the model decides.
         text: Its explanation; the first sentence is the line in `--help`.
-        panel: The group in `--help`.
-        metavar: Its value in `--help`.
-        places: Where it may be set.
         read: Reads its value from text, where the type alone does not say how.
         check: Raises `UsageError` or `ValueError` for a value of the right type that makes no sense. It may
             be given as `package.module:name`, as may the next: a shell that completes imports nothing then.
         offers: The names that the shell offers, or a function that returns them with their explanations.
         commas: Whether one text of the command line lists several values.
-        least: The smallest number.
         above: A number that is too small.
     """
 

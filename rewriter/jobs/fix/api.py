@@ -64,6 +64,8 @@ def _job(
     io: InputsOutputs = plan.io if plan is not None else chosen.choose("io", request.io)
     target = known_target(Target.parse(chosen.choose("target", request.target)))
     sums: Accumulation | None = chosen.choose("accumulation", request.accumulation)
+    asked = (target.answers.get(probe) for probe in ("matmul-accumulation", "conv-accumulation"))
+    recorded: Accumulation = "fp16" if "fp16" in asked else "fp32"  # FP32, too, if it was never asked
     opset = chosen.choose("opset", request.opset)
     steps = _steps(request, precision, target)
     lowers = any(step.stage is Stage.LOWERING for step in steps)
@@ -113,7 +115,7 @@ def _job(
         opset=DEFAULT_OPSETS[precision] if opset is None else opset,
         progress=progress,
         plan=plan,
-        accumulation=sums or _recorded_sums(target),
+        accumulation=sums or recorded,
         goal=goal,
         metric=request.metric or str(chosen.choose("metric")),
         weak_typing=weak,
@@ -141,12 +143,6 @@ def _steps(request: FixOptions, precision: Precision, target: Target) -> tuple[P
         and (not request.refittable or step.refittable)
         and (precision != "fp32" or step.stage is not Stage.LOWERING)
     )
-
-
-def _recorded_sums(target: Target) -> Accumulation:
-    """The type in which the target sums FP16 products, by its answers; FP32 if it was never asked."""
-    asked = ("matmul-accumulation", "conv-accumulation")
-    return "fp16" if any(target.answers.get(probe) == "fp16" for probe in asked) else "fp32"
 
 
 def _goal(request: FixOptions, plan: Plan | None, preset: Preset, *, lowers: bool) -> Goal | None:

@@ -158,7 +158,9 @@ class Making:
             plan = make_plan(structured, facts, ranges, job.wish, real=real)
             released = {d.key for d in plan.decisions if d.rule in job.released}
             plan = extend_plan(structured, facts, plan, {}, frozenset(released))
-        self.warnings.extend((*_unmatched(job.wish, plan, structured), *_declined(job.wish)))
+        self.warnings.extend(_unmatched(job.wish, plan, structured))
+        if job.wish.epilogues != "none" and job.wish.precision == "fp16":
+            self.warnings.extend(free_fp32.refusals(job.target))
         return plan
 
     def searched(self, structured: Model, plan: Plan, goal: Goal) -> Plan:
@@ -170,12 +172,6 @@ class Making:
             )
         self.warnings.extend(warnings)
         return plan
-
-
-def _declined(wish: PrecisionRequest) -> Iterator[str]:
-    """Warns of requests that the target was measured not to fulfil."""
-    if wish.epilogues != "none" and wish.precision == "fp16":
-        yield from free_fp32.refusals(wish.target)
 
 
 def _unmatched(wish: PrecisionRequest, plan: Plan, model: Model) -> Iterator[str]:

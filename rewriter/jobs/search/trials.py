@@ -68,7 +68,6 @@ class Trials:
         expected: Outputs of the original in FP32 for each of `samples`.
         reason: The reason in the plan for a node that the search puts in FP32.
         accumulation: Type of the sums of an emulated plan. `ranking_sums`: of those in the ranking.
-        target: The target whose recorded costs are used.
         count: Number of whole models that were evaluated.
     """
 

@@ -22,7 +22,7 @@ from rewriter.ir import children
 from rewriter.ir.errors import NativeError
 from rewriter.ir.graph import GraphEditor, attribute
 from rewriter.ir.graph.ops import RESIZES
-from rewriter.ir.model import DETACH_BYTES, STANDARD_DOMAINS, Array, holds_graphs
+from rewriter.ir.model import DETACH_BYTES, STANDARD_DOMAINS, holds_graphs
 from rewriter.ir.model.schemas import schema_of
 
 
@@ -133,21 +133,15 @@ class Converter:
                 copy.input.append(alias)
                 if alias and alias not in names:
                     names[alias] = name
-                    self._declare(whole, alias, name)
-                    if node.op_type == "Resize":  # its conversion alone depends on the value of an input
-                        _add_value(whole, alias, self.graph.constant(name))
+                    known = self.graph.facts(name)
+                    dtype, shape = (known.dtype, known.shape) if known is not None else (self.unknown, None)
+                    whole.input.append(helper.make_tensor_value_info(alias, dtype, shape))
+                    # the conversion of Resize alone depends on the value of an input
+                    value = self.graph.constant(name) if node.op_type == "Resize" else None
+                    if value is not None and value.nbytes < DETACH_BYTES:
+                        whole.initializer.append(numpy_helper.from_array(value, alias))
             whole.output.extend(helper.make_tensor_value_info(name, 0, None) for name in node.output if name)
         return helper.make_model(whole, opset_imports=[helper.make_opsetid("", self.source)])
-
-    def _declare(self, whole: GraphProto, alias: str, name: str) -> None:
-        known = self.graph.facts(name)
-        dtype, shape = (known.dtype, known.shape) if known is not None else (self.unknown, None)
-        whole.input.append(helper.make_tensor_value_info(alias, dtype, shape))
-
-
-def _add_value(whole: GraphProto, name: str, value: Array | None) -> None:
-    if value is not None and value.nbytes < DETACH_BYTES:
-        whole.initializer.append(numpy_helper.from_array(value, name))
 
 
 def _separated(nodes: Sequence[NodeProto], graph: GraphProto, names: dict[str, str]) -> list[Converted]:

@@ -44,7 +44,6 @@ class BuildOptions:
         outputs: Further tensors to mark as outputs of the network.
         tf32: Whether FP32 may be computed in TF32. False needs `NO_TF32` in the child's environment,
             too: `build` sees to it.
-        plugins: Shared libraries with plugins.
         timing_cache: Use the cache of kernel timings in the user's cache folder; `tensorrt` on a GPU only.
     """
 
@@ -100,7 +99,6 @@ class BuildReport:
         engine_bytes: Size of the engine; None if none was built.
         notes: Requests that could not be met, such as an output that is not in the network.
         log: End of what the child printed.
-        build_s: Wall time of the build.
     """
 
     library: str
@@ -167,9 +165,8 @@ def build_here(path: Path, options: BuildOptions) -> BuildReport:
     sink = logger(trt, log)
     builder = trt.Builder(sink)
     load_plugins(trt, builder.get_plugin_registry(), options.plugins)
-    typed = getattr(
-        trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None
-    )  # 10 needs it, others ignore it
+    # 10 needs it, others ignore it
+    typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
     network = builder.create_network(0 if typed is None else 1 << int(typed))
     parser = trt.OnnxParser(network, sink)
     parsed = bool(parser.parse_from_file(str(path)))
@@ -179,7 +176,10 @@ def build_here(path: Path, options: BuildOptions) -> BuildReport:
         parsed,
         layers=tuple(_layer(network.get_layer(i)) for i in range(network.num_layers)) if parsed else (),
         inputs=tuple(_tensor(network.get_input(i)) for i in range(network.num_inputs)),
-        parser_errors=tuple(_parser_error(parser.get_error(i)) for i in range(parser.num_errors)),
+        parser_errors=tuple(
+            ParserError(error.node_name(), error.node_operator(), without_noise(error.desc()))
+            for error in map(parser.get_error, range(parser.num_errors))
+        ),
         notes=tuple(_mark(network, options.outputs)) if parsed else (),
     )
     if parsed:
@@ -190,10 +190,6 @@ def build_here(path: Path, options: BuildOptions) -> BuildReport:
             report = replace(report, obstacle=error.what, hint=error.hint or "")
         report = replace(report, build_s=time.perf_counter() - start)
     return replace(report, warnings=tuple(log.warnings), errors=tuple(log.errors))
-
-
-def _parser_error(error: Any) -> ParserError:
-    return ParserError(error.node_name(), error.node_operator(), without_noise(error.desc()))
 
 
 def _layer(layer: Any) -> NetworkLayer:

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 
@@ -26,9 +26,6 @@ from rewriter.runtime.engines.onnxruntime_library import (
     value_of,
 )
 from rewriter.runtime.engines.protocol import Variant
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
 
 MAX_THREADS = 2
 """Reductions and small convolutions gain little from more, and builds often share the machine."""
@@ -157,7 +154,7 @@ def _providers(gpu: bool, tf32: bool) -> list[Any]:
     return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
 
 
-def _options(optimize: bool, threads: int) -> ort.SessionOptions:
+def _options(optimize: bool, threads: int) -> Any:
     ort = import_onnxruntime()
     options = ort.SessionOptions()
     level = ort.GraphOptimizationLevel

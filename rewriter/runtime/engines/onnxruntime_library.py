@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import onnx
@@ -22,9 +22,6 @@ from rewriter.ir import children
 from rewriter.ir.errors import ArithmeticRunError, EngineError
 from rewriter.ir.graph import captured
 from rewriter.ir.model import Array, holds_graphs, refill, walk_graphs
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
 
 INSTALL_HINT = 'pip install "rewriter[rtx]"; docs/install.md has a light way, too'
 
@@ -45,7 +42,7 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
-def value_of(array: Array, device: str = "cpu") -> ort.OrtValue:
+def value_of(array: Array, device: str = "cpu") -> Any:
     """The array as an OrtValue that shares its memory where it is contiguous and stays on the CPU."""
     ort = import_onnxruntime()
     array = np.asarray(array, order="C")
@@ -55,7 +52,7 @@ def value_of(array: Array, device: str = "cpu") -> ort.OrtValue:
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(f"u{array.itemsize}"), dtype)
 
 
-def array_of(name: str, value: ort.OrtValue) -> Array:
+def array_of(name: str, value: Any) -> Array:
     """The tensor `name` as an array; types that NumPy lacks, FP8 and INT4 among them, are those of ml_dtypes.
 
     Raises:
@@ -68,8 +65,7 @@ def array_of(name: str, value: ort.OrtValue) -> Array:
         )
     dtype = value.element_type()
     if dtype == onnx.TensorProto.STRING or onnx.helper.tensor_dtype_to_np_dtype(dtype).isbuiltin == 1:
-        array: Any = value.numpy()
-        return np.asarray(array)
+        return np.asarray(value.numpy())
     data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
     return numpy_helper.to_array(onnx.TensorProto(data_type=dtype, dims=value.shape(), raw_data=data))
 

@@ -24,13 +24,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
+from rewriter.ir.model import Array
 from rewriter.runtime.engines.build import BuildReport
 from rewriter.runtime.engines.tensor_files import Span, StoredSamples, read_tensors
-
-if TYPE_CHECKING:
-    from rewriter.ir.model import Array
 
 EngineName = Literal["tensorrt", "tensorrt-rtx", "onnxruntime", "onnxruntime-cuda"]
 """`onnxruntime` computes on the CPU, `onnxruntime-cuda` on the GPU."""
@@ -88,7 +86,6 @@ class MeasureSettings:
         builds: How often each is built: builders choose kernels by timing them, so that two builds of
             one file differ. More than one leaves the timing cache out.
         timing: None measures no latency.
-        plugins: Shared libraries with TensorRT plugins.
         build_timeout_s: For each build. `run_timeout_s`: for the child that runs all of them.
     """
 
@@ -126,7 +123,6 @@ class EngineOutcome:
         problem: If the status is not `ok`: the reason, in one sentence. `hint`: the advice.
         log: End of the child's output, if the status is not `ok`.
         device: The GPU and its driver, or the CPU, e.g. `NVIDIA H200, driver CUDA 13.0` or `CPU`.
-        library: Name and version.
         report: Of TensorRT's parser and builder, if it got that far.
         outputs: Folder of each sample's outputs.
         latency: None if it did not run, or nothing was to be timed.

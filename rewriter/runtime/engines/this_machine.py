@@ -95,22 +95,16 @@ def obstacle(engine: EngineName) -> EngineError | None:
     if device is None:
         return nvidia_driver.no_gpu(f"{engine} runs on a GPU")
     if engine == "onnxruntime-cuda":
-        return cuda_obstacle()
+        ort = import_onnxruntime()
+        if "CUDAExecutionProvider" in ort.get_available_providers():
+            return None
+        what = f"this ONNX Runtime ({ort.__version__}) is built without CUDA"
+        return EngineError(what, hint="pip install onnxruntime-gpu")
     module = engine.replace("-", "_")
     for needed in (module, "cuda.bindings"):
         if not _installed(needed):
             return EngineError(f"{needed} is not installed", hint=INSTALL[needed])
     return refusal(module, _version(module), device)
-
-
-def cuda_obstacle() -> EngineError | None:
-    """The error for an ONNX Runtime without CUDA."""
-    ort = import_onnxruntime()
-    if "CUDAExecutionProvider" in ort.get_available_providers():
-        return None
-    return EngineError(
-        f"this ONNX Runtime ({ort.__version__}) is built without CUDA", hint="pip install onnxruntime-gpu"
-    )
 
 
 def refusal(module: str, release: str, device: Gpu) -> EngineError | None:

@@ -25,7 +25,6 @@ class DataSource:
 
     Attributes:
         text: The origin in one line.
-        samples: Their number.
         real: False for generated samples.
         path: The file or folder that the user named; "" for objects in memory and generated samples.
         preprocess: How photographs became samples, as `image_preprocess`; "" for other data.
@@ -61,7 +60,6 @@ class Samples:
     The constructor reads and checks every sample once, so that wrong data is an error before any work.
 
     Args:
-        signature: The inputs that the samples must fit.
         text: The origin of the samples, in one line.
         real: False for generated data.
         notes: Sentences about what was done to the data for it to fit.

@@ -21,8 +21,6 @@ class TensorAtDepth:
         place: Index among the nodes with measured results, in graph order; bodies of branches and loops
             follow their graph. A constant has the place of the first node that reads it.
         tensor: Its name; `node`, `op`: its producer, or the reader of a constant.
-        key: Identifies that node in a plan.
-        constant: True for weights and other constants.
     """
 
     place: int

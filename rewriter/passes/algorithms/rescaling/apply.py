@@ -12,7 +12,7 @@ import numpy as np
 
 from rewriter.ir.errors import UsageError
 from rewriter.ir.graph import GraphEditor
-from rewriter.ir.model import Array, Model
+from rewriter.ir.model import Array, Model, set_metadata
 from rewriter.ir.model.writing import from_json
 from rewriter.passes.algorithms.rescaling.exponents import Constraints
 
@@ -101,10 +101,7 @@ def record(model: Model, exponents: Mapping[str, int]) -> None:
     for tensor, exponent in exponents.items():
         found[tensor] = found.get(tensor, 0) + exponent
     text = json.dumps({tensor: k for tensor, k in sorted(found.items()) if k})
-    entry = next((e for e in model.proto.metadata_props if e.key == EXPONENTS), None)
-    if entry is None:
-        entry = model.proto.metadata_props.add(key=EXPONENTS)
-    entry.value = text
+    set_metadata(model.proto, {EXPONENTS: text})
 
 
 def recorded(model: Model) -> dict[str, int]:
