@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
 import onnxruntime as ort
+import pytest
 from onnx import numpy_helper
+from paths import ROOT
 
 from rewriter.ir.base import Context, Pass, with_header
 from rewriter.ir.model import Array, Model, load
@@ -119,3 +122,16 @@ def assert_bit_equal(source: Model, result: Model, feeds: Mapping[str, Array]) -
 def matrix(name: str, size: float) -> str:
     values = np.random.default_rng(len(name)).standard_normal(16) * size
     return f"float[4,4] {name} = {{{', '.join(f'{v:.6f}' for v in values)}}}"
+
+
+def cases(path: str) -> list[Any]:
+    """The cases of a file below tests/: a head, then blocks of a graph and lines `- column | case | column`.
+
+    The values of each are the graph and the columns; its id is the first column and the case.
+    """
+    params = []
+    for block in (ROOT / "tests" / path).read_text(encoding="utf-8").split("\n\n")[1:]:
+        text, *lines = block.split("\n- ")
+        for first, case, *columns in ([part.strip() for part in line.split("|")] for line in lines):
+            params.append(pytest.param(text, first, *columns, id=f"{first}: {case}"))
+    return params

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import graphs
 import pytest
 from hazard_rules import NAMES, Ranges, found, surveyed
 
@@ -14,19 +13,11 @@ from rewriter.hazards.kinds import SEVERITIES
 from rewriter.ir.base import Target
 from rewriter.ir.plan import Range
 
-GRAPHS = (Path(__file__).parent / "rules.txt").read_text(encoding="utf-8").split("\n\n")[1:]
+CASES = graphs.cases("hazards/rules.txt")
 
 
-def cases() -> Iterator[Any]:
-    for block in GRAPHS:
-        text, *lines = block.split("\n- ")
-        for line in lines:
-            rule, case, words, expected = (part.strip() for part in line.split("|"))
-            yield pytest.param(rule, text, words, expected, id=f"{rule}: {case}")
-
-
-@pytest.mark.parametrize(("rule", "text", "words", "expected"), list(cases()))
-def test_a_rule_in_a_graph(rule: str, text: str, words: str, expected: str) -> None:
+@pytest.mark.parametrize(("text", "rule", "words", "expected"), CASES)
+def test_a_rule_in_a_graph(text: str, rule: str, words: str, expected: str) -> None:
     ranges: dict[str, Range | tuple[float, float]] = {}
     options = {}
     for name, value in (word.split("=", 1) for word in words.split()):
@@ -145,9 +136,10 @@ def test_tf32_transforms(text: str, expected: str) -> None:
 def test_every_rule_is_tested() -> None:
     """`known_defects` and its like in test_quirks.py, `norm_operators` in test_probe.py."""
     texts = [path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py")]
-    tested = {line.split(" |")[0] for block in GRAPHS for line in block.split("\n- ")[1:]}
     names = (
-        {rule.__name__ for rule in (*RULES, *SCAN_RULES)} - {"norm_operators", "kept_for_defects"} - tested
+        {rule.__name__ for rule in (*RULES, *SCAN_RULES)}
+        - {"norm_operators", "kept_for_defects"}
+        - {case.values[1] for case in CASES}
     )
     untested = {n for n in names if not any(f'"{n}"' in text or f"{n}(" in text for text in texts)}
     assert untested == set(), "each needs a case in which it reports, and one in which it must not"
