@@ -99,95 +99,8 @@ def test_a_defect_of_one_type_concerns_that_alone(low: Precision, expected: set[
     assert {h.severity for h in found if "ConvTranspose in BF16" in h.reason} == expected
 
 
-def conv(kernel: int, stride: int, more: str = "y = Relu(c)") -> str:
-    return f"""
-        g (float[1,1,64,64] x, float[1,1,{kernel},{kernel}] w) => (float y) {{
-            c = Conv<kernel_shape = [{kernel},{kernel}], strides = [{stride},{stride}]>(x, w)
-            {more}
-        }}"""
-
-
-CLIP = """
-    g (float[2,2] x) => (float[2,2] y) <float low = {0.0}, float high = {6.0}> {
-        BODY
-        y = Clip(a, low, high)
-    }"""
-SUMS = """
-    g (float[4,4] x) => (float[4,4] y) <int64 i = {0}, int64 j = {J}> {
-        a = CumSum(x, i)
-        y = CumSum(a, j)
-    }"""
-TURNED = SUMS.replace("J", "0").replace("CumSum(a, j)", "CumSum<FLAG>(a, j)")
-ATTENTION = """
-    g (float[2,2] q, float[2,2] k, float[2,2] v) => (float[2,2] y) <float c = {0.5}> {
-        s = MatMul(q, k)
-        BODY
-        p = Softmax<axis = -1>(t)
-        y = MatMul(p, v)
-    }"""
-
-TWICE = """
-    g (float[2,2] x, float[2,2] w, float[2,2] u) => (float[2,2] y) {
-        a = MatMul(x, w) b = MatMul(x, u) y = Add(a, b)
-    }"""
-NARROW = """
-    g (float[2,4] x, float[4,N] w, float[N] b) => (float y) {
-        m = MatMul(x, w) a = Add(m, b) y = Relu(a)
-    }"""
-GATED = """
-    g (float[1,4] x, float[4,4] w) => (float[1,4] y) {
-        m = MatMul(x, w) s = Sigmoid(m) z = Mul(x, s) y = MatMul(z, w)
-    }"""
-SCALED = """
-    g (float[4] x) => (float[4] y) {
-        low = ReduceMin(x)
-        high = ReduceMax(x)
-        span = Sub(high, low)
-        y = Mul(x, span)
-    }"""
-
-
-@pytest.mark.parametrize(
-    ("quirk", "text", "expected"),
-    [
-        pytest.param("clip-maximum-lost", CLIP.replace("BODY", "a = MatMul(x, x)"), "y", id="MatMul, Clip"),
-        pytest.param(
-            "clip-maximum-lost",
-            CLIP.replace("BODY", "m = MatMul(x, x)\n a = Add(m, x)"),
-            "y",
-            id="MatMul, Add, Clip",
-        ),
-        pytest.param(
-            "clip-maximum-lost", CLIP.replace("BODY", "a = Mul(x, x)"), "", id="no product before Clip"
-        ),
-        pytest.param("conv-clip", conv(3, 1, "l = Sub(c, c)\n y = Clip(c, l)"), "y", id="Conv, Clip"),
-        pytest.param("conv-clip", conv(3, 1), "", id="Conv, Relu"),
-        pytest.param("patch-embedding", conv(16, 16), "c", id="a kernel of 16 with a stride of 16"),
-        pytest.param("patch-embedding", conv(16, 8), "", id="patches that overlap"),
-        pytest.param("patch-embedding", conv(2, 2), "", id="a kernel of 2 is no patch"),
-        pytest.param("cumsum-shared-axis", SUMS.replace("J", "0"), "a y", id="two sums along one axis"),
-        pytest.param("cumsum-shared-axis", SUMS.replace("J", "1"), "", id="along two axes"),
-        pytest.param("cumsum-shared-axis", TURNED.replace("FLAG", "reverse = 1"), "", id="in two directions"),
-        pytest.param("cumsum-shared-axis", TURNED.replace("FLAG", "exclusive = 1"), "", id="one exclusive"),
-        pytest.param("cumsum-shared-axis", TURNED.replace("FLAG", "reverse = 0"), "a y", id="the default"),
-        pytest.param(
-            "fused-attention-sm120",
-            ATTENTION.replace("BODY", "r = Mul(s, c)\n t = Add(r, c)"),
-            "y",
-            id="attention with scale and mask",
-        ),
-        pytest.param("fused-attention-sm120", ATTENTION.replace("BODY", "t = Neg(s)"), "", id="no attention"),
-        pytest.param("shared-input-products", TWICE, "a b", id="two products of one input"),
-        pytest.param("shared-input-products", TWICE.replace("MatMul(x, u)", "MatMul(w, u)"), "", id="of two"),
-        pytest.param("narrow-product-relu", NARROW.replace("N", "8"), "y", id="eight columns"),
-        pytest.param("narrow-product-relu", NARROW.replace("N", "16"), "", id="sixteen columns"),
-        pytest.param("gated-by-its-product", GATED, "y", id="gated by its own product"),
-        pytest.param("gated-by-its-product", GATED.replace("Mul(x, s)", "Mul(m, s)"), "", id="SiLU"),
-        pytest.param("minimum-maximum-fusion", SCALED, "y", id="scaled by the span"),
-        pytest.param("minimum-maximum-fusion", SCALED.replace("Mul", "Max"), "", id="a maximum of the span"),
-    ],
-)
-def test_where_a_graph_meets_a_defect(quirk: str, text: str, expected: str) -> None:
+@pytest.mark.parametrize(("text", "quirk", "expected"), graphs.cases("hazards/quirks.txt"))
+def test_where_a_graph_meets_a_defect(text: str, quirk: str, expected: str) -> None:
     source = graphs.graph(text)
     graph = open_graphs(source, facts.infer(source))[0]
     assert " ".join(sorted(n.output[0] for n in places(graph, BY_ID[quirk]))) == expected
@@ -212,10 +125,16 @@ def test_severity_is_that_of_the_release(opset: int, target: str, expected: set[
     assert {h.severity for h in found if "opset 20" in h.reason} == expected
 
 
+CLIP = """
+    g (float[2,2] x) => (float[2,2] y) <float low = {0.0}, float high = {6.0}> {
+        a = MatMul(x, x) y = Clip(a, low, high)
+    }"""
+
+
 def test_a_finding_says_that_it_was_seen() -> None:
     target = Target("tensorrt-rtx", (1, 6), {"matmul-add-clip": "wrong"})
     request = PrecisionRequest(target=target)
-    (finding,) = known_defects(surveyed(CLIP.replace("BODY", "a = MatMul(x, x)"), request=request))
+    (finding,) = known_defects(surveyed(CLIP, request=request))
     assert finding.reason.endswith("(seen by `rewriter probe` on tensorrt-rtx 1.6)")
     assert finding.severity == "error"
 
@@ -308,7 +227,7 @@ def test_a_softmax_that_is_wrong_in_fp32_stays_in_fp16() -> None:
 
 
 def test_fix_reports_a_defect_that_it_cannot_repair() -> None:
-    body = SUMS.replace("J", "0")
+    body = "g (float[4,4] x) => (float[4,4] y) <int64 i = {0}> { a = CumSum(x, i) y = CumSum(a, i) }"
     done = rewriter.fix(graphs.graph(body).proto, target="10.9", engine="emulation", build=False)
     assert any("several CumSum nodes" in warning and "4551" in warning for warning in done.warnings)
 
