@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
-.PHONY: demo test lint catalogue clean nightly suites coverage audit test-oldest lock
+.PHONY: demo test lint catalogue clean nightly suites coverage mutation audit test-oldest lock
 
 demo: $(VENV)/with-rtx
 	@mkdir -p demo
@@ -31,7 +31,10 @@ catalogue: $(VENV)/with-dev
 
 # -- what takes hours; tests/suites/README.md says what each of them does --------------------------
 
-nightly: suites coverage audit
+MUTANTS ?= 400
+SEED ?= $(shell date +%Y%m%d)
+
+nightly: suites coverage mutation audit
 
 suites: $(VENV)/with-nightly
 	REWRITER_NIGHTLY=1 $(BIN)/python -m pytest -q tests/suites
@@ -40,6 +43,9 @@ suites: $(VENV)/with-nightly
 coverage: $(VENV)/with-nightly
 	REWRITER_NIGHTLY=1 $(BIN)/python -m pytest -q $(PYTEST) --ignore=tests/suites --cov --cov-report=json:build/coverage.json
 	$(BIN)/python tests/coverage_floor.py build/coverage.json
+
+mutation: $(VENV)/with-nightly
+	$(BIN)/python tests/suites/mutation.py --mutants $(MUTANTS) --seed $(SEED)
 
 audit: $(VENV)/with-nightly
 	$(BIN)/pip-audit -r requirements-dev.lock --disable-pip --require-hashes --strict --progress-spinner off

@@ -77,6 +77,18 @@ def test_squares_measured_on_real_data_decide_about_a_norm(
     }
     plan = make_plan(source, facts.infer(source), ranges, PrecisionRequest(), real=real)
     assert {name for name, rule in kept(plan).items() if rule == "unfused-norm"} == expected
+    assert plan.norms_in_range == ({"m"} if "m" not in expected else frozenset())
+
+
+def test_a_branch_reads_ranges_of_the_graph_around_it() -> None:
+    source = graphs.graph("""
+        g (bool c, float[2] x) => (float[2] y) {
+            a = Exp(x)
+            y = If <then_branch = t () => (float[2] p) { p = Neg(a) },
+                    else_branch = e () => (float[2] q) { q = Abs(a) }> (c)
+        }""")
+    plan = planned(source, ranges={(0, "a"): Range(0, 1e5, 10, True)})
+    assert {d.key for d in plan.decisions if d.rule == "overflow"} == {"0:a", "1:p", "2:q"}
 
 
 def test_fp32_is_no_plan() -> None:
