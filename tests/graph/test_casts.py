@@ -74,82 +74,19 @@ def same_in_fp32(given_model: Model, result: Model, feeds: dict[str, Array]) -> 
 VECTOR = "g (float[2] x) => (float[2] y)"
 CHAIN = f"{VECTOR} {{ a = Neg(x) b = Exp(a) c = Abs(b) y = Relu(c) }}"
 ROUND_TRIP = "a = Neg(x) h = Cast<to = 10>(a) f = Cast<to = 1>(h)"
-ROUNDED = f"{VECTOR} {{ {ROUND_TRIP} y = Exp(f) }}"
-QUANTIZED = "<float s = {0.125}, int8 z = {0}> { q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }"
-HALF = "g (float16[2] x) => (float16[2] y) { a = Exp(x) y = Neg(a) }"
 SEQUENCE = """g (float[4] x, int64 i) => (float[2] y) {
     a = Neg(x) s = SplitToSequence<axis = 0, keepdims = 1>(a) e = SequenceAt(s, i)
     t = SequenceConstruct(e, e) y = ConcatFromSequence<axis = 0>(t) }"""
 SHAPES = """g (float[2,6] x) => (float[4,3] y, int64[1] n)
     <int64[1] two = {2}, int64[1] k = {3}, int64[1] i = {0}> {
     s = Shape(x) m = Gather(s, i) n = Mul(m, two) t = Concat<axis = 0>(n, k) y = Reshape(x, t) }"""
-GIVEN = f"""{VECTOR} {{ h = Cast<to = 10>(x) a = Neg(h) f = Cast<to = 1>(a) b = Exp(f)
-    k = Cast<to = 10>(b) c = Abs(k) y = Cast<to = 1>(c) }}"""
-START, END = ("x", "x/fp16"), ("y/fp16", "y")
-BOTH = [START, END]
-
-CASTS = [
-    pytest.param(CHAIN, "", 17, BOTH, id="no island: Casts at input and output"),
-    pytest.param(CHAIN, "b", 17, [START, ("a", "a/fp32"), ("b", "b/fp16"), END], id="one node"),
-    pytest.param(
-        CHAIN, "b c", 17, [START, ("a", "a/fp32"), ("c", "c/fp16"), END], id="two nodes, one border"
-    ),
-    pytest.param(CHAIN, "a b c y", 17, [], id="everything kept: no Cast"),
-    pytest.param(CHAIN, "a", 17, [("a", "a/fp16"), END], id="an island at an FP32 input"),
-    pytest.param(CHAIN, "y", 17, [START, ("c", "c/fp32")], id="an island at an FP32 output"),
-    pytest.param(
-        "g (float[2] x) => (float[2] y, float[2] z)"
-        " { a = Neg(x) b = Exp(a) c = Abs(a) y = Add(a, b) z = Add(a, c) }",
-        "Exp Abs Add",
-        17,
-        [START, ("a", "a/fp32")],
-        id="one Cast serves all consumers",
-    ),
-    pytest.param(
-        "g (float[2] x) => (float[2] y, float[2] z) { y = Neg(x) z = Exp(y) }",
-        "z",
-        17,
-        BOTH,
-        id="an FP32 consumer reads the Cast that writes the output",
-    ),
-    pytest.param(HALF, "a", 17, [("x", "x/fp32"), ("a", "a/fp16")], id="an island in a pure FP16 model"),
-    pytest.param(ROUNDED, "", 17, BOTH, id="a round trip of an FP16 tensor goes"),
-    pytest.param(
-        ROUNDED,
-        "a y",
-        17,
-        [("a", "a/fp16"), ("a/fp16", "a/fp16/fp32")],
-        id="a rounding round trip stays",
-    ),
-    pytest.param(
-        "g (float[2] x) => (float16[2] y) { y = Cast<to = 10>(x) }",
-        "",
-        17,
-        [("x", "y")],
-        id="input to output",
-    ),
-    pytest.param(GIVEN, "", 17, [START, ("c", "y")], id="existing Casts are removed"),
-    pytest.param(f"{VECTOR} {QUANTIZED}", "", 17, [], id="quantized data below opset 19"),
-    pytest.param(f"{VECTOR} {QUANTIZED}", "", 19, BOTH, id="quantized data from opset 19 on"),
-    pytest.param(
-        "g (float[4] x) => (float[4] y) { a = Neg(x) o = Optional(a) e = OptionalGetElement(o) y = Exp(e) }",
-        "",
-        18,
-        [START, ("a", "a/fp32"), ("e", "e/fp16"), END],
-        id="optionals keep their types",
-    ),
-    pytest.param(SEQUENCE, "", 17, [START, ("a", "a/fp32")], id="sequences keep their types"),
-    pytest.param(SHAPES, "", 17, BOTH, id="integers and shapes"),
-]
 
 
-@pytest.mark.parametrize(("text", "kept", "opset", "expected"), CASTS)
-def test_casts_are_where_types_change(
-    text: str, kept: str, opset: int, expected: list[tuple[str, str]]
-) -> None:
-    source = graphs.graph(text, opset=opset, ir=9)
+@pytest.mark.parametrize(("text", "opset", "kept", "expected"), graphs.cases("graph/casts.txt"))
+def test_casts_are_where_types_change(text: str, opset: str, kept: str, expected: str) -> None:
+    source = graphs.graph(text, opset=int(opset), ir=9)
     before = source.copy()
-    assert casts(typed(source, kept)) == expected
+    assert ", ".join(map(" -> ".join, casts(typed(source, kept)))) == expected
     assert source.same_as(before), "the given model is unchanged"
 
 
