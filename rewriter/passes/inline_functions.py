@@ -79,7 +79,10 @@ def inline(model: Model, tag: str) -> list[Event]:
         name = next(iter(functions.values())).name
         return [Refusal(name, f"the model is invalid with the bodies in place: {why}")]
     model.proto = proto
-    _drop_domains(model.proto, {domain for domain, *_ in functions})
+    # TensorRT has no operator sets of the domains that only functions used
+    used = {node.domain for node in walk_nodes(proto.graph)} | STANDARD_DOMAINS
+    domains = {domain for domain, *_ in functions} - used
+    refill(proto.opset_import, [o for o in proto.opset_import if o.domain not in domains])
     for node in walk_nodes(model.proto.graph):
         if _node_key(node) not in known:
             node.metadata_props.add(key=TAG, value=tag)
@@ -110,13 +113,6 @@ def _fill_defaults(proto: ModelProto, functions: dict[_Key, FunctionProto]) -> N
 
 def _key(node: NodeProto) -> _Key:
     return node.domain, node.op_type, node.overload
-
-
-def _drop_domains(proto: ModelProto, domains: set[str]) -> None:
-    """Removes the domains that only functions used: TensorRT has no such operator sets."""
-    used = {node.domain for node in walk_nodes(proto.graph)} | STANDARD_DOMAINS
-    kept = [o for o in proto.opset_import if o.domain in used or o.domain not in domains]
-    refill(proto.opset_import, kept)
 
 
 def _node_key(node: NodeProto) -> tuple[str, str, str]:

@@ -63,7 +63,9 @@ class MixedPrecision(ModelPass):
             yield Refusal("model", f"every tensor has its planned type ({plan.precision}) already")
             return
         model.proto, model.weights = result.proto, result.weights
-        yield Change("model", _summary(plan))
+        rest, bf16 = plan.float_nodes - len(plan.decisions), len(plan.bf16)
+        lowered = f"{count(rest, 'node')} in {plan.precision.upper()}, {len(plan.fp32)} in FP32"
+        yield Change("model", lowered + (f", {bf16} in BF16" if bf16 else ""))
 
 
 def request(model: Model, plan: Plan, tag: str) -> TypeRequest:
@@ -92,9 +94,3 @@ def request(model: Model, plan: Plan, tag: str) -> TypeRequest:
 def _element_types(kinds: Sequence[str]) -> list[int]:
     """Element types of ports; 0 for those that hold no floats."""
     return [LOW_TYPES.get(cast("Precision", kind), 0) for kind in kinds]
-
-
-def _summary(plan: Plan) -> str:
-    rest = plan.float_nodes - len(plan.decisions)
-    bf16 = f", {len(plan.bf16)} in BF16" if plan.bf16 else ""
-    return f"{count(rest, 'node')} in {plan.precision.upper()}, {len(plan.fp32)} in FP32{bf16}"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -166,10 +164,9 @@ def _run_onnxsim(proto: ModelProto, mixed: bool) -> ModelProto:
         mixed: Keep FP32 Adds of zeros.
     """
     skipped = [*skipped_always(), *(["eliminate_nop_with_unit"] if mixed else [])]
-    with _quiet():
-        result, _ = _onnxsim().simplify(
-            proto, check_n=0, skipped_optimizers=skipped, tensor_size_threshold=LARGEST_FOLD
-        )
+    result, _ = _onnxsim().simplify(
+        proto, check_n=0, skipped_optimizers=skipped, tensor_size_threshold=LARGEST_FOLD
+    )
     assert isinstance(result, ModelProto)
     return result
 
@@ -181,19 +178,6 @@ def skipped_always() -> tuple[str, ...]:
     library.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
     names = library.onnxsim_cpp2py_export._list_optimizers()
     return (*(name for name in names if name not in OPTIMIZERS), *UNLISTED)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences stderr: onnxsim's C++ code writes warnings to the file descriptor, with tracebacks."""
-    saved = os.dup(2)
-    with open(os.devnull, "wb") as sink:  # noqa: PTH123
-        os.dup2(sink.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
 
 
 def _onnxsim() -> Any:

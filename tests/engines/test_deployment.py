@@ -69,4 +69,4 @@ def test_a_profile_that_fits_is_accepted() -> None:
     found = Deployment(profile={"x": (ONE, FOUR, EIGHT)})
     found.check(MODEL.signature)
     found.check_data({"x": (ONE, ONE, EIGHT)})
-    assert found.usual == {"x": FOUR}
+    assert {name: span[1] for name, span in found.profile.items()} == {"x": FOUR}

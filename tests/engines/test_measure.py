@@ -204,12 +204,6 @@ def test_a_folder_without_tensors_is_an_error(tmp_path: Path) -> None:
         read_tensors(tmp_path)
 
 
-def test_two_variants_with_the_same_name_are_refused(tmp_path: Path, samples: StoredSamples) -> None:
-    one = variant(DOUBLED, tmp_path, samples)
-    with pytest.raises(EngineError, match="several variants are called 'one'"):
-        measure([one, one], ORT, tmp_path / "work")
-
-
 def test_outputs_of_onnx_runtime_are_written_and_read_in_their_types(tmp_path: Path) -> None:
     """Its arrays have instances of NumPy's types that are not NumPy's own objects."""
     with Session(graph("g (float[2] x) => (float[2] y, int64[1] n) { y = Neg(x) n = Shape(x) }")) as session:

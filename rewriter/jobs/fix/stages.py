@@ -52,8 +52,6 @@ from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance
 from rewriter.runtime.inputs import Samples, load_samples
 from rewriter.runtime.ranges.depth import along_depth
 
-NO_PLAN = "`save-plan`: no plan was written, since all of it is FP32: `precision=fp32` gives the same"
-
 PORTS = 3
 """Inputs and outputs that the check of their types names."""
 
@@ -104,7 +102,9 @@ def run(job: FixJob) -> FixResult:
             left = f"{result.output} is written, but not verified to the end" if result.output else ""
             raise KeyboardInterrupt(left)
         if request.save_plan is not None and made.plan is None:
-            result.warnings.append(NO_PLAN)
+            result.warnings.append(
+                "`save-plan`: no plan was written, since all of it is FP32: `precision=fp32` gives the same"
+            )
         elif request.save_plan is not None and made.plan is not None:
             plan_file.write(made.plan, Path(request.save_plan))
         if job.weak_typing and result.output is not None and made.plan is not None:

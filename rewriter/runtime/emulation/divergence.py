@@ -128,18 +128,15 @@ class SideBySide:
         self.nodes.append(_renamed(node, EMULATED.__add__, EMULATED.__add__))
         if node.output[0] in self.constants:
             return
-        errs = self._errs(node)
+        # the node may differ from the original's on exact operands
+        constant = any(name in self.constants for name in reads(node))
+        errs = constant or not all(self._match(name) for name in (*reads(node), *node.output) if name)
         if errs:
             self.nodes.append(_renamed(node, self._local, LOCAL.__add__))
         for name in node.output:
             match = self._match(name)
             if match and self._dtype(match) == TensorProto.FLOAT and (errs or node.op_type != "Cast"):
                 self._compare(match, name, errs, op=self._border(node))
-
-    def _errs(self, node: NodeProto) -> bool:
-        """True if the node may differ from the original's on exact operands."""
-        constant = any(name in self.constants for name in reads(node))
-        return constant or not all(self._match(name) for name in (*reads(node), *node.output) if name)
 
     def _match(self, name: str) -> str:
         """The original's name of a tensor of the emulated model; "" if it has none.
@@ -214,17 +211,14 @@ class SideBySide:
         refill(graph.initializer, tensors)
         refill(graph.node, self.nodes)
         refill(graph.output, (helper.make_tensor_value_info(n, TensorProto.FLOAT, []) for n in norms))
-        self._import(model)
-        return model
-
-    def _import(self, model: Model) -> None:
-        """Add the local functions and operator sets that only the emulated model has."""
-        proto, other = model.proto, self.emulated.proto
+        # the local functions and operator sets that only the emulated model has
+        proto = model.proto
         known = {o.domain for o in proto.opset_import}
         proto.opset_import.extend(o for o in other.opset_import if o.domain not in known)
         functions = {(f.domain, f.name) for f in proto.functions}
         proto.functions.extend(f for f in other.functions if (f.domain, f.name) not in functions)
         proto.ir_version = max(proto.ir_version, other.ir_version)
+        return model
 
 
 def _named(tensor: TensorProto, prefix: str) -> TensorProto:

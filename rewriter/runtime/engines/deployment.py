@@ -35,11 +35,6 @@ class Deployment:
         """The engine that runs here; see `this_machine.choose`."""
         return this_machine.choose(self.engine)
 
-    @property
-    def usual(self) -> dict[str, Shape]:
-        """The usual shape of each input that has a profile."""
-        return {name: span[1] for name, span in self.profile.items()}
-
     def check(self, signature: Signature) -> None:
         """Check the profile against a model.
 

@@ -236,8 +236,7 @@ class OnnxRuntimeProgram:
 
     def time_us(self) -> float:
         """See `Program.time_us`: wall time until the device has finished."""
-        if self._timed is None:
-            raise EngineError("nothing was prepared to be timed", hint="call prepare with the feeds first")
+        assert self._timed is not None, "nothing was prepared to be timed"
         start = time.perf_counter()
         self._timed()
         return (time.perf_counter() - start) * 1e6

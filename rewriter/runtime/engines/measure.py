@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.ir import children
-from rewriter.ir.errors import EngineError, NativeError, RewriterError
+from rewriter.ir.errors import NativeError, RewriterError
 from rewriter.runtime.engines.build import NO_TF32, BuildOptions, build
 from rewriter.runtime.engines.caches import gpu_turn
 from rewriter.runtime.engines.nvidia_driver import CudaFault
@@ -60,7 +60,6 @@ def measure(variants: Sequence[Variant], settings: MeasureSettings, folder: Path
     """Build every variant, run every sample, and time all interleaved.
 
     Args:
-        variants: With names of their own.
         folder: Where engines and outputs go; what the outcomes read lives as long as it does.
 
     Returns:
@@ -68,11 +67,8 @@ def measure(variants: Sequence[Variant], settings: MeasureSettings, folder: Path
         them crashes or hangs, each is run alone to find the cause, and the others are then timed without it.
 
     Raises:
-        EngineError: the library is not installed, or two variants share a name.
+        EngineError: the library is not installed.
     """
-    names = [variant.name for variant in variants]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise EngineError(f"several variants are called {sorted(twice)[0]!r}", hint="give each its own name")
     folder.mkdir(parents=True, exist_ok=True)
     runs = list[Run]()
     for place, variant in enumerate(variants):
@@ -188,9 +184,8 @@ def run_here(runs: Sequence[Run], settings: MeasureSettings) -> list[EngineOutco
         CudaFault: the GPU failed, so that results of other runs of this process would be unreliable.
     """
     _each(runs, partial(_load, settings=settings))
-    with (
-        gpu_turn() if settings.engine != "onnxruntime" else nullcontext()
-    ):  # not while they load: it takes long
+    # not while they load: it takes long
+    with gpu_turn() if settings.engine != "onnxruntime" else nullcontext():
         _each(runs, _run_samples)
         if settings.timing is not None:
             _each(runs, _prepare)

@@ -77,9 +77,6 @@ def _number(function: Any, *arguments: int) -> int:
     return value.value if function(ctypes.byref(value), *arguments) == 0 else 0
 
 
-INSTALL_HINT = 'pip install "rewriter[gpu]" (cuda-bindings)'
-
-
 class CudaFault(EngineError):
     """A call of CUDA failed. Most of these leave the process unable to use the GPU again."""
 
@@ -96,7 +93,8 @@ def runtime() -> Any:
     try:
         cudart = import_module("cuda.bindings.runtime")
     except ImportError as error:
-        raise EngineError(f"cuda-python is missing: {error}", hint=INSTALL_HINT) from error
+        hint = 'pip install "rewriter[gpu]" (cuda-bindings)'
+        raise EngineError(f"cuda-python is missing: {error}", hint=hint) from error
     (version,) = _checked(cudart, cudart.cudaRuntimeGetVersion())
     needed = version // 1000
     if device.driver_cuda[0] < needed:

@@ -48,7 +48,7 @@ def load_samples(
     if inputs is not None:
         samples = read_samples(inputs, model, image_preprocess)
     else:
-        shapes = {**deployment.usual, **(input_shapes or {})}
+        shapes = {name: span[1] for name, span in deployment.profile.items()} | dict(input_shapes or {})
         samples = random_samples(model, seed=seed, input_shapes=shapes)
     deployment.check_data(samples.source.spans)
     return samples

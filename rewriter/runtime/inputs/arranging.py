@@ -110,7 +110,7 @@ def arranged(samples: Iterable[Sample], signature: Signature) -> tuple[list[Samp
             parts.append(sample)  # `checked` says what is wrong with it
             continue
         if ports and all(map(_lacks_batch, shapes, ports)):
-            sample = Sample(sample.where, partial(_with_batch, sample.read))
+            sample = Sample(sample.where, partial(_rows, sample.read, None))
             shapes = [(1, *shape) for shape in shapes]
             notes[f"a batch axis of size 1 was added to {', '.join(port.name for port in ports)}"] = None
         size = _split_size(ports, shapes)
@@ -147,9 +147,6 @@ def _split_size(ports: Sequence[Port], shapes: Sequence[Sequence[int]]) -> int |
     return size if isinstance(size, int) and 0 < size < total and total % size == 0 else None
 
 
-def _with_batch(read: Read) -> dict[str, Any]:
-    return {name: np.asarray(value)[None] for name, value in read().items()}
-
-
-def _rows(read: Read, rows: slice) -> dict[str, Any]:
+def _rows(read: Read, rows: slice | None) -> dict[str, Any]:
+    """Some rows of each array; None: all of it as one row."""
     return {name: np.asarray(value)[rows] for name, value in read().items()}

@@ -104,10 +104,6 @@ class Samples:
         sample = self._samples[place]
         return checked(sample.read(), self._ports, sample.where)
 
-    def where(self, place: int) -> str:
-        """The origin of one sample, for messages."""
-        return self._samples[place].where
-
     def without(self, kept: int, judged: Sequence[int]) -> Samples:
         """The samples that a search may fit a plan to: all but one, unless there is only one.
 
@@ -130,7 +126,7 @@ class Samples:
         """One sample, without NaN and infinity."""
         feeds = self.feeds(place)
         for name, array in feeds.items():
-            _require_finite(array, name, place, self.where(place))
+            _require_finite(array, name, place, self._samples[place].where)
         return feeds
 
 

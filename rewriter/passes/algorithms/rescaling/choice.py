@@ -106,11 +106,6 @@ class Demand:
     floors: dict[int, float] = field(default_factory=dict)
     edits: int = 0
 
-    @property
-    def needs_scaling(self) -> bool:
-        """True if a tensor overflows or has sunk."""
-        return bool(self.hazards or self.sunken)
-
     def limit(self, low: int, high: int) -> None:
         """Narrows the hard bounds; k = 0 always stays feasible."""
         self.low = max(self.low, min(low, 0))
@@ -248,7 +243,7 @@ def solve(demands: Mapping[Form, Demand], tensors: Iterable[Form]) -> dict[int, 
     Only those move that an exponent which needs scaling depends on, and those beside them in a tensor's form.
     A constant takes up any difference, unless it needs scaling itself: it connects no tensors.
     """
-    needing = [form for form, demand in demands.items() if demand.needs_scaling]
+    needing = [form for form, demand in demands.items() if demand.hazards or demand.sunken]
     beside: dict[int, set[int]] = {}
     for form in (*tensors, *needing):
         for one, _ in form:
