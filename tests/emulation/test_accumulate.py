@@ -132,51 +132,12 @@ def test_gemm_keeps_its_attributes(a: int, b: int) -> None:
     np.testing.assert_array_equal(emulated(source, feeds), emulated(source, feeds, "fp32"))
 
 
-@pytest.mark.parametrize(
-    ("body", "opset"),
-    [
-        pytest.param(
-            "g (float[2,32] x, float[32,2] w) => (float[2,2] y) { y = MatMul(x, w) }", 17, id="FP32"
-        ),
-        pytest.param(
-            "g (bfloat16[2,32] x, bfloat16[32,2] w) => (bfloat16[2,2] y) { y = MatMul(x, w) }", 17, id="BF16"
-        ),
-        pytest.param(
-            "g (float16[2,8] x, float16[8,2] w) => (float[2,2] y) { m = MatMul(x, w)\n y = Cast<to = 1>(m) }",
-            17,
-            id="a result that is read as FP32",
-        ),
-        pytest.param(
-            "g (float16[2,32] x, float16[32] w) => (float16[2] y) { y = MatMul(x, w) }", 17, id="a vector"
-        ),
-        pytest.param(
-            "g (float16[2,32] x, float16[32,2] w) => (float16[2,2] y) { y = Gemm<alpha = 0.5>(x, w) }",
-            17,
-            id="a factor",
-        ),
-        pytest.param(
-            "g (float16[1,8,9,9] x, float16[8,1,3,3] w) => (float16 y) { y = Conv<group = 8>(x, w) }",
-            17,
-            id="depthwise",
-        ),
-        pytest.param(
-            "g (float16[1,512] x, float16[512,64] w) => (float16[M,N] y) { y = MatMul(x, w) }", 17, id="a row"
-        ),
-        pytest.param(
-            "g (float16[1,2,8] x, float16[1,2,3] w) => (float16[1,1,8] y) "
-            '{ y = Conv<auto_pad = "SAME_UPPER">(x, w) }',
-            17,
-            id="auto_pad",
-        ),
-        pytest.param(
-            "g (float16[2,32] x, float16[32,2] w) => (float16[2,2] y) { y = MatMul(x, w) }", 12, id="opset 12"
-        ),
-    ],
-)
-def test_products_that_keep_fp32_accumulators(body: str, opset: int) -> None:
-    source = graphs.graph(body, opset=opset)
-    assert split_nodes(source) == 0
-    assert emulation(source, facts.infer(source), "fp16").same_as(emulation(source, facts.infer(source)))
+@pytest.mark.parametrize(("text", "opset", "split"), graphs.cases("emulation/accumulate.txt"))
+def test_which_products_accumulate_in_fp16(text: str, opset: str, split: str) -> None:
+    source = graphs.graph(text, opset=int(opset))
+    assert split_nodes(source) == int(split)
+    same = emulation(source, facts.infer(source), "fp16").same_as(emulation(source, facts.infer(source)))
+    assert same is (split == "0")
 
 
 EPILOGUE = """
@@ -201,99 +162,6 @@ def test_an_fp32_bias_leaves_the_final_rounding_alone(op: str, depth: int) -> No
     for accumulation in both:
         error = relative_l2(exact, emulated(source, {"x": x}, accumulation))
         assert error == pytest.approx(2.07e-4, rel=0.03)
-
-
-SQUARE = (
-    "float16[2,2] w = {1,1,1,1}, float16[1,1,1,1] k = {1}, float[2] b = {1,1}, int64[4] sizes = {1,1,2,2}"
-)
-
-
-@pytest.mark.parametrize(
-    ("body", "split"),
-    [
-        pytest.param("m = MatMul(x, w)\n c = Cast<to = 1>(m)\n y = Add(c, b)", 0, id="a bias"),
-        pytest.param("m = MatMul(x, w)\n c = Cast<to = 1>(m)\n y = Relu(c)", 0, id="an activation"),
-        pytest.param(
-            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n s = Split<axis = 0>(c)\n y = Mul(s, s)", 0, id="Split"
-        ),
-        pytest.param(
-            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n s = Identity(c)\n y = Add(s, b)", 1, id="a view between"
-        ),
-        pytest.param(
-            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n a = Add(c, b)\n d = Cast<to = 10>(a)\n"
-            " r = Reshape(d, sizes)\n s = Split<axis = -2>(r)\n y = Cast<to = 1>(s)",
-            0,
-            id="a bias, then heads by Reshape and Split",
-        ),
-        pytest.param(
-            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n r = Reshape(c, sizes)\n s = Split<axis = -2>(r)\n"
-            " y = Add(s, b)",
-            1,
-            id="heads by Reshape and Split before the bias",
-        ),
-        pytest.param(
-            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n d = Cast<to = 10>(c)\n y = Cast<to = 1>(d)",
-            1,
-            id="a Cast up and down again",
-        ),
-        pytest.param("m = MatMul(x, x)\n c = Cast<to = 1>(m)\n y = Add(c, b)", 1, id="attention's product"),
-        pytest.param(
-            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n d = Add(c, b)\n"
-            " n = MatMul(x, w)\n e = Cast<to = 1>(n)\n f = Add(e, b)\n y = Add(d, f)",
-            2,
-            id="merged projections",
-        ),
-        pytest.param(
-            "m = MatMul(x, w)\n n = MatMul(x, w)\n y = Cast<to = 1>(m)\n z = Add(n, n)",
-            2,
-            id="merged projections whose result is FP32",
-        ),
-        pytest.param("m = Conv(x, k)\n c = Cast<to = 1>(m)\n y = Add(c, b)", 1, id="Conv"),
-    ],
-)
-def test_sums_with_fp32_consumers(body: str, split: int) -> None:
-    source = graphs.graph(f"g (float16[1,1,2,2] x) => (float[1,1,2,2] y) <{SQUARE}> {{ {body} }}")
-    assert split_nodes(source) == split
-
-
-NORM = "h = Cast<to = 10>(s)\n y = LayerNormalization(h, d)"
-TURN = "h = Cast<to = 10>(s)\n y = Transpose(h)"
-VIEW = "u = Unsqueeze(s, i)\n n = LayerNormalization(u, b)\n y = Squeeze(n, i)"
-NORMED = [
-    pytest.param(
-        "y = LayerNormalization(s, b)", "float y", 1, id="the norm's kernel takes bias and activation"
-    ),
-    pytest.param(
-        "y = LayerNormalization(s, b)", "float y, float s", 0, id="not if what it reads is an output"
-    ),
-    pytest.param(
-        "y = LayerNormalization(s, b)", "float y, float a", 1, id="what it does not read says nothing"
-    ),
-    pytest.param(NORM, "float16 y", 1, id="it alone reads the sum"),
-    pytest.param(f"{NORM}\n z = Neg(s)", "float16 y, float z", 0, id="others do"),
-    pytest.param(f"{NORM}\n z = Neg(h)", "float16 y, float16 z", 0, id="others read what it reads"),
-    pytest.param(TURN, "float16 y", 1, id="a Transpose alone reads it"),
-    pytest.param(f"{TURN}\n z = Neg(h)", "float16 y, float16 z", 0, id="a Transpose and others"),
-    pytest.param(VIEW, "float y", 0, id="a view between"),
-    pytest.param(
-        "s = Unsqueeze(c, i) y = LayerNormalization(s, b)",
-        "float[1,1,1,2,2] y",
-        0,
-        id="a view of the product",
-    ),
-]
-
-
-@pytest.mark.parametrize(("norm", "outputs", "split"), NORMED)
-def test_a_norm_takes_the_epilogue_over_unless_a_view_is_between(norm: str, outputs: str, split: int) -> None:
-    ports = ", ".join(p if "[" in p else p.strip().replace(" ", "[1,1,2,2] ") for p in outputs.split(", "))
-    constants = f"{SQUARE}, float16[2] d = {{15360,15360}}, int64[1] i = {{0}}"
-    body = f"m = MatMul(x, w) c = Cast<to = 1>(m) a = Add(c, b) s = Relu(a) {norm}"
-    if "(c, i)" in norm:
-        body = f"m = MatMul(x, w) c = Cast<to = 1>(m) {norm}"
-    assert (
-        split_nodes(graphs.graph(f"g (float16[1,1,2,2] x) => ({ports}) <{constants}> {{ {body} }}")) == split
-    )
 
 
 ATTENTION = """
@@ -332,22 +200,6 @@ def test_attention_errs_as_measured_on_an_h200(tokens: int, softmax: str, measur
     exact = shares / shares.sum(-1, keepdims=True) @ v.astype(np.float64)
     found = emulated(graphs.graph(text), {"q": q, "k": k, "v": v})
     assert relative_l2(exact, found) == pytest.approx(measured, rel=0.3)
-
-
-@pytest.mark.parametrize(
-    "softmax",
-    [
-        pytest.param(
-            "t = Cast<to = 1>(m)\n s = Add(t, t)\n u = Softmax<axis = -1>(s)\n p = Cast<to = 10>(u)", id="Add"
-        ),
-        pytest.param(
-            "t = Cast<to = 1>(m)\n s = Softmax<axis = -1>(t)\n u = Neg(s)\n p = Cast<to = 10>(u)", id="Neg"
-        ),
-        pytest.param(SOFTMAX["fp16"], id="FP16"),
-    ],
-)
-def test_nodes_that_are_no_fp32_softmax_of_attention(softmax: str) -> None:
-    assert split_nodes(graphs.graph(ATTENTION.format(tokens=4, softmax=softmax))) == 2
 
 
 def test_a_subgraphs_products_accumulate_in_fp16_too() -> None:
