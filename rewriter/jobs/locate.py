@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from rewriter.ir.errors import UsageError
-from rewriter.ir.model import Model, load
+from rewriter.ir.model import load
 from rewriter.ir.model.stopwatch import Progress
 from rewriter.judge import locate as search
 from rewriter.judge.locate import TOLERANCE, LocateOptions, Location
@@ -18,7 +18,7 @@ from rewriter.runtime.engines.protocol import MeasureSettings
 from rewriter.runtime.engines.tensor_files import Shape
 from rewriter.runtime.engines.this_machine import AUTO
 from rewriter.runtime.expectations import data_warnings
-from rewriter.runtime.inputs import Samples, load_samples
+from rewriter.runtime.inputs import load_samples
 
 MOST_SAMPLES = 4
 """Samples that are used: every build of the search runs all of them."""
@@ -82,17 +82,13 @@ def locate(
         )
         report = progress or (lambda stage, done, total: None)
         found = search.locate(*models, used, settings, options, deployed.profile, report)
+    notes = [*([] if samples.source.real else [samples.source.text]), *data_warnings(models[0], samples)]
+    if len(samples) > MOST_SAMPLES:
+        notes.append(f"the first {MOST_SAMPLES} of {len(samples)} samples were looked at")
     return replace(
         found,
-        notes=(*_notes(models[0], samples), *found.notes),
+        notes=(*notes, *found.notes),
         data=samples.source,
         original=models[0].path,
         other=models[1].path,
     )
-
-
-def _notes(model: Model, samples: Samples) -> list[str]:
-    notes = [*([] if samples.source.real else [samples.source.text]), *data_warnings(model, samples)]
-    if len(samples) > MOST_SAMPLES:
-        notes.append(f"the first {MOST_SAMPLES} of {len(samples)} samples were looked at")
-    return notes

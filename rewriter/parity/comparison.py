@@ -63,11 +63,7 @@ class SampleComparison:
 
 @dataclass(frozen=True, repr=False)
 class InputComparison(Summary):
-    """All samples of both pipelines, in order.
-
-    Attributes:
-        counts: Samples in ours and in theirs; samples that one side lacks were not compared.
-    """
+    """All samples of both pipelines, in order; `counts` are those of ours and of theirs."""
 
     samples: tuple[SampleComparison, ...]
     counts: tuple[int, int]

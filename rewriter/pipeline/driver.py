@@ -38,11 +38,7 @@ class PassResult:
 
 @dataclass(frozen=True)
 class Driver:
-    """Runs passes one after the other.
-
-    Args:
-        on_pass: Called with each pass before it runs, for progress.
-    """
+    """Runs passes one after the other; `on_pass` is called with each before it runs."""
 
     on_pass: Callable[[Pass], None] = lambda _: None
 
@@ -135,10 +131,7 @@ def _run_one(state: _State, step: Pass, context: Context, earlier: list[str]) ->
         too_old = step.requires.refusal(state.model.opset)
         if too_old is not None:
             return state, [Refusal(e.node, too_old) if isinstance(e, Change) else e for e in events]
-        _require(
-            all(isinstance(event, Event) for event in events),
-            "it yields something else than events",
-        )
+        _require(all(isinstance(event, Event) for event in events), "it yields something else than events")
         if not any(isinstance(event, Change) for event in events):
             _require(draft.model.same_as(state.model), "it reports no change, but the model differs")
             return replace(state, draft=draft if draft.serves_again else None), events
@@ -219,8 +212,7 @@ def run(
         UsageError: an unknown pass, or one that needs measured ranges or a plan: those run in `rewriter.fix`.
         PassError: a pass broke its contract. ModelError: the model cannot be read.
     """
-    steps = listed(passes)
-    for step in steps:
+    for step in (steps := listed(passes)):
         if step.stage is not Stage.STRUCTURE:
             raise UsageError(
                 "it needs measured ranges or a plan",

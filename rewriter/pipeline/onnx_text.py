@@ -48,11 +48,8 @@ def read(path: Path) -> ModelProto:
     try:
         return parse(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(
-            f"it cannot be read as text: {error}",
-            where=str(path),
-            hint="name a text file or an .onnx file",
-        ) from error
+        what, hint = f"it cannot be read as text: {error}", "name a text file or an .onnx file"
+        raise ModelError(what, where=str(path), hint=hint) from error
 
 
 def parse(text: str) -> ModelProto:

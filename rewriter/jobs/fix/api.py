@@ -86,9 +86,8 @@ def _job(
         request.engine, request.plugin_lib, request.min_shapes, request.opt_shapes, request.max_shapes
     )
     if weak and typed:
-        raise UsageError(
-            "with `weak-typing` the file stays FP32", where="`io`", hint="leave one of the two out"
-        )
+        what = "with `weak-typing` the file stays FP32"
+        raise UsageError(what, where="`io`", hint="leave one of the two out")
     if weak and not target.weakly_typed:
         raise UsageError(
             f"{target} has strongly typed networks alone, which take no precisions of layers",

@@ -136,11 +136,8 @@ class FixJob:
         _require_space(path, source)
         named = isinstance(source, (str, os.PathLike)) and path.exists() and Path(source).exists()
         if named and not self.request.in_place and path.samefile(source):
-            raise UsageError(
-                "the output is the input",
-                where=str(path),
-                hint="write elsewhere, or say `in-place` to replace the model",
-            )
+            hint = "write elsewhere, or say `in-place` to replace the model"
+            raise UsageError("the output is the input", where=str(path), hint=hint)
         return path
 
 

@@ -87,10 +87,8 @@ class Found:
             best = f"with every node in FP32, matrix products in TF32, it is {self.value:.3g}"
             return f"{self.goal} cannot be met: {best}; {effort}"
         if self.refused is not None:
-            kept = (
-                f"the rules' plan is kept: {self.goal.metric} {self.before:.3g}, {self.refused:.3g} at best"
-            )
-            return f"{self.goal}: {kept}; {effort}"
+            figures = f"{self.goal.metric} {self.before:.3g}, {self.refused:.3g} at best"
+            return f"{self.goal}: the rules' plan is kept: {figures}; {effort}"
         share = f" ({self.cost_us / self.base_us:+.2%})" if self.base_us else ""
         cost = f"estimated cost {self.cost_us:.3g} us{share}, {ORIGIN}"
         name = " is met: " if isinstance(self.goal, ErrorLimit) else f": {self.goal.metric} "

@@ -40,7 +40,6 @@ class BuildOptions:
         shapes: Smallest, usual and largest shape of each input with dynamic axes.
         values: Values of the inputs that are shapes or trip counts themselves.
         library: `tensorrt` or `tensorrt_rtx`; None: `tensorrt` if a GPU is there, else `tensorrt_rtx`.
-        engine: Where to write the engine; None: nowhere.
         outputs: Further tensors to mark as outputs of the network.
         tf32: Whether FP32 may be computed in TF32. False needs `NO_TF32` in the child's environment,
             too: `build` sees to it.
@@ -92,7 +91,6 @@ class BuildReport:
 
     Attributes:
         layers: The parsed network; empty if the parser refused the model.
-        inputs: Name and type of each network input.
         warnings, errors: Distinct messages of parser and builder, in order.
         obstacle, hint: Reason and advice if the model was parsed but not built because something is missing,
             such as the shape of an input; else "".

@@ -22,7 +22,6 @@ class Deployment:
     """An engine with its plugins and profile; `deployment` makes and checks it.
 
     Attributes:
-        engine: A name of `ENGINES`.
         plugins: Shared libraries with TensorRT plugins, as absolute paths.
         profile: Optimisation profile of inputs with dynamic axes; the others' come from the samples.
     """

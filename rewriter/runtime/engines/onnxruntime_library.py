@@ -23,8 +23,6 @@ from rewriter.ir.errors import ArithmeticRunError, EngineError
 from rewriter.ir.graph import captured
 from rewriter.ir.model import Array, holds_graphs, refill, walk_graphs
 
-INSTALL_HINT = 'pip install "rewriter[rtx]"; docs/install.md has a light way, too'
-
 
 def import_onnxruntime() -> Any:
     """The module `onnxruntime`.
@@ -36,7 +34,8 @@ def import_onnxruntime() -> Any:
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
-        raise EngineError("ONNX Runtime is not installed", hint=INSTALL_HINT) from error
+        hint = 'pip install "rewriter[rtx]"; docs/install.md has a light way, too'
+        raise EngineError("ONNX Runtime is not installed", hint=hint) from error
 
     onnxruntime.disable_telemetry_events()
     return onnxruntime

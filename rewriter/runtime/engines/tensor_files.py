@@ -46,11 +46,8 @@ def read_tensors(folder: Path) -> dict[str, Array]:
     """
     index = folder / INDEX
     if not index.is_file():
-        raise EngineError(
-            "no tensors were written",
-            where=str(folder),
-            hint="the process that writes them failed: see its log",
-        )
+        hint = "the process that writes them failed: see its log"
+        raise EngineError("no tensors were written", where=str(folder), hint=hint)
     return {
         name: _mapped(folder / file, dtype) for name, (file, dtype) in json.loads(index.read_text()).items()
     }

@@ -14,8 +14,6 @@ from rewriter.runtime.engines import nvidia_driver
 
 LIBRARIES = ("tensorrt", "tensorrt_rtx")
 
-INSTALL_HINT = 'pip install "rewriter[rtx]" (TensorRT-RTX builds without a GPU)'
-
 MESSAGE_LIMIT = 200
 """Distinct warnings, and as many errors, that are kept."""
 
@@ -32,7 +30,9 @@ def import_tensorrt(name: str | None) -> Any:
             missing = isinstance(error, ModuleNotFoundError) and error.name == candidate
             failures.append(f"{candidate} " + ("is not installed" if missing else f"does not load: {error}"))
     unusable = "" if gpu or name else " (tensorrt itself needs a GPU)"
-    raise EngineError("; ".join(failures) + unusable, hint=INSTALL_HINT)
+    raise EngineError(
+        "; ".join(failures) + unusable, hint='pip install "rewriter[rtx]" (TensorRT-RTX builds without a GPU)'
+    )
 
 
 class Log:

@@ -96,7 +96,7 @@ class Pair:
         """Peak signal-to-noise ratio in dB: 20 log10(peak / RMSE); the peak is the span of the reference."""
         if not self.finite:
             return -math.inf
-        error = root_mean_square(self.differences)
+        error = float(np.sqrt(np.mean(np.square(self.differences)))) if self.differences.size else 0.0
         span = float(np.ptp(self.values[0])) if error else 0.0
         return 20.0 * math.log10((span or 1.0) / error) if error else math.inf
 
@@ -107,11 +107,6 @@ def relative_l2(expected: Array, actual: Array) -> float:
     difference = actual.astype(np.float64).ravel() - reference
     scale = float(np.linalg.norm(reference))
     return float(np.linalg.norm(difference)) / (scale or 1.0)
-
-
-def root_mean_square(values: Array) -> float:
-    """0 if there are no values."""
-    return float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0
 
 
 def is_float(array: Array) -> bool:

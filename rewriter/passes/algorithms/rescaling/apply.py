@@ -52,15 +52,6 @@ def apply(graph: GraphEditor, constraints: Constraints, free: Mapping[int, int])
         graph.set_input(use.node, use.index, made[use.tensor, k])
     for tensor in dict.fromkeys(name for name, _ in made):
         graph.sweep(tensor)
-    return len(made) + _scale_epsilons(graph, constraints, free)
-
-
-def scaled(value: Array, k: int) -> Array:
-    """Returns `value` * 2^k in its own type, exactly if no value leaves the normal range."""
-    return np.ldexp(value, k).astype(value.dtype)
-
-
-def _scale_epsilons(graph: GraphEditor, constraints: Constraints, free: Mapping[int, int]) -> int:
     exponents = [(node, constraints.exponent(number, free)) for node, number in constraints.epsilons]
     moved = [(node, k) for node, k in exponents if k]
     for node, k in moved:
@@ -69,7 +60,12 @@ def _scale_epsilons(graph: GraphEditor, constraints: Constraints, free: Mapping[
             stored = node.attribute.add(name="epsilon", type=1, f=DEFAULT_EPSILON)
         stored.f = float(np.ldexp(np.float32(stored.f), 2 * k))
         graph.edited = True
-    return len(moved)
+    return len(made) + len(moved)
+
+
+def scaled(value: Array, k: int) -> Array:
+    """Returns `value` * 2^k in its own type, exactly if no value leaves the normal range."""
+    return np.ldexp(value, k).astype(value.dtype)
 
 
 def apply_planned(graph: GraphEditor, exponents: Mapping[str, int]) -> int:

@@ -124,8 +124,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         "Conv ConvTranspose Gemm".split(), _fixed(((OUT, 1), (0, -1), (1, -1)), ((OUT, 1), (2, -1)))
     ),
-    **dict.fromkeys("LayerNormalization RMSNormalization".split(), _normalised),
-    **dict.fromkeys("InstanceNormalization GroupNormalization".split(), _normalised),
+    **{f"{kind}Normalization": _normalised for kind in ("Layer", "RMS", "Instance", "Group")},
     **dict.fromkeys(
         "ScatterElements ScatterND".split(),
         _unless(lambda node: attribute(node, "reduction") == "mul", OUT, 0, 2),

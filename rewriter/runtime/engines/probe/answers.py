@@ -31,7 +31,6 @@ class Answers(Summary):
     Attributes:
         library: `tensorrt` or `tensorrt-rtx`, as a target calls it; `version`: its release.
         gpu, driver: Name of the GPU; newest CUDA that its driver supports.
-        source: Text on who measured, and when.
         recorded: True if they come from the package, not from this machine.
         answers: By probe.
     """
