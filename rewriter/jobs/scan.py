@@ -29,7 +29,7 @@ from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.figures.metrics import METRICS
 from rewriter.runtime.figures.tolerances import TOLERANCES
 from rewriter.runtime.inputs import load_samples
-from rewriter.runtime.ranges import Ranges, measure
+from rewriter.runtime.ranges import measure
 
 TF32_NOTED = 2e-3
 """Relative L2 error of TF32 that is worth a note: twice what well-conditioned networks show on an H200."""
@@ -86,6 +86,8 @@ def scan(
         kind, text = KINDS["random-data"], samples.source.text
         doubt = Finding("random-data", kind.severity, text, kind.repair, (), ())
         findings = [*map(_doubted, findings), doubt]
+    lacking = f"ONNX Runtime has no kernel for {', '.join(ranges.unsupported)}"
+    unmeasured = [f"{lacking}: what depends on it was not measured"] if ranges.unsupported else []
     findings.sort(key=lambda f: -SEVERITIES.index(f.severity))
     return ScanResult(
         original.path,
@@ -94,7 +96,7 @@ def scan(
         tuple(findings),
         samples.source,
         sum(len(s.nodes) for s in seen),
-        (*original.notes, *_warnings(ranges), *data_warnings(original, samples)),
+        (*original.notes, *unmeasured, *data_warnings(original, samples)),
         stage.seconds,
     )
 
@@ -163,9 +165,3 @@ def _tf32(model: Model, facts: tensor_facts.Facts, samples: Sequence[Mapping[str
         kind, severe = KINDS["tf32"], error > TOLERANCES["tf32"].value
         reason = f"an FP32 engine errs by {error:.2g} (relative L2) through TF32, emulated on one sample"
         yield Finding("tf32", "warning" if severe else kind.severity, reason, kind.repair, (), ())
-
-
-def _warnings(ranges: Ranges) -> Iterator[str]:
-    if ranges.unsupported:
-        operators = ", ".join(ranges.unsupported)
-        yield f"ONNX Runtime has no kernel for {operators}: what depends on it was not measured"

@@ -33,10 +33,10 @@ ROOMS = (
 
 BUDGETS = {
     "ir": 6_250,
-    "runtime": 6_750,
+    "runtime": 6_700,
     "hazards": 3_600,
-    "passes": 5_250,
-    "pipeline": 2_050,
+    "passes": 5_200,
+    "pipeline": 2_000,
     "judge": 1_850,
     "parity": 950,
     "jobs": 4_100,
