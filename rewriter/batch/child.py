@@ -57,10 +57,8 @@ def _line(error: RewriterError) -> str:
     return " ".join(with_flags(str(error)).replace("\n  what to do: ", "; what to do: ").split())
 
 
-# -- in the process -----------------------------------------------------------------------------
-
-
 def _fix(entry: Entry) -> Outcome:
+    """Runs in the child process."""
     from rewriter.jobs.fix.api import fix
 
     children.inside = False  # native code of this model runs in processes of its own, as always

@@ -100,13 +100,10 @@ def finished(entry: Entry, key: str) -> Record | None:
     return None
 
 
-# -- the key of a model's work: equal keys give equal results -----------------------------------
-
-
 def key_of(entry: Entry) -> str:
     """Hash of the model with its weights, of the files and values of its options, and of all versions.
 
-    Names of files do not count, their content does.
+    Equal keys give equal results. Names of files do not count, their content does.
     """
     files = option_files(entry.options)
     parts = {
@@ -143,8 +140,6 @@ def digest(path: Path) -> str:
     return hashlib.sha256("\n".join(names).encode()).hexdigest() if names else ""
 
 
-# -- what a model needs ------------------------------------------------------------------------
-
 GIB = 2**30
 
 BASE_BYTES = 0.8 * GIB
@@ -160,9 +155,6 @@ def memory_needed(model: Path) -> int:
     """Estimated bytes that `fix` needs for a model; 0.8 GiB and 8 times the model with its weights."""
     size = sum(file.stat().st_size for file in model_files(model) if file.is_file())
     return int(BASE_BYTES + BYTES_PER_BYTE * size)
-
-
-# -- results come to their place ----------------------------------------------------------------
 
 
 @contextmanager

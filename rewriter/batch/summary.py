@@ -46,17 +46,10 @@ class Summary:
         return f"{passed} of {count(len(self.records), 'model')} passed{earlier}"
 
     @property
-    def endings(self) -> Mapping[str, int]:
-        """How many models ended in which way."""
-        return Counter(record.outcome.ending for record in self.records)
-
-    @property
     def outcomes(self) -> Mapping[str, Outcome]:
         """All outcomes by the name of the model."""
         return {record.entry.name: record.outcome for record in self.records}
 
-
-# -- on the terminal ----------------------------------------------------------------------------
 
 COLUMNS: Mapping[str, Kind] = {
     "model": "text",  # folded where the terminal is narrow: a number that is cut is another number
@@ -92,16 +85,13 @@ def _row(record: Record) -> list[Cell]:
     ]
 
 
-# -- JSON ---------------------------------------------------------------------------------------
-
-
 def as_dict(summary: Summary) -> dict[str, Any]:
     """The summary as objects that `json.dumps` takes."""
     return document(
         {
             "passed": summary.passed,
             "verdict": summary.verdict,
-            "endings": dict(summary.endings),
+            "endings": dict(Counter(record.outcome.ending for record in summary.records)),
             "where": summary.where,
             "seconds": summary.seconds,
             "models": [
@@ -119,8 +109,6 @@ def as_dict(summary: Summary) -> dict[str, Any]:
     )
 
 
-# -- JUnit: no standard, but what Jenkins, GitLab and GitHub's reporters read -------------------
-
 FAILURES = ("failed", "unbuildable")
 """Endings that are a verdict on the model; the others are errors of the run."""
 
@@ -129,7 +117,7 @@ _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def as_junit(summary: Summary) -> str:
-    """The text of an XML file: a test case for each model."""
+    """The text of an XML file as Jenkins, GitLab and GitHub read it: a test case for each model."""
     outcomes = list(summary.outcomes.values())
     failures = sum(outcome.ending in FAILURES for outcome in outcomes)
     errors = sum(not outcome.passed for outcome in outcomes) - failures

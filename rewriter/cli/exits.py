@@ -52,7 +52,9 @@ def exit_codes() -> Iterator[None]:
         _interrupted(str(interrupt))
     except Exception as error:
         if (handler := signals.current()) and handler.received:  # what it became in an extension module
-            _end(handler.received)
+            if handler.received == signal.SIGINT:
+                _interrupted("")
+            raise SystemExit(128 + handler.received) from None
         if isinstance(error, RewriterError):
             print_error(error)
             raise typer.Exit(UNBUILDABLE if isinstance(error, UnbuildableError) else BAD_INPUT) from None
@@ -60,12 +62,6 @@ def exit_codes() -> Iterator[None]:
             _stop(f"error: memory ran out: {error}\n  what to do: {MEMORY}", BAD_INPUT)
         echo(traceback.format_exc().rstrip(), err=True)
         _stop("this is a defect of rewriter: please report it with the lines above", DEFECT)
-
-
-def _end(number: int) -> NoReturn:
-    if number == signal.SIGINT:
-        _interrupted("")
-    raise SystemExit(128 + number)
 
 
 def _interrupted(remark: str) -> NoReturn:

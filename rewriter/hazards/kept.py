@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from onnx import NodeProto
-
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.survey import Survey
 
@@ -28,7 +26,9 @@ def is_kept(survey: Survey, hazard: Hazard) -> bool:
     A Cast of the result to the lower type must not overflow.
     """
     node = hazard.node
-    if not survey.mixed or hazard.rule in ANY_TYPE or not _computes_in_fp32(survey, node):
+    # a Cast between float types is judged by its result
+    cast = node.op_type == "Cast" and all(survey.is_float(t) for t in (*node.input, *node.output))
+    if not survey.mixed or hazard.rule in ANY_TYPE or not (cast or survey.in_fp32(node)):
         return False
     if hazard.rule in OF_OPERANDS:
         return not any(survey.was_rounded(t) for t in node.input if survey.is_float(t))
@@ -37,10 +37,3 @@ def is_kept(survey: Survey, hazard: Hazard) -> bool:
         return not rounded
     measured = [survey.range(t) for t in rounded]
     return all(m is None or m.absmax <= survey.largest for m in measured)
-
-
-def _computes_in_fp32(survey: Survey, node: NodeProto) -> bool:
-    """True for FP32 nodes, and for Casts between float types: those are judged by their results."""
-    if node.op_type == "Cast" and all(survey.is_float(t) for t in (*node.input, *node.output)):
-        return True
-    return survey.in_fp32(node)

@@ -126,8 +126,6 @@ class Survey:
         """A hazard with the measured range of `tensor` as its evidence."""
         return Hazard(node, rule, reason, tensor, self.range(tensor), severity)
 
-    # -- tensors -----------------------------------------------------------------------------
-
     def is_float(self, tensor: str) -> bool:
         return bool(tensor) and self.graph.dtype(tensor) in EXCHANGEABLE
 
@@ -189,8 +187,6 @@ class Survey:
         main, wanted = self.graph.is_main, io_type(self.request.io, tensor)
         return main and wanted in ("keep", "fp32") and self.graph.dtype(tensor) == TensorProto.FLOAT
 
-    # -- nodes -------------------------------------------------------------------------------
-
     def in_fp32(self, node: NodeProto) -> bool:
         """True if all float inputs and outputs of a node are FP32."""
         return {self.graph.dtype(t) for t in self.floats(node)} == {TensorProto.FLOAT}
@@ -228,8 +224,6 @@ class Survey:
         if node.op_type == "Mul":
             return self.source(node.input[0]) == self.source(node.input[1])
         return node.op_type == "ReduceSumSquare" or self.exponent(node) == 2.0
-
-    # -- walks -------------------------------------------------------------------------------
 
     def upstream(self, tensor: str, through: Through, seen: set[str] | None = None) -> Iterator[NodeProto]:
         """The nodes that `tensor` is computed by, nearest first, as far as `through` accepts them.

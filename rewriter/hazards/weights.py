@@ -81,7 +81,11 @@ def filter_banks(survey: Survey) -> Iterator[Hazard]:
 
 def _worst_filter(node: NodeProto, index: int, value: Array) -> float:
     """The largest relative L2 error of a filter in FP16; 0 for weights that are no bank."""
-    if value.ndim < 2 or value.size < 64 or value.dtype != np.float32 or not _is_bank(value):
+    if value.ndim < 2 or value.size < 64 or value.dtype != np.float32:
+        return 0.0
+    if not (
+        value.min() >= 0 and np.count_nonzero(value) * 2 <= value.size
+    ):  # at least half of a bank is zero
         return 0.0
     columns = node.op_type in PRODUCTS and index == 1
     filters = value.reshape(-1, value.shape[-1]).T if columns else value.reshape(value.shape[0], -1)
@@ -89,11 +93,6 @@ def _worst_filter(node: NodeProto, index: int, value: Array) -> float:
     lost = np.linalg.norm(exact - exact.astype(np.float16), axis=1)
     norms = np.linalg.norm(exact, axis=1)
     return float(np.max(lost / np.where(norms, norms, 1.0), initial=0.0))
-
-
-def _is_bank(value: Array) -> bool:
-    """True if no weight is negative, and at least half of them are zero."""
-    return bool(value.min() >= 0 and np.count_nonzero(value) * 2 <= value.size)
 
 
 def batch_statistics(survey: Survey) -> Iterator[Hazard]:

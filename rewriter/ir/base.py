@@ -9,17 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+from onnx import NodeProto
 
 from rewriter.ir.errors import UsageError
-from rewriter.ir.graph import label
-
-if TYPE_CHECKING:
-    from onnx import NodeProto
-
-    from rewriter.ir.graph import GraphEditor
-    from rewriter.ir.model import Model
-    from rewriter.ir.plan import Plan, Precision, Range
+from rewriter.ir.graph import GraphEditor, label
+from rewriter.ir.model import Model
+from rewriter.ir.plan import Plan, Precision, Range
 
 
 @dataclass(frozen=True)

@@ -282,9 +282,6 @@ def close() -> None:
         _idle.pop().close()
 
 
-# -- the start of a child ----------------------------------------------------------------------
-
-
 class _Fork:
     """A fork of this process, with the members of `subprocess.Popen` that `Child` uses.
 
@@ -443,9 +440,6 @@ def _answered(its: socket.socket, work: Callable[[], Any]) -> bool:
         problem = error if answer[0] else answer[1]
         _send(its, (False, NativeError(f"{type(problem).__name__}: {problem}", hint=UNKNOWN)))
     return answer[0]
-
-
-# -- messages ----------------------------------------------------------------------------------
 
 
 def _send(connection: socket.socket, message: object) -> None:

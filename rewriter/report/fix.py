@@ -68,9 +68,6 @@ def _share(result: FixResult) -> str:
     return f" ({len(plan.fp32)} of {count(plan.float_nodes, 'float node')} in FP32{bf16})"
 
 
-# -- the summary --------------------------------------------------------------------------------
-
-
 def rows(result: FixResult, *, everything: bool) -> Iterator[Row]:
     """The lines after the verdict, each with its label; all of each kind if `everything`."""
     conclusion = result.conclusion
@@ -165,15 +162,12 @@ def _done(result: FixResult) -> Iterator[Row]:
     changed = [step for step in result.passes if step.changes]
     rewriting = [s for s in changed if stages.get(s.name) is not Stage.LOWERING]
     if rewriting:
-        yield "Done", f"rewritten by {', '.join(map(_counted, rewriting))}"
+        names = (s.name + (f" ({len(s.changes)})" if len(s.changes) > 1 else "") for s in rewriting)
+        yield "Done", f"rewritten by {', '.join(names)}"
     if result.plan is not None:
         yield "Done", _types(result.plan, given=not result.depth)
     elif result.repairs:
         yield "Done", "ALL of it stays in FP32: nothing of it is in reduced precision"
-
-
-def _counted(step: PassResult) -> str:
-    return step.name + (f" ({len(step.changes)})" if len(step.changes) > 1 else "")
 
 
 def _types(plan: Plan, *, given: bool) -> str:
@@ -208,9 +202,6 @@ def _checks(result: FixResult) -> Iterator[Row]:
             yield "Goal", check.summary
         elif check.name == "build":
             yield "Build", check.summary
-
-
-# -- tables -------------------------------------------------------------------------------------
 
 
 def tables(result: FixResult, graph_of: Callable[[str], str] = lambda node: "") -> Iterator[Table]:
@@ -283,9 +274,6 @@ def _decisions(plan: Plan, graph_of: Callable[[str], str]) -> Table:
     columns: dict[str, Kind] = {"Rule": "choice", "Type": "choice", "Nodes": "number"}
     columns |= {"Largest |x|": "number", "Reason, and which nodes": "text"}
     return table("plan", f"Plan: what is not in {low}", lead, columns, rows)
-
-
-# -- JSON ---------------------------------------------------------------------------------------
 
 
 def as_dict(result: FixResult) -> dict[str, Any]:

@@ -22,32 +22,28 @@ def print_result(found: Answers, out: Console, *, verbosity: int = 0) -> None:
     Args:
         verbosity: -1: the first line alone; 1: with all figures, and the use of each answer.
     """
-    out.print(_origin(found), soft_wrap=True)
+    origin = "Measured on this machine"
+    if found.recorded:
+        origin = "Recorded answers, not measured on this machine"
+    known = sum(found.answers.get(probe.name, Answer(UNKNOWN)).value != UNKNOWN for probe in every_probe())
+    total = count(len(every_probe()), "question")
+    out.print(Text(f"{origin}: {found.title} ({known} of {total} answered)"), soft_wrap=True)
     if verbosity < 0:
         return
     verbose = verbosity > 0
     rows = []
     for probe in every_probe():
         answer = found.answers.get(probe.name, Answer(UNKNOWN, problem="not measured"))
-        known = answer.value != UNKNOWN
-        text = probe.values.get(answer.value, answer.value) if known else f"unknown: {answer.problem}"
+        answered = answer.value != UNKNOWN
+        text = probe.values.get(answer.value, answer.value) if answered else f"unknown: {answer.problem}"
         used = f" [{probe.name}] Used for: {probe.used}" if verbose and probe.used else ""
         cells = [probe.question + used, text, _figures(answer, None if verbose else 3)]
-        rows.append([Cell(cell, state="plain" if known else "warn") for cell in cells])
+        rows.append([Cell(cell, state="plain" if answered else "warn") for cell in cells])
     columns: dict[str, Kind] = {"question": "text", "answer": "text", "figures": "text"}
     out.print(printed(Table(columns, rows)))
     if found.source:
         out.print(Text(f"Source: {found.source}"), soft_wrap=True)
     out.print(Text(f"Used for: {use(found)}"), soft_wrap=True)
-
-
-def _origin(found: Answers) -> Text:
-    """One line: where the answers are from, and how many there are."""
-    origin = (
-        "Recorded answers, not measured on this machine" if found.recorded else "Measured on this machine"
-    )
-    known = sum(found.answers.get(probe.name, Answer(UNKNOWN)).value != UNKNOWN for probe in every_probe())
-    return Text(f"{origin}: {found.title} ({known} of {count(len(every_probe()), 'question')} answered)")
 
 
 def as_dict(found: Answers) -> dict[str, Any]:

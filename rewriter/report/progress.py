@@ -6,14 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from rewriter.ir.model.stopwatch import LASTING, Progress
 from rewriter.report.signals import listening
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
+from rewriter.report.terminal import console
 
 BEAT_SECONDS = 20.0
 """Time between two lines where no bar can be shown."""
@@ -33,8 +31,6 @@ def progress(*, shown: bool, lines: bool = False) -> Iterator[Progress]:
         A function of a stage, the amount done, and the total (0: unknown). It raises KeyboardInterrupt if
         the user has pressed Ctrl-C, and SystemExit after SIGTERM.
     """
-    from rewriter.report.terminal import console
-
     stderr, last = console(stderr=True), ""
     with listening() as signals, (_bar if stderr.is_terminal else _beat)(stderr, shown=shown) as draw:
 

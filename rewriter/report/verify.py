@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +16,6 @@ from rewriter.report.json import data_dict, document
 from rewriter.report.tables import Cell, Kind, State, Table, number, table
 from rewriter.report.terminal import Row, data_rows, print_report, time_line
 from rewriter.runtime.engines.protocol import Latency
-from rewriter.runtime.figures.outputs import OutputComparison
 
 
 def as_dict(result: VerifyResult) -> dict[str, Any]:
@@ -75,8 +74,10 @@ def rows(result: VerifyResult) -> Iterator[Row]:
     for check in compared:
         yield "Failed" if check.passed is False else "Error", check.summary
         if check.passed is False:
-            yield from (("Failed", detail) for detail in check.details[:FEW])
-            yield from (("Failed", _failed(output)) for output in _worst(check.outputs)[:FEW])
+            failed = [output for output in check.outputs if not output.passed]
+            failed.sort(key=lambda o: (o.finite, -o.relative_l2))
+            lines = (f"{o.name}: {checks.size(o)}, allowed {figure(o.tolerance)}" for o in failed[:FEW])
+            yield from (("Failed", line) for line in (*check.details[:FEW], *lines))
     if result.latency is not None:
         original = result.reference_latency
         before = f"; the original in FP32 without TF32: {_time(original, result.device)}" if original else ""
@@ -91,16 +92,6 @@ def rows(result: VerifyResult) -> Iterator[Row]:
 
 FEW = 3
 """Details and failed outputs of a check in the summary."""
-
-
-def _worst(outputs: Sequence[OutputComparison]) -> list[OutputComparison]:
-    """The outputs that failed, the worst first."""
-    failed = [output for output in outputs if not output.passed]
-    return sorted(failed, key=lambda o: (o.finite, -o.relative_l2))
-
-
-def _failed(output: OutputComparison) -> str:
-    return f"{output.name}: {checks.size(output)}, allowed {figure(output.tolerance)}"
 
 
 def tables(result: VerifyResult) -> Iterator[Table]:

@@ -315,8 +315,6 @@ class _Pricing:
         """Time of a kernel that reads a tensor and writes it in another type."""
         return KERNEL_US + CAST_BYTES * _elements(tensor, self._shapes) / BYTES_PER_US
 
-    # -- attention ------------------------------------------------------------------------------
-
     def _attention_parts(self) -> Iterator[tuple[NodeProto, NodeProto, list[NodeProto]]]:
         """Each product PV with its QK^T and the nodes between, one of which is a Softmax."""
         for node in filter(self._multiplies_computed, self._nodes.values()):
@@ -332,16 +330,14 @@ class _Pricing:
         scaling = VIEWS | SCALING | {"Add"}
         read = (*scores.input, values.input[1])
         fed = [n for t in read for n in self._survey.upstream(t, lambda n: n.op_type in scaling)]
-        breaking = [values, scores, *(n for n in fed if self._unfused_scale(n) or self._merged_bias(n))]
+        # a scaling that is no part of a product's kernel
+        alone = [n for n in fed if n.op_type in SCALING and self._key(n) not in self._fused]
+        breaking = [values, scores, *alone, *filter(self._merged_bias, fed)]
         if answer == "none":
             breaking += [n for n in between if n.op_type in SOFTMAX]
         count = sum(products(node, self._shapes)[1] for node in (values, scores))
         us = 0.0 if answer == "any" else max(BROKEN_US, BROKEN_PRODUCT_US * count)
         return Attention(frozenset(map(self._key, breaking)), frozenset(map(self._key, between)), us)
-
-    def _unfused_scale(self, node: NodeProto) -> bool:
-        """True for a scaling that is not a part of a product's kernel."""
-        return node.op_type in SCALING and self._key(node) not in self._fused
 
     def _merged_bias(self, node: NodeProto) -> bool:
         """True for the bias of one of several projections of one tensor, which TensorRT merges."""

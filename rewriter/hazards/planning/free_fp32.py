@@ -13,7 +13,7 @@ Not free: epilogues of a Conv, or of several products of one tensor that no pass
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 from onnx import NodeProto, TensorProto
@@ -143,23 +143,14 @@ def extend_over_norms(survey: Survey, found: dict[int, Hazard]) -> None:
         fed = id(source) in found or any(id(view) in found for view in before)
         if fed and not before:
             continue
-        after = [view for view in _views_of(survey, node) if _is_read(survey, view, found)]
+        views = [reader for _, reader in survey.downstream(node.output[0], _moves) if _moves(reader)]
+        after = [v for v in views if any(id(n) in found for _, n in survey.downstream(v.output[0], _moves))]
         for kept in (node, *(before if fed else ()), *after):
             found.setdefault(id(kept), Hazard(kept, NORM_RULE, _NORM_REASON, node.input[0]))
 
 
 def _moves(node: NodeProto) -> bool:
     return node.op_type in LAYOUTS
-
-
-def _views_of(survey: Survey, node: NodeProto) -> list[NodeProto]:
-    """The views of a node's result, and the views of these."""
-    return [reader for _, reader in survey.downstream(node.output[0], _moves) if _moves(reader)]
-
-
-def _is_read(survey: Survey, node: NodeProto, found: Mapping[int, Hazard]) -> bool:
-    """True if a node of `found` reads the node's result, through views or not."""
-    return any(id(reader) in found for _, reader in survey.downstream(node.output[0], _moves))
 
 
 def extend_over_softmax(survey: Survey, found: dict[int, Hazard]) -> None:

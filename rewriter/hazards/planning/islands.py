@@ -90,16 +90,9 @@ def _is_cast(survey: Survey, tensor: str, fp32: AbstractSet[int]) -> bool:
     """True if a reader of the tensor needs another type than its producer computes."""
     producer = survey.producer(tensor)
     made = id(producer) in fp32 if producer is not None else survey.stays_fp32(tensor)
-    return any(wanted != made for wanted in _wanted(survey, tensor, fp32))
-
-
-def _wanted(survey: Survey, tensor: str, fp32: AbstractSet[int]) -> Iterator[bool]:
-    """For each reader of a tensor: True if it needs FP32."""
-    for _, reader in survey.readers(tensor):
-        yield id(reader) in fp32
-    for name in survey.aliases(tensor):
-        if survey.graph.is_output(name):
-            yield survey.stays_fp32(name)
+    wanted = {id(reader) in fp32 for _, reader in survey.readers(tensor)}
+    wanted |= {survey.stays_fp32(t) for t in survey.aliases(tensor) if survey.graph.is_output(t)}
+    return (not made) in wanted
 
 
 def keep_adjacent(survey: Survey, found: dict[int, Hazard]) -> None:
@@ -138,20 +131,11 @@ def absorb(survey: Survey, found: dict[int, Hazard]) -> None:
 
 def _surrounded(survey: Survey, node: NodeProto, found: Mapping[int, Hazard]) -> bool:
     """True if the node has neighbours, and all are FP32 nodes or FP32 inputs and outputs."""
-    neighbours = list(_neighbours(survey, node))
-    sources = [t for t in node.input if survey.is_float(t) and not survey.is_constant(t)]
-    sinks = [name for t in node.output if survey.is_float(t) for name in survey.aliases(t)]
-    ends = [survey.source(t) for t in sources if survey.producer(t) is None]
-    ends += [name for name in sinks if survey.graph.is_output(name)]
+    sources, sinks = ([t for t in ts if survey.is_float(t)] for ts in (node.input, node.output))
+    neighbours = [n for n in map(survey.producer, sources) if n is not None]
+    neighbours += [reader for t in sinks for _, reader in survey.readers(t)]
+    inputs = (t for t in sources if survey.producer(t) is None and not survey.is_constant(t))
+    ends = [survey.source(t) for t in inputs]
+    ends += [name for t in sinks for name in survey.aliases(t) if survey.graph.is_output(name)]
     inside = all(id(n) in found for n in neighbours) and all(survey.stays_fp32(t) for t in ends)
     return bool(neighbours) and inside
-
-
-def _neighbours(survey: Survey, node: NodeProto) -> Iterator[NodeProto]:
-    for tensor in node.input:
-        producer = survey.producer(tensor) if survey.is_float(tensor) else None
-        if producer is not None:
-            yield producer
-    for tensor in node.output:
-        if survey.is_float(tensor):
-            yield from (reader for _, reader in survey.readers(tensor))

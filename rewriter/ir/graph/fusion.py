@@ -35,9 +35,6 @@ _REDUCING = NORMS | REDUCTIONS | SOFTMAX | {"GlobalAveragePool", "GlobalMaxPool"
 Test = Callable[[NodeProto], bool]
 
 
-# -- single nodes ---------------------------------------------------------------------------------
-
-
 def is_depthwise(node: NodeProto, weight: Sequence[object]) -> bool:
     """True if each group of a Conv or ConvTranspose reads one channel: it does not run on Tensor Cores.
 
@@ -85,9 +82,6 @@ def rounded_reciprocal(divisor: float) -> float | None:
     return factor if math.isfinite(factor) and factor else None
 
 
-# -- kernels --------------------------------------------------------------------------------------
-
-
 def kernel_results(
     nodes: Iterable[NodeProto], begins: Test, belongs: Test, source: Callable[[str], str] = str
 ) -> dict[str, int]:
@@ -120,9 +114,6 @@ def after_products(graph: GraphView) -> AbstractSet[str]:
     return kernel_results(
         graph.nodes, by_constant, lambda n: n.op_type == "Cast" or n.op_type in ELEMENTWISE
     ).keys()
-
-
-# -- graphs with and without types ----------------------------------------------------------------
 
 
 class Dataflow(Protocol):
@@ -198,11 +189,7 @@ def _may_end(flow: Dataflow, reader: NodeProto) -> bool:
     return bool(read) and all(n.op_type in ROW_NORMS for n in read)
 
 
-def _nothing(_: NodeProto) -> bool:
-    return False
-
-
-def elementwise_after(flow: Dataflow, tensor: str, stop: Test = _nothing) -> list[NodeProto]:
+def elementwise_after(flow: Dataflow, tensor: str, stop: Test = lambda node: False) -> list[NodeProto]:
     """The elementwise nodes that compute from a tensor and constants alone; none if anything else reads it.
 
     Args:

@@ -5,8 +5,6 @@ A set that differs from a family is derived from it where it is used, with the r
 
 from __future__ import annotations
 
-# -- moving elements -----------------------------------------------------------------------------
-
 RESHAPES = frozenset("Identity Reshape Squeeze Unsqueeze Flatten".split())
 """Keep the elements and their order; only the shape changes."""
 
@@ -21,8 +19,6 @@ SAME_VALUES = LAYOUTS | SHUFFLES | {"Expand", "Tile"}
 
 VIEWS = SAME_VALUES | {"Slice", "Gather", "Split", "Concat"}
 """Move elements and compute nothing."""
-
-# -- control flow --------------------------------------------------------------------------------
 
 LOOPS = frozenset({"Loop", "Scan"})
 """Run their body more than once."""
@@ -45,8 +41,6 @@ DYNAMIC_INT8 = frozenset(
     "MatMulIntegerToFloat QAttention".split()
 )
 """INT8 with scales computed at run time, of ONNX and of ONNX Runtime: TensorRT has no importer for them."""
-
-# -- arithmetic element by element ---------------------------------------------------------------
 
 SCALING = frozenset({"Mul", "Div"})
 """Multiply by a factor or its inverse."""
@@ -73,8 +67,6 @@ INEQUALITIES = frozenset({"Greater", "Less", "GreaterOrEqual", "LessOrEqual"})
 SELECTIONS = frozenset({"TopK", "ArgMax", "ArgMin"})
 """Return positions of the largest or smallest elements."""
 
-# -- reductions ----------------------------------------------------------------------------------
-
 REDUCTIONS = frozenset(
     "ReduceMax ReduceMin ReduceMean ReduceSum ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum "
     "ReduceLogSumExp".split()
@@ -86,8 +78,6 @@ ROW_NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
 
 NORMS = ROW_NORMS | frozenset({"SimplifiedLayerNormalization", "GroupNormalization", "InstanceNormalization"})
 """Divide by statistics of the tensor that they read."""
-
-# -- products ------------------------------------------------------------------------------------
 
 PRODUCTS = frozenset({"MatMul", "Gemm"})
 """Matrix products."""
@@ -112,8 +102,6 @@ CHEAP = (
     | frozenset("Where Pad Sin Cos Sign Floor Ceil Round Mod Cast".split())
 )
 """Limited by memory: in FP32 they cost bandwidth, not Tensor Cores. The Cast is one from integers."""
-
-# -- others --------------------------------------------------------------------------------------
 
 RESIZES = frozenset({"Resize", "Upsample"})
 """Resample along axes."""

@@ -57,8 +57,6 @@ class Tensors:
     _converted: dict[tuple[str, int], TensorProto] = field(default_factory=dict)
     _constants: dict[str, Callable[[], Array]] = field(default_factory=dict)
 
-    # -- look-ups ----------------------------------------------------------------------------
-
     def original_type(self, name: str) -> int:
         """Element type of a tensor in the given model; 0 if it is not known or not a tensor."""
         facts = self.facts.get(name)
@@ -85,8 +83,6 @@ class Tensors:
         if dtype in (0, stored.dtype):
             return stored.name
         return stored.owner._in_type(stored, dtype)
-
-    # -- additions ---------------------------------------------------------------------------
 
     def add_input(self, name: str, dtype: int) -> None:
         self._stored[name] = StoredTensor(name, dtype, self)
@@ -161,8 +157,6 @@ class Tensors:
         # these refer to `self`: the weights would stay in memory until cycles are collected
         self._stored.clear()
         self._constants.clear()
-
-    # -- internals ---------------------------------------------------------------------------
 
     def _fresh(self, name: str, dtype: int) -> str:
         return fresh_name(f"{name}/{SHORT_NAMES[dtype]}", self.names)

@@ -126,7 +126,9 @@ class GraphView:
             value = attribute(node, name)
             if value is not None:
                 return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
-        if len(node.input) > 1 and node.input[1] and "axis" not in _attributes_of(node):
+        schema = onnx.defs.get_schema(node.op_type) if onnx.defs.has(node.op_type) else None
+        by_attribute = schema is not None and "axis" in schema.attributes
+        if len(node.input) > 1 and node.input[1] and not by_attribute:
             constant = self.constant(node.input[1])
             return None if constant is None else tuple(int(a) for a in constant.reshape(-1))
         return ()
@@ -153,8 +155,3 @@ class GraphView:
         if node.op_type == "Constant":
             return constant_value(node)
         return self.constant(node.input[0]) if node.op_type == "Identity" else None
-
-
-def _attributes_of(node: NodeProto) -> set[str]:
-    schema = onnx.defs.get_schema(node.op_type) if onnx.defs.has(node.op_type) else None
-    return set(schema.attributes) if schema else set()

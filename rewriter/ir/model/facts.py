@@ -137,14 +137,9 @@ def _scope(graph: onnx.GraphProto) -> dict[str, TensorFacts]:
     for value in (*graph.value_info, *graph.input, *graph.output):
         key = value.type.SerializeToString()
         if key not in types:
-            types[key] = _of_type(value.type)
+            kind = value.type.tensor_type
+            types[key] = TensorFacts(kind.elem_type, shape_of(kind)) if kind.elem_type else None
         found = types[key]
         if found is not None:
             facts[value.name] = found
     return facts
-
-
-def _of_type(kind: onnx.TypeProto) -> TensorFacts | None:
-    if not kind.HasField("tensor_type") or not kind.tensor_type.elem_type:
-        return None
-    return TensorFacts(kind.tensor_type.elem_type, shape_of(kind.tensor_type))

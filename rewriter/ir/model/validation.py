@@ -170,7 +170,8 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
         try:
             numpy_helper.to_array(tensor)
         except (ValueError, TypeError) as error:
-            shape = f"its shape {list(tensor.dims)} of {type_name(tensor)}"
+            kind = TensorProto.DataType.Name(tensor.data_type).lower()
+            shape = f"its shape {list(tensor.dims)} of {kind}"
             raise _broken(f"its data do not fit {shape}: {error}", where) from error
 
 
@@ -182,11 +183,6 @@ def byte_size(tensor: onnx.TensorProto) -> int | None:
     if tensor.data_type == TensorProto.STRING:
         return None
     return onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * count
-
-
-def type_name(tensor: onnx.TensorProto) -> str:
-    """The tensor's element type as ONNX calls it, in lower case."""
-    return TensorProto.DataType.Name(tensor.data_type).lower()
 
 
 def _check_text(proto: onnx.ModelProto, where: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from rewriter.hazards.kinds import KINDS
@@ -12,7 +11,7 @@ from rewriter.jobs.fix.result import FixResult
 from rewriter.report import fix as text
 from rewriter.report.checks import judging_check
 from rewriter.report.html.depth import LABELS, LARGEST, Nodes, depth_section
-from rewriter.report.html.graphs import Graph, cause_graphs
+from rewriter.report.html.graphs import cause_graphs
 from rewriter.report.html.outputs import pictures_section
 from rewriter.report.html.render import Fact, Page, Section, part, table_sections
 from rewriter.report.html.run import run_section
@@ -33,7 +32,9 @@ def page(result: FixResult, command: str = "") -> Page:
         sections += pictures_section(judging, result.side_by_side)
     sections += depth_section(result.depth, nodes, _lead(result))
     if graphs:
-        drawn = part("graphs.html", graphs=graphs, legend=_legend(graphs))
+        used = {kind for graph in graphs for *_, kind, _ in graph.boxes}
+        legend = [one for one in (*LABELS.items(), ("other", "no floats")) if one[0] in used]
+        drawn = part("graphs.html", graphs=graphs, legend=legend)
         lead = "The nodes next to the widest one of each cause. At each tensor stands its largest value."
         sections.append(Section("causes", "Round each cause", lead, [drawn]))
     following = next_step(result)
@@ -44,11 +45,6 @@ def page(result: FixResult, command: str = "") -> Page:
     line, rows = text.verdict_line(result), list(text.rows(result, everything=True))
     links = {graph.title: graph.id for graph in graphs}
     return Page("fix", result.model.path, line, text.state(result), rows, [*sections, *tables, run], links)
-
-
-def _legend(graphs: Sequence[Graph]) -> list[tuple[str, str]]:
-    used = {kind for graph in graphs for *_, kind, _ in graph.boxes}
-    return [(kind, label) for kind, label in {**LABELS, "other": "no floats"}.items() if kind in used]
 
 
 def _lead(result: FixResult) -> str:

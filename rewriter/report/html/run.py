@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from markupsafe import Markup
-
 from rewriter.ir.base import Target
 from rewriter.report.html.render import Fact, Section, part
 from rewriter.report.json import installed_versions
@@ -35,10 +33,5 @@ def run_section(
     rows.append(Fact("Versions", versions))
     lines = [*commands, *([("Repeats this run", command)] if command else [])]
     lead = "What this was made with, and the commands that repeat and continue it."
-    bodies = [command_line(label, line) for label, line in lines if line]
+    bodies = [part("command.html", label=label, text=line) for label, line in lines if line]
     return Section("run", "This run", lead, [*bodies, part("facts.html", rows=rows)])
-
-
-def command_line(label: str, text: str) -> Markup:
-    """A line to be copied into a shell."""
-    return part("command.html", label=label, text=text)
