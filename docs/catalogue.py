@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rewriter.hazards import quirks
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Kind
-from rewriter.hazards.planning import dot_products, free_fp32, islands
+from rewriter.hazards.planning import free_fp32, islands
 from rewriter.pipeline.catalogue import exactness_text, page, settings, summary
 from rewriter.pipeline.options import COMMANDS, JOBS, KEYS
 from rewriter.pipeline.presets import OTHERWISE, PRESETS
@@ -117,7 +117,7 @@ OTHER_RULES: Mapping[str, str] = {
     free_fp32.NORM_RULE: "free: a norm of one operator, which computes in FP32 inside",
     free_fp32.SOFTMAX_RULE: "free: attention's Softmax, with which attention stays one kernel",
     free_fp32.RECIPROCAL_RULE: "free: a division by a constant, which FP16 would round to a product",
-    dot_products.RULE: "free: a written-out sum of products",
+    free_fp32.DOT_PRODUCT_RULE: "free: a written-out sum of products",
 }
 """Rules that a plan names for nodes in which nothing goes wrong."""
 

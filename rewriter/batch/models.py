@@ -38,7 +38,6 @@ class Entry:
 
     Attributes:
         name: Its path relative to the folder that was named, with `/`; it is unique in a batch.
-        output: Where the fixed model goes.
         options: Arguments of `rewriter.fix` that the user set for it.
     """
 

@@ -35,7 +35,6 @@ class Outcome:
     """What a child process reported, or what its end says.
 
     Attributes:
-        text: One sentence for people.
         fp32_nodes: Nodes that stay in FP32; `float_nodes`: all that could be in FP16; None without a plan.
         error: Relative L2 error of the worst output in the check that decides.
         seconds: Wall time of the process.

@@ -97,8 +97,9 @@ def long_sums(survey: Survey) -> Iterator[Hazard]:
     TensorRT-RTX 1.6.1 sums them in FP32 (measured); an FP16 model on other runtimes does not:
     https://github.com/microsoft/onnxconverter-common/issues/299
     """
+    sums = {"ReduceMean", "ReduceSum", "ReduceL1", "GlobalAveragePool"}
     for node in survey.nodes if survey.is_fp16 else ():
-        measured = survey.range(node.input[0]) if node.op_type in _SUMS else None
+        measured = survey.range(node.input[0]) if node.op_type in sums else None
         number = reduced_count(survey, node) if measured is not None and measured.finite else None
         if measured is None or number is None:
             continue
@@ -107,9 +108,6 @@ def long_sums(survey: Survey) -> Iterator[Hazard]:
             what = f"{node.op_type} sums {number} values, about {total:.2g}, inside"
             reason = f"{what}: TensorRT-RTX 1.6.1 was measured to do this in FP32; other releases may not"
             yield survey.hazard(node, "internal-overflow", reason, node.input[0], "note")
-
-
-_SUMS = frozenset({"ReduceMean", "ReduceSum", "ReduceL1", "GlobalAveragePool"})
 
 
 def reduced_count(survey: Survey, node: NodeProto) -> int | None:

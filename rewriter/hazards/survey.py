@@ -14,7 +14,8 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.ir.base import Kept, Target
-from rewriter.ir.graph import GraphEditor, casts_floats
+from rewriter.ir.graph import GraphEditor
+from rewriter.ir.graph.nodes import casts_floats
 from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import EXCHANGEABLE, TypeRule, TypeRules, type_rules
 from rewriter.ir.patterns.norms import Norm, find_norms
@@ -43,11 +44,9 @@ class PrecisionRequest:
         io: Types of graph inputs and outputs.
         keep_nodes: Patterns (fnmatch) of node or output names that stay in FP32; `keep_ops`: operators.
         lower: Nodes that stay in the lower precision, whatever a rule or `keep_nodes` says.
-        plugin_types: Types of operators without a schema.
         epilogues: Where FP32 is used because it is free (`rewriter.hazards.planning.free_fp32`): nowhere,
             in what a product's own kernel computes of its result, or in all of it, which may cost latency.
         rules: The user's own, which come before ours.
-        target: The TensorRT that the model is for.
         measured_norms: True if the nodes of a decomposed normalisation may compute in FP16 where their
             measured ranges allow it.
     """
@@ -76,7 +75,6 @@ class Survey:
     Attributes:
         scope: Index of the graph in the order of `Facts.scopes`.
         ranges: Measured ranges by scope and tensor name.
-        opsets: Versions of the operator sets by domain.
         mixed: True if the model already computes in FP16 or BF16 somewhere.
         nodes: The nodes that compute in a precision; Constants and Shape, for example, do not.
     """

@@ -83,9 +83,8 @@ def _worst_filter(node: NodeProto, index: int, value: Array) -> float:
     """The largest relative L2 error of a filter in FP16; 0 for weights that are no bank."""
     if value.ndim < 2 or value.size < 64 or value.dtype != np.float32:
         return 0.0
-    if not (
-        value.min() >= 0 and np.count_nonzero(value) * 2 <= value.size
-    ):  # at least half of a bank is zero
+    zeros = value.size - np.count_nonzero(value)
+    if not value.min() >= 0 or 2 * zeros < value.size:  # no bank: half of one is zero, and none is negative
         return 0.0
     columns = node.op_type in PRODUCTS and index == 1
     filters = value.reshape(-1, value.shape[-1]).T if columns else value.reshape(value.shape[0], -1)

@@ -228,7 +228,6 @@ class Context:
 
     Attributes:
         opset: The default operator set that the result may use at most.
-        target: The TensorRT that the result is for.
         plan: Element type of every node and tensor; None until ranges were measured.
         ranges: By scope and tensor; None before the first pass that needs them.
         kept: What the user keeps in FP32, by option or in a plan.

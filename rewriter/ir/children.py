@@ -283,11 +283,7 @@ def close() -> None:
 
 
 class _Fork:
-    """A fork of this process, with the members of `subprocess.Popen` that `Child` uses.
-
-    Attributes:
-        stdin: A pipe that closes when this process ends.
-    """
+    """A fork as `Child` uses a `subprocess.Popen`; `stdin` is a pipe that closes when this process ends."""
 
     def __init__(self, make: Callable[[], Any], its: socket.socket, log: IO[bytes], *, limited: bool) -> None:
         watched, lifeline = os.pipe()

@@ -24,7 +24,11 @@ def print_result(result: InputComparison, out: Console, *, verbosity: int = 0) -
         out.print(line, soft_wrap=True)
     if verbosity < 0:
         return
-    for (name, sentence), found in _groups(result).items():
+    groups: dict[tuple[str, str], list[tuple[str, ArrayComparison]]] = {}
+    for sample in result.samples:
+        for array in sample.arrays:
+            groups.setdefault((array.name, array.sentence), []).append((sample.ours, array))
+    for (name, sentence), found in groups.items():
         array = found[0][1]
         if not array.differences and not verbosity and result.differ:
             continue
@@ -32,14 +36,6 @@ def print_result(result: InputComparison, out: Console, *, verbosity: int = 0) -
         out.print(Text(f"{name}: {sentence}{where}", style="bold red" if array.differences else "green"))
         for detail in _details(array, [a for _, a in found]):
             out.print(Text(f"  {detail}"), soft_wrap=True)
-
-
-def _groups(result: InputComparison) -> dict[tuple[str, str], list[tuple[str, ArrayComparison]]]:
-    groups: dict[tuple[str, str], list[tuple[str, ArrayComparison]]] = {}
-    for sample in result.samples:
-        for array in sample.arrays:
-            groups.setdefault((array.name, array.sentence), []).append((sample.ours, array))
-    return groups
 
 
 def _details(array: ArrayComparison, alike: list[ArrayComparison]) -> Iterator[str]:

@@ -311,14 +311,9 @@ def as_dict(result: FixResult) -> dict[str, Any]:
 
 
 def _plan_dict(plan: Plan) -> dict[str, Any]:
-    return {
-        "precision": plan.precision,
-        "io": plan.io,
-        "float_nodes": plan.float_nodes,
-        "fp32": [_decision_dict(decision) for decision in plan.decisions if decision.repair == "fp32"],
-        "bf16": [_decision_dict(decision) for decision in plan.decisions if decision.repair == "bf16"],
-    }
-
-
-def _decision_dict(decision: Decision) -> dict[str, Any]:
-    return {name: value for name, value in asdict(decision).items() if name not in ("key", "repair")}
+    nodes: dict[str, list[Any]] = {"fp32": [], "bf16": []}
+    for decision in plan.decisions:
+        fields = asdict(decision)
+        del fields["key"]
+        nodes[fields.pop("repair")].append(fields)
+    return {"precision": plan.precision, "io": plan.io, "float_nodes": plan.float_nodes, **nodes}

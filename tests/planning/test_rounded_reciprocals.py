@@ -8,7 +8,7 @@ from graphs import graph, run
 from onnx import TensorProto
 
 import rewriter
-from rewriter.hazards.planning.rounded_reciprocals import LEAST_BIAS, reciprocal_bias
+from rewriter.hazards.planning.free_fp32 import LEAST_BIAS, reciprocal_bias
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Model, facts
 from rewriter.runtime.emulation import emulation

@@ -7,6 +7,14 @@
   (docs/accuracy.md#norms-and-transposes).
 - Attention's Softmax alone in FP32 makes the scores sum in FP32. Scaling, masks, IsNaN and Where around it
   stay FP16, or attention is several kernels (docs/accuracy.md#attention).
+- A written-out sum of products, as the pass unfold-dot-products writes the last product of a network: Mul by
+  a constant matrix, ReduceSum. In FP32 neither its operands nor its result are rounded: the pooling before it
+  computes in FP32 inside, and the elementwise nodes after it are the output.
+- A division by a constant is a product with its reciprocal, which TensorRT rounds to FP16: a bias that scales
+  every value by the same wrong factor, and adds up over layers where rounding noise averages out. 1/6 is off
+  by 2.35e-4, and ten HardSwishes in a chain shrink everything by 2.4e-3. With the Div in FP32 between two
+  Casts the kernel is the same (docs/accuracy.md#rounded-reciprocals). A Mul by a rounded constant has the
+  same bias; in FP32 it made a text detector worse, so it stays FP16.
 
 Not free: epilogues of a Conv, or of several products of one tensor that no pass merged (merge-projections).
 """
@@ -20,17 +28,23 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.hazards import Hazard
 from rewriter.hazards.attention import of_activations
-from rewriter.hazards.planning import dot_products
 from rewriter.hazards.survey import Survey
 from rewriter.ir.base import Target
-from rewriter.ir.graph.fusion import elementwise_after, has_fp32_epilogue, projected, reduces
-from rewriter.ir.graph.ops import ELEMENTWISE, LAYOUTS, ROW_NORMS, SCALING, SUMS
+from rewriter.ir.graph.fusion import (
+    elementwise_after,
+    has_fp32_epilogue,
+    projected,
+    reduces,
+    rounded_reciprocal,
+)
+from rewriter.ir.graph.ops import ELEMENTWISE, LAYOUTS, RESHAPES, ROW_NORMS, SCALING, SUMS
 
 RULE = "epilogue"
 NORM_RULE = "norm"
 SOFTMAX_RULE = "softmax"
 RECIPROCAL_RULE = "rounded-reciprocal"
-FREE = frozenset({RULE, NORM_RULE, SOFTMAX_RULE, RECIPROCAL_RULE, dot_products.RULE})
+DOT_PRODUCT_RULE = "dot-product"
+FREE = frozenset({RULE, NORM_RULE, SOFTMAX_RULE, RECIPROCAL_RULE, DOT_PRODUCT_RULE})
 """Rules that keep nodes in FP32 because it costs nothing, not because of a hazard."""
 
 PROBE = "matmul-epilogue"
@@ -44,6 +58,7 @@ _ON_SCORES = SCALING | {"Add", "Where"}
 
 _REASON = "the FP16 product before it then sums in FP32, at no cost"
 _NORM_REASON = "it computes in FP32 inside: FP32 operands and results cost nothing extra"
+_DOT_PRODUCT_REASON = "a written-out sum of products, which is to be exact"
 _SOFTMAX_REASON = "attention stays one kernel with it in FP32, and the product before it sums in FP32"
 
 
@@ -217,3 +232,76 @@ def _replaces_nan(survey: Survey, node: NodeProto, softmax: NodeProto) -> bool:
 def _before(survey: Survey, softmax: NodeProto) -> list[NodeProto]:
     """Scaling and masks, from the Softmax up."""
     return list(survey.upstream(softmax.input[0], lambda n: n.op_type in _ON_SCORES))
+
+
+def extend_over_dot_products(survey: Survey, found: dict[int, Hazard]) -> None:
+    """Add such sums to `found`, with the pooling that they read and the elementwise nodes after them."""
+    if survey.request.low == TensorProto.FLOAT:
+        return
+    moves = ELEMENTWISE | RESHAPES
+    for node in survey.nodes:
+        product = _product(survey, node)
+        if product is not None:
+            readers = survey.downstream(node.output[0], lambda n: n.op_type in moves)
+            after = (reader for _, reader in readers if reader.op_type in moves)
+            for kept in (node, product, *_pooling(survey, product), *after):
+                found.setdefault(
+                    id(kept), Hazard(kept, DOT_PRODUCT_RULE, _DOT_PRODUCT_REASON, node.output[0])
+                )
+
+
+def _product(survey: Survey, node: NodeProto) -> NodeProto | None:
+    """The Mul by a constant matrix that only the ReduceSum `node` reads; None if there is none."""
+    product = survey.producer(node.input[0]) if node.op_type == "ReduceSum" else None
+    if product is None or product.op_type != "Mul":
+        return None
+    constant = [name for name in product.input if survey.is_constant(name)]
+    if len(constant) != 1 or survey.graph.rank(constant[0]) != 2:
+        return None
+    return product if survey.graph.only_consumer(product.output[0]) is node else None
+
+
+def _pooling(survey: Survey, product: NodeProto) -> Iterator[NodeProto]:
+    """The views before the Mul, and the pooling before these, if nothing else reads them."""
+    (tensor,) = (name for name in product.input if not survey.is_constant(name))
+    node = survey.producer(tensor)
+    while node is not None and survey.graph.only_consumer(node.output[0]) is not None:
+        if node.op_type not in RESHAPES | {"GlobalAveragePool", "ReduceMean"}:
+            return
+        yield node
+        node = survey.producer(node.input[0]) if node.op_type in RESHAPES else None
+
+
+LEAST_BIAS = 2.0**-14
+"""Relative error of a reciprocal that is worth a Cast, a quarter of one rounding to FP16: on an H200 a slope
+showed from there on (docs/accuracy.md#rounded-reciprocals)."""
+
+BOUNDED = frozenset({"Erf", "Sigmoid", "HardSigmoid", "Tanh", "Softmax"})
+"""Functions whose result does not grow with their argument."""
+
+
+def extend_over_rounded_reciprocals(survey: Survey, found: dict[int, Hazard]) -> None:
+    """Add to `found` the divisions by a scalar whose reciprocal FP16 rounds.
+
+    The scaling of attention's scores is skipped: FP32 there takes the fused kernel apart. So is the argument
+    of a function that is bounded, as in GELU: a bias of it adds up no further, and FP32 there cost up to 6 %
+    of latency. So is a result that nothing but the graph's output reads: TensorRT divides exactly there.
+    """
+    if survey.request.low != TensorProto.FLOAT16:
+        return
+    scores = scores_of_attention(survey)
+    for node in survey.nodes:
+        if node.op_type != "Div" or id(node) in found or id(node) in scores:
+            continue
+        divisor = survey.scalar(node.input[1])
+        bias = reciprocal_bias(divisor) if divisor is not None else 0.0
+        readers = {reader.op_type for _, reader in survey.readers(node.output[0])}
+        if bias >= LEAST_BIAS and readers - BOUNDED:
+            reason = f"FP16 rounds the reciprocal of {divisor:.6g} by {bias:.1e}; FP32 costs nothing"
+            found[id(node)] = Hazard(node, RECIPROCAL_RULE, reason, node.input[0])
+
+
+def reciprocal_bias(divisor: float) -> float:
+    """Relative error of 1 / divisor rounded to FP16; 0.0 if FP16 has no such number."""
+    factor = rounded_reciprocal(divisor)
+    return 0.0 if factor is None else abs(factor * divisor - 1.0)

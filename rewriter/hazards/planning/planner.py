@@ -10,16 +10,16 @@ from onnx import TensorProto
 
 from rewriter.hazards import RULES, Hazard
 from rewriter.hazards.norms import fits_inside
-from rewriter.hazards.planning.dot_products import extend_over_dot_products
 from rewriter.hazards.planning.free_fp32 import (
     FREE,
+    extend_over_dot_products,
     extend_over_epilogues,
     extend_over_norms,
     extend_over_own_epilogues,
+    extend_over_rounded_reciprocals,
     extend_over_softmax,
 )
 from rewriter.hazards.planning.islands import BETWEEN, absorb, grow, keep_adjacent
-from rewriter.hazards.planning.rounded_reciprocals import extend_over_rounded_reciprocals
 from rewriter.hazards.quirks import lowered_for_defects
 from rewriter.hazards.survey import HEADROOM, LARGEST, LOW_TYPES, PrecisionRequest, Survey
 from rewriter.hazards.types import NO_LOWER_TYPE

@@ -31,12 +31,10 @@ DATA_TYPES: dict[Repair, str] = {"fp32": "FLOAT", "bf16": "BF16"}
 
 @dataclass(frozen=True)
 class Constraint:
-    """A layer that must not compute in the builder's FP16.
+    """A layer, named as its node, that must not compute in the builder's FP16.
 
     Attributes:
-        layer: Its name, the same as its node's.
         floats: True if all outputs are floats, so that one word gives them a type.
-        outputs: The number of outputs.
     """
 
     layer: str

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from rewriter.ir.graph.editor import TAG, GraphEditor, made_by, open_graphs
 from rewriter.ir.graph.nodes import (
-    all_names,
     attribute,
-    casts_floats,
     casts_to,
     constant_value,
-    fresh_name,
     is_op,
     label,
     reached,
-    without_unread,
 )
 from rewriter.ir.graph.view import GraphView
 from rewriter.ir.graph.weights import constant_row, is_quantised
@@ -27,14 +23,11 @@ __all__ = [
     "TAG",
     "GraphEditor",
     "GraphView",
-    "all_names",
     "attribute",
     "captured",
-    "casts_floats",
     "casts_to",
     "constant_row",
     "constant_value",
-    "fresh_name",
     "is_op",
     "is_quantised",
     "label",
@@ -42,5 +35,4 @@ __all__ = [
     "open_graphs",
     "reached",
     "reads",
-    "without_unread",
 ]

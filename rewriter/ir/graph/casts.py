@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.ir.graph import all_names, attribute, casts_floats, fresh_name, label, without_unread
+from rewriter.ir.graph.nodes import all_names, attribute, casts_floats, fresh_name, label, without_unread
 from rewriter.ir.graph.ops import CONTROL_FLOW, VALUE_PRESERVING
 from rewriter.ir.graph.typed_tensors import Tensors
 from rewriter.ir.model import Model, holds_graphs, subgraphs

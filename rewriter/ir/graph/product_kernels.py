@@ -92,12 +92,8 @@ def _is_vector_product(node: NodeProto, left: Dims, right: Dims) -> bool:
     leading = left[:-2] if len(right) == 2 else ()  # they are rows of one product
     if rows == 1 and all(size == 1 for size in leading):
         return True
-    few = all(isinstance(size, int) for size in (*leading, rows)) and _size((*leading, rows)) <= MANY_ROWS
-    return columns == 1 and few
-
-
-def _size(dims: Dims) -> int:
-    return math.prod(size for size in dims if isinstance(size, int))
+    sizes = [size for size in (*leading, rows) if isinstance(size, int)]
+    return columns == 1 and len(sizes) == len(leading) + 1 and math.prod(sizes) <= MANY_ROWS
 
 
 def _has_long_row(kernel: Dims) -> bool:

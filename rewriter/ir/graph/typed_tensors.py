@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.ir.graph import TAG, constant_value, fresh_name, without_unread
+from rewriter.ir.graph.editor import TAG
+from rewriter.ir.graph.nodes import constant_value, fresh_name, without_unread
 from rewriter.ir.model import Array, Model
 from rewriter.ir.model.facts import TensorFacts
 from rewriter.ir.model.graphs import reads, refill, rename_reads
@@ -194,8 +195,9 @@ class Tensors:
             given = self._constants[stored.name]()
             value = convert(given, dtype, stored.name)
             release(given)
-            make = self.model.detached_tensor if self.parent is None else _attached
-            self._converted[key] = make(self._fresh(stored.name, dtype), value)
+            name, main = self._fresh(stored.name, dtype), self.parent is None
+            tensor = self.model.detached_tensor(name, value) if main else numpy_helper.from_array(value, name)
+            self._converted[key] = tensor
         return self._converted[key].name
 
     def _cast(self, source: str, out: str, dtype: int) -> str:
@@ -252,7 +254,3 @@ class Tensors:
                 value.type.tensor_type.elem_type = types[value.name]
             kept.append(value)
         refill(self.graph.value_info, kept)
-
-
-def _attached(name: str, value: Array) -> TensorProto:
-    return numpy_helper.from_array(value, name)

@@ -78,8 +78,6 @@ TYPE_ATTRIBUTES = {
 }
 """Operators whose output type is an attribute."""
 
-_ADAPTABLE = frozenset({"Cast", "DequantizeLinear"})
-
 
 class TypeRule(Enum):
     """The rule that decides the float type of one input or output."""
@@ -162,7 +160,7 @@ def _generates_fp32(node: NodeProto) -> bool:
 
     `...Like` operators and Bernoulli without the attribute take the type of their input instead.
     """
-    if node.op_type not in TYPE_ATTRIBUTES or node.op_type in _ADAPTABLE:
+    if node.op_type not in TYPE_ATTRIBUTES or node.op_type in {"Cast", "DequantizeLinear"}:
         return False
     inherits = node.op_type.endswith("Like") or node.op_type == "Bernoulli"
     return not inherits or any(item.name == TYPE_ATTRIBUTES[node.op_type] for item in node.attribute)

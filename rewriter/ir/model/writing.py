@@ -15,7 +15,7 @@ import onnx
 from rewriter.ir.errors import OutputError
 from rewriter.ir.model.external_data import map_external, new_data
 from rewriter.ir.model.graphs import refill
-from rewriter.ir.model.model import PROTOBUF_LIMIT, Model, model_of
+from rewriter.ir.model.model import PROTOBUF_LIMIT, model_of
 from rewriter.ir.model.output_files import file_to_replace, replacing, special, write_special
 from rewriter.ir.model.tensors import Array
 
@@ -49,7 +49,11 @@ def save(model: Any, path: str | os.PathLike[str], *, map_back: bool = False) ->
             raise OutputError("it holds weights of the model", where=str(named), hint="name another file")
         external = model.external or model.size > PROTOBUF_LIMIT
         if external:
-            proto = _save_external(model, target)
+            proto = onnx.ModelProto()
+            proto.CopyFrom(model.proto)
+            # the data first, the model that names it last: a kill leaves the old pair or the new one
+            with new_data(proto, model.weights, target), replacing(target) as temporary:
+                temporary.write_bytes(proto.SerializeToString(deterministic=True))
             if map_back and sys.platform != "win32":
                 opened: dict[Path, Array] = {}
                 for tensor in proto.graph.initializer:
@@ -128,15 +132,6 @@ def _reporting_failure(what: str, path: Path) -> Iterator[None]:
             where=str(path),
             hint="check the folder, its permissions and the free space",
         ) from error
-
-
-def _save_external(model: Model, target: Path) -> onnx.ModelProto:
-    """Writes the data first, and the model that names it last: a kill leaves the old pair or the new one."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    with new_data(proto, model.weights, target), replacing(target) as temporary:
-        temporary.write_bytes(proto.SerializeToString(deterministic=True))
-    return proto
 
 
 def from_json(text: str) -> Any:

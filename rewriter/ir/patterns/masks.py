@@ -147,7 +147,8 @@ def _step(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow) -> _Flow
         case "Max" if _only_lower_bounds(graph, node, index):
             after = on
         case "Cast":
-            after = on if _widens(graph, node) else f"{label(node)} narrows its type"
+            wide = {graph.dtype(node.input[0]), TensorProto.FLOAT, TensorProto.DOUBLE}
+            after = on if attribute(node, "to") in wide else f"{label(node)} narrows its type"
         case op if index == 0 and op in MOVES:
             after = replace(on, selective=on.selective or op == "Trilu")
         case _:
@@ -227,8 +228,3 @@ def _only_lower_bounds(graph: GraphEditor, node: NodeProto, index: int) -> bool:
     """True if a Max compares with nothing but constants that no score falls below."""
     others = [graph.scalar(name) for i, name in enumerate(node.input) if i != index]
     return bool(others) and all(value is not None and value <= -FP16_MAX for value in others)
-
-
-def _widens(graph: GraphEditor, cast: NodeProto) -> bool:
-    to = attribute(cast, "to")
-    return to == graph.dtype(cast.input[0]) or to in {TensorProto.FLOAT, TensorProto.DOUBLE}

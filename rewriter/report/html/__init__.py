@@ -20,8 +20,7 @@ from rewriter.report import locate, scan, verify
 from rewriter.report.checks import judging_check
 from rewriter.report.html import fix
 from rewriter.report.html.outputs import pictures_section
-from rewriter.report.html.render import Fact, Page, html, table_sections
-from rewriter.report.html.run import run_section
+from rewriter.report.html.render import Fact, Page, html, run_section, table_sections
 
 
 def as_html(result: Any, command: str = "") -> str:

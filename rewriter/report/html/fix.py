@@ -13,8 +13,7 @@ from rewriter.report.checks import judging_check
 from rewriter.report.html.depth import LABELS, LARGEST, Nodes, depth_section
 from rewriter.report.html.graphs import cause_graphs
 from rewriter.report.html.outputs import pictures_section
-from rewriter.report.html.render import Fact, Page, Section, part, table_sections
-from rewriter.report.html.run import run_section
+from rewriter.report.html.render import Fact, Page, Section, part, run_section, table_sections
 from rewriter.report.next_step import next_step
 from rewriter.runtime.ranges.depth import TensorAtDepth
 

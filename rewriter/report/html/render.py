@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from rewriter.ir.base import Target
+from rewriter.report.json import installed_versions
 from rewriter.report.tables import State, Table
-from rewriter.report.terminal import Row
+from rewriter.report.terminal import Row, about_target, time_line
 
 
 class Fact(NamedTuple):
@@ -81,6 +83,33 @@ def table_sections(tables: Iterable[Table]) -> list[Section]:
         for one in tables
         if one.rows
     ]
+
+
+def run_section(
+    command: str,
+    commands: Iterable[tuple[str, str]] = (),
+    *,
+    facts: Iterable[Fact] = (),
+    target: Target | None = None,
+    seconds: Mapping[str, float] | None = None,
+) -> Section:
+    """Returns the last section of every page: what ran, on what, and how to run it again.
+
+    Args:
+        command: The command that made the page; "" where Python did.
+        commands: What to run next, each after the words that say what it does.
+    """
+    rows = list(facts)
+    if target is not None:
+        rows.append(Fact("Target", about_target(target).removeprefix("Target: ")))
+    if seconds:
+        rows.append(Fact("Time", time_line(seconds).removeprefix("Time: ")))
+    versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
+    rows.append(Fact("Versions", versions))
+    lines = [*commands, *([("Repeats this run", command)] if command else [])]
+    lead = "What this was made with, and the commands that repeat and continue it."
+    bodies = [part("command.html", label=label, text=line) for label, line in lines if line]
+    return Section("run", "This run", lead, [*bodies, part("facts.html", rows=rows)])
 
 
 MOST_NAMES = 500

@@ -30,7 +30,6 @@ class Norm:
         kind: `layer-norm` subtracts a mean, `rms-norm` does not, `l2-normalize` divides by a sum
             of squares instead of their mean.
         input: The tensor that is normalised; of the same type as `output` where one exists.
-        output: Output of the last node.
         axes: The normalised axes in order, counted from the front if the rank is known; () if they
             are computed, or all axes of a tensor of unknown rank.
         epsilon: As read from the constant, whatever its type; 0.0 if there is none.

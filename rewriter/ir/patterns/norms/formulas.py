@@ -39,12 +39,7 @@ def root(power: Pattern) -> Pattern:
 
 @dataclass(frozen=True)
 class Root:
-    """The root of a power, as the formulas divide by it: with epsilon inside or outside the root.
-
-    Attributes:
-        deviation: The root itself.
-        inverse: One over it, with the shape of the statistic.
-    """
+    """The root of a power, with epsilon inside or outside, and one over it in the shape of the statistic."""
 
     deviation: Pattern
     inverse: Pattern

@@ -115,11 +115,7 @@ Match = Callable[[Bindings, str], Iterator[Bindings]]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A part of a formula; `a | b` tries `a` first.
-
-    Attributes:
-        match: Yields every way in which a tensor is computed as the pattern says, added to what was found.
-    """
+    """A part of a formula; `a | b` tries `a` first. `match` yields every way in which a tensor fits it."""
 
     match: Match
 
