@@ -8,14 +8,13 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from rewriter.hazards.kinds import Hazard, Severity
-from rewriter.hazards.survey import Survey
+from rewriter.hazards.survey import LARGEST, Survey
 from rewriter.ir.graph import attribute, casts_to, label
 from rewriter.ir.graph.ops import VIEWS
+from rewriter.ir.model.schemas import SHORT_NAMES
 
 NATIVE_INT64 = (9,)
 """From TensorRT 9.0 on INT64 is a type of its own; before, the parser clamps to INT32 (its change log)."""
-
-LOWER: dict[int, str] = {TensorProto.FLOAT16: "FP16", TensorProto.BFLOAT16: "BF16"}
 
 DEVIATIONS = 50.0
 """Standard deviations from the mean of a BatchNormalization, both as trained: no data is that far out."""
@@ -30,15 +29,17 @@ def cast_pairs(survey: Survey) -> Iterator[Hazard]:
     """
     for node in survey.graph.nodes:
         to = attribute(node, "to", 0) if node.op_type == "Cast" else 0
-        if to not in LOWER or survey.graph.dtype(node.input[0]) != TensorProto.FLOAT:
+        if to not in LARGEST or survey.graph.dtype(node.input[0]) != TensorProto.FLOAT:
             continue
         readers = survey.graph.consumers(node.output[0])
         back = next((r for r in readers if casts_to(r, TensorProto.FLOAT)), None)
         if back is None:
             continue
         measured = survey.range(node.input[0])
-        beyond = to == TensorProto.FLOAT16 and measured is not None and measured.absmax > 65504.0
-        reason = f"{label(node)} rounds {node.input[0]} to {LOWER[to]}, and {label(back)} goes back"
+        beyond = to == TensorProto.FLOAT16 and measured is not None and measured.absmax > LARGEST[to]
+        reason = (
+            f"{label(node)} rounds {node.input[0]} to {SHORT_NAMES[to].upper()}, and {label(back)} goes back"
+        )
         yield survey.hazard(node, "cast-pair", reason, node.input[0], "error" if beyond else None)
 
 

@@ -18,6 +18,7 @@ from rewriter.ir.base import Target
 from rewriter.ir.graph import GraphEditor, attribute, label, open_graphs
 from rewriter.ir.model import Model
 from rewriter.ir.model.facts import infer
+from rewriter.ir.model.schemas import SHORT_NAMES
 from rewriter.ir.patterns.round_trips import lost_round_trips
 from rewriter.runtime.engines.probe import question
 from rewriter.runtime.engines.probe.question import UNKNOWN, Case, Probe
@@ -32,7 +33,6 @@ BOUND = 5e-3
 ASK = "`rewriter probe --ask` shows on the GPU whether it holds there, and `--target` names another one"
 
 _TITLES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
-_TYPES: dict[int, str] = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
 _FLOAT8 = (TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2)
 
 
@@ -112,7 +112,7 @@ class Quirk:
 
     def meets(self, low: int) -> bool:
         """True if its operators may have one of its types where the lower precision is `low`."""
-        return not self.types or bool({_TYPES.get(low), "fp32", "fp8"} & set(self.types))
+        return not self.types or bool({SHORT_NAMES.get(low), "fp32", "fp8"} & set(self.types))
 
     @property
     def repaired(self) -> bool:

@@ -29,13 +29,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Rescaled(Change):
-    """A change after which tensors hold their values times a power of two, and nothing else is new.
-
-    Attributes:
-        exponents: Index of the scope (the order of `Facts.scopes`), tensor and exponent.
-    """
+    """A change after which tensors hold their values times a power of two, and nothing else is new."""
 
     exponents: tuple[tuple[int, str, int], ...] = ()
+    """Index of the scope (the order of `Facts.scopes`), tensor and exponent."""
 
 
 @dataclass(frozen=True)

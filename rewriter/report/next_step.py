@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rewriter.hazards.quirks import build_arguments
-from rewriter.ir.base import ALWAYS_TYPED_SINCE, TYPED_SINCE, Target
+from rewriter.ir.base import TYPED_SINCE, Target
 from rewriter.ir.model import Port
 from rewriter.jobs.fix.result import FixResult
 from rewriter.judge.verdict import ran
@@ -116,8 +116,7 @@ def _typing(target: Target, lowered: str | None) -> list[str]:
     """The flags of trtexec and of Polygraphy that make it use the model's types, if it needs one."""
     if _chooses_types(target):
         return [f"--{lowered}"] * 2 if lowered else []
-    needed = target.library == "tensorrt" and target.version < ALWAYS_TYPED_SINCE
-    return ["--stronglyTyped", "--strongly-typed"] if needed else []
+    return ["--stronglyTyped", "--strongly-typed"] if target.weakly_typed else []
 
 
 def _lowered(result: FixResult) -> str | None:

@@ -53,8 +53,7 @@ def as_sarif(results: Sequence[ScanResult], unread: Sequence[RewriterError] = ()
         ],
         "columnKind": "unicodeCodePoints",
     }
-    log = {"$schema": SCHEMA, "version": VERSION, "runs": [run]}
-    return {name: plain(value) for name, value in log.items()}
+    return {"$schema": SCHEMA, "version": VERSION, "runs": plain([run])}
 
 
 def _rule(name: str) -> dict[str, Any]:

@@ -32,15 +32,15 @@ ROOMS = (
 """From the ground up: a room imports from itself and from those below it (docs/architecture.md)."""
 
 BUDGETS = {
-    "ir": 6_250,
+    "ir": 6_150,
     "runtime": 6_700,
-    "hazards": 3_600,
+    "hazards": 3_500,
     "passes": 5_200,
     "pipeline": 2_000,
     "judge": 1_850,
     "parity": 950,
     "jobs": 4_100,
-    "report": 2_750,
+    "report": 2_700,
     "hooks": 950,
     "compat": 200,
     "batch": 900,

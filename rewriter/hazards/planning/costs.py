@@ -184,12 +184,7 @@ def products(node: NodeProto, shapes: Shapes) -> tuple[str, float, int]:
 
 
 def fp16_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> float:
-    """Estimated microseconds of a node in FP16.
-
-    Args:
-        shapes: Of the node's tensors, by name.
-        constants: Names of constant tensors, which are not moved.
-    """
+    """Estimated microseconds of a node in FP16; `constants` are names of tensors that are not moved."""
     kind, count, depth = products(node, shapes)
     if kind:
         waves = _waves(node, shapes, channels=1 if kind == "Conv" else -1)

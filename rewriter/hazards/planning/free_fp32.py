@@ -235,7 +235,7 @@ def _before(survey: Survey, softmax: NodeProto) -> list[NodeProto]:
 
 
 def extend_over_dot_products(survey: Survey, found: dict[int, Hazard]) -> None:
-    """Add such sums to `found`, with the pooling that they read and the elementwise nodes after them."""
+    """Add written-out sums of products to `found`, the pooling before them, and what follows elementwise."""
     if survey.request.low == TensorProto.FLOAT:
         return
     moves = ELEMENTWISE | RESHAPES

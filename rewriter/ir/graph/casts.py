@@ -23,7 +23,6 @@ from rewriter.ir.model.facts import Facts
 from rewriter.ir.model.schemas import (
     EXCHANGEABLE,
     TypeRule,
-    TypeRules,
     convert,
     set_type_attributes,
     type_rules,
@@ -144,7 +143,8 @@ class _Walk:
 
     def _visit_plain(self, tensors: Tensors, scope: int, node: NodeProto) -> None:
         dtype = self.request.node_type(scope, node)
-        rules = self._rules(tensors, node, dtype)
+        unknown = any(name and not tensors.original_type(name) for name in (*node.input, *node.output))
+        rules = None if unknown else type_rules(node, self.model.opsets, dtype)
         if rules is None:
             ports = self.request.plugins.get(node.op_type, ((0,), (0,)))
             inputs, outputs = (
@@ -166,12 +166,6 @@ class _Walk:
             _fill_with(node, dtype)
         self._add(tensors, scope, node, outputs)
 
-    def _rules(self, tensors: Tensors, node: NodeProto, dtype: int) -> TypeRules | None:
-        """None if the node must keep its types."""
-        if any(name and not tensors.original_type(name) for name in (*node.input, *node.output)):
-            return None
-        return type_rules(node, self.model.opsets, dtype)
-
     def _read(self, tensors: Tensors, node: NodeProto, types: Sequence[int]) -> None:
         for index, (name, dtype) in enumerate(zip(node.input, types, strict=True)):
             if name and tensors.is_float(name):
@@ -192,7 +186,10 @@ class _Walk:
 
     def _visit_control_flow(self, tensors: Tensors, scope: int, node: NodeProto) -> None:
         """Gives all floats that cross the border of If, Loop and Scan the node's type."""
-        border = self._border_type(tensors, scope, node)
+        dtype, border = self.request.node_type(scope, node), 0  # it keeps its types
+        rules = type_rules(node, self.model.opsets, dtype) if node.op_type in CONTROL_FLOW else None
+        if rules is not None:
+            border = dtype if rules.can_follow else TensorProto.FLOAT
         self._read(tensors, node, [border or tensors.original_type(name) for name in node.input])
         for child in subgraphs(node):
             facts = self.facts.scopes[self.opened]
@@ -205,14 +202,6 @@ class _Walk:
             ]
             self.graph(child, tensors, [border or dtype for dtype in given])
         self._add(tensors, scope, node, [border] * len(node.output))
-
-    def _border_type(self, tensors: Tensors, scope: int, node: NodeProto) -> int:
-        """0 if the node keeps its types."""
-        dtype = self.request.node_type(scope, node)
-        rules = type_rules(node, self.model.opsets, dtype) if node.op_type in CONTROL_FLOW else None
-        if rules is None:
-            return 0
-        return dtype if rules.can_follow else TensorProto.FLOAT
 
 
 def _each(types: Sequence[int], names: Sequence[str]) -> list[int]:

@@ -59,11 +59,7 @@ def operands_of(node: NodeProto, left: Dims, right: Dims) -> Operands:
 
 
 def sums_in_fp32(node: NodeProto, left: Dims, right: Dims) -> bool:
-    """True if the kernel of an FP16 product sums in FP32, whatever reads the result.
-
-    Args:
-        node, left, right: As in `operands_of`.
-    """
+    """True if the kernel of an FP16 product sums in FP32, whatever reads it; arguments of `operands_of`."""
     if node.op_type in ("MatMul", "Gemm"):
         return _is_vector_product(node, left, right)
     return is_depthwise(node, right) or (node.op_type == "Conv" and _has_long_row(right[2:]))

@@ -43,8 +43,7 @@ class Model:
         proto: The graph. A detached initializer keeps its name, type and dims in it.
         weights: Data of the detached initializers of the main graph, by name, read-only.
         path: The file it was loaded from, for messages.
-        external: True when that file kept weights in external data; `save` then does, too.
-        files: The files of that data.
+        external: True when that file kept weights in external data, the `files`; `save` then does, too.
         notes: A sentence for each thing that `load` mended.
         inferred: A hash of the graph, and its facts (`facts.infer`).
     """

@@ -114,9 +114,7 @@ def _detach_tensor(model: Model, tensor: onnx.TensorProto, opened: dict[Path, Ar
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         model.external = True
         array = map_external(tensor, model.path, opened)
-        if main and tensor.data_type in PACKED_TYPES:
-            attach(tensor, array)  # two elements share a byte: NumPy cannot map them
-        elif main:
+        if main and tensor.data_type not in PACKED_TYPES:  # elements that share a byte cannot be mapped
             model.weights[tensor.name] = array
             mark_detached(tensor)
         else:

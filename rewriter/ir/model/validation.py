@@ -70,10 +70,7 @@ def _broken(what: str, where: str) -> ModelError:
 
 
 def check_proto(proto: onnx.ModelProto, where: str) -> None:
-    """Checks a model before its tensors are read.
-
-    Args:
-        where: The file, for messages.
+    """Checks a model, of the file `where`, before its tensors are read.
 
     Raises:
         ModelError: text that is not UTF-8, an impossible version, or a tensor, input or output that is

@@ -98,8 +98,7 @@ class _Flow:
     """Properties of a mask on its way to Softmax.
 
     Attributes:
-        sign: Of its huge entries.
-        infinite: Whether they are.
+        sign, infinite: Of its huge entries.
         selective: It certainly leaves entries open: it is not a shift of whole rows.
         summed: Something was added to the masked entries.
     """

@@ -153,11 +153,7 @@ def selected(graph: GraphView, where: NodeProto) -> int | None:
 
 
 def exposed(graph: GraphView, node: NodeProto, unit: Container[int]) -> str | None:
-    """The reason why a node inside a unit has to stay; None if it may go.
-
-    Args:
-        unit: The identities of the unit's nodes.
-    """
+    """The reason why a node inside a unit (identities of nodes) has to stay; None if it may go."""
     for tensor in node.output:
         if graph.is_output(tensor):
             return f"{tensor} inside it is a graph output"

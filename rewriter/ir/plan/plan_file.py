@@ -82,10 +82,7 @@ def _entry(decision: Decision) -> dict[str, Any]:
 
 
 def from_text(text: str, where: str = "plan") -> Plan:
-    """Parses a plan; nodes that it gives by name alone have the key "".
-
-    Args:
-        where: The file, for messages.
+    """Parses a plan, of the file `where`; nodes that it gives by name alone have the key "".
 
     Raises:
         UsageError: not JSON, another schema or version, or an invalid field, which is named.

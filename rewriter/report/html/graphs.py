@@ -24,7 +24,6 @@ MOST = 6
 WIDTH, HEIGHT, COLUMN, ROW = 150.0, 36.0, 176.0, 76.0
 """A box, and the distance of boxes beside and below each other, in pixels."""
 
-
 Box = tuple[float, float, str, str, str, str, bool]
 """A node: left, top, operator, short name, title, CSS class of its type, and True for the centre."""
 

@@ -107,13 +107,9 @@ def boxes_of(name: str, side: SideBySide) -> Boxes | None:
         return None
     array, seen = inputs[0]
     sides = array.shape[-2:] if array.shape[-3] in (1, 3) else array.shape[-3:-1]
-    rows = []
-    for kind, outputs in zip(
-        ("was", "plain", "fixed"), (side.expected, side.plain.outputs, side.fixed.outputs), strict=True
-    ):
-        best = best_boxes(name, outputs)
-        if best is not None:
-            rows.append((kind, best))
+    models = {"was": side.expected, "plain": side.plain.outputs, "fixed": side.fixed.outputs}
+    candidates = ((kind, best_boxes(name, outputs)) for kind, outputs in models.items())
+    rows = [(kind, best) for kind, best in candidates if best is not None]
     if not rows or rows[0][0] != "was":
         return None
     pixels = np.abs(rows[0][1]).max(initial=0.0) > 2.0  # else shares of the picture's sides

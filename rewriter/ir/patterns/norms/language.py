@@ -208,7 +208,6 @@ def mean(
 
     Args:
         name: Under which `Bindings.moments` has it.
-        of: What is reduced.
         scaled: Whether scalars may scale it.
     """
     return Pattern(
@@ -246,10 +245,7 @@ def broadcast(moment: str, of: Pattern) -> Pattern:
     """A statistic of x that meets the elements of x that it was made of.
 
     It does if the reduced axes were kept. If they were dropped, or come back through a Reshape, the shapes
-    decide.
-
-    Args:
-        moment: Name of the `mean` that it holds.
+    decide. `moment` is the name of the `mean` that it holds.
     """
 
     def match(found: Bindings, tensor: str) -> Iterator[Bindings]:
