@@ -143,7 +143,7 @@ def table() -> tuple[Quirk, ...]:
 
 
 def _quirk(row: dict[str, Any]) -> Quirk:
-    lists = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
+    lists: dict[str, Any] = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
     return Quirk(**row | lists | {"case": tuple(question.cases(row.get("case", ())))})
 
 

@@ -95,6 +95,7 @@ def _job(
             hint="omit it: the model's types hold there; for TensorRT 8 to 10, name one with `target`",
         )
     limit = goal if isinstance(goal, ErrorLimit) else None
+    lowering = next((step for step in steps if isinstance(step, MixedPrecision)), MixedPrecision())
     job = FixJob(
         source=model,
         output=output,
@@ -107,7 +108,7 @@ def _job(
             tuple(request.keep_fp32_op),
             Kept(tuple(request.lower), tuple(request.lower_op)),
             tuple(request.plugin_types if plan is None else plan.plugin_types),
-            epilogues=next((step.epilogues for step in steps if isinstance(step, MixedPrecision)), "none"),
+            epilogues=lowering.epilogues,
             target=target,
             rules=rules_of_the_user(request.hazards),
         ),
