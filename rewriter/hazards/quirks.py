@@ -143,8 +143,11 @@ def table() -> tuple[Quirk, ...]:
 
 
 def _quirk(row: dict[str, Any]) -> Quirk:
-    lists: dict[str, Any] = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
-    return Quirk(**row | lists | {"case": tuple(question.cases(row.get("case", ())))})
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in row.items()
+    }
+    fields["case"] = tuple(question.cases(row.get("case", ())))
+    return Quirk(**fields)
 
 
 @functools.cache
