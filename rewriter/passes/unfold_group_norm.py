@@ -71,9 +71,9 @@ class UnfoldGroupNorm(GraphPass):
                 if key not in scales:
                     scales[key] = graph.add_constant(f"{result}/ones", np.ones(length), like=rows)
                 # ONNX Runtime's FP16 kernel is wrong for a scale of one element, which ONNX allows
-                made = {"name": node.name, "axis": -1, "epsilon": attribute(node, "epsilon", 1e-5)}
+                fields = {"name": node.name, "axis": -1, "epsilon": attribute(node, "epsilon", 1e-5)}
                 graph.substitute(
-                    result, graph.make("LayerNormalization", [rows, scales[key]], [result], **made)
+                    result, graph.make("LayerNormalization", [rows, scales[key]], [result], **fields)
                 )
                 yield Change(label(node), "a GroupNorm became LayerNormalization over its groups")
 

@@ -95,10 +95,11 @@ def extend_over_epilogues(survey: Survey, found: dict[int, Hazard]) -> None:
         return
     masked = scores_of_attention(survey)
     queue: list[NodeProto] = []
-    for product, first in _starts(survey, found.keys(), masked):
-        if id(first) not in found:
-            found[id(first)] = Hazard(first, RULE, _REASON, product.output[0])
-            queue.append(first)
+    for product, readers in _starts(survey, found.keys(), masked):
+        for first in readers:
+            if id(first) not in found:
+                found[id(first)] = Hazard(first, RULE, _REASON, product.output[0])
+                queue.append(first)
     while queue:
         node = queue.pop()
         for out in filter(survey.is_float, node.output):
@@ -119,9 +120,9 @@ def extend_over_own_epilogues(survey: Survey, found: dict[int, Hazard]) -> None:
     if survey.request.low != TensorProto.FLOAT16 or _refused(survey.request.target):
         return
     masked = scores_of_attention(survey)
-    for product, first in _starts(survey, found.keys(), masked):
+    for product, _ in _starts(survey, found.keys(), masked):
         chain = elementwise_after(survey, product.output[0], lambda node: id(node) in masked)
-        if first in chain and not _is_taken_over(survey, chain):
+        if chain and not _is_taken_over(survey, chain):
             for node in chain:
                 found.setdefault(id(node), Hazard(node, RULE, _REASON, product.output[0]))
 
@@ -183,7 +184,7 @@ def scores_of_attention(survey: Survey) -> AbstractSet[int]:
 
 def _starts(
     survey: Survey, kept: AbstractSet[int], masked: AbstractSet[int]
-) -> Iterator[tuple[NodeProto, NodeProto]]:
+) -> Iterator[tuple[NodeProto, list[NodeProto]]]:
     """FP16 products that can have an FP32 epilogue, each with all of its readers.
 
     Products with a reader in `masked` are skipped: it stays FP16.
@@ -193,7 +194,7 @@ def _starts(
             continue
         ends = list(survey.readers(node.output[0]))
         if has_fp32_epilogue(survey, node, ends, kept) and not any(id(n) in masked for _, n in ends):
-            yield from ((node, reader) for _, reader in ends)
+            yield node, [reader for _, reader in ends]
 
 
 def _attention(survey: Survey) -> Iterator[NodeProto]:

@@ -99,7 +99,10 @@ def _check_expansion(proto: onnx.ModelProto, where: str) -> None:
     calls = {(f.domain, f.name): [(n.domain, n.op_type) for n in walk_nodes(f)] for f in proto.functions}
     sizes = dict.fromkeys(calls, 1)
     for _ in calls:  # the longest chain of calls has one turn for each function
-        sizes = {key: sum(sizes.get(callee, 1) for callee in callees) for key, callees in calls.items()}
+        grown = {key: sum(sizes.get(callee, 1) for callee in callees) for key, callees in calls.items()}
+        if grown == sizes:
+            return
+        sizes = grown
         for (_, name), size in sizes.items():
             if size > MOST_EXPANDED:
                 raise _broken(
