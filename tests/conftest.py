@@ -37,9 +37,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="`make nightly` runs it"))
 
 
-WALLED = ("batch", "cli", "engines", "model", "suites")
-"""Rooms of tests whose subject is the child process around native code. In others, by day, it runs in the
-test's own process: children cost up to half of the time."""
+WALLED = ("batch", "cli", "engines", "gpu", "model", "suites")
+"""Rooms of tests whose subject is the child process around native code, or that use CUDA, which only children
+do. In others, by day, it runs in the test's own process: children cost up to half of the time."""
 
 
 @pytest.hookimpl(tryfirst=True)

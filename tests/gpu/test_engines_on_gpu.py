@@ -16,6 +16,7 @@ from graphs import graph
 
 import rewriter
 from benchmarks.surroundings import Suite, table
+from rewriter.ir import children
 from rewriter.ir.model import Array, Model, save
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.measure import measure
@@ -197,7 +198,7 @@ def test_references_of_a_large_model_are_computed_by_cuda(tmp_path: Path) -> Non
     if problem := this_machine.obstacle("onnxruntime-cuda"):
         pytest.skip(problem.what)
     source, samples = matmul(3000), write_samples(tmp_path / "s", feeds(3000))
-    assert runs_on_gpu(source)
+    assert runs_on_gpu(source), (children.inside, gpu_notes(), source.size)
     values = []
     for gpu in (True, False):
         with Session(source, gpu=gpu) as session:
