@@ -39,7 +39,7 @@ from benchmarks.surroundings_graphs import Draw, build, drawn, examples, feeds_o
 from rewriter.ir import children
 from rewriter.ir.errors import EngineError, NativeError, RewriterError
 from rewriter.ir.graph.casts import TypeRequest, retype
-from rewriter.ir.model import Array, facts, load, save
+from rewriter.ir.model import Array, load, save
 from rewriter.runtime.emulation import emulation, reference
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.build import BuildOptions, build_here
@@ -70,7 +70,7 @@ def make(draw: Draw, folder: Path) -> str:
     """Writes the files of a draw, its feeds and the expected outputs; returns why it is no valid draw, or ""."""
     model = build(draw)
     original, feeds = load(model), feeds_of(model, draw.number)
-    expected = LocalSession(reference(original, facts.infer(original)), threads=1).run(feeds)
+    expected = LocalSession(reference(original), threads=1).run(feeds)
     expected = {name: value for name, value in expected.items() if value.dtype.kind == "f"}
     if not all(np.isfinite(value).all() and value.any() for value in expected.values()):
         return "its reference is not finite, or zero"
@@ -81,7 +81,7 @@ def make(draw: Draw, folder: Path) -> str:
     save(original, folder / "fp32.onnx")
     try:
         low = TypeRequest(lambda _scope, _node: onnx.TensorProto.FLOAT16)
-        save(retype(original, facts.infer(original), low), folder / "plain.onnx")
+        save(retype(original, low), folder / "plain.onnx")
     except RewriterError:  # a constant is beyond FP16
         (folder / "plain.onnx").unlink(missing_ok=True)
     for name, values in (("feeds", feeds), ("expected", expected)):
@@ -115,7 +115,7 @@ def run_engine(folder: Path, variant: str) -> float:
 def emulate(folder: Path, variant: str) -> float:
     """The error of a file by emulation with FP16 sums."""
     model = load(folder / f"{variant}.onnx")
-    session = LocalSession(emulation(model, facts.infer(model), "fp16", tf32=True), threads=1)
+    session = LocalSession(emulation(model, "fp16", tf32=True), threads=1)
     return worst_error(folder, session.run(arrays(folder / "feeds.npz")))
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from rewriter.ir.model import Model, load
-from rewriter.ir.model.facts import infer
 from rewriter.runtime.emulation import emulation
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.protocol import EngineOutcome, Latency, MeasureSettings, Variant
@@ -26,14 +25,13 @@ def measure(variants: Sequence[Variant], settings: MeasureSettings, folder: Path
 
 def latency_us(model: Model) -> float:
     """`FP16_US` for models with FP16 in them; a test may have another opinion."""
-    halves = any(tensor.dtype == 10 for tensor in infer(model).main.values())
+    halves = any(tensor.dtype == 10 for tensor in model.facts().main.values())
     return FP16_US if halves else FP32_US
 
 
 def _outcome(variant: Variant, folder: Path) -> EngineOutcome:
     model = load(variant.path)
-    facts = infer(model)
-    with Session(emulation(model, facts, "fp16", tf32=variant.tf32)) as session:
+    with Session(emulation(model, "fp16", tf32=variant.tf32)) as session:
         stored = write_samples(folder / f"out-{variant.name}", map(session.run, variant.samples))
     us = latency_us(model)
     return EngineOutcome(

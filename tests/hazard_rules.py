@@ -10,7 +10,6 @@ import graphs
 from rewriter.hazards import RULES, SCAN_RULES, PrecisionRequest, Survey
 from rewriter.hazards.kinds import KINDS
 from rewriter.ir.graph import open_graphs
-from rewriter.ir.model import facts
 from rewriter.ir.plan import Range
 
 NAMES = {rule.__name__: rule for rule in (*RULES, *SCAN_RULES)}
@@ -35,7 +34,7 @@ def surveyed(
         else Range(r[0], r[1], max(map(abs, r)) / 2, math.isfinite(r[1]))
         for name, r in (ranges or {}).items()
     }
-    graph = open_graphs(source, facts.infer(source))[scope]
+    graph = open_graphs(source)[scope]
     return Survey(graph, scope, measured, {"": opset}, request or PrecisionRequest(), mixed)
 
 

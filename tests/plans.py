@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rewriter.hazards.planning.planner import make_plan
 from rewriter.hazards.survey import PrecisionRequest
-from rewriter.ir.model import Model, facts
+from rewriter.ir.model import Model
 from rewriter.ir.plan import Plan, Range
 
 SMALL = Range(-1.0, 1.0, 0.5, True)
@@ -16,9 +16,8 @@ def planned(
     source: Model, wish: PrecisionRequest | None = None, ranges: Mapping[tuple[int, str], Range] | None = None
 ) -> Plan:
     """The plan if every tensor lies within [-1, 1], but for those in `ranges`."""
-    known = facts.infer(source)
-    measured = {(scope, name): SMALL for scope, names in enumerate(known.scopes) for name in names}
-    return make_plan(source, known, {**measured, **(ranges or {})}, wish or PrecisionRequest())
+    measured = {(scope, name): SMALL for scope, names in enumerate(source.facts().scopes) for name in names}
+    return make_plan(source, {**measured, **(ranges or {})}, wish or PrecisionRequest())
 
 
 def kept(plan: Plan) -> dict[str, str]:

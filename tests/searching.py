@@ -6,7 +6,7 @@ import math
 
 import graphs
 
-from rewriter.ir.model import Array, Model, facts
+from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Found, Goal
 from rewriter.jobs.search.run import cheapest, most_accurate
@@ -38,9 +38,9 @@ OFFSET = """
 
 def begin(source: Model, plan: Plan, goal: Goal, feeds: dict[str, Array] | None = None) -> Trials:
     """Trials of a search for `goal` with one sample, random unless it is given."""
-    known, samples = facts.infer(source), [feeds or graphs.random_feeds(source)]
-    exact = run_all(reference(source, known), samples)
-    return Trials(source, known, samples, exact, plan, goal.measure, f"added by the search for {goal}")
+    samples = [feeds or graphs.random_feeds(source)]
+    exact = run_all(reference(source), samples)
+    return Trials(source, samples, exact, plan, goal.measure, f"added by the search for {goal}")
 
 
 def reached(trials: Trials, goal: ErrorLimit | Budget) -> Found:

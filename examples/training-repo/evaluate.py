@@ -9,7 +9,6 @@ import numpy as np
 from data import WHITE, Pictures
 
 import rewriter
-from rewriter.ir.model import facts
 from rewriter.runtime import emulation
 from rewriter.runtime.engines.onnxruntime import Session
 
@@ -33,7 +32,7 @@ def psnr(model: rewriter.Model, *, emulate: bool) -> float:
     Args:
         emulate: Round every tensor to its type, as FP16 hardware does; ONNX Runtime's own FP16 does not.
     """
-    known = facts.infer(model)
+    known = model.facts()
     runnable = (emulation.emulation if emulate else emulation.reference)(model, known)
     (name,) = (port.name for port in model.signature.inputs)
     with Session(runnable) as session:

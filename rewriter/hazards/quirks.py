@@ -17,7 +17,6 @@ from rewriter.hazards.survey import Survey
 from rewriter.ir.base import Target
 from rewriter.ir.graph import GraphEditor, attribute, label, open_graphs
 from rewriter.ir.model import Model
-from rewriter.ir.model.facts import infer
 from rewriter.ir.model.schemas import SHORT_NAMES
 from rewriter.ir.patterns.round_trips import lost_round_trips
 from rewriter.runtime.engines.probe import question
@@ -196,7 +195,7 @@ def build_arguments(model: Model, target: Target) -> list[str]:
 
 def _met(model: Model, quirks: Sequence[Quirk]) -> Iterator[tuple[Quirk, list[NodeProto]]]:
     """The defects that the model meets, with the nodes."""
-    graphs = open_graphs(model, infer(model)) if quirks else []
+    graphs = open_graphs(model) if quirks else []
     for quirk in quirks:
         nodes = [node for graph in graphs for node in places(graph, quirk)]
         if nodes:

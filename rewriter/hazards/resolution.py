@@ -12,8 +12,8 @@ from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.survey import Survey, Through
 from rewriter.ir.graph import attribute, label
 from rewriter.ir.graph.ops import CHEAP, COMPUTE_BOUND, INEQUALITIES, SELECTIONS, SOFTMAX, VIEWS
-from rewriter.ir.model.facts import FLOATS
 from rewriter.ir.model.schemas import FP32_INPUTS
+from rewriter.ir.model.tensors import FLOATS
 
 EXACT_INTEGERS: dict[int, int] = {TensorProto.FLOAT16: 2048, TensorProto.BFLOAT16: 256}
 """All integers up to this one are exact: significands have 11 and 8 bits. Rounding changes a number by half a

@@ -16,7 +16,6 @@ from rewriter.ir.base import Target
 from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.graph import label
 from rewriter.ir.model import Model, load
-from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.stopwatch import Progress, Stopwatch
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.judge.expected import run_all
@@ -68,20 +67,17 @@ def scan(
             image_preprocess=request.image_preprocess,
         )
         whole = inlined(original)
-        facts = tensor_facts.infer(whole)
     with stage("ranges"):
-        widened = reference(whole, facts)
         ranges = measure(
-            widened,
+            reference(whole),
             samples,
-            tensor_facts.infer(widened),
             progress=lambda done: stage.progress("ranges", done, len(samples)),
         )
     with stage("hazards"):
-        seen = list(surveys(whole, facts, ranges, PrecisionRequest(request.precision, target=target)))
+        seen = list(surveys(whole, ranges, PrecisionRequest(request.precision, target=target)))
         findings = list(_findings(seen, rules))
     with stage("tf32"):
-        findings.extend(_tf32(whole, facts, list(islice(samples, 1))))
+        findings.extend(_tf32(whole, list(islice(samples, 1))))
     if not samples.source.real:
         kind, text = KINDS["random-data"], samples.source.text
         doubt = Finding("random-data", kind.severity, text, kind.repair, (), ())
@@ -153,11 +149,11 @@ def _doubted(finding: Finding) -> Finding:
     return replace(finding, severity="warning") if weak else finding
 
 
-def _tf32(model: Model, facts: tensor_facts.Facts, samples: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def _tf32(model: Model, samples: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Yields a finding if TF32, emulated on one sample, changes the outputs of the FP32 model."""
     try:
-        (expected,) = run_all(reference(model, facts), samples)
-        (actual,) = run_all(emulation(reference(model, facts), facts, tf32=True), samples)
+        (expected,) = run_all(reference(model), samples)
+        (actual,) = run_all(emulation(reference(model), tf32=True), samples)
     except ArithmeticRunError:
         return  # the measured ranges have said so
     error = METRICS["detections"].worst(expected, actual)

@@ -14,7 +14,6 @@ from typing import Any, Unpack
 
 from rewriter.ir.errors import ArithmeticRunError, EngineError, UsageError
 from rewriter.ir.model import Model, load
-from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.stopwatch import Progress, Stopwatch
 from rewriter.jobs.fix.judge import Judge
 from rewriter.jobs.fix.provenance import noted_sums, noted_tolerance
@@ -85,9 +84,8 @@ def verify(
                 deployment=deployed,
                 image_preprocess=request.image_preprocess,
             )
-        facts = tensor_facts.infer(models[1])
-        precision = precision_of(facts)
-        held = asked or default_tolerance(facts, tf32=chosen.engine != "onnxruntime")
+        precision = precision_of(models[1])
+        held = asked or default_tolerance(models[1], tf32=chosen.engine != "onnxruntime")
         judge = Judge(
             source=original,
             samples=list(islice(samples, MOST_SAMPLES)),
@@ -133,7 +131,7 @@ def verify(
 def _without_reference(judge: Judge, original: Model, chosen: Choice) -> str:
     """Compute the reference; or why ONNX Runtime cannot, where an engine of the original can stand in."""
     try:
-        exact = run_all(reference(original, tensor_facts.infer(original)), judge.samples, gpu=True)
+        exact = run_all(reference(original), judge.samples, gpu=True)
     except NoKernelError as error:
         if chosen.engine in ("tensorrt", "tensorrt-rtx"):
             return error.what
@@ -196,7 +194,7 @@ def _on_engine(
     variant = judge.variant(fixed, judge.file(fixed, "fixed", fixed), judge.folder / "samples" / "fixed")
     outcomes = measure([variant], settings, judge.folder / "fixed")
     if outcomes[0].report is not None:
-        checks.append(judged_report(outcomes[0].report, expectation(fixed, tensor_facts.infer(fixed))))
+        checks.append(judged_report(outcomes[0].report, expectation(fixed)))
     check, judged = judge.run_check(outcomes, precision, start)
     ran = next((outcome for outcome in outcomes if outcome.ran), outcomes[0])
     return replace(

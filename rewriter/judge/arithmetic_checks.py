@@ -12,8 +12,6 @@ import numpy as np
 from rewriter.ir.base import Pass
 from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.model import Array, Model
-from rewriter.ir.model import facts as tensor_facts
-from rewriter.ir.model.facts import Facts
 from rewriter.judge.expected import Expected, Outputs, as_declared, run_all, selects_rows
 from rewriter.judge.judge import Standard, weigh
 from rewriter.judge.verdict import Check, Excuse
@@ -221,7 +219,7 @@ def _compare_run(
     model: Model,
     samples: Iterable[Mapping[str, Array]],
     standard: Standard,
-    fp32_form: Callable[[Model, Facts], Model],
+    fp32_form: Callable[[Model], Model],
     noise: Mapping[str, float] | None = None,
     *,
     gpu: bool = False,
@@ -235,7 +233,7 @@ def _compare_run(
     start = time.perf_counter()
     fed = (as_declared(model, sample) for sample in samples)
     try:
-        actual = run_all(fp32_form(model, tensor_facts.infer(model)), fed, gpu=gpu)
+        actual = run_all(fp32_form(model), fed, gpu=gpu)
     except ArithmeticRunError as error:
         return Check(name, None, f"not checked: {error.what}", seconds=time.perf_counter() - start)
     found = weigh(expected, actual, standard)

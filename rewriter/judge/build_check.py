@@ -13,7 +13,6 @@ from rewriter.ir.errors import EngineError, NativeError
 from rewriter.ir.graph import is_op
 from rewriter.ir.graph.ops import NORMS
 from rewriter.ir.model import Array, Model, walk_graphs
-from rewriter.ir.model.facts import Facts
 from rewriter.ir.model.schemas import logical_name
 from rewriter.judge.verdict import ADVICE, ORIGINAL, Check, log_lines
 from rewriter.runtime.engines.build import (
@@ -73,12 +72,12 @@ class BuildExpectation:
     norms_in_range: frozenset[str] = frozenset()
 
 
-def expectation(model: Model, facts: Facts, norms_in_range: frozenset[str] = frozenset()) -> BuildExpectation:
+def expectation(model: Model, norms_in_range: frozenset[str] = frozenset()) -> BuildExpectation:
     """Returns the norms and tensor types that the network of a model must have."""
     nodes = [node for graph in walk_graphs(model.proto.graph) for node in graph.node]
     norms = sum(is_op(n, *NORMALIZATIONS) for n in nodes)
     types: dict[str, set[int]] = {}
-    for scope in facts.scopes:
+    for scope in model.facts().scopes:
         for name, known in scope.items():
             types.setdefault(name, set()).add(known.dtype)
     in_functions = {name for f in model.proto.functions for node in f.node for name in node.output}

@@ -8,7 +8,6 @@ from functools import cache
 
 from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.model import Array, Model, walk_graphs
-from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.schemas import NUMPY_TYPES
 from rewriter.runtime.emulation import reference, rounded
 from rewriter.runtime.engines.onnxruntime import Session, runs_on_gpu
@@ -44,18 +43,16 @@ def expected_outputs(model: Model, samples: Sequence[Outputs]) -> Expected:
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
-    facts = tensor_facts.infer(model)
-    wide = reference(model, facts)
+    wide = reference(model)
     exact = run_all(wide, samples, gpu=True)
-    if precision_of(facts) != "fp32":
-        return Expected(exact, run_all(rounded(model, facts), samples))
+    if precision_of(model) != "fp32":
+        return Expected(exact, run_all(rounded(model), samples))
     return Expected(exact, exact, cache(lambda: run_all(wide, samples)) if runs_on_gpu(wide) else None)
 
 
 def widened(model: Model) -> Model:
     """Returns the model in FP32; the same object if none of its tensors is FP16 or BF16."""
-    facts = tensor_facts.infer(model)
-    return model if precision_of(facts) == "fp32" else reference(model, facts)
+    return model if precision_of(model) == "fp32" else reference(model)
 
 
 def conditioning(model: Model, samples: Sequence[Outputs], exact: Sequence[Outputs]) -> dict[str, float]:
@@ -68,7 +65,7 @@ def conditioning(model: Model, samples: Sequence[Outputs], exact: Sequence[Outpu
         Errors by output, the worst of the samples; empty if the optimised model does not run.
     """
     try:
-        with Session(reference(model, tensor_facts.infer(model)), optimize=True) as session:
+        with Session(reference(model), optimize=True) as session:
             reordered = [session.run(sample) for sample in samples]
     except ArithmeticRunError:
         return {}

@@ -12,8 +12,8 @@ from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refus
 from rewriter.ir.graph import GraphEditor, attribute, label, reached, reads
 from rewriter.ir.graph.match import produced
 from rewriter.ir.model import Array, holds_graphs
-from rewriter.ir.model.facts import FLOATS
 from rewriter.ir.model.schemas import ANY_TYPE_OPS, TYPE_ATTRIBUTES, schema_of
+from rewriter.ir.model.tensors import FLOATS
 
 DOUBLE, FLOAT = int(TensorProto.DOUBLE), int(TensorProto.FLOAT)
 

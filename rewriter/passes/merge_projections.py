@@ -20,8 +20,8 @@ from rewriter.ir.graph.weights import (
     layout_obstacle,
 )
 from rewriter.ir.model import Array
-from rewriter.ir.model.facts import Shape
 from rewriter.ir.model.schemas import NUMPY_TYPES
+from rewriter.ir.model.tensors import Shape
 
 RANK = 4
 """Axes of a result in heads, [batch, length, heads, size]: others were not measured (docs/accuracy.md)."""

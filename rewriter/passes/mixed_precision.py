@@ -12,7 +12,7 @@ from rewriter.hazards.survey import LOW_TYPES
 from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refusal, Stage
 from rewriter.ir.english import count
 from rewriter.ir.graph.casts import TypeRequest, retype
-from rewriter.ir.model import Model, Port, facts
+from rewriter.ir.model import Model, Port
 from rewriter.ir.plan import Epilogues, Plan, Precision, io_type, node_key, plugin_types
 
 
@@ -57,8 +57,7 @@ class MixedPrecision(ModelPass):
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         plan = context.plan or Plan("fp16")
-        known = facts.infer(model)
-        result = retype(model, known, request(model, plan, self.name))
+        result = retype(model, request(model, plan, self.name))
         if result.same_as(model):
             yield Refusal("model", f"every tensor has its planned type ({plan.precision}) already")
             return

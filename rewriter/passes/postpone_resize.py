@@ -17,7 +17,7 @@ from rewriter.ir.graph.match import optional_input, produced
 from rewriter.ir.graph.ops import RESIZES
 from rewriter.ir.graph.weights import Replacement, layout_obstacle
 from rewriter.ir.model import Array
-from rewriter.ir.model.facts import Shape
+from rewriter.ir.model.tensors import Shape
 
 FIRST_OPSET = 11
 """First version in which Resize names its mapping of coordinates and has its scales as the third input."""

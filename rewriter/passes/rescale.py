@@ -10,7 +10,7 @@ from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.ir.base import Context, Event, Exactness, ModelPass, Refusal, Requires, Rescaled, Stage
 from rewriter.ir.english import count
 from rewriter.ir.graph import GraphEditor, label, open_graphs
-from rewriter.ir.model import Model, facts
+from rewriter.ir.model import Model
 from rewriter.ir.plan import Plan
 from rewriter.passes.algorithms.rescaling.apply import apply, apply_planned, record
 from rewriter.passes.algorithms.rescaling.choice import demands, in_range, solve
@@ -71,7 +71,7 @@ class Rescale(ModelPass):
             return
         ranges = context.ranges if context.ranges is not None else {}
         request = PrecisionRequest("fp16")
-        for survey in reversed(list(surveys(model, facts.infer(model), ranges, request, tag=self.name))):
+        for survey in reversed(list(surveys(model, ranges, request, tag=self.name))):
             if context.ranges is not None and in_range(survey):
                 continue
             if isinstance(ranges, Ranges) and not ranges.real:  # on real data they may be small, and become 0
@@ -84,7 +84,7 @@ class Rescale(ModelPass):
 
 def _as_planned(model: Model, plan: Plan, tag: str) -> Iterator[Rescaled]:
     """Applies the exponents of a saved plan."""
-    for scope, graph in reversed(list(enumerate(open_graphs(model, facts.infer(model), tag=tag)))):
+    for scope, graph in reversed(list(enumerate(open_graphs(model, tag=tag)))):
         exponents = {tensor: k for s, tensor, k in plan.exponents if s == scope}
         if exponents:
             with graph:

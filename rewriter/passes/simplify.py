@@ -18,7 +18,7 @@ from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refus
 from rewriter.ir.errors import NativeError
 from rewriter.ir.graph import TAG, casts_to, open_graphs, reads
 from rewriter.ir.graph.ops import QUANTISING
-from rewriter.ir.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, facts, refill, subgraphs, walk_nodes
+from rewriter.ir.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, refill, subgraphs, walk_nodes
 from rewriter.ir.model.schemas import schema_of
 from rewriter.ir.patterns.values import repeats_reshape, selected
 
@@ -121,7 +121,7 @@ def _drop_idle(model: Model, tag: str) -> bool:
     if not any(node.op_type in ("Expand", "Where") for node in walk_nodes(model.proto.graph)):
         return False
     found = False
-    for graph in open_graphs(model, facts.infer(model), tag=tag):
+    for graph in open_graphs(model, tag=tag):
         with graph:
             for node in graph.nodes:
                 index = 0 if node.op_type == "Expand" and repeats_reshape(graph, node) else None

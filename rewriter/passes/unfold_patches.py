@@ -13,7 +13,7 @@ from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept,
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.weights import NewWeights, Replacement
-from rewriter.ir.model.facts import Shape
+from rewriter.ir.model.tensors import Shape
 from rewriter.passes.algorithms.windows import IMAGE_CHANNELS, Windows, reason_against, windows_of
 
 MOST_AXES = 3

@@ -11,7 +11,8 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.ir.graph import GraphEditor, label, open_graphs
-from rewriter.ir.model import STANDARD_DOMAINS, Model, facts, refill
+from rewriter.ir.model import STANDARD_DOMAINS, Model, refill
+from rewriter.ir.model.tensors import FLOATS
 from rewriter.passes.algorithms.opsets import Converted, Converter
 from rewriter.passes.inline_functions import inline
 
@@ -77,10 +78,9 @@ class UpgradeOpset(ModelPass):
 
     def _rewrite(self, work: Model, target: int, refusals: list[Event]) -> Counter[str]:
         """Converts the nodes, in place, and counts them; adds a refusal for each that cannot be converted."""
-        known = facts.infer(work)
-        editors = open_graphs(work, known, tag=self.name)
-        others = facts.FLOATS - {TensorProto.FLOAT}  # without these, a float after a plugin is FLOAT
-        mixed = any(tensor.dtype in others for scope in known.scopes for tensor in scope.values())
+        editors = open_graphs(work, tag=self.name)
+        others = FLOATS - {TensorProto.FLOAT}  # without these, a float after a plugin is FLOAT
+        mixed = any(tensor.dtype in others for scope in work.facts().scopes for tensor in scope.values())
         usual = 0 if mixed else int(TensorProto.FLOAT)
         results = [list(Converter(editor, work.opset, target, usual).run()) for editor in editors]
         for one in (one for of_graph in results for one in of_graph if one.reason):

@@ -19,8 +19,6 @@ from rewriter.ir.english import count
 from rewriter.ir.errors import ModelError, PassError, UsageError
 from rewriter.ir.graph import GraphEditor, open_graphs
 from rewriter.ir.model import Model, check, load
-from rewriter.ir.model import facts as tensor_facts
-from rewriter.ir.model.facts import Facts
 from rewriter.ir.model.mending import with_lifted_weights
 from rewriter.ir.summary import Row, Summary
 from rewriter.pipeline.text import listed, parse, render
@@ -51,7 +49,7 @@ class Driver:
         Raises:
             PassError: a pass broke the contract; the message names it and those before it.
         """
-        state = _State.of(with_lifted_weights(model))
+        state = _State(lifted := with_lifted_weights(model), strict=not lifted.facts().contradiction)
         results: list[PassResult] = []
         for step in passes:
             self.on_pass(step)
@@ -79,9 +77,8 @@ class _Draft:
     index costs more than most of them.
     """
 
-    def __init__(self, model: Model, facts: Facts) -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model.copy()
-        self._facts = facts
         self._editors: list[GraphEditor] = []
 
     def events(self, step: Pass, context: Context) -> Iterator[Event]:
@@ -90,7 +87,7 @@ class _Draft:
             yield from step.rewrite_model(self.model, context)
         elif isinstance(step, GraphPass):
             if not self._editors:
-                self._editors = open_graphs(self.model, Facts([dict(scope) for scope in self._facts.scopes]))
+                self._editors = open_graphs(self.model)
             for editor in reversed(self._editors):
                 editor.tag = step.name
                 with editor:
@@ -104,7 +101,7 @@ class _Draft:
 
 @dataclass(frozen=True)
 class _State:
-    """A model with its facts.
+    """A model between two passes.
 
     Attributes:
         strict: Whether strict inference accepts the user's own model.
@@ -112,19 +109,13 @@ class _State:
     """
 
     model: Model
-    facts: Facts
     strict: bool
     draft: _Draft | None = None
-
-    @classmethod
-    def of(cls, model: Model) -> _State:
-        facts = tensor_facts.infer(model)
-        return cls(model, facts, not facts.contradiction)
 
 
 def _run_one(state: _State, step: Pass, context: Context, earlier: list[str]) -> tuple[_State, list[Event]]:
     shared = state.draft if isinstance(step, GraphPass) else None
-    draft = shared or _Draft(state.model, state.facts)
+    draft = shared or _Draft(state.model)
     state = replace(state, draft=None)
     try:
         events = list(draft.events(step, context))
@@ -163,7 +154,8 @@ def _checked(before: _State, model: Model, step: Pass) -> _State:
             f"inputs or outputs changed: {before.model.signature} became {model.signature}",
         )
     check(model)
-    return replace(before, model=model, facts=tensor_facts.infer(model, strict=before.strict))
+    model.facts(strict=before.strict)
+    return replace(before, model=model)
 
 
 @dataclass(frozen=True, repr=False)

@@ -16,7 +16,7 @@ from rewriter.ir.graph import GraphEditor, open_graphs
 from rewriter.ir.graph.match import other_operand
 from rewriter.ir.graph.ops import SCALING
 from rewriter.ir.model import Array, Model
-from rewriter.ir.model import facts as tensor_facts
+from rewriter.ir.model.tensors import FLOATS
 from rewriter.runtime.inputs import Samples
 
 SPREAD = 20.0
@@ -42,7 +42,7 @@ def data_warnings(model: Model, samples: Samples) -> tuple[str, ...]:
 
 def conflicts(model: Model, samples: Iterable[Mapping[str, Array]]) -> Iterator[str]:
     """Sentences about inputs of floats or bytes; the first `SAMPLES` are examined, one at a time."""
-    ports = [p for p in model.signature.inputs if p.dtype in tensor_facts.FLOATS | {TensorProto.UINT8}]
+    ports = [p for p in model.signature.inputs if p.dtype in FLOATS | {TensorProto.UINT8}]
     figures: dict[str, list[Array]] = {port.name: [] for port in ports}
     for sample in islice(samples, SAMPLES):
         for name, rows in figures.items():
@@ -50,7 +50,7 @@ def conflicts(model: Model, samples: Iterable[Mapping[str, Array]]) -> Iterator[
             values = values[np.isfinite(values)]  # masks may hold -inf
             if values.size > 16:
                 rows.append(np.array([values.min(), values.max(), values.mean(), values.std()]))
-    graph = open_graphs(model, tensor_facts.infer(model))[0]
+    graph = open_graphs(model)[0]
     for name, rows in figures.items():
         if rows and all(low == high for low, high, *_ in rows):
             if len(model.signature.inputs) == 1:  # the states of a stream start with zeros

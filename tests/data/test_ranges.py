@@ -19,7 +19,7 @@ from paths import ROOT
 
 from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.model import Array, Model, load
-from rewriter.ir.model import facts as tensor_facts
+from rewriter.ir.model.tensors import TensorFacts
 from rewriter.ir.plan import Range
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.engines.onnxruntime import Session
@@ -40,7 +40,7 @@ def measured(model: Model, *samples: Mapping[str, Any]) -> Ranges:
     feeds = [
         {k: np.asarray(v, None if hasattr(v, "dtype") else np.float32) for k, v in s.items()} for s in samples
     ]
-    return measure(model, feeds, tensor_facts.infer(model))
+    return measure(model, feeds)
 
 
 def expected(array: Array) -> Range:
@@ -79,10 +79,10 @@ CASES = [
 @pytest.mark.parametrize("name", CASES if NIGHTLY else CASES[2::3])
 def test_every_tensor_of_a_case_has_its_range(name: str) -> None:
     model = load(MODELS / f"{name}.onnx")
-    model = reference(model, tensor_facts.infer(model))
-    facts = tensor_facts.infer(model)
+    model = reference(model)
+    facts = model.facts()
     feeds = dict(np.load(MODELS / f"{name}.npz"))
-    found = measure(model, [feeds], facts)
+    found = measure(model, [feeds])
     floats = [
         out
         for node in model.proto.graph.node
@@ -131,10 +131,11 @@ def test_every_operator_set_and_kind_of_shape(opset: int, shape: str) -> None:
 
 def test_a_tensor_of_unknown_rank() -> None:
     model = graphs.graph("g (float[2,3] x) => (float y) { [relu] t = Relu(x) y = ReduceMax<keepdims=0>(t) }")
-    facts = tensor_facts.infer(model)
-    facts.main["t"] = tensor_facts.TensorFacts(onnx.TensorProto.FLOAT, None)
+    facts = model.facts()
+    facts.main["t"] = TensorFacts(onnx.TensorProto.FLOAT, None)
+    model.set_facts(facts)
     x = np.array([[-1, 2, 3], [4, -5, 6]], np.float32)
-    close(measure(model, [{"x": x}], facts)[0, "t"], expected(np.maximum(x, 0)))
+    close(measure(model, [{"x": x}])[0, "t"], expected(np.maximum(x, 0)))
 
 
 # -- what is not a number --------------------------------------------------------------------
@@ -232,7 +233,7 @@ SHARED = [
 def test_views_share_the_range_of_their_source(line: str, dtype: str, shared: bool) -> None:
     constants = "int64[2] two = {2, 2}, int64[1] one = {1}, int64[1] two1 = {2}"
     model = graphs.graph(f"g (float[2,2] x) => ({dtype}[M,N] y) <{constants}> {{ t = Neg(x) {line} }}")
-    keys = instrument(model, tensor_facts.infer(model), lambda node, scope: False).keys
+    keys = instrument(model, lambda node, scope: False).keys
     assert ((0, "y") in keys) is not shared
     found = measured(model, {"x": [[1, 2], [3, 4]]})
     assert (found[0, "y"] == Range(-4, -1, 2.5, True)) or not shared
@@ -273,7 +274,7 @@ def test_samples_are_taken_one_at_a_time() -> None:
             yield {"x": np.full(2, i, np.float32)}
 
     model = graphs.graph(NEG)
-    found = measure(model, samples(), tensor_facts.infer(model), progress=done.append)
+    found = measure(model, samples(), progress=done.append)
     assert (made, done, found.samples) == ([0, 1, 2], [1, 2, 3], 3)
     assert found[0, "y"] == Range(-2, 0, 1, True)
 
@@ -300,10 +301,11 @@ def test_tensors_that_do_not_depend_on_it_are_measured(line: str, op: str) -> No
         g (float[2] x) => (float[2] y, float[2] z) {{
             a = Neg(x) f = Sigmoid(a) {line} y = Relu(p) z = Abs(a) }}"""
     model = Model(onnx.parser.parse_model(text))
-    facts = tensor_facts.infer(model)
+    facts = model.facts()
     for name in "py":
-        facts.main[name] = tensor_facts.TensorFacts(onnx.TensorProto.FLOAT, (2,))
-    found = measure(model, [{"x": np.array([1, 2], np.float32)}], facts)
+        facts.main[name] = TensorFacts(onnx.TensorProto.FLOAT, (2,))
+    model.set_facts(facts)
+    found = measure(model, [{"x": np.array([1, 2], np.float32)}])
     assert found.unsupported == (op,)
     assert {name for _, name in found} >= {"x", "a", "f", "z"}
     assert {name for _, name in found}.isdisjoint({"p", "y"})
@@ -457,7 +459,6 @@ def test_an_unknown_operator_in_a_subgraph_hides_the_whole_node_and_scopes_are_c
 CHAIN = """
 import resource, sys, numpy as np
 from graphs import graph
-from rewriter.ir.model import facts
 from rewriter.runtime.ranges import measure
 import onnxruntime
 side, nodes = 1448, 60  # 8 MiB each
@@ -466,7 +467,7 @@ model = graph(f"g (float[{side},{side}] t0) => (float[{side},{side}] t{nodes - 1
 x = np.zeros((side, side), np.float32)
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 before = peak()
-found = measure(model, ({"t0": x} for _ in range(3)), facts.infer(model))
+found = measure(model, ({"t0": x} for _ in range(3)))
 assert len(found) == nodes
 print(peak() - before)
 """

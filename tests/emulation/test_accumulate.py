@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rewriter
-from rewriter.ir.model import Array, Model, facts
+from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan
 from rewriter.judge.expected import run_all
 from rewriter.runtime.emulation import Accumulation, emulation
@@ -18,12 +18,12 @@ from rewriter.runtime.figures.pair import relative_l2
 
 
 def emulated(source: Model, feeds: dict[str, Array], accumulation: Accumulation = "fp16") -> Array:
-    (outputs,) = run_all(emulation(source, facts.infer(source), accumulation), [feeds])
+    (outputs,) = run_all(emulation(source, accumulation), [feeds])
     return next(iter(outputs.values()))
 
 
 def split_nodes(source: Model) -> int:
-    made = emulation(source, facts.infer(source), "fp16")
+    made = emulation(source, "fp16")
     return sum(n.domain == DOMAIN for g in [made.proto.graph] for n in g.node)
 
 
@@ -136,7 +136,7 @@ def test_gemm_keeps_its_attributes(a: int, b: int) -> None:
 def test_which_products_accumulate_in_fp16(text: str, opset: str, split: str) -> None:
     source = graphs.graph(text, opset=int(opset))
     assert split_nodes(source) == int(split)
-    same = emulation(source, facts.infer(source), "fp16").same_as(emulation(source, facts.infer(source)))
+    same = emulation(source, "fp16").same_as(emulation(source))
     assert same is (split == "0")
 
 

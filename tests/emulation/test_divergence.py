@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 import rewriter
 from rewriter.ir.base import Context
-from rewriter.ir.model import Array, Model, facts, load, save
+from rewriter.ir.model import Array, Model, load, save
 from rewriter.ir.plan import Decision, InputsOutputs, Plan
 from rewriter.judge.expected import run_all
 from rewriter.passes.mixed_precision import MixedPrecision
@@ -64,8 +64,8 @@ def test_the_total_is_the_error_of_a_whole_emulation() -> None:
     source = graphs.graph(CHAIN)
     feeds = graphs.random_feeds(source)
     fixed = lowered(source)
-    (exact,) = run_all(reference(source, facts.infer(source)), [feeds])
-    (rounded,) = run_all(emulation(fixed, facts.infer(fixed)), [feeds])
+    (exact,) = run_all(reference(source), [feeds])
+    (rounded,) = run_all(emulation(fixed), [feeds])
     found = rows(diverged(source))["y", "Tanh"]
     assert found.total == pytest.approx(relative_l2(exact["y"], rounded["y"]), rel=1e-4)
     assert (found.node, found.key) == ("bend", "0:y")
@@ -151,8 +151,8 @@ def test_a_node_with_subgraphs_is_one_node(condition: bool) -> None:
     feeds: dict[str, Array] = {"x": graphs.random_feeds(source)["x"], "c": np.asarray(condition)}
     fixed = lowered(source)
     found = diverge(source, fixed, [feeds], "fp32")
-    (exact,) = run_all(reference(source, facts.infer(source)), [feeds])
-    (rounded,) = run_all(emulation(fixed, facts.infer(fixed)), [feeds])
+    (exact,) = run_all(reference(source), [feeds])
+    (rounded,) = run_all(emulation(fixed), [feeds])
     assert found[-1].total == pytest.approx(relative_l2(exact["y"], rounded["y"]), rel=1e-4)
     assert (rows(found)["b", "If"].added > 0.0) is condition
 
@@ -214,11 +214,10 @@ WEIGHTED = """
 def test_large_weights_are_widened_in_the_graph_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     source = graphs.weighted(WEIGHTED, w=(64, 64))
     low, feeds = lowered(source), graphs.random_feeds(source)
-    known = facts.infer(low)
-    copied, before = emulation(low, known, tf32=True), diverged(source)
+    copied, before = emulation(low, tf32=True), diverged(source)
     monkeypatch.setattr("rewriter.runtime.emulation.LARGE_WEIGHTS", 0)
     monkeypatch.setattr("rewriter.runtime.emulation.CAST_BYTES", 0)
-    shared = emulation(low, known, tf32=True)
+    shared = emulation(low, tf32=True)
     assert copied.weights["w"].dtype == np.float32
     assert shared.weights["w"] is low.weights["w"]
     (one,), (other,) = run_all(copied, [feeds]), run_all(shared, [feeds])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from rewriter.ir.model import Array, Model, facts
+from rewriter.ir.model import Array, Model
 from rewriter.runtime.emulation import emulation, reference
 
 HALF = np.dtype(np.float16)
@@ -18,11 +18,11 @@ BRAIN = np.dtype(ml_dtypes.bfloat16)
 
 
 def emulated(source: Model, feeds: dict[str, Array]) -> list[Array]:
-    return graphs.run(emulation(source, facts.infer(source)), feeds)
+    return graphs.run(emulation(source), feeds)
 
 
 def referred(source: Model, feeds: dict[str, Array]) -> list[Array]:
-    return graphs.run(reference(source, facts.infer(source)), feeds)
+    return graphs.run(reference(source), feeds)
 
 
 def low_model(body: str, low: str) -> Model:
@@ -104,8 +104,8 @@ def test_finite_garbage_shows() -> None:
 
 
 def test_the_reference_has_fp32_tensors_and_outputs_only() -> None:
-    made = reference(graphs.graph(NORM), facts.infer(graphs.graph(NORM)))
-    types = {name: found.dtype for name, found in facts.infer(made).main.items()}
+    made = reference(graphs.graph(NORM))
+    types = {name: found.dtype for name, found in made.facts().main.items()}
     assert {name for name, dtype in types.items() if dtype == TensorProto.FLOAT16} == {"x"}
     assert made.signature.outputs[0].dtype == TensorProto.FLOAT
 
@@ -122,7 +122,7 @@ FP32_ALONE = [
 @pytest.mark.parametrize(("dtype", "body", "same"), FP32_ALONE)
 def test_a_model_that_is_all_fp32_is_its_own_reference(dtype: str, body: str, same: bool) -> None:
     source = graphs.graph(f"g ({dtype}[2] x) => ({dtype}[2] y) {{ {body} }}")
-    assert (reference(source, facts.infer(source)) is source) == same
+    assert (reference(source) is source) == same
 
 
 def test_fp32_parts_of_a_mixed_model_are_not_rounded() -> None:
@@ -133,7 +133,7 @@ def test_fp32_parts_of_a_mixed_model_are_not_rounded() -> None:
             b = Neg(h)
             y = Cast<to = 1>(b)
         }""")
-    made = emulation(source, facts.infer(source))
+    made = emulation(source)
     assert graphs.ops(made) == ["Mul", "Cast", "Cast", "Neg", "Cast"], "one pair; the last writes the output"
     x = np.asarray([1.0 + 2.0**-12], np.float32)
     expected = -((x * x).astype(np.float16).astype(np.float32))
@@ -146,7 +146,7 @@ def test_values_that_are_only_moved_are_not_rounded_again() -> None:
             a = Transpose<perm = [1, 0]>(x)
             y = Relu(a)
         }""")
-    made = emulation(source, facts.infer(source))
+    made = emulation(source)
     assert graphs.ops(made).count("Cast") == 1, "the input's own, to FP32"
 
 

@@ -31,7 +31,7 @@ import rewriter
 from rewriter.ir import children
 from rewriter.ir.base import Context, Refusal
 from rewriter.ir.errors import ArithmeticRunError, EngineError, ModelError, NativeError, RewriterError
-from rewriter.ir.model import Array, Model, facts
+from rewriter.ir.model import Array, Model
 from rewriter.passes.simplify import Simplify
 from rewriter.runtime.engines import onnxruntime as engine
 from rewriter.runtime.engines.onnxruntime import Session
@@ -406,7 +406,7 @@ def test_functions_that_expand_without_measure_are_refused(monkeypatch: pytest.M
         text += f"{head} {{ m = {inner}(a) b = {inner}(m) }}"
     monkeypatch.setattr(children, "CALL_S", 1.0)
     with pytest.raises(ModelError, match="shape inference gave no result within 1 s"):
-        facts.infer(Model(onnx.parser.parse_model(text)))
+        Model(onnx.parser.parse_model(text)).facts()
 
 
 @forks

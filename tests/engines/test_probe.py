@@ -23,7 +23,6 @@ from rewriter.hazards.quirks import every_probe, table
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Context, Target
 from rewriter.ir.errors import EngineError
-from rewriter.ir.model import facts as tensor_facts
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.build import BuildOptions, build
 from rewriter.runtime.engines.nvidia_driver import Gpu
@@ -264,10 +263,9 @@ def test_clip_is_isolated_only_where_needed(target: Target, isolated: bool) -> N
 
 def rules_of(body: str, target: Target) -> list[str]:
     source = graphs.graph(body)
-    facts = tensor_facts.infer(source)
     feeds = {"x": np.full((1, 4096), 40.0, np.float32), "w": np.full((4096, 2), 0.5, np.float32)}
     feeds = {port.name: feeds[port.name] for port in source.signature.inputs}
-    plan = make_plan(source, facts, measure_ranges(source, [feeds], facts), PrecisionRequest(target=target))
+    plan = make_plan(source, measure_ranges(source, [feeds]), PrecisionRequest(target=target))
     return [decision.rule for decision in plan.decisions]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from graphs import graph
 
-from rewriter.ir.model import Array, facts
+from rewriter.ir.model import Array
 from rewriter.runtime.figures.outputs import (
     OutputComparison,
     compare,
@@ -285,9 +285,9 @@ TABLE = [
 
 @pytest.mark.parametrize(("text", "tf32", "precision", "value"), TABLE)
 def test_the_coarsest_type_decides(text: str, tf32: bool, precision: str, value: float) -> None:
-    found = facts.infer(graph(text))
-    assert precision_of(found) == precision
-    assert default_tolerance(found, tf32=tf32).value == value
+    model = graph(text)
+    assert precision_of(model) == precision
+    assert default_tolerance(model, tf32=tf32).value == value
 
 
 def test_another_metric_leaves_the_single_outputs_free() -> None:

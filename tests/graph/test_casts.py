@@ -12,7 +12,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.ir.errors import PassError
 from rewriter.ir.graph.casts import TypeRequest, retype
-from rewriter.ir.model import Array, Model, facts, load, walk_graphs
+from rewriter.ir.model import Array, Model, load, walk_graphs
 from rewriter.ir.model.schemas import logical_name
 from rewriter.runtime.emulation import emulation, reference
 
@@ -34,19 +34,19 @@ def typed(
         return FP32 if names & {node.op_type, *map(logical_name, node.output)} else low
 
     request = TypeRequest(node_type, inputs or {}, outputs or {})
-    result = retype(source, facts.infer(source), request)
+    result = retype(source, request)
     onnx.checker.check_model(result.whole(), full_check=True)
-    facts.infer(result, strict=True)
-    again = retype(result, facts.infer(result), request)
+    result.facts(strict=True)
+    again = retype(result, request)
     if outputs and {p.name: p.dtype for p in source.signature.outputs} != outputs:
         # an output that gets the type of a rounding lets the next run share its Cast
-        result, again = again, retype(again, facts.infer(again), request)
+        result, again = again, retype(again, request)
     assert again.same_as(result), "a second run changes nothing"
     return result
 
 
 def dtype(source: Model, tensor: str, scope: int = 0) -> int:
-    return facts.infer(source).scopes[scope][tensor].dtype
+    return source.facts().scopes[scope][tensor].dtype
 
 
 def casts(source: Model) -> list[tuple[str, str]]:
@@ -64,7 +64,7 @@ def read_by(source: Model, tensor: str) -> list[str]:
 def same_in_fp32(given_model: Model, result: Model, feeds: dict[str, Array]) -> None:
     """With every type back at FP32, the result is bit-equal to the given model."""
     expected = graphs.run(given_model, feeds)
-    back = reference(result, facts.infer(result))
+    back = reference(result)
     types = {p.name: helper.tensor_dtype_to_np_dtype(p.dtype) for p in back.signature.inputs}
     actual = graphs.run(back, {n: a.astype(types[n]) for n, a in feeds.items()})
     for a, b in zip(expected, actual, strict=True):
@@ -209,14 +209,14 @@ def test_an_operator_without_schema_keeps_its_types() -> None:
     source = graphs.model("""<ir_version: 8, opset_import: ["" : 17, "vendor" : 1]>
         g (float[2] x) => (float[2] y) <float[2] w = {0.1, 0.2}>
         { a = Neg(x) b = vendor.Plugin(a, w) y = Exp(b) }""")
-    result = retype(source, facts.infer(source), TypeRequest(lambda *_: FP16))
+    result = retype(source, TypeRequest(lambda *_: FP16))
     assert read_by(result, "b") == ["a/fp32", "w"]
     assert [t.data_type for t in result.proto.graph.initializer] == [FP32]
 
 
 def test_new_nodes_have_names_and_the_tag() -> None:
     source = graphs.graph(CHAIN)
-    result = retype(source, facts.infer(source), TypeRequest(lambda *_: FP16, tag="mixed-precision"))
+    result = retype(source, TypeRequest(lambda *_: FP16, tag="mixed-precision"))
     new = [n for n in result.proto.graph.node if n.op_type == "Cast"]
     assert [[p.value for p in n.metadata_props] for n in new] == [["mixed-precision"]] * 2
     assert len({n.name for n in new} - {""}) == 2
@@ -427,7 +427,7 @@ class TestSubgraphs:
         result = typed(Model(source), kept)
         feeds = {"x": np.asarray([-3, 4], np.float32), "c": np.asarray(True)}
         expected = {"a": -feeds["x"], "x": feeds["x"], "w": np.asarray([0.5, 2.0], np.float32)}
-        found = graphs.run(reference(result, facts.infer(result)), feeds)[0]
+        found = graphs.run(reference(result), feeds)[0]
         np.testing.assert_array_equal(found, expected[tensor])
 
     def test_types_that_subgraphs_omit(self) -> None:
@@ -490,19 +490,18 @@ def test_random_graphs_with_random_types_stay_valid(source: Model, data: st.Data
 def test_fp32_on_fp32_changes_no_bit(source: Model) -> None:
     if any(p.dtype != FP32 for p in (*source.signature.inputs, *source.signature.outputs)):
         return
-    known = facts.infer(source)
-    if any(t.dtype != FP32 for t in known.main.values()):
+    if any(t.dtype != FP32 for t in source.facts().main.values()):
         return
     feeds = {"x": np.asarray([0.1, -7e4], np.float32)}
     expected = graphs.run(source, feeds)
-    for made in (typed(source, low=FP32), reference(source, known), emulation(source, known)):
+    for made in (typed(source, low=FP32), reference(source), emulation(source)):
         for a, b in zip(expected, graphs.run(made, feeds), strict=True):
             np.testing.assert_array_equal(a, b)
 
 
 @given(source=random_graphs(), data=st.data())
 def test_lowering_and_back_changes_no_bit(source: Model, data: st.DataObject) -> None:
-    if any(t.dtype != FP32 for t in facts.infer(source).main.values()):
+    if any(t.dtype != FP32 for t in source.facts().main.values()):
         return
     nodes = sorted({n.output[0] for n in source.proto.graph.node})
     kept = " ".join(data.draw(st.lists(st.sampled_from(nodes), unique=True)))

@@ -13,14 +13,13 @@ from rewriter.ir.graph.weights import (
     is_transposed,
     layout_obstacle,
 )
-from rewriter.ir.model import facts
 
 GEMM = "g (float[3,2] x, float[2,2] m) => (float[3,2] y) <float[2,2] w = {1, 2, 3, 4}, float[2] b = {5, 6}>"
 
 
 def test_a_changed_weight_is_created_once() -> None:
     source = graph(f"{GEMM} {{ y = Gemm(x, w, b) }}")
-    editor = open_graphs(source, facts.infer(source))[0]
+    editor = open_graphs(source)[0]
     weights = NewWeights(editor)
     name = weights.changed("w", "turned", np.transpose)
     assert weights.changed("w", "turned", np.transpose) == name == "w/turned"
@@ -42,7 +41,7 @@ GEMMS = [
 @pytest.mark.parametrize(("call", "reason"), GEMMS)
 def test_obstacles_of_a_gemm(call: str, reason: str | None) -> None:
     source = graph(f"{GEMM} {{ y = {call} }}".replace("float[3,2] y", "float[P,Q] y"))
-    editor = open_graphs(source, facts.infer(source))[0]
+    editor = open_graphs(source)[0]
     node = editor.nodes[0]
     assert gemm_obstacle(node) == reason
     assert is_transposed(node) == ("transB" in call)

@@ -20,7 +20,6 @@ from rewriter.hazards.survey import PrecisionRequest
 from rewriter.hazards.types import no_lower_type
 from rewriter.ir.base import Target
 from rewriter.ir.graph import open_graphs
-from rewriter.ir.model import facts
 from rewriter.ir.plan import Precision
 from rewriter.runtime.ranges import measure
 
@@ -102,7 +101,7 @@ def test_a_defect_of_one_type_concerns_that_alone(low: Precision, expected: set[
 @pytest.mark.parametrize(("text", "quirk", "expected"), graphs.cases("hazards/quirks.txt"))
 def test_where_a_graph_meets_a_defect(text: str, quirk: str, expected: str) -> None:
     source = graphs.graph(text)
-    graph = open_graphs(source, facts.infer(source))[0]
+    graph = open_graphs(source)[0]
     assert " ".join(sorted(n.output[0] for n in places(graph, BY_ID[quirk]))) == expected
 
 
@@ -158,7 +157,7 @@ def fixed(quirk: str, target: str, model: object = None, **options: Any) -> rewr
 def types_of(done: rewriter.FixResult, operators: Collection[str]) -> set[str]:
     """The types of the results of the nodes of these operators."""
     source = done.model
-    graph = open_graphs(source, facts.infer(source))[0]
+    graph = open_graphs(source)[0]
     named = {1: "fp32", 10: "fp16", 16: "bf16"}
     return {named[graph.dtype(n.output[0]) or 0] for n in graph.nodes if n.op_type in operators}
 
@@ -218,11 +217,10 @@ def test_a_build_option_repairs_a_defect() -> None:
 
 def test_a_softmax_that_is_wrong_in_fp32_stays_in_fp16() -> None:
     source = graphs.graph(TWICE)
-    found = facts.infer(source)
-    ranges = measure(source, [graphs.random_feeds(source)], found)
+    ranges = measure(source, [graphs.random_feeds(source)])
     for gpu, expected in (("sm_80", ["Softmax"]), ("sm_90", [])):
         target = Target.parse(f"tensorrt-rtx 1.6.1 {gpu}")
-        plan = make_plan(source, found, ranges, PrecisionRequest(epilogues="all", target=target))
+        plan = make_plan(source, ranges, PrecisionRequest(epilogues="all", target=target))
         assert [d.op for d in plan.decisions if d.op == "Softmax"] == expected
 
 

@@ -18,7 +18,6 @@ from paths import ROOT
 import rewriter
 from rewriter.ir.errors import UsageError
 from rewriter.ir.model import Array, Model, load, save
-from rewriter.ir.model import facts as tensor_facts
 
 
 def small() -> rewriter.Model:
@@ -110,7 +109,7 @@ def test_a_plugin_gets_the_types_of_its_ports(
     options: dict[str, Any] = {"verify": False, "skip": ["simplify"]}
     save = tmp_path / "plan.json"
     result = quick(plugin(reads), plugin_types=[given], lower=["*"], save_plan=save, **options)
-    known = tensor_facts.infer(result.model).scopes[0]
+    known = result.model.facts().scopes[0]
     (node,) = [n for n in result.proto.graph.node if n.op_type == "EfficientPlugin_TRT"]
     assert [known[name].dtype for name in (*node.input, *node.output)] == types
     assert result.plan is not None and not result.plan.decisions  # FP16 goes on after it

@@ -19,7 +19,7 @@ from onnx import ModelProto, TensorProto
 from rewriter import compat as autocast
 from rewriter import compat as float16
 from rewriter.ir.errors import InputsError, UsageError
-from rewriter.ir.model import Array, facts, load
+from rewriter.ir.model import Array, load
 
 FP32, FP16, BF16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 
@@ -53,7 +53,7 @@ def detector() -> ModelProto:
 
 def types(model: ModelProto) -> dict[str, int]:
     """Element type of the first output of every node but Casts, by the node's name."""
-    known = facts.infer(load(model)).scopes[0]
+    known = load(model).facts().scopes[0]
     return {
         n.name: known[n.output[0]].dtype for n in model.graph.node if n.op_type not in ("Cast", "Constant")
     }
@@ -252,7 +252,7 @@ def test_a_plugin_gets_the_precision_of_the_list(tmp_path: Path) -> None:
             str(tmp_path / "m.onnx"), trt_plugins_precision=["Skip_TRT:[fp16,fp32]:[fp16]", "Other:fp16"]
         )
     (node,) = [n for n in found.graph.node if n.op_type == "Skip_TRT"]
-    known = facts.infer(load(found)).scopes[0]
+    known = load(found).facts().scopes[0]
     assert [known[name].dtype for name in (*node.input, *node.output)] == [FP16, FP32, FP16]
 
 

@@ -19,7 +19,6 @@ from searching import OFFSET
 import rewriter
 from rewriter.hazards import Hazard, Survey
 from rewriter.ir.model import Array, Model, load
-from rewriter.ir.model.facts import infer
 from rewriter.jobs.fix.attempt import Attempt, attempt
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.loop import best
@@ -197,7 +196,7 @@ def test_a_hint_of_the_training_is_released_where_it_is_slower(
 
     def latency_us(model: Model) -> float:
         (product,) = (node for node in model.proto.graph.node if node.op_type == "MatMul")
-        return fp32_us if infer(model).main[product.input[0]].dtype == 1 else 10.0
+        return fp32_us if model.facts().main[product.input[0]].dtype == 1 else 10.0
 
     use_emulation(monkeypatch)
     monkeypatch.setattr("emulated_engine.latency_us", latency_us)
@@ -277,7 +276,7 @@ def convs() -> dict[str, Any]:
 
 def in_fp32(model: Model) -> int:
     """Convs in FP32."""
-    types = infer(model).main
+    types = model.facts().main
     return sum(n.op_type == "Conv" and types[n.output[0]].dtype == 1 for n in model.proto.graph.node)
 
 

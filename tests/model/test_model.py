@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from paths import ROOT
 
 from rewriter.ir.errors import ModelError, OutputError
-from rewriter.ir.model import DETACH_BYTES, UNKNOWN_DOMAIN, Array, Model, facts, load, refill, save
+from rewriter.ir.model import DETACH_BYTES, UNKNOWN_DOMAIN, Array, Model, load, refill, save
 
 COMMITTED = [pytest.param(path, id=path.stem) for path in sorted((ROOT / "models").glob("*.onnx"))]
 
@@ -192,7 +192,7 @@ class TestExternalData:
         (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
         source = load(tmp_path / "m.onnx")
         assert source.copy().size > 2**31
-        assert facts.infer(source, strict=True).main["y"].shape == (count,)
+        assert source.facts(strict=True).main["y"].shape == (count,)
         with pytest.raises(ModelError, match=r"2\.0 GiB do not fit into one protobuf message"):
             source.whole()
 

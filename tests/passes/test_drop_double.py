@@ -6,13 +6,13 @@ import numpy as np
 from graphs import apply, graph, random_feeds, run
 from onnx import TensorProto
 
-from rewriter.ir.model import Model, facts
+from rewriter.ir.model import Model
 from rewriter.passes.drop_double import DropDouble
 
 
 def doubles(source: Model) -> set[str]:
     """Names of the float64 tensors of all graphs."""
-    known = facts.infer(source)
+    known = source.facts()
     return {n for scope in known.scopes for n, tensor in scope.items() if tensor.dtype == TensorProto.DOUBLE}
 
 

@@ -16,7 +16,7 @@ from rewriter.hazards.planning.planner import make_plan
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Change, Context
 from rewriter.ir.errors import PassError
-from rewriter.ir.model import Array, Model, facts, load
+from rewriter.ir.model import Array, Model, load
 from rewriter.ir.plan import Decision, Plan
 from rewriter.judge.expected import run_all
 from rewriter.passes.mixed_precision import MixedPrecision
@@ -36,10 +36,8 @@ TEXT = """
 def plan_of(
     source: Model, wish: PrecisionRequest | None = None, feeds: dict[str, Array] | None = None
 ) -> Plan:
-    known = facts.infer(source)
-    widened = reference(source, known)
-    ranges = measure(widened, [feeds or graphs.random_feeds(source)], facts.infer(widened))
-    return make_plan(source, known, ranges, wish or PrecisionRequest())
+    ranges = measure(reference(source), [feeds or graphs.random_feeds(source)])
+    return make_plan(source, ranges, wish or PrecisionRequest())
 
 
 def lowered(source: Model, plan: Plan) -> Model:
@@ -64,7 +62,7 @@ def test_bits_are_read_in_the_type_that_they_have() -> None:
         }"""
     source = graphs.graph(text, opset=26, ir=10)
     fixed = lowered(source, plan_of(source))
-    known = facts.infer(fixed, strict=True).main
+    known = fixed.facts(strict=True).main
     types = {n.op_type: known[n.output[0]].dtype for n in fixed.proto.graph.node}
     assert types["MatMul"] == TensorProto.FLOAT16
     first, second = (n for n in fixed.proto.graph.node if n.op_type == "BitCast")
@@ -111,7 +109,7 @@ def test_a_constant_that_does_not_fit_names_tensor_and_way_out() -> None:
 def test_bf16() -> None:
     source = graphs.graph(TEXT, opset=22, ir=10)
     result = lowered(source, plan_of(source, PrecisionRequest("bf16")))
-    types = {facts.infer(result).main[name].dtype for name in ("m", "e")}
+    types = {result.facts().main[name].dtype for name in ("m", "e")}
     assert types == {TensorProto.BFLOAT16}
 
 
@@ -129,11 +127,11 @@ def test_a_bf16_island_holds_values_beyond_fp16() -> None:
     feeds = {"x": np.full((4, 64), 3, np.float32), "w": graphs.random_feeds(source, scale=1000.0)["w"]}
     kept = tuple(Decision("", op, f"0:{t}", "overflow", "", None, None, "bf16") for t, op in ISLAND)
     result = lowered(source, Plan("fp16", decisions=kept))
-    types = {name: facts.infer(result).main[name].dtype for name in ("e", "m", "s")}
+    types = {name: result.facts().main[name].dtype for name in ("e", "m", "s")}
     assert types == {"e": TensorProto.FLOAT16, "m": TensorProto.BFLOAT16, "s": TensorProto.BFLOAT16}
     (expected,) = run_all(source, [feeds])
     for plan, finite_and_near in ((Plan("fp16"), False), (Plan("fp16", decisions=kept), True)):
-        emulated = emulation(lowered(source, plan), facts.infer(lowered(source, plan)), "fp16")
+        emulated = emulation(lowered(source, plan), "fp16")
         error = METRICS["relative-l2"].worst(expected, run_all(emulated, [feeds])[0])
         assert (error < 1e-2) == finite_and_near
 
@@ -157,10 +155,9 @@ CASES = sorted(path.stem for path in MODELS.glob("*.onnx"))
 @pytest.mark.parametrize("name", some(*CASES))
 def test_the_reference_of_every_case_is_the_case(name: str) -> None:
     source = load(MODELS / f"{name}.onnx")
-    known = facts.infer(source)
-    if any(t.dtype == TensorProto.FLOAT16 for scope in known.scopes for t in scope.values()):
+    if any(t.dtype == TensorProto.FLOAT16 for scope in source.facts().scopes for t in scope.values()):
         pytest.skip("holds FP16 tensors")
     feeds = dict(np.load(MODELS / f"{name}.npz"))
-    made = graphs.run(reference(source, known), feeds)
+    made = graphs.run(reference(source), feeds)
     for a, b in zip(graphs.run(source, feeds), made, strict=True):
         np.testing.assert_array_equal(a, b)

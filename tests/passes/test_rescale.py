@@ -17,7 +17,6 @@ from paths import MODELS
 
 from rewriter.ir.base import Context, Rescaled
 from rewriter.ir.model import Array, Model, load
-from rewriter.ir.model.facts import infer
 from rewriter.ir.plan import Range
 from rewriter.passes.algorithms.rescaling.rules import RULES
 from rewriter.passes.rescale import Rescale
@@ -32,7 +31,7 @@ Feeds = dict[str, Array]
 
 def rescaled(source: Model, feeds: Feeds) -> tuple[Model, PassResult, Ranges]:
     """The model after the pass with ranges of `feeds`, and the ranges that hold then by calculation."""
-    ranges = measure(source, [feeds], infer(source))
+    ranges = measure(source, [feeds])
     result, report = apply(Rescale(), source, Context(ranges=ranges))
     for scope, name, exponent in (e for c in report.changes if isinstance(c, Rescaled) for e in c.exponents):
         if (scope, name) in ranges:
@@ -111,12 +110,12 @@ def test_overflowing_tensors_come_into_range(body: str, tensor: str) -> None:
     )
     feeds = random_feeds(source)
     result, report, ranges = rescaled(source, feeds)
-    assert measure(source, [feeds], infer(source))[0, tensor].absmax > FP16_LARGEST
+    assert measure(source, [feeds])[0, tensor].absmax > FP16_LARGEST
     assert ranges[0, tensor].absmax <= LIMIT
     assert not report.refusals
     assert [n.op_type for n in result.proto.graph.node] == [n.op_type for n in source.proto.graph.node]
     assert_bit_equal(source, result, feeds)
-    measured = measure(result, [feeds], infer(result))
+    measured = measure(result, [feeds])
     computed = {t for n in result.proto.graph.node if n.op_type != "Constant" for t in n.output}
     assert {t: measured.get((0, t)) for t in computed} == {t: ranges.get((0, t)) for t in computed}
     again, second = apply(Rescale(), result, Context(ranges=ranges))
@@ -406,7 +405,7 @@ def networks(draw: st.DrawFn) -> Model:
 @given(source=networks())
 def test_random_graphs_are_bit_equal(source: Model) -> None:
     feeds = {"x": np.random.default_rng(0).integers(-8, 9, (4, 4)).astype(np.float32)}
-    ranges = measure(source, [feeds], infer(source))
+    ranges = measure(source, [feeds])
     assume(all(r.absmax < 1e16 for r in ranges.values()))  # far within FP32, whatever the exponent
     result, report, after = rescaled(source, feeds)
     event("changed" if report.changes else "left alone")
@@ -444,7 +443,7 @@ def seconds_for(blocks: int) -> float:
     body = helper.make_graph(nodes, "g", square[:1], square[1:], [*weights.values(), gain])
     source = load(helper.make_model(body, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
     feeds = random_feeds(source)
-    ranges = measure(source, [feeds], infer(source))
+    ranges = measure(source, [feeds])
     start = time.process_time()  # what else the machine does, does not count
     result, report = apply(Rescale(), source, Context(ranges=ranges))
     spent = time.process_time() - start

@@ -23,7 +23,6 @@ from rewriter.hazards.planning.costs import (
 )
 from rewriter.hazards.planning.planner import SEARCHED
 from rewriter.ir.base import Target
-from rewriter.ir.model import facts
 from rewriter.ir.plan import Decision, Plan
 
 Sizes = tuple[int, ...]
@@ -109,7 +108,7 @@ def test_tiles_of_128_rows_and_columns_come_in_waves(sized: Node, tiles: int) ->
 def prices(text: str, target: Target | None = None) -> Prices:
     weights = {name: np.ones((64, 64), np.float32) for name in "uvw"} | {"b": np.ones(64, np.float32)}
     source = graphs.with_weights(text, weights) if "float[64,64] u" in text else graphs.graph(text)
-    return priced(source, facts.infer(source), target)
+    return priced(source, target)
 
 
 def plan(*names: str, rule: str = SEARCHED) -> Plan:

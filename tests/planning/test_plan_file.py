@@ -20,7 +20,7 @@ from rewriter.cli import exits
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.hazards.planning.plan_fit import fit
 from rewriter.ir.errors import OutputError, UsageError
-from rewriter.ir.model import Model, facts, save
+from rewriter.ir.model import Model, save
 from rewriter.ir.plan import Decision, Plan, Range, plan_file
 
 PAGE = DOCS / "plans.md"
@@ -38,7 +38,7 @@ CHAIN = """
 
 
 def fitted(plan: Plan, model: Model) -> Plan:
-    return fit(model, facts.infer(model), plan, "p.json")
+    return fit(model, plan, "p.json")
 
 
 def plan_of(*entries: dict[str, Any], **fields: Any) -> str:
@@ -204,7 +204,7 @@ def test_an_edited_plan_is_applied_exactly(tmp_path: Path) -> None:
     path.write_text(json.dumps(fields))
     result = fix(source, plan=path)
     assert result.plan is not None and [d.node for d in result.plan.decisions] == ["gemm"]
-    types = {name: f.dtype for name, f in facts.infer(result.model).main.items()}
+    types = {name: f.dtype for name, f in result.model.facts().main.items()}
     assert (types["m"], types["s"], types["r"]) == (1, 10, 10)
     assert result.verdict is not None and not result.verdict.passed, "the overflow that the rules had seen"
 

@@ -10,7 +10,7 @@ from plans import kept, planned
 
 from rewriter.hazards.planning.planner import SEARCHED, extend_plan, make_plan, unscaled_overflows
 from rewriter.hazards.survey import PrecisionRequest
-from rewriter.ir.model import facts, walk_graphs
+from rewriter.ir.model import walk_graphs
 from rewriter.ir.plan import Plan, Range, node_key
 
 CONVERTED = """
@@ -75,7 +75,7 @@ def test_squares_measured_on_real_data_decide_about_a_norm(
     ranges = {(0, name): Range(0.5, 9.0, 3.0, True) for name in "xhmarny"} | {
         (0, "s"): Range(0.0, largest, 3.0, True)
     }
-    plan = make_plan(source, facts.infer(source), ranges, PrecisionRequest(), real=real)
+    plan = make_plan(source, ranges, PrecisionRequest(), real=real)
     assert {name for name, rule in kept(plan).items() if rule == "unfused-norm"} == expected
     assert plan.norms_in_range == ({"m"} if "m" not in expected else frozenset())
 
@@ -164,9 +164,9 @@ def test_the_users_word_comes_first() -> None:
 def test_what_lay_between_islands_goes_with_one_of_them() -> None:
     source = graphs.graph(CHAIN)
     both = planned(source, PrecisionRequest(keep_nodes=("b", "d")))
-    left = extend_plan(source, facts.infer(source), both, {}, frozenset({"0:b"}))
+    left = extend_plan(source, both, {}, frozenset({"0:b"}))
     assert kept(left) == {"d": "user"}
-    again = extend_plan(source, facts.infer(source), left, {"0:b": "it is wrong"})
+    again = extend_plan(source, left, {"0:b": "it is wrong"})
     assert kept(again) == {"b": SEARCHED, "c": "between-islands", "d": "user"}
 
 
@@ -216,7 +216,7 @@ def test_scopes_have_decisions_of_their_own() -> None:
 
 def test_missing_ranges_count_as_unmeasured() -> None:
     source = graphs.graph(ENDS)
-    plan = make_plan(source, facts.infer(source), {}, PrecisionRequest())
+    plan = make_plan(source, {}, PrecisionRequest())
     assert kept(plan) == dict.fromkeys("aby", "unmeasured")
 
 

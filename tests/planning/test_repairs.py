@@ -16,7 +16,7 @@ from rewriter.hazards import SCAN_RULES, PrecisionRequest, Survey
 from rewriter.ir.errors import PassError
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.graph.casts import retype
-from rewriter.ir.model import Array, Model, facts
+from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan
 from rewriter.judge.expected import run_all
 from rewriter.passes.mixed_precision import request
@@ -288,12 +288,11 @@ def test_no_rule_is_forgotten() -> None:
 
 def found(rule: str, source: Model, feeds: Mapping[str, Array]) -> set[str]:
     """Operators that the rule names in any graph of the model, with ranges measured on the data."""
-    known = facts.infer(source)
-    measured = measure(source, [feeds], known)
+    measured = measure(source, [feeds])
     settings = PrecisionRequest("fp16")
     named: set[str] = set()
     made: dict[int, Survey] = {}
-    for scope, graph in enumerate(open_graphs(source, known)):
+    for scope, graph in enumerate(open_graphs(source)):
         parent = made.get(id(graph.parent))
         made[id(graph)] = survey = Survey(graph, scope, measured, source.opsets, settings, False, parent)
         named |= {hazard.node.op_type for hazard in RULES[rule.partition(":")[0]](survey)}
@@ -302,14 +301,14 @@ def found(rule: str, source: Model, feeds: Mapping[str, Array]) -> set[str]:
 
 def error(expected: Mapping[str, Array], model: Model, feeds: Mapping[str, Array]) -> float:
     """Of a model in mixed precision, emulated with FP16 accumulators; infinite if it is not finite."""
-    (actual,) = run_all(emulation(model, facts.infer(model), "fp16"), [feeds])
+    (actual,) = run_all(emulation(model, "fp16"), [feeds])
     return max(c.relative_l2 if c.finite else np.inf for c in compare(expected, actual, REPAIRED))
 
 
 def error_in_fp16(expected: Mapping[str, Array], source: Model, feeds: Mapping[str, Array]) -> float:
     """With every node in FP16; infinite if a constant does not fit."""
     try:
-        return error(expected, retype(source, facts.infer(source), request(source, Plan("fp16"), "")), feeds)
+        return error(expected, retype(source, request(source, Plan("fp16"), "")), feeds)
     except PassError:
         return np.inf
 
@@ -318,7 +317,7 @@ def error_in_fp16(expected: Mapping[str, Array], source: Model, feeds: Mapping[s
 def test_found_and_repaired(rule: str) -> None:
     case = CASES[rule]
     source = graphs.graph(case.text, opset=case.opset, ir=10 if case.opset > 17 else 8)
-    (expected,) = run_all(reference(source, facts.infer(source)), [case.feeds])
+    (expected,) = run_all(reference(source), [case.feeds])
     assert found(rule, source, case.feeds), "the rule says nothing"
     naive = error_in_fp16(expected, source, case.feeds)
     assert (naive > REPAIRED) == case.wrong, f"everything in FP16 gives {naive:.2g}"
@@ -366,7 +365,7 @@ def test_a_row_masked_whole_is_finite_though_no_data_had_padding(text: str, valu
     for open_entries in (0, 1, 3):
         mask: Array = (np.arange(8).reshape(2, 1, 4) % 4 < open_entries).astype(kind)
         fed = {"s": scores, "m": mask}
-        (actual,) = run_all(emulation(result.model, facts.infer(result.model), "fp16"), [fed])
+        (actual,) = run_all(emulation(result.model, "fp16"), [fed])
         assert np.isfinite(actual["y"]).all()
         if open_entries:
             (expected,) = run_all(source, [fed])
@@ -379,7 +378,7 @@ def test_bert_with_a_row_masked_whole_is_finite_though_no_data_had_padding() -> 
         feeds = {k: np.ones_like(v) if "mask" in k else v for k, v in archive.items()}
     result = rewriter.fix(path.with_suffix(".onnx"), inputs=feeds, build=False)
     blank = {k: np.zeros_like(v) if "mask" in k else v for k, v in feeds.items()}
-    (actual,) = run_all(emulation(result.model, facts.infer(result.model)), [blank])
+    (actual,) = run_all(emulation(result.model), [blank])
     assert all(np.isfinite(array).all() for array in actual.values())
 
 

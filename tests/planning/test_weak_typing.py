@@ -17,7 +17,7 @@ from paths import MODELS
 import rewriter
 from rewriter.hazards.planning import weak_typing
 from rewriter.ir.errors import UsageError
-from rewriter.ir.model import Model, facts, load, save, walk_graphs
+from rewriter.ir.model import Model, load, save, walk_graphs
 from rewriter.ir.plan import Decision, Plan
 from rewriter.report.next_step import next_step
 
@@ -66,7 +66,7 @@ def test_names_become_unique_and_safe_and_nothing_else_changes() -> None:
 
 def test_arguments_for_trtexec() -> None:
     made = weak_typing.named(source())
-    wanted = weak_typing.constraints(made, facts.infer(made), Plan("fp16", decisions=KEPT))
+    wanted = weak_typing.constraints(made, Plan("fp16", decisions=KEPT))
     mul, soft, gemm = "mul_0___quoted___x_", "soft_max", "mul_0___quoted___x_.2"
     assert weak_typing.trtexec_arguments(wanted) == (
         "--fp16 --bf16 --precisionConstraints=obey "
@@ -83,7 +83,7 @@ def test_integer_outputs_get_no_float_type() -> None:
         )
     )
     plan = Plan("fp16", decisions=(Decision("", "TopK", "0:y", "order", ""),))
-    arguments = weak_typing.trtexec_arguments(weak_typing.constraints(made, facts.infer(made), plan))
+    arguments = weak_typing.trtexec_arguments(weak_typing.constraints(made, plan))
     assert arguments == "--fp16 --precisionConstraints=obey --layerPrecisions=y/TopK:fp32"
 
 
@@ -109,7 +109,7 @@ def parsed(path: Path) -> tuple[Any, Any]:
 def test_the_code_finds_every_layer_of_its_nodes_in_a_real_network(tmp_path: Path) -> None:
     made = weak_typing.named(source())
     path = save(made, tmp_path / "m.onnx")
-    _, python = weak_typing.write(made, facts.infer(made), Plan("fp16", decisions=KEPT), path)
+    _, python = weak_typing.write(made, Plan("fp16", decisions=KEPT), path)
     code = python.read_text()
     assert "'FP16', 'BF16'" in code
     network, _alive = parsed(path)
@@ -142,7 +142,7 @@ def test_every_constraint_of_a_case_names_a_layer(name: str, tmp_path: Path) -> 
     assert result.plan is not None and result.plan.fp32
     made = load(output)
     low = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-    assert not any(f.dtype in low for scope in facts.infer(made).scopes for f in scope.values())
+    assert not any(f.dtype in low for scope in made.facts().scopes for f in scope.values())
     trtexec, python = output.with_suffix(".trtexec.txt"), output.with_name(f"{output.stem}_constraints.py")
     network, _alive = parsed(output)
     module_of(python.read_text()).chosen(network)

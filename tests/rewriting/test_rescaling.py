@@ -8,14 +8,13 @@ from graphs import graph, model
 
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.model import Model
-from rewriter.ir.model.facts import infer
 from rewriter.passes.algorithms.rescaling.apply import scaled
 from rewriter.passes.algorithms.rescaling.choice import Demand, solve
 from rewriter.passes.algorithms.rescaling.exponents import Constraints, Exponents, Form
 
 
 def constraints(source: Model) -> Constraints:
-    return Constraints(open_graphs(source, infer(source))[0])
+    return Constraints(open_graphs(source)[0])
 
 
 def test_equations_leave_sums_of_free_exponents() -> None:

@@ -12,7 +12,7 @@ from searching import CANCELLING, tried
 from rewriter.hazards.planning.planner import make_plan
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Target
-from rewriter.ir.model import Array, Model, facts
+from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Decision, InputsOutputs, Plan
 from rewriter.jobs.fix import api
 from rewriter.jobs.search.effort import FEWER, FEWEST, MOST, RunCost, affordable
@@ -54,12 +54,12 @@ ATTENTION = """
 
 
 def trials_of(source: Model, target: Target | None = None, io: InputsOutputs = "keep") -> Trials:
-    known, samples = facts.infer(source), [graphs.random_feeds(source)]
-    widened = reference(source, known)
-    exact, ranges = run_all(widened, samples), measure(widened, samples, facts.infer(widened))
-    plan = make_plan(source, known, ranges, PrecisionRequest(io=io, epilogues="all"))
+    samples = [graphs.random_feeds(source)]
+    widened = reference(source)
+    exact, ranges = run_all(widened, samples), measure(widened, samples)
+    plan = make_plan(source, ranges, PrecisionRequest(io=io, epilogues="all"))
     metric = Budget(1.0).measure
-    return Trials(source, known, samples, exact, plan, metric, target=target or Target())
+    return Trials(source, samples, exact, plan, metric, target=target or Target())
 
 
 def test_a_norm_that_reads_a_residual_sum_is_a_candidate_only_on_request() -> None:
@@ -238,11 +238,9 @@ def test_plans_are_priced_at_the_sizes_of_the_samples() -> None:
     text = "g (float[{n},32] x, float[32,32] v) => (float[{n},32] y) {{ a = MatMul(x, v)  y = Tanh(a) }}"
     fixed, dynamic = (graphs.graph(text.format(n=size)) for size in ("4096", "rows"))
     samples = [graphs.random_feeds(fixed)]
-    exact = run_all(reference(fixed, facts.infer(fixed)), samples)
+    exact = run_all(reference(fixed), samples)
     metric = Budget(1.0).measure
-    first, second = (
-        Trials(one, facts.infer(one), samples, exact, Plan("fp16"), metric).prices for one in (fixed, dynamic)
-    )
+    first, second = (Trials(one, samples, exact, Plan("fp16"), metric).prices for one in (fixed, dynamic))
     assert first.base == second.base
     assert first.own == second.own
 
@@ -279,4 +277,4 @@ def test_slow_models_get_less_emulation_and_that_is_reported(
 
 def cost(seconds: float) -> RunCost:
     source = graphs.graph("g (float[8,8] x) => (float[8,8] y) { y = MatMul(x, x) }")
-    return RunCost.of(source, facts.infer(source), seconds)
+    return RunCost.of(source, seconds)

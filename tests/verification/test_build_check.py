@@ -14,7 +14,6 @@ from onnx import TensorProto
 from paths import MODELS
 
 from rewriter.ir.model import Array, Model, load, save
-from rewriter.ir.model.facts import infer
 from rewriter.judge.build_check import BuildExpectation, build_options, check_build, expectation
 from rewriter.judge.verdict import Check
 from rewriter.runtime.engines.build import BuildOptions, warnings_for_users
@@ -44,7 +43,7 @@ def checked(
     source: Model, folder: Path, sample: dict[str, Array] | None = None, spans: dict[str, Span] | None = None
 ) -> Check:
     path, options = save(source, folder / "model.onnx"), build_options(sample or {}, spans or {})
-    return check_build(path, expectation(source, infer(source)), options, timeout_s=120)
+    return check_build(path, expectation(source), options, timeout_s=120)
 
 
 def details(check: Check) -> str:
@@ -56,7 +55,7 @@ def details(check: Check) -> str:
 
 def test_float_types_and_norms_are_expected() -> None:
     source = graph(NORM)
-    assert expectation(source, infer(source)) == BuildExpectation(
+    assert expectation(source) == BuildExpectation(
         1,
         {
             **dict.fromkeys(("x", "s", "b", "n", "r"), int(TensorProto.FLOAT16)),
@@ -95,7 +94,7 @@ BRANCHES = """
 )
 def test_what_is_expected_of_inner_graphs(text: str, types: str, norms: int) -> None:
     source = model('<ir_version: 8, opset_import: ["" : 17, "own" : 1]>\n' + text)
-    expected = expectation(source, infer(source))
+    expected = expectation(source)
     assert (set(expected.tensor_types), expected.layer_normalizations) == (set(types.split()), norms)
 
 
@@ -126,7 +125,7 @@ def test_what_is_expected_of_inner_graphs(text: str, types: str, norms: int) -> 
 )
 def test_a_sound_model_passes(body: str, opset: int, norms: int, tmp_path: Path) -> None:
     source = graph(body, opset=opset, ir=10)
-    assert expectation(source, infer(source)).layer_normalizations == norms
+    assert expectation(source).layer_normalizations == norms
     check = checked(source, tmp_path)
     assert check.passed is True, check
     assert not check.details

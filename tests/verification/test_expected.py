@@ -7,7 +7,6 @@ import pytest
 from graphs import graph
 from onnx import TensorProto
 
-from rewriter.ir.model import facts
 from rewriter.judge.expected import errors_of, expected_outputs, selects_rows, widened
 
 FLOAT = graph("g (float[2] x) => (float[2] y) { a = Neg(x) y = Exp(a) }")
@@ -21,7 +20,7 @@ def test_a_model_in_fp32_is_its_own_wide_version() -> None:
 @pytest.mark.parametrize("low", ["float16", "bfloat16"])
 def test_the_wide_version_of_another_is_in_fp32(low: str) -> None:
     wide = widened(graph(HALF.replace("float16", low)))
-    known = facts.infer(wide).main
+    known = wide.facts().main
     types = {known[node.output[0]].dtype for node in wide.proto.graph.node if node.op_type in {"Neg", "Exp"}}
     assert types == {TensorProto.FLOAT}
 

@@ -21,7 +21,6 @@ from rewriter.cli import app
 from rewriter.ir.errors import EngineError, RewriterError, UsageError
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, Model, load, save
-from rewriter.ir.model import facts as tensor_facts
 from rewriter.judge.locate import (
     LocateOptions,
     Location,
@@ -306,8 +305,7 @@ def test_a_lineup_knows_what_leads_where() -> None:
 )
 def test_tensors_of_one_name_and_shape_are_shared(mine: str, yours: str, shared: bool) -> None:
     models = [graphs.graph(f"g ({kind} x) => ({kind} y) {{ y = Neg(x) }}") for kind in (mine, yours)]
-    facts = (tensor_facts.infer(models[0]), tensor_facts.infer(models[1]))
-    assert bool(line_up(models[0], models[1], facts).tensors) is shared
+    assert bool(line_up(models[0], models[1]).tensors) is shared
 
 
 def test_unknown_shapes_may_be_equal() -> None:
@@ -315,8 +313,7 @@ def test_unknown_shapes_may_be_equal() -> None:
     for value in (*unknown.proto.graph.input, *unknown.proto.graph.output):
         value.type.tensor_type.ClearField("shape")
     for models in ((known, unknown), (unknown, known), (unknown, unknown)):
-        facts = (tensor_facts.infer(models[0]), tensor_facts.infer(models[1]))
-        assert [t.name for t in line_up(models[0], models[1], facts).tensors] == ["y"]
+        assert [t.name for t in line_up(models[0], models[1]).tensors] == ["y"]
 
 
 def test_errors_are_relative_to_all_samples_together() -> None:
@@ -427,8 +424,7 @@ def test_the_emulation_finds_the_fault_in_one_run() -> None:
 
 
 def as_fp16(source: Model) -> Model:
-    facts = tensor_facts.infer(source)
-    return retype(source, facts, TypeRequest(lambda _s, _n: onnx.TensorProto.FLOAT16))
+    return retype(source, TypeRequest(lambda _s, _n: onnx.TensorProto.FLOAT16))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from rewriter.ir.base import Target
 from rewriter.ir.graph.fusion import conv_depth, is_depthwise, kernel_results
 from rewriter.ir.graph.ops import CHEAP, CONVOLUTIONS, NORMS, PRODUCTS, SCALING, SHUFFLES, SOFTMAX, VIEWS
 from rewriter.ir.model import Model
-from rewriter.ir.model.facts import Facts, Shape
+from rewriter.ir.model.tensors import Shape
 from rewriter.ir.plan import Plan, node_key
 
 ORIGIN = "recorded on an H200, not measured here"
@@ -231,10 +231,10 @@ def _sizes(shape: Shape | None) -> tuple[int, ...]:
     return tuple(d if isinstance(d, int) else TYPICAL for d in shape or ())
 
 
-def priced(model: Model, facts: Facts, target: Target | None = None) -> Prices:
+def priced(model: Model, target: Target | None = None) -> Prices:
     """The prices of a model; the target decides which types attention is one kernel with."""
-    survey = next(iter(surveys(model, facts, {}, PrecisionRequest("fp16"))))
-    shapes = {name: tensor.shape for name, tensor in facts.main.items()}
+    survey = next(iter(surveys(model, {}, PrecisionRequest("fp16"))))
+    shapes = {name: tensor.shape for name, tensor in model.facts().main.items()}
     return _Pricing(survey, shapes, target or Target()).prices()
 
 

@@ -13,7 +13,6 @@ from rewriter.ir.base import Kept
 from rewriter.ir.errors import UsageError, did_you_mean
 from rewriter.ir.graph import label
 from rewriter.ir.model import Model
-from rewriter.ir.model.facts import Facts
 from rewriter.ir.model.schemas import type_rules
 from rewriter.ir.plan import Decision, Plan, node_key
 
@@ -33,7 +32,7 @@ def kept_by_user(plan: Plan) -> Kept:
     return Kept(planned=frozenset(pairs))
 
 
-def fit(model: Model, facts: Facts, plan: Plan, where: str = "the plan") -> Plan:
+def fit(model: Model, plan: Plan, where: str = "the plan") -> Plan:
     """`plan` as it applies to `model`: exactly its nodes in FP32 and BF16, in the model's order.
 
     Args:
@@ -45,7 +44,7 @@ def fit(model: Model, facts: Facts, plan: Plan, where: str = "the plan") -> Plan
             others, or has no BF16; or the plan is for another number of float nodes.
     """
     request = PrecisionRequest(plan.precision, plan.io)
-    nodes = {node_key(s.scope, n): n for s in surveys(model, facts, {}, request) for n in s.nodes}
+    nodes = {node_key(s.scope, n): n for s in surveys(model, {}, request) for n in s.nodes}
     names: dict[str, list[str]] = {}
     for key, node in nodes.items():
         names.setdefault(label(node), []).append(key)

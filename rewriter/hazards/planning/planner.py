@@ -25,7 +25,6 @@ from rewriter.hazards.survey import HEADROOM, LARGEST, LOW_TYPES, PrecisionReque
 from rewriter.hazards.types import NO_LOWER_TYPE
 from rewriter.ir.graph import GraphEditor, label, open_graphs
 from rewriter.ir.model import Model
-from rewriter.ir.model.facts import Facts
 from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import Decision, Plan, Range, node_key
 
@@ -36,9 +35,7 @@ SEARCHED = "tolerance"
 """Rule of a node that a search keeps in FP32."""
 
 
-def make_plan(
-    model: Model, facts: Facts, ranges: RangesByTensor, wish: PrecisionRequest, *, real: bool = False
-) -> Plan:
+def make_plan(model: Model, ranges: RangesByTensor, wish: PrecisionRequest, *, real: bool = False) -> Plan:
     """The plan that the rules of `hazards` give for `model` with its measured `ranges`.
 
     Args:
@@ -51,7 +48,7 @@ def make_plan(
     decisions: list[Decision] = []
     in_range: set[str] = set()
     float_nodes = 0
-    for survey in surveys(model, facts, ranges, wish):
+    for survey in surveys(model, ranges, wish):
         float_nodes += len(survey.nodes)
         decisions.extend(_decide(survey))
         in_range.update(_in_range(survey))
@@ -73,7 +70,7 @@ def _in_range(survey: Survey) -> Iterator[str]:
 
 
 def extend_plan(
-    model: Model, facts: Facts, plan: Plan, extra: Mapping[str, str], released: frozenset[str] = frozenset()
+    model: Model, plan: Plan, extra: Mapping[str, str], released: frozenset[str] = frozenset()
 ) -> Plan:
     """`plan` with more nodes in FP32, and without those of `released`; islands that meet merge.
 
@@ -89,7 +86,7 @@ def extend_plan(
 
     given = {d.key: d for d in left}
     decisions: list[Decision] = []
-    for survey in surveys(model, facts, {}, PrecisionRequest(plan.precision, plan.io)):
+    for survey in surveys(model, {}, PrecisionRequest(plan.precision, plan.io)):
         found: dict[int, Hazard] = {}
         for node in survey.nodes:
             key = node_key(survey.scope, node)
@@ -125,10 +122,10 @@ def unscaled_overflows(plan: Plan, ranges: RangesByTensor) -> dict[tuple[int, st
 
 
 def surveys(
-    model: Model, facts: Facts, ranges: RangesByTensor, settings: PrecisionRequest, *, tag: str = ""
+    model: Model, ranges: RangesByTensor, settings: PrecisionRequest, *, tag: str = ""
 ) -> Iterator[Survey]:
     """The survey of every graph of the model, in the order of `Facts.scopes`; `tag` is for edits."""
-    graphs = open_graphs(model, facts, tag=tag)
+    graphs = open_graphs(model, tag=tag)
     mixed = any(_computes_low(graph) for graph in graphs)
     made: dict[int, Survey] = {}
     for scope, graph in enumerate(graphs):

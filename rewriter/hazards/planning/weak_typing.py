@@ -19,7 +19,7 @@ from pathlib import Path
 from string import Template
 
 from rewriter.ir.model import Model, holds_graphs, walk_graphs, write_text
-from rewriter.ir.model.facts import FLOATS, Facts
+from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.plan import Plan, Repair, node_key
 
 UNSAFE = re.compile(r"[^A-Za-z0-9_./-]")
@@ -60,14 +60,14 @@ def named(model: Model) -> Model:
     return result
 
 
-def constraints(model: Model, facts: Facts, plan: Plan) -> tuple[Constraint, ...]:
+def constraints(model: Model, plan: Plan) -> tuple[Constraint, ...]:
     """The plan's nodes in FP32 and BF16, in the model's order.
 
     Args:
         model: As `named` gives it.
     """
     repairs: dict[str, Repair] = {d.key: d.repair for d in plan.decisions}
-    found = []
+    found, facts = [], model.facts()
     for scope, graph in enumerate(walk_graphs(model.proto.graph)):
         known = facts.main | facts.scopes[scope]
         for node in graph.node:
@@ -98,7 +98,7 @@ def python_code(wanted: Sequence[Constraint], model: str) -> str:
     return Template(code).substitute(model=model, rows=rows, flags=flags)
 
 
-def write(model: Model, facts: Facts, plan: Plan, path: Path) -> tuple[Path, Path]:
+def write(model: Model, plan: Plan, path: Path) -> tuple[Path, Path]:
     """Write the constraints beside the model's file: `x.trtexec.txt` and `x_constraints.py` for `x.onnx`.
 
     Args:
@@ -107,7 +107,7 @@ def write(model: Model, facts: Facts, plan: Plan, path: Path) -> tuple[Path, Pat
     Raises:
         OutputError: they cannot be written.
     """
-    wanted = constraints(model, facts, plan)
+    wanted = constraints(model, plan)
     trtexec = path.with_name(f"{path.stem}.trtexec.txt")
     python = path.with_name(re.sub(r"\W", "_", path.stem) + "_constraints.py")  # it must be importable
     write_text(trtexec_arguments(wanted) + "\n", trtexec, "the constraints")

@@ -19,7 +19,6 @@ from rewriter.ir.graph.nodes import all_names, attribute, casts_floats, fresh_na
 from rewriter.ir.graph.ops import CONTROL_FLOW, VALUE_PRESERVING
 from rewriter.ir.graph.typed_tensors import Tensors
 from rewriter.ir.model import Model, holds_graphs, subgraphs
-from rewriter.ir.model.facts import Facts
 from rewriter.ir.model.schemas import (
     EXCHANGEABLE,
     TypeRule,
@@ -27,6 +26,7 @@ from rewriter.ir.model.schemas import (
     set_type_attributes,
     type_rules,
 )
+from rewriter.ir.model.tensors import Facts
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TypeRequest:
     cast_bytes: float = math.inf
 
 
-def retype(model: Model, facts: Facts, request: TypeRequest) -> Model:
+def retype(model: Model, request: TypeRequest) -> Model:
     """Returns a copy of the model with the types of `request`.
 
     Only FP32, FP16 and BF16 are exchanged. Nodes without a schema, and nodes with a tensor of unknown
@@ -74,7 +74,7 @@ def retype(model: Model, facts: Facts, request: TypeRequest) -> Model:
     wanted = [
         own.get(v.name) or request.outputs.get(v.name, v.type.tensor_type.elem_type) for v in graph.output
     ]
-    _Walk(facts, request, result, all_names(graph)).graph(graph, None, wanted)
+    _Walk(model.facts(), request, result, all_names(graph)).graph(graph, None, wanted)
     return result
 
 

@@ -15,8 +15,8 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from rewriter.ir.graph.nodes import all_names, fresh_name
 from rewriter.ir.graph.view import GraphView
 from rewriter.ir.model import Model, holds_graphs, subgraphs
-from rewriter.ir.model.facts import Facts, Shape, TensorFacts
 from rewriter.ir.model.graphs import reads, refill, rename_reads, topological
+from rewriter.ir.model.tensors import Shape, TensorFacts
 
 TAG = "rewriter.pass"
 """Key of the node metadata that names the pass which made the node; Netron shows it."""
@@ -241,14 +241,14 @@ class GraphEditor(GraphView):
                     self.model.weights.pop(name, None)
 
 
-def open_graphs(model: Model, facts: Facts, tag: str = "") -> list[GraphEditor]:
+def open_graphs(model: Model, tag: str = "") -> list[GraphEditor]:
     """Editors for the main graph and every subgraph, outer ones first.
 
     Edit them in reverse order, each in a `with` block: an outer graph's commit copies its nodes, and
     with them the subgraphs as they are at that moment.
     """
     make = partial(GraphEditor, model, names=all_names(model.proto.graph), tag=tag)
-    return list(_opened(make, iter(facts.scopes), model.proto.graph, None, None))
+    return list(_opened(make, iter(model.facts().scopes), model.proto.graph, None, None))
 
 
 def _opened(
@@ -259,7 +259,7 @@ def _opened(
     owner: NodeProto | None,
 ) -> Iterator[GraphEditor]:
     """No closure: one that calls itself would keep the model until the next collection of garbage."""
-    editor = make(graph, next(scopes), parent=parent, owner=owner)
+    editor = make(graph, dict(next(scopes)), parent=parent, owner=owner)
     yield editor
     for node in graph.node:
         for child in subgraphs(node):

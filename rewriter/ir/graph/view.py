@@ -7,8 +7,8 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph.nodes import attribute, constant_value
 from rewriter.ir.model import Array, Model, holds_graphs
-from rewriter.ir.model.facts import Shape, TensorFacts
 from rewriter.ir.model.graphs import reads
+from rewriter.ir.model.tensors import Shape, TensorFacts
 
 
 class GraphView:

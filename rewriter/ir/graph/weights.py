@@ -14,8 +14,8 @@ from rewriter.ir.graph.match import back, optional_input, produced
 from rewriter.ir.graph.nodes import attribute, label
 from rewriter.ir.graph.view import GraphView
 from rewriter.ir.model import Array
-from rewriter.ir.model.facts import Shape
 from rewriter.ir.model.schemas import EXCHANGEABLE
+from rewriter.ir.model.tensors import Shape
 
 
 def is_quantised(graph: GraphView, tensor: str) -> bool:

@@ -12,7 +12,6 @@ from itertools import count
 import onnx
 from onnx import numpy_helper
 
-from rewriter.ir.model.facts import hand_on, infer
 from rewriter.ir.model.graphs import (
     reads,
     refill,
@@ -80,7 +79,7 @@ def _unique_names(proto: onnx.ModelProto) -> Iterator[str]:
 def _typed_outputs(model: Model) -> Iterator[str]:
     """Completes outputs by shape inference; what it does not know stays unknown."""
     outputs = [v for v in model.proto.graph.output if not _is_complete(v)]
-    known = infer(model).main if outputs else {}
+    known = model.facts().main if outputs else {}
     for value in outputs:
         facts = known.get(value.name)
         if facts is not None:
@@ -120,7 +119,7 @@ def with_lifted_weights(model: Model) -> Model:
     if not sum(_lift(result, graph) for graph in walk_graphs(result.proto.graph)):
         return model
     result.proto.ir_version = max(result.proto.ir_version, LEAST_IR)
-    hand_on(model, result)
+    result.set_facts(model.facts())
     return result
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ from onnx import numpy_helper
 
 from rewriter.ir.english import article
 from rewriter.ir.errors import ModelError
+from rewriter.ir.model.facts import contradiction, infer
 from rewriter.ir.model.graphs import (
     UNKNOWN_DOMAIN,
     isolate_unknown_ops,
     opsets_of,
     refill,
+    walk_graphs,
     walk_nodes,
 )
 from rewriter.ir.model.tensors import (
@@ -45,7 +49,7 @@ class Model:
         path: The file it was loaded from, for messages.
         external: True when that file kept weights in external data, the `files`; `save` then does, too.
         notes: A sentence for each thing that `load` mended.
-        inferred: A hash of the graph, and its facts (`facts.infer`).
+        inferred: A hash of the graph, and its facts.
     """
 
     proto: onnx.ModelProto
@@ -79,6 +83,52 @@ class Model:
     def size(self) -> int:
         """Bytes of the model with its weights."""
         return self.proto.ByteSize() + sum(a.nbytes for a in self.weights.values())
+
+    def facts(self, *, strict: bool = False) -> Facts:
+        """Types and shapes of all tensors, by shape inference, which no caller may edit.
+
+        The model keeps them, and so do its copies, until the graph changes.
+
+        Raises:
+            ModelError: with `strict`, types or shapes contradict each other; the message names the node.
+        """
+        digest = self._digest()
+        if self.inferred is None or self.inferred[0] != digest:
+            self.inferred = digest, infer(self.weightless(), self.path)
+        facts = self.inferred[1]
+        if strict and facts.contradiction:
+            raise contradiction(facts.contradiction, self.path)
+        return facts
+
+    def set_facts(self, facts: Facts) -> None:
+        """Gives the model facts that are known without inference; those of tensors that it lacks go."""
+        scopes = []
+        for scope, graph in zip(facts.scopes, walk_graphs(self.proto.graph), strict=True):
+            names = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+            names.update(name for node in graph.node for name in node.output)
+            scopes.append({name: tensor for name, tensor in scope.items() if name in names})
+        self.inferred = self._digest(), Facts(scopes, facts.contradiction)
+
+    def _digest(self) -> bytes:
+        """Identifies the graph and its small constants; the values of detached weights have no influence."""
+        digest = blake2b(self.proto.SerializeToString())
+        digest.update("\0".join(self.weights).encode("utf-8", "surrogateescape"))
+        return digest.digest()
+
+    def at_sizes(self, sample: Mapping[str, Array]) -> Model:
+        """A copy whose inputs have the shapes of a sample: for estimates of work, as a rewrite holds for all.
+
+        Args:
+            sample: Arrays by name of an input; other inputs stay as they are declared.
+        """
+        sized = self.copy()
+        del sized.proto.graph.value_info[:]  # they are of all shapes
+        for value in sized.proto.graph.input:
+            if value.name in sample:
+                dims = value.type.tensor_type.shape.dim
+                for dim, size in zip(dims, np.shape(sample[value.name]), strict=False):
+                    dim.dim_value = size
+        return sized
 
     def copy(self) -> Model:
         """An independent model; the weights' arrays are shared, for they are read-only."""

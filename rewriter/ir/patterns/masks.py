@@ -13,7 +13,7 @@ from rewriter.ir.graph import GraphEditor, attribute, label, reached
 from rewriter.ir.graph.match import produced
 from rewriter.ir.graph.ops import VIEWS
 from rewriter.ir.model import Array
-from rewriter.ir.model.facts import FLOATS
+from rewriter.ir.model.tensors import FLOATS
 
 FP16_MAX = 65504.0
 """Largest finite binary16 number (IEEE 754-2019, table 3.5); a mask constant is at least as large."""

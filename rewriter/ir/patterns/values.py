@@ -9,7 +9,7 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph import GraphEditor, GraphView, attribute, label
 from rewriter.ir.graph.match import produced
-from rewriter.ir.model.facts import FLOATS
+from rewriter.ir.model.tensors import FLOATS
 
 _WIDTH: dict[int, int] = {
     TensorProto.BFLOAT16: 1,

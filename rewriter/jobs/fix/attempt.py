@@ -13,7 +13,6 @@ from rewriter.hazards.planning.planner import unscaled_overflows
 from rewriter.ir.base import Pass
 from rewriter.ir.graph.ops import TENSOR_CORE
 from rewriter.ir.model import Model
-from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.plan import Plan, Range
 from rewriter.jobs.fix.causes import Cause, causes, folded_statistics, fused_norms
 from rewriter.jobs.fix.job import FixJob
@@ -169,8 +168,7 @@ def estimated_us(made: Attempt, subject: Subject) -> tuple[float, float, float]:
     """
     if not subject.judge.samples:
         return math.inf, math.inf, math.inf
-    facts = tensor_facts.at_sizes(made.measured.model, subject.judge.samples[0])
-    prices = priced(made.measured.model, facts, made.job.target)
+    prices = priced(made.measured.model.at_sizes(subject.judge.samples[0]), made.job.target)
     broken = fsum(attention.us for attention in prices.attentions)
     fp32 = fsum(prices.base.values()) + fsum(prices.own.values()) + broken
     if made.plan is None:

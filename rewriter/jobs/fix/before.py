@@ -16,7 +16,6 @@ from rewriter.hazards.types import generated, no_lower_type
 from rewriter.ir.errors import RewriterError
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, Model, walk_graphs
-from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.plan import Precision, node_key
 from rewriter.jobs.fix.attempt import Attempt
 from rewriter.jobs.fix.making import Subject
@@ -88,7 +87,7 @@ def side_by_side(made: Attempt, subject: Subject) -> SideBySide | None:
 
     def emulated(name: str, wide: Model, low: Model) -> Emulated:
         nodes = diverge(wide, low, [sample], accumulation)
-        model = emulation(low, tensor_facts.infer(low), accumulation, tf32=True)
+        model = emulation(low, accumulation, tf32=True)
         (outputs,) = run_all(model, [as_declared(low, sample)])
         return Emulated(name, outputs, {node.tensor: node.total for node in nodes})
 
@@ -104,9 +103,9 @@ def side_by_side(made: Attempt, subject: Subject) -> SideBySide | None:
 
 def _lowered(original: Model, precision: Precision) -> Model:
     model = inlined(original)
-    low, facts = LOW_TYPES[precision], tensor_facts.infer(model)
+    low = LOW_TYPES[precision]
     model = _with_infinities(model, LARGEST[low])
-    seen = list(surveys(model, facts, {}, PrecisionRequest(precision)))
+    seen = list(surveys(model, {}, PrecisionRequest(precision)))
     kept = {
         node_key(survey.scope, hazard.node)
         for survey in seen
@@ -122,7 +121,7 @@ def _lowered(original: Model, precision: Precision) -> Model:
     def node_type(scope: int, node: NodeProto) -> int:
         return LOW_TYPES["fp32"] if node_key(scope, node) in kept else low
 
-    return retype(model, facts, TypeRequest(node_type, tag="before"))
+    return retype(model, TypeRequest(node_type, tag="before"))
 
 
 def _with_infinities(model: Model, largest: float) -> Model:

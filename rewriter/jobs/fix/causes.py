@@ -21,7 +21,6 @@ from rewriter.ir.graph import label
 from rewriter.ir.graph.editor import made_by
 from rewriter.ir.graph.ops import ROW_NORMS
 from rewriter.ir.model import Model, walk_graphs
-from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.plan import Decision, NormHazard, Plan, Range
 from rewriter.pipeline.driver import PassResult
 
@@ -74,7 +73,7 @@ def folded_statistics(original: Model, rewritten: Model) -> tuple[Cause, ...]:
     left = {n.output[0] for g in walk_graphs(rewritten.proto.graph) for n in g.node if n.op_type == BATCH}
     if not any(n.op_type == BATCH for g in walk_graphs(original.proto.graph) for n in g.node):
         return ()
-    seen = surveys(original, tensor_facts.infer(original), {}, PrecisionRequest("fp16"))
+    seen = surveys(original, {}, PrecisionRequest("fp16"))
     found = [h for survey in seen for h in batch_statistics(survey) if h.node.output[0] not in left]
     if not found:
         return ()

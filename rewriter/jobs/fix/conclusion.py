@@ -8,7 +8,6 @@ from functools import partial
 from typing import Literal
 
 from rewriter.ir.base import Stage
-from rewriter.ir.model import facts as tensor_facts
 from rewriter.jobs.fix.attempt import Attempt, Result
 from rewriter.jobs.fix.job import FixJob
 from rewriter.judge.verdict import ADVICE, GOALS, ORIGINAL, Check, Verdict, deciding
@@ -59,7 +58,7 @@ def conclude(job: FixJob, result: Result) -> Conclusion:
     """
     made, checks = result.made, result.made.checks
     if made.plan is None:
-        lowered = precision_of(tensor_facts.infer(made.fixed)) != "fp32"
+        lowered = precision_of(made.fixed) != "fp32"
     else:
         lowered = not made.all_fp32 and made.plan.float_nodes > 0
     ended = partial(Conclusion, remarks=tuple(_remarks(job, result)), lowered=lowered)

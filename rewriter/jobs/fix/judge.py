@@ -13,7 +13,6 @@ from typing import Any
 from rewriter.ir.base import Pass
 from rewriter.ir.errors import EngineError
 from rewriter.ir.model import Array, Model, load, save
-from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.stopwatch import Stopwatch, interrupt_handled
 from rewriter.ir.plan import Plan
 from rewriter.judge.arithmetic_checks import (
@@ -148,7 +147,7 @@ class Judge:
         if not engine.exists():
             return checks, None
         if self.settings is not None:
-            precision = precision_of(tensor_facts.infer(fixed)) if plan is None else plan.precision
+            precision = precision_of(fixed) if plan is None else plan.precision
             with self.stage("run"):
                 start, variant = time.perf_counter(), self.variant(fixed, path, folder / "samples", engine)
                 (outcome,) = measure([variant], self.settings, folder)
@@ -244,7 +243,7 @@ class Judge:
         """Builds the file of a model; the engine is kept in `engine`, if that is given."""
         in_range = plan.norms_in_range if plan is not None else frozenset[str]()
         with self.stage("build"):
-            expected = expectation(fixed, tensor_facts.infer(fixed), in_range)
+            expected = expectation(fixed, in_range)
             return check_build(path, expected, self._build_options(engine), self.timeout_s)
 
     def run_check(

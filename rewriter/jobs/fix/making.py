@@ -14,7 +14,6 @@ from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Context, Kept, Pass, Rescaled
 from rewriter.ir.graph import label
 from rewriter.ir.model import Model, walk_graphs
-from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.stopwatch import Stopwatch
 from rewriter.ir.plan import Plan, node_key
 from rewriter.jobs.fix.job import FixJob
@@ -122,11 +121,9 @@ class Making:
         """Measures the ranges of every tensor on the samples."""
         stage, samples = self.subject.stage, self.subject.samples
         with stage("ranges"):
-            widened = reference(model, tensor_facts.infer(model))
             ranges = measure(
-                widened,
+                reference(model),
                 samples,
-                tensor_facts.infer(widened),
                 progress=lambda done: stage.progress("ranges", done, len(samples)),
             )
         ranges.real = samples.source.real
@@ -150,14 +147,13 @@ class Making:
         """Returns the user's plan, or the rules' plan for the measured ranges."""
         job = self.job
         with self.subject.stage("plan"):
-            facts = tensor_facts.infer(structured)
             if job.plan is not None:
                 named = isinstance(job.request.plan, (str, os.PathLike))
-                return fit(structured, facts, job.plan, str(job.request.plan) if named else "the plan")
+                return fit(structured, job.plan, str(job.request.plan) if named else "the plan")
             real = self.subject.samples.source.real
-            plan = make_plan(structured, facts, ranges, job.wish, real=real)
+            plan = make_plan(structured, ranges, job.wish, real=real)
             released = {d.key for d in plan.decisions if d.rule in job.released}
-            plan = extend_plan(structured, facts, plan, {}, frozenset(released))
+            plan = extend_plan(structured, plan, {}, frozenset(released))
         self.warnings.extend(_unmatched(job.wish, plan, structured))
         if job.wish.epilogues != "none" and job.wish.precision == "fp16":
             self.warnings.extend(free_fp32.refusals(job.target))

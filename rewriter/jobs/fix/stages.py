@@ -19,9 +19,8 @@ from rewriter.hazards.survey import LOW_TYPES
 from rewriter.ir.base import Stage
 from rewriter.ir.errors import ArithmeticRunError, NativeError
 from rewriter.ir.model import Array, Model, load, save
-from rewriter.ir.model import facts as tensor_facts
-from rewriter.ir.model.facts import FLOATS
 from rewriter.ir.model.stopwatch import Stopwatch
+from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.plan import io_type, plan_file
 from rewriter.jobs.fix import loop
 from rewriter.jobs.fix.attempt import Attempt, Result, explained
@@ -108,8 +107,7 @@ def run(job: FixJob) -> FixResult:
         elif request.save_plan is not None and made.plan is not None:
             plan_file.write(made.plan, Path(request.save_plan))
         if job.weak_typing and result.output is not None and made.plan is not None:
-            facts = tensor_facts.infer(fixed)
-            result.constraints, python = weak_typing.write(fixed, facts, made.plan, result.output)
+            result.constraints, python = weak_typing.write(fixed, made.plan, result.output)
             result.warnings.append(
                 f"weak typing: {result.output} is FP32; build it with trtexec and the arguments in "
                 f"{result.constraints}, or with the code in {python}, which finds all layers of a node that "
@@ -212,7 +210,7 @@ def _judged(
     """
     last, start = len(samples) - 1, time.process_time()
     first = expected_outputs(original, [samples.feeds(last)])
-    cost = RunCost.of(original, tensor_facts.infer(original), time.process_time() - start)
+    cost = RunCost.of(original, time.process_time() - start)
     if job.free_sums:  # FP16 sums that nobody asked for
         job = replace(job, accumulation=cost.sums(job.accumulation, CHECKED_S))
     places = [last, *range(min(last, cost.samples(job.accumulation, CHECKED_S, MOST_SAMPLES) - 1))]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from rewriter.hazards.planning.costs import products
 from rewriter.ir.graph.fusion import is_plain_transpose
 from rewriter.ir.model import Model
-from rewriter.ir.model.facts import Facts
 from rewriter.jobs.search.goal import Budget, Goal
 from rewriter.runtime.emulation import Accumulation
 
@@ -35,10 +34,10 @@ class RunCost:
     summed: float
 
     @classmethod
-    def of(cls, model: Model, facts: Facts, run_s: float) -> RunCost:
+    def of(cls, model: Model, run_s: float) -> RunCost:
         """The cost of a model whose original took `run_s` processor seconds for one sample."""
-        plain = _multiply_adds(model, facts)
-        ratio = _multiply_adds(model, facts, FP16_SUMS) / plain if plain else 1.0
+        plain = _multiply_adds(model)
+        ratio = _multiply_adds(model, FP16_SUMS) / plain if plain else 1.0
         return cls(run_s, run_s * ratio)
 
     def sums(self, requested: Accumulation, most_s: float) -> Accumulation:
@@ -51,9 +50,9 @@ class RunCost:
         return max(1, min(most, int(most_s // one))) if one else most
 
 
-def _multiply_adds(model: Model, facts: Facts, times: float = 1.0) -> float:
+def _multiply_adds(model: Model, times: float = 1.0) -> float:
     """Returns the multiply-adds of one inference; products with emulated FP16 sums count `times` as much."""
-    shapes = {name: found.shape for name, found in facts.main.items()}
+    shapes = {name: found.shape for name, found in model.facts().main.items()}
     return sum(
         products(node, shapes)[1] * (1.0 if is_plain_transpose(node) else times)
         for node in model.proto.graph.node

@@ -15,7 +15,6 @@ import numpy as np
 
 from rewriter.ir.base import Target
 from rewriter.ir.model import Array, Model
-from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.plan import Plan
 from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Found, Goal
@@ -68,22 +67,21 @@ def search(
     start = time.monotonic()
     if goal.metric == RELATIVE_L2 and selects_rows(original):
         goal = replace(goal, metric=DETECTIONS)  # rows in another order differ in every element
-    feeds, expected, facts = list(islice(samples, SAMPLES)), list[Outputs](), tensor_facts.infer(structured)
+    feeds, expected = list(islice(samples, SAMPLES)), list[Outputs]()
     one_sample = isinstance(goal, ErrorLimit) and goal.one_sample
     effort = Effort(len(feeds), accumulation, accumulation)
-    with Session(reference(original, tensor_facts.infer(original)), gpu=True) as session:
+    with Session(reference(original), gpu=True) as session:
         began = time.process_time()
         for sample in feeds:
             expected.append(session.run(sample))
             if len(expected) == 1 and not one_sample:
-                cost = RunCost.of(structured, facts, time.process_time() - began)
+                cost = RunCost.of(structured, time.process_time() - began)
                 effort = affordable(goal, cost, len(feeds), accumulation)
             if len(expected) == effort.samples:
                 break
     places = [_strongest(expected)] if one_sample else range(len(expected))
     trials = Trials(
         structured,
-        facts,
         [feeds[place] for place in places],
         [expected[place] for place in places],
         plan,

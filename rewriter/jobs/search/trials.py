@@ -29,8 +29,6 @@ from rewriter.ir.graph.casts import retype
 from rewriter.ir.graph.fusion import conv_depth, elementwise_after, kernel_results, reduces
 from rewriter.ir.graph.ops import ELEMENTWISE
 from rewriter.ir.model import Array, Model
-from rewriter.ir.model import facts as tensor_facts
-from rewriter.ir.model.facts import Facts
 from rewriter.ir.plan import Plan, node_key
 from rewriter.jobs.search.goal import Found, Goal
 from rewriter.judge.expected import as_declared
@@ -72,7 +70,6 @@ class Trials:
     """
 
     model: Model
-    facts: Facts
     samples: Sequence[Sample]
     expected: Sequence[Mapping[str, Array]]
     plan: Plan
@@ -88,13 +85,13 @@ class Trials:
     @cached_property
     def prices(self) -> Prices:
         """Recorded costs of the model's nodes, at the shapes of the first sample."""
-        return priced(self.model, tensor_facts.at_sizes(self.model, self.samples[0]), self.target)
+        return priced(self.model.at_sizes(self.samples[0]), self.target)
 
     def plan_of(self, added: Candidate) -> Plan:
         """Returns the rules' plan with more nodes in FP32, islands merged."""
         if added not in self._plans:
             extra = dict.fromkeys(sorted(added), self.reason)
-            self._plans[added] = extend_plan(self.model, self.facts, self.plan, extra)
+            self._plans[added] = extend_plan(self.model, self.plan, extra)
         return self._plans[added]
 
     def value(self, added: Candidate) -> float:
@@ -106,7 +103,7 @@ class Trials:
         if plan.fp32 not in self._values:
             self.count += 1
             lowered = self._lowered(plan)
-            model = emulation(lowered, tensor_facts.infer(lowered), self.accumulation, tf32=True)
+            model = emulation(lowered, self.accumulation, tf32=True)
             with Session(model) as session:
                 values = [
                     self.metric.worst(expected, session.run(as_declared(lowered, sample)))
@@ -116,7 +113,7 @@ class Trials:
         return self._values[plan.fp32]
 
     def _lowered(self, plan: Plan) -> Model:
-        return retype(self.model, self.facts, request(self.model, plan, ""))
+        return retype(self.model, request(self.model, plan, ""))
 
     def latency_us(self, added: Candidate) -> float:
         """Returns the estimated time of a candidate's plan."""
@@ -166,7 +163,7 @@ class Trials:
             key, read = node_key(0, node), [tensors[name] for name in node.input if name in tensors]
             if key not in measured and read:
                 errors[key] = max(read)
-            weight = self.facts.main.get(node.input[1]) if node.op_type == "Conv" else None
+            weight = self.model.facts().main.get(node.input[1]) if node.op_type == "Conv" else None
             if self.ranking_sums == "fp32" and weight is not None and weight.shape is not None:
                 sizes = [size if isinstance(size, int) else 1 for size in weight.shape]
                 errors[key] = math.hypot(errors.get(key, 0.0), sum_error(conv_depth(node, sizes)))
@@ -201,7 +198,7 @@ class Trials:
     def _survey(self) -> Survey:
         """The main graph as the hazard rules see it, without ranges."""
         wanted = PrecisionRequest(self.plan.precision, self.plan.io)
-        return next(iter(surveys(self.model, self.facts, {}, wanted)))
+        return next(iter(surveys(self.model, {}, wanted)))
 
     @cached_property
     def _in_attention(self) -> frozenset[str]:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from rewriter.ir.errors import EngineError, UsageError
 from rewriter.ir.model import Array, Model, save
-from rewriter.ir.model import facts as tensor_facts
 from rewriter.ir.model.stopwatch import LASTING, Progress
 from rewriter.judge.expected import as_declared
 from rewriter.judge.locate.bisection import TOLERANCE, Bisection, LocateOptions
@@ -152,15 +151,14 @@ def locate_by_emulation(
 
 
 def _prepared(original: Model, other: Model, samples: Iterable[Mapping[str, Array]]) -> tuple[Exact, Lineup]:
-    facts = tensor_facts.infer(original)
-    lineup = line_up(original, other, (facts, tensor_facts.infer(other)))
+    lineup = line_up(original, other)
     if not lineup.tensors:
         raise UsageError(
             "the two models have no float tensor of one name and shape in common",
             where=str(other.path) if other.path else None,
             hint="give the model that the other one was made from; the tensors must have kept their names",
         )
-    return Exact(reference(original, facts), samples, between(original, other)), lineup
+    return Exact(reference(original), samples, between(original, other)), lineup
 
 
 @dataclass(frozen=True)

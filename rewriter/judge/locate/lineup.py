@@ -8,8 +8,8 @@ from functools import cached_property
 
 from rewriter.ir.graph import label, reads
 from rewriter.ir.model import Model
-from rewriter.ir.model.facts import FLOATS, Facts
 from rewriter.ir.model.schemas import logical_name
+from rewriter.ir.model.tensors import FLOATS, TensorFacts
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,12 @@ class Lineup:
         return chain
 
 
-def line_up(original: Model, other: Model, facts: tuple[Facts, Facts]) -> Lineup:
+def line_up(original: Model, other: Model) -> Lineup:
     """Matches tensors of the main graphs by name, or by the name before their type changed.
 
     Constants, and tensors computed from constants alone, are skipped.
-
-    Args:
-        facts: Facts of `original` and of `other`.
     """
+    mine, yours = original.facts().main, other.facts().main
     exact = {name for node in original.proto.graph.node for name in node.output if name}
     varying: dict[str, frozenset[int]] = {port.name: frozenset() for port in other.signature.inputs}
     found: list[SharedTensor] = []
@@ -90,14 +88,13 @@ def line_up(original: Model, other: Model, facts: tuple[Facts, Facts]) -> Lineup
         for name in node.output:
             match = name if name in exact else logical_name(name)
             varying[name] = parents
-            if name and match in exact and _comparable(facts, match, name):
+            if name and match in exact and _comparable(mine.get(match), yours.get(name)):
                 varying[name] = frozenset({len(found)})
                 found.append(SharedTensor(name, match, label(node), node.op_type, tuple(sorted(parents))))
     return Lineup(tuple(found))
 
 
-def _comparable(facts: tuple[Facts, Facts], exact: str, name: str) -> bool:
-    mine, yours = facts[0].main.get(exact), facts[1].main.get(name)
+def _comparable(mine: TensorFacts | None, yours: TensorFacts | None) -> bool:
     if mine is None or yours is None or not {mine.dtype, yours.dtype} <= FLOATS:
         return False
     if mine.shape is None or yours.shape is None:

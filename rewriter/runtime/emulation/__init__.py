@@ -16,7 +16,6 @@ from onnx import TensorProto
 from rewriter.ir.graph import casts_to
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Model, walk_nodes
-from rewriter.ir.model.facts import Facts
 from rewriter.ir.model.schemas import EXCHANGEABLE
 from rewriter.runtime.emulation.accumulate import accumulate_in_fp16
 from rewriter.runtime.emulation.local_functions import FIRST_OPSET, multiply_by_reciprocals
@@ -33,27 +32,25 @@ LARGE_WEIGHTS = 2**28
 """Bytes of weights from which a copy of them in FP32 counts more than the time of Casts in each run."""
 
 
-def reference(model: Model, facts: Facts) -> Model:
+def reference(model: Model) -> Model:
     """`model` with every FP16 and BF16 tensor in FP32; its inputs keep their types, outputs are FP32.
 
     Casts that round on purpose (FP32 to FP16 and back) stay. A model that is all FP32 is returned itself.
     """
-    if _is_fp32(model, facts):
+    if _is_fp32(model):
         return model
-    return retype(model, facts, _all_fp32(model, rounding=False))
+    return retype(model, _all_fp32(model, rounding=False))
 
 
-def rounded(model: Model, facts: Facts) -> Model:
+def rounded(model: Model) -> Model:
     """`reference`, with every tensor rounded that `model` has in FP16 or BF16.
 
     That is the model as its file states it, whatever kernels compute: a structural rewrite must keep it.
     """
-    return retype(model, facts, _all_fp32(model, rounding=True))
+    return retype(model, _all_fp32(model, rounding=True))
 
 
-def emulation(
-    model: Model, facts: Facts, accumulation: Accumulation = "fp32", *, tf32: bool = False
-) -> Model:
+def emulation(model: Model, accumulation: Accumulation = "fp32", *, tf32: bool = False) -> Model:
     """`rounded`, with the arithmetic of TensorRT's kernels where that is known to differ.
 
     Operators compute in FP32 inside and round once, as TensorRT was measured to do for normalisations and
@@ -64,13 +61,13 @@ def emulation(
             It costs several times the run time.
         tf32: Round the operands of products of FP32 tensors to TF32, as Tensor Cores do.
     """
-    found = find_product_sums(model, facts)
-    emulated = retype(model, facts, replace(_all_fp32(model, rounding=True), exact=found.exact))
-    multiply_by_reciprocals(emulated, model, facts)
+    found = find_product_sums(model)
+    emulated = retype(model, replace(_all_fp32(model, rounding=True), exact=found.exact))
+    multiply_by_reciprocals(emulated, model)
     if tf32:
-        round_to_tf32(emulated, model, facts)
+        round_to_tf32(emulated, model)
     if accumulation == "fp16":
-        accumulate_in_fp16(emulated, model, facts, found)
+        accumulate_in_fp16(emulated, model, found)
     return emulated
 
 
@@ -81,8 +78,9 @@ def sums(model: Model, accumulation: Accumulation) -> str:
     return f"FP32, as FP16 sums are emulated from opset {FIRST_OPSET} on and the model has {model.opset}"
 
 
-def _is_fp32(model: Model, facts: Facts) -> bool:
+def _is_fp32(model: Model) -> bool:
     """True if no tensor is FP16 or BF16, and no Cast from FP32 to FP32."""
+    facts = model.facts()
     types = {tensor.dtype for scope in facts.scopes for tensor in scope.values()}
     if not types.isdisjoint(EXCHANGEABLE - {TensorProto.FLOAT}):
         return False

@@ -19,8 +19,8 @@ from rewriter.ir.graph import attribute
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.product_kernels import sums_in_fp32, taps_apart
 from rewriter.ir.model import Model
-from rewriter.ir.model.facts import Facts, Shape
 from rewriter.ir.model.graphs import refill
+from rewriter.ir.model.tensors import Shape
 from rewriter.runtime.emulation.local_functions import declare, paired
 from rewriter.runtime.emulation.product_sums import ProductSums
 
@@ -144,7 +144,7 @@ def sum_error(depth: int) -> float:
     return ONE_ROUNDING * math.sqrt(depth / CHUNK / 2)
 
 
-def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, sums: ProductSums) -> None:
+def accumulate_in_fp16(emulated: Model, given: Model, sums: ProductSums) -> None:
     """Give the FP16 MatMul, Gemm and Conv nodes of an emulation FP16 accumulators.
 
     The accumulators stay FP32 in products of `sums.summed`, in those that run without Tensor Cores
@@ -154,9 +154,9 @@ def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, sums: Produc
     Args:
         emulated: The result of `retype` on `given` with rounding, which has the same nodes of these
             operators in the same order; changed in place.
-        facts: Of `given`.
         sums: How each product sums.
     """
+    facts = given.facts()
     for scope, graph, pairs in paired(given, emulated, SPLIT):
         tensors = facts.main | facts.scopes[scope]
         chosen: dict[int, tuple[Shape, int]] = {}  # the second operand's shape, and a MatMul's chunk

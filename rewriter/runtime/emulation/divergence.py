@@ -18,8 +18,6 @@ from onnx import NodeProto, TensorProto, helper
 
 from rewriter.ir.graph import casts_to, label, reads
 from rewriter.ir.model import Array, Model, refill
-from rewriter.ir.model import facts as tensor_facts
-from rewriter.ir.model.facts import Facts
 from rewriter.ir.model.graphs import rename_reads
 from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import node_key
@@ -74,10 +72,9 @@ class SideBySide:
         narrowed: The FP16 and BF16 tensors of its roundings, each with the tensor that is rounded.
     """
 
-    def __init__(
-        self, original: Model, emulated: Model, facts: Facts, exponents: Mapping[str, int] = UNSCALED
-    ) -> None:
-        self.original, self.emulated, self.facts = original, emulated, facts
+    def __init__(self, original: Model, emulated: Model, exponents: Mapping[str, int] = UNSCALED) -> None:
+        self.original, self.emulated = original, emulated
+        self.facts = original.facts().main
         self.nodes: list[NodeProto] = []
         self.rows: list[tuple[NodeError, Norms]] = []
         graph, other = original.proto.graph, emulated.proto.graph
@@ -165,7 +162,7 @@ class SideBySide:
 
     def _dtype(self, name: str) -> int:
         """Element type of a tensor of the original; 0 if it is not known."""
-        found = self.facts.main.get(name)
+        found = self.facts.get(name)
         return found.dtype if found is not None else 0
 
     def _border(self, node: NodeProto) -> str:
@@ -259,13 +256,7 @@ def diverge(
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run one of the two.
     """
-    exact = reference(original, tensor_facts.infer(original))
-    pair = SideBySide(
-        exact,
-        emulation(fixed, tensor_facts.infer(fixed), accumulation, tf32=True),
-        tensor_facts.infer(exact),
-        exponents,
-    )
+    pair = SideBySide(reference(original), emulation(fixed, accumulation, tf32=True), exponents)
     squares = np.zeros((len(pair.rows), 3))
     with Session(pair.model) as session:
         for sample in samples:

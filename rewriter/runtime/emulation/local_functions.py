@@ -16,7 +16,6 @@ from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.graph.fusion import rounded_reciprocal
 from rewriter.ir.model import Model, walk_graphs, walk_nodes
-from rewriter.ir.model.facts import Facts
 
 FIRST_OPSET, _LEAST_IR = 13, 8
 """The operators as the functions use them; local functions."""
@@ -54,14 +53,13 @@ def declare(model: Model, domain: str, *texts: str) -> None:
         proto.functions.append(onnx.parser.parse_function(text.replace("OPSET", str(model.opset))))
 
 
-def multiply_by_reciprocals(emulated: Model, given: Model, facts: Facts) -> None:
+def multiply_by_reciprocals(emulated: Model, given: Model) -> None:
     """Turn the FP16 divisions of `given` by constants into products in `emulated`.
 
     Args:
         emulated: The result of `retype` on `given`, with the same Div nodes; changed in place.
-        facts: Of `given`.
     """
-    graphs = open_graphs(given, facts)
+    graphs = open_graphs(given)
     for scope, graph, pairs in paired(given, emulated, frozenset({"Div"})):
         source = graphs[scope]
         read = _computed_with(source.graph)

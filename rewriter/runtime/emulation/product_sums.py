@@ -23,7 +23,6 @@ from rewriter.ir.graph.fusion import (
 )
 from rewriter.ir.graph.ops import ELEMENTWISE, PRODUCTS, ROW_NORMS, SCALING
 from rewriter.ir.model import Model, walk_graphs
-from rewriter.ir.model.facts import Facts
 
 
 class TypedGraph(GraphView):
@@ -115,11 +114,12 @@ class ProductSums:
     fused: Names = field(default_factory=frozenset)
 
 
-def find_product_sums(model: Model, facts: Facts) -> ProductSums:
+def find_product_sums(model: Model) -> ProductSums:
     """How the products of a model sum; the model has its final types."""
     summed: set[tuple[int, str]] = set()
     exact: set[tuple[int, str]] = set()
     fused: set[tuple[int, str]] = set()
+    facts = model.facts()
     for scope, proto in enumerate(walk_graphs(model.proto.graph)):
         graph = TypedGraph(model, proto, facts.main | facts.scopes[scope])
         taken = graph.products_taken_over()

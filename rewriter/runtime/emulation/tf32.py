@@ -15,8 +15,8 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 from rewriter.ir.graph.ops import LAYOUTS, TENSOR_CORE
 from rewriter.ir.graph.product_kernels import Operands, operands_of
 from rewriter.ir.model import Model, walk_graphs
-from rewriter.ir.model.facts import Facts, TensorFacts
 from rewriter.ir.model.graphs import refill
+from rewriter.ir.model.tensors import TensorFacts
 from rewriter.runtime.emulation.local_functions import declare, paired
 
 DOMAIN = "rewriter.tf32"
@@ -58,7 +58,7 @@ _CUT_OFF = f"""
     }}"""
 
 
-def round_to_tf32(emulated: Model, given: Model, facts: Facts) -> None:
+def round_to_tf32(emulated: Model, given: Model) -> None:
     """Round the operands of the matrix products that `given` computes in FP32.
 
     Operands that were FP16 keep every bit. Below opset 13 nothing is rounded.
@@ -66,9 +66,8 @@ def round_to_tf32(emulated: Model, given: Model, facts: Facts) -> None:
     Args:
         emulated: The result of `retype` on `given`, which has the same nodes of these operators in the same
             order; changed in place.
-        facts: Of `given`.
     """
-    graphs = list(walk_graphs(given.proto.graph))
+    graphs, facts = list(walk_graphs(given.proto.graph)), given.facts()
     for scope, graph, pairs in paired(given, emulated, TENSOR_CORE):
         chosen = _chosen(graphs[scope], pairs, facts.main | facts.scopes[scope])
         if chosen:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from rewriter.ir.model.facts import Facts
+from rewriter.ir.model import Model
 
 RELATIVE_L2 = "relative-l2"
 """The default metric."""
@@ -55,19 +55,19 @@ TOLERANCES = {
 """Largest error of a sound model, by the precision of its arithmetic."""
 
 
-def precision_of(facts: Facts) -> str:
+def precision_of(model: Model) -> str:
     """`bf16`, `fp16` or `fp32`: the coarsest type of a model's tensors."""
-    types = {tensor.dtype for scope in facts.scopes for tensor in scope.values()}
+    types = {tensor.dtype for scope in model.facts().scopes for tensor in scope.values()}
     if TensorProto.BFLOAT16 in types:
         return "bf16"
     return "fp16" if TensorProto.FLOAT16 in types else "fp32"
 
 
-def default_tolerance(facts: Facts, *, tf32: bool) -> Tolerance:
-    """The tolerance for a model of these types.
+def default_tolerance(model: Model, *, tf32: bool) -> Tolerance:
+    """The tolerance for a model.
 
     Args:
         tf32: True if FP32 may be rounded to TF32.
     """
-    precision = precision_of(facts)
+    precision = precision_of(model)
     return TOLERANCES["tf32" if precision == "fp32" and tf32 else precision]

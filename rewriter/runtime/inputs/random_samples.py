@@ -13,7 +13,6 @@ from rewriter.ir.errors import InputsError
 from rewriter.ir.graph import GraphEditor, attribute, open_graphs, reached
 from rewriter.ir.graph.ops import VIEWS
 from rewriter.ir.model import Array, Model, Port
-from rewriter.ir.model import facts as tensor_facts
 from rewriter.runtime.inputs.samples import NO_NUMBERS, Sample, Samples, check_shape, no_such_input
 
 BATCH, IMAGE_SIDE, LENGTH = 1, 224, 32
@@ -125,7 +124,7 @@ def table_sizes(model: Model) -> dict[str, int]:
     integers = [p.name for p in model.signature.inputs if p.dtype in (TensorProto.INT32, TensorProto.INT64)]
     if not integers:
         return {}
-    graph = open_graphs(model, tensor_facts.infer(model))[0]
+    graph = open_graphs(model)[0]
     found = {name: [_rows(graph, node) for node in _gathers(graph, name)] for name in integers}
     return {name: min(rows) for name, rows in found.items() if rows}
 

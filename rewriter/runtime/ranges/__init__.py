@@ -14,8 +14,8 @@ from onnx import NodeProto, helper
 
 from rewriter.ir.graph import constant_value, label
 from rewriter.ir.model import Array, Model, walk_graphs
-from rewriter.ir.model.facts import FLOATS, Facts
 from rewriter.ir.model.schemas import schema_of
+from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.plan import Range
 from rewriter.runtime.engines.onnxruntime import Session, qualified
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
@@ -46,7 +46,6 @@ class Ranges(dict[Key, Range]):
 def measure(
     model: Model,
     samples: Iterable[Mapping[str, Array]],
-    facts: Facts,
     *,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Ranges:
@@ -55,15 +54,14 @@ def measure(
     Args:
         model: Computes in FP32; see `emulation.reference`.
         samples: Feeds; one is in memory at a time.
-        facts: Of `model`.
         progress: Called with the number of samples done.
 
     Raises:
         ArithmeticRunError: a sample fails to run; the message names the node.
     """
     ranges = Ranges(constant_ranges(model))
-    unsupported = _Unsupported(model, facts)
-    probe, session = _open(model, facts, unsupported)
+    unsupported = _Unsupported(model)
+    probe, session = _open(model, unsupported)
     ranges.unsupported = tuple(sorted(unsupported.ops))
     size = len(probe.keys)
     highs, lows, means, runs = np.full(size, -np.inf), np.full(size, np.inf), np.zeros(size), np.zeros(size)
@@ -83,10 +81,10 @@ def measure(
     return ranges
 
 
-def _open(model: Model, facts: Facts, unsupported: _Unsupported) -> tuple[Instrumented, Session | None]:
+def _open(model: Model, unsupported: _Unsupported) -> tuple[Instrumented, Session | None]:
     """The instrumented model without operators that have no kernel; no session if nothing is left."""
     while True:
-        probe = instrument(model, facts, unsupported)
+        probe = instrument(model, unsupported)
         if not probe.keys:
             return probe, None
         try:
@@ -138,10 +136,10 @@ class _Unsupported:
         ops: The names of those that occurred.
     """
 
-    def __init__(self, model: Model, facts: Facts) -> None:
+    def __init__(self, model: Model) -> None:
         self.ops: set[str] = set()
         self._model = model
-        self._facts = facts
+        self._facts = model.facts()
         self._functions = {(f.domain, f.name) for f in model.proto.functions}
         self._refused: set[tuple[str, tuple[int, ...] | None]] = set()
 

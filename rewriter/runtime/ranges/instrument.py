@@ -17,8 +17,8 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 from rewriter.ir.graph import attribute, reads
 from rewriter.ir.graph.ops import SAME_VALUES
 from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, holds_graphs, subgraphs, walk_graphs
-from rewriter.ir.model.facts import FLOATS, Facts
 from rewriter.ir.model.graphs import refill
+from rewriter.ir.model.tensors import FLOATS, Facts
 from rewriter.runtime.ranges.reductions import Emitter, Key, Pack, Reductions, joined
 
 _WIDENING = {
@@ -65,14 +65,14 @@ class Instrumented:
         return tuple(np.concatenate(column) for column in columns)
 
 
-def instrument(model: Model, facts: Facts, refuses: Refuses) -> Instrumented:
+def instrument(model: Model, refuses: Refuses) -> Instrumented:
     """A copy of `model` that computes statistics instead of its outputs.
 
     Nodes of the main graph that `refuses` accepts are left out, with nodes that contain or depend on one.
     """
     result = model.copy()
     graph = result.proto.graph
-    run = _Run(facts, max(model.opset, 1))
+    run = _Run(model.facts(), max(model.opset, 1))
     packs = _Scope(run, graph, 0).instrument(_unreachable(graph, refuses))
     del graph.output[:]
     del graph.value_info[:]

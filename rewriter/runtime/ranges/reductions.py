@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.ir.model.facts import TensorFacts
+from rewriter.ir.model.tensors import TensorFacts
 
 Key = tuple[int, str]
 """Index of a graph in the order of `Facts.scopes`, and the tensor's name in it."""

@@ -11,7 +11,7 @@ from rewriter.ir.graph import GraphEditor, is_op, label
 from rewriter.ir.graph.match import along, back, other_operand
 from rewriter.ir.graph.ops import RESHAPES
 from rewriter.ir.model import Array
-from rewriter.ir.model.facts import Shape
+from rewriter.ir.model.tensors import Shape
 from rewriter.ir.patterns.values import origins, transparent
 
 

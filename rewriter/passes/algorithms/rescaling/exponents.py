@@ -9,7 +9,7 @@ from math import gcd
 from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph import GraphEditor, label, reads
-from rewriter.ir.model.facts import FLOATS
+from rewriter.ir.model.tensors import FLOATS
 from rewriter.passes.algorithms.rescaling.rules import Slot, relations
 
 Form = tuple[tuple[int, int], ...]
