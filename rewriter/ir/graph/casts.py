@@ -26,7 +26,7 @@ from rewriter.ir.model.schemas import (
     set_type_attributes,
     type_rules,
 )
-from rewriter.ir.model.tensors import Facts
+from rewriter.ir.model.tensors import Facts, TensorFacts
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,10 @@ def retype(model: Model, request: TypeRequest) -> Model:
     wanted = [
         own.get(v.name) or request.outputs.get(v.name, v.type.tensor_type.elem_type) for v in graph.output
     ]
-    _Walk(model.facts(), request, result, all_names(graph)).graph(graph, None, wanted)
+    walk = _Walk(model.facts(), request, result, all_names(graph))
+    walk.graph(graph, None, wanted)
+    if not request.plugins:  # their types add to what inference finds
+        result.set_facts(Facts(walk.scopes, walk.facts.contradiction))
     return result
 
 
@@ -86,12 +89,12 @@ class _Walk:
     request: TypeRequest
     model: Model
     names: set[str]
-    opened: int = 0
+    scopes: list[dict[str, TensorFacts]] = field(default_factory=list)
 
     def graph(self, graph: GraphProto, parent: Tensors | None, output_types: Sequence[int]) -> None:
         """Retypes one graph; `output_types` are the element types of its outputs, in order."""
-        scope = self.opened
-        self.opened += 1
+        scope = len(self.scopes)
+        self.scopes.append({})
         shared = self.model, self.names, self.request.tag, self.request.cast_bytes
         tensors = Tensors(*shared, graph, self.facts.scopes[scope], parent)
         outputs = zip(graph.output, output_types, strict=True)
@@ -112,7 +115,7 @@ class _Walk:
         for node in given:
             self._visit(tensors, scope, node, detours)
         tensors.finish_outputs()
-        tensors.write()
+        self.scopes[scope] = tensors.write()
 
     def _release_names(self, tensors: Tensors, nodes: Sequence[NodeProto]) -> None:
         """Frees the names of the Casts that will be removed: the same new Casts then get the same names."""
@@ -192,7 +195,7 @@ class _Walk:
             border = dtype if rules.can_follow else TensorProto.FLOAT
         self._read(tensors, node, [border or tensors.original_type(name) for name in node.input])
         for child in subgraphs(node):
-            facts = self.facts.scopes[self.opened]
+            facts = self.facts.scopes[len(self.scopes)]
             for value in child.input:
                 if border and value.name in facts and facts[value.name].dtype in EXCHANGEABLE:
                     value.type.tensor_type.elem_type = border

@@ -16,7 +16,7 @@ from rewriter.ir.graph.nodes import constant_value, fresh_name, without_unread
 from rewriter.ir.model import Array, Model
 from rewriter.ir.model.graphs import reads, refill, rename_reads
 from rewriter.ir.model.schemas import EXCHANGEABLE, SHORT_NAMES, convert
-from rewriter.ir.model.tensors import TensorFacts, release
+from rewriter.ir.model.tensors import Shape, TensorFacts, release
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Tensors:
         model, names: The weights, and the names in use, which all graphs of a model share.
         tag: Name of the pass, for new Casts.
         cast_bytes: Least size of a weight that a Cast widens in the graph; a smaller one is widened here.
-        facts: Element types in the given model.
+        facts: Types and shapes in the given model, whose shapes are those of the new one, too.
         wanted: Requested element type of each float output of the graph.
     """
 
@@ -50,6 +50,7 @@ class Tensors:
     parent: Tensors | None
     wanted: dict[str, int] = field(default_factory=dict)
     nodes: list[NodeProto] = field(default_factory=list)
+    _types: dict[str, TensorFacts] = field(default_factory=dict)
     _stored: dict[str, StoredTensor] = field(default_factory=dict)
     _casts: dict[tuple[str, int], str] = field(default_factory=dict)
     _sources: dict[str, str] = field(default_factory=dict)
@@ -85,7 +86,7 @@ class Tensors:
         return stored.owner._in_type(stored, dtype)
 
     def add_input(self, name: str, dtype: int) -> None:
-        self._stored[name] = StoredTensor(name, dtype, self)
+        self._store(name, StoredTensor(name, dtype, self))
 
     def add_initializer(self, tensor: TensorProto) -> None:
         name, dtype, weights = tensor.name, int(tensor.data_type), self.model.weights
@@ -129,6 +130,7 @@ class Tensors:
 
     def add_rounded(self, source: str, name: str, dtype: int) -> None:
         """Rounds the FP32 tensor `source` to `dtype` and back, and stores it as `name`."""
+        self._note_type(source, TensorProto.FLOAT, name)
         low = self._cast(source, self._fresh(name, dtype), dtype)
         wide = self._cast(low, self._own_name(name, TensorProto.FLOAT), TensorProto.FLOAT)
         self._store(name, StoredTensor(wide, TensorProto.FLOAT, self))
@@ -144,8 +146,8 @@ class Tensors:
                 source = self.find(value.name).name
                 value.name = self._cast(source, self._fresh(value.name, dtype), dtype)
 
-    def write(self) -> None:
-        """Writes nodes, initializers and value_info into the graph."""
+    def write(self) -> dict[str, TensorFacts]:
+        """Writes nodes, initializers and value_info into the graph; returns the facts of its tensors."""
         outputs = [v.name for v in self.graph.output]
         # new Casts that only removed Casts would have read
         self.nodes, read = without_unread(self.nodes, outputs, lambda node: id(node) in self._own)
@@ -157,6 +159,8 @@ class Tensors:
         # these refer to `self`: the weights would stay in memory until cycles are collected
         self._stored.clear()
         self._constants.clear()
+        constants = {t.name: TensorFacts(t.data_type, tuple(t.dims)) for t in self.graph.initializer}
+        return {**self.facts, **self._types, **constants}
 
     def _fresh(self, name: str, dtype: int) -> str:
         return fresh_name(f"{name}/{SHORT_NAMES[dtype]}", self.names)
@@ -167,6 +171,8 @@ class Tensors:
 
     def _store(self, name: str, stored: StoredTensor) -> None:
         self._stored[name] = stored
+        if stored.owner is self:
+            self._note_type(stored.name, stored.dtype, name)
         if name in self.wanted and stored.name != name:
             dtype = self.wanted[name]
             # a second run would remove a Cast of a Cast to the same type
@@ -174,6 +180,16 @@ class Tensors:
             self._cast(source, name, dtype)
             if stored.owner is self and stored.dtype != dtype:
                 self._casts.setdefault((stored.name, dtype), name)
+
+    def _note_type(self, tensor: str, dtype: int, like: str) -> None:
+        """Notes the type of a new tensor with the shape of `like`, a given or a new one."""
+        self._types.setdefault(tensor, TensorFacts(dtype, self._shape(like)))
+
+    def _shape(self, name: str) -> Shape | None:
+        facts = self._types.get(name) or self.facts.get(name)
+        if facts is None:
+            return self.parent._shape(name) if self.parent is not None else None
+        return facts.shape
 
     def _in_type(self, stored: StoredTensor, dtype: int) -> str:
         weight = self.model.weights.get(stored.name) if self.parent is None else None
@@ -204,6 +220,7 @@ class Tensors:
         node = helper.make_node("Cast", [source], [out], name=fresh_name(f"{out}/Cast", self.names), to=dtype)
         if self.tag:
             node.metadata_props.add(key=TAG, value=self.tag)
+        self._note_type(out, dtype, source)
         self._own.add(id(node))
         self.nodes.append(node)
         return out

@@ -143,4 +143,5 @@ def _with_infinities(model: Model, largest: float) -> Model:
                 infinite = np.where(huge, np.copysign(np.inf, array), array).astype(np.float32)
                 attached = numpy_helper.from_array(infinite, tensor.name)
                 tensor.CopyFrom(changed.detached_tensor(tensor.name, infinite) if elsewhere else attached)
+    changed.set_facts(model.facts())
     return changed
