@@ -35,17 +35,18 @@ def cut_off(values: Array) -> Array:
     return (values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def identity(rows: int) -> Model:
+def identity(rows: int, opset: int = 17) -> Model:
     """A MatMul on Tensor Cores that copies its first input [rows, 8]."""
     return graphs.graph(
-        f"g (float[{rows},8] x, float[8,8] one) => (float[{rows},8] y) {{ y = MatMul(x, one) }}"
+        f"g (float[{rows},8] x, float[8,8] one) => (float[{rows},8] y) {{ y = MatMul(x, one) }}", opset=opset
     )
 
 
-def few_channels(rows: int) -> Model:
+def few_channels(rows: int, opset: int) -> Model:
     """A Conv of few channels that copies its first input [1, 8, rows, 1]: kernel [3, 3], 1 in the middle."""
     image = f"float[1,8,{rows},1]"
-    return graphs.graph(f"g ({image} x, float[8,8,3,3] w) => ({image} y) {{y = Conv<pads=[1,1,1,1]>(x, w)}}")
+    text = f"g ({image} x, float[8,8,3,3] w) => ({image} y) {{y = Conv<pads=[1,1,1,1]>(x, w)}}"
+    return graphs.graph(text, opset=opset)
 
 
 def all_magnitudes(*shape: int) -> Array:
@@ -53,20 +54,25 @@ def all_magnitudes(*shape: int) -> Array:
     return (rng.standard_normal(shape) * 10.0 ** rng.uniform(-30, 30, shape)).astype(np.float32)
 
 
-def test_an_operand_keeps_eleven_bits() -> None:
+OPSETS = pytest.mark.parametrize("opset", [9, 12, 17])
+
+
+@OPSETS
+def test_an_operand_keeps_eleven_bits(opset: int) -> None:
     values = all_magnitudes(2000, 8)
     alone = np.where(np.arange(8) == np.arange(2000)[:, None] % 8, values, 0)  # one a row: sums add nothing
-    actual = emulated(identity(2000), {"x": alone, "one": np.eye(8, dtype=np.float32)})
+    actual = emulated(identity(2000, opset), {"x": alone, "one": np.eye(8, dtype=np.float32)})
     assert np.array_equal(actual, tf32(alone))
 
 
-def test_convs_of_few_channels_cut_the_operands_off() -> None:
+@OPSETS
+def test_convs_of_few_channels_cut_the_operands_off(opset: int) -> None:
     values = all_magnitudes(1, 8, 2000, 1)
     alone = np.where(np.arange(8)[None, :, None, None] == np.arange(2000)[None, None, :, None] % 8, values, 0)
     alone[..., ::2, :] = 0  # no neighbour in a window
     kernel = np.zeros((8, 8, 3, 3), np.float32)
     kernel[range(8), range(8), 1, 1] = 1
-    actual = emulated(few_channels(2000), {"x": alone, "w": kernel})
+    actual = emulated(few_channels(2000, opset), {"x": alone, "w": kernel})
     assert np.array_equal(actual, cut_off(alone))
 
 

@@ -17,8 +17,8 @@ from rewriter.ir.graph import casts_to
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Model, walk_nodes
 from rewriter.ir.model.schemas import EXCHANGEABLE
-from rewriter.runtime.emulation.accumulate import accumulate_in_fp16
-from rewriter.runtime.emulation.local_functions import FIRST_OPSET, multiply_by_reciprocals
+from rewriter.runtime.emulation.accumulate import FIRST_OPSET, accumulate_in_fp16
+from rewriter.runtime.emulation.local_functions import multiply_by_reciprocals
 from rewriter.runtime.emulation.product_sums import find_product_sums
 from rewriter.runtime.emulation.tf32 import round_to_tf32
 

@@ -74,6 +74,9 @@ ONE_ROUNDING = 2.1e-4
 
 DOMAIN = "rewriter.fp16_accumulators"
 
+FIRST_OPSET = 13
+"""The operators as the functions use them."""
+
 SPLIT = frozenset({"MatMul", "Gemm", "Conv"})
 
 FUSED_CHUNK = 32
@@ -148,7 +151,7 @@ def accumulate_in_fp16(emulated: Model, given: Model, sums: ProductSums) -> None
     """Give the FP16 MatMul, Gemm and Conv nodes of an emulation FP16 accumulators.
 
     The accumulators stay FP32 in products of `sums.summed`, in those that run without Tensor Cores
-    (`product_kernels`), in BF16, below opset 13, in a Gemm with factors, and in a Conv with an unknown
+    (`product_kernels`), in BF16, below `FIRST_OPSET`, in a Gemm with factors, and in a Conv with an unknown
     kernel size or with `auto_pad`. The chunks of a grouped Conv hold all channels of a group.
 
     Args:
@@ -156,6 +159,8 @@ def accumulate_in_fp16(emulated: Model, given: Model, sums: ProductSums) -> None
             operators in the same order; changed in place.
         sums: How each product sums.
     """
+    if emulated.opset < FIRST_OPSET:
+        return
     facts = given.facts()
     for scope, graph, pairs in paired(given, emulated, SPLIT):
         tensors = facts.main | facts.scopes[scope]

@@ -17,9 +17,6 @@ from rewriter.ir.graph import open_graphs
 from rewriter.ir.graph.fusion import rounded_reciprocal
 from rewriter.ir.model import Model, walk_graphs, walk_nodes
 
-FIRST_OPSET, _LEAST_IR = 13, 8
-"""The operators as the functions use them; local functions."""
-
 
 def paired(
     given: Model, emulated: Model, operators: AbstractSet[str]
@@ -31,10 +28,7 @@ def paired(
 
     Yields:
         Index of the scope, graph of `emulated`, and each node of `given` with its position in that graph.
-        Nothing below `FIRST_OPSET`.
     """
-    if emulated.opset < FIRST_OPSET:
-        return
     pairs = zip(walk_graphs(given.proto.graph), walk_graphs(emulated.proto.graph), strict=True)
     for scope, (source, target) in reversed(list(enumerate(pairs))):
         originals = [n for n in source.node if n.op_type in operators]
@@ -47,7 +41,7 @@ def declare(model: Model, domain: str, *texts: str) -> None:
     proto = model.proto
     if not any(node.domain == domain for node in walk_nodes(proto.graph)):
         return
-    proto.ir_version = max(proto.ir_version, _LEAST_IR)
+    proto.ir_version = max(proto.ir_version, 8)  # the first that has local functions
     proto.opset_import.add(domain=domain, version=1)
     for text in texts:
         proto.functions.append(onnx.parser.parse_function(text.replace("OPSET", str(model.opset))))
