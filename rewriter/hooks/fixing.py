@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import glob
 import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,23 +18,20 @@ import onnx
 
 from rewriter.ir.english import printable
 from rewriter.ir.errors import RewriterError, UsageError
-from rewriter.ir.model import Model, load, save
+from rewriter.ir.model import Model, load, save, walk_nodes
 from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.config import load as load_configuration
-from rewriter.pipeline.options import FixOptions
+from rewriter.pipeline.options import FixOptions, combined
 from rewriter.pipeline.schema import declarations
 
 Feeds = Callable[[Model], Iterable[Any] | None]
 """Returns samples for a model; None: `rewriter.fix` generates random data."""
 
-Kept = Callable[[Model], list[str]]
-"""Returns patterns of the nodes that the hook keeps in FP32."""
-
 OWN = frozenset({"in_place", "dry_run", "strict", "weak_typing"})
 """Options of `rewriter.fix` that make no sense here: a file is replaced if its checks pass."""
 
-SAMPLES = 32
-"""Most samples used of `calibration`, since a DataLoader holds a whole data set."""
+SCOPES = "pkg.torch.onnx.name_scopes"
+"""Metadata in which PyTorch's newer exporter lists the modules of a node, and its own name last."""
 
 
 @dataclass(frozen=True)
@@ -39,33 +39,32 @@ class HookOptions:
     """How exports are fixed.
 
     Attributes:
-        fix: Arguments of `rewriter.fix`, such as `{"preset": "trt-bf16", "keep_fp32": ["*/head/*"]}`. The
-            others come from the environment and `[tool.rewriter]`, as on the command line.
+        preset: Short for `fix={"preset": ...}`.
+        fix: Arguments of `rewriter.fix`, such as `{"build": False, "keep_fp32": ["*/head/*"]}`. The others
+            come from the environment and `[tool.rewriter]`, as on the command line.
         calibration: Samples for measuring ranges: an iterable of arguments of the model, such as a
             DataLoader, or of dicts of arrays by input. None: the example arguments of the export.
-        samples: Most samples to use.
+        samples: Most samples to use, since a DataLoader holds a whole data set.
         fp32_modules: Names or patterns of modules to keep in FP32, such as `encoder.norm`, with all inside,
             beside those that switch autocast off. An engine releases the latter if it is faster and passes.
         strict: Raise errors, instead of keeping the plain export with a warning.
         keep_raw: Keep the plain export beside the result, as `<name>.raw.onnx`.
         quiet: Print nothing; warnings are still issued.
+
+    Raises:
+        UsageError: `rewriter.fix` lacks an argument, or a hook has no use for it.
     """
 
+    preset: str | None = None
     fix: Mapping[str, Any] = field(default_factory=dict)
     calibration: Iterable[Any] | None = None
-    samples: int = SAMPLES
+    samples: int = 32
     fp32_modules: Sequence[str] = ()
     strict: bool = False
     keep_raw: bool = False
     quiet: bool = False
 
-    @classmethod
-    def of(cls, preset: str | None, fix: Mapping[str, Any] | None, options: Mapping[str, Any]) -> HookOptions:
-        """Options as every hook takes them; `preset` is short for `fix={"preset": ...}`."""
-        return cls({**({"preset": preset} if preset else {}), **(fix or {})}, **options)
-
     def __post_init__(self) -> None:
-        """Refuses what `rewriter.fix` lacks or a hook has no use for, where it is written."""
         known = [name for name in declarations(FixOptions) if name not in OWN]
         for name in self.fix:
             if name not in known:
@@ -81,15 +80,7 @@ class HookOptions:
 
 
 def require(module: str, package: str, hook: str) -> Any:
-    """Returns a module of a training library.
-
-    Args:
-        package: Its name for pip.
-        hook: The hook that needs it, for the message.
-
-    Raises:
-        ImportError: it is not installed; one line says what to do.
-    """
+    """Returns a module that a hook needs; raises an ImportError that names its package for pip without."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -127,29 +118,14 @@ class Fixed:
     program: Any = None
 
 
-def none_kept(_model: Model) -> list[str]:
-    """No nodes: for exports whose module is gone."""
-    return []
-
-
-def fix_file(path: Path, feeds: Feeds, options: HookOptions, kept: Kept = none_kept) -> Fixed:
+def fix_file(path: Path, feeds: Feeds, options: HookOptions) -> Fixed:
     """Replace an exported file by the fixed one; if that fails, the file is unchanged.
 
     Raises:
         Exception: the fix failed and `strict` is set.
     """
-
     raw = raw_path(path) if options.keep_raw else None
-
-    def work() -> Fixed:
-        if raw is not None:
-            copy_model(path, raw)
-        return Fixed(path, fix_export(path, feeds, options, kept), raw=raw)
-
-    fixed = attempt(work, options, str(path), path)
-    if raw is not None and fixed.error is not None:
-        raw.unlink(missing_ok=True)
-    return fixed
+    return attempt(lambda: Fixed(path, fix_export(path, feeds, options), raw=raw), options, str(path), path)
 
 
 def attempt(work: Callable[[], Fixed], options: HookOptions, where: str, path: Path | None = None) -> Fixed:
@@ -164,9 +140,7 @@ def attempt(work: Callable[[], Fixed], options: HookOptions, where: str, path: P
         return Fixed(path, error=error)
 
 
-def fix_export(
-    source: Path | onnx.ModelProto, feeds: Feeds, options: HookOptions, kept: Kept = none_kept
-) -> FixResult:
+def fix_export(source: Path | onnx.ModelProto, feeds: Feeds, options: HookOptions) -> FixResult:
     """Fix a file in place, or a model in memory.
 
     Raises:
@@ -175,16 +149,17 @@ def fix_export(
     from rewriter.jobs.fix.api import fix
     from rewriter.report.fix import verdict_line
 
-    own = {name: value for name, value in options.fix.items() if name != "inputs"}
-    resolved = load_configuration().resolve(**own)
-    arguments = {**resolved.arguments("fix"), **options.fix, "strict": False}
-    model = load(source)
-    if options.calibration is not None or arguments.get("inputs") is None:
-        arguments["inputs"] = feeds(model)
-    if nodes := kept(model):
-        arguments["keep_fp32"] = [*arguments.get("keep_fp32", ()), *nodes]
+    given = {**({"preset": options.preset} if options.preset else {}), **options.fix}
+    resolved = load_configuration().resolve(**{n: value for n, value in given.items() if n != "inputs"})
     with resolved.errors_name_sources():
-        result = fix(source, **arguments)
+        request, model = combined(FixOptions, None, {**resolved.arguments("fix"), **given}), load(source)
+        inputs = request.inputs if options.calibration is None else None
+        inputs = feeds(model) if inputs is None else inputs
+        patterns = [f"{name}.*" for name in options.fp32_modules]
+        nodes = [(node.name, f"{module_of(node)}.") for node in walk_nodes(model.proto.graph) if node.name]
+        named = (glob.escape(node) for node, module in nodes if any(fnmatchcase(module, p) for p in patterns))
+        keep = (*request.keep_fp32, *named)
+        result = fix(source, options=replace(request, strict=False, inputs=inputs, keep_fp32=keep))
     if result.verdict is not None and not result.verdict.passed:
         failed = "; ".join(check.summary for check in result.verdict.checks if check.passed is False)
         raise Unverified(
@@ -192,10 +167,26 @@ def fix_export(
             hint="`rewriter fix` on the plain export has details; fix={'keep_fp32': [...]} may help",
         )
     if isinstance(source, Path):
+        if options.keep_raw and model.external:
+            save(model, raw_path(source))
+        elif options.keep_raw:
+            shutil.copyfile(source, raw_path(source))
         result.output = save(result.model, source)
     for sentence in (*resolved.messages(), *result.warnings, verdict_line(result)):
         say(sentence, options)
     return result
+
+
+def module_of(node: onnx.NodeProto) -> str:
+    """The name of the innermost module that a node was exported from; "" for the model itself."""
+    scopes = next((item.value for item in node.metadata_props if item.key == SCOPES), "")
+    if scopes:
+        return str(["", *ast.literal_eval(scopes)[:-1]][-1])
+    path: list[str] = []
+    for part in node.name.split("/")[1:-1]:  # "/blocks/blocks.0/norm/Pow" is of blocks.0.norm
+        repeats = bool(path) and part.startswith(f"{path[-1]}.")
+        path[-1:] = [part] if repeats else [*path[-1:], part]
+    return ".".join(path)
 
 
 def say(text: str, options: HookOptions) -> None:
@@ -207,12 +198,3 @@ def say(text: str, options: HookOptions) -> None:
 def raw_path(path: Path) -> Path:
     """Path of the plain export: `net.raw.onnx` beside `net.onnx`."""
     return path.with_name(f"{path.stem}.raw{path.suffix}")
-
-
-def copy_model(path: Path, raw: Path) -> None:
-    """Copy a model, its external data included."""
-    model = load(path)
-    if model.external:
-        save(model, raw)
-    else:
-        shutil.copyfile(path, raw)

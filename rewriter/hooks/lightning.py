@@ -30,10 +30,7 @@ class FixOnExport(_lightning.Callback):  # type: ignore[misc, name-defined]
         when: At the end of training, or whenever a checkpoint is saved.
         example: Arguments that `to_onnx` runs the module on; None: its `example_input_array`.
         export: More arguments of `torch.onnx.export`.
-        preset: Short for `fix={"preset": ...}`; `options` are those of `HookOptions`.
-
-    Raises:
-        UsageError: an option does not exist; raised before training.
+        options: Those of `HookOptions`, which are checked before training.
     """
 
     def __init__(
@@ -43,15 +40,13 @@ class FixOnExport(_lightning.Callback):  # type: ignore[misc, name-defined]
         when: Literal["train_end", "checkpoint"] = "train_end",
         example: Any = None,
         export: Mapping[str, Any] | None = None,
-        preset: str | None = None,
-        fix: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         if when not in ("train_end", "checkpoint"):
             raise UsageError(f"it cannot be {when!r}", where="when=", hint="train_end or checkpoint")
         self.path, self.when, self.example = Path(path), when, example
-        self.export, self.options = dict(export or {}), HookOptions.of(preset, fix, options)
+        self.export, self.options = dict(export or {}), HookOptions(**options)
         self.exports: list[Fixed] = []
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

@@ -14,10 +14,8 @@ from rewriter.ir.errors import ModelError
 
 def fix_export(
     folder: str | os.PathLike[str],
-    preset: str | None = None,
     *,
     calibration: Iterable[Any] | Mapping[str, Iterable[Any]] | None = None,
-    fix: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> list[Fixed]:
     """Fix every .onnx file of a folder in place; a file that fails is unchanged, with a warning.
@@ -30,9 +28,8 @@ def fix_export(
 
     Raises:
         ModelError: there is no .onnx file.
-        UsageError: an option does not exist.
     """
-    base = HookOptions.of(preset, fix, {**options, "calibration": calibration})
+    base = HookOptions(calibration=calibration, **options)
     files = sorted(path for path in Path(folder).glob("*.onnx") if not path.stem.endswith(".raw"))
     if not files:
         raise ModelError("there is no .onnx file in it", where=str(folder), hint="name the export's output")

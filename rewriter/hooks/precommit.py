@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from rewriter.hooks.fixing import HookOptions, copy_model, fix_export, raw_path
+from rewriter.hooks.fixing import HookOptions, fix_export, raw_path
 from rewriter.ir.errors import OutputError
 from rewriter.ir.graph import made_by
 from rewriter.ir.model import load
@@ -51,15 +51,9 @@ def fix_committed(path: Path, options: dict[str, Any]) -> bool:
     if raw.exists():
         what = "it would be overwritten, and may be the only copy of another model"
         raise OutputError(what, where=str(raw), hint="move it away, or delete it")
-    copy_model(path, raw)
-    try:
-        inputs = data_beside(path).get("inputs")
-        fix = {"build": False, **({"inputs": inputs} if inputs else {}), **options}
-        fix_export(path, lambda _model: None, HookOptions(fix, quiet=True))
-        changed = path.read_bytes() != before
-    except BaseException:
-        raw.unlink()
-        raise
+    fix = {"build": False, **data_beside(path), **options}
+    fix_export(path, lambda _model: None, HookOptions(fix=fix, keep_raw=True, quiet=True))
+    changed = path.read_bytes() != before
     if not changed:
         raw.unlink()
     elif shutil.which("git") and _git(raw.parent, "check-ignore", "-q", raw.name).returncode == 1:

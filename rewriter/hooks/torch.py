@@ -9,74 +9,42 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import _GeneratorContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from rewriter.hooks.fixing import (
-    SAMPLES,
-    Fixed,
-    FixWarning,
-    HookOptions,
-    Kept,
-    attempt,
-    fix_export,
-    fix_file,
-    require,
-    say,
-)
+from rewriter.hooks.fixing import Fixed, FixWarning, HookOptions, attempt, fix_export, fix_file, require, say
 
 torch = require("torch", "torch", __name__)
 
 from rewriter.hooks.torch_feeds import calibration_feeds, example_feeds  # noqa: E402
-from rewriter.hooks.torch_hints import nodes_of, rule, without_autocast  # noqa: E402
+from rewriter.hooks.torch_hints import check_names, rule, without_autocast  # noqa: E402
 from rewriter.ir.errors import UsageError  # noqa: E402  # the message about PyTorch comes first
 from rewriter.ir.model import Model  # noqa: E402
-
-if TYPE_CHECKING:
-    from contextlib import _GeneratorContextManager
 
 __all__ = ["FixWarning", "Fixed", "export", "patched"]
 
 
-def export(
-    model: Any,
-    args: Any = (),
-    f: Any = None,
-    *positional: Any,
-    fix: Mapping[str, Any] | None = None,
-    calibration: Iterable[Any] | None = None,
-    samples: int = SAMPLES,
-    fp32_modules: Sequence[str] = (),
-    strict: bool = False,
-    keep_raw: bool = False,
-    quiet: bool = False,
-    **kwargs: Any,
-) -> Fixed:
+def export(*args: Any, **kwargs: Any) -> Fixed:
     """Export a module with `torch.onnx.export` and fix the result in place.
 
-    `model`, `args`, `f`, `positional` and `kwargs` are passed to `torch.onnx.export` unchanged. `f` may be a
-    path, or None: the fixed model is then only in `result.proto`. The other arguments are those of
-    `HookOptions`.
+    Keyword arguments that `HookOptions` has are the hook's; `torch.onnx.export` gets all others unchanged.
+    Its `f` may be a path, or None: the fixed model is only in `result.proto` then.
 
     Raises:
         Exception: the export failed, or the fix failed and `strict` is set.
     """
-    options = HookOptions(dict(fix or {}), calibration, samples, fp32_modules, strict, keep_raw, quiet)
-    given = (model, args, *(() if f is None and not positional else (f,)), *positional)
-    call = ExportCall.of(torch.onnx.export, given, kwargs)
-    kept = nodes_of(model, fp32_modules)
-    return _fixed(call, _plain(call, options), options, kept)
+    own = {one.name: kwargs.pop(one.name) for one in fields(HookOptions) if one.name in kwargs}
+    call = ExportCall.of(torch.onnx.export, args, kwargs)
+    return _fixed(call, *_exported(call, HookOptions(**own)))
 
 
-def patched(
-    preset: str | None = None, *, fix: Mapping[str, Any] | None = None, **options: Any
-) -> _GeneratorContextManager[list[Fixed]]:
+def patched(**options: Any) -> _GeneratorContextManager[list[Fixed]]:
     """Fixes every export by `torch.onnx.export` in this block or decorated function, in this thread.
 
     `with patched(preset="trt-fp16") as exports:` collects a `Fixed` for each. An ONNXProgram that was
@@ -84,13 +52,9 @@ def patched(
     `from torch.onnx import export` is the plain exporter, which is not affected.
 
     Args:
-        preset: Short for `fix={"preset": ...}`.
         options: Those of `HookOptions`.
-
-    Raises:
-        UsageError: an option does not exist.
     """
-    return patched_with(HookOptions.of(preset, fix, options))
+    return patched_with(HookOptions(**options))
 
 
 @dataclass(frozen=True)
@@ -143,11 +107,10 @@ def patched_with(options: HookOptions) -> Iterator[list[Fixed]]:
         if dispatch.over or threading.get_ident() != thread:  # type: ignore[attr-defined]
             return before(*args, **kwargs)
         call = ExportCall.of(before, args, kwargs)
-        kept = nodes_of(call.arguments["model"], options.fp32_modules)
-        program = _plain(call, options)
+        program, own = _exported(call, options)
         if call.target is None:
-            return _fixed_when_saved(call, program, options, exports, kept)
-        exports.append(_fixed(call, program, options, kept))
+            return _fixed_when_saved(call, program, own, exports)
+        exports.append(_fixed(call, program, own))
         return program
 
     dispatch.over = False  # type: ignore[attr-defined]
@@ -160,20 +123,28 @@ def patched_with(options: HookOptions) -> Iterator[list[Fixed]]:
             torch.onnx.export = before
 
 
-def _plain(call: ExportCall, options: HookOptions) -> Any:
-    """Export; returns None, or the ONNXProgram of the newer exporter.
+def _exported(call: ExportCall, options: HookOptions) -> tuple[Any, HookOptions]:
+    """Exports; returns None, or the ONNXProgram, and the options with hints of what training knew.
 
-    A module in training mode is exported in eval mode, unless `training=` was given. The older exporter does
-    so itself; the newer one exports a live Dropout, whose random results nothing can be compared with.
+    A module is exported in eval mode, unless `training=` was given: the newer exporter exports a live Dropout
+    otherwise, whose random results nothing can be compared with.
+
+    Raises:
+        UsageError: `fp32_modules` names no module.
     """
-    model = call.arguments["model"]
-    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
-    live = any(module.training for module in modules) and "training" not in call.run.keywords
-    live = live and bool(call.arguments.get("dynamo"))
-    if live:
-        say("the module is in training mode: it is exported in eval mode, and its mode is restored", options)
-    with eval_mode(model) if live else nullcontext():
-        return call.run()
+    module = call.arguments["model"]
+    if not isinstance(module, torch.nn.Module):
+        return call.run(), options
+    check_names(module, options.fp32_modules)
+    with nullcontext() if "training" in call.run.keywords else eval_mode(module):
+        program = call.run()
+    with eval_mode(module), _same_randomness():
+        modules = without_autocast(module, *call.example)
+    if not modules:
+        return program, options
+    say(f"modules that switch autocast off: {', '.join(modules)}", options)
+    hazards = (*options.fix.get("hazards", ()), rule(modules))
+    return program, replace(options, fix={**options.fix, "hazards": hazards})
 
 
 @contextmanager
@@ -188,47 +159,31 @@ def eval_mode(model: Any) -> Iterator[None]:
             module.training = mode
 
 
-def _fixed(call: ExportCall, program: Any, options: HookOptions, kept: Kept) -> Fixed:
+def _fixed(call: ExportCall, program: Any, options: HookOptions) -> Fixed:
     """Fix the export wherever it went: a file, or an ONNXProgram."""
     feeds, target = partial(_feeds, call, options), call.target
 
     def in_memory() -> Fixed:
         if target is not None:
             raise UsageError("a stream cannot be fixed", where="f=", hint="export to a file, or with f=None")
-        return Fixed(result=fix_export(program.model_proto, feeds, options, kept))
+        return Fixed(result=fix_export(program.model_proto, feeds, options))
 
     with _same_randomness():
-        options = _with_hints(call, options)
         if isinstance(target, (str, os.PathLike)):
-            fixed = fix_file(Path(target), feeds, options, kept)
+            fixed = fix_file(Path(target), feeds, options)
         else:
             fixed = attempt(in_memory, options, "the program" if target is None else "the stream")
     return replace(fixed, program=program)
 
 
-def _with_hints(call: ExportCall, options: HookOptions) -> HookOptions:
-    """The options with a rule for the modules that switch autocast off."""
-    module = call.arguments["model"]
-    if not isinstance(module, torch.nn.Module):
-        return options
-    with eval_mode(module):
-        modules = without_autocast(module, *call.example)
-    if not modules:
-        return options
-    say(f"modules that switch autocast off: {', '.join(modules)}", options)
-    return replace(options, fix={**options.fix, "hazards": (*options.fix.get("hazards", ()), rule(modules))})
-
-
-def _fixed_when_saved(
-    call: ExportCall, program: Any, options: HookOptions, exports: list[Fixed], kept: Kept
-) -> Any:
+def _fixed_when_saved(call: ExportCall, program: Any, options: HookOptions, exports: list[Fixed]) -> Any:
     """The program of an export without a file; the fix follows `program.save(path)`."""
     save = program.save
 
     @wraps(save)
     def saved(destination: Any, *args: Any, **kwargs: Any) -> Any:
         answer = save(destination, *args, **kwargs)
-        exports.append(_fixed(replace(call, target=destination), program, options, kept))
+        exports.append(_fixed(replace(call, target=destination), program, options))
         return answer
 
     program.save = saved
@@ -248,5 +203,4 @@ def _feeds(call: ExportCall, options: HookOptions, model: Model) -> Iterable[Any
 
 def _same_randomness() -> Any:
     """Returns a context that restores the random state, so that training is not affected."""
-    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return torch.random.fork_rng(devices=range(torch.cuda.device_count()) if on_gpu else [])
+    return torch.random.fork_rng(range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))

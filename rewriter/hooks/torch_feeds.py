@@ -75,10 +75,8 @@ def calibration_source(items: Iterable[Any] | None, most: int) -> Feeds:
 
 def _signature(module: Any) -> inspect.Signature | None:
     """The parameters of `forward`; None where Python cannot say."""
-    exported = isinstance(module, torch.export.ExportedProgram)
-    forward = module.module().forward if exported else getattr(module, "forward", module)
     try:
-        return inspect.signature(forward)
+        return inspect.signature(getattr(module, "forward", module))
     except (TypeError, ValueError):
         return None
 

@@ -2,67 +2,33 @@
 
 from __future__ import annotations
 
-import ast
-import glob
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 from unittest import mock
 
-from onnx import NodeProto
-
 from rewriter.hazards import Hazard, Rule, Survey
 from rewriter.hazards.user_rules import HINT
-from rewriter.hooks.fixing import require
+from rewriter.hooks.fixing import module_of, require
 from rewriter.ir.errors import UsageError, nearest
-from rewriter.ir.model import Model, walk_nodes
 
 torch = require("torch", "torch", __name__)
 
-SCOPES = "pkg.torch.onnx.name_scopes"
-"""Metadata in which the newer exporter lists the modules of a node, and its own name last."""
+DEVICES = "cpu", "cuda"
 
 WHOLE_MODEL = 0.9
 """Share of the results above which autocast is off for the model as a whole, which is no hint."""
 
 
-def nodes_of(module: Any, patterns: Iterable[str]) -> Callable[[Model], list[str]]:
-    """Returns a function from an exported model to patterns of its nodes that are in modules of these names.
-
-    Raises:
-        UsageError: a pattern fits no module.
-    """
-    names = [name for name, _ in module.named_modules()] if isinstance(module, torch.nn.Module) else []
-    tops = set[str]()
+def check_names(module: Any, patterns: Iterable[str]) -> None:
+    """Refuses the pattern of a name that no module has."""
+    names = [name for name, _ in module.named_modules() if name]
     for pattern in patterns:
-        fitting = [name for name in names if fnmatchcase(name, pattern)]
-        if not fitting:
+        if not any(fnmatchcase(name, pattern) for name in names):
             what = f"the model has no module {pattern!r}"
-            raise UsageError(what, where="fp32_modules=", hint=nearest(pattern, filter(None, names)))
-        tops.update(fitting)
-
-    def kept(model: Model) -> list[str]:
-        nodes = walk_nodes(model.proto.graph) if tops else ()
-        return [glob.escape(node.name) for node in nodes if node.name and inside(module_of(node))]
-
-    def inside(name: str) -> bool:
-        return any(name == top or name.startswith(f"{top}.") for top in tops)
-
-    return kept
-
-
-def module_of(node: NodeProto) -> str:
-    """The name of the innermost module that a node was exported from; "" for the model itself."""
-    scopes = next((item.value for item in node.metadata_props if item.key == SCOPES), "")
-    if scopes:
-        return str(["", *ast.literal_eval(scopes)[:-1]][-1])
-    path: list[str] = []
-    for part in node.name.split("/")[1:-1]:  # "/blocks/blocks.0/norm/Pow" is of blocks.0.norm
-        repeats = bool(path) and part.startswith(f"{path[-1]}.")
-        path[-1:] = [part] if repeats else [*path[-1:], part]
-    return ".".join(path)
+            raise UsageError(what, where="fp32_modules=", hint=nearest(pattern, names))
 
 
 def rule(modules: Collection[str]) -> Rule:
@@ -92,35 +58,31 @@ def without_autocast(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
 @contextmanager
 def _watched(module: Any) -> Iterator[Counter[tuple[str, bool]]]:
     """Counts floating-point results by the module that computes them, and whether autocast is left on."""
-    results, names, switches = Counter[tuple[str, bool]](), [""], [True]
+    results, names = Counter[tuple[str, bool]](), [""]
     kind, mode = torch.amp.autocast_mode.autocast, torch.overrides.TorchFunctionMode
-    start, enter, leave = kind.__init__, kind.__enter__, kind.__exit__
+    start = kind.__init__
 
     class Watch(mode):  # type: ignore[misc, valid-type]
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = function(*args, **(kwargs or {}))
             if isinstance(result, torch.Tensor) and result.is_floating_point():
-                results[names[-1], switches[-1]] += 1
+                results[names[-1], all(map(torch.is_autocast_enabled, DEVICES))] += 1
             return result
 
     def started(
         self: Any, device: str, dtype: Any = None, enabled: bool = True, *rest: Any, **more: Any
     ) -> None:
         start(self, device, dtype, enabled, *rest, **more)
-        self._requested = enabled  # without CUDA, PyTorch switches it off itself
-
-    def entered(self: Any) -> Any:
-        switches.append(getattr(self, "_requested", self._enabled))  # a decorator was made before
-        return enter(self)
-
-    def left(self: Any, *error: Any) -> Any:
-        switches.pop()
-        return leave(self, *error)
+        self._enabled = enabled  # without CUDA, PyTorch switches it off itself
 
     with ExitStack() as stack:
         for name, one in module.named_modules():
             stack.callback(one.register_forward_pre_hook(lambda *_, name=name: names.append(name)).remove)
             stack.callback(one.register_forward_hook(lambda *_: names.__delitem__(-1)).remove)
-        stack.enter_context(mock.patch.multiple(kind, __init__=started, __enter__=entered, __exit__=left))
+        for device in DEVICES:  # on, in FP32: arithmetic stays as it is
+            region = kind(device, torch.float32, enabled=False)
+            region._enabled = True
+            stack.enter_context(region)
+        stack.enter_context(mock.patch.object(kind, "__init__", started))
         stack.enter_context(Watch())
         yield results

@@ -6,7 +6,6 @@ export instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,11 @@ class FixOnExport:
     Without `calibration`, ranges come from random images: Ultralytics exports with a black one.
 
     Args:
-        preset: Short for `fix={"preset": ...}`.
         options: Those of `HookOptions`.
-
-    Raises:
-        UsageError: an option does not exist.
     """
 
-    def __init__(
-        self, preset: str | None = None, *, fix: Mapping[str, Any] | None = None, **options: Any
-    ) -> None:
-        self.options = HookOptions.of(preset, fix, options)
+    def __init__(self, **options: Any) -> None:
+        self.options = HookOptions(**options)
 
     def __call__(self, exporter: Any) -> None:
         """Fix the file of an `ultralytics.engine.exporter.Exporter`: it is beside the weights, its `file`."""

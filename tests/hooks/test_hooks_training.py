@@ -13,6 +13,7 @@ hooked = pytest.importorskip("hooked", reason="PyTorch is not installed: pip ins
 from hooked import QUICK, newer, torch  # noqa: E402
 
 import rewriter.hooks.torch as hooks  # noqa: E402
+from rewriter.hooks.optimum import fix_export  # noqa: E402
 from rewriter.hooks.torch_hints import without_autocast  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -138,10 +139,17 @@ def kept(path: Path, names: list[str], **more: Any) -> list[str]:
 def test_modules_by_name_hold_for_all_inside(exporter: dict[str, Any], tmp_path: Path) -> None:
     assert kept(tmp_path, ["blocks.1"], **exporter) == ["Sin", "Mul"]
     assert kept(tmp_path, ["head"], **exporter) == ["Gemm"]
-    assert kept(tmp_path, ["blocks.*"], fix={**QUICK, "keep_fp32": ["/head/*"]}, dynamo=False) == [
+    assert kept(tmp_path, ["blocks.*"], fix={**QUICK, "keep_fp32": "/head/*"}, dynamo=False) == [
         "Gemm", "Sin", "Mul", "Gemm",
     ]  # fmt: skip
     assert kept(tmp_path, [], **exporter) == []
+
+
+def test_modules_by_name_without_their_model(tmp_path: Path) -> None:
+    torch.onnx.export(Net().eval(), (torch.randn(2, 8),), tmp_path / "m.onnx", dynamo=False)
+    (one,) = fix_export(tmp_path, fp32_modules=["blocks.?"], fix=QUICK, strict=True)
+    assert one.result is not None
+    assert [d.op for d in one.result.decisions if d.rule == "user"] == ["Gemm", "Sin", "Mul"]
 
 
 def test_a_name_that_no_module_has_is_an_error_before_the_export(tmp_path: Path) -> None:

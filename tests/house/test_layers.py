@@ -41,7 +41,7 @@ BUDGETS = {
     "parity": 950,
     "jobs": 4_100,
     "report": 2_700,
-    "hooks": 950,
+    "hooks": 800,
     "compat": 200,
     "batch": 900,
     "cli": 1_300,
