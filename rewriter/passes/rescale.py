@@ -69,17 +69,17 @@ class Rescale(ModelPass):
         if context.plan is not None:
             yield from _as_planned(model, context.plan, self.name)
             return
-        ranges = context.ranges if context.ranges is not None else {}
+        ranges = context.ranges or {}
         request = PrecisionRequest("fp16")
         for survey in reversed(list(surveys(model, ranges, request, tag=self.name))):
-            if context.ranges is not None and in_range(survey):
+            if ranges and in_range(survey):
                 continue
             if isinstance(ranges, Ranges) and not ranges.real:  # on real data they may be small, and become 0
                 why = "its ranges were measured on random inputs: give `inputs` for exponents"
                 yield Refusal("the graph" if survey.graph.is_main else f"graph {survey.scope}", why)
                 continue
             with survey.graph:
-                yield from _rescaled(survey, measured=context.ranges is not None)
+                yield from _rescaled(survey)
 
 
 def _as_planned(model: Model, plan: Plan, tag: str) -> Iterator[Rescaled]:
@@ -92,15 +92,11 @@ def _as_planned(model: Model, plan: Plan, tag: str) -> Iterator[Rescaled]:
                 yield _event(graph, scope, exponents, edits, "as planned")
 
 
-def _rescaled(survey: Survey, *, measured: bool) -> Iterator[Event]:
-    """Scales tensors of one graph that overflow or have sunk.
-
-    Args:
-        measured: True if there are ranges; without them, only constants show overflow.
-    """
+def _rescaled(survey: Survey) -> Iterator[Event]:
+    """Scales tensors of one graph that overflow or have sunk."""
     graph = survey.graph
     constraints = Constraints(graph)
-    demanded, tied = demands(survey, constraints, measured=measured)
+    demanded, tied = demands(survey, constraints)
     free = solve(demanded, [constraints.form(number) for number in constraints.tensors.values()])
     saved: dict[str, int] = {}
     refusals: dict[str, list[str]] = {}
@@ -112,8 +108,8 @@ def _rescaled(survey: Survey, *, measured: bool) -> Iterator[Event]:
             refusals.setdefault("it stays out of range: its operators allow no such factor", []).extend(left)
     if saved:
         edits = apply(graph, constraints, free)
-        exponents = {t: constraints.exponent(number, free) for t, number in constraints.tensors.items()}
-        exponents = {t: k for t, k in exponents.items() if k}
+        numbers = constraints.tensors.items()
+        exponents = {t: k for t, number in numbers if (k := constraints.exponent(number, free))}
         order = sorted(saved, key=saved.__getitem__)
         texts = [f"{_shown(survey, tensor)} times 2^{saved[tensor]}" for tensor in order]
         more = f" and {len(texts) - NAMED} more like these" if len(texts) > NAMED else ""

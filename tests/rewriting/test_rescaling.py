@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from graphs import graph, model
 
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.model import Model
-from rewriter.passes.algorithms.rescaling.apply import scaled
 from rewriter.passes.algorithms.rescaling.choice import Demand, solve
 from rewriter.passes.algorithms.rescaling.exponents import Constraints, Exponents, Form
 
@@ -147,11 +145,3 @@ def test_the_factor_with_room_gives_way() -> None:
     steep.floor(0, cost=4.0)
     for one, other, lowered in ((steep, Demand(), {2: -5}), (Demand(), steep, {1: -5})):
         assert solve({A: one, B: other, C: Demand(hazards={"c": -5})}, [A, B, C]) == lowered
-
-
-@pytest.mark.parametrize("k", [-30, -1, 0, 7, 30])
-def test_scaling_is_undone_by_the_opposite_exponent(k: int) -> None:
-    value = np.array([1.1, -0.0, 3.4e-20, -7e20, 65504.0, np.inf], np.float32)
-    there = scaled(value, k)
-    assert there.dtype == np.float32
-    np.testing.assert_array_equal(scaled(there, -k).view(np.uint32), value.view(np.uint32))

@@ -12,7 +12,7 @@ import numpy as np
 
 from rewriter.ir.errors import UsageError
 from rewriter.ir.graph import GraphEditor
-from rewriter.ir.model import Array, Model, set_metadata
+from rewriter.ir.model import Model, set_metadata
 from rewriter.ir.model.writing import from_json
 from rewriter.passes.algorithms.rescaling.exponents import Constraints
 
@@ -48,12 +48,11 @@ def apply(graph: GraphEditor, constraints: Constraints, free: Mapping[int, int])
         if value is None or not np.any(np.isfinite(value) & (value != 0)):
             continue
         if (use.tensor, k) not in made:
-            made[use.tensor, k] = graph.add_constant(f"{use.tensor}/scaled", scaled(value, k))
+            made[use.tensor, k] = graph.add_constant(f"{use.tensor}/scaled", np.ldexp(value, k))
         graph.set_input(use.node, use.index, made[use.tensor, k])
     for tensor in dict.fromkeys(name for name, _ in made):
         graph.sweep(tensor)
-    exponents = [(node, constraints.exponent(number, free)) for node, number in constraints.epsilons]
-    moved = [(node, k) for node, k in exponents if k]
+    moved = [(node, k) for node, number in constraints.epsilons if (k := constraints.exponent(number, free))]
     for node, k in moved:
         stored = next((item for item in node.attribute if item.name == "epsilon"), None)
         if stored is None:
@@ -61,11 +60,6 @@ def apply(graph: GraphEditor, constraints: Constraints, free: Mapping[int, int])
         stored.f = float(np.ldexp(np.float32(stored.f), 2 * k))
         graph.edited = True
     return len(made) + len(moved)
-
-
-def scaled(value: Array, k: int) -> Array:
-    """Returns `value` * 2^k in its own type, exactly if no value leaves the normal range."""
-    return np.ldexp(value, k).astype(value.dtype)
 
 
 def apply_planned(graph: GraphEditor, exponents: Mapping[str, int]) -> int:

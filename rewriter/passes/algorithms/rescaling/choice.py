@@ -4,7 +4,7 @@ The constraints are no differences, for which a shortest path would do. A consta
 up the difference of their exponents; but a product of two tensors adds them, a square doubles one, and a
 score that Softmax fixes makes Q's the opposite of K's. A tensor out of range costs the same by however many
 binades it is, so the costs are not convex either. But free exponents have 65 values and few neighbours: each
-is set to its best value in turn, those that gain most first.
+is set to its best value in turn.
 
 docs/rescaling.md#how-exponents-are-chosen lists the costs.
 """
@@ -12,7 +12,7 @@ docs/rescaling.md#how-exponents-are-chosen lists the costs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -132,19 +132,17 @@ class Demand:
 # -- demands ---------------------------------------------------------------------------------------
 
 
-def demands(
-    survey: Survey, constraints: Constraints, *, measured: bool
-) -> tuple[dict[Form, Demand], list[str]]:
+def demands(survey: Survey, constraints: Constraints) -> tuple[dict[Form, Demand], list[str]]:
     """Demands of one graph by form, and the tensors that overflow and cannot be scaled.
 
-    Args:
-        measured: True if the survey has ranges; without them, only constants make demands.
+    Without ranges, only constants make demands.
     """
     forms = (constraints.form(number) for number in constraints.tensors.values())
     found = {form: Demand() for form in forms if form}
     tied: list[str] = []
     islands = frozenset(id(node) for norm in survey.norms for node in norm.nodes)
-    hidden = _hidden(survey, islands)
+    inner = (t for norm in survey.norms for n in norm.nodes for t in n.output if t != norm.output)
+    hidden = {t for t in inner if all(id(n) in islands for n in survey.graph.consumers(t))}  # in FP32
     divisors = {n.input[i] for n in survey.graph.nodes if (i := DIVISORS.get(n.op_type)) is not None}
     for tensor, number in constraints.tensors.items():
         form = constraints.form(number)
@@ -152,7 +150,7 @@ def demands(
             continue
         if not form and excess(survey, tensor):
             tied.append(tensor)
-        elif form and measured:
+        elif form and survey.ranges:
             _add_tensor(survey, tensor, found[form], divides=tensor in divisors)
     for use in constraints.constants:
         form, value = constraints.form(use.number), survey.graph.constant(use.tensor)
@@ -160,12 +158,6 @@ def demands(
             demand = found.setdefault(form, Demand())
             _add_constant(survey, use, value, demand, in_fp32=id(use.node) in islands)
     return found, tied
-
-
-def _hidden(survey: Survey, islands: frozenset[int]) -> set[str]:
-    """Tensors that only nodes of decomposed norms see: these compute in FP32."""
-    inner = (t for norm in survey.norms for n in norm.nodes for t in n.output if t != norm.output)
-    return {t for t in inner if all(id(n) in islands for n in survey.graph.consumers(t))}
 
 
 def _binades(target: float, value: float) -> int:
@@ -237,8 +229,8 @@ def _add_constant(survey: Survey, use: ConstantUse, value: Array, demand: Demand
 # -- choice ----------------------------------------------------------------------------------------
 
 
-def solve(demands: Mapping[Form, Demand], tensors: Iterable[Form]) -> dict[int, int]:
-    """The free exponents other than 0.
+def _movable(demands: Mapping[Form, Demand], tensors: Iterable[Form]) -> list[int]:
+    """The free exponents that may move, in order.
 
     Only those move that an exponent which needs scaling depends on, and those beside them in a tensor's form.
     A constant takes up any difference, unless it needs scaling itself: it connects no tensors.
@@ -248,46 +240,35 @@ def solve(demands: Mapping[Form, Demand], tensors: Iterable[Form]) -> dict[int, 
     for form in (*tensors, *needing):
         for one, _ in form:
             beside.setdefault(one, set()).update(other for other, _ in form)
-    movable = reached(dict.fromkeys(one for form in needing for one, _ in form), lambda one: beside[one])
-    search = _Search(demands, movable)
-    search.descend()
-    return {free: k for free, k in search.values.items() if k}
+    return sorted(reached(dict.fromkeys(one for form in needing for one, _ in form), lambda one: beside[one]))
 
 
-class _Search:
-    """Free exponents at their present values, with the forms that each is a part of."""
+def solve(demands: Mapping[Form, Demand], tensors: Iterable[Form]) -> dict[int, int]:
+    """The free exponents other than 0: those that gain most get their best value first, until none gains."""
+    uses: dict[int, list[tuple[Form, int]]] = {free: [] for free in _movable(demands, tensors)}
+    for form in demands:
+        for free, c in form:
+            if free in uses:
+                uses[free].append((form, c))
+    values = {free: 0 for forms in uses.values() for form, _ in forms for free, _ in form}
 
-    def __init__(self, demands: Mapping[Form, Demand], movable: Iterable[int]) -> None:
-        self.uses: dict[int, list[tuple[Form, int]]] = {free: [] for free in sorted(movable)}
-        for form in demands:
-            for free, c in form:
-                if free in self.uses:
-                    self.uses[free].append((form, c))
-        self.demands = demands
-        self.values = {free: 0 for uses in self.uses.values() for form, _ in uses for free, _ in form}
-
-    def descend(self) -> None:
-        """Sets free exponents to their best values, those that gain most first, until none gains."""
-        queue = dict.fromkeys(self.uses)
-        while queue:
-            order, queue = sorted(queue, key=self._best), {}
-            for free in order:
-                gain, value = self._best(free)
-                if gain < -EDIT / 2:
-                    self.values[free] = value
-                    queue |= dict.fromkeys(self._beside(free))
-
-    def _beside(self, free: int) -> Iterator[int]:
-        return (
-            other for form, _ in self.uses[free] for other, _ in form if other != free and other in self.uses
-        )
-
-    def _best(self, free: int) -> tuple[float, int]:
+    def best(free: int) -> tuple[float, int]:
         """What the costs change by with the best value of a free exponent, and this value."""
         costs = np.zeros(len(FREE_VALUES))
-        for form, c in self.uses[free]:
-            at = sum(factor * self.values[one] for one, factor in form) + WIDEST
-            places = at + c * (FREE_VALUES - self.values[free])
-            costs += self.demands[form].costs[np.clip(places, 0, 2 * WIDEST)]
-        best = int(np.argmin(costs))
-        return float(costs[best] - costs[self.values[free] + MAX_EXPONENT]), best - MAX_EXPONENT
+        for form, c in uses[free]:
+            at = sum(factor * values[one] for one, factor in form) + WIDEST
+            places = at + c * (FREE_VALUES - values[free])
+            costs += demands[form].costs[np.clip(places, 0, 2 * WIDEST)]
+        place = int(np.argmin(costs))
+        return float(costs[place] - costs[values[free] + MAX_EXPONENT]), place - MAX_EXPONENT
+
+    queue = dict.fromkeys(uses)
+    while queue:
+        order, queue = sorted(queue, key=best), {}
+        for free in order:
+            gain, value = best(free)
+            if gain < -EDIT / 2:
+                values[free] = value
+                affected = (other for form, _ in uses[free] for other, _ in form)
+                queue |= dict.fromkeys(other for other in affected if other != free and other in uses)
+    return {free: k for free, k in values.items() if k}

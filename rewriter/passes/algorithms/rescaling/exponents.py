@@ -10,7 +10,7 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph import GraphEditor, label, reads
 from rewriter.ir.model.tensors import FLOATS
-from rewriter.passes.algorithms.rescaling.rules import Slot, relations
+from rewriter.passes.algorithms.rescaling.rules import NORMS, Slot, equations
 
 Form = tuple[tuple[int, int], ...]
 """A sum of free exponents: pairs of a free one and its coefficient, in order; (): the exponent is 0."""
@@ -127,19 +127,18 @@ class Constraints(Exponents):
     def _visit(self, node: NodeProto) -> None:
         slots = dict(self._slots(node))
         typed = all(self.graph.dtype(name) for name in (*node.input, *node.output) if name)
-        rule = relations(self.graph, node) if typed else None
-        related: set[Slot] = set() if rule is None else set(rule.free)
-        for equation in () if rule is None else rule.equations:
-            if all(slot in slots for slot, _ in equation):
-                self.relate((slots[slot], coefficient) for slot, coefficient in equation)
-                related.update(slot for slot, _ in equation)
+        rule, related = equations(self.graph, node) if typed else None, set[Slot]()
+        for equation in rule or ():
+            if equation.keys() <= slots.keys():
+                self.relate((slots[slot], coefficient) for slot, coefficient in equation.items())
+                related |= equation.keys()
         fixes = f"{node.op_type} {label(node)} fixes its scale"
         for slot in slots.keys() - related:
             self._fix(node.input[slot] if slot >= 0 else node.output[~slot], fixes)
             self.pin(slots[slot])
         for name in reads(node) if rule is None else ():  # the tensors that its subgraphs read
             self._fix(name, fixes)
-        if rule is not None and rule.epsilon:
+        if rule is not None and node.op_type in NORMS:
             self.epsilons.append((node, slots[0]))
 
     def _slots(self, node: NodeProto) -> Iterator[tuple[Slot, int]]:
