@@ -1,5 +1,4 @@
-"""Many models in one run: each in a process of its own, on this machine or on a Ray cluster.
+"""Many models in one run, each in a process of its own, on this machine or on a Ray cluster.
 
-`models` says which there are, `child` fixes one, `machine` and `cluster` run several at a time, `state`
-remembers what is finished, `summary` reports.
+`models` lists them, `machine` and `cluster` run several at a time, `state` remembers what is finished.
 """

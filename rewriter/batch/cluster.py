@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from rewriter import __version__
-from rewriter.batch.child import Process
-from rewriter.batch.machine import Tick
+from rewriter.batch.machine import Process, Tick
 from rewriter.batch.models import Entry
-from rewriter.batch.state import Ends, Outcome, land, memory_needed, model_files, option_files, workspace
-from rewriter.ir.errors import OutputError, UsageError
+from rewriter.batch.state import Ends, Outcome, land, memory_needed, model_files, option_files
+from rewriter.ir.errors import UsageError
 
 RETRIES = 5
 """Times that Ray runs a task again after the death of its worker."""
@@ -65,8 +64,8 @@ def run_task(
             unpack(packed, Path(name) / str(number))
             places[path] = Path(name) / str(number) / path.name
         options = {option: _moved(value, places) for option, value in entry.options.items()}
-        moved = replace(entry, model=places[entry.model], output=result / entry.output.name, options=options)
-        outcome = Process(moved, limit_s).run()
+        moved = replace(entry, model=places[entry.model], options=options)
+        outcome = Process(moved, limit_s).run(result)
         return replace(outcome, text=outcome.text.replace(f"{name}/", "")), pack(result, [result])
 
 
@@ -115,12 +114,12 @@ class Cluster:
         except self.ray.exceptions.RayError as error:
             last = str(error).strip().splitlines()[-1]
             return Outcome("crashed", f"Ray ran it {RETRIES + 1} times: {last}")
-        try:
-            with workspace(entry.output.parent) as result:
-                unpack(files, result)
-                return land(entry, outcome, result)
-        except (OSError, OutputError) as error:
-            return replace(outcome, ending="refused", text=str(error))  # type: ignore[no-any-return]
+
+        def work(folder: Path) -> Outcome:
+            unpack(files, folder)
+            return outcome  # type: ignore[no-any-return]
+
+        return land(entry, work)
 
     def _submit(self, entry: Entry) -> Any:
         """Starts a task; files that models share are stored once. None asks for more memory than there is."""

@@ -1,28 +1,24 @@
-"""Runs a batch: what is finished is skipped, the rest is run, and every end is remembered at once."""
+"""Runs a batch: what is finished is skipped, the rest is run, and every end is remembered at once.
+
+Each model has a process of its own: its crash, its hang and its memory stay its own.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from rewriter.batch.child import Process
 from rewriter.batch.models import Entry
-from rewriter.batch.state import (
-    FINISHED,
-    Ends,
-    Outcome,
-    Record,
-    finished,
-    key_of,
-    land,
-    memory_needed,
-    save,
-    workspace,
-)
-from rewriter.ir.errors import OutputError
+from rewriter.batch.state import FINISHED, Ending, Ends, Outcome, finished, key_of, land, memory_needed, save
+from rewriter.ir import children
+from rewriter.ir.errors import ModelError, NativeError, RewriterError, UnbuildableError
 from rewriter.ir.model.stopwatch import Progress
+from rewriter.pipeline.options import with_flags
+from rewriter.report.checks import judging_check
 
 POLL_SECONDS = 0.05
 
@@ -36,25 +32,25 @@ def run_batch(
     progress: Progress,
     *,
     again: bool = False,
-) -> list[Record]:
-    """Runs what is not finished. Returns the records in the order of the entries.
+) -> list[tuple[Entry, Outcome]]:
+    """Runs what is not finished. Returns the outcomes in the order of the entries.
 
     Args:
         run: Yields each model with its outcome as it ends; closing the generator stops the others.
         again: Run what is finished, too.
     """
     keys: dict[str, str] = {}
-    records: dict[str, Record] = {}
+    outcomes: dict[str, Outcome] = {}
     line = ""
 
     def tick() -> None:
-        progress(line, len(records), len(entries))
+        progress(line, len(outcomes), len(entries))
 
-    def ended(record: Record) -> None:
+    def ended(entry: Entry, outcome: Outcome) -> None:
         nonlocal line
-        records[record.entry.name] = record
-        when = "earlier" if record.skipped else f"{record.outcome.seconds:.1f} s"
-        line = f"[{len(records)}/{len(entries)}] {record.entry.name}: {record.outcome.ending}, {when}"
+        outcomes[entry.name] = outcome
+        when = "earlier" if outcome.skipped else f"{outcome.seconds:.1f} s"
+        line = f"[{len(outcomes)}/{len(entries)}] {entry.name}: {outcome.ending}, {when}"
         tick()
 
     for entry in entries:
@@ -62,14 +58,84 @@ def run_batch(
         keys[entry.name] = key_of(entry)
         earlier = None if again else finished(entry, keys[entry.name])
         if earlier is not None:
-            ended(earlier)
-    with closing(run([one for one in entries if one.name not in records], tick)) as ends:
+            ended(entry, earlier)
+    with closing(run([one for one in entries if one.name not in outcomes], tick)) as ends:
         for entry, outcome in ends:
-            record = Record(entry, outcome)
             if outcome.ending in FINISHED:
-                save(record, keys[entry.name])
-            ended(record)
-    return [records[entry.name] for entry in entries]
+                save(entry, outcome, keys[entry.name])
+            ended(entry, outcome)
+    return [(entry, outcomes[entry.name]) for entry in entries]
+
+
+class Process:
+    """The process that fixes one model, `limit_s` seconds at most."""
+
+    def __init__(self, entry: Entry, limit_s: float) -> None:
+        self.entry, self.limit_s = entry, limit_s
+        self.child: children.Child | None = None
+        self.stopped = False
+
+    def run(self, folder: Path) -> Outcome:
+        """Fixes the model into a folder: waits for the end of the process, or ends it at its deadline."""
+        start, limit_s = time.monotonic(), self.limit_s
+        entry = replace(self.entry, output=folder / self.entry.output.name)
+        try:
+            with children.Child(None, doing="it", limit_s=limit_s) as self.child:
+                left = start + limit_s - time.monotonic()
+                outcome: Outcome = self.child.call(_fix, entry, limit_s=0.0 if self.stopped else left)
+        except UnbuildableError as error:
+            outcome = Outcome("unbuildable", _line(error))
+        except NativeError as error:
+            outcome = _gone(error, limit_s)
+        except RewriterError as error:
+            outcome = Outcome("refused", _line(error))
+        except Exception as error:
+            outcome = Outcome("crashed", f"{type(error).__name__}: {error}")
+        return replace(outcome, seconds=time.monotonic() - start)
+
+    def stop(self) -> None:
+        """Ends the process and those that it started; `run` returns at once."""
+        self.stopped = True
+        if self.child is not None:
+            self.child.kill()
+
+
+def _gone(error: NativeError, limit_s: float) -> Outcome:
+    """The outcome of a process that ended without one."""
+    if error.cause == "timeout":
+        return Outcome("timed out", f"stopped after {limit_s:g} s: `time-limit` allows more")
+    memory = "killed, as a rule because memory ran out: `jobs=1` or `memory` leaves it more"
+    return Outcome("crashed", memory if error.cause == "SIGKILL" else error.cause)
+
+
+def _line(error: RewriterError) -> str:
+    return " ".join(with_flags(str(error)).replace("\n  what to do: ", "; what to do: ").split())
+
+
+def _fix(entry: Entry) -> Outcome:
+    """Runs in the child process."""
+    from rewriter.jobs.fix.api import fix
+
+    children.inside = False  # native code of this model runs in processes of its own, as always
+    try:
+        result = fix(entry.model, entry.output, **entry.options)
+    except NativeError as error:  # of such a process: this one has not crashed
+        raise ModelError(error.what, where=error.where, hint=error.hint) from None
+    conclusion, checks = result.conclusion, result.verdict.checks if result.verdict else ()
+    passed = result.verdict is None or result.verdict.passed
+    ending: Ending = "unchecked" if not checks else "failed"
+    if passed and checks and (result.proven or not entry.options.get("strict")):
+        ending = "verified" if result.proven else "unproven"
+    text = "; ".join(check.summary for check in checks if check.passed is False) or result.ending
+    if conclusion.limit:
+        text = f"{conclusion.limit}; what to do: {conclusion.remedy}"
+    judging = judging_check(checks)
+    worst = max(float(output.relative_l2) for output in judging.outputs) if judging else None
+    outcome = Outcome("unbuildable" if conclusion.kind == "unbuildable" else ending, text, error=worst)
+    if result.plan is None:
+        return outcome
+    kept = len(result.plan.fp32) + len(result.plan.bf16)
+    return replace(outcome, fp32_nodes=kept, float_nodes=result.plan.float_nodes)
 
 
 @dataclass(frozen=True)
@@ -93,7 +159,7 @@ class Processes:
         processes = [Process(entry, self.seconds) for entry in entries]
         with ThreadPoolExecutor(max(1, jobs)) as threads:
             pairs = zip(entries, processes, strict=True)
-            running = {threads.submit(_fixed, entry, process): entry for entry, process in pairs}
+            running = {threads.submit(land, entry, process.run): entry for entry, process in pairs}
             try:
                 while running:
                     tick()
@@ -103,13 +169,3 @@ class Processes:
                 threads.shutdown(wait=False, cancel_futures=True)
                 for process in processes:
                     process.stop()
-
-
-def _fixed(entry: Entry, process: Process) -> Outcome:
-    """Waits for the process, whose result comes to its place when it is whole."""
-    try:
-        with workspace(entry.output.parent) as result:
-            process.entry = replace(entry, output=result / entry.output.name)
-            return land(entry, process.run(), result)
-    except (OSError, OutputError) as error:
-        return Outcome("refused", str(error))

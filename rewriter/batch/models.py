@@ -1,12 +1,4 @@
-"""The models of a batch with their options: from files, folders, patterns, and a manifest in TOML.
-
-preset = "trt-fp16"             # options of all its models
-
-[[model]]
-path = "detectors/*.onnx"       # a file, a folder or a pattern, relative to the manifest
-inputs = "detectors/samples"
-keep-fp32-op = ["Softmax"]
-"""
+"""The models of a batch with their options: from files, folders, patterns, and a manifest (docs/batch.md)."""
 
 from __future__ import annotations
 

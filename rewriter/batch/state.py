@@ -6,14 +6,13 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from rewriter.batch.models import Entry
-from rewriter.ir.errors import OutputError
 from rewriter.ir.model import data_files, write_json
 from rewriter.report.json import installed_versions
 
@@ -26,9 +25,6 @@ PASSED: tuple[Ending, ...] = ("verified", "unproven", "unchecked")
 FINISHED: tuple[Ending, ...] = (*PASSED, "failed", "unbuildable")
 """Endings that another run would repeat; the others may have had causes outside the model."""
 
-STATE_VERSION = 3
-"""Of the state file; one of another version is not read, and its model is run again."""
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -39,6 +35,7 @@ class Outcome:
         error: Relative L2 error of the worst output in the check that decides.
         seconds: Wall time of the process.
         files: Names of the files that it made, relative to its folder.
+        skipped: An earlier run found it.
     """
 
     ending: Ending
@@ -48,6 +45,7 @@ class Outcome:
     error: float | None = None
     seconds: float = 0.0
     files: tuple[str, ...] = ()
+    skipped: bool = False
 
     @property
     def passed(self) -> bool:
@@ -59,43 +57,32 @@ Ends = Generator[tuple[Entry, Outcome], None, None]
 """Models as they end."""
 
 
-@dataclass(frozen=True)
-class Record:
-    """The outcome of a model in this run or in an earlier one, which `skipped` says."""
-
-    entry: Entry
-    outcome: Outcome
-    skipped: bool = False
-
-
 def state_file(output: Path) -> Path:
     """The state file of a result: `net.onnx.batch.json` beside `net.onnx`."""
     return output.with_name(f"{output.name}.batch.json")
 
 
-def save(record: Record, key: str) -> None:
+def save(entry: Entry, outcome: Outcome, key: str) -> None:
     """Write the state of a finished model; the file is replaced as a whole.
 
     Raises:
         OutputError: it cannot be written.
     """
     content = {
-        "state_version": STATE_VERSION,
         "key": key,
-        "files": {name: digest(record.entry.output.parent / name) for name in record.outcome.files},
-        "outcome": asdict(record.outcome),
+        "files": {name: digest(entry.output.parent / name) for name in outcome.files},
+        "outcome": asdict(outcome),
     }
-    write_json(content, state_file(record.entry.output), "the state")
+    write_json(content, state_file(entry.output), "the state")
 
 
-def finished(entry: Entry, key: str) -> Record | None:
-    """The record of an earlier run with this key, if its files are unchanged; None otherwise."""
+def finished(entry: Entry, key: str) -> Outcome | None:
+    """The outcome of an earlier run with this key, if its files are unchanged; None otherwise."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         state = json.loads(state_file(entry.output).read_text(encoding="utf-8"))
         current = {name: digest(entry.output.parent / name) for name in state["files"]}
-        if (state["state_version"], state["key"], state["files"]) == (STATE_VERSION, key, current):
-            outcome = Outcome(**{**state["outcome"], "files": tuple(state["outcome"]["files"])})
-            return Record(entry, outcome, skipped=True)
+        if (state["key"], state["files"]) == (key, current):
+            return Outcome(**{**state["outcome"], "files": tuple(current), "skipped": True})
     return None
 
 
@@ -156,33 +143,21 @@ def memory_needed(model: Path) -> int:
     return int(BASE_BYTES + BYTES_PER_BYTE * size)
 
 
-@contextmanager
-def workspace(folder: Path) -> Iterator[Path]:
-    """A folder for a result in a folder, which is made; it is removed at the end.
-
-    Raises:
-        OutputError: the folder cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        what, hint = f"cannot make the folder: {error.strerror}", "name another folder with -o"
-        raise OutputError(what, where=str(folder), hint=hint) from error
-    with tempfile.TemporaryDirectory(prefix=".rewriter-batch-", dir=folder) as name:
-        yield Path(name)
-
-
-def land(entry: Entry, outcome: Outcome, result: Path) -> Outcome:
-    """Moves the files of the folder `result` to the output's folder, the model last; the outcome names them.
+def land(entry: Entry, work: Callable[[Path], Outcome]) -> Outcome:
+    """The outcome of work in a folder of its own, whose files then go to the output's, the model last.
 
     The state of an earlier run goes first: a kill in between leaves a model that the next run makes anew.
     """
+    folder = entry.output.parent
     try:
-        state_file(entry.output).unlink(missing_ok=True)
-        files = sorted(result.iterdir(), key=lambda file: file.name == entry.output.name)
-        for file in files:
-            file.replace(entry.output.with_name(file.name))
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".rewriter-batch-", dir=folder) as name:
+            outcome = work(Path(name))
+            state_file(entry.output).unlink(missing_ok=True)
+            files = sorted(Path(name).iterdir(), key=lambda file: file.name == entry.output.name)
+            for file in files:
+                file.replace(folder / file.name)
     except OSError as error:
-        what = f"{entry.output}: cannot write the model: {error.strerror}"
-        return replace(outcome, ending="refused", text=f"{what}; check permissions and the free space")
+        what = f"cannot write the result: {error.strerror}; check permissions and the free space"
+        return Outcome("refused", f"{entry.output}: {what}")
     return replace(outcome, files=tuple(file.name for file in files))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import starmap
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from rich.console import Console
 from rich.text import Text
 
-from rewriter.batch.state import Outcome, Record
+from rewriter.batch.models import Entry
+from rewriter.batch.state import Outcome
 from rewriter.ir.english import count, printable
 from rewriter.report.json import document
 from rewriter.report.tables import Cell, Kind, State, Table, number
@@ -28,27 +29,22 @@ class Summary:
         seconds: Wall time of the whole batch.
     """
 
-    records: Sequence[Record]
+    records: Sequence[tuple[Entry, Outcome]]
     where: str
     seconds: float
 
     @property
     def passed(self) -> bool:
         """True if every model passed."""
-        return all(record.outcome.passed for record in self.records)
+        return all(outcome.passed for _, outcome in self.records)
 
     @property
     def verdict(self) -> str:
         """One sentence."""
-        passed = sum(record.outcome.passed for record in self.records)
-        skipped = sum(record.skipped for record in self.records)
+        passed = sum(outcome.passed for _, outcome in self.records)
+        skipped = sum(outcome.skipped for _, outcome in self.records)
         earlier = f"; {skipped} finished in an earlier run" if skipped else ""
         return f"{passed} of {count(len(self.records), 'model')} passed{earlier}"
-
-    @property
-    def outcomes(self) -> Mapping[str, Outcome]:
-        """All outcomes by the name of the model."""
-        return {record.entry.name: record.outcome for record in self.records}
 
 
 COLUMNS: Mapping[str, Kind] = {
@@ -63,25 +59,24 @@ COLUMNS: Mapping[str, Kind] = {
 def print_summary(summary: Summary, out: Console, *, quiet: bool = False) -> None:
     """Print a table of the models, what to know about those that did not pass, and the verdict."""
     if not quiet:
-        out.print(printed(Table(COLUMNS, list(map(_row, summary.records)))))
+        out.print(printed(Table(COLUMNS, list(starmap(_row, summary.records)))))
         out.print()
-        for name, outcome in summary.outcomes.items():
+        for entry, outcome in summary.records:
             if not outcome.passed:
-                out.print(Text(f"{name}: {outcome.text}"), soft_wrap=True)
+                out.print(Text(f"{entry.name}: {outcome.text}"), soft_wrap=True)
     text = f"{summary.verdict} ({summary.seconds:.1f} s, {summary.where})"
     out.print(Text(text, style="bold green" if summary.passed else "bold red"), soft_wrap=True)
 
 
-def _row(record: Record) -> list[Cell]:
-    outcome = record.outcome
+def _row(entry: Entry, outcome: Outcome) -> list[Cell]:
     state: State = "good" if outcome.ending == "verified" else "warn" if outcome.passed else "bad"
     share = "" if outcome.fp32_nodes is None else f"{outcome.fp32_nodes} of {outcome.float_nodes}"
     return [
-        Cell(record.entry.name),
+        Cell(entry.name),
         Cell(outcome.ending, state=state),
         Cell(share),
         number(outcome.error),
-        Cell("earlier" if record.skipped else f"{outcome.seconds:.1f}"),
+        Cell("earlier" if outcome.skipped else f"{outcome.seconds:.1f}"),
     ]
 
 
@@ -91,19 +86,18 @@ def as_dict(summary: Summary) -> dict[str, Any]:
         {
             "passed": summary.passed,
             "verdict": summary.verdict,
-            "endings": dict(Counter(record.outcome.ending for record in summary.records)),
+            "endings": dict(Counter(outcome.ending for _, outcome in summary.records)),
             "where": summary.where,
             "seconds": summary.seconds,
             "models": [
                 {
-                    "name": record.entry.name,
-                    "input": str(record.entry.model),
-                    "output": str(record.entry.output) if record.outcome.files else None,
-                    "passed": record.outcome.passed,
-                    "skipped": record.skipped,
-                    **asdict(record.outcome),
+                    "name": entry.name,
+                    "input": str(entry.model),
+                    "output": str(entry.output) if outcome.files else None,
+                    "passed": outcome.passed,
+                    **asdict(outcome),
                 }
-                for record in summary.records
+                for entry, outcome in summary.records
             ],
         }
     )
@@ -112,31 +106,28 @@ def as_dict(summary: Summary) -> dict[str, Any]:
 FAILURES = ("failed", "unbuildable")
 """Endings that are a verdict on the model; the others are errors of the run."""
 
-_NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 (section 2.2) does not allow."""
-
 
 def as_junit(summary: Summary) -> str:
     """The text of an XML file as Jenkins, GitLab and GitHub read it: a test case for each model."""
-    outcomes = list(summary.outcomes.values())
+    outcomes = [outcome for _, outcome in summary.records]
     failures = sum(outcome.ending in FAILURES for outcome in outcomes)
     errors = sum(not outcome.passed for outcome in outcomes) - failures
     counts = {"tests": str(len(outcomes)), "failures": str(failures), "errors": str(errors)}
     suites = Element("testsuites", counts)
     suite = SubElement(suites, "testsuite", {**counts, "name": "rewriter batch"})
     suite.set("time", f"{summary.seconds:.3f}")
-    for name, outcome in summary.outcomes.items():
-        case = SubElement(suite, "testcase", name=_xml(name), classname="rewriter.batch")
+    for entry, outcome in summary.records:
+        case = SubElement(suite, "testcase", name=_xml(entry.name), classname="rewriter.batch")
         case.set("time", f"{outcome.seconds:.3f}")
         if outcome.passed:
             SubElement(case, "system-out").text = _xml(outcome.text)
         else:
             kind = "failure" if outcome.ending in FAILURES else "error"
             part = SubElement(case, kind, type=outcome.ending, message=_xml(outcome.text))
-            part.text = _xml(f"{name}: {outcome.text}")
+            part.text = _xml(f"{entry.name}: {outcome.text}")
     indent(suites)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(suites, encoding="unicode") + "\n"
 
 
 def _xml(text: str) -> str:
-    return _NO_XML.sub("?", printable(text))
+    return printable(text).encode(errors="replace").decode()

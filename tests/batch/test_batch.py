@@ -21,9 +21,9 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from rewriter import cli
-from rewriter.batch.child import Process
+from rewriter.batch.machine import Process
 from rewriter.batch.models import Entry
-from rewriter.batch.state import Outcome, Record
+from rewriter.batch.state import Outcome
 from rewriter.batch.summary import Summary, print_summary
 from rewriter.ir.model import save
 
@@ -96,7 +96,7 @@ def test_a_narrow_terminal_folds_names_and_cuts_no_number(tmp_path: Path) -> Non
     name = "packages/of-the-detection-team/a-network-with-a-long-name/2026-11/model.fp32.onnx"
     entry = Entry(name, tmp_path / name, tmp_path / "out.onnx")
     out = Console(record=True, width=80, file=io.StringIO())
-    print_summary(Summary([Record(entry, one) for one in outcomes], "1 job", 2.0), out)
+    print_summary(Summary([(entry, one) for one in outcomes], "1 job", 2.0), out)
     words = out.export_text().split()
     assert {"verified", "8.67e-05", "1234.5", "unbuildable", "4.06e-07"} <= set(words)
     assert "13 of 242" in " ".join(words)
@@ -164,7 +164,7 @@ def process(tmp_path: Path, limit_s: float) -> Process:
 
 
 def test_a_model_past_its_deadline_is_stopped(tmp_path: Path) -> None:
-    outcome = process(tmp_path, 0.3).run()
+    outcome = process(tmp_path, 0.3).run(tmp_path)
     assert (outcome.ending, outcome.text) == ("timed out", "stopped after 0.3 s: `time-limit` allows more")
     assert not (tmp_path / "out.onnx").exists()
 
@@ -177,7 +177,7 @@ def test_a_model_past_its_deadline_is_stopped(tmp_path: Path) -> None:
 def test_a_crash_is_a_finding(number: int, text: str, tmp_path: Path) -> None:
     running = process(tmp_path, 60)
     with ThreadPoolExecutor() as threads:
-        future = threads.submit(running.run)
+        future = threads.submit(running.run, tmp_path)
         while running.child is None:
             time.sleep(0.01)
         os.kill(running.child._process.pid, number)

@@ -15,8 +15,8 @@ from graphs import graph, with_weights
 from rewriter.batch import models
 from rewriter.batch.cluster import Cluster, pack, run_task, unpack
 from rewriter.batch.models import Entry
-from rewriter.batch.state import Outcome, key_of, land, model_files, state_file, workspace
-from rewriter.ir.errors import OutputError, UsageError
+from rewriter.batch.state import Outcome, key_of, land, model_files, state_file
+from rewriter.ir.errors import UsageError
 from rewriter.ir.model import save
 from rewriter.pipeline.config import Configuration
 
@@ -114,27 +114,20 @@ def test_a_batch_of_nothing_and_one_over_its_models_are_refused(tmp_path: Path) 
 
 
 def test_a_result_lands_with_the_model_last_and_without_the_old_state(tmp_path: Path) -> None:
-    output = tmp_path / "out" / "net.onnx"
-    with workspace(output.parent) as result:
-        for name in ("net.onnx", "net.onnx.data", "zz.json"):
-            (result / name).write_text(name)
+    output, names = tmp_path / "out" / "net.onnx", ("net.onnx", "net.onnx.data", "zz.json")
+
+    def work(folder: Path) -> Outcome:
+        for name in names:
+            (folder / name).write_text(name)
         state_file(output).write_text("of an earlier run")
-        landed = land(Entry("net.onnx", tmp_path / "net.onnx", output), Outcome("verified", "fixed"), result)
-    assert set(landed.files) == {"net.onnx.data", "zz.json", "net.onnx"}
-    assert landed.files[-1] == "net.onnx"
-    assert not state_file(output).exists()
-    assert output.read_text() == "net.onnx"
+        return Outcome("verified", "fixed")
 
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    landed = land(Entry("net.onnx", tmp_path / "net.onnx", output), work)
+    assert set(landed.files) == set(names) == {file.name for file in output.parent.iterdir()}
+    assert (landed.ending, landed.files[-1]) == ("verified", "net.onnx")
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(OutputError, match="cannot make the folder"), workspace(tmp_path / "file" / "out"):
-        pass
-    (tmp_path / "result").mkdir()
-    (tmp_path / "result" / "net.onnx").write_text("model")
-    entry = Entry("net.onnx", tmp_path / "net.onnx", tmp_path / "nowhere" / "net.onnx")
-    landed = land(entry, Outcome("verified", "fixed"), tmp_path / "result")
-    assert landed.ending == "refused" and landed.text.startswith(f"{entry.output}: cannot write the model")
+    refused = land(Entry("net.onnx", tmp_path / "net.onnx", tmp_path / "file" / "net.onnx"), work)
+    assert refused.ending == "refused" and refused.text.startswith(f"{tmp_path}/file/net.onnx: cannot write")
 
 
 class Ray:

@@ -43,7 +43,7 @@ BUDGETS = {
     "report": 2_700,
     "hooks": 800,
     "compat": 200,
-    "batch": 900,
+    "batch": 800,
     "cli": 1_300,
     "__main__": 50,
 }
