@@ -75,10 +75,8 @@ class InputComparison(Summary):
 
     def summary(self) -> Iterator[Row]:
         yield "verdict", "they differ" if self.differ else "no difference"
-        yield (
-            "samples",
-            f"{count(len(self.samples), 'sample')} compared, of {self.counts[0]} and {self.counts[1]}",
-        )
+        compared = f"{count(len(self.samples), 'sample')} compared"
+        yield "samples", f"{compared}, of {self.counts[0]} and {self.counts[1]}"
         arrays = [array for sample in self.samples for array in sample.arrays if array.differences]
         sentences = dict.fromkeys(f"{array.name}: {array.sentence}" for array in arrays)
         yield from listed("differences", sentences, 3)

@@ -39,11 +39,9 @@ def compare_images(name: str, relation: Relation, ours: Array, theirs: Array) ->
     parts = made[..., *window], other[..., *window]
     differences += _padding(made, other, float(np.std(parts[1] - parts[0])))
     differences += _remainder(*parts, (ours.dtype, theirs.dtype))
-    before = distance(ours, theirs)
-    if not differences:
-        return ArrayComparison(name, (), before, before)
     notes = (ASK,) if any(d.kind == "interpolation" for d in differences) else ()
-    return ArrayComparison(name, tuple(differences), before, relative_l2(parts[1], parts[0]), notes)
+    before, after = distance(ours, theirs), relative_l2(parts[1], parts[0])
+    return ArrayComparison(name, tuple(differences), before, after, notes)
 
 
 def compare_others(name: str, ours: Array, theirs: Array) -> ArrayComparison:
@@ -112,9 +110,6 @@ def _epsilon(*dtypes: np.dtype[Any]) -> float:
     return max((float(np.finfo(d).eps) for d in dtypes if d.kind == "f"), default=0.0)
 
 
-# -- in words -----------------------------------------------------------------------------------
-
-
 def in_words(r: Relation, ours: Array, theirs: Array, values: Pair | Fit | None) -> Iterator[Difference]:
     """The differences that the relation states."""
     yield from dtype_difference(ours.dtype, theirs.dtype)
@@ -146,9 +141,6 @@ def _scalings(mine: Scaling, other: Scaling) -> Iterator[Difference]:
         phrase = f"has {other}" if mine.plain else f"has {other}, not {mine}"
         phrase = f"has no mean and deviation (ours: {mine})" if other.plain else phrase
         yield Difference("normalization", phrase, both)
-
-
-# -- what is left -------------------------------------------------------------------------------
 
 
 def _padding(made: Array, theirs: Array, noise: float) -> Iterator[Difference]:

@@ -73,7 +73,7 @@ def compare_samples(
     """Compares arrays of the same name; of the others, the first with the first, and so on.
 
     Args:
-        image: The photograph of the sample.
+        image: The photograph that both read, [H, W, 3] in uint8: tells how each side resized it.
     """
     spare = [name for name in theirs if name not in ours]
     for name, array in ours.items():
@@ -93,14 +93,9 @@ def compare_samples(
 def compare_arrays(
     ours: Array, theirs: Array, name: str = "array", image: Array | None = None
 ) -> ArrayComparison:
-    """Compares one array of both pipelines: images in any layout, or any other numbers.
-
-    Args:
-        image: The photograph that both read, [H, W, 3] in uint8: tells how each side resized it.
-    """
-    related = None
-    if distance(ours, theirs) > ROUNDING and min(ours.size, theirs.size):
-        related = relation(ours, theirs)
+    """Compares one array of both pipelines: images in any layout, or any other numbers."""
+    differ = distance(ours, theirs) > ROUNDING and min(ours.size, theirs.size)
+    related = relation(ours, theirs) if differ else None
     if related is None:
         comparison = compare_others(name, ours, theirs)
     else:

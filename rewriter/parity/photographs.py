@@ -126,7 +126,11 @@ def with_origins(comparison: ArrayComparison, image: Array, ours: Array, theirs:
         return replace(comparison, notes=(*notes, note))
     kept = comparison.differences
     if mine.text != other.text:  # not the same pixels: each side is compared by the photograph
-        relation = Relation((mine.axes, other.axes), _combined(mine.fit, other.fit))
+        order = [mine.fit.order.index(channel) for channel in other.fit.order]
+        factor = other.fit.factor / mine.fit.factor[order]
+        offset = other.fit.offset - mine.fit.offset[order] * factor
+        left = max(mine.fit.unexplained, other.fit.unexplained)
+        relation = Relation((mine.axes, other.axes), Fit(tuple(order), factor, offset, left))
         phrase = f"is {other.text}, not {mine.text}"
         size = Difference("size", phrase, f"theirs {phrase}")
         kept = (*in_words(relation, ours, theirs, scaled(relation, ours, theirs)), size)
@@ -136,14 +140,6 @@ def with_origins(comparison: ArrayComparison, image: Array, ours: Array, theirs:
         kept += (Difference("interpolation", f"is resized {other.method}, not {mine.method}", text),)
     made = (f"{who}: image = {METHODS[o.method]}" for who, o in (("ours", mine), ("theirs", other)))
     return replace(comparison, differences=kept, notes=(*notes, *made))
-
-
-def _combined(mine: Fit, other: Fit) -> Fit:
-    """Theirs from ours, where both come from the same pixels."""
-    order = [mine.order.index(channel) for channel in other.order]
-    factor = other.factor / mine.factor[order]
-    left = max(mine.unexplained, other.unexplained)
-    return Fit(tuple(order), factor, other.offset - mine.offset[order] * factor, left)
 
 
 def recognise(image: Array, array: Array) -> Origin | None:

@@ -44,11 +44,6 @@ class Relation:
     axes: tuple[str, str]
     fit: Fit
 
-    @property
-    def changes(self) -> tuple[bool, bool, float]:
-        """The order of explanations that fit equally well, the simplest first."""
-        return self.axes[0] != self.axes[1], not self.fit.in_order, self.fit.unexplained
-
     def sides(self, ours: Array, theirs: Array) -> tuple[Array, Array]:
         """Both as [N, C, H, W]."""
         return canonical(ours, self.axes[0]), canonical(theirs, self.axes[1])
@@ -65,25 +60,21 @@ def relation(ours: Array, theirs: Array) -> Relation | None:
             window = common(*sides)
             relations.append(Relation(axes, fitted(*(side[..., *window] for side in sides))))
     least = min((r.fit.unexplained for r in relations), default=1.0)
-    good = [r for r in relations if r.fit.unexplained <= SIMPLER * least + NOISE]
-    return min(good, key=lambda r: r.changes) if least <= RELATED else None
-
-
-# -- layouts ------------------------------------------------------------------------------------
+    good = [r for r in relations if r.fit.unexplained <= min(SIMPLER * least + NOISE, RELATED)]
+    return min(
+        good, key=lambda r: (r.axes[0] != r.axes[1], not r.fit.in_order, r.fit.unexplained), default=None
+    )
 
 
 def axes_pairs(ours: tuple[int, ...], theirs: tuple[int, ...]) -> list[tuple[str, str]]:
     """Layouts of both shapes in which batch and channels agree, equal layouts first."""
-    pairs = [
-        (mine, other)
-        for mine, other in itertools.product(layouts(ours), layouts(theirs))
-        if all(_size(ours, mine, letter) == _size(theirs, other, letter) for letter in "NC")
-    ]
-    return sorted(pairs, key=lambda pair: pair[0] != pair[1])
 
+    def sizes(shape: tuple[int, ...], axes: str) -> list[int]:
+        return [shape[axes.index(letter)] if letter in axes else 1 for letter in "NC"]
 
-def _size(shape: tuple[int, ...], axes: str, letter: str) -> int:
-    return shape[axes.index(letter)] if letter in axes else 1
+    pairs = itertools.product(layouts(ours), layouts(theirs))
+    alike = (pair for pair in pairs if sizes(ours, pair[0]) == sizes(theirs, pair[1]))
+    return sorted(alike, key=lambda pair: pair[0] != pair[1])
 
 
 def layouts(shape: tuple[int, ...]) -> list[str]:
@@ -132,9 +123,6 @@ def standard(rows: Array) -> Array:
     """The rows at mean 0 and deviation 1; rows of one value at 0."""
     deviation = rows.std(axis=1, keepdims=True)
     return np.asarray((rows - rows.mean(axis=1, keepdims=True)) / np.where(deviation > 0, deviation, 1.0))
-
-
-# -- the affine relation of two aligned images, channel by channel ------------------------------
 
 
 def fitted(ours: Array, theirs: Array) -> Fit:

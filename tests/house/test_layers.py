@@ -38,7 +38,7 @@ BUDGETS = {
     "passes": 5_200,
     "pipeline": 2_000,
     "judge": 1_850,
-    "parity": 950,
+    "parity": 900,
     "jobs": 4_100,
     "report": 2_700,
     "hooks": 800,
