@@ -17,7 +17,6 @@ from rewriter.hazards import (
     magnitude,
     norms,
     operators,
-    provenance,
     resolution,
     small_values,
     types,
@@ -69,10 +68,8 @@ RULES: tuple[Rule, ...] = (*_TYPES, *HAZARDS)
 SCAN_RULES: tuple[Rule, ...] = (
     *HAZARDS,
     attention.linear_attention,
-    provenance.cast_pairs,
-    provenance.wide_integers,
-    provenance.outside_statistics,
-    provenance.fp16_reference,
+    types.cast_pairs,
+    types.fp16_reference,
     known_defects,
     operators.refused_operators,
 )

@@ -6,8 +6,8 @@ from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.survey import Survey
 
 ANY_TYPE = frozenset(
-    "cast-pair wide-integer tf32 known-defect refused-operator unmeasured no-schema outside-statistics "
-    "random-data fp16-reference quantized".split()
+    "cast-pair tf32 known-defect refused-operator unmeasured no-schema random-data fp16-reference "
+    "quantized".split()
 )
 """Kinds that occur in FP32, too, or that concern no arithmetic."""
 

@@ -1,20 +1,20 @@
-"""Hazard rules about types: nodes that keep theirs by request, for lack of a lower type, or unmeasured."""
+"""Hazard rules about types: nodes that keep theirs, and models that hold lower types already."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL
 from rewriter.hazards.operators import refused_by_parser
-from rewriter.hazards.survey import Survey
+from rewriter.hazards.survey import LARGEST, Survey
 from rewriter.ir.base import Kept
-from rewriter.ir.graph import label
+from rewriter.ir.graph import attribute, casts_to, label
 from rewriter.ir.graph.ops import QUANTISING, RECURRENT, SAME_VALUES
-from rewriter.ir.model.schemas import READS_BITS
+from rewriter.ir.model.schemas import READS_BITS, SHORT_NAMES
 from rewriter.ir.plan import plugin_types
 
 SEQUENCE_LENS = 4
@@ -109,3 +109,35 @@ def generated(survey: Survey) -> Iterator[Hazard]:
     for node in survey.nodes:
         if node.op_type.startswith("Random"):
             yield Hazard(node, "generated", f"{node.op_type} keeps its type")
+
+
+def cast_pairs(survey: Survey) -> Iterator[Hazard]:
+    """FP32 tensors that are cast to a lower type and back: they are rounded there, and may overflow.
+
+    Converters to FP16 leave such pairs around nodes that they keep in FP32. Optimisers that remove the
+    pairs change results: https://github.com/microsoft/onnxruntime/issues/20346. TensorRT-RTX 1.6.1 keeps
+    them (measured).
+    """
+    for node in survey.graph.nodes:
+        to = attribute(node, "to", 0) if node.op_type == "Cast" else 0
+        if to not in LARGEST or survey.graph.dtype(node.input[0]) != TensorProto.FLOAT:
+            continue
+        readers = survey.graph.consumers(node.output[0])
+        back = next((r for r in readers if casts_to(r, TensorProto.FLOAT)), None)
+        if back is None:
+            continue
+        measured = survey.range(node.input[0])
+        beyond = to == TensorProto.FLOAT16 and measured is not None and measured.absmax > LARGEST[to]
+        reason = (
+            f"{label(node)} rounds {node.input[0]} to {SHORT_NAMES[to].upper()}, and {label(back)} goes back"
+        )
+        yield survey.hazard(node, "cast-pair", reason, node.input[0], "error" if beyond else None)
+
+
+def fp16_reference(survey: Survey) -> Iterator[Hazard]:
+    """Models in FP16 already: their results on ONNX Runtime's CPU are no reference.
+
+    Seen in https://github.com/NVIDIA/TensorRT/issues/4355
+    """
+    if survey.mixed and survey.graph.is_main and survey.nodes:
+        yield Hazard(survey.nodes[0], "fp16-reference", "the model computes in FP16 or BF16 already")

@@ -9,7 +9,7 @@ from onnx import NodeProto
 
 from rewriter.hazards.quirks import table
 from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal
-from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph import GraphEditor, label
 from rewriter.ir.graph.match import optional_input, produced
 from rewriter.ir.graph.ops import TENSOR_CORE
 
@@ -64,25 +64,16 @@ def _probe_of(graph: GraphEditor, clip: NodeProto) -> str | None:
 
 
 def _isolate(graph: GraphEditor, clip: NodeProto) -> Event:
-    bounds = [_bound(graph, clip, 1, "min"), _bound(graph, clip, 2, "max")]
-    if None in bounds:
+    steps = [(op, b) for op, index in (("Max", 1), ("Min", 2)) if (b := optional_input(clip, index))]
+    if any(graph.constant(bound) is None for _, bound in steps):
         return Refusal(label(clip), "its bounds are computed: TensorRT does not fuse such a Clip")
-    steps = [(op, b) for op, b in zip(("Max", "Min"), bounds, strict=True) if b]
     if not steps:
         return Refusal(label(clip), "it has no bounds")
     nodes, current = [], clip.input[0]
     for index, (op, bound) in enumerate(steps):
         last = index == len(steps) - 1
         out = clip.output[0] if last else graph.tensor(f"{clip.output[0]}/{op}", like=clip.output[0])
-        nodes.append(graph.make(op, [current, bound or ""], [out], name=f"{label(clip)}/{op}"))
+        nodes.append(graph.make(op, [current, bound], [out], name=f"{label(clip)}/{op}"))
         current = out
     graph.substitute(clip.output[0], *nodes)
     return Change(label(clip), "Clip became " + " and ".join(op for op, _ in steps))
-
-
-def _bound(graph: GraphEditor, clip: NodeProto, index: int, name: str) -> str | None:
-    """Returns the tensor that holds a bound; "" if there is none, None if it is computed."""
-    if tensor := optional_input(clip, index):
-        return tensor if graph.constant(tensor) is not None else None
-    value = attribute(clip, name)  # opset 6
-    return "" if value is None else graph.add_constant(f"{clip.output[0]}/{name}", value, like=clip.input[0])

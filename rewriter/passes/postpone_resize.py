@@ -19,9 +19,6 @@ from rewriter.ir.graph.weights import Replacement, layout_obstacle
 from rewriter.ir.model import Array
 from rewriter.ir.model.tensors import Shape
 
-FIRST_OPSET = 11
-"""First version in which Resize names its mapping of coordinates and has its scales as the third input."""
-
 _ALIGNED = frozenset(
     {"align_corners", "asymmetric", "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel"}
 )
@@ -63,7 +60,6 @@ class PostponeResize(GraphPass):
         - a Resize that crops (tf_crop_and_resize) or keeps the aspect ratio
         - nodes that --keep-fp32, --keep-fp32-op or an edited plan names
         - weights that are computed or quantised, or that belong to an enclosing graph
-        - a model below opset 11
     """
 
     name = "postpone-resize"
@@ -223,9 +219,6 @@ def _loss(graph: GraphEditor, conv: NodeProto, parts: Sequence[_Part], least: in
 
 def _unknown_mean(graph: GraphEditor, resize: NodeProto) -> str:
     """The reason why a Resize or Upsample is no known mean in each channel; "" if it is one."""
-    if graph.model.opset < FIRST_OPSET:
-        needed = f"{label(resize)} names its mapping of coordinates from opset {FIRST_OPSET} on"
-        return f"{needed}, the model has {graph.model.opset}: run upgrade-opset"
     mode = attribute(resize, "coordinate_transformation_mode", "half_pixel")
     if mode not in _ALIGNED:
         return f"{label(resize)} has coordinates by {mode}"
@@ -235,13 +228,13 @@ def _unknown_mean(graph: GraphEditor, resize: NodeProto) -> str:
 
 
 def _scales(graph: GraphEditor, resize: NodeProto) -> tuple[float, ...] | None:
-    """The factor by which each axis grows; None if one is not known. For opset 11 and later."""
+    """The factor by which each axis grows; None if one is not known, or before opset 11."""
     before, after = graph.shape(resize.input[0]), graph.shape(resize.output[0])
     if before is None:
         return None
     if optional_input(resize, 3):  # it has sizes, not scales
         return _growth(before, after, _axes(resize, len(before)))
-    axes, given = _axes(resize, len(before)), graph.constant(resize.input[2])
+    axes, given = _axes(resize, len(before)), graph.constant(optional_input(resize, 2))
     if given is None or given.size != len(axes):
         return None
     named = dict(zip(axes, given.tolist(), strict=True))

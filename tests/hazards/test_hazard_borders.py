@@ -34,11 +34,6 @@ LOG_SUM = one("ReduceLogSum", shape="1,2", result="1,1")
 SOFTMAX = one("Softmax", shape="N,2", result="N,2", axis=-2)
 DEEP = "g (float[2,K] a, float[K,2] b) => (float[2,2] y) { y = MatMul(a, b) }"
 MEAN = one("ReduceMean", shape="1,4096", result="1,1", axes="[1]")
-NORM = """
-    g (float[1,1,2,2] x) => (float[1,1,2,2] y)
-    <float[1] s = {1.0}, float[1] b = {0.0}, float[1] mean = {8.0}, float[1] var = {0.0}> {
-        y = BatchNormalization(x, s, b, mean, var)
-    }"""
 TINY = "g (float[3,1] x) => (float[3,2] y) <float[1,2] w = {1e-6, 3e-6}> { y = MatMul(x, w) }"
 ANGLE = "g (int64[4] n) => (float[4] y) { x = Cast<to = 1>(n) y = Sin(x) }"
 PAIR = "g (float[2] x) => (float[2] y) { h = Cast<to = 10>(x) b = Cast<to = 1>(h) y = Neg(b) }"
@@ -87,9 +82,6 @@ TABLE: list[tuple[str, str, Ranges, str, str]] = [
     ("weights", TINY, {"w": mean(0.01)}, "", "their measured norm excludes a loss"),
     ("phase", ANGLE, {"x": (0, 4.0)}, "", "an angle of 4"),
     ("phase", ANGLE, {"x": (0, above(4.0))}, "warning x, warning y", "a larger angle"),
-    ("outside_statistics", NORM, {"x": (8.0, 8.0)}, "", "as in training"),
-    ("outside_statistics", NORM, {"x": (below(8.0), 8.0)}, "warning y", "less"),
-    ("outside_statistics", NORM, {"x": (8.0, above(8.0))}, "warning y", "more"),
     ("cast_pairs", PAIR, {"x": (0, LARGEST)}, "note h", "in range on the way"),
     ("cast_pairs", PAIR, {"x": (0, above(LARGEST))}, "error h", "beyond it on the way"),
 ]

@@ -97,18 +97,6 @@ def test_a_norm_names_what_overflows(tensor: str, words: str) -> None:
     assert all(reason.startswith(words) and "exceed 65504" in reason for reason in reasons)
 
 
-STATISTICS = """
-    g (float[1,1,2,2] x) => (float[1,1,2,2] y)
-    <float[1] s = {1.0}, float[1] b = {0.0}, float[1] mean = {0.5}, float[1] var = {0.04}> {
-        y = BatchNormalization(x, s, b, mean, var)
-    }"""
-
-
-def test_the_tensor_whose_data_it_is() -> None:
-    (hazard,) = NAMES["outside_statistics"](surveyed(STATISTICS, {"x": (0, 255)}))
-    assert hazard.tensor == "x" and hazard.range is not None and hazard.range.high == 255
-
-
 SQUARE = """
     g (float[1,1,64] x) => (float[1,4,61] y)
     <float[4,1,4] f = {1, 0, -1, 2, 1, 0, -1, 2, 1, 0, -1, 2, 1, 0, -1, 2},

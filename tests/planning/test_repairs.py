@@ -267,8 +267,6 @@ CASES = {
 
 NO_REPAIR = {
     "cast_pairs": "the model's own arithmetic: fix keeps it, bit by bit",
-    "wide_integers": "about releases before 9.0, whose parser clamps; no float takes part",
-    "outside_statistics": "about the data: FP32 computes the same",
     "fp16_reference": "about what the result is compared with",
     "known_defects": "about TensorRT's code: each row of the table names its workaround",
     "refused_operators": "about the target's parser: test_quirks.py has the types of each release",
