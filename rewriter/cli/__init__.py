@@ -15,7 +15,6 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from rewriter import __version__
 from rewriter.cli.exits import BAD_INPUT, INTERRUPTED, echo, exit_codes, print_error, reader_may_leave
 from rewriter.cli.parameters import FLAG
 from rewriter.ir.errors import UsageError
@@ -99,10 +98,10 @@ class Group(TyperGroup):
     """A command with subcommands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters of the group; a screen has no line for `--help` itself, and none for `--version`."""
+        """The parameters of the group; a screen has no line for `--help` itself."""
         params = _plain(super().get_params(ctx), ctx)
         for param in params:
-            if isinstance(param, TyperOption) and param.name in ("help", "version"):
+            if isinstance(param, TyperOption) and param.name == "help":
                 param.hidden = True
         return params
 
@@ -197,16 +196,6 @@ def main() -> None:
             raise SystemExit(INTERRUPTED) from None
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"rewriter {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
+def _root() -> None:
     pass

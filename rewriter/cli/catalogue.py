@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -12,18 +13,21 @@ from rewriter.cli.exits import STDOUT, echo, exit_codes, reader_may_leave, write
 from rewriter.cli.parameters import Json, check_outputs, completer
 from rewriter.pipeline.options import KEYS
 
-passes = typer.Typer(cls=Group, help="What a pipeline can do; `passes show NAME`")
-presets = typer.Typer(cls=Group, help="Pipelines by name; `presets show NAME`")
+
+def _listing(list_all: Callable[..., None], text: str) -> typer.Typer:
+    """A group of commands whose name alone, or with `list`, lists all."""
+    group = typer.Typer(cls=Group, help=text)
+
+    @group.callback(invoke_without_command=True)
+    def run(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            with exit_codes(), reader_may_leave():
+                list_all()
+
+    group.command("list", cls=Command)(list_all)
+    return group
 
 
-@passes.callback(invoke_without_command=True)
-def _passes(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        with exit_codes(), reader_may_leave():
-            _list_passes()
-
-
-@passes.command("list", cls=Command)
 def _list_passes(json: Json = None) -> None:
     """List all of them; * marks the default."""
     from rewriter.pipeline import catalogue
@@ -55,14 +59,6 @@ def _is_json_alone(name: str, content: object, json: Path | None) -> bool:
     return json == STDOUT
 
 
-@presets.callback(invoke_without_command=True)
-def _presets(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        with exit_codes(), reader_may_leave():
-            _list_presets()
-
-
-@presets.command("list", cls=Command)
 def _list_presets(json: Json = None) -> None:
     """List all of them."""
     from rewriter.pipeline import catalogue
@@ -72,6 +68,10 @@ def _list_presets(json: Json = None) -> None:
         return
     entries = map(catalogue.preset_entry, PRESETS.values())
     echo("\n\n".join([*entries, "rewriter presets show NAME tells more."]))
+
+
+passes = _listing(_list_passes, "What a pipeline can do; `passes show NAME`")
+presets = _listing(_list_presets, "Pipelines by name; `presets show NAME`")
 
 
 @passes.command("show", cls=Command)

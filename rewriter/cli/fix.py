@@ -46,9 +46,8 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
     written = values["report"]
     outputs = replace(outputs, report=written)
     check_outputs(read[1:], output=output)  # MODEL itself is a matter of --in-place
-    check_outputs([*read, output], save_plan=save_plan)
-    check_extra(resolved.where("report"), written, [*read, output, save_plan])
-    check_outputs([*read, output, save_plan, written], json=outputs.json)
+    check_extra(resolved.where("report"), written, [*read, output])
+    check_outputs([*read, output, written], save_plan=save_plan, json=outputs.json)
     options = FixOptions(**resolved.arguments("fix"), page=written is not None and is_page(written))
     job = partial(api.fix, model, output or (model if in_place else None), options)
     result = outputs.run(resolved.errors_name_sources()(job), report)

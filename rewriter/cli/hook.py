@@ -67,13 +67,9 @@ def fix(
 
 
 def _skipped(model: Path) -> bool:
-    """True if the model is to be skipped, which is printed; what is no model is the job's to report."""
+    """True if the model is to be skipped, which is printed."""
     from rewriter.hooks.precommit import skipped
 
-    try:
-        reason = skipped(model)
-    except RewriterError:
-        return False
-    if reason:
+    if reason := skipped(model):
         echo(f"{model}: {reason}")
     return bool(reason)

@@ -50,7 +50,9 @@ def run_scan(
     Raises:
         typer.Exit: with 1 after such a finding, with 2 if a model could not be read.
     """
+    from rewriter.ir.model import write_json
     from rewriter.report import scan as report
+    from rewriter.report.sarif import as_sarif
 
     resolved = configured(given, next(iter(models), None), quiet=outputs.quiet)
     outputs.check([*models, resolved.values["inputs"], resolved.configuration.file])
@@ -58,7 +60,7 @@ def run_scan(
         hint = "name it .json, or scan one model"
         raise UsageError("a page shows one model", where=f"`report` {outputs.report}", hint=hint)
     results, unread = _scanned(models, resolved, quiet=outputs.quiet, several=several)
-    more = [partial(_write_sarif, results, unread, outputs.sarif)] if outputs.sarif else []
+    more = [partial(write_json, as_sarif(results, unread), outputs.sarif)] if outputs.sarif else []
     if several:
         together = SimpleNamespace(
             print_result=report.print_results, as_dict=partial(report.all_as_dict, unread=unread)
@@ -95,11 +97,3 @@ def _scanned(
                     raise
                 unread.append(error)
     return results, unread
-
-
-def _write_sarif(results: Sequence[ScanResult], unread: Sequence[RewriterError], path: Path) -> None:
-    """Write results as one SARIF log."""
-    from rewriter.ir.model import write_json
-    from rewriter.report.sarif import as_sarif
-
-    write_json(as_sarif(results, unread), path)

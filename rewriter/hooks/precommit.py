@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rewriter.hooks.fixing import HookOptions, fix_export, raw_path
-from rewriter.ir.errors import OutputError
+from rewriter.ir.errors import OutputError, RewriterError
 from rewriter.ir.graph import made_by
 from rewriter.ir.model import load
 from rewriter.passes.mixed_precision import MixedPrecision
@@ -21,10 +22,7 @@ def skipped(path: Path) -> str:
     """Why a file is skipped; "" if it is not.
 
     `rewriter` chose the types of a fixed model: a second run must change nothing, and a scan would report
-    hazards that its Casts avoid.
-
-    Raises:
-        ModelError: it is no model.
+    hazards that its Casts avoid. What is no model is the job's to report.
     """
     if path.stem.endswith(".raw"):
         return "skipped: it is the original of a fixed model"
@@ -32,8 +30,10 @@ def skipped(path: Path) -> str:
         with path.open("rb") as stream:
             if stream.read(len(LFS)) == LFS:
                 return "skipped: Git LFS has not fetched it"
-    nodes = load(path).proto.graph.node
-    return "already fixed" if any(made_by(node, (MixedPrecision.name,)) for node in nodes) else ""
+    with suppress(RewriterError):
+        nodes = load(path).proto.graph.node
+        return "already fixed" if any(made_by(node, (MixedPrecision.name,)) for node in nodes) else ""
+    return ""
 
 
 def fix_committed(path: Path, options: dict[str, Any]) -> bool:

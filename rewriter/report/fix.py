@@ -23,7 +23,7 @@ from rewriter.report import checks
 from rewriter.report.json import data_dict, document
 from rewriter.report.next_step import next_step
 from rewriter.report.tables import NAME, Cell, Kind, State, Table, grouped, number, table
-from rewriter.report.terminal import Row, about_target, first_rows, print_report, shortened, time_line
+from rewriter.report.terminal import Row, facts, first_rows, print_report, shortened
 from rewriter.runtime.figures.outputs import OutputComparison
 
 CAUSES, WARNINGS, REPAIRS = 4, 3, 3
@@ -39,9 +39,9 @@ def print_result(result: FixResult, out: Console, *, verbosity: int = 0) -> None
     commands = list(zip(("Next", "or"), following.commands.values(), strict=False))
     commands += [("then", following.verify)] if following.verify else []
     summary = rows(result, everything=verbosity > 0)
-    facts = [about_target(result.target), time_line(result.seconds)]
+    last = facts(result.target, result.seconds)
     line, all_tables = verdict_line(result), tables(result)
-    print_report(line, state(result), summary, all_tables, out, verbosity, commands, facts)
+    print_report(line, state(result), summary, all_tables, out, verbosity, commands, last)
 
 
 def state(result: FixResult) -> State:

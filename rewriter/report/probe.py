@@ -22,22 +22,21 @@ def print_result(found: Answers, out: Console, *, verbosity: int = 0) -> None:
     Args:
         verbosity: -1: the first line alone; 1: with all figures, and the use of each answer.
     """
-    origin = "Measured on this machine"
-    if found.recorded:
-        origin = "Recorded answers, not measured on this machine"
+    origin = (
+        "Recorded answers, not measured on this machine" if found.recorded else "Measured on this machine"
+    )
     known = sum(found.answers.get(probe.name, Answer(UNKNOWN)).value != UNKNOWN for probe in every_probe())
     total = count(len(every_probe()), "question")
     out.print(Text(f"{origin}: {found.title} ({known} of {total} answered)"), soft_wrap=True)
     if verbosity < 0:
         return
-    verbose = verbosity > 0
     rows = []
     for probe in every_probe():
         answer = found.answers.get(probe.name, Answer(UNKNOWN, problem="not measured"))
         answered = answer.value != UNKNOWN
         text = probe.values.get(answer.value, answer.value) if answered else f"unknown: {answer.problem}"
-        used = f" [{probe.name}] Used for: {probe.used}" if verbose and probe.used else ""
-        cells = [probe.question + used, text, _figures(answer, None if verbose else 3)]
+        used = f" [{probe.name}] Used for: {probe.used}" if verbosity > 0 and probe.used else ""
+        cells = [probe.question + used, text, _figures(answer, None if verbosity > 0 else 3)]
         rows.append([Cell(cell, state="plain" if answered else "warn") for cell in cells])
     columns: dict[str, Kind] = {"question": "text", "answer": "text", "figures": "text"}
     out.print(printed(Table(columns, rows)))

@@ -71,22 +71,16 @@ def _result(finding: Finding, index: int, result: ScanResult, files: Sequence[Sc
     text = f"{finding.reason.removesuffix('.')}."  # no capital: it may begin with the name of a tensor
     if finding.range is not None and str(finding.range) not in text:
         text += f" {finding.tensor} is in {finding.range}."
-    found: dict[str, Any] = {
+    properties = {"repair": finding.repair, "tensor": finding.tensor, "nodeCount": len(finding.nodes)}
+    return {
         "ruleId": finding.kind,
         "ruleIndex": index,
         "level": finding.severity,
         "message": {"text": f"{text} What to do: {finding.repair}."},
         "locations": [_location(finding, result, files)],
         "partialFingerprints": {"nodes/v1": "|".join((finding.kind, *finding.nodes[:1]))},
-        "properties": {
-            "repair": finding.repair,
-            "tensor": finding.tensor,
-            "nodeCount": len(finding.nodes),
-        },
+        "properties": {**properties, **({"link": finding.link} if finding.link else {})},
     }
-    if finding.link:
-        found["properties"]["link"] = finding.link
-    return found
 
 
 def _location(finding: Finding, result: ScanResult, files: Sequence[ScanResult]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rewriter.ir.errors import RewriterError
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report.json import data_dict, document
 from rewriter.report.tables import Cell, Kind, State, Table, grouped, number, table
-from rewriter.report.terminal import MORE, Row, about_target, data_rows, listed, print_report, time_line
+from rewriter.report.terminal import MORE, Row, data_rows, facts, listed, print_report
 
 STATES: Mapping[Severity, State] = {"error": "bad", "warning": "warn", "note": "plain"}
 
@@ -30,9 +30,9 @@ NAMED = 2
 def print_result(result: ScanResult, out: Console, *, verbosity: int = 0) -> None:
     """Print the findings, worst first; see `print_report`."""
     commands = [("Next", command)] if (command := next_command(result)) else []
-    facts = [about_target(result.target), time_line(result.seconds)]
+    last = facts(result.target, result.seconds)
     line, all_tables = verdict_line(result), tables(result)
-    print_report(line, state(result), rows(result), all_tables, out, verbosity, commands, facts)
+    print_report(line, state(result), rows(result), all_tables, out, verbosity, commands, last)
 
 
 def print_results(results: Iterable[ScanResult], out: Console, *, verbosity: int = 0) -> None:

@@ -18,6 +18,7 @@ from rewriter.report.tables import State, Table
 from rewriter.runtime.inputs.samples import DataSource
 
 MORE = "-v shows all"
+NOT_PROBED = "no probe results, rules assume the worst"
 
 NAME_WIDTH = 32
 """Holds two parts of a module path as a rule, enough to find the node in Netron."""
@@ -58,13 +59,13 @@ def print_report(
     out: Console,
     verbosity: int,
     commands: Iterable[Row] = (),
-    facts: Iterable[str] = (),
+    facts: Iterable[Row] = (),
 ) -> None:
     """Print a report: the verdict first; verbosity -1: the verdict alone, 0: with its summary, 1: everything.
 
     Args:
         commands: What to run next, each with its label, printed as one line, to be copied.
-        facts: Lines that follow the tables.
+        facts: Rows that follow the tables.
     """
     out.print(Text(with_flags(verdict), STYLES[state]), soft_wrap=True)  # one line, for grep
     if verbosity < 0:
@@ -76,7 +77,7 @@ def print_report(
         for table in tables:
             if table.rows:
                 out.print("", printed(table), sep="\n")
-        out.print("", *map(Text, facts), sep="\n")
+        out.print("", *(Text(": ".join(fact)) for fact in facts), sep="\n")
 
 
 def printed(table: Table) -> RichTable:
@@ -121,16 +122,13 @@ def first_rows(label: str, texts: Sequence[str], most: int | None) -> Iterator[R
         yield label, f"... and {len(texts) - most} more: {MORE}"
 
 
-def about_target(target: Target) -> str:
-    """One line: the target, and the origin of its probe results."""
-    if not target.known_from:
-        return f"Target: {target}; no probe results, rules assume the worst"
-    return f"Target: {target}; probe results: {target.known_from}"
-
-
-def time_line(seconds: Mapping[str, float]) -> str:
-    """The time of each stage."""
-    return "Time: " + ", ".join(f"{stage} {s:.1f} s" for stage, s in seconds.items())
+def facts(target: Target | None, seconds: Mapping[str, float] | None) -> Iterator[Row]:
+    """The target with the origin of its probe results, and the time of each stage."""
+    if target is not None:
+        known = f"probe results: {target.known_from}" if target.known_from else NOT_PROBED
+        yield "Target", f"{target}; {known}"
+    if seconds:
+        yield "Time", ", ".join(f"{stage} {s:.1f} s" for stage, s in seconds.items())
 
 
 def data_rows(data: DataSource, warnings: Iterable[str]) -> Iterator[Row]:

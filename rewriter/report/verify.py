@@ -14,7 +14,7 @@ from rewriter.judge.verify_result import VerifyResult
 from rewriter.report import checks
 from rewriter.report.json import data_dict, document
 from rewriter.report.tables import Cell, Kind, State, Table, number, table
-from rewriter.report.terminal import Row, data_rows, print_report, time_line
+from rewriter.report.terminal import Row, data_rows, facts, print_report
 from rewriter.runtime.engines.protocol import Latency
 
 
@@ -44,9 +44,9 @@ def print_result(result: VerifyResult, out: Console, *, verbosity: int = 0) -> N
     """Print the result; see `print_report`."""
     command = next_command(result)
     commands = [("Next", command)] if command else []
-    facts = [time_line(result.seconds)]
+    last = facts(None, result.seconds)
     line, all_tables = verdict_line(result), tables(result)
-    print_report(line, state(result), rows(result), all_tables, out, verbosity, commands, facts)
+    print_report(line, state(result), rows(result), all_tables, out, verbosity, commands, last)
 
 
 def state(result: VerifyResult) -> State:

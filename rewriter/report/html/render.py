@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +20,10 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from rewriter.ir.base import Target
+from rewriter.report import terminal
 from rewriter.report.json import installed_versions
 from rewriter.report.tables import State, Table
-from rewriter.report.terminal import Row, about_target, time_line
+from rewriter.report.terminal import Row
 
 
 class Fact(NamedTuple):
@@ -99,11 +101,7 @@ def run_section(
         command: The command that made the page; "" where Python did.
         commands: What to run next, each after the words that say what it does.
     """
-    rows = list(facts)
-    if target is not None:
-        rows.append(Fact("Target", about_target(target).removeprefix("Target: ")))
-    if seconds:
-        rows.append(Fact("Time", time_line(seconds).removeprefix("Time: ")))
+    rows = [*facts, *starmap(Fact, terminal.facts(target, seconds))]
     versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
     rows.append(Fact("Versions", versions))
     lines = [*commands, *([("Repeats this run", command)] if command else [])]
