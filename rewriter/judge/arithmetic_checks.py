@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 
 import numpy as np
 
@@ -15,9 +16,10 @@ from rewriter.ir.model import Array, Model
 from rewriter.judge.expected import Expected, Outputs, as_declared, run_all, selects_rows
 from rewriter.judge.judge import Standard, weigh
 from rewriter.judge.verdict import Check, Excuse
-from rewriter.runtime.emulation import Accumulation, emulation, rounded, sums
+from rewriter.runtime.emulation import Accumulation, emulation, reference, rounded, sums
 from rewriter.runtime.emulation.divergence import NodeError, diverge
-from rewriter.runtime.figures.outputs import OutputComparison, compare_samples
+from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.figures.outputs import OutputComparison, worst_of_samples
 from rewriter.runtime.figures.pair import degenerate
 from rewriter.runtime.figures.tolerances import RELATIVE_L2, TOLERANCES, USABLE, Tolerance
 
@@ -30,8 +32,15 @@ REORDERED = 2.0
 another order of FP32 sums was measured to change: both sides are off by that (triangle inequality)."""
 
 AS_FP32 = 1.2
-"""Errors of a model that is as accurate as the network's own FP32 engine, in units of that engine's: two
-builds of one model were measured to differ by less."""
+"""Largest error of a model that is as accurate as the network's own FP32 engine, in units of that engine's:
+two builds of one model were measured to differ by less."""
+
+SAME_SAMPLE = 2.0
+"""The same on one sample, in units of what the engine errs on that sample, which varies by chance: with our
+passes, TF32 (emulated) errs 0.4 to 1.6 times as much as without on single samples of MobileOne-S4, and 1.02
+times on the worst of five; on those of PP-OCRv6's tiny recogniser, 0.6 to 1.05 times. So 1.2 would fail files
+that are all FP32. What 2 keeps out: TF32 errs by 0.012 on one sample of RexNet-R 150 and by 0.005 on four,
+the rules' plan by 0.010 to 0.022 on all."""
 
 EXPLAINED = 3
 """Nodes with the largest added errors that a failed emulation names."""
@@ -73,8 +82,13 @@ def check_structure(
 
 def _own_rounding(expected: Expected, model: Model) -> dict[str, float]:
     """Returns the error that rounding as written may add to each output; 0 if nothing finite is left."""
-    found = compare_samples(expected.exact, expected.as_written, 0.0, as_sets=selects_rows(model))
+    found = weigh(expected.exact, expected.as_written, _distance(model)).comparisons
     return {o.name: BOTH_ROUND * o.relative_l2 if np.isfinite(o.relative_l2) else 0.0 for o in found}
+
+
+def _distance(model: Model) -> Standard:
+    """The standard that measures any error, for which rows in another order are none."""
+    return Standard(Tolerance(0.0, RELATIVE_L2, "another form of the network"), as_sets=selects_rows(model))
 
 
 def check_emulation(
@@ -112,37 +126,66 @@ def check_emulation(
     return replace(check, summary=summary)
 
 
-def tf32_errors(
-    expected: Expected, original: Model, samples: Iterable[Mapping[str, Array]]
-) -> dict[str, float]:
-    """Relative L2 error of each finite output of an FP32 model whose products are rounded to TF32."""
-    check = check_emulation(expected, original, "fp32", samples)
-    return {output.name: output.relative_l2 for output in check.outputs if output.finite}
+def conditioning(model: Model, samples: Sequence[Outputs], exact: Sequence[Outputs]) -> dict[str, float]:
+    """Relative L2 error of each output when its FP32 sums run in another order.
+
+    ONNX Runtime with its graph optimisations computes the same model with fused kernels. No result can be
+    judged closer than that: a network whose boxes move by 1.6e-2 then has no outputs to that precision.
+
+    Returns:
+        Errors of finite outputs, the worst of the samples; empty if the optimised model does not run.
+    """
+    try:
+        with Session(reference(model), optimize=True) as session:
+            reordered = [session.run(sample) for sample in samples]
+    except ArithmeticRunError:
+        return {}
+    return {o.name: o.relative_l2 for o in weigh(exact, reordered, _distance(model)).comparisons if o.finite}
 
 
 def excused(check: Check, conditioning: Callable[[], Mapping[str, float]]) -> Check:
     """Judges a failed check again where another order of the original's own sums explains the error.
 
     Args:
-        conditioning: As `expected.conditioning`; called for a failed check alone.
+        conditioning: As the function of that name; called for a failed check alone.
     """
     if check.passed is not False:
         return check
-    reason = "another order of its own sums moves the result by"
-    return allowing(check, conditioning(), reason, REORDERED, "conditioning")
+    errors = conditioning()
+    limits = {name: REORDERED * error for name, error in errors.items()}
+    words = f"another order of its own sums moves the result by {max(errors.values(), default=0.0):.2g}"
+    return _allowing(check, [limits], words, "conditioning")
 
 
-def as_fp32(check: Check, errors: Callable[[], Mapping[str, float]], engine: str) -> Check:
+def as_fp32(check: Check, rounds: Callable[[], Sequence[Sequence[OutputComparison]]], engine: str) -> Check:
     """Judges a failed check again where the network's own FP32 engine errs as much.
 
+    No sample may err `AS_FP32` times as much as the engine's worst, nor `SAME_SAMPLE` times as much as the
+    engine does on it. A single row of probabilities may move `AS_FP32` times as far as the engine moves one
+    of any sample, if the mean distance of the rows is within its tolerance: which row's class hangs on
+    rounding is chance. On four pages of text TF32 moves one row of PP-OCRv4's recogniser by 0.62, the fixed
+    file two, by 0.52 and 0.51, and all lines are equal.
+
     Args:
-        errors: Of the outputs of that engine; called for a failed check alone.
+        rounds: The outputs of that engine for each sample; called for a failed check alone.
         engine: The engine, for the summary.
     """
     if check.passed is not False:
         return check
-    reason = f"{engine} errs by"
-    allowed = allowing(check, errors(), reason, AS_FP32, "as-fp32")
+    own = rounds()
+    errors = [{o.name: o.relative_l2 for o in outputs if o.finite} for outputs in own]
+    names = {name for of_sample in errors for name in of_sample}
+    worst = {name: max(of_sample.get(name, 0.0) for of_sample in errors) for name in names}
+    limits = [
+        {name: min(SAME_SAMPLE * error, AS_FP32 * worst[name]) for name, error in of_sample.items()}
+        for of_sample in errors
+    ]
+    rows = dict[str, float]()
+    for output in (o for outputs in own for o in outputs):
+        if output.probability is not None:
+            rows[output.name] = max(rows.get(output.name, 0.0), AS_FP32 * output.probability.difference)
+    words = f"{engine} errs by {max(worst.values(), default=0.0):.2g}"
+    allowed = _allowing(check, limits, words, "as-fp32", rows)
     return allowed if allowed.passed else check
 
 
@@ -163,25 +206,42 @@ def without_tf32(check: Check, exact: Callable[[], Check]) -> Check:
     return replace(check, tf32_off=other.error, summary=summary)
 
 
-def allowing(
-    check: Check, errors: Mapping[str, float], reason: str, factor: float, excuse: Excuse = ""
+def _allowing(
+    check: Check,
+    limits: Sequence[Mapping[str, float]],
+    words: str,
+    excuse: Excuse,
+    rows: Mapping[str, float] | None = None,
 ) -> Check:
     """Judges a failed check again, where the network itself is less accurate than a tolerance.
 
     Args:
-        errors: Error of each output that is not due to the fixed model.
-        reason: The source of these errors, for the summary.
-        factor: Errors that are allowed, in units of `errors`.
+        limits: For each sample, or for all: relative L2 errors of outputs that pass, whatever the tolerance.
+        words: The reason, for the summary.
         excuse: Of the check if it passes so.
+        rows: Largest difference of a single row, of outputs of probabilities.
     """
-    allowed = {name: min(USABLE, factor * error) for name, error in errors.items()}
-    outputs = tuple(replace(o, tolerance=max(o.tolerance, allowed.get(o.name, 0.0))) for o in check.outputs)
-    if check.passed is not False or outputs == check.outputs or check.value is not None:
+    if check.value is not None or not limits:
         return check
-    passed = all(o.passed for o in outputs)
-    summary = f"{check.summary}; {reason} {max(errors.values()):.2g}"
+    rounds = tuple(
+        tuple(_allowed(o, limit.get(o.name, 0.0), (rows or {}).get(o.name, 0.0)) for o in outputs)
+        for outputs, limit in zip(check.rounds, cycle(limits), strict=False)
+    )
+    if rounds == check.rounds:
+        return check
+    outputs = worst_of_samples(rounds)
+    passed, summary = all(o.passed for o in outputs), f"{check.summary}; {words}"
+    excuse = excuse if passed else check.excuse
+    return replace(check, passed=passed, outputs=outputs, rounds=rounds, summary=summary, excuse=excuse)
+
+
+def _allowed(output: OutputComparison, error: float, row: float) -> OutputComparison:
+    """An output that may err by so much, and whose single rows of probabilities may differ by so much."""
+    fair = output.probability
     return replace(
-        check, passed=passed, outputs=outputs, summary=summary, excuse=excuse if passed else check.excuse
+        output,
+        tolerance=max(output.tolerance, min(USABLE, error)),
+        probability=fair and replace(fair, of_fp32=row),
     )
 
 
@@ -237,14 +297,27 @@ def _compare_run(
     except ArithmeticRunError as error:
         return Check(name, None, f"not checked: {error.what}", seconds=time.perf_counter() - start)
     found = weigh(expected, actual, standard)
-    outputs = tuple(
-        replace(o, tolerance=o.tolerance + (noise or {}).get(o.name, 0.0)) for o in found.comparisons
+    rounds = tuple(
+        tuple(replace(o, tolerance=o.tolerance + (noise or {}).get(o.name, 0.0)) for o in outputs)
+        for outputs in found.rounds
     )
+    outputs = worst_of_samples(rounds)
     value = found.value(standard.tolerance)
     passed = all(c.passed for c in outputs) and (value is None or value.met)
     details = () if passed else tuple(_degenerate(expected, outputs))
     seconds, worst = time.perf_counter() - start, found.worst
-    return Check(name, passed, "", outputs, details, seconds, worst.statistics, worst.pictures, value=value)
+    return Check(
+        name,
+        passed,
+        "",
+        outputs,
+        details,
+        seconds,
+        worst.statistics,
+        worst.pictures,
+        value=value,
+        rounds=rounds,
+    )
 
 
 def _degenerate(expected: Sequence[Outputs], outputs: Iterable[OutputComparison]) -> Iterator[str]:

@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.model.schemas import NUMPY_TYPES
 from rewriter.runtime.emulation import reference, rounded
 from rewriter.runtime.engines.onnxruntime import Session, runs_on_gpu
-from rewriter.runtime.figures.outputs import compare_samples
 from rewriter.runtime.figures.tolerances import precision_of
 
 Outputs = Mapping[str, Array]
@@ -53,29 +51,6 @@ def expected_outputs(model: Model, samples: Sequence[Outputs]) -> Expected:
 def widened(model: Model) -> Model:
     """Returns the model in FP32; the same object if none of its tensors is FP16 or BF16."""
     return model if precision_of(model) == "fp32" else reference(model)
-
-
-def conditioning(model: Model, samples: Sequence[Outputs], exact: Sequence[Outputs]) -> dict[str, float]:
-    """Relative L2 error of each output when its FP32 sums run in another order.
-
-    ONNX Runtime with its graph optimisations computes the same model with fused kernels. No result can be
-    judged closer than that: a network whose boxes move by 1.6e-2 then has no outputs to that precision.
-
-    Returns:
-        Errors by output, the worst of the samples; empty if the optimised model does not run.
-    """
-    try:
-        with Session(reference(model), optimize=True) as session:
-            reordered = [session.run(sample) for sample in samples]
-    except ArithmeticRunError:
-        return {}
-    return errors_of(model, exact, reordered)
-
-
-def errors_of(model: Model, exact: Sequence[Outputs], actual: Sequence[Outputs]) -> dict[str, float]:
-    """Relative L2 error of each output that is finite, the worst of the samples."""
-    found = compare_samples(exact, actual, 0.0, as_sets=selects_rows(model))
-    return {one.name: one.relative_l2 for one in found if one.finite}
 
 
 def run_all(

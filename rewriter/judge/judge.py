@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from rewriter.ir.model import Model
 from rewriter.judge.expected import Outputs, selects_rows
@@ -41,20 +42,25 @@ class Judged:
     """Results of one model, compared with the original's over all samples.
 
     Attributes:
-        comparisons: Each output in its worst sample and build.
+        rounds: The outputs of each sample, build by build.
         error: The tolerance's metric in the worst build; `best`: in the best build; None if none ran.
         allowed: The limit on `error`: above the tolerance where rows were matched as sets.
         passed: True if all builds ran, and all outputs are within the tolerance.
         worst: Figures of the arrays that were compared.
     """
 
-    comparisons: tuple[OutputComparison, ...] = ()
+    rounds: tuple[tuple[OutputComparison, ...], ...] = ()
     error: float | None = None
     best: float | None = None
     allowed: float = 0.0
     passed: bool = False
     worst: WorstOutputs = field(default_factory=WorstOutputs)
     builds: tuple[BuildRun, ...] = ()
+
+    @cached_property
+    def comparisons(self) -> tuple[OutputComparison, ...]:
+        """Each output in its worst sample and build."""
+        return worst_of_samples(self.rounds)
 
     def value(self, tolerance: Tolerance) -> MetricValue | None:
         """The value of a metric that judges all outputs together; None for relative L2, or if none ran."""
@@ -116,13 +122,13 @@ def weigh(
             compared = tuple(replace(c, note=c.note or f"judged by {tolerance.metric}") for c in compared)
         rounds.append(compared)
         values.append(_value(metric, exact, found, compared, tolerance))
-    comparisons = worst_of_samples(rounds) if rounds else ()
+    comparisons = worst_of_samples(rounds)
     value = metric.worst_of(values)
     value = metric.failed if value is None else value
     allowed = max((c.tolerance for c in comparisons if by_output), default=tolerance.value)
     met = by_output or metric.meets(value, allowed)
     passed = met and all(c.passed for c in comparisons)
-    return Judged(comparisons, value, value, allowed, passed, worst)
+    return Judged(tuple(rounds), value, value, allowed, passed, worst)
 
 
 def judge(expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standard: Standard) -> Judged:
@@ -142,7 +148,7 @@ def judge(expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standa
         runs.append(BuildRun(outcome.build, outcome.status, outcome.problem, error, outcome.latency))
     errors = [run.error for run in runs if run.error is not None]
     return Judged(
-        worst_of_samples([one.comparisons for one in judged]) if judged else (),
+        tuple(outputs for one in judged for outputs in one.rounds),
         metric.worst_of(errors),
         (max if metric.least else min)(errors, default=None),
         max((one.allowed for one in judged), default=standard.tolerance.value),
@@ -178,6 +184,7 @@ def run_check(
         judged.worst.statistics,
         judged.worst.pictures,
         value=judged.value(tolerance),
+        rounds=judged.rounds,
         device=where.device,
     )
     if judged.error is not None:

@@ -73,6 +73,7 @@ class Check:
         statistics: Errors of each output in its worst sample, of the arrays that `outputs` compares.
         pictures: The same samples of outputs that look like images.
         excuse: Of a check that passed beyond its tolerance.
+        rounds: The outputs of each sample, build by build; `outputs` has each in the worst of them.
         value: Under a metric of the user's, which judges all outputs together.
         tf32_off: As `error`, of the same file where FP32 products are exact; None if that was not tried.
         built: True if there is an engine, whatever is wrong with it; None if no build was tried.
@@ -91,6 +92,7 @@ class Check:
     excuse: Excuse = ""
     latency: Latency | None = None
     value: MetricValue | None = None
+    rounds: tuple[tuple[OutputComparison, ...], ...] = ()
     worst: tuple[NodeError, ...] = ()
     tf32_off: float | None = None
     built: bool | None = None

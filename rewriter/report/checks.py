@@ -27,8 +27,8 @@ def judging_check(checks: Sequence[Check]) -> Check | None:
 
 def check_dict(check: Check) -> dict[str, Any]:
     """A check with the verdict on each output."""
-    fields = asdict(replace(check, pictures=()))
-    del fields["pictures"]
+    fields = asdict(replace(check, pictures=(), rounds=()))
+    del fields["pictures"], fields["rounds"]
     return {**fields, "outputs": [{**asdict(one), "passed": one.passed} for one in check.outputs]}
 
 

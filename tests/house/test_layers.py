@@ -37,7 +37,7 @@ BUDGETS = {
     "hazards": 3_500,
     "passes": 5_200,
     "pipeline": 2_000,
-    "judge": 1_850,
+    "judge": 1_900,
     "parity": 900,
     "jobs": 4_100,
     "report": 2_700,

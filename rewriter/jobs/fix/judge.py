@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ from rewriter.judge.arithmetic_checks import (
     as_fp32,
     check_emulation,
     check_structure,
+    conditioning,
     excused,
-    tf32_errors,
     without_tf32,
 )
 from rewriter.judge.build_check import build_options, check_build, check_original_build, expectation
-from rewriter.judge.expected import Expected, as_declared, conditioning, errors_of, widened
-from rewriter.judge.judge import Judged, Standard, run_check
+from rewriter.judge.expected import Expected, as_declared, widened
+from rewriter.judge.judge import Judged, Standard, run_check, weigh
 from rewriter.judge.verdict import Check
 from rewriter.runtime.emulation import Accumulation
 from rewriter.runtime.engines import this_machine
@@ -34,10 +35,11 @@ from rewriter.runtime.engines.deployment import Deployment
 from rewriter.runtime.engines.measure import UNBUILT, measure
 from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import Span, write_samples
-from rewriter.runtime.figures.tolerances import precision_of
+from rewriter.runtime.figures.outputs import OutputComparison
+from rewriter.runtime.figures.tolerances import TOLERANCES, precision_of
 
-Errors = Mapping[str, float]
-"""Relative L2 error of each output that is finite, by name."""
+Rounds = Sequence[Sequence[OutputComparison]]
+"""The outputs of an engine for each sample, or none if it does not run."""
 
 
 @dataclass
@@ -178,41 +180,49 @@ class Judge:
             return check_original_build(path, self._build_options(), self.timeout_s)
 
     @cached_property
-    def conditioning(self) -> Errors:
+    def conditioning(self) -> Mapping[str, float]:
         """Error of each output when the original's sums run in another order; needed where a check fails."""
         if self.expected is None:
             return {}
         return conditioning(load(self.source), self.samples, self.expected.exact)
 
     @cached_property
-    def fp32_engine(self) -> Errors:
-        """Error of each output of the original's own FP32 engine, with TF32 as the library has it.
-
-        Empty if it does not build or run.
-        """
+    def fp32_engine(self) -> Rounds:
+        """The original's own FP32 engine, with TF32 as the library has it."""
         if self.settings is None or self.expected is None:
-            return {}
+            return ()
         original = load(self.source)
         model, folder = widened(original), self.folder / "fp32"
         variant = self.variant(model, self.file(model, "fp32", original), folder / "samples")
         try:
             (outcome,) = measure([variant], replace(self.settings, timing=None), folder)
         except EngineError:
-            return {}
-        actual = [outcome.values(number) for number in range(len(outcome.outputs))]
-        return errors_of(original, self.expected.exact, actual) if outcome.ran else {}
+            return ()
+        actual = (outcome.values(number) for number in range(len(outcome.outputs)))
+        return weigh(self.expected.exact, actual, _tf32(original)).rounds if outcome.ran else ()
 
     @cached_property
-    def emulated_fp32(self) -> Errors:
-        """Error of each output of the original in FP32 with TF32, emulated; empty if that is impossible."""
+    def emulated_fp32(self) -> Rounds:
+        """The original in FP32 with TF32, emulated."""
         if self.expected is None:
-            return {}
-        return tf32_errors(self.expected, widened(load(self.source)), self.samples)
+            return ()
+        original = load(self.source)
+        held = _tf32(original)
+        return check_emulation(self.expected, widened(original), "fp32", self.samples, "fp32", held).rounds
 
-    @property
-    def fp32_errors(self) -> Errors:
-        """Error of each output of the original in FP32: of its engine where one runs, else emulated."""
-        return self.fp32_engine or self.emulated_fp32
+    def error_in_fp32(self, check: Check) -> float:
+        """The largest error in FP32 of an output on a sample in which it failed, the least of these outputs.
+
+        No plan has to be closer. It is that of the original's engine where one runs, else emulated.
+        """
+        errors = dict[str, float]()
+        for outputs, own in zip(
+            check.rounds, cycle(self.fp32_engine or self.emulated_fp32 or [()]), strict=False
+        ):
+            own_errors = {o.name: o.relative_l2 for o in own if o.finite}
+            for name in (o.name for o in outputs if not o.passed):
+                errors[name] = max(errors.get(name, 0.0), own_errors.get(name, 0.0))
+        return min(errors.values(), default=0.0)
 
     def timed_in_turn(self, engines: Sequence[Path]) -> list[float | None]:
         """Median latencies in microseconds of engines that are timed in turn in one process.
@@ -275,6 +285,10 @@ class Judge:
             return loaded.path
         with self.stage("save"):
             return save(model, self.folder / f"{name}.onnx")
+
+
+def _tf32(original: Model) -> Standard:
+    return Standard.of(original, TOLERANCES["tf32"])
 
 
 def engine_first(checks: Sequence[Check]) -> tuple[Check, ...]:

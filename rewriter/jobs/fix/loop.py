@@ -397,14 +397,9 @@ class _Loop:
         asked, closer = self.job.limit, share * _optimism(made)
         if asked is not None:  # a metric of which more is better has no share
             return asked if asked.measure.least else replace(asked, tolerance=asked.tolerance * closer)
-        limit = max(limit, AS_FP32 * self._error_in_fp32(made))
+        if (check := made.arithmetic) is not None:
+            limit = max(limit, AS_FP32 * self.subject.judge.error_in_fp32(check))
         return ErrorLimit(limit * closer, self.job.metric, one_sample=True)
-
-    def _error_in_fp32(self, made: Attempt) -> float:
-        """The smallest error that the original has in FP32 on a failed output: no plan has to be closer."""
-        check, errors = made.arithmetic, self.subject.judge.fp32_errors
-        failed = () if check is None else (o.name for o in check.outputs if not o.passed)
-        return min((errors.get(name, 0.0) for name in failed), default=0.0)
 
     def _in_fp32(self) -> Iterator[Candidate]:
         """All of it in FP32 if nothing passes, or if it may be faster; unchanged if nothing builds."""

@@ -83,7 +83,7 @@ class OutputComparison:
             return math.inf
         relative = self.relative_l2 / self.tolerance if self.tolerance else 0.0
         fair = self.probability
-        if fair is None or not fair.decided:
+        if fair is None or not fair.fair:
             return relative
         return min(relative, max(fair.excess, self._relative_to_use))
 
@@ -180,20 +180,8 @@ def _compared(name: str, pair: Pair, tolerance: float, note: str = "") -> Output
     return OutputComparison(name, pair.relative_l2, pair.max_abs, pair.cosine, pair.finite, tolerance, note)
 
 
-def compare_samples(
-    expected: Sequence[Mapping[str, Array]],
-    actual: Sequence[Mapping[str, Array]],
-    tolerance: float,
-    *,
-    as_sets: bool = False,
-) -> tuple[OutputComparison, ...]:
-    """The worst comparison of each output over some samples; see `compare`."""
-    pairs = zip(expected, actual, strict=True)
-    return worst_of_samples([compare(one, other, tolerance, as_sets=as_sets) for one, other in pairs])
-
-
 def worst_of_samples(rounds: Sequence[Sequence[OutputComparison]]) -> tuple[OutputComparison, ...]:
-    """The worst comparison of each output; one round for each sample."""
+    """The worst comparison of each output; one round for each sample and build."""
     by_output = zip(*rounds, strict=True)
     return tuple(max(same, key=lambda c: (not c.finite, not c.passed, c.relative_l2)) for same in by_output)
 
