@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from rewriter.ir.model import Array, Model, walk_graphs
+from rewriter.ir.model import Array, Model, walk_nodes
 from rewriter.ir.model.schemas import NUMPY_TYPES
 from rewriter.runtime.emulation import reference, rounded
 from rewriter.runtime.engines.onnxruntime import Session, runs_on_gpu
@@ -72,6 +72,16 @@ def as_declared(model: Model, sample: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def selects_rows(model: Model) -> bool:
-    """True if a TopK or NonMaxSuppression selects and orders the rows of the outputs."""
-    selecting = {"TopK", "NonMaxSuppression"}
-    return any(n.op_type in selecting for g in walk_graphs(model.proto.graph) for n in g.node)
+    """True if a TopK or NonMaxSuppression may select and order the rows of the outputs, which are on axis 1.
+
+    A TopK of another number does not: it routes tokens to experts.
+    """
+    nodes = list(walk_nodes(model.proto.graph))
+    stored = {t.name: t for t in model.proto.graph.initializer}
+    counts = [stored.get(n.input[1]) if n.input[1:] else None for n in nodes if n.op_type == "TopK"]
+    named = {size for port in model.signature.inputs for size in port.shape or () if isinstance(size, str)}
+    shapes = [port.shape or (None, None) for port in model.signature.outputs]
+    rows = {shape[1] for shape in shapes if shape[1:]} - named
+    unknown = None in counts or not all(isinstance(size, int) for size in rows)
+    selects = unknown or any(int(model.array(t).item()) in rows for t in counts if t is not None)
+    return any(n.op_type == "NonMaxSuppression" for n in nodes) or (bool(counts) and selects)

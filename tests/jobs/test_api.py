@@ -123,6 +123,10 @@ def test_a_plugin_gets_the_types_of_its_ports(
         ({"plugin_types": "Efficient:fp16"}, "`plugin-types`: the model has no Efficient"),
         ({"plugin_types": "Relu:fp16"}, "`plugin-types`: Relu is an operator of ONNX"),
         ({"plugin_types": "EfficientPlugin_TRT:fp16,fp16"}, "1 inputs and 3 outputs"),
+        (
+            {"plugin_types": "EfficientPlugin_TRT:int32:fp16"},
+            "a of EfficientPlugin_TRT(b) is FLOAT, not int32",
+        ),
         ({"plugin_types": "EfficientPlugin_TRT:half"}, "'half' is no type"),
         ({"plugin_types": "EfficientPlugin_TRT"}, "names no types"),
         ({"io": "z=fp16"}, "`io`: no float input or output has the name 'z'"),

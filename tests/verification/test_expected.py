@@ -34,7 +34,27 @@ def test_only_a_model_that_rounds_has_other_results_as_it_is_written() -> None:
     np.testing.assert_allclose(found.as_written[0]["y"], found.exact[0]["y"], rtol=1e-3)
 
 
-@pytest.mark.parametrize(("body", "selects"), [("v, i = TopK(x, k) y = Neg(v)", True), ("y = Neg(x)", False)])
-def test_rows_are_selected(body: str, selects: bool) -> None:
-    source = graph(f"g (float[4] x) => (float[P] y) <int64[1] k = {{2}}> {{ {body} }}")
+@pytest.mark.parametrize(
+    ("shapes", "body", "selects"),
+    [
+        pytest.param(("1,4", "1,P"), "v, i = TopK(x, k) y = Neg(v)", True, id="rows without a number"),
+        pytest.param(("1,4", "1,2"), "v, i = TopK(x, k) y = Neg(v)", True, id="as many rows as it selects"),
+        pytest.param(
+            ("1,4", "1,1"), "v, i = TopK(x, k) y = ReduceSum(v)", False, id="another number of rows"
+        ),
+        pytest.param(
+            ("1,S", "1,S"), "v, i = TopK(x, k) y = Neg(x)", False, id="as many rows as an input has"
+        ),
+        pytest.param(
+            ("1,4", "1,3"),
+            "j = ReduceSum(k) v, i = TopK(x, j) y = Neg(v)",
+            True,
+            id="a number that is computed",
+        ),
+        pytest.param(("1,4", "1,4"), "y = Neg(x)", False, id="nothing selects"),
+    ],
+)
+def test_rows_are_selected(shapes: tuple[str, str], body: str, selects: bool) -> None:
+    given, result = shapes
+    source = graph(f"g (float[{given}] x) => (float[{result}] y) <int64[1] k = {{2}}> {{ {body} }}")
     assert selects_rows(source) is selects

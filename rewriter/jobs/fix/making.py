@@ -13,7 +13,7 @@ from rewriter.hazards.planning.planner import extend_plan, make_plan
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Context, Kept, Pass, Rescaled
 from rewriter.ir.graph import label
-from rewriter.ir.model import Model, walk_graphs
+from rewriter.ir.model import Model, walk_graphs, walk_nodes
 from rewriter.ir.model.stopwatch import Stopwatch
 from rewriter.ir.plan import Plan, node_key
 from rewriter.jobs.fix.job import FixJob
@@ -186,3 +186,7 @@ def _unmatched(wish: PrecisionRequest, plan: Plan, model: Model) -> Iterator[str
             near = near_names(name, there)
             instead = f": there are {near}" if near else ""
             yield f"{option} {name!r} names no node that computes on floats{instead}"
+    operators = [node.op_type for node in walk_nodes(model.proto.graph)]
+    for name in wish.lower.ops:
+        if name not in operators:
+            yield f"`lower-op` {name!r} names no node: there are {near_names(name, operators)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from onnx import NodeProto, TensorProto
@@ -14,6 +14,7 @@ from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import DYNAMIC_INT8
 from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.model.schemas import EXCHANGEABLE, schema_of
+from rewriter.ir.model.tensors import FLOATS, TensorFacts
 from rewriter.ir.plan import IO_TYPES, InputsOutputs, PortTypes, io_parts, plugin_types
 
 LISTED = 3
@@ -59,7 +60,8 @@ def declare_plugins(model: Model, texts: Iterable[str]) -> None:
     """Gives results of custom operators the types that the model lacks: FP32, or what is no float.
 
     Raises:
-        UsageError: the model has no such operator, or fewer inputs or outputs of it; or ONNX knows it.
+        UsageError: the model has no such operator, fewer inputs or outputs of it, or others;
+            or ONNX knows it.
     """
     graphs, types = list(walk_graphs(model.proto.graph)), plugin_types(texts)
     nodes = [node for graph in graphs for node in graph.node]
@@ -75,6 +77,23 @@ def declare_plugins(model: Model, texts: Iterable[str]) -> None:
                     graph.value_info.add(name=name).type.tensor_type.elem_type = TensorProto.DataType.Value(
                         dtype
                     )
+    for graph, scope in zip(graphs, model.facts().scopes if types else (), strict=False):
+        for node in graph.node:
+            if node.op_type in types:
+                _refuse_kinds(node, types[node.op_type], scope)
+
+
+def _refuse_kinds(node: NodeProto, ports: PortTypes, scope: Mapping[str, TensorFacts]) -> None:
+    """Only floats can be exchanged for one another; one float type alone is that of all floats."""
+    for names, kinds in ((node.input, ports.inputs), (node.output, ports.outputs)):
+        for name, kind in zip(names, kinds, strict=False):
+            dtype = scope[name].dtype if name in scope else 0
+            own = TensorProto.DataType.Name(dtype)
+            fits = dtype in FLOATS or not kinds[1:] if kind in IO_TYPES else own == kind.upper()
+            if dtype and not fits:
+                what = f"{name} of {label(node)} is {own}, not {kind}"
+                hint = "only floats can be exchanged for one another"
+                raise UsageError(what, where="`plugin-types`", hint=hint)
 
 
 def _refuse_ports(model: Model, op: str, ports: PortTypes, nodes: Sequence[NodeProto]) -> None:
