@@ -28,6 +28,8 @@ from rewriter.ir.model.schemas import (
 )
 from rewriter.ir.model.tensors import Facts, TensorFacts
 
+LOWER = EXCHANGEABLE - {TensorProto.FLOAT}
+
 
 @dataclass(frozen=True)
 class TypeRequest:
@@ -43,6 +45,7 @@ class TypeRequest:
             last one holds for all that follow.
         tag: Name for new nodes' metadata.
         cast_bytes: Weights of at least so many bytes stay FP16 or BF16, with a Cast where FP32 is read.
+        floats: The element types that are exchanged for one another; tensors of others stay.
     """
 
     node_type: Callable[[int, NodeProto], int]
@@ -53,12 +56,13 @@ class TypeRequest:
     plugins: Mapping[str, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
     tag: str = ""
     cast_bytes: float = math.inf
+    floats: AbstractSet[int] = EXCHANGEABLE
 
 
 def retype(model: Model, request: TypeRequest) -> Model:
     """Returns a copy of the model with the types of `request`.
 
-    Only FP32, FP16 and BF16 are exchanged. Nodes without a schema, and nodes with a tensor of unknown
+    Nodes without a schema, and nodes with a tensor of unknown
     type (sequences and optionals among them), keep their types. An output that is itself an input has
     that input's type.
 
@@ -68,7 +72,7 @@ def retype(model: Model, request: TypeRequest) -> Model:
     result = model.copy()
     graph = result.proto.graph
     for value in graph.input:
-        if value.name in request.inputs and value.type.tensor_type.elem_type in EXCHANGEABLE:
+        if value.name in request.inputs and value.type.tensor_type.elem_type in request.floats:
             value.type.tensor_type.elem_type = request.inputs[value.name]
     own = {v.name: v.type.tensor_type.elem_type for v in graph.input}
     wanted = [
@@ -95,7 +99,8 @@ class _Walk:
         """Retypes one graph; `output_types` are the element types of its outputs, in order."""
         scope = len(self.scopes)
         self.scopes.append({})
-        shared = self.model, self.names, self.request.tag, self.request.cast_bytes
+        request = self.request
+        shared = self.model, self.names, request.tag, request.cast_bytes, request.floats
         tensors = Tensors(*shared, graph, self.facts.scopes[scope], parent)
         outputs = zip(graph.output, output_types, strict=True)
         tensors.wanted = {v.name: dtype for v, dtype in outputs if tensors.is_float(v.name)}
@@ -106,7 +111,7 @@ class _Walk:
             given, [v.name for v in graph.output], lambda n: casts_floats(n, tensors.is_float)
         )
         for tensor in graph.initializer:
-            if tensor.data_type in EXCHANGEABLE:
+            if tensor.data_type in request.floats:
                 tensors.add_initializer(tensor)
         for value in graph.input:
             if tensors.is_float(value.name) and not tensors.owns(value.name):
@@ -164,7 +169,7 @@ class _Walk:
         self._read(tensors, node, [follow[port] for port in rules.inputs])
         outputs = [follow[port] for port in rules.outputs]
         if outputs and outputs[0]:
-            set_type_attributes(node, outputs[0])
+            set_type_attributes(node, outputs[0], tensors.floats)
         if node.op_type == "ConstantOfShape" and tensors.is_float(node.output[0]):
             _fill_with(node, dtype)
         self._add(tensors, scope, node, outputs)
@@ -179,7 +184,7 @@ class _Walk:
         rounded: list[tuple[str, str, int]] = []
         for index, name in enumerate(node.output if self.request.rounding else ()):
             given = tensors.original_type(name) if name else 0
-            lower = given in EXCHANGEABLE - {TensorProto.FLOAT} and (scope, name) not in self.request.exact
+            lower = given in LOWER and (scope, name) not in self.request.exact
             if lower and node.op_type not in VALUE_PRESERVING:
                 node.output[index] = fresh_name(f"{name}/exact", self.names)
                 rounded.append((node.output[index], name, given))
@@ -197,7 +202,7 @@ class _Walk:
         for child in subgraphs(node):
             facts = self.facts.scopes[len(self.scopes)]
             for value in child.input:
-                if border and value.name in facts and facts[value.name].dtype in EXCHANGEABLE:
+                if border and value.name in facts and facts[value.name].dtype in tensors.floats:
                     value.type.tensor_type.elem_type = border
             given = [
                 facts[v.name].dtype if v.name in facts else tensors.original_type(v.name)
@@ -225,7 +230,7 @@ def _detours(tensors: Tensors, nodes: Sequence[NodeProto]) -> set[int]:
         if node.output
         and node.output[0] in widened
         and casts_floats(node, tensors.is_float)
-        and attribute(node, "to") != TensorProto.FLOAT
+        and attribute(node, "to") in LOWER
         and tensors.original_type(node.input[0]) == TensorProto.FLOAT
     }
 

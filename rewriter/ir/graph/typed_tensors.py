@@ -7,6 +7,7 @@ one type. Consumers that need another one share a Cast of it; constants are conv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
@@ -15,7 +16,7 @@ from rewriter.ir.graph.editor import TAG
 from rewriter.ir.graph.nodes import constant_value, fresh_name, without_unread
 from rewriter.ir.model import Array, Model
 from rewriter.ir.model.graphs import reads, refill, rename_reads
-from rewriter.ir.model.schemas import EXCHANGEABLE, SHORT_NAMES, convert
+from rewriter.ir.model.schemas import SHORT_NAMES, convert
 from rewriter.ir.model.tensors import Shape, TensorFacts, release
 
 
@@ -37,6 +38,7 @@ class Tensors:
         model, names: The weights, and the names in use, which all graphs of a model share.
         tag: Name of the pass, for new Casts.
         cast_bytes: Least size of a weight that a Cast widens in the graph; a smaller one is widened here.
+        floats: The element types that are exchanged for one another.
         facts: Types and shapes in the given model, whose shapes are those of the new one, too.
         wanted: Requested element type of each float output of the graph.
     """
@@ -45,6 +47,7 @@ class Tensors:
     names: set[str]
     tag: str
     cast_bytes: float
+    floats: AbstractSet[int]
     graph: GraphProto
     facts: Mapping[str, TensorFacts]
     parent: Tensors | None
@@ -66,7 +69,7 @@ class Tensors:
         return self.parent.original_type(name) if self.parent is not None else 0
 
     def is_float(self, name: str) -> bool:
-        return self.original_type(name) in EXCHANGEABLE
+        return self.original_type(name) in self.floats
 
     def find(self, name: str) -> StoredTensor:
         """The stored form of a float tensor of this graph or of an enclosing one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -27,7 +28,7 @@ NUMPY_TYPES = {dtype: np.dtype(kind) for dtype, (_, kind) in _FLOAT_TYPES.items(
 """Their NumPy types. float64 is not among them: the pass drop-double removes it."""
 
 EXCHANGEABLE = frozenset(NUMPY_TYPES)
-SHORT_NAMES = {dtype: name for dtype, (name, _) in _FLOAT_TYPES.items()}
+SHORT_NAMES = {dtype: name for dtype, (name, _) in _FLOAT_TYPES.items()} | {int(TensorProto.DOUBLE): "fp64"}
 
 
 def logical_name(name: str) -> str:
@@ -43,7 +44,7 @@ def convert(value: Array, dtype: int, name: str) -> Array:
         PassError: a finite value would become infinite.
     """
     with np.errstate(over="ignore"):
-        converted = value.astype(NUMPY_TYPES[dtype])
+        converted = value.astype(NUMPY_TYPES.get(dtype, np.float64))
     infinite = np.isinf(converted)
     if infinite.any() and np.isfinite(value[infinite]).any():
         largest = np.abs(value[np.isfinite(value)]).max()
@@ -137,10 +138,10 @@ def _rules(
     return TypeRules(tuple(inputs), tuple(outputs))
 
 
-def set_type_attributes(node: NodeProto, dtype: int) -> None:
-    """Sets the attributes of `node` that name a float type to `dtype`, its first output's type."""
+def set_type_attributes(node: NodeProto, dtype: int, floats: AbstractSet[int] = EXCHANGEABLE) -> None:
+    """Sets the attributes of `node` that name one of `floats` to `dtype`, its first output's type."""
     for item in node.attribute:
-        if item.name == TYPE_ATTRIBUTES.get(node.op_type) and item.i in EXCHANGEABLE:
+        if item.name == TYPE_ATTRIBUTES.get(node.op_type) and item.i in floats:
             item.i = dtype
         elif item.name == "stash_type" and node.op_type == "LayerNormalization" and len(node.output) > 1:
             item.i = TensorProto.FLOAT
