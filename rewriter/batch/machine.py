@@ -80,7 +80,7 @@ class Process:
         start, limit_s = time.monotonic(), self.limit_s
         entry = replace(self.entry, output=folder / self.entry.output.name)
         try:
-            with children.Child(None, doing="it", limit_s=limit_s) as self.child:
+            with closing(children.Child(None, doing="it", limit_s=limit_s)) as self.child:
                 left = start + limit_s - time.monotonic()
                 outcome: Outcome = self.child.call(_fix, entry, limit_s=0.0 if self.stopped else left)
         except UnbuildableError as error:

@@ -56,8 +56,6 @@ LOG_BYTES = 256 * 1024
 
 UNKNOWN = "a native library raised it: run again with a smaller model to find the node"
 
-_BOOTSTRAP = "import sys; from rewriter.ir.children import _begin; _begin(*sys.argv[1:])"
-
 T = TypeVar("T")
 
 inside = False
@@ -65,7 +63,7 @@ inside = False
 
 
 class Child:
-    """A child process that holds one object and calls its methods, or calls functions; a context manager.
+    """A child process that holds one object and calls its methods, or calls functions.
 
     Args:
         make: Makes the object, in a fork; None: an interpreter is started, without an object.
@@ -92,15 +90,15 @@ class Child:
         self._lock = threading.Lock()
         self._log = cast("IO[bytes]", tempfile.TemporaryFile())  # noqa: SIM115 - `close` closes it
         self._owner = os.getpid()
-        self._socket: socket.socket | None
-        self._socket, its = socket.socketpair()
-        self._stream = self._socket.makefile("rb")
-        self._process: _Fork | subprocess.Popen[bytes]
+        mine, its = socket.socketpair()
+        self._socket: socket.socket | None = mine
+        self._stream = mine.makefile("rb")
         with its:
-            if make is None:
-                self._process = _interpreter(its, self._log, env or {})
-            else:
-                self._process = _Fork(make, its, self._log, limited=not gpu)
+            self._process: _Fork | subprocess.Popen[bytes] = (
+                _Fork(make, its, self._log, limited=not gpu)
+                if make is not None
+                else _interpreter(its, self._log, env or {})
+            )
         self._answer(None)
 
     def call(self, function: str | Callable[..., Any], *arguments: Any, limit_s: float | None = None) -> Any:
@@ -134,7 +132,8 @@ class Child:
         if self._socket is None:
             return
         if self._own:
-            self._end()
+            self.kill()
+            self._process.wait()
         self._stream.close()
         self._socket.close()
         self._socket = None
@@ -172,7 +171,8 @@ class Child:
 
     def _ended(self, after_s: float | None = None) -> NativeError:
         """The error for a child that is gone, or is ended now because its time was up."""
-        code, log = self._end(), self.log
+        self.kill()  # of a child that has ended, the exit code is its own
+        code, log = self._process.wait(), self.log
         self.close()
         if after_s is not None:
             return NativeError(
@@ -181,28 +181,15 @@ class Child:
                 cause="timeout",
                 log=log,
             )
-        cause = f"exit code {code}"
-        with contextlib.suppress(ValueError):
-            cause = signal.Signals(-code).name
+        cause = signal.Signals(-code).name if -code in {*signal.Signals} else f"exit code {code}"
         hint = "the model makes a native library fail: look at the attributes and shapes of its nodes"
         if cause == "SIGKILL":
             hint = "the kernel sends SIGKILL when memory runs out: free some, or take a smaller model"
         return NativeError(f"{self.doing} crashed ({cause})", hint=hint, cause=cause, log=log)
 
-    def _end(self) -> int:
-        """Kills the child's whole group; of a child that has ended, the exit code is its own."""
-        self.kill()
-        return self._process.wait()
-
     def __del__(self) -> None:
         if getattr(self, "_process", None) is not None:
             self.close()
-
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 _idle: list[Child] = []
@@ -262,7 +249,7 @@ def run(
     Raises:
         NativeError: it crashed, exceeded a limit, or raised what is no `RewriterError`; those are passed on.
     """
-    with Child(None, doing=doing, limit_s=limit_s, env=env) as child:
+    with contextlib.closing(Child(None, doing=doing, limit_s=limit_s, env=env)) as child:
         try:
             return cast("T", child.call(function, *arguments)), child.log
         except RewriterError:
@@ -313,8 +300,9 @@ class _Fork:
 def _interpreter(its: socket.socket, log: IO[bytes], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     inherited = () if sys.platform == "win32" else (its.fileno(),)
     path = os.pathsep.join(sys.path)  # this process's, so that `rewriter` need not be installed
+    life = "import sys; from rewriter.ir.children import _begin; _begin(*sys.argv[1:])"
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _BOOTSTRAP, *map(str, inherited)],
+        [sys.executable, "-P", "-c", life, *map(str, inherited)],
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -443,8 +431,7 @@ def _send(connection: socket.socket, message: object) -> None:
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     parts: list[bytes | memoryview] = [body, *(buffer.raw() for buffer in buffers)]
-    connection.sendall(pickle.dumps([*map(len, parts)]))
-    for part in parts:
+    for part in [pickle.dumps([*map(len, parts)]), *parts]:
         connection.sendall(part)
 
 

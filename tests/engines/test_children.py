@@ -324,7 +324,7 @@ def test_one_fork_serves_all_calls() -> None:
 @forks
 def test_data_that_comes_while_a_child_works_does_not_end_it() -> None:
     """The kernel may announce an order after it was read, when the child works on it."""
-    with children.Child(Sleeper, doing="a nap", limit_s=60.0) as child:
+    with contextlib.closing(children.Child(Sleeper, doing="a nap", limit_s=60.0)) as child:
         connection = child._socket
         assert connection is not None
         threading.Timer(0.2, connection.sendall, [b"!"]).start()
@@ -339,7 +339,7 @@ def test_a_fork_has_children_of_its_own() -> None:
         return all(fork(os.getppid) == os.getpid() for _ in range(50))
 
     assert answered()
-    with children.Child(Sleeper, doing="a nap", limit_s=60.0) as child:
+    with contextlib.closing(children.Child(Sleeper, doing="a nap", limit_s=60.0)) as child:
         pid = os.fork()
         if not pid:
             with contextlib.suppress(NativeError):
