@@ -11,6 +11,7 @@ from docs.catalogue import OTHER_RULES, PAGES, ROOT, main
 from rewriter.hazards.kinds import KINDS as KINDS_OF_HAZARD
 from rewriter.hazards.planning import free_fp32
 from rewriter.ir.base import Pass
+from rewriter.passes.fuse_softmax import FuseSoftmax
 from rewriter.passes.postpone_resize import PostponeResize
 from rewriter.pipeline import catalogue
 from rewriter.pipeline.text import options_of, own_passes
@@ -69,7 +70,7 @@ def test_a_page_holds_what_a_user_asks_for() -> None:
     text = catalogue.page(PostponeResize)
     assert "FP32 result: within 1e-05" in text
     assert "- `work` (a whole number; default 1443): Least work" in text
-    assert "- a model below opset 11" in text
+    assert "- a model below opset 13" in catalogue.page(FuseSoftmax)
     assert "Before (`postpone-resize{work=0}`):" in text
     assert "    y = Conv(joined, w, bias)" in text
     assert "    y = Add(large, rest)" in text
