@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, Unpack
 
@@ -55,7 +56,9 @@ def scan(
         RewriterError: bad model, data or option.
     """
     request = combined(ScanOptions, options, keywords)
-    target, stage = known_target(Target.parse(request.target)), Stopwatch(progress or (lambda *_: None))
+    steps = ("load", "ranges", "hazards", "tf32")
+    target = known_target(Target.parse(request.target))
+    stage = Stopwatch(progress or (lambda *_: None), steps)
     rules = (*SCAN_RULES, *rules_of_the_user(request.hazards))
     with stage("load"):
         original = load(model)
@@ -68,11 +71,8 @@ def scan(
         )
         whole = inlined(original)
     with stage("ranges"):
-        ranges = measure(
-            reference(whole),
-            samples,
-            progress=lambda done: stage.progress("ranges", done, len(samples)),
-        )
+        done = partial(stage.report, "ranges", total=len(samples))
+        ranges = measure(reference(whole), samples, progress=done)
     with stage("hazards"):
         seen = list(surveys(whole, ranges, PrecisionRequest(request.precision, target=target)))
         findings = list(_findings(seen, rules))

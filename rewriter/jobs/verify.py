@@ -71,6 +71,8 @@ def verify(
         request.engine, request.plugin_lib, request.min_shapes, request.opt_shapes, request.max_shapes
     )
     chosen = deployed.choose()
+    later = ("verify", "build") if chosen.engine is None else ("run",)
+    watch.steps = ("load", "reference", *later)
     with tempfile.TemporaryDirectory(prefix="rewriter-verify-") as folder:
         with watch("load"):
             models = load(original), load(fixed)

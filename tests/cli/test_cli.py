@@ -405,7 +405,7 @@ def test_a_terminal_sees_progress_and_the_pipe_only_the_report(model: Path) -> N
     out, _ = done.communicate(timeout=300)
     assert done.returncode == 0, drawn.decode()
     os.close(master)
-    assert b"pass simplify" in drawn
+    assert b"rewriting: simplify" in drawn
     assert b"\x1b[" in drawn
     assert b"\x1b" not in out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -313,3 +314,18 @@ def test_fp32_in_the_place_of_a_repair_that_passed_says_so(monkeypatch: pytest.M
     result = rewriter.fix(**convs() | {"max_latency_cost": None, "tolerance": 1.2e-3})
     assert result.repairs[1].startswith("more nodes in FP32") and "every check passes" in result.repairs[1]
     assert result.conclusion.remarks[0].startswith("all of it in FP32 (TF32): 5 us instead of 10 us")
+
+
+def test_progress_counts_the_steps_of_the_whole_run_and_names_candidates_with_the_time_left() -> None:
+    texts: list[str] = []
+
+    def seen(text: str, done: int, total: int) -> None:
+        texts.append(text)
+
+    rewriter.fix(graph(OFFSET).whole(), inputs=samples((4, 64)), build=False, progress=seen)
+    steps = [text for text in dict.fromkeys(texts) if not text.startswith("search: ")]
+    numbers = [int(text.split(" of 8, ")[0]) for text in steps]
+    assert numbers == sorted(numbers) and {*numbers} == {*range(1, 9)}
+    assert "5 of 8, measuring ranges" in steps and steps[-1] == "8 of 8, writing the model"
+    tried = [text for text in dict.fromkeys(texts) if text.startswith("search: ")]
+    assert tried and all(re.match(r"search: candidate \d+, at most \d+ s left: ", text) for text in tried)

@@ -63,7 +63,7 @@ def test_dynamic_int8_is_named_before_any_work(tmp_path: Path) -> None:
         rewriter.fix(path, out, progress=lambda stage, done, total: stages.append(stage))
     assert "quantize (DynamicQuantizeLinear), product (MatMulInteger)" in caught.value.what
     assert "quantize_static" in str(caught.value.hint)
-    assert stages == ["load"] and not out.exists()
+    assert len(stages) == 1 and stages[0].startswith("1 of ") and not out.exists()
     shown = CliRunner().invoke(app, ["fix", str(path), "-o", str(out)])
     assert shown.exit_code == 3
 

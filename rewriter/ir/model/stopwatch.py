@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,22 +17,57 @@ Progress = Callable[[str, int, int], None]
 """Called with a stage, the amount done, and the total (0: not known)."""
 
 
+WORDS = {
+    "load": "reading the model and its samples",
+    "reference": "running the original",
+    "before": "emulating the original in the lower precision",
+    "passes": "rewriting",
+    "ranges": "measuring ranges",
+    "structure": "comparing the rewritten model with the original",
+    "hazards": "looking for hazards",
+    "tf32": "emulating TF32",
+    "plan": "choosing types",
+    "search": "searching for the plan",
+    "verify": "comparing with the original",
+    "explain": "looking for the cause",
+    "build": "building an engine",
+    "run": "running the engine",
+    "page": "comparing tensors for the page",
+    "save": "writing the model",
+}
+"""Stages as the user reads them."""
+
+
 @dataclass
 class Stopwatch:
-    """Measures wall time by stage and reports each stage to the progress callback."""
+    """Measures wall time by stage and reports each to the progress callback, as a step of the whole run.
+
+    `steps` are the stages of the run, in their order. `trying` stands in their place while a candidate is
+    tried, which goes through several of them once more.
+    """
 
     progress: Progress
+    steps: Sequence[str] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+    trying: str = ""
+    reached: int = 0
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Adds the time of the block to the stage."""
-        self.progress(name, 0, 0)
+        self.report(name)
         start = time.perf_counter()
         try:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def report(self, name: str, done: int = 0, total: int = 0, detail: str = "") -> None:
+        """Reports how much of a stage is done; its number never falls, though a run may come back to it."""
+        if name in self.steps:
+            self.reached = max(self.reached, 1 + self.steps.index(name))
+        place = f"{self.reached} of {len(self.steps)}, " if self.steps else ""
+        self.progress(self.trying or f"{place}{WORDS.get(name, name)}{detail}", done, total)
 
 
 def interrupt_handled() -> None:

@@ -101,7 +101,7 @@ class Judge:
         if self.expected is None:
             yield Check("structure", None, "not checked: ONNX Runtime cannot run the original")
             return
-        with self.stage("verify"):
+        with self.stage("structure"):
             check = check_structure(self.expected, structured, changed, self.samples)
             yield excused(check, lambda: self.conditioning)
 
@@ -141,7 +141,7 @@ class Judge:
     def _built_and_run(self, fixed: Model, plan: Plan | None) -> tuple[list[Check], Path | None]:
         folder, choice, checks = self.folder / f"{self._built:03d}", self.deployment.choose(), list[Check]()
         folder.mkdir()
-        with self.stage("save"):  # many attempts are kept: their weights need no memory
+        with self.stage("build"):  # many attempts are kept: their weights need no memory
             engine = path = save(fixed, folder / "model.onnx", map_back=True)
         if choice.engine not in UNBUILT:
             engine = folder / "model.engine"
@@ -283,7 +283,7 @@ class Judge:
         """The file of `loaded` if that is the model itself; else a new one."""
         if model is loaded and loaded.path is not None:
             return loaded.path
-        with self.stage("save"):
+        with self.stage("build"):
             return save(model, self.folder / f"{name}.onnx")
 
 

@@ -108,6 +108,7 @@ def run(job: FixJob, subject: Subject) -> Result:
     loop = _Loop(subject, job, first, [first], cache(partial(estimated_us, subject=subject)))
     if first.job.may_change and not subject.judge.interrupted:
         loop.try_all()
+        subject.stage.trying = ""
     return loop.result()
 
 
@@ -151,7 +152,8 @@ class _Loop:
                 if spent > self._seconds():
                     self.stopped = f"stopped after {spent:.0f} s (`repair-seconds`)"
                     break
-                self.subject.stage.progress(f"{LASTING}{spent:.0f} s: {candidate.words}", 0, 0)
+                number = f"candidate {len(self.words)}, at most {self._seconds() - spent:.0f} s left"
+                self.subject.stage.trying = f"{LASTING}{number}: {candidate.words}"
                 # what is emulated already for the first attempt is left to the engine
                 self.attempts.append(attempt(replace(candidate.job, repairing=True), self.subject))
                 self.words.append(candidate.words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from rewriter.hazards.planning import free_fp32
@@ -97,7 +98,7 @@ class Making:
     ) -> Model:
         """Returns the model after passes that need no samples."""
         stage, total, places = self.subject.stage, len(self.job.steps), count(len(self.passes))
-        driver = Driver(lambda step: stage.progress(f"pass {step.name}", next(places), total))
+        driver = Driver(lambda step: stage.report("passes", next(places), total, f": {step.name}"))
         job = self.job  # what the user keeps in FP32 stands in the plan that excludes the options
         kept = Kept(job.wish.keep_nodes, job.wish.keep_ops) if job.plan is None else kept_by_user(job.plan)
         with stage("passes"):
@@ -121,11 +122,8 @@ class Making:
         """Measures the ranges of every tensor on the samples."""
         stage, samples = self.subject.stage, self.subject.samples
         with stage("ranges"):
-            ranges = measure(
-                reference(model),
-                samples,
-                progress=lambda done: stage.progress("ranges", done, len(samples)),
-            )
+            done = partial(stage.report, "ranges", total=len(samples))
+            ranges = measure(reference(model), samples, progress=done)
         ranges.real = samples.source.real
         if ranges.unsupported:
             self.warnings.append(

@@ -60,7 +60,7 @@ CHECKED_S = 60.0
 
 def run(job: FixJob) -> FixResult:
     """Fix one model; see `rewriter.fix` for what it raises."""
-    destination, stage, _ = job.destination(), Stopwatch(job.progress), job.phases  # may refuse the job
+    destination, stage = job.destination(), Stopwatch(job.progress, _steps(job))  # may refuse the job
     request = job.request
     with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
         job, subject = _subject(job, stage, Path(folder))
@@ -114,6 +114,27 @@ def run(job: FixJob) -> FixResult:
                 "becomes several"
             )
         return result
+
+
+def _steps(job: FixJob) -> list[str]:
+    """The stages of a run; candidates in the place of the first plan come on top."""
+    request, phases = job.request, job.phases
+    lowers, builds = bool(phases.lowering) and job.wish.precision != "fp32", request.verify and request.build
+    stages = {
+        "load": True,
+        "reference": request.verify,
+        "before": request.verify and lowers,
+        "passes": True,
+        "ranges": job.plan is None and (lowers or bool(phases.measuring)),
+        "plan": lowers,
+        "search": job.goal is not None,
+        "verify": request.verify,
+        "build": builds,
+        "run": builds and job.deployment.choose().engine is not None,
+        "page": request.page,
+        "save": True,
+    }
+    return [stage for stage, runs in stages.items() if runs]
 
 
 def _checked_to_the_end(found: Result, job: FixJob, subject: Subject) -> Attempt:
