@@ -56,11 +56,11 @@ def scan(
         RewriterError: bad model, data or option.
     """
     request = combined(ScanOptions, options, keywords)
-    steps = ("load", "ranges", "hazards", "tf32")
+    steps = ("reading", "measuring ranges", "looking for hazards", "emulating TF32")
     target = known_target(Target.parse(request.target))
     stage = Stopwatch(progress or (lambda *_: None), steps)
     rules = (*SCAN_RULES, *rules_of_the_user(request.hazards))
-    with stage("load"):
+    with stage("reading"):
         original = load(model)
         samples = load_samples(
             request.inputs,
@@ -70,13 +70,13 @@ def scan(
             image_preprocess=request.image_preprocess,
         )
         whole = inlined(original)
-    with stage("ranges"):
-        done = partial(stage.report, "ranges", total=len(samples))
+    with stage("measuring ranges"):
+        done = partial(stage.report, "measuring ranges", total=len(samples))
         ranges = measure(reference(whole), samples, progress=done)
-    with stage("hazards"):
+    with stage("looking for hazards"):
         seen = list(surveys(whole, ranges, PrecisionRequest(request.precision, target=target)))
         findings = list(_findings(seen, rules))
-    with stage("tf32"):
+    with stage("emulating TF32"):
         findings.extend(_tf32(whole, list(islice(samples, 1))))
     if not samples.source.real:
         kind, text = KINDS["random-data"], samples.source.text

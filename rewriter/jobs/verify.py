@@ -71,10 +71,10 @@ def verify(
         request.engine, request.plugin_lib, request.min_shapes, request.opt_shapes, request.max_shapes
     )
     chosen = deployed.choose()
-    later = ("verify", "build") if chosen.engine is None else ("run",)
-    watch.steps = ("load", "reference", *later)
+    later = ("comparing outputs", "building an engine") if chosen.engine is None else ("running the engine",)
+    watch.steps = ("reading", "running the original", *later)
     with tempfile.TemporaryDirectory(prefix="rewriter-verify-") as folder:
-        with watch("load"):
+        with watch("reading"):
             models = load(original), load(fixed)
             _require_same_ports(*models)
             asked = asked or noted_tolerance(models[1])
@@ -100,7 +100,7 @@ def verify(
             stage=watch,
             asked=asked is not None,
         )
-        with watch("reference"):
+        with watch("running the original"):
             missing = _without_reference(judge, models[0], chosen)
             exact = [] if judge.expected is None else judge.expected.exact
             made_nan = nan_warnings(models[0], judge.samples, exact)
@@ -124,7 +124,7 @@ def verify(
                 build_timeout_s=request.timeout,
                 run_timeout_s=request.timeout,
             )
-            with watch("run"):
+            with watch("running the engine"):
                 result = _on_engine(result, judge, *models, precision, settings, missing)
         warnings = [*_warnings(chosen, samples), *data_warnings(models[0], samples), *made_nan]
         return replace(result, warnings=(*warnings, *result.warnings, *gpu_notes()), seconds=watch.seconds)

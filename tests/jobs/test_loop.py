@@ -326,6 +326,6 @@ def test_progress_counts_the_steps_of_the_whole_run_and_names_candidates_with_th
     steps = [text for text in dict.fromkeys(texts) if not text.startswith("search: ")]
     numbers = [int(text.split(" of 8, ")[0]) for text in steps]
     assert numbers == sorted(numbers) and {*numbers} == {*range(1, 9)}
-    assert "5 of 8, measuring ranges" in steps and steps[-1] == "8 of 8, writing the model"
+    assert "5 of 8, measuring ranges" in steps and steps[-1] == "8 of 8, writing"
     tried = [text for text in dict.fromkeys(texts) if text.startswith("search: ")]
     assert tried and all(re.match(r"search: candidate \d+, at most \d+ s left: ", text) for text in tried)

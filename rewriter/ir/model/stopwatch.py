@@ -17,27 +17,6 @@ Progress = Callable[[str, int, int], None]
 """Called with a stage, the amount done, and the total (0: not known)."""
 
 
-WORDS = {
-    "load": "reading the model and its samples",
-    "reference": "running the original",
-    "before": "emulating the original in the lower precision",
-    "passes": "rewriting",
-    "ranges": "measuring ranges",
-    "structure": "comparing the rewritten model with the original",
-    "hazards": "looking for hazards",
-    "tf32": "emulating TF32",
-    "plan": "choosing types",
-    "search": "searching for the plan",
-    "verify": "comparing with the original",
-    "explain": "looking for the cause",
-    "build": "building an engine",
-    "run": "running the engine",
-    "page": "comparing tensors for the page",
-    "save": "writing the model",
-}
-"""Stages as the user reads them."""
-
-
 @dataclass
 class Stopwatch:
     """Measures wall time by stage and reports each to the progress callback, as a step of the whole run.
@@ -67,7 +46,7 @@ class Stopwatch:
         if name in self.steps:
             self.reached = max(self.reached, 1 + self.steps.index(name))
         place = f"{self.reached} of {len(self.steps)}, " if self.steps else ""
-        self.progress(self.trying or f"{place}{WORDS.get(name, name)}{detail}", done, total)
+        self.progress(self.trying or f"{place}{name}{detail}", done, total)
 
 
 def interrupt_handled() -> None:

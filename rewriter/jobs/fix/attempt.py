@@ -155,7 +155,7 @@ def explained(made: Attempt, subject: Subject) -> Attempt:
     for place, check in enumerate(checks):
         if check.passed is False and check.name in ("emulation", "tf32"):
             before = made.fixed if check.name == "tf32" else made.measured.model
-            with subject.stage("explain"):
+            with subject.stage("looking for the cause"):
                 samples, sums = subject.judge.samples, made.job.accumulation
                 checks[place] = with_causes(check, before, made.fixed, samples, sums)
     return replace(made, checks=tuple(checks))

@@ -92,7 +92,7 @@ def side_by_side(made: Attempt, subject: Subject) -> SideBySide | None:
         return Emulated(name, outputs, {node.tensor: node.total for node in nodes})
 
     plain, result = Emulated(f"Plain {precision.upper()}"), Emulated("Fixed")
-    with subject.stage("page"):
+    with subject.stage("comparing tensors"):
         with suppress(RewriterError):
             wide = inlined(subject.original)
             plain = emulated(plain.name, wide, _lowered(wide, precision))

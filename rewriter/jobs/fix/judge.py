@@ -101,7 +101,7 @@ class Judge:
         if self.expected is None:
             yield Check("structure", None, "not checked: ONNX Runtime cannot run the original")
             return
-        with self.stage("structure"):
+        with self.stage("comparing the rewritten model"):
             check = check_structure(self.expected, structured, changed, self.samples)
             yield excused(check, lambda: self.conditioning)
 
@@ -112,7 +112,7 @@ class Judge:
             products: True if some are in FP32 in a model that is not: they are tried without TF32, too.
         """
         assert self.expected is not None
-        with self.stage("verify"):
+        with self.stage("comparing outputs"):
             held = self.standards[precision]
             emulate = partial(check_emulation, self.expected, fixed, precision, self.samples, sums, held)
             check = excused(emulate(), lambda: self.conditioning)
@@ -141,7 +141,7 @@ class Judge:
     def _built_and_run(self, fixed: Model, plan: Plan | None) -> tuple[list[Check], Path | None]:
         folder, choice, checks = self.folder / f"{self._built:03d}", self.deployment.choose(), list[Check]()
         folder.mkdir()
-        with self.stage("build"):  # many attempts are kept: their weights need no memory
+        with self.stage("building an engine"):  # many attempts are kept: their weights need no memory
             engine = path = save(fixed, folder / "model.onnx", map_back=True)
         if choice.engine not in UNBUILT:
             engine = folder / "model.engine"
@@ -150,7 +150,7 @@ class Judge:
             return checks, None
         if self.settings is not None:
             precision = precision_of(fixed) if plan is None else plan.precision
-            with self.stage("run"):
+            with self.stage("running the engine"):
                 start, variant = time.perf_counter(), self.variant(fixed, path, folder / "samples", engine)
                 (outcome,) = measure([variant], self.settings, folder)
                 check, _ = self.run_check([outcome], precision, start)
@@ -176,7 +176,7 @@ class Judge:
         """The build of the original: not every failure of a build is ours."""
         original = load(self.source)
         path = self.file(original, "original", original)
-        with self.stage("build"):
+        with self.stage("building an engine"):
             return check_original_build(path, self._build_options(), self.timeout_s)
 
     @cached_property
@@ -252,7 +252,7 @@ class Judge:
     def build_check(self, fixed: Model, path: Path, engine: Path | None, plan: Plan | None) -> Check:
         """Builds the file of a model; the engine is kept in `engine`, if that is given."""
         in_range = plan.norms_in_range if plan is not None else frozenset[str]()
-        with self.stage("build"):
+        with self.stage("building an engine"):
             expected = expectation(fixed, in_range)
             return check_build(path, expected, self._build_options(engine), self.timeout_s)
 
@@ -283,7 +283,7 @@ class Judge:
         """The file of `loaded` if that is the model itself; else a new one."""
         if model is loaded and loaded.path is not None:
             return loaded.path
-        with self.stage("build"):
+        with self.stage("building an engine"):
             return save(model, self.folder / f"{name}.onnx")
 
 

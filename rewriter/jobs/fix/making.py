@@ -98,10 +98,10 @@ class Making:
     ) -> Model:
         """Returns the model after passes that need no samples."""
         stage, total, places = self.subject.stage, len(self.job.steps), count(len(self.passes))
-        driver = Driver(lambda step: stage.report("passes", next(places), total, f": {step.name}"))
+        driver = Driver(lambda step: stage.report("rewriting", next(places), total, f": {step.name}"))
         job = self.job  # what the user keeps in FP32 stands in the plan that excludes the options
         kept = Kept(job.wish.keep_nodes, job.wish.keep_ops) if job.plan is None else kept_by_user(job.plan)
-        with stage("passes"):
+        with stage("rewriting"):
             context = Context(job.opset, job.target, plan, ranges, kept)
             rewritten, results = driver.run(model, steps, context)
         self.passes.extend(results)
@@ -121,8 +121,8 @@ class Making:
     def ranges(self, model: Model) -> Ranges:
         """Measures the ranges of every tensor on the samples."""
         stage, samples = self.subject.stage, self.subject.samples
-        with stage("ranges"):
-            done = partial(stage.report, "ranges", total=len(samples))
+        with stage("measuring ranges"):
+            done = partial(stage.report, "measuring ranges", total=len(samples))
             ranges = measure(reference(model), samples, progress=done)
         ranges.real = samples.source.real
         if ranges.unsupported:
@@ -144,7 +144,7 @@ class Making:
     def plan(self, structured: Model, ranges: Ranges) -> Plan:
         """Returns the user's plan, or the rules' plan for the measured ranges."""
         job = self.job
-        with self.subject.stage("plan"):
+        with self.subject.stage("choosing types"):
             if job.plan is not None:
                 named = isinstance(job.request.plan, (str, os.PathLike))
                 return fit(structured, job.plan, str(job.request.plan) if named else "the plan")
@@ -160,7 +160,7 @@ class Making:
     def searched(self, structured: Model, plan: Plan, goal: Goal) -> Plan:
         """Returns the plan that reaches the goal; a goal out of reach is reported as a failed check."""
         job, subject = self.job, self.subject
-        with subject.stage("search"):
+        with subject.stage("searching"):
             plan, self.search, warnings = search(
                 subject.original, structured, subject.fitting, plan, goal, job.accumulation, job.target
             )

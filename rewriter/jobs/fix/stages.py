@@ -92,7 +92,7 @@ def run(job: FixJob) -> FixResult:
         if any(step.changes for step in made.passes):
             noted = UNFINISHED if judge.interrupted else result.ending
             stamp(fixed, job, result.pipeline, made.plan, source_sha, __version__, noted)
-        with stage("save"):
+        with stage("writing"):
             if destination is not None and request.strict and request.verify and not result.proven:
                 result.warnings.append(f"`strict`: {destination} was not written")
             elif destination is not None:
@@ -121,18 +121,18 @@ def _steps(job: FixJob) -> list[str]:
     request, phases = job.request, job.phases
     lowers, builds = bool(phases.lowering) and job.wish.precision != "fp32", request.verify and request.build
     stages = {
-        "load": True,
-        "reference": request.verify,
-        "before": request.verify and lowers,
-        "passes": True,
-        "ranges": job.plan is None and (lowers or bool(phases.measuring)),
-        "plan": lowers,
-        "search": job.goal is not None,
-        "verify": request.verify,
-        "build": builds,
-        "run": builds and job.deployment.choose().engine is not None,
-        "page": request.page,
-        "save": True,
+        "reading": True,
+        "running the original": request.verify,
+        "running it unrepaired": request.verify and lowers,
+        "rewriting": True,
+        "measuring ranges": job.plan is None and (lowers or bool(phases.measuring)),
+        "choosing types": lowers,
+        "searching": job.goal is not None,
+        "comparing outputs": request.verify,
+        "building an engine": builds,
+        "running the engine": builds and job.deployment.choose().engine is not None,
+        "comparing tensors": request.page,
+        "writing": True,
     }
     return [stage for stage, runs in stages.items() if runs]
 
@@ -171,7 +171,7 @@ def _ports_check(made: Attempt, job: FixJob, found: Result) -> Iterator[Check]:
 def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subject]:
     """The model, its samples and its outputs; sums that nobody asked for become affordable ones."""
     request = job.request
-    with stage("load"):
+    with stage("reading"):
         original = load(job.source)
         declare_plugins(original, job.wish.plugin_types)
         refuse_unknown_names(original, job.wish.keep_nodes)
@@ -183,7 +183,7 @@ def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subje
         warnings.extend(not_repaired(original, job.target, LOW_TYPES[job.wish.precision]))
     fitting, judged, expected = samples, list[dict[str, Array]](), None
     if request.verify:
-        with stage("reference"):
+        with stage("running the original"):
             try:
                 job, fitting, judged, expected = _judged(job, original, samples)
                 warnings.extend(nan_warnings(original, judged, expected.exact))
@@ -211,7 +211,7 @@ def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subje
     )
     before: tuple[OutputComparison, ...] = ()
     if expected is not None and job.phases.lowering and job.wish.precision != "fp32":
-        with stage("before"):
+        with stage("running it unrepaired"):
             low = job.wish.precision
             before = errors_before(original, expected, judged, low, job.accumulation, judge.standards[low])
     return job, Subject(original, samples, fitting, judge, stage, tuple(warnings), before)
