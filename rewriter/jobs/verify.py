@@ -35,7 +35,7 @@ from rewriter.runtime.engines.this_machine import Choice
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.figures.metrics import named
 from rewriter.runtime.figures.outputs import OutputStatistics
-from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance, default_tolerance, precision_of
+from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance, precision_of
 from rewriter.runtime.inputs import Samples, load_samples
 
 __all__ = ["BuildRun", "OutputStatistics", "Tolerance", "VerifyResult", "verify"]
@@ -87,7 +87,8 @@ def verify(
                 image_preprocess=request.image_preprocess,
             )
         precision = precision_of(models[1])
-        held = asked or default_tolerance(models[1], tf32=chosen.engine != "onnxruntime")
+        rounds = precision == "fp32" and chosen.engine != "onnxruntime"
+        held = asked or TOLERANCES["tf32" if rounds else precision]
         judge = Judge(
             source=original,
             samples=list(islice(samples, MOST_SAMPLES)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -102,16 +102,7 @@ def check_build(path: Path, expected: BuildExpectation, options: BuildOptions, t
         A check whose `passed` is None if no library is installed, it lacks an operator, or the shape of an
         input is not known. A plugin that does not load is a failure.
     """
-    start = time.perf_counter()
-    try:
-        check = judged_report(build(path, options, timeout_s=timeout_s), expected)
-    except NativeError as error:
-        check = _of_accident(error)
-    except EngineError as error:
-        named = error.where in [str(plugin) for plugin in options.plugins]  # a plugin that was to be used
-        summary = f"not built: {error.what}" + (f" ({error.where})" if error.where else "")
-        check = Check("build", False if named else None, summary, details=_advice(error.hint))
-    return replace(check, seconds=time.perf_counter() - start)
+    return _built(path, options, timeout_s, lambda report: judged_report(report, expected))
 
 
 def check_original_build(path: Path, options: BuildOptions, timeout_s: float) -> Check:
@@ -120,24 +111,32 @@ def check_original_build(path: Path, options: BuildOptions, timeout_s: float) ->
     Returns:
         A check `ORIGINAL`, whose details are the library's reasons; `passed` is None if no library is there.
     """
+
+    def judged(report: BuildReport) -> Check:
+        built = report.engine_bytes is not None
+        words = f"{report.library} {report.version} {'builds' if built else 'does not build'}"
+        details, refused = tuple(_refusals(report)), () if built else _refused(report)
+        summary = f"{words} the model as it came"
+        return Check(ORIGINAL, built, summary, details=details, built=built, refused=refused)
+
+    return replace(_built(path, options, timeout_s, judged), name=ORIGINAL)
+
+
+def _built(
+    path: Path, options: BuildOptions, timeout_s: float, judge: Callable[[BuildReport], Check]
+) -> Check:
+    """Builds a file and judges the report, or what came instead of one."""
     start = time.perf_counter()
     try:
-        report = build(path, options, timeout_s=timeout_s)
+        check = judge(build(path, options, timeout_s=timeout_s))
+    except NativeError as error:  # a crash or a hang; an exception in the child's Python is no failure
+        summary = error.what if error.cause else f"not built: {error.what}"
+        built = False if error.cause else None
+        check = Check("build", built, summary, details=log_lines(error.log), built=built)
     except EngineError as error:
-        return Check(ORIGINAL, None, f"not built: {error.what}", details=_advice(error.hint))
-    except NativeError as error:
-        check = replace(_of_accident(error), name=ORIGINAL)
-    else:
-        built = report.engine_bytes is not None
-        words = "builds the model as it came" if built else "does not build the model as it came"
-        check = Check(
-            ORIGINAL,
-            built,
-            f"{report.library} {report.version} {words}",
-            details=tuple(_refusals(report)),
-            built=built,
-            refused=() if built else _refused(report),
-        )
+        named = error.where in [str(plugin) for plugin in options.plugins]  # a plugin that was to be used
+        summary = f"not built: {error.what}" + (f" ({error.where})" if error.where else "")
+        check = Check("build", False if named else None, summary, details=_advice(error.hint))
     return replace(check, seconds=time.perf_counter() - start)
 
 
@@ -174,13 +173,6 @@ def _plain(shape: Iterable[int]) -> Shape:
 
 def _advice(hint: str | None) -> tuple[str, ...]:
     return (f"{ADVICE}{hint}",) if hint else ()
-
-
-def _of_accident(error: NativeError) -> Check:
-    """Fails the check after a crash or a hang, but not after an exception in the child's Python."""
-    if not error.cause:
-        return Check("build", None, f"not built: {error.what}", details=log_lines(error.log))
-    return Check("build", False, error.what, details=log_lines(error.log), built=False)
 
 
 def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:

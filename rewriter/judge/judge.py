@@ -13,7 +13,7 @@ from rewriter.runtime.engines.protocol import EngineOutcome, Latency
 from rewriter.runtime.figures.metrics import Metric, named
 from rewriter.runtime.figures.outputs import (
     OutputComparison,
-    compared_pairs,
+    compare,
     worst_of_samples,
 )
 from rewriter.runtime.figures.pictures import WorstOutputs
@@ -114,7 +114,7 @@ def weigh(
     values = []
     for sample, (exact, found) in enumerate(zip(expected, actual, strict=True)):
         limit, kinds = tolerance.of_each_output, standard.kinds
-        pairs = compared_pairs(exact, found, limit, as_sets=standard.as_sets, kinds=kinds)
+        pairs = compare(exact, found, limit, as_sets=standard.as_sets, kinds=kinds)
         for one, pair in pairs:
             worst.add(one.name, pair, sample=sample, build=build)
         compared = tuple(one for one, _ in pairs)

@@ -56,7 +56,7 @@ def test_other_outputs_are_judged_by_their_relative_error(body: str) -> None:
 
 
 def judged(expected: Array, actual: Array, kind: Probabilities = SOFTMAX) -> OutputComparison:
-    (one,) = compare({"y": expected}, {"y": actual}, FP16, kinds={"y": kind})
+    ((one, _),) = compare({"y": expected}, {"y": actual}, FP16, kinds={"y": kind})
     return one
 
 
@@ -193,11 +193,11 @@ def test_the_words_for_an_error(found: ProbabilityError, text: str) -> None:
 def test_what_needs_no_excuse_says_nothing() -> None:
     assert judged(SURE, SURE).fair_text == "" and judged(SURE, SURE).passed
     assert judged(SURE, np.where(SURE > 0.85, np.nan, SURE)).fair_text == ""
-    (free,) = compare({"y": SURE}, {"y": SURE}, math.inf, kinds={"y": SOFTMAX})
+    ((free, _),) = compare({"y": SURE}, {"y": SURE}, math.inf, kinds={"y": SOFTMAX})
     assert free.probability is None, "another metric decides"
     one = judged(np.array([[1.0], [1.0]]), np.array([[1.0], [0.999]])).probability
     assert one is not None and (one.top_1, one.mean, one.areas) == (None, None, None), "one class: no rows"
-    (raw,) = compare(
+    ((raw, _),) = compare(
         {"y": SURE[:, :1]}, {"y": 2 * SURE[:, :1]}, FP16, kinds={"y": Probabilities("", -1, raw=True)}
     )
     assert raw.same_best is None and not raw.fair_text
@@ -227,13 +227,13 @@ def test_the_best_classes_of_what_may_be_scores_are_reported(body: str) -> None:
     assert kinds["y"].raw and "(MatMul) makes it" in kinds["y"].reason
     exact = np.eye(4, dtype=np.float32)[np.newaxis]
     other = exact * np.float32(1.1)
-    (close,) = compare({"y": exact}, {"y": exact}, 5e-3, kinds=kinds)
+    ((close, _),) = compare({"y": exact}, {"y": exact}, 5e-3, kinds=kinds)
     assert close.passed and not close.fair_text
-    (same,) = compare({"y": exact}, {"y": other}, 5e-3, kinds=kinds)
+    ((same, _),) = compare({"y": exact}, {"y": other}, 5e-3, kinds=kinds)
     assert not same.passed and same.probability is None
     assert "at the same place in 1 of the rows" in same.fair_text
     other[0, 0] = other[0, 1]
-    (moved,) = compare({"y": exact}, {"y": other}, 5e-3, kinds=kinds)
+    ((moved, _),) = compare({"y": exact}, {"y": other}, 5e-3, kinds=kinds)
     assert moved.same_best == 0.75 and "in 0.75 of the rows" in moved.fair_text
 
 

@@ -300,7 +300,7 @@ def found(rule: str, source: Model, feeds: Mapping[str, Array]) -> set[str]:
 def error(expected: Mapping[str, Array], model: Model, feeds: Mapping[str, Array]) -> float:
     """Of a model in mixed precision, emulated with FP16 accumulators; infinite if it is not finite."""
     (actual,) = run_all(emulation(model, "fp16"), [feeds])
-    return max(c.relative_l2 if c.finite else np.inf for c in compare(expected, actual, REPAIRED))
+    return max(c.relative_l2 if c.finite else np.inf for c, _ in compare(expected, actual, REPAIRED))
 
 
 def error_in_fp16(expected: Mapping[str, Array], source: Model, feeds: Mapping[str, Array]) -> float:

@@ -22,6 +22,7 @@ from rewriter.ir.errors import EngineError, RewriterError, UsageError
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, Model, load, save
 from rewriter.judge.locate import (
+    Exact,
     LocateOptions,
     Location,
     _same,
@@ -30,7 +31,6 @@ from rewriter.judge.locate import (
     locate_with,
 )
 from rewriter.judge.locate.bisection import Bisection
-from rewriter.judge.locate.exact import Exact
 from rewriter.judge.locate.lineup import Lineup, SharedTensor, line_up
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.onnxruntime import Session

@@ -227,15 +227,13 @@ class OnnxRuntimeProgram:
         self._timed: Callable[[], object] | None = None
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """See `Program.run`."""
         return self._session.run(feeds)
 
     def prepare(self, feeds: Mapping[str, Array]) -> None:
-        """See `Program.prepare`."""
         self._timed = self._session.bound(feeds)
 
     def time_us(self) -> float:
-        """See `Program.time_us`: wall time until the device has finished."""
+        """Wall time until the device has finished."""
         assert self._timed is not None, "nothing was prepared to be timed"
         start = time.perf_counter()
         self._timed()

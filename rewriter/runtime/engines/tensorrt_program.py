@@ -104,14 +104,12 @@ class TensorRTProgram:
         self._runs = 1
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """See `Program.run`."""
         self._feed(feeds)
         self._execute()
         self._stream.wait()
         return {name: self._value(name) for name in self._names(self._trt.TensorIOMode.OUTPUT)}
 
     def prepare(self, feeds: Mapping[str, Array]) -> None:
-        """See `Program.prepare`."""
         self._feed(feeds)
         for _ in range(WARM_RUNS):
             self._execute()
@@ -125,7 +123,7 @@ class TensorRTProgram:
         self._runs = max(1, min(MOST_RUNS, round(BATCH_US / max(single, 1.0))))
 
     def time_us(self) -> float:
-        """See `Program.time_us`; the mean of several back-to-back runs if a run is short."""
+        """The mean of several back-to-back runs if a run is short."""
         return self._stream.elapsed_us(self._batch) / self._runs
 
     def close(self) -> None:

@@ -89,7 +89,7 @@ def detections(expected: Outputs, actual: Outputs) -> float:
     Other outputs are compared element by element.
     """
     found = compare(expected, actual, -math.inf, as_sets=True)  # no error is that small: all rows are matched
-    return max((c.relative_l2 if c.finite else math.inf for c in found), default=0.0)
+    return max((c.relative_l2 if c.finite else math.inf for c, _ in found), default=0.0)
 
 
 def top_k(k: int) -> Callable[[Pair], float]:

@@ -127,7 +127,7 @@ def compare(
     *,
     as_sets: bool = False,
     kinds: Mapping[str, Probabilities] | None = None,
-) -> tuple[OutputComparison, ...]:
+) -> tuple[tuple[OutputComparison, Pair], ...]:
     """Compares outputs by name, element by element.
 
     Args:
@@ -136,20 +136,10 @@ def compare(
         as_sets: Match the rows of finite outputs [batch, rows] or [batch, rows, features] that fail, and
             compare them again: for models whose TopK orders detections.
         kinds: Outputs that are probabilities: they pass by these, too.
+
+    Returns:
+        Each output with the arrays that were compared: rows are in matching order where they are a set.
     """
-    found = compared_pairs(expected, actual, tolerance, as_sets=as_sets, kinds=kinds)
-    return tuple(one for one, _ in found)
-
-
-def compared_pairs(
-    expected: Mapping[str, Array],
-    actual: Mapping[str, Array],
-    tolerance: float,
-    *,
-    as_sets: bool = False,
-    kinds: Mapping[str, Probabilities] | None = None,
-) -> tuple[tuple[OutputComparison, Pair], ...]:
-    """As `compare`, with the arrays that were compared: rows are in matching order where they are a set."""
     pairs = {name: Pair(expected[name], actual[name]) for name in expected}
     found = {name: _compared(name, replace(pair), tolerance) for name, pair in pairs.items()}
     if as_sets and not all(c.passed for c in found.values()):

@@ -61,13 +61,3 @@ def precision_of(model: Model) -> str:
     if TensorProto.BFLOAT16 in types:
         return "bf16"
     return "fp16" if TensorProto.FLOAT16 in types else "fp32"
-
-
-def default_tolerance(model: Model, *, tf32: bool) -> Tolerance:
-    """The tolerance for a model.
-
-    Args:
-        tf32: True if FP32 may be rounded to TF32.
-    """
-    precision = precision_of(model)
-    return TOLERANCES["tf32" if precision == "fp32" and tf32 else precision]
