@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
 from rewriter.hazards import Hazard
 from rewriter.hazards.attention import of_activations
@@ -64,67 +64,62 @@ _SOFTMAX_REASON = "attention stays one kernel with it in FP32, and the product b
 
 def refusals(target: Target) -> Iterator[str]:
     """One sentence for each rule that `rewriter probe` switched off for the target."""
-    if _refused(target):
+    if target.answers.get(PROBE) == "fp16":
         yield (
             f"no FP32 epilogues: `rewriter probe` found that on {target} an FP16 MatMul sums in FP16 even "
             "where its epilogue is FP32"
         )
-    if _softmax_refused(target):
+    if target.answers.get(SOFTMAX_PROBE) == "none":
         yield (
             f"attention's Softmax stays FP16: `rewriter probe` found that on {target} attention is one "
             "kernel only without FP32 in it"
         )
 
 
-def _refused(target: Target) -> bool:
-    return target.answers.get(PROBE) == "fp16"
+def _has_epilogues(survey: Survey) -> bool:
+    """True if the target's FP16 products sum in FP32 for an FP32 epilogue, as far as is known."""
+    return survey.is_fp16 and survey.request.target.answers.get(PROBE) != "fp16"
 
 
-def _softmax_refused(target: Target) -> bool:
-    return target.answers.get(SOFTMAX_PROBE) == "none"
-
-
-def extend_over_epilogues(survey: Survey, found: dict[int, Hazard]) -> None:
-    """Add the epilogues of FP16 matrix products to `found`, hazards by the identity of their nodes.
+def epilogues(survey: Survey, found: AbstractSet[int]) -> Iterator[Hazard]:
+    """The epilogues of FP16 matrix products.
 
     An epilogue starts at the first operator after a product and ends at the next matrix product, view or
     output: Casts then stand where FP16 is read, and nowhere between. Operators that lead to the Softmax of
     attention stay FP16.
+
+    Args:
+        found: The identities of the nodes in FP32; the caller adds each that is yielded.
     """
-    if survey.request.low != TensorProto.FLOAT16 or _refused(survey.request.target):
-        return
     masked = scores_of_attention(survey)
     queue: list[NodeProto] = []
-    for product, readers in _starts(survey, found.keys(), masked):
+    for product, readers in _starts(survey, found, masked):
         for first in readers:
             if id(first) not in found:
-                found[id(first)] = Hazard(first, RULE, _REASON, product.output[0])
                 queue.append(first)
+                yield Hazard(first, RULE, _REASON, product.output[0])
     while queue:
         node = queue.pop()
         for out in filter(survey.is_float, node.output):
             for _, reader in survey.readers(out):
                 grows = reader.op_type in ELEMENTWISE and id(reader) not in masked
                 if grows and id(reader) not in found:
-                    found[id(reader)] = Hazard(reader, RULE, _REASON, out)
                     queue.append(reader)
+                    yield Hazard(reader, RULE, _REASON, out)
 
 
-def extend_over_own_epilogues(survey: Survey, found: dict[int, Hazard]) -> None:
-    """Add to `found` what an FP16 product's kernel computes of its result and constants: bias, activation.
+def own_epilogues(survey: Survey, found: AbstractSet[int]) -> Iterator[Hazard]:
+    """What an FP16 product's kernel computes of its result and constants: bias, activation.
 
     With all of it in FP32 the kernel does the same work and rounds once, at its end
     (docs/accuracy.md#own-epilogues). Where the kernel of a norm or Transpose takes it over, the product sums
-    in FP16 all the same, and it stays FP16.
+    in FP16 all the same, and it stays FP16. `found` as for `epilogues`.
     """
-    if survey.request.low != TensorProto.FLOAT16 or _refused(survey.request.target):
-        return
     masked = scores_of_attention(survey)
-    for product, _ in _starts(survey, found.keys(), masked):
+    for product, _ in _starts(survey, found, masked):
         chain = elementwise_after(survey, product.output[0], lambda node: id(node) in masked)
         if chain and not _is_taken_over(survey, chain):
-            for node in chain:
-                found.setdefault(id(node), Hazard(node, RULE, _REASON, product.output[0]))
+            yield from (Hazard(node, RULE, _REASON, product.output[0]) for node in chain)
 
 
 def _is_taken_over(survey: Survey, chain: Sequence[NodeProto]) -> bool:
@@ -144,14 +139,12 @@ def _only(nodes: Sequence[NodeProto]) -> NodeProto | None:
     return nodes[0] if len(nodes) == 1 else None
 
 
-def extend_over_norms(survey: Survey, found: dict[int, Hazard]) -> None:
-    """Add to `found` the norms of one operator, and the views between them and FP32 nodes.
+def norms(survey: Survey, found: AbstractSet[int]) -> Iterator[Hazard]:
+    """The norms of one operator, and the views between them and FP32 nodes.
 
-    A norm that reads an FP32 sum directly stays FP16.
+    A norm that reads an FP32 sum directly stays FP16. `found` as for `epilogues`.
     """
-    if survey.request.low != TensorProto.FLOAT16 or _refused(survey.request.target):
-        return
-    for node in survey.nodes:
+    for node in survey.nodes if _has_epilogues(survey) else ():
         if node.op_type not in ROW_NORMS:
             continue
         before = list(survey.upstream(node.input[0], _moves))
@@ -162,19 +155,18 @@ def extend_over_norms(survey: Survey, found: dict[int, Hazard]) -> None:
         views = [reader for _, reader in survey.downstream(node.output[0], _moves) if _moves(reader)]
         after = [v for v in views if any(id(n) in found for _, n in survey.downstream(v.output[0], _moves))]
         for kept in (node, *(before if fed else ()), *after):
-            found.setdefault(id(kept), Hazard(kept, NORM_RULE, _NORM_REASON, node.input[0]))
+            yield Hazard(kept, NORM_RULE, _NORM_REASON, node.input[0])
 
 
 def _moves(node: NodeProto) -> bool:
     return node.op_type in LAYOUTS
 
 
-def extend_over_softmax(survey: Survey, found: dict[int, Hazard]) -> None:
-    """Add to `found` the Softmax of each attention whose products are FP16, and nothing around it."""
-    if survey.request.low != TensorProto.FLOAT16 or _softmax_refused(survey.request.target):
-        return
-    for softmax in _attention(survey):
-        found.setdefault(id(softmax), Hazard(softmax, SOFTMAX_RULE, _SOFTMAX_REASON, softmax.input[0]))
+def softmaxes(survey: Survey) -> Iterator[Hazard]:
+    """The Softmax of each attention whose products are FP16, and nothing around it."""
+    if survey.is_fp16 and survey.request.target.answers.get(SOFTMAX_PROBE) != "none":
+        for softmax in _attention(survey):
+            yield Hazard(softmax, SOFTMAX_RULE, _SOFTMAX_REASON, softmax.input[0])
 
 
 def scores_of_attention(survey: Survey) -> AbstractSet[int]:
@@ -189,7 +181,7 @@ def _starts(
 
     Products with a reader in `masked` are skipped: it stays FP16.
     """
-    for node in survey.nodes:
+    for node in survey.nodes if _has_epilogues(survey) else ():
         if id(node) in kept or projected(survey, node) is None:
             continue
         ends = list(survey.readers(node.output[0]))
@@ -235,10 +227,8 @@ def _before(survey: Survey, softmax: NodeProto) -> list[NodeProto]:
     return list(survey.upstream(softmax.input[0], lambda n: n.op_type in _ON_SCORES))
 
 
-def extend_over_dot_products(survey: Survey, found: dict[int, Hazard]) -> None:
-    """Add written-out sums of products to `found`, the pooling before them, and what follows elementwise."""
-    if survey.request.low == TensorProto.FLOAT:
-        return
+def dot_products(survey: Survey) -> Iterator[Hazard]:
+    """Written-out sums of products, the pooling before them, and what follows elementwise."""
     moves = ELEMENTWISE | RESHAPES
     for node in survey.nodes:
         product = _product(survey, node)
@@ -246,9 +236,7 @@ def extend_over_dot_products(survey: Survey, found: dict[int, Hazard]) -> None:
             readers = survey.downstream(node.output[0], lambda n: n.op_type in moves)
             after = (reader for _, reader in readers if reader.op_type in moves)
             for kept in (node, product, *_pooling(survey, product), *after):
-                found.setdefault(
-                    id(kept), Hazard(kept, DOT_PRODUCT_RULE, _DOT_PRODUCT_REASON, node.output[0])
-                )
+                yield Hazard(kept, DOT_PRODUCT_RULE, _DOT_PRODUCT_REASON, node.output[0])
 
 
 def _product(survey: Survey, node: NodeProto) -> NodeProto | None:
@@ -281,25 +269,23 @@ BOUNDED = frozenset({"Erf", "Sigmoid", "HardSigmoid", "Tanh", "Softmax"})
 """Functions whose result does not grow with their argument."""
 
 
-def extend_over_rounded_reciprocals(survey: Survey, found: dict[int, Hazard]) -> None:
-    """Add to `found` the divisions by a scalar whose reciprocal FP16 rounds.
+def rounded_reciprocals(survey: Survey) -> Iterator[Hazard]:
+    """Divisions by a scalar whose reciprocal FP16 rounds.
 
     The scaling of attention's scores is skipped: FP32 there takes the fused kernel apart. So is the argument
     of a function that is bounded, as in GELU: a bias of it adds up no further, and FP32 there cost up to 6 %
     of latency. So is a result that nothing but the graph's output reads: TensorRT divides exactly there.
     """
-    if survey.request.low != TensorProto.FLOAT16:
-        return
     scores = scores_of_attention(survey)
-    for node in survey.nodes:
-        if node.op_type != "Div" or id(node) in found or id(node) in scores:
+    for node in survey.nodes if survey.is_fp16 else ():
+        if node.op_type != "Div" or id(node) in scores:
             continue
         divisor = survey.scalar(node.input[1])
         bias = reciprocal_bias(divisor) if divisor is not None else 0.0
         readers = {reader.op_type for _, reader in survey.readers(node.output[0])}
         if bias >= LEAST_BIAS and readers - BOUNDED:
             reason = f"FP16 rounds the reciprocal of {divisor:.6g} by {bias:.1e}; FP32 costs nothing"
-            found[id(node)] = Hazard(node, RECIPROCAL_RULE, reason, node.input[0])
+            yield Hazard(node, RECIPROCAL_RULE, reason, node.input[0])
 
 
 def reciprocal_bias(divisor: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
@@ -10,15 +10,7 @@ from onnx import TensorProto
 
 from rewriter.hazards import RULES, Hazard
 from rewriter.hazards.norms import fits_inside
-from rewriter.hazards.planning.free_fp32 import (
-    FREE,
-    extend_over_dot_products,
-    extend_over_epilogues,
-    extend_over_norms,
-    extend_over_own_epilogues,
-    extend_over_rounded_reciprocals,
-    extend_over_softmax,
-)
+from rewriter.hazards.planning import free_fp32
 from rewriter.hazards.planning.islands import BETWEEN, absorb, grow, keep_adjacent
 from rewriter.hazards.quirks import lowered_for_defects
 from rewriter.hazards.survey import HEADROOM, LARGEST, LOW_TYPES, PrecisionRequest, Survey
@@ -156,28 +148,32 @@ def _computes_low(graph: GraphEditor) -> bool:
 def _decide(survey: Survey) -> list[Decision]:
     wish = survey.request
     found: dict[int, Hazard] = {}
-    hazards = (hazard for rule in RULES for hazard in rule(survey) if hazard.acted_on)
-    for hazard in chain(chain.from_iterable(rule(survey) for rule in wish.rules), hazards):
-        found.setdefault(id(hazard.node), hazard)
-    extend_over_dot_products(survey, found)
+
+    def add(hazards: Iterable[Hazard]) -> None:
+        for hazard in hazards:
+            found.setdefault(id(hazard.node), hazard)
+
+    add(chain.from_iterable(rule(survey) for rule in wish.rules))
+    add(hazard for rule in RULES for hazard in rule(survey) if hazard.acted_on)
+    add(free_fp32.dot_products(survey))
     if wish.epilogues == "all":
-        extend_over_epilogues(survey, found)
-        extend_over_norms(survey, found)
+        add(free_fp32.epilogues(survey, found.keys()))
+        add(free_fp32.norms(survey, found.keys()))
     keep_adjacent(survey, found)
     grow(survey, found)
     if wish.epilogues == "all":
-        extend_over_norms(survey, found)  # again: `grow` may have added the sums that norms read
+        add(free_fp32.norms(survey, found.keys()))  # again: `grow` may have added the sums that norms read
         # after `grow`, which would add masks to the island and break the fused kernel
-        extend_over_softmax(survey, found)
+        add(free_fp32.softmaxes(survey))
     absorb(survey, found)
     # alone: with its neighbours none of it would be free
     if wish.epilogues == "own":
-        extend_over_own_epilogues(survey, found)
-    extend_over_rounded_reciprocals(survey, found)
+        add(free_fp32.own_epilogues(survey, found.keys()))
+    add(free_fp32.rounded_reciprocals(survey))
     for node in survey.nodes:
         if any(wish.lower.requests(node)) and id(node) in found and found[id(node)].rule not in NO_LOWER_TYPE:
             del found[id(node)]
     for identity in lowered_for_defects(survey):
-        if identity in found and found[identity].rule in FREE:
+        if identity in found and found[identity].rule in free_fp32.FREE:
             del found[identity]
     return _decisions(survey, found)
