@@ -12,23 +12,7 @@ from onnx import NodeProto, TensorProto, helper
 from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, attribute, is_op, label
 from rewriter.ir.model import Array
-
-SIGNIFICAND: dict[int, tuple[int, int]] = {
-    TensorProto.BFLOAT16: (8, 8),
-    TensorProto.FLOAT16: (11, 5),
-    TensorProto.FLOAT: (24, 8),
-    TensorProto.DOUBLE: (53, 11),
-}
-"""Bits of significand, including the implicit one, and of exponent (IEEE 754-2019, table 3.5)."""
-
-INTEGERS: dict[int, tuple[int, int]] = {
-    TensorProto.BOOL: (0, 1),
-    **{TensorProto.DataType.Value(f"UINT{bits}"): (0, bits) for bits in (8, 16, 32, 64)},
-    **{TensorProto.DataType.Value(f"INT{bits}"): (1, bits - 1) for bits in (8, 16, 32, 64)},
-}
-"""Sign bits and value bits."""
-
-KNOWN = SIGNIFICAND.keys() | INTEGERS.keys()
+from rewriter.ir.model.schemas import INTEGERS, KNOWN, SIGNIFICAND, embeds
 
 
 @dataclass(frozen=True)
@@ -84,21 +68,6 @@ def _shorten(graph: GraphEditor, cast: NodeProto, to: int) -> Iterator[Event]:
         graph.set_input(cast, 0, earlier.input[0])
         graph.sweep(earlier.output[0])
         yield Change(label(cast), f"{_names(start, middle, to)} became {_names(start, to)}")
-
-
-def embeds(narrow: int, wide: int) -> bool:
-    """True if every value of element type `narrow` (TensorProto.DataType) is a value of `wide`."""
-    if narrow not in KNOWN or wide not in KNOWN:
-        return narrow == wide
-    if narrow in SIGNIFICAND:
-        return wide in SIGNIFICAND and all(
-            a <= b for a, b in zip(SIGNIFICAND[narrow], SIGNIFICAND[wide], strict=True)
-        )
-    signed, bits = INTEGERS[narrow]
-    if wide in SIGNIFICAND:
-        return bits <= SIGNIFICAND[wide][0] and bits < 2 ** (SIGNIFICAND[wide][1] - 1)
-    other_signed, other_bits = INTEGERS[wide]
-    return signed <= other_signed and bits <= other_bits
 
 
 def _skips(start: int, middle: int, to: int) -> bool:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from rewriter.ir.model import Array, Model, load
-from rewriter.passes.clean_casts import CleanCasts, embeds
+from rewriter.ir.model.schemas import embeds
+from rewriter.passes.clean_casts import CleanCasts
 
 F32, F16, BF16, F64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE
 I8, I32, I64, BOOL = TensorProto.INT8, TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL

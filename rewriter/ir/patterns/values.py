@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
 from rewriter.ir.graph import GraphEditor, GraphView, attribute, label
 from rewriter.ir.graph.match import produced
+from rewriter.ir.model.schemas import embeds
 from rewriter.ir.model.tensors import FLOATS
-
-_WIDTH: dict[int, int] = {
-    TensorProto.BFLOAT16: 1,
-    TensorProto.FLOAT16: 1,
-    TensorProto.FLOAT: 2,
-    TensorProto.DOUBLE: 3,
-}
-"""Order in which a Cast keeps every value; BF16 and FP16 hold different numbers."""
-
 
 _REPEATED = frozenset({"Sub", "ReduceMean", "ReduceSum", "Div", "Mul"})
 """Operators that exporters write twice with the same operands."""
@@ -42,10 +34,7 @@ def transparent(graph: GraphEditor, node: NodeProto) -> bool:
 
 def narrows(graph: GraphEditor, node: NodeProto) -> bool:
     """True if a Cast rounds."""
-    if node.op_type != "Cast":
-        return False
-    before, after = graph.dtype(node.input[0]), attribute(node, "to")
-    return before != after and _WIDTH.get(after, 0) <= _WIDTH.get(before or 0, 0)
+    return node.op_type == "Cast" and not embeds(graph.dtype(node.input[0]) or 0, attribute(node, "to"))
 
 
 def origins(graph: GraphEditor, tensor: str) -> Iterator[str]:

@@ -18,14 +18,9 @@ from rewriter.ir.graph import attribute, reads
 from rewriter.ir.graph.ops import SAME_VALUES
 from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, holds_graphs, subgraphs, walk_graphs
 from rewriter.ir.model.graphs import refill
+from rewriter.ir.model.schemas import embeds
 from rewriter.ir.model.tensors import FLOATS, Facts
 from rewriter.runtime.ranges.reductions import Emitter, Key, Pack, Reductions, joined
-
-_WIDENING = {
-    (TensorProto.FLOAT16, TensorProto.FLOAT),
-    (TensorProto.BFLOAT16, TensorProto.FLOAT),
-    (TensorProto.FLOAT, TensorProto.DOUBLE),
-}
 
 _OVER_RUNS = ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceSum")
 """Reductions of highs, lows, means and runs over the iterations of a loop."""
@@ -144,7 +139,7 @@ class _Scope:
         if owner is None or source is None or source.dtype not in FLOATS:
             return None
         to = attribute(node, "to") if node.op_type == "Cast" else None
-        widened = source.dtype == to or (source.dtype, to) in _WIDENING
+        widened = to is not None and embeds(source.dtype, to)
         return (owner.index, node.input[0]) if widened or node.op_type in SAME_VALUES else None
 
     def _owner(self, name: str) -> _Scope | None:
