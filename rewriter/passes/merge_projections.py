@@ -12,13 +12,7 @@ from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refus
 from rewriter.ir.graph import GraphEditor, attribute, constant_row, is_op, is_quantised, label
 from rewriter.ir.graph.match import consumed, optional_input, other_operand
 from rewriter.ir.graph.ops import PRODUCTS
-from rewriter.ir.graph.weights import (
-    NewWeights,
-    Replacement,
-    gemm_obstacle,
-    is_transposed,
-    layout_obstacle,
-)
+from rewriter.ir.graph.weights import NewWeights, Replacement, gemm_obstacle, is_transposed, layout_obstacle
 from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import NUMPY_TYPES
 from rewriter.ir.model.tensors import Shape

@@ -8,63 +8,28 @@ the tensor is stored in.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.ir.graph.nodes import all_names, attribute, casts_floats, fresh_name, label, without_unread
 from rewriter.ir.graph.ops import CONTROL_FLOW, VALUE_PRESERVING
-from rewriter.ir.graph.typed_tensors import Tensors
+from rewriter.ir.graph.typed_tensors import Tensors, TypeRequest
 from rewriter.ir.model import Model, holds_graphs, subgraphs
-from rewriter.ir.model.schemas import (
-    EXCHANGEABLE,
-    TypeRule,
-    convert,
-    set_type_attributes,
-    type_rules,
-)
+from rewriter.ir.model.schemas import EXCHANGEABLE, TypeRule, convert, set_type_attributes, type_rules
 from rewriter.ir.model.tensors import Facts, TensorFacts
 
+__all__ = ["TypeRequest", "retype"]
+
 LOWER = EXCHANGEABLE - {TensorProto.FLOAT}
-
-
-@dataclass(frozen=True)
-class TypeRequest:
-    """The types that a model is to have.
-
-    Attributes:
-        node_type: Element type in which a node computes, from the index of its scope (the order
-            of `Facts.scopes`) and the node.
-        inputs, outputs: Element types of graph inputs and outputs by name; the rest keep theirs.
-        rounding: Round after every tensor that is FP16 or BF16 in the given model.
-        exact: Tensors that are not rounded all the same: index of the scope, and name.
-        plugins: Types of the inputs and outputs of operators without a schema, by operator; 0: unchanged. The
-            last one holds for all that follow.
-        tag: Name for new nodes' metadata.
-        cast_bytes: Weights of at least so many bytes stay FP16 or BF16, with a Cast where FP32 is read.
-        floats: The element types that are exchanged for one another; tensors of others stay.
-    """
-
-    node_type: Callable[[int, NodeProto], int]
-    inputs: Mapping[str, int] = field(default_factory=dict)
-    outputs: Mapping[str, int] = field(default_factory=dict)
-    rounding: bool = False
-    exact: AbstractSet[tuple[int, str]] = frozenset()
-    plugins: Mapping[str, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
-    tag: str = ""
-    cast_bytes: float = math.inf
-    floats: AbstractSet[int] = EXCHANGEABLE
 
 
 def retype(model: Model, request: TypeRequest) -> Model:
     """Returns a copy of the model with the types of `request`.
 
-    Nodes without a schema, and nodes with a tensor of unknown
-    type (sequences and optionals among them), keep their types. An output that is itself an input has
-    that input's type.
+    Nodes without a schema, and nodes with a tensor of unknown type (sequences and optionals among them), keep
+    their types. An output that is itself an input has that input's type.
 
     Raises:
         PassError: a constant exceeds the type that its consumer is to have.
@@ -99,9 +64,7 @@ class _Walk:
         """Retypes one graph; `output_types` are the element types of its outputs, in order."""
         scope = len(self.scopes)
         self.scopes.append({})
-        request = self.request
-        shared = self.model, self.names, request.tag, request.cast_bytes, request.floats
-        tensors = Tensors(*shared, graph, self.facts.scopes[scope], parent)
+        tensors = Tensors(self.model, self.names, self.request, graph, self.facts.scopes[scope], parent)
         outputs = zip(graph.output, output_types, strict=True)
         tensors.wanted = {v.name: dtype for v, dtype in outputs if tensors.is_float(v.name)}
         given = list(graph.node)
@@ -111,7 +74,7 @@ class _Walk:
             given, [v.name for v in graph.output], lambda n: casts_floats(n, tensors.is_float)
         )
         for tensor in graph.initializer:
-            if tensor.data_type in request.floats:
+            if tensor.data_type in self.request.floats:
                 tensors.add_initializer(tensor)
         for value in graph.input:
             if tensors.is_float(value.name) and not tensors.owns(value.name):
@@ -169,7 +132,7 @@ class _Walk:
         self._read(tensors, node, [follow[port] for port in rules.inputs])
         outputs = [follow[port] for port in rules.outputs]
         if outputs and outputs[0]:
-            set_type_attributes(node, outputs[0], tensors.floats)
+            set_type_attributes(node, outputs[0], self.request.floats)
         if node.op_type == "ConstantOfShape" and tensors.is_float(node.output[0]):
             _fill_with(node, dtype)
         self._add(tensors, scope, node, outputs)
@@ -202,7 +165,7 @@ class _Walk:
         for child in subgraphs(node):
             facts = self.facts.scopes[len(self.scopes)]
             for value in child.input:
-                if border and value.name in facts and facts[value.name].dtype in tensors.floats:
+                if border and value.name in facts and facts[value.name].dtype in self.request.floats:
                     value.type.tensor_type.elem_type = border
             given = [
                 facts[v.name].dtype if v.name in facts else tensors.original_type(v.name)

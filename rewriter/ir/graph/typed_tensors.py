@@ -6,7 +6,8 @@ one type. Consumers that need another one share a Cast of it; constants are conv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -16,8 +17,36 @@ from rewriter.ir.graph.editor import TAG
 from rewriter.ir.graph.nodes import constant_value, fresh_name, without_unread
 from rewriter.ir.model import Array, Model
 from rewriter.ir.model.graphs import reads, refill, rename_reads
-from rewriter.ir.model.schemas import SHORT_NAMES, convert
+from rewriter.ir.model.schemas import EXCHANGEABLE, SHORT_NAMES, convert
 from rewriter.ir.model.tensors import Shape, TensorFacts, release
+
+
+@dataclass(frozen=True)
+class TypeRequest:
+    """The types that a model is to have.
+
+    Attributes:
+        node_type: Element type in which a node computes, from the index of its scope (the order
+            of `Facts.scopes`) and the node.
+        inputs, outputs: Element types of graph inputs and outputs by name; the rest keep theirs.
+        rounding: Round after every tensor that is FP16 or BF16 in the given model.
+        exact: Tensors that are not rounded all the same: index of the scope, and name.
+        plugins: Types of the inputs and outputs of operators without a schema, by operator; 0: unchanged. The
+            last one holds for all that follow.
+        tag: Name for new nodes' metadata.
+        cast_bytes: Weights of at least so many bytes stay FP16 or BF16, with a Cast where FP32 is read.
+        floats: The element types that are exchanged for one another; tensors of others stay.
+    """
+
+    node_type: Callable[[int, NodeProto], int]
+    inputs: Mapping[str, int] = field(default_factory=dict)
+    outputs: Mapping[str, int] = field(default_factory=dict)
+    rounding: bool = False
+    exact: AbstractSet[tuple[int, str]] = frozenset()
+    plugins: Mapping[str, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
+    tag: str = ""
+    cast_bytes: float = math.inf
+    floats: AbstractSet[int] = EXCHANGEABLE
 
 
 @dataclass(frozen=True)
@@ -36,18 +65,13 @@ class Tensors:
 
     Attributes:
         model, names: The weights, and the names in use, which all graphs of a model share.
-        tag: Name of the pass, for new Casts.
-        cast_bytes: Least size of a weight that a Cast widens in the graph; a smaller one is widened here.
-        floats: The element types that are exchanged for one another.
         facts: Types and shapes in the given model, whose shapes are those of the new one, too.
         wanted: Requested element type of each float output of the graph.
     """
 
     model: Model
     names: set[str]
-    tag: str
-    cast_bytes: float
-    floats: AbstractSet[int]
+    request: TypeRequest
     graph: GraphProto
     facts: Mapping[str, TensorFacts]
     parent: Tensors | None
@@ -69,7 +93,7 @@ class Tensors:
         return self.parent.original_type(name) if self.parent is not None else 0
 
     def is_float(self, name: str) -> bool:
-        return self.original_type(name) in self.floats
+        return self.original_type(name) in self.request.floats
 
     def find(self, name: str) -> StoredTensor:
         """The stored form of a float tensor of this graph or of an enclosing one."""
@@ -197,7 +221,7 @@ class Tensors:
     def _in_type(self, stored: StoredTensor, dtype: int) -> str:
         weight = self.model.weights.get(stored.name) if self.parent is None else None
         # a large weight is widened by a Cast, in each run
-        large = weight is not None and weight.nbytes >= self.cast_bytes and dtype == TensorProto.FLOAT
+        large = weight is not None and weight.nbytes >= self.request.cast_bytes and dtype == TensorProto.FLOAT
         return (self._converted_of if stored.constant and not large else self._cast_of)(stored, dtype)
 
     def _cast_of(self, stored: StoredTensor, dtype: int) -> str:
@@ -221,8 +245,8 @@ class Tensors:
     def _cast(self, source: str, out: str, dtype: int) -> str:
         """Adds a Cast, and returns the name of its output."""
         node = helper.make_node("Cast", [source], [out], name=fresh_name(f"{out}/Cast", self.names), to=dtype)
-        if self.tag:
-            node.metadata_props.add(key=TAG, value=self.tag)
+        if self.request.tag:
+            node.metadata_props.add(key=TAG, value=self.request.tag)
         self._note_type(out, dtype, source)
         self._own.add(id(node))
         self.nodes.append(node)

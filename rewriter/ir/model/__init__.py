@@ -21,13 +21,7 @@ from rewriter.ir.model.graphs import (
 from rewriter.ir.model.model import Model
 from rewriter.ir.model.reading import check, load
 from rewriter.ir.model.tensors import DETACH_BYTES, Array, Port, Signature
-from rewriter.ir.model.writing import (
-    check_model_output,
-    save,
-    set_metadata,
-    write_json,
-    write_text,
-)
+from rewriter.ir.model.writing import check_model_output, save, set_metadata, write_json, write_text
 
 __all__ = [
     "DETACH_BYTES",
