@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 from onnx import TensorProto
 
-from rewriter.ir.graph import GraphEditor, open_graphs
+from rewriter.ir.graph import GraphView
 from rewriter.ir.graph.match import other_operand
 from rewriter.ir.graph.ops import SCALING
 from rewriter.ir.model import Array, Model
@@ -44,13 +44,14 @@ def conflicts(model: Model, samples: Iterable[Mapping[str, Array]]) -> Iterator[
     """Sentences about inputs of floats or bytes; the first `SAMPLES` are examined, one at a time."""
     ports = [p for p in model.signature.inputs if p.dtype in FLOATS | {TensorProto.UINT8}]
     figures: dict[str, list[Array]] = {port.name: [] for port in ports}
+    ranks = {port.name: len(port.shape or ()) for port in ports}
     for sample in islice(samples, SAMPLES):
         for name, rows in figures.items():
             values = np.asarray(sample[name], np.float64)
             values = values[np.isfinite(values)]  # masks may hold -inf
             if values.size > 16:
                 rows.append(np.array([values.min(), values.max(), values.mean(), values.std()]))
-    graph = open_graphs(model)[0]
+    graph = GraphView(model, model.proto.graph, {})  # without facts, which need a shape inference
     for name, rows in figures.items():
         if rows and all(low == high for low, high, *_ in rows):
             if len(model.signature.inputs) == 1:  # the states of a stream start with zeros
@@ -58,13 +59,13 @@ def conflicts(model: Model, samples: Iterable[Mapping[str, Array]]) -> Iterator[
                     f"input {name!r}: all values are {rows[0][0]:g}; "
                     "measure on real data: constants hide faults and cause others"
                 )
-        elif rows and (first := _normalization(graph, name)) is not None:
+        elif rows and ranks[name] > 2 and (first := _normalization(graph, name)) is not None:
             yield from _scale_conflict(name, *first, np.array(rows))
 
 
-def _normalization(graph: GraphEditor, name: str) -> tuple[float, float, str] | None:
+def _normalization(graph: GraphView, name: str) -> tuple[float, float, str] | None:
     """Mean factor and offset that scale an image before its first layer with weights, and a text on them."""
-    if (graph.rank(name) or 0) < 3 or "mask" in name.lower():
+    if "mask" in name.lower():
         return None
     operators, factor, offset = list[str](), np.ones(1), np.zeros(1)
     for _ in range(STEPS):

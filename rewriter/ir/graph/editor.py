@@ -14,7 +14,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.ir.graph.nodes import all_names, fresh_name
 from rewriter.ir.graph.view import GraphView
-from rewriter.ir.model import Model, holds_graphs, subgraphs
+from rewriter.ir.model import Model, subgraphs
 from rewriter.ir.model.graphs import reads, refill, rename_reads, topological
 from rewriter.ir.model.tensors import Shape, TensorFacts
 
@@ -55,8 +55,8 @@ class GraphEditor(GraphView):
 
     def __enter__(self) -> Self:
         """Index again what subgraphs read: they may have been edited since the editor was made."""
-        for node in self.nodes:
-            if holds_graphs(node):
+        for key, node in tuple(self._holders.items()):
+            if key in self._nodes:
                 self._index(node)
         return self
 

@@ -40,7 +40,8 @@ class GraphView:
         self._producer: dict[str, NodeProto] = {}
         self._uses: dict[str, dict[int, NodeProto]] = {}
         self._constants: dict[str, Array | None] = {}
-        for node in self._nodes.values():
+        self._holders: dict[int, NodeProto] = {}
+        for node in self._original:
             self._index(node)
 
     @property
@@ -137,7 +138,9 @@ class GraphView:
         for name in node.output:
             if name:
                 self._producer[name] = node
-        for name in reads(node) if holds_graphs(node) else node.input:  # the latter alone is faster
+        if holder := holds_graphs(node):
+            self._holders[id(node)] = node
+        for name in reads(node) if holder else node.input:  # the latter alone is faster
             if name:
                 self._uses.setdefault(name, {})[id(node)] = node
 

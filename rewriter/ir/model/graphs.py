@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -32,15 +32,13 @@ def walk_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.Nod
             yield from walk_nodes(child)
 
 
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def subgraphs(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
     """The graphs that a node holds as attributes (If, Loop, Scan, SequenceMap)."""
     if not _may_hold_graphs(node.op_type, node.domain):
-        return  # reading the attributes of every node would dominate the time of all walks
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            yield from attribute.graphs
+        return ()  # reading the attributes of every node would dominate the time of all walks
+    kinds = onnx.AttributeProto
+    single = [a.g for a in node.attribute if a.type == kinds.GRAPH]
+    return [*single, *(g for a in node.attribute if a.type == kinds.GRAPHS for g in a.graphs)]
 
 
 def refill(field: Any, messages: Iterable[Any]) -> None:
@@ -52,7 +50,7 @@ def refill(field: Any, messages: Iterable[Any]) -> None:
 
 def holds_graphs(node: onnx.NodeProto) -> bool:
     """True if a node holds a graph as an attribute."""
-    return any(True for _ in subgraphs(node))
+    return bool(subgraphs(node))
 
 
 @lru_cache(maxsize=4096)

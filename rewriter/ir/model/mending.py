@@ -131,7 +131,7 @@ def _lift(model: Model, graph: onnx.GraphProto) -> int:
     renamed: dict[str, str] = {}
     kept: list[onnx.NodeProto] = []
     for node in graph.node:
-        for name in reads(node).keys() & renamed.keys():
+        for name in reads(node).keys() & renamed.keys() if renamed else ():
             rename_reads(node, name, renamed[name])
         tensor = _constant(node)
         if not outputs.isdisjoint(node.output):

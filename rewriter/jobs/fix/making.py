@@ -172,7 +172,7 @@ def _unmatched(wish: PrecisionRequest, plan: Plan, model: Model) -> Iterator[str
     """Warns of names that keep no node: it does not compute on floats, or a pass removed it."""
     nodes = list(model.proto.graph.node)
     keys = {d.key for d in plan.decisions if d.rule == "user"}
-    scopes = enumerate(walk_graphs(model.proto.graph))
+    scopes = enumerate(walk_graphs(model.proto.graph) if keys else ())
     kept = [node for scope, graph in scopes for node in graph.node if node_key(scope, node) in keys]
     requests = [
         *(("`keep-fp32`", name, Kept(nodes=(name,))) for name in wish.keep_nodes),
@@ -184,7 +184,7 @@ def _unmatched(wish: PrecisionRequest, plan: Plan, model: Model) -> Iterator[str
             near = near_names(name, there)
             instead = f": there are {near}" if near else ""
             yield f"{option} {name!r} names no node that computes on floats{instead}"
-    operators = [node.op_type for node in walk_nodes(model.proto.graph)]
+    operators = [node.op_type for node in walk_nodes(model.proto.graph)] if wish.lower.ops else []
     for name in wish.lower.ops:
         if name not in operators:
             yield f"`lower-op` {name!r} names no node: there are {near_names(name, operators)}"

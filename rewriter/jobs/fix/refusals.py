@@ -25,7 +25,7 @@ ZERO_POINT = 2
 """Place of the zero point among their inputs."""
 
 
-def refuse_unknown_names(model: Model, patterns: Iterable[str], option: str = "`keep-fp32`") -> None:
+def refuse_unknown_names(model: Model, patterns: Sequence[str], option: str = "`keep-fp32`") -> None:
     """Refuses patterns of an option that fit no node or output of the model.
 
     A pass names its nodes below those of the model, as in `/mix/Split`: such a pattern is not refused.
@@ -33,7 +33,7 @@ def refuse_unknown_names(model: Model, patterns: Iterable[str], option: str = "`
     Raises:
         UsageError: a pattern fits nothing; the error offers names that are like it.
     """
-    nodes = [node for g in walk_graphs(model.proto.graph) for node in g.node]
+    nodes = [node for g in walk_graphs(model.proto.graph) for node in g.node] if patterns else []
     names = {name for node in nodes for name in (node.name, *node.output)} - {""}
     for pattern in patterns:
         above = pattern.rpartition("/")[0]

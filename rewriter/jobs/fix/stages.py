@@ -195,11 +195,12 @@ def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subje
     limit, fair = job.limit, request.metric is None
     asked = None if limit is None else Tolerance(limit.tolerance, limit.metric, "`tolerance`")
     defaults = TOLERANCES | {"fp32": TOLERANCES["tf32"]}  # results in FP32 run with TF32
+    standard = Standard.of(original, defaults["fp32"], asked, fair=fair)
     judge = Judge(
         source=job.source,
         samples=judged,
         expected=expected,
-        standards={n: Standard.of(original, default, asked, fair=fair) for n, default in defaults.items()},
+        standards={n: replace(standard, tolerance=asked or default) for n, default in defaults.items()},
         deployment=job.deployment,
         spans={**fitting.source.spans, **job.deployment.profile},
         timeout_s=request.timeout,

@@ -26,6 +26,9 @@ BOUNDS = ("Add", "Max", "Clip", "Relu")
 NO_BOUND = 3e38
 """Clip's `max` where there is none: exporters below opset 11 write the largest float."""
 
+SHAPES = RESHAPES | {"Expand"}
+"""Operators that only change the shape of a statistic."""
+
 COUNT_TOLERANCE = 1e-6
 """Relative; 1/N as an FP32 constant is off by at most 2^-24 = 6e-8, N/(N-1) by 1/N > 1e-6 up to N = 1e6."""
 
@@ -90,9 +93,8 @@ class Bindings(NamedTuple):
             wide: The tensor is no statistic: only Casts and Identities may come between.
         """
         found, node = self, self.graph.producer(tensor)
-        while node is not None and node.op_type not in ops:
-            shapes = not wide and node.op_type in RESHAPES | {"Expand"}
-            if not shapes and not transparent(self.graph, node):
+        while node is not None and (kind := node.op_type) not in ops:
+            if (wide or kind not in SHAPES) and not transparent(self.graph, node):
                 return None
             found = found._passed(node)
             node = self.graph.producer(node.input[0])
