@@ -20,6 +20,7 @@ from rewriter.passes.keep_epilogues import KeepEpilogues
 from rewriter.passes.merge_branches import MergeBranches
 from rewriter.passes.merge_projections import MergeProjections
 from rewriter.passes.mixed_precision import MixedPrecision
+from rewriter.passes.pad_channels import PadChannels
 from rewriter.passes.postpone_resize import PostponeResize
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
@@ -30,6 +31,7 @@ from rewriter.passes.unfold_einsum import UnfoldEinsum
 from rewriter.passes.unfold_group_norm import UnfoldGroupNorm
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.passes.upgrade_opset import UpgradeOpset
+from rewriter.passes.widen_groups import WidenGroups
 
 ALL: tuple[type[Pass], ...] = (
     InlineFunctions,
@@ -47,10 +49,12 @@ ALL: tuple[type[Pass], ...] = (
     ClampConstants,
     IsolateClip,
     DropRoundTrips,
+    PadChannels,
     UnfoldPatches,
     ShufflePixels,
     UnfoldDotProducts,
     FoldStrides,
+    WidenGroups,
     PostponeResize,
     Rescale,
     MergeProjections,

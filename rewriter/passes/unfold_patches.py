@@ -35,8 +35,12 @@ class UnfoldPatches(GraphPass):
     Conv. Without a bias, zeros are added: the epilogue needs an Add. The new weights stay in memory until
     they are lowered, also those of external data.
 
+    A pointwise Conv is faster than a MatMul, but not on an image of one pixel: the two Convs of
+    squeeze-and-excitation after a global pooling need 0.4 to 0.9 of their time as products of one row
+    (docs/accuracy.md#patches).
+
     Skipped without a report: Convs of more channels, windows that overlap or leave gaps, computed weights,
-    and windows of one element, because a pointwise Conv is faster than a MatMul.
+    and other windows of one element.
 
     Options:
         channels: Most input channels of a Conv that is unfolded; 0 for any number.
@@ -91,10 +95,17 @@ class UnfoldPatches(GraphPass):
 
     def _accepts(self, windows: Windows) -> bool:
         places = math.prod(windows.kernel)
+        if _of_one_pixel(windows):
+            return True
         if windows.kernel != windows.strides or places < 2:
             return False
         deep = bool(self.depth) and windows.channels * places >= self.depth
         return deep or not self.channels or windows.channels <= self.channels
+
+
+def _of_one_pixel(windows: Windows) -> bool:
+    """True for a pointwise Conv of an image of one pixel."""
+    return all(size == 1 for size in (*windows.kernel, *windows.sizes))
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: Kept) -> str | None:
@@ -127,10 +138,16 @@ class _Unfolding:
     def write(self, kept: Kept) -> Change:
         """Replaces the Conv by the product."""
         graph, conv, counts, out = self.graph, self.conv, self.windows.counts, self.windows.out
+        if _of_one_pixel(self.windows):
+            pixel = self.new.reshape(conv.input[0], (self.depth,), self.new.tensor("pixel"))
+            self._product(pixel, row := self.new.tensor("row"))
+            self.new.reshape(row, (out, *counts), conv.output[0])
+            graph.remove(conv)
+            return Change(label(conv), f"a product of one row of {self.depth} elements")
         end = _channels_last(graph, conv, counts, out, kept)
         rank = len(graph.shape(end.output[0]) or ()) if end is not None else 0
         rows = end.output[0] if end is not None and rank == 3 else self.new.tensor("rows")
-        self._product(rows)
+        self._product(self._patches(), rows)
         if end is not None:
             if rank != 3:
                 self.new.reshape(rows, (*counts, out), end.output[0])
@@ -140,16 +157,19 @@ class _Unfolding:
             graph.remove(conv)
         return Change(label(conv), f"a product of {math.prod(counts)} patches of {self.depth} elements")
 
-    def _product(self, rows: str) -> None:
-        """Computes [N, L, O] from [N, C, H, W]."""
+    def _patches(self) -> str:
+        """Computes [N, L, C * window] from [N, C, H, W]."""
         new, counts, kernel = self.new, self.windows.counts, self.windows.kernel
         sizes = [size for pair in zip(counts, kernel, strict=True) for size in pair]
         split = new.reshape(self.conv.input[0], (self.windows.channels, *sizes), new.tensor("windows"))
         end = 2 + 2 * len(kernel)
         perm = [0, *range(2, end, 2), 1, *range(3, end, 2)]
         moved = new.add("Transpose", [split], new.tensor("moved"), perm=perm)
-        patches = new.reshape(moved, (math.prod(counts), self.depth), new.tensor("patches"))
-        # [C * window, O]
+        return new.reshape(moved, (math.prod(counts), self.depth), new.tensor("patches"))
+
+    def _product(self, patches: str, rows: str) -> None:
+        """Computes rows [..., O] from patches [..., C * window]."""
+        new = self.new
         weight = self.weights.changed(self.conv.input[1], "unfolded", lambda w: w.reshape(len(w), -1).T)
         product = new.add("MatMul", [patches, weight], new.tensor("product"), new.name)
         new.add("Add", [product, self._bias()], rows, f"{new.name}/Add")

@@ -35,7 +35,7 @@ BUDGETS = {
     "ir": 6_150,
     "runtime": 6_700,
     "hazards": 3_500,
-    "passes": 5_200,
+    "passes": 5_400,
     "pipeline": 2_000,
     "judge": 1_900,
     "parity": 900,

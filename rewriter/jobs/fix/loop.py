@@ -406,7 +406,8 @@ class _Loop:
     def _in_fp32(self) -> Iterator[Candidate]:
         """All of it in FP32 if nothing passes, or if it may be faster; unchanged if nothing builds."""
         if self.job.wish.precision != "fp32" and (not self.passed or self._fp32_may_be_faster()):
-            steps = tuple(step for step in self.base.job.steps if step.stage is Stage.STRUCTURE)
+            structural = (step for step in self.base.job.steps if step.stage is Stage.STRUCTURE)
+            steps = tuple(step for step in structural if "fp32" in step.requires.precisions)
             yield Candidate("all of it in FP32 (TF32)", _fp32(self.base.job, steps))
         if self._unbuilt() and not self.passed:
             yield Candidate("all of it in FP32 (TF32), unchanged", _fp32(self.first.job, ()))
