@@ -11,7 +11,7 @@ from rewriter.ir.model import Model, load
 from rewriter.runtime.emulation import emulation
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.protocol import EngineOutcome, Latency, MeasureSettings, Variant
-from rewriter.runtime.engines.tensor_files import write_samples
+from rewriter.runtime.engines.tensor_files import read_tensors, write_samples
 from rewriter.runtime.engines.this_machine import Choice
 
 FP16_US, FP32_US = 10.0, 20.0
@@ -32,7 +32,8 @@ def latency_us(model: Model) -> float:
 def _outcome(variant: Variant, folder: Path) -> EngineOutcome:
     model = load(variant.path)
     with Session(emulation(model, "fp16", tf32=variant.tf32)) as session:
-        stored = write_samples(folder / f"out-{variant.name}", map(session.run, variant.samples))
+        values = map(session.run, map(read_tensors, variant.samples))
+        stored = write_samples(folder / f"out-{variant.name}", values)
     us = latency_us(model)
     return EngineOutcome(
         variant.name,
@@ -40,7 +41,7 @@ def _outcome(variant: Variant, folder: Path) -> EngineOutcome:
         "ok",
         device="CPU",
         library="emulation",
-        outputs=stored.folders,
+        outputs=stored,
         latency=Latency(us, 0.0, us, 1, False),
     )
 

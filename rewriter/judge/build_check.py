@@ -35,11 +35,8 @@ NETWORK_TYPES = {
 }
 """TensorRT's `DataType` for each float type that a plan gives."""
 
-NO_INT8_CONV = "dtype == myelinTypeBF16 || dtype == myelinTypeFP8E4M3) failed"
-"""Part of the error of TensorRT-RTX 1.6.1 for Convs that read an INT8 DequantizeLinear."""
-
 LACKING = (
-    NO_INT8_CONV,
+    "dtype == myelinTypeBF16 || dtype == myelinTypeFP8E4M3) failed",  # of a Conv in INT8: 1.6.1
     "plugin was not found",
     "Plugin not found",
     "plugin creator version",
@@ -181,7 +178,7 @@ def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
     details = (*faults, *_advice(report.hint), *warnings_for_users(report.warnings)[:LISTED])
     passed = None if not faults and report.obstacle else not faults
     if _is_lacking(report):
-        passed, details = None, (*details, _elsewhere(report))
+        passed, details = None, (*details, "another TensorRT, or this one on a GPU, may build it")
     built = report.engine_bytes is not None
     summary = _summary(report, len(faults), passed)
     return Check("build", passed, summary, details=details, built=built, refused=_refused(report))
@@ -195,8 +192,7 @@ def _summary(report: BuildReport, faults: int, passed: bool | None) -> str:
     library = f"{report.library} {report.version}"
     count = f"{faults} finding{'s' * (faults > 1)}"
     if report.engine_bytes is None and passed is None:
-        lack = "has no INT8 Conv" if _lacks_int8_conv(report) else "lacks what this model needs"
-        return f"not built: {report.obstacle or f'{library} {lack}'}"
+        return f"not built: {report.obstacle or f'{library} lacks what this model needs'}"
     if not report.parsed:
         return f"{library} refuses the model"
     if report.engine_bytes is None:
@@ -222,16 +218,6 @@ def _is_lacking(report: BuildReport) -> bool:
     if report.parsed and report.engine_bytes is None:
         messages = list(report.errors)
     return bool(messages) and all(any(part in message for part in LACKING) for message in messages)
-
-
-def _lacks_int8_conv(report: BuildReport) -> bool:
-    return any(NO_INT8_CONV in message for message in report.errors)
-
-
-def _elsewhere(report: BuildReport) -> str:
-    if _lacks_int8_conv(report):
-        return "`tensorrt`, or TensorRT-RTX from 1.7.1 on, may build it: the model's Q/DQ is not at fault"
-    return "another TensorRT, or this one on a GPU, may build it"
 
 
 def _network_faults(report: BuildReport, expected: BuildExpectation) -> Iterator[str]:

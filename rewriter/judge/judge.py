@@ -43,7 +43,7 @@ class Judged:
 
     Attributes:
         rounds: The outputs of each sample, build by build.
-        error: The tolerance's metric in the worst build; `best`: in the best build; None if none ran.
+        error: The tolerance's metric in the worst build; None if none ran.
         allowed: The limit on `error`: above the tolerance where rows were matched as sets.
         passed: True if all builds ran, and all outputs are within the tolerance.
         worst: Figures of the arrays that were compared.
@@ -51,7 +51,6 @@ class Judged:
 
     rounds: tuple[tuple[OutputComparison, ...], ...] = ()
     error: float | None = None
-    best: float | None = None
     allowed: float = 0.0
     passed: bool = False
     worst: WorstOutputs = field(default_factory=WorstOutputs)
@@ -128,7 +127,7 @@ def weigh(
     allowed = max((c.tolerance for c in comparisons if by_output), default=tolerance.value)
     met = by_output or metric.meets(value, allowed)
     passed = met and all(c.passed for c in comparisons)
-    return Judged(tuple(rounds), value, value, allowed, passed, worst)
+    return Judged(tuple(rounds), value, allowed, passed, worst)
 
 
 def judge(expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standard: Standard) -> Judged:
@@ -150,7 +149,6 @@ def judge(expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standa
     return Judged(
         tuple(outputs for one in judged for outputs in one.rounds),
         metric.worst_of(errors),
-        (max if metric.least else min)(errors, default=None),
         max((one.allowed for one in judged), default=standard.tolerance.value),
         bool(judged) and all(o.ran for o in outcomes) and all(one.passed for one in judged),
         worst,
@@ -190,7 +188,8 @@ def run_check(
     if judged.error is not None:
         summary = f"{where.library} on {where.device}: {check.error_words(judged.allowed)}"
         if len(outcomes) > 1:
-            summary += f" ({judged.best:.3g} to {judged.error:.3g} over {len(outcomes)} builds)"
+            errors = [run.error for run in judged.builds if run.error is not None]
+            summary += f" ({min(errors):.3g} to {max(errors):.3g} over {len(outcomes)} builds)"
         summary += f"; {len(failed)} of {len(outcomes)} builds did not run" if failed else ""
         check = replace(check, summary=summary)
     return check, judged

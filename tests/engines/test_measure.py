@@ -19,7 +19,6 @@ from rewriter.runtime.engines.measure import Run, measure
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing, Variant
 from rewriter.runtime.engines.tensor_files import (
-    StoredSamples,
     read_tensors,
     spans_of,
     write_samples,
@@ -45,22 +44,22 @@ ORT = MeasureSettings("onnxruntime", timing=QUICK)
 
 
 @pytest.fixture
-def samples(tmp_path: Path) -> StoredSamples:
+def samples(tmp_path: Path) -> tuple[Path, ...]:
     return write_samples(tmp_path / "samples", FEEDS)
 
 
-def variant(text: str, folder: Path, samples: StoredSamples, name: str = "one") -> Variant:
+def variant(text: str, folder: Path, samples: tuple[Path, ...], name: str = "one") -> Variant:
     return Variant(name, save(graph(text), folder / f"{name}.onnx"), samples)
 
 
 def outcome(
-    text: str, folder: Path, samples: StoredSamples, settings: MeasureSettings = ORT
+    text: str, folder: Path, samples: tuple[Path, ...], settings: MeasureSettings = ORT
 ) -> EngineOutcome:
     (found,) = measure([variant(text, folder, samples)], settings, folder / "work")
     return found
 
 
-def test_the_child_returns_outputs_of_every_sample(tmp_path: Path, samples: StoredSamples) -> None:
+def test_the_child_returns_outputs_of_every_sample(tmp_path: Path, samples: tuple[Path, ...]) -> None:
     found = outcome(DOUBLED, tmp_path, samples)
     assert (found.status, found.device, len(found.outputs)) == ("ok", "CPU", 2)
     assert found.library.startswith("onnxruntime ")
@@ -72,14 +71,14 @@ def test_the_child_returns_outputs_of_every_sample(tmp_path: Path, samples: Stor
     assert not found.latency.cuda_graph
 
 
-def test_inner_tensors_can_be_marked_as_outputs(tmp_path: Path, samples: StoredSamples) -> None:
+def test_inner_tensors_can_be_marked_as_outputs(tmp_path: Path, samples: tuple[Path, ...]) -> None:
     marked = replace(variant(DOUBLED, tmp_path, samples), outputs=("a",))
     (found,) = measure([marked], ORT, tmp_path / "work")
     assert sorted(found.values(1)) == ["a", "y"]
     np.testing.assert_array_equal(found.values(1)["a"], np.ones((3, 4)))
 
 
-def test_several_builds_and_variants_are_returned_in_order(tmp_path: Path, samples: StoredSamples) -> None:
+def test_several_builds_and_variants_are_returned_in_order(tmp_path: Path, samples: tuple[Path, ...]) -> None:
     variants = [variant(DOUBLED, tmp_path, samples, name) for name in ("first", "second")]
     found = measure(variants, MeasureSettings("onnxruntime", builds=2, timing=None), tmp_path / "work")
     assert [(o.variant, o.build) for o in found] == [("first", 0), ("first", 1), ("second", 0), ("second", 1)]
@@ -88,7 +87,7 @@ def test_several_builds_and_variants_are_returned_in_order(tmp_path: Path, sampl
 
 
 def test_a_model_that_does_not_run_is_an_outcome_and_the_others_continue(
-    tmp_path: Path, samples: StoredSamples
+    tmp_path: Path, samples: tuple[Path, ...]
 ) -> None:
     wrong = variant("g (float[n,3] x) => (float[n,3] y) { y = Relu(x) }", tmp_path, samples, "wrong")
     well = variant(DOUBLED, tmp_path, samples, "well")
@@ -100,7 +99,7 @@ def test_a_model_that_does_not_run_is_an_outcome_and_the_others_continue(
 
 
 def test_a_hang_is_killed_at_its_limit_and_the_others_are_measured(
-    tmp_path: Path, samples: StoredSamples
+    tmp_path: Path, samples: tuple[Path, ...]
 ) -> None:
     variants = [variant(ENDLESS, tmp_path, samples, "endless"), variant(DOUBLED, tmp_path, samples, "well")]
     settings = MeasureSettings("onnxruntime", timing=QUICK, run_timeout_s=4.0)
@@ -113,7 +112,7 @@ def test_a_hang_is_killed_at_its_limit_and_the_others_are_measured(
 
 
 def test_a_crash_is_an_outcome_and_the_survivors_are_timed(
-    tmp_path: Path, samples: StoredSamples, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, samples: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups = []
 
@@ -133,7 +132,7 @@ def test_a_crash_is_an_outcome_and_the_survivors_are_timed(
 
 @needs_rtx
 def test_tensorrt_builds_without_a_gpu_and_says_why_it_does_not_run(
-    tmp_path: Path, samples: StoredSamples
+    tmp_path: Path, samples: tuple[Path, ...]
 ) -> None:
     found = outcome(DOUBLED, tmp_path, samples, MeasureSettings("tensorrt-rtx", timing=QUICK))
     assert found.report is not None
@@ -145,8 +144,8 @@ def test_tensorrt_builds_without_a_gpu_and_says_why_it_does_not_run(
 
 
 @needs_rtx
-def test_the_profile_spans_the_samples_unless_one_is_given(tmp_path: Path, samples: StoredSamples) -> None:
-    assert spans_of(samples) == {"x": ((1, 4), (3, 4), (3, 4))}
+def test_the_profile_spans_the_samples_unless_one_is_given(tmp_path: Path, samples: tuple[Path, ...]) -> None:
+    assert spans_of(map(read_tensors, samples)) == {"x": ((1, 4), (3, 4), (3, 4))}
     profile = {"x": ((2, 5), (2, 5), (2, 5))}
     wrong = replace(variant(DOUBLED, tmp_path, samples), shapes=profile)
     (found,) = measure([wrong], MeasureSettings("tensorrt-rtx"), tmp_path / "work")
@@ -155,7 +154,7 @@ def test_the_profile_spans_the_samples_unless_one_is_given(tmp_path: Path, sampl
 
 
 @needs_rtx
-def test_tensors_of_the_network_can_be_marked(tmp_path: Path, samples: StoredSamples) -> None:
+def test_tensors_of_the_network_can_be_marked(tmp_path: Path, samples: tuple[Path, ...]) -> None:
     marked = replace(variant(DOUBLED, tmp_path, samples), outputs=("a", "lost"))
     (found,) = measure([marked], MeasureSettings("tensorrt-rtx"), tmp_path / "work")
     assert found.report is not None
@@ -164,7 +163,7 @@ def test_tensors_of_the_network_can_be_marked(tmp_path: Path, samples: StoredSam
 
 
 @needs_rtx
-def test_a_refusal_of_the_parser_names_the_node(tmp_path: Path, samples: StoredSamples) -> None:
+def test_a_refusal_of_the_parser_names_the_node(tmp_path: Path, samples: tuple[Path, ...]) -> None:
     text = "g (float[n,4] x) => (float[n,4] y) { y = Det(x) }"
     found = outcome(text, tmp_path, samples, MeasureSettings("tensorrt-rtx"))
     assert found.status == "refused"
@@ -173,7 +172,7 @@ def test_a_refusal_of_the_parser_names_the_node(tmp_path: Path, samples: StoredS
 
 
 @needs_rtx
-def test_a_build_has_a_time_limit(tmp_path: Path, samples: StoredSamples) -> None:
+def test_a_build_has_a_time_limit(tmp_path: Path, samples: tuple[Path, ...]) -> None:
     found = outcome(DOUBLED, tmp_path, samples, MeasureSettings("tensorrt-rtx", build_timeout_s=0.01))
     assert found.status == "timeout"
     assert found.problem.startswith("the TensorRT build gave no result")

@@ -18,7 +18,6 @@ from rewriter.hazards.planning.weak_typing import Constraint, python_code
 from rewriter.runtime.engines import nvidia_driver, tensorrt_program
 from rewriter.runtime.engines.build import NO_TF32, BuildOptions, build_here
 from rewriter.runtime.engines.protocol import Variant
-from rewriter.runtime.engines.tensor_files import StoredSamples
 
 GPU = nvidia_driver.Gpu("NVIDIA H100", (9, 0), (13, 0))
 X = np.ones((2, 2), np.float32)
@@ -100,7 +99,7 @@ def test_a_network_is_parsed_and_built(
 def test_an_engine_is_loaded_and_run(fake: Fake, tmp_path: Path) -> None:
     engine = tmp_path / "model.engine"
     engine.write_bytes(b"engine")
-    variant = Variant("fixed", tmp_path / "model.onnx", StoredSamples(()), tf32=False, engine=engine)
+    variant = Variant("fixed", tmp_path / "model.onnx", (), tf32=False, engine=engine)
     program = tensorrt_program.TensorRTProgram(fake.release.library, variant, ())
     outputs = program.run({"x": X})
     assert {name: array.shape for name, array in outputs.items()} == {"y": (2, 2), "sized": (3,)}

@@ -22,7 +22,7 @@ from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import Session, gpu_notes, runs_on_gpu
 from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Variant
-from rewriter.runtime.engines.tensor_files import StoredSamples, write_samples
+from rewriter.runtime.engines.tensor_files import read_tensors, write_samples
 
 pytestmark = pytest.mark.gpu
 
@@ -69,7 +69,7 @@ def feeds(width: int, kind: type = np.float32, batches: tuple[int, ...] = (8, 16
 
 
 def measured(
-    engine: EngineName, source: Model, samples: StoredSamples, folder: Path, builds: int = 1, **fields: Any
+    engine: EngineName, source: Model, samples: tuple[Path, ...], folder: Path, builds: int = 1, **fields: Any
 ) -> list[EngineOutcome]:
     """The outcomes of all builds of one model."""
     variant = Variant("m", save(source, folder / "m.onnx"), samples, **fields)
@@ -87,11 +87,11 @@ def record(test: str, outcome: EngineOutcome, error: float | None = None) -> Non
     )
 
 
-def relative(outcome: EngineOutcome, source: Model, samples: StoredSamples) -> float:
+def relative(outcome: EngineOutcome, source: Model, samples: tuple[Path, ...]) -> float:
     """Largest relative L2 error of y over the samples, against float64."""
     weight = source.weights["w"].astype(np.float64)
     errors = []
-    for number, sample in enumerate(samples):
+    for number, sample in enumerate(map(read_tensors, samples)):
         exact = np.maximum(sample["x"].astype(np.float64) @ weight, 0.0) @ weight
         errors.append(float(np.linalg.norm(outcome.values(number)["y"] - exact) / np.linalg.norm(exact)))
     return max(errors)
@@ -202,7 +202,7 @@ def test_references_of_a_large_model_are_computed_by_cuda(tmp_path: Path) -> Non
     values = []
     for gpu in (True, False):
         with Session(source, gpu=gpu) as session:
-            values.append(session.run(next(iter(samples)))["y"].astype(np.float64))
+            values.append(session.run(read_tensors(samples[0]))["y"].astype(np.float64))
     assert not gpu_notes()
     error = float(np.linalg.norm(values[0] - values[1]) / np.linalg.norm(values[1]))
     ROWS.append(f"{'reference on the GPU':30} {error:.2e} from the CPU's")

@@ -97,14 +97,7 @@ class LocalSession:
         return tuple(output.name for output in self._session.get_outputs())
 
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
-        """Values of the outputs, or of those named, by name.
-
-        Args:
-            feeds: One array for each input, in its type and shape; BF16 as ml_dtypes.bfloat16.
-
-        Raises:
-            ArithmeticRunError: a feed does not fit, or a node failed, which is named.
-        """
+        """As `onnxruntime.Session.run`."""
         names = list(self.outputs() if outputs is None else outputs)
         with self._running():
             inputs = self._inputs | {name: value_of(array) for name, array in feeds.items()}

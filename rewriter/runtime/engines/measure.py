@@ -28,7 +28,7 @@ from rewriter.runtime.engines.protocol import (
     Status,
     Variant,
 )
-from rewriter.runtime.engines.tensor_files import spans_of, write_tensors
+from rewriter.runtime.engines.tensor_files import read_tensors, spans_of, write_tensors
 
 SHAPE_LIKE = 16
 """Most elements of an integer input that can be a shape, an axis or a trip count: a build needs its value."""
@@ -51,6 +51,11 @@ class Run:
     outcome: EngineOutcome
     program: Program | None = None
     times: list[float] = field(default_factory=list)
+
+    @property
+    def loaded(self) -> Program:
+        assert self.program is not None
+        return self.program
 
     def add(self, **fields: Any) -> None:
         self.outcome = replace(self.outcome, **fields)
@@ -98,8 +103,8 @@ def build_variant(
     if variant.engine is not None or settings.engine in UNBUILT:
         return variant, outcome
     options = BuildOptions(
-        shapes=spans_of(variant.samples) | dict(variant.shapes),
-        values=shape_values(next(iter(variant.samples))) if len(variant.samples) else {},
+        shapes=spans_of(map(read_tensors, variant.samples)) | dict(variant.shapes),
+        values=shape_values(read_tensors(variant.samples[0])) if variant.samples else {},
         library=settings.engine.replace("-", "_"),
         engine=target,
         outputs=variant.outputs,
@@ -188,7 +193,7 @@ def run_here(runs: Sequence[Run], settings: MeasureSettings) -> list[EngineOutco
     with gpu_turn() if settings.engine != "onnxruntime" else nullcontext():
         _each(runs, _run_samples)
         if settings.timing is not None:
-            _each(runs, _prepare)
+            _each(runs, lambda run: run.loaded.prepare(read_tensors(run.variant.samples[0])))
             for _ in range(settings.timing.warm_up):
                 _each(runs, _time)
             for run in runs:
@@ -216,22 +221,16 @@ def _load(run: Run, settings: MeasureSettings) -> None:
 
 
 def _run_samples(run: Run) -> None:
-    assert run.program is not None
     outputs = list[Path]()
-    for number, feeds in enumerate(run.variant.samples):
+    for number, sample in enumerate(run.variant.samples):
         sys.stderr.write(f"[INFO] {run.variant.name}: sample {number}\n")
-        outputs.append(write_tensors(run.results / f"{number:04d}", run.program.run(feeds)))
+        values = run.loaded.run(read_tensors(sample))
+        outputs.append(write_tensors(run.results / f"{number:04d}", values))
     run.add(outputs=tuple(outputs))
 
 
-def _prepare(run: Run) -> None:
-    assert run.program is not None
-    run.program.prepare(next(iter(run.variant.samples)))
-
-
 def _time(run: Run) -> None:
-    assert run.program is not None
-    run.times.append(run.program.time_us())
+    run.times.append(run.loaded.time_us())
 
 
 def _closed(run: Run) -> EngineOutcome:

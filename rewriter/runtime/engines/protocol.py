@@ -28,7 +28,7 @@ from typing import Literal, Protocol
 
 from rewriter.ir.model import Array
 from rewriter.runtime.engines.build import BuildReport
-from rewriter.runtime.engines.tensor_files import Span, StoredSamples, read_tensors
+from rewriter.runtime.engines.tensor_files import Span, read_tensors
 
 EngineName = Literal["tensorrt", "tensorrt-rtx", "onnxruntime", "onnxruntime-cuda"]
 """`onnxruntime` computes on the CPU, `onnxruntime-cuda` on the GPU."""
@@ -45,7 +45,7 @@ class Variant:
     Attributes:
         name: By which its outcomes are found.
         path: The ONNX file, its external data next to it.
-        samples: What it is fed, from `write_samples`; variants may share them or have their own.
+        samples: What it is fed: folders from `write_samples`; variants may share them or have their own.
         tf32: Whether FP32 MatMul and Conv may round their inputs to TF32, as TensorRT does by default.
             The reference must not. Variants that differ in it run in two processes, for it is a
             setting of the process.
@@ -58,7 +58,7 @@ class Variant:
 
     name: str
     path: Path
-    samples: StoredSamples
+    samples: tuple[Path, ...]
     tf32: bool = True
     shapes: Mapping[str, Span] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import ml_dtypes
@@ -59,19 +58,6 @@ def _mapped(file: Path, dtype: str) -> Array:
     return array if array.dtype.name == dtype else array.view(getattr(ml_dtypes, dtype))
 
 
-@dataclass(frozen=True)
-class StoredSamples:
-    """Samples on disk, one folder each, in order."""
-
-    folders: tuple[Path, ...]
-
-    def __len__(self) -> int:
-        return len(self.folders)
-
-    def __iter__(self) -> Iterator[dict[str, Array]]:
-        return map(read_tensors, self.folders)
-
-
 def spans_of(samples: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
     """Of each input: the smallest size of every axis, the middle shape by size, the largest of every axis."""
     shapes: dict[str, list[Shape]] = {}
@@ -86,8 +72,6 @@ def _span(shapes: Sequence[Shape]) -> Span:
     return low, sorted(shapes, key=math.prod)[len(shapes) // 2], high
 
 
-def write_samples(folder: Path, samples: Iterable[Mapping[str, Array]]) -> StoredSamples:
+def write_samples(folder: Path, samples: Iterable[Mapping[str, Array]]) -> tuple[Path, ...]:
     """Write feeds, one folder for each; an iterable is read once, one sample in memory at a time."""
-    return StoredSamples(
-        tuple(write_tensors(folder / f"{number:04d}", feeds) for number, feeds in enumerate(samples))
-    )
+    return tuple(write_tensors(folder / f"{number:04d}", feeds) for number, feeds in enumerate(samples))

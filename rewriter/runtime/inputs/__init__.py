@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rewriter.ir.errors import UsageError
 from rewriter.ir.model import Model
-from rewriter.runtime.engines.deployment import Deployment
+from rewriter.runtime.engines.deployment import PROFILE, Deployment, shown
+from rewriter.runtime.engines.tensor_files import Span
 from rewriter.runtime.inputs.random_samples import random_samples
 from rewriter.runtime.inputs.reading import read_raw_samples, read_samples
-from rewriter.runtime.inputs.samples import Samples
+from rewriter.runtime.inputs.samples import Samples, check_shape, no_such_input
 
 __all__ = [
     "Samples",
@@ -40,15 +42,32 @@ def load_samples(
         deployment: The engine options whose optimisation profile the model and the samples must fit.
 
     Raises:
-        InputsError: missing or unreadable data, or data that does not fit the model's inputs.
-        UsageError: a profile that does not fit the model, or samples outside the profile.
+        InputsError: missing or unreadable data; data or a profile that does not fit the model's inputs.
+        UsageError: samples outside the profile.
     """
-    deployment = deployment or Deployment()
-    deployment.check(model.signature)
+    profile = deployment.profile if deployment else {}
+    ports = {port.name: port for port in model.signature.inputs}
+    for name, span in profile.items():
+        if name not in ports:
+            raise no_such_input(name, ports, PROFILE)
+        for shape in span:
+            check_shape(shape, ports[name], {}, f"{PROFILE}: input {name!r}")
     if inputs is not None:
         samples = read_samples(inputs, model, image_preprocess)
     else:
-        shapes = {name: span[1] for name, span in deployment.profile.items()} | dict(input_shapes or {})
+        shapes = {name: span[1] for name, span in profile.items()} | dict(input_shapes or {})
         samples = random_samples(model, seed=seed, input_shapes=shapes)
-    deployment.check_data(samples.source.spans)
+    _check_spans(samples.source.spans, profile)
     return samples
+
+
+def _check_spans(spans: Mapping[str, Span], profile: Mapping[str, Span]) -> None:
+    for name, (least, _, most) in profile.items():
+        for shape in (spans[name][0], spans[name][2]) if name in spans else ():
+            if not all(low <= size <= high for low, size, high in zip(least, shape, most, strict=True)):
+                raise UsageError(
+                    f"input {name!r} is {shown(shape)} in the data, and the profile goes from "
+                    f"{shown(least)} to {shown(most)}",
+                    where=PROFILE,
+                    hint="widen it, or give data of its sizes",
+                )
