@@ -39,7 +39,7 @@ BUDGETS = {
     "pipeline": 2_000,
     "judge": 1_900,
     "parity": 900,
-    "jobs": 4_100,
+    "jobs": 4_150,
     "report": 2_700,
     "hooks": 800,
     "compat": 200,
