@@ -9,9 +9,10 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
-from rewriter.ir.graph import GraphEditor, attribute, is_op, label
+from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.match import optional_input
-from rewriter.ir.graph.weights import NewWeights, Replacement, is_quantised, layout_obstacle
+from rewriter.ir.graph.weights import NewWeights, Replacement, layout_obstacle
+from rewriter.passes.algorithms.windows import Windows, windows_of
 
 ALIGNED = 8
 """Channels that Tensor Cores take at once in FP16."""
@@ -68,30 +69,17 @@ class ShufflePixels(GraphPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         weights = NewWeights(graph)
         for node in graph.nodes:
-            step = _step(graph, node)
-            if step is None or not self._accepts(graph, node):
+            windows = windows_of(graph, node, "ConvTranspose")
+            if windows is None or not self._accepts(windows):
                 continue
             reason = _reason_against(graph, node, context.kept)
-            yield refused(node, "it stays a ConvTranspose", reason) or _shuffled(graph, node, step, weights)
+            refusal = refused(node, "it stays a ConvTranspose", reason)
+            yield refusal or _shuffled(graph, node, windows.strides[0], weights)
 
-    def _accepts(self, graph: GraphEditor, node: NodeProto) -> bool:
-        read, written, *_ = graph.sizes(node.input[1]) or (0, 0)
-        return written * int(attribute(node, "group", 1)) < self.channels and read <= self.depth
-
-
-def _step(graph: GraphEditor, node: NodeProto) -> int | None:
-    """The stride of a ConvTranspose of images whose kernel is as large; None for other nodes."""
-    if not is_op(node, "ConvTranspose"):
-        return None
-    sizes, weight = graph.sizes(node.input[1]), node.input[1]
-    if (
-        sizes is None
-        or len(sizes) != 4
-        or (graph.constant(weight) is None and not is_quantised(graph, weight))
-    ):
-        return None
-    steps = {*sizes[2:], *attribute(node, "strides", [1, 1])}
-    return steps.pop() if len(steps) == 1 and steps != {1} else None
+    def _accepts(self, windows: Windows) -> bool:
+        step = windows.strides[0]
+        apart = windows.kernel == windows.strides == (step, step) != (1, 1)
+        return apart and windows.out < self.channels and windows.channels <= self.depth
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto, kept: Kept) -> str | None:

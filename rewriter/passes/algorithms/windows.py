@@ -17,7 +17,7 @@ so few channels, and has no good kernel for them (docs/accuracy.md)."""
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows that a Conv with a constant weight reads.
+    """The windows that a Conv with a constant weight reads, or that a ConvTranspose writes.
 
     Attributes:
         out, channels: Of the result, and of what is read.
@@ -48,22 +48,23 @@ class Windows:
         return tuple(size // step for size, step in zip(self.known, self.strides, strict=True))
 
 
-def windows_of(graph: GraphEditor, node: NodeProto) -> Windows | None:
-    """The windows of a Conv with a constant (or quantised) weight; None for other nodes."""
-    if not is_op(node, "Conv"):
+def windows_of(graph: GraphEditor, node: NodeProto, op: str = "Conv") -> Windows | None:
+    """The windows of a Conv or ConvTranspose with a constant (or quantised) weight; None for other nodes."""
+    if not is_op(node, op):
         return None
     held = graph.sizes(node.input[1])
     if held is None or len(held) < 3:
         return None
     if graph.constant(node.input[1]) is None and not is_quantised(graph, node.input[1]):
         return None
-    out, channels, *kernel = held
+    first, second, *kernel = held
     strides = tuple(attribute(node, "strides", [1] * len(kernel)))
     dilations = tuple(attribute(node, "dilations", [1] * len(kernel)))
     shape = graph.shape(node.input[0])
     sizes = shape[2:] if shape is not None and len(shape) == len(held) else (None,) * len(kernel)
-    read = channels * attribute(node, "group", 1)
-    return Windows(out, read, tuple(kernel), strides, dilations, sizes)
+    second *= attribute(node, "group", 1)
+    out, channels = (first, second) if op == "Conv" else (second, first)
+    return Windows(out, channels, tuple(kernel), strides, dilations, sizes)
 
 
 def pads_of(node: NodeProto, windows: Windows) -> tuple[int, ...] | None:
