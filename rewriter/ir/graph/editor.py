@@ -172,12 +172,12 @@ class GraphEditor(GraphView):
                 if source is not None and name not in keep and self._is_dead(source):
                     stack.append(source)
 
-    def redirect(self, old: str, new: str, *, only: Sequence[NodeProto] | None = None) -> None:
-        """Lets the consumers of `old` (or the nodes `only`) and their subgraphs read `new`.
+    def redirect(self, old: str, new: str) -> None:
+        """Lets the consumers of `old` and their subgraphs read `new`.
 
         A graph output called `old` keeps its producer.
         """
-        for node in self.consumers(old) if only is None else only:
+        for node in self.consumers(old):
             rename_reads(node, old, new)
             self._uses.get(old, {}).pop(id(node), None)
             self._uses.setdefault(new, {})[id(node)] = node
