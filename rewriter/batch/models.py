@@ -90,8 +90,10 @@ def named(paths: Iterable[Path], output: Path) -> list[Entry]:
     for path in paths:
         here = [pair for pair in _files(path) if not pair[1].resolve().is_relative_to(output.resolve())]
         if not here:
+            inside = path.resolve().is_relative_to(output.resolve())
+            what = "results go there, so that it is not searched" if inside else "no model is there"
             hint = "name a file, a folder with .onnx files, or a pattern in quotes"
-            raise UsageError("no model is there", where=str(path), hint=hint)
+            raise UsageError(what, where=str(path), hint="name another folder with -o" if inside else hint)
         found += [Entry(name, file, output / name) for name, file in here]
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import pkgutil
+import re
 import sys
 from signal import SIGINT
 from typing import Annotated, Any, NamedTuple
@@ -82,7 +83,10 @@ def _plain(params: list[Any], context: Any) -> list[Any]:
 
 
 class Command(TyperCommand):
-    """One command; its errors become exit codes."""
+    """One command; its errors become exit codes, and paragraphs of its help are as wide as the terminal."""
+
+    def __init__(self, *args: Any, help: str | None = None, **more: Any) -> None:  # noqa: A002  # Typer's name
+        super().__init__(*args, help=help and re.sub(r"(?<=\S)\n(?=\S)", " ", help), **more)
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
-from rewriter.cli.parameters import FLAG, Json, Outputs, Quiet, Verbose, option
-from rewriter.pipeline.options import OUTCOME
+from rewriter.cli.parameters import FLAG, Outputs, option, with_options
+from rewriter.pipeline.options import OUTCOME, VerifyOptions
 
 
+@with_options(VerifyOptions, "engine", outputs=("json", "verbose", "quiet"))
 def probe(
-    engine: Annotated[
-        str, option(OUTCOME, "NAME", "auto (the best on this GPU), tensorrt, tensorrt-rtx or onnxruntime")
-    ] = "auto",
-    ask: Annotated[bool, option(OUTCOME, FLAG, "Build and run every question's graph here, now")] = False,
-    json: Json = None,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
+    outputs: Outputs,
+    ask: Annotated[
+        bool, option(OUTCOME, FLAG, "Build and run every question's graph here, now", "--ask")
+    ] = False,
+    **given: Any,
 ) -> None:
     """Print what is known of this TensorRT and GPU in FP16; with --ask, measure it and keep it for `fix`."""
     from rewriter.jobs.probe import probe as job
     from rewriter.report import probe as report
 
-    outputs = Outputs(json, verbose=verbose, quiet=quiet)
     outputs.check([])
-    outputs.run(partial(job, engine, ask=ask), report)
+    outputs.run(partial(job, ask=ask, **given), report)

@@ -32,7 +32,10 @@ def report(
     try:
         content = from_json(saved.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"it is no JSON: {error}", where=str(saved), hint="give what --json wrote"
-        ) from error
+        what = (
+            f"it cannot be read: {error.strerror}"
+            if isinstance(error, OSError)
+            else f"it is no JSON: {error}"
+        )
+        raise UsageError(what, where=str(saved), hint="give what --json wrote") from error
     write_text(html(page(content, str(saved))), output)

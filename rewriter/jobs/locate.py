@@ -10,6 +10,7 @@ from typing import Any
 from rewriter.ir.errors import UsageError
 from rewriter.ir.model import load
 from rewriter.ir.model.stopwatch import Progress
+from rewriter.jobs.fix.provenance import noted_sums, noted_tolerance
 from rewriter.judge import locate as search
 from rewriter.judge.locate import TOLERANCE, LocateOptions, Location
 from rewriter.judge.locate.bisection import MARKS, MAX_BUILDS
@@ -18,6 +19,7 @@ from rewriter.runtime.engines.protocol import MeasureSettings
 from rewriter.runtime.engines.tensor_files import Shape
 from rewriter.runtime.engines.this_machine import AUTO
 from rewriter.runtime.expectations import data_warnings
+from rewriter.runtime.figures.tolerances import default_tolerance
 from rewriter.runtime.inputs import load_samples
 
 MOST_SAMPLES = 4
@@ -37,7 +39,7 @@ def locate(
     min_shapes: Mapping[str, Shape] | None = None,
     opt_shapes: Mapping[str, Shape] | None = None,
     max_shapes: Mapping[str, Shape] | None = None,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     marks: int = MARKS,
     max_builds: int = MAX_BUILDS,
     timeout: float = 600.0,
@@ -49,7 +51,7 @@ def locate(
         original, other: Path, onnx.ModelProto or onnx_graphsurgeon.Graph, with tensor names in common.
         inputs, image_preprocess, input_shapes, seed, engine, plugin_lib: As for `verify`.
         min_shapes, opt_shapes, max_shapes: As for `verify`.
-        tolerance: Relative L2 error above which a tensor is wrong.
+        tolerance: Relative L2 error above which a tensor is wrong; None: what `verify` allows.
         marks: Tensors that one build marks, at most.
         max_builds: Builds of the search, at most.
         timeout: Seconds for each build, and for each run.
@@ -61,7 +63,6 @@ def locate(
         raise UsageError("at least one is needed", where="`marks`, `max-builds`", hint="8 and 48 do well")
     if not timeout > 0:
         raise UsageError(f"it cannot be {timeout:g}", where="`timeout`", hint="seconds, such as 600")
-    options = LocateOptions(tolerance=tolerance, marks=marks, max_builds=max_builds)
     deployed = deployment(engine, plugin_lib, min_shapes, opt_shapes, max_shapes)
     models = load(original), load(other)
     sizes = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
@@ -74,8 +75,11 @@ def locate(
         image_preprocess=image_preprocess,
     )
     chosen, used = deployed.choose().engine, samples.first(MOST_SAMPLES)
+    held = noted_tolerance(models[1]) or default_tolerance(models[1], tf32=chosen != "onnxruntime")
+    usual = held.value if held.metric == "relative-l2" else TOLERANCE
+    options = LocateOptions(usual if tolerance is None else tolerance, marks, max_builds)
     if chosen is None:
-        found = search.locate_by_emulation(*models, used, options)
+        found = search.locate_by_emulation(*models, used, options, noted_sums(models[1]) or "fp16")
     else:
         settings = MeasureSettings(
             chosen, plugins=deployed.plugins, build_timeout_s=timeout, run_timeout_s=timeout

@@ -313,13 +313,13 @@ class LocateCommand(DataOptions, EngineOptions):
     """The options of `rewriter locate`.
 
     Attributes:
-        tolerance: Error that is wrong.
+        tolerance: Error that is wrong [as for `verify`].
         marks: Tensors to mark in one build.
         max_builds: Builds to make at most.
     """
 
     timeout: float = like(VerifyOptions, "timeout", places=COMMAND)
-    tolerance: float = option(5e-3, SEARCH, "ERROR", places=COMMAND, least=0.0)
+    tolerance: float | None = option(None, SEARCH, "ERROR", places=COMMAND, least=0.0)
     marks: int = option(8, SEARCH, places=COMMAND, least=1)
     max_builds: int = option(48, SEARCH, places=COMMAND, least=1)
 

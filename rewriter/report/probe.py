@@ -11,7 +11,7 @@ from rewriter.hazards.quirks import every_probe
 from rewriter.ir.base import Target
 from rewriter.ir.english import count
 from rewriter.report.tables import Cell, Kind, Table
-from rewriter.report.terminal import printed
+from rewriter.report.terminal import MORE, printed
 from rewriter.runtime.engines.probe.answers import Answers, plain_fields
 from rewriter.runtime.engines.probe.question import UNKNOWN, Answer
 
@@ -25,21 +25,25 @@ def print_result(found: Answers, out: Console, *, verbosity: int = 0) -> None:
     origin = (
         "Recorded answers, not measured on this machine" if found.recorded else "Measured on this machine"
     )
-    known = sum(found.answers.get(probe.name, Answer(UNKNOWN)).value != UNKNOWN for probe in every_probe())
-    total = count(len(every_probe()), "question")
+    probes, answers = every_probe(), found.answers
+    known = sum(probe.name in answers and answers[probe.name].value != UNKNOWN for probe in probes)
+    total = count(len(probes), "question")
     out.print(Text(f"{origin}: {found.title} ({known} of {total} answered)"), soft_wrap=True)
     if verbosity < 0:
         return
-    rows = []
-    for probe in every_probe():
-        answer = found.answers.get(probe.name, Answer(UNKNOWN, problem="not measured"))
+    rows, verbose = [], verbosity > 0
+    for probe in probes:
+        answer = answers.get(probe.name, Answer(UNKNOWN, problem="not measured"))
         answered = answer.value != UNKNOWN
         text = probe.values.get(answer.value, answer.value) if answered else f"unknown: {answer.problem}"
-        used = f" [{probe.name}] Used for: {probe.used}" if verbosity > 0 and probe.used else ""
-        cells = [probe.question + used, text, _figures(answer, None if verbosity > 0 else 3)]
-        rows.append([Cell(cell, state="plain" if answered else "warn") for cell in cells])
+        used = f" [{probe.name}] Used for: {probe.used}" if verbose and probe.used else ""
+        cells = [probe.question + used, text, _figures(answer, None if verbose else 3)]
+        if verbose or probe.name in answers:
+            rows.append([Cell(cell, state="plain" if answered else "warn") for cell in cells])
     columns: dict[str, Kind] = {"question": "text", "answer": "text", "figures": "text"}
     out.print(printed(Table(columns, rows)))
+    if left := len(probes) - len(rows):
+        out.print(Text(f"{left} were not measured ({MORE}); --ask asks them on a GPU"), soft_wrap=True)
     if found.source:
         out.print(Text(f"Source: {found.source}"), soft_wrap=True)
     out.print(Text(f"Used for: {use(found)}"), soft_wrap=True)

@@ -137,6 +137,7 @@ def test_a_manifest_gives_each_model_its_options(ran: Path) -> None:
 
 WRONG = [
     pytest.param(["nowhere"], "no model is there", id="a folder that is not there"),
+    pytest.param(["a", "-o", "a"], "results go there", id="results beside their models"),
     pytest.param(["a/net.onnx", "b/net.onnx"], "has the same name", id="two results of one name"),
     pytest.param(["a", "--gpus=1"], "it needs a Ray cluster", id="GPUs without a cluster"),
     pytest.param(["a", "--report=summary.pdf"], ".json, .xml", id="a report of no known kind"),
@@ -154,7 +155,7 @@ def test_bad_usage_starts_nothing(
         (tmp_path / folder).mkdir()
         save(graph(BODIES["exp"]), tmp_path / folder / "net.onnx")
     (tmp_path / "bad.toml").write_text('[[model]]\npath = "a"\nprecison = "fp16"\n')
-    assert message in rewriter("batch", *arguments, "-o", "out", code=2).stderr
+    assert message in rewriter("batch", "-o", "out", *arguments, code=2).stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -110,3 +110,18 @@ BAD_OPTIONS = {
 def test_bad_options_are_refused(model: Path, options: tuple[str, ...], message: str) -> None:
     result = run(model, model, *options)
     assert (result.exit_code, message in result.output) == (2, True), result.output
+
+
+def test_what_verify_allows_and_measures_is_what_locate_does(tmp_path: Path) -> None:
+    body, rng = "{ a = MatMul(x, u) b = Relu(a) y = MatMul(b, u) }", np.random.default_rng(0)
+    weights = {"u": rng.standard_normal((64, 64)).astype("f4")}
+    net = graphs.with_weights(f"g (float[1,64] x, float[64,64] u) => (float[1,64] y) {body}", weights)
+    model, data, fixed = save(net, tmp_path / "model.onnx"), tmp_path / "data.npz", tmp_path / "fixed.onnx"
+    np.savez(data, x=rng.standard_normal((1, 64)).astype("f4"))
+    rewriter.fix(model, fixed, inputs=data, tolerance=0.25, passes="mixed-precision", build=False)
+    found = rewriter.locate(model, fixed, inputs=data, engine="emulation")
+    verified = rewriter.verify(model, fixed, inputs=data, engine="emulation", build=False)
+    assert found.tolerance == verified.tolerance.value == 0.25 and verified.outputs[0].relative_l2
+    assert found.outputs[0].error == pytest.approx(verified.outputs[0].relative_l2, rel=1e-6)
+    assert "FP32 accumulators" in found.engine
+    assert rewriter.locate(model, model, inputs=data, engine="emulation", tolerance=0.5).tolerance == 0.5

@@ -314,3 +314,6 @@ def test_a_page_of_what_is_no_report_is_an_error(text: str, tmp_path: Path) -> N
     done = CliRunner().invoke(app, ["report", str(tmp_path / "run.json"), "-o", str(tmp_path / "run.html")])
     assert done.exit_code == 2 and f"error: {tmp_path / 'run.json'}: it is no" in done.stderr
     assert not (tmp_path / "run.html").exists()
+    (tmp_path / "run.json").unlink()
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "run.json"), "-o", str(tmp_path / "run.html")])
+    assert "cannot be read: No such file" in done.stderr
