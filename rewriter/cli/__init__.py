@@ -21,12 +21,6 @@ from rewriter.cli.parameters import FLAG
 from rewriter.ir.errors import UsageError
 from rewriter.report.signals import listening
 
-COMPLETION = {
-    "install_completion": "Complete names on TAB in this shell",
-    "show_completion": "Print what that would install",
-}
-"""Shorter than Typer's own texts, which need five lines."""
-
 MODELS, AROUND = "A model", "Around it"
 """Groups of commands in `rewriter --help`."""
 
@@ -76,9 +70,6 @@ def _plain(params: list[Any], context: Any) -> list[Any]:
             continue
         if param.is_flag and param.metavar is None:
             param.metavar = FLAG
-        if param.name in COMPLETION:
-            param.help = COMPLETION[param.name]
-            param.hidden = param.name == "show_completion"  # seldom needed: it still works
     return params
 
 
@@ -102,10 +93,10 @@ class Group(TyperGroup):
     """A command with subcommands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters of the group; a screen has no line for `--help` itself."""
+        """The parameters of the group; a screen has no line for `--help` itself, and one for completion."""
         params = _plain(super().get_params(ctx), ctx)
         for param in params:
-            if isinstance(param, TyperOption) and param.name == "help":
+            if isinstance(param, TyperOption) and param.name in ("help", "show_completion"):
                 param.hidden = True
         return params
 

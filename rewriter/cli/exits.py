@@ -29,9 +29,9 @@ FAILED, BAD_INPUT, UNBUILDABLE, DEFECT, INTERRUPTED = 1, 2, 3, 70, 130
 MEMORY = "take smaller samples, or a machine with more memory; save large weights as external data"
 
 
-def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+def echo(text: str, *, err: bool = False) -> None:
     """Prints a text on stdout, or on stderr; control characters in it are spelled out."""
-    typer.echo(printable(text), err=err, nl=nl)
+    typer.echo(printable(text), err=err)
 
 
 def print_error(error: RewriterError) -> None:

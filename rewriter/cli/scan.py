@@ -62,10 +62,13 @@ def run_scan(
     results, unread = _scanned(models, resolved, quiet=outputs.quiet, several=several)
     more = [partial(write_json, as_sarif(results, unread), outputs.sarif)] if outputs.sarif else []
     if several:
-        together = SimpleNamespace(
-            print_result=report.print_results, as_dict=partial(report.all_as_dict, unread=unread)
-        )
-        outputs.show(results, together, more)
+
+        def each(results: Sequence[ScanResult], out: Any, verbosity: int) -> None:
+            for result in results:
+                report.print_result(result, out, verbosity=verbosity)
+
+        as_dict = partial(report.all_as_dict, unread=unread)
+        outputs.show(results, SimpleNamespace(print_result=each, as_dict=as_dict), more)
         for error in unread:
             print_error(error)
     else:

@@ -35,12 +35,6 @@ def print_result(result: ScanResult, out: Console, *, verbosity: int = 0) -> Non
     print_report(line, state(result), rows(result), all_tables, out, verbosity, commands, last)
 
 
-def print_results(results: Iterable[ScanResult], out: Console, *, verbosity: int = 0) -> None:
-    """Print several results, one after another."""
-    for result in results:
-        print_result(result, out, verbosity=verbosity)
-
-
 def next_command(result: ScanResult) -> str:
     """The command that repairs what was found; "" if nothing needs it, or if the model has no file."""
     if not result.path or not result.reaches("warning"):

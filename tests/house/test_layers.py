@@ -40,11 +40,11 @@ BUDGETS = {
     "judge": 1_900,
     "parity": 900,
     "jobs": 4_150,
-    "report": 2_700,
+    "report": 2_650,
     "hooks": 800,
     "compat": 200,
     "batch": 800,
-    "cli": 1_300,
+    "cli": 1_250,
     "__main__": 50,
 }
 """Most lines of Python in each room: today's; docs/architecture.md has those to reach. A room that needs more

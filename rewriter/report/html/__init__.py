@@ -24,12 +24,7 @@ from rewriter.report.html.render import Fact, Page, html, run_section, table_sec
 
 
 def as_html(result: Any, command: str = "") -> str:
-    """Returns the page of a result.
-
-    Args:
-        result: Of `fix`, `scan`, `verify` or `locate`.
-        command: The command line that repeats the run; "" if there is none.
-    """
+    """Returns the page of a result of `fix`, `scan`, `verify` or `locate`; `command` repeats the run."""
     return html(_page(result, command))
 
 
