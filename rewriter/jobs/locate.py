@@ -19,7 +19,7 @@ from rewriter.runtime.engines.protocol import MeasureSettings
 from rewriter.runtime.engines.tensor_files import Shape
 from rewriter.runtime.engines.this_machine import AUTO
 from rewriter.runtime.expectations import data_warnings
-from rewriter.runtime.figures.tolerances import default_tolerance
+from rewriter.runtime.figures.tolerances import TOLERANCES, precision_of
 from rewriter.runtime.inputs import load_samples
 
 MOST_SAMPLES = 4
@@ -75,7 +75,9 @@ def locate(
         image_preprocess=image_preprocess,
     )
     chosen, used = deployed.choose().engine, samples.first(MOST_SAMPLES)
-    held = noted_tolerance(models[1]) or default_tolerance(models[1], tf32=chosen != "onnxruntime")
+    precision = precision_of(models[1])
+    rounds = precision == "fp32" and chosen != "onnxruntime"
+    held = noted_tolerance(models[1]) or TOLERANCES["tf32" if rounds else precision]
     usual = held.value if held.metric == "relative-l2" else TOLERANCE
     options = LocateOptions(usual if tolerance is None else tolerance, marks, max_builds)
     if chosen is None:
