@@ -46,7 +46,6 @@ from rewriter.runtime.engines.build import BuildOptions, build_here
 from rewriter.runtime.engines.local_session import LocalSession
 from rewriter.runtime.engines.measure import load_program, shape_values
 from rewriter.runtime.engines.protocol import Variant
-from rewriter.runtime.engines.tensor_files import StoredSamples
 
 LARGEST_ERROR = 5e-3
 """Ten steps of FP16: by emulation, the median of these short graphs of unit scale is 2e-4 to 2e-3."""
@@ -107,7 +106,7 @@ def run_engine(folder: Path, variant: str) -> float:
         EngineError: it does not load or run.
     """
     files = [folder / f"{variant}.{kind}" for kind in ("onnx", "engine")]
-    built = Variant(variant, files[0], StoredSamples(()), engine=files[1])
+    built = Variant(variant, files[0], (), engine=files[1])
     with closing(load_program("tensorrt-rtx", built)) as program:
         return worst_error(folder, program.run(arrays(folder / "feeds.npz")))
 

@@ -16,6 +16,8 @@ from graphs import graph
 
 import rewriter
 from benchmarks.surroundings import Suite, table
+from rewriter.hazards import quirks
+from rewriter.hazards.quirks import Quirk
 from rewriter.ir import children
 from rewriter.ir.model import Array, Model, save
 from rewriter.runtime.engines import this_machine
@@ -192,6 +194,22 @@ def test_verify_and_fix_run_the_engine(engine: EngineName, tmp_path: Path) -> No
     assert result.passed
     assert "compute capability" in result.device
     assert result.reference_latency is not None
+
+
+DEFECTS = [quirk for quirk in quirks.table() if quirk.library == "tensorrt-rtx" and quirk.case]
+
+
+@pytest.mark.parametrize("quirk", DEFECTS, ids=lambda quirk: quirk.id)
+def test_fix_is_right_where_the_library_has_a_defect(quirk: Quirk, tmp_path: Path) -> None:
+    """On the row's own graph, in FP32, with the row's remedy or by the repairs of `fix`."""
+    if problem := this_machine.obstacle("tensorrt-rtx"):
+        pytest.skip(problem.what)
+    for case in quirk.case:
+        source, inputs = case.proto(fp32=True), case.feeds(fp32=True)
+        done = rewriter.fix(source, tmp_path / "fixed.onnx", inputs=inputs, engine="tensorrt-rtx")
+        low = [f"{d.op} ({d.rule})" for d in done.plan.decisions] if done.plan else []
+        ROWS.append(f"{quirk.id}, {case.name}: {done.ending}; FP32: {', '.join(low)}; {done.repairs}")
+        assert done.verified, str(done.verdict)
 
 
 def test_references_of_a_large_model_are_computed_by_cuda(tmp_path: Path) -> None:
