@@ -285,6 +285,15 @@ class GraphPass(Pass):
         """Edit `graph` through the editor and yield what was done and what was declined."""
 
 
+class WeightPass(GraphPass):
+    """A pass that replaces weights, but no quantised ones, and none of nodes that the user keeps in FP32.
+
+    Its page in the catalogue says so, and that the new weights stay in memory until they are lowered.
+    """
+
+    refittable = False
+
+
 class ModelPass(Pass):
     """A pass that needs the whole model."""
 

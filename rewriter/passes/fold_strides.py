@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Requires, refused
+from rewriter.ir.base import Change, Context, Event, Exactness, Requires, WeightPass, refused
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.weights import NewWeights, Replacement
 from rewriter.ir.model import Array
@@ -23,7 +23,7 @@ LEAST_WINDOW = 7
 
 
 @dataclass(frozen=True)
-class FoldStrides(GraphPass):
+class FoldStrides(WeightPass):
     """The space-to-depth stem: TensorRT-RTX has no good kernel for a strided Conv of 3 or 4 channels.
 
     A Conv of stride s reads the image in steps of s x s pixels. The pass makes the pixels of each such block
@@ -47,15 +47,12 @@ class FoldStrides(GraphPass):
     Declines:
         - a height or width that is unknown, or that the stride does not divide
         - dilation, groups, negative padding
-        - a Conv that --keep-fp32, --keep-fp32-op or an edited plan names
-        - weights that are quantised, or that belong to an enclosing graph
     """
 
     channels: int = IMAGE_CHANNELS
     window: int = LEAST_WINDOW
 
     name = "fold-strides"
-    refittable = False
     requires = Requires(opset=7)  # from there on Add broadcasts a row
     exactness = Exactness(
         1e-5, "ONNX Runtime orders the same sums differently: 7.4e-7 measured on a SegFormer"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, refused
+from rewriter.ir.base import Change, Context, Event, Exactness, Kept, Refusal, WeightPass, refused
 from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised, label
 from rewriter.ir.graph.match import optional_input, produced
 from rewriter.ir.graph.weights import NewWeights, layout_obstacle
@@ -20,7 +20,7 @@ APART = "its Convs stay apart"
 
 
 @dataclass(frozen=True)
-class MergeBranches(GraphPass):
+class MergeBranches(WeightPass):
     """Parallel Convs help to train a network and can be one for inference; exports often still have them.
 
     RepVGG (Ding et al., 2021, arXiv:2101.03697) calls the merge re-parameterisation. RT-DETR's encoder has
@@ -35,8 +35,7 @@ class MergeBranches(GraphPass):
     has more than one element. `auto_pad` is resolved.
 
     The pass merges the operands of Add and Sum, and Adds in a row from the first: Add(Add(a, b), c) becomes
-    one Conv. It runs after `simplify`, which folds BatchNormalizations into their Convs. The new weights
-    stay in memory until they are lowered, also those of external data.
+    one Conv. It runs after `simplify`, which folds BatchNormalizations into their Convs.
 
     Skipped without a report: sums with an operand that is no Conv of the same tensor, computed weights. So an
     identity beside the Convs (RepVGG's third branch) stays: FP16 holds less of 1 + w than of w.
@@ -46,13 +45,11 @@ class MergeBranches(GraphPass):
         - branches with different strides, dilations, groups or channels, and windows of which none holds all
         - results that may differ in size: Add would broadcast one
         - `auto_pad` of a strided Conv whose input sizes are unknown
-        - an Add or a Conv that --keep-fp32, --keep-fp32-op or an edited plan names
-        - weights that are quantised, or that belong to an enclosing graph; a computed bias
+        - a computed bias
         - weights whose sum their type cannot hold
     """
 
     name = "merge-branches"
-    refittable = False
     exactness = Exactness(
         1e-5, "ONNX Runtime sums the same products in another order: 2.3e-6 measured on an RT-DETR's logits"
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires, refused
+from rewriter.ir.base import Change, Context, Event, Exactness, Refusal, Requires, WeightPass, refused
 from rewriter.ir.graph import GraphEditor, attribute, constant_row, is_op, is_quantised, label
 from rewriter.ir.graph.match import consumed, optional_input, other_operand
 from rewriter.ir.graph.ops import PRODUCTS
@@ -25,7 +25,7 @@ _Target = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class MergeProjections(GraphPass):
+class MergeProjections(WeightPass):
     """TensorRT merges products of one tensor by itself, and then sums them in FP16 whatever reads them.
 
     As one product with one bias they can have an FP32 epilogue (`mixed-precision{epilogues=all}`), and the
@@ -45,8 +45,7 @@ class MergeProjections(GraphPass):
     All results are computed at once and live until their last consumer. If every layer projects one state (a
     decoder's cross-attention, a time embedding), those of all layers do. Members share one range and one
     exponent of `rescale`. So the pass runs after `rescale`, which can save one member that overflows, and
-    before `mixed-precision`, which keeps all of them in FP32 if one cannot be saved. The merged weights stay
-    in memory until they are lowered, also those of external data.
+    before `mixed-precision`, which keeps all of them in FP32 if one cannot be saved.
 
     Without an FP32 epilogue, only heads of short sequences gain: 4 to 8 % of five drawn networks of 64 to 196
     tokens on an H200. With 470 tokens, or where the Split counts columns, the move costs 2 to 3 %
@@ -56,16 +55,13 @@ class MergeProjections(GraphPass):
         longest: Longest sequence whose products are merged, and only where they are cut into heads; 0: all.
 
     Declines:
-        - a group in which --keep-fp32, --keep-fp32-op or an edited plan names a member or its bias
         - with `longest`, results that are not cut into heads, and longer or unknown sequences
-        - weights that are quantised, or that belong to an enclosing graph
         - Gemm with alpha or beta other than 1, a transposed A, or a C that is computed or no row
     """
 
     longest: int = 0
 
     name = "merge-projections"
-    refittable = False
     requires = Requires(opset=13)  # from there on Split takes its sizes as an input
     exactness = Exactness(
         1e-5, "ONNX Runtime may order the same sums differently: 6.5e-7 measured on a UNet, 0 on nine others"

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.hazards.planning.costs import KERNEL_US, PRODUCTS_PER_US, TYPICAL
-from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, refused
+from rewriter.ir.base import Change, Context, Event, Exactness, Kept, WeightPass, refused
 from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised, label
 from rewriter.ir.graph.match import optional_input, produced
 from rewriter.ir.graph.ops import RESIZES
@@ -26,7 +26,7 @@ _ALIGNED = frozenset(
 
 
 @dataclass(frozen=True)
-class PostponeResize(GraphPass):
+class PostponeResize(WeightPass):
     """Heads of segmentation networks enlarge all levels to one size, join them, and mix their channels.
 
     A Resize computes the same weighted mean in each channel, a pointwise Conv (1x1) the same sum in each
@@ -41,8 +41,7 @@ class PostponeResize(GraphPass):
     Concat is moved, too.
 
     A part stays enlarged if the Conv gives more channels than it has: more would have to be enlarged than
-    before. So no Resize grows, and there are always fewer multiplications. The new weights stay in memory
-    until they are lowered, also those of external data.
+    before. So no Resize grows, and there are always fewer multiplications.
 
     Each part but one is a kernel more, and so is each sum. Where these cost more time than the
     multiplications that are saved, the Conv stays: in the neck of a detector, whose levels are small, they
@@ -58,8 +57,7 @@ class PostponeResize(GraphPass):
         - an enlarged part, or the Concat, with other consumers
         - a Resize of unknown growth: computed scales, unknown shapes, or sizes for a batch without a number
         - a Resize that crops (tf_crop_and_resize) or keeps the aspect ratio
-        - nodes that --keep-fp32, --keep-fp32-op or an edited plan names
-        - weights that are computed or quantised, or that belong to an enclosing graph
+        - weights that are computed
     """
 
     name = "postpone-resize"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
+from rewriter.ir.base import Change, Context, Event, Exactness, Kept, Requires, WeightPass, refused
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.weights import NewWeights, Replacement, layout_obstacle
@@ -19,7 +19,7 @@ ALIGNED = 8
 
 
 @dataclass(frozen=True)
-class ShufflePixels(GraphPass):
+class ShufflePixels(WeightPass):
     """The last layer of a detector or an upscaler: TensorRT is slow at a ConvTranspose of few channels.
 
     A ConvTranspose whose kernel is its stride s writes s x s pixels for each pixel that it reads, and no
@@ -42,15 +42,12 @@ class ShufflePixels(GraphPass):
     Declines:
         - padding, an output_padding or output_shape, dilation, groups
         - a bias that is computed
-        - a ConvTranspose that --keep-fp32, --keep-fp32-op or an edited plan names
-        - weights that are quantised, or that belong to an enclosing graph
     """
 
     channels: int = ALIGNED
     depth: int = 192
 
     name = "shuffle-pixels"
-    refittable = False
     requires = Requires(opset=11)  # from there on DepthToSpace has a mode
     exactness = Exactness(1e-5, "ONNX Runtime orders the same sums differently")
     before = """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Requires, refused
+from rewriter.ir.base import Change, Context, Event, Exactness, Requires, WeightPass, refused
 from rewriter.ir.english import article
 from rewriter.ir.english import count as counted
 from rewriter.ir.graph import GraphEditor, is_op
@@ -18,7 +18,7 @@ from rewriter.ir.graph.weights import NewWeights, Replacement, gemm_obstacle, is
 
 
 @dataclass(frozen=True)
-class UnfoldDotProducts(GraphPass):
+class UnfoldDotProducts(WeightPass):
     """A classifier's last product rounds its input and its result: Mul and ReduceSum round neither.
 
     With one row there is nothing for Tensor Cores to do: the product needs as long as reading its weight. As
@@ -33,8 +33,6 @@ class UnfoldDotProducts(GraphPass):
             were not measured.
 
     Declines:
-        - a product that --keep-fp32, --keep-fp32-op or an edited plan names
-        - weights that are quantised, or that belong to an enclosing graph
         - a Gemm that scales (alpha, beta) or transposes its input (transA)
     """
 

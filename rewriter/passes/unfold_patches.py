@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
+from rewriter.ir.base import Change, Context, Event, Exactness, Kept, Requires, WeightPass, refused
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.weights import NewWeights, Replacement
@@ -21,7 +21,7 @@ MOST_AXES = 3
 
 
 @dataclass(frozen=True)
-class UnfoldPatches(GraphPass):
+class UnfoldPatches(WeightPass):
     """A Conv of image patches is slow in TensorRT-RTX and sums in FP16; a MatMul before FP32 sums in FP32.
 
     A Conv with kernel = stride and no padding is a MatMul of its patches: the patch embeddings of ViT, Swin
@@ -32,8 +32,7 @@ class UnfoldPatches(GraphPass):
     Patches hold their elements in the order of the weight: channel, then place in the window. If a
     Transpose, or a Reshape and a Transpose, bring the result to [N, L, O] or to channels last next, they are
     removed: the product has that layout already. Otherwise a Transpose (and Reshape) restores the layout of
-    Conv. Without a bias, zeros are added: the epilogue needs an Add. The new weights stay in memory until
-    they are lowered, also those of external data.
+    Conv. Without a bias, zeros are added: the epilogue needs an Add.
 
     A pointwise Conv is faster than a MatMul, but not on an image of one pixel: the two Convs of
     squeeze-and-excitation after a global pooling need 0.4 to 0.9 of their time as products of one row
@@ -50,8 +49,6 @@ class UnfoldPatches(GraphPass):
     Declines:
         - sizes that are unknown, or that the windows do not divide: Conv drops the remainder
         - padding, dilation, groups
-        - a Conv that --keep-fp32, --keep-fp32-op or an edited plan names
-        - weights that are quantised, or that belong to an enclosing graph
         - a Conv of more than 3 spatial axes
     """
 
@@ -59,7 +56,6 @@ class UnfoldPatches(GraphPass):
     depth: int = 0
 
     name = "unfold-patches"
-    refittable = False
     requires = Requires(opset=7)  # from there on Add broadcasts a row
     exactness = Exactness(
         1e-5, "ONNX Runtime orders the same sums differently: 7.2e-7 measured on a SegFormer, 6.1e-7 on a ViT"

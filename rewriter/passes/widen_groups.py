@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Requires, refused
+from rewriter.ir.base import Change, Context, Event, Exactness, Requires, WeightPass, refused
 from rewriter.ir.english import count as counted
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.weights import NewWeights, layout_obstacle
@@ -25,13 +25,13 @@ NO_TENSOR_CORE = 8
 
 
 @dataclass(frozen=True)
-class WidenGroups(GraphPass):
+class WidenGroups(WeightPass):
     """TensorRT-RTX has no fast kernel for a grouped Conv with fewer than 48 channels in a group.
 
     A 3x3 Conv of 32 groups of 16 channels (14 x 14) needs 9.1 us, and 5.3 us as 8 groups of 64, although it
     then multiplies four times as much, mostly by zero. ResNeXt, RegNet, DPN, ResNeSt and Next-ViT have such
     Convs (docs/accuracy.md#grouped-convs). Sums only gain zeros. Groups of up to 8 channels sum in FP32, and
-    wider ones in FP16. The new weights stay in memory until they are lowered, also those of external data.
+    wider ones in FP16.
 
     Skipped without a report: depthwise Convs, which have kernels of their own; pointwise Convs, and those of
     one or three axes; results with another number of channels; groups that cannot be joined to a number of
@@ -42,10 +42,6 @@ class WidenGroups(GraphPass):
         width: Fewest channels of a group that has a fast kernel.
         step: What the channels of joined groups are a multiple of: 72 are slower than 24.
         most: Most channels of joined groups.
-
-    Declines:
-        - a Conv that --keep-fp32, --keep-fp32-op or an edited plan names
-        - weights that are quantised, or that belong to an enclosing graph
     """
 
     width: int = 48
@@ -53,7 +49,6 @@ class WidenGroups(GraphPass):
     most: int = 128
 
     name = "widen-groups"
-    refittable = False
     requires = Requires(precisions=frozenset({"fp16"}))  # in TF32 more than 8 channels lose by it
     exactness = Exactness(1e-6, "ONNX Runtime may order sums with more zeros differently")
     example: ClassVar[Mapping[str, Any]] = {"width": 4, "step": 4}

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from rewriter.ir.base import Exactness, Pass, Stage, with_header
+from rewriter.ir.base import Exactness, Pass, Stage, WeightPass, with_header
 from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS, Preset
 from rewriter.pipeline.reader import expected, to_text
 from rewriter.pipeline.schema import entries
@@ -20,6 +20,12 @@ GROUPS: Mapping[Stage, str] = {
     Stage.LOWERING: "carries the plan out",
 }
 """Titles of the stages."""
+
+OF_WEIGHTS = (
+    "- nodes that --keep-fp32, --keep-fp32-op or an edited plan names",
+    "- weights that are quantised, or that belong to an enclosing graph",
+)
+"""What every pass that replaces weights declines."""
 
 WIDTH = 78
 _SECTION = re.compile(r"^(Options|Declines):$", re.MULTILINE)
@@ -91,16 +97,19 @@ def page(kind: type[Pass]) -> str:
         f"- `{o.name}` ({expected(o.kind)}; default {value_text(o.default)}): {texts.get(o.name, '')}"
         for o in options_of(kind).values()
     ]
-    declines = sections.get("Declines", "")
+    declines = sections.get("Declines", "").splitlines()
+    if issubclass(kind, WeightPass):
+        why += "\n\nThe new weights stay in memory until they are lowered, also those of external data."
+        declines += OF_WEIGHTS
     if floor := kind.requires.opset:
-        declines = "\n".join([*declines.splitlines(), f"- a model below opset {floor}"])
+        declines.append(f"- a model below opset {floor}")
     using = f" (`{render([kind(**kind.example)])}`)" if kind.example else ""
     parts = [
         f"## {kind.name}",
         why,
         f"FP32 result: {exactness_text(kind.exactness)} ({kind.exactness.source}).",
         "\n".join(options),
-        f"It declines, and says on which node:\n\n{declines}" if declines else "",
+        "It declines, and says on which node:\n\n" + "\n".join(declines) if declines else "",
         f"Before{using}:\n\n```\n{with_header(kind.before)}\n```",
         f"After:\n\n```\n{with_header(kind.after)}\n```",
     ]

@@ -22,6 +22,7 @@ from rewriter.hazards.planning.free_fp32 import PROBE
 from rewriter.ir.base import Context, Exactness, GraphPass, ModelPass, Pass, Target
 from rewriter.ir.graph import TAG
 from rewriter.ir.model import Array, Model, load, walk_graphs
+from rewriter.ir.model.tensors import FLOATS
 from rewriter.runtime.figures.tolerances import TOLERANCES
 
 
@@ -135,6 +136,13 @@ def test_before_becomes_after(kind: type[Pass]) -> None:
     assert report.changes, "it changes nothing in its own `before`"
     assert result.opset == wanted.opset
     assert _operators(result) == _operators(wanted)
+    assert not kind.refittable or _weights(source) <= _weights(result), "its class has `refittable = False`"
+
+
+def _weights(source: Model) -> set[str]:
+    """Names of the float initializers that hold several numbers."""
+    tensors = (t for t in source.proto.graph.initializer if t.data_type in FLOATS)
+    return {t.name for t in tensors if np.unique(source.array(t)).size > 1}
 
 
 @every_pass
