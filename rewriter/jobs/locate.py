@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from rewriter.ir.errors import UsageError
@@ -74,7 +75,7 @@ def locate(
         deployment=deployed,
         image_preprocess=image_preprocess,
     )
-    chosen, used = deployed.choose().engine, samples.first(MOST_SAMPLES)
+    chosen, used = deployed.choose().engine, list(islice(samples, MOST_SAMPLES))
     precision = precision_of(models[1])
     rounds = precision == "fp32" and chosen != "onnxruntime"
     held = noted_tolerance(models[1]) or TOLERANCES["tf32" if rounds else precision]

@@ -18,7 +18,7 @@ from rewriter.ir.model.stopwatch import Progress, Stopwatch
 from rewriter.jobs.fix.judge import Judge
 from rewriter.jobs.fix.provenance import noted_sums, noted_tolerance
 from rewriter.judge.build_check import expectation, judged_report
-from rewriter.judge.expected import MOST_SAMPLES, Expected, run_all, widened
+from rewriter.judge.expected import MOST_SAMPLES, Expected, run_all
 from rewriter.judge.judge import BuildRun, Standard, run_check
 from rewriter.judge.not_finite import nan_warnings
 from rewriter.judge.verdict import CPU, Check, Verdict
@@ -188,7 +188,7 @@ def _on_engine(
     Raises:
         EngineError: the library is not installed, or there is no reference.
     """
-    start, wide = time.perf_counter(), widened(original)
+    start, wide = time.perf_counter(), reference(original)
     path = judge.file(wide, "original", original)
     variant = judge.variant(wide, path, judge.folder / "samples" / "original", tf32=False)
     (exact,) = measure([variant], replace(settings, builds=1), judge.folder / "original")

@@ -48,11 +48,6 @@ def expected_outputs(model: Model, samples: Sequence[Outputs]) -> Expected:
     return Expected(exact, exact, cache(lambda: run_all(wide, samples)) if runs_on_gpu(wide) else None)
 
 
-def widened(model: Model) -> Model:
-    """Returns the model in FP32; the same object if none of its tensors is FP16 or BF16."""
-    return model if precision_of(model) == "fp32" else reference(model)
-
-
 def run_all(
     model: Model, samples: Iterable[Mapping[str, Array]], *, gpu: bool = False
 ) -> list[dict[str, Array]]:

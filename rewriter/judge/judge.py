@@ -25,9 +25,7 @@ from rewriter.runtime.figures.tolerances import RELATIVE_L2, Tolerance
 class BuildRun:
     """One build of the fixed model, run over all samples.
 
-    Attributes:
-        status, problem: As in `engines.protocol.EngineOutcome`.
-        error: The tolerance's metric, the worst over outputs and samples; None if it did not run.
+    `error` is the tolerance's metric, the worst over outputs and samples; None if it did not run.
     """
 
     number: int
@@ -46,7 +44,6 @@ class Judged:
         error: The tolerance's metric in the worst build; None if none ran.
         allowed: The limit on `error`: above the tolerance where rows were matched as sets.
         passed: True if all builds ran, and all outputs are within the tolerance.
-        worst: Figures of the arrays that were compared.
     """
 
     rounds: tuple[tuple[OutputComparison, ...], ...] = ()

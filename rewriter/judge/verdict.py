@@ -41,10 +41,7 @@ LOG_LINES = 15
 class MetricValue:
     """A result under a metric that judges all outputs together.
 
-    Attributes:
-        metric: As `--metric` names it.
-        value: In the worst sample. `allowed`: the user's tolerance.
-        met: True if the tolerance is met.
+    `value` is that of the worst sample, `allowed` the user's tolerance.
     """
 
     metric: str

@@ -5,24 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from graphs import graph
-from onnx import TensorProto
 
-from rewriter.judge.expected import expected_outputs, selects_rows, widened
+from rewriter.judge.expected import expected_outputs, selects_rows
 
 FLOAT = graph("g (float[2] x) => (float[2] y) { a = Neg(x) y = Exp(a) }")
 HALF = "g (float16[2] x) => (float16[2] y) { a = Neg(x) y = Exp(a) }"
-
-
-def test_a_model_in_fp32_is_its_own_wide_version() -> None:
-    assert widened(FLOAT) is FLOAT
-
-
-@pytest.mark.parametrize("low", ["float16", "bfloat16"])
-def test_the_wide_version_of_another_is_in_fp32(low: str) -> None:
-    wide = widened(graph(HALF.replace("float16", low)))
-    known = wide.facts().main
-    types = {known[node.output[0]].dtype for node in wide.proto.graph.node if node.op_type in {"Neg", "Exp"}}
-    assert types == {TensorProto.FLOAT}
 
 
 def test_only_a_model_that_rounds_has_other_results_as_it_is_written() -> None:

@@ -25,10 +25,10 @@ from rewriter.judge.arithmetic_checks import (
     without_tf32,
 )
 from rewriter.judge.build_check import build_options, check_build, check_original_build, expectation
-from rewriter.judge.expected import Expected, as_declared, widened
+from rewriter.judge.expected import Expected, as_declared
 from rewriter.judge.judge import Judged, Standard, run_check, weigh
 from rewriter.judge.verdict import Check
-from rewriter.runtime.emulation import Accumulation
+from rewriter.runtime.emulation import Accumulation, reference
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.build import BuildOptions
 from rewriter.runtime.engines.deployment import Deployment
@@ -196,7 +196,7 @@ class Judge:
         if self.settings is None or self.expected is None:
             return ()
         original = load(self.source)
-        model, folder = widened(original), self.folder / "fp32"
+        model, folder = reference(original), self.folder / "fp32"
         variant = self.variant(model, self.file(model, "fp32", original), folder / "samples")
         try:
             (outcome,) = measure([variant], replace(self.settings, timing=None), folder)
@@ -213,7 +213,7 @@ class Judge:
             return ()
         original = load(self.source)
         held = _tf32(original)
-        return check_emulation(self.expected, widened(original), "fp32", self.samples, "fp32", held).rounds
+        return check_emulation(self.expected, reference(original), "fp32", self.samples, "fp32", held).rounds
 
     def error_in_fp32(self, check: Check) -> float:
         """The largest error in FP32 of an output on a sample in which it failed, the least of these outputs.

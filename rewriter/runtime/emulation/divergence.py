@@ -7,11 +7,11 @@ soon as the tensors exist, so memory is a small multiple of the largest activati
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
@@ -23,13 +23,12 @@ from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import node_key
 from rewriter.runtime.emulation import Accumulation, emulation, reference
 from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.ranges.reductions import Emitter
 
 REFERENCE, EMULATED, LOCAL, DISTANCE, SCALED = (f"rewriter/{c}/" for c in "relds")
 """Prefixes of the tensors of the three computations, of the distances, and of original tensors times 2^k."""
 
 UNSCALED: Mapping[str, int] = {}
-
-ZERO = f"{DISTANCE}zero"
 
 LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
@@ -76,6 +75,8 @@ class SideBySide:
         self.original, self.emulated = original, emulated
         self.facts = original.facts().main
         self.nodes: list[NodeProto] = []
+        self.emit = Emitter(map(f"{DISTANCE}{{}}".format, itertools.count()), original.opset, self.nodes)
+        self.zero = self.emit.constant(0.0, np.float32)
         self.rows: list[tuple[NodeError, Norms]] = []
         graph, other = original.proto.graph, emulated.proto.graph
         self.exact = list(graph.node)
@@ -96,8 +97,6 @@ class SideBySide:
 
     def _begin(self) -> None:
         """Add the emulated model's inputs, whose types `--io` may have changed."""
-        zero = helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0])
-        self.nodes.append(helper.make_node("Constant", [], [ZERO], value=zero))
         for port in self.emulated.signature.inputs:
             out = EMULATED + port.name
             self.nodes.append(helper.make_node("Cast", [port.name], [out], to=port.dtype))
@@ -115,9 +114,7 @@ class SideBySide:
 
     def _scale(self, name: str) -> None:
         """Add the original's tensor times a power of two, as the emulated model has it; that is exact."""
-        factor = helper.make_tensor("factor", TensorProto.FLOAT, [], [2.0 ** self.exponents[name]])
-        self.nodes.append(helper.make_node("Constant", [], [f"{SCALED}{name}/factor"], value=factor))
-        inputs = [self._reference(name), f"{SCALED}{name}/factor"]
+        inputs = [self._reference(name), self.emit.constant(2.0 ** self.exponents[name], np.float32)]
         self.nodes.append(helper.make_node("Mul", inputs, [SCALED + name]))
 
     def _emulate(self, node: NodeProto) -> None:
@@ -183,16 +180,11 @@ class SideBySide:
 
     def _distance(self, tensor: str, exact: str) -> str:
         """L2 norm of the difference; equal infinities have no difference."""
-        same = self._add("Equal", tensor, exact)
-        return self._norm(self._add("Where", same, ZERO, self._add("Sub", tensor, exact)))
+        same, away = (self.emit.add(op, [tensor, exact]) for op in ("Equal", "Sub"))
+        return self._norm(self.emit.add("Where", [same, self.zero, away]))
 
     def _norm(self, tensor: str) -> str:
-        return self._add("ReduceL2", tensor, keepdims=0)
-
-    def _add(self, op: str, *inputs: str, **attributes: Any) -> str:
-        out = f"{DISTANCE}{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, inputs, [out], **attributes))
-        return out
+        return self.emit.add("ReduceL2", [tensor], keepdims=0)
 
     def _assembled(self) -> Model:
         """The model of all nodes, with the weights of both models by reference."""

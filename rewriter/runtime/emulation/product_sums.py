@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from onnx import NodeProto, TensorProto
@@ -95,13 +94,9 @@ class TypedGraph(GraphView):
         return alone and all(reader.op_type in ROW_NORMS | {"Transpose"} for reader in readers)
 
 
-Names = AbstractSet[tuple[int, str]]
-"""Tensors, each as the index of its scope and its name."""
-
-
-@dataclass(frozen=True)
+@dataclass
 class ProductSums:
-    """Results of FP16 products, by how these sum.
+    """Results of FP16 products, by how these sum: each as the index of its scope and its name.
 
     Attributes:
         summed: Products that sum in FP32.
@@ -109,36 +104,31 @@ class ProductSums:
         fused: The second product of attention.
     """
 
-    summed: Names = field(default_factory=frozenset)
-    exact: Names = field(default_factory=frozenset)
-    fused: Names = field(default_factory=frozenset)
+    summed: set[tuple[int, str]] = field(default_factory=set)
+    exact: set[tuple[int, str]] = field(default_factory=set)
+    fused: set[tuple[int, str]] = field(default_factory=set)
 
 
 def find_product_sums(model: Model) -> ProductSums:
     """How the products of a model sum; the model has its final types."""
-    summed: set[tuple[int, str]] = set()
-    exact: set[tuple[int, str]] = set()
-    fused: set[tuple[int, str]] = set()
-    facts = model.facts()
+    found, facts = ProductSums(), model.facts()
     for scope, proto in enumerate(walk_graphs(model.proto.graph)):
         graph = TypedGraph(model, proto, facts.main | facts.scopes[scope])
         taken = graph.products_taken_over()
         for node in graph.nodes:
             name = next(iter(node.output), "")
-            if graph.dtype(name) != TensorProto.FLOAT16:
-                continue
-            if node.op_type not in PRODUCTS:
+            if graph.dtype(name) != TensorProto.FLOAT16 or node.op_type not in PRODUCTS:
                 continue
             if multiplies_computed(graph, node) and any(_is_softmax(graph, t) for t in node.input[:2]):
-                fused.add((scope, name))
+                found.fused.add((scope, name))
             unrounded = _unrounded_scores(graph, node)
             ends = list(graph.fp32_readers(graph.widened(node)))
             if not unrounded and name not in taken and has_fp32_epilogue(graph, node, ends):
                 unrounded = [name]
             if unrounded or _is_fp32_output(graph, node):
-                summed.add((scope, name))
-            exact.update((scope, tensor) for tensor in unrounded)
-    return ProductSums(summed, exact, fused)
+                found.summed.add((scope, name))
+            found.exact.update((scope, tensor) for tensor in unrounded)
+    return found
 
 
 def _is_fp32_output(graph: TypedGraph, node: NodeProto) -> bool:

@@ -40,7 +40,6 @@ class BuildOptions:
         shapes: Smallest, usual and largest shape of each input with dynamic axes.
         values: Values of the inputs that are shapes or trip counts themselves.
         library: `tensorrt` or `tensorrt_rtx`; None: `tensorrt` if a GPU is there, else `tensorrt_rtx`.
-        outputs: Further tensors to mark as outputs of the network.
         tf32: Whether FP32 may be computed in TF32. False needs `NO_TF32` in the child's environment,
             too: `build` sees to it.
         timing_cache: Use the cache of kernel timings in the user's cache folder; `tensorrt` on a GPU only.
@@ -94,9 +93,7 @@ class BuildReport:
         warnings, errors: Distinct messages of parser and builder, in order.
         obstacle, hint: Reason and advice if the model was parsed but not built because something is missing,
             such as the shape of an input; else "".
-        engine_bytes: Size of the engine; None if none was built.
         notes: Requests that could not be met, such as an output that is not in the network.
-        log: End of what the child printed.
     """
 
     library: str

@@ -39,11 +39,9 @@ UNBUILT: frozenset[EngineName | None] = frozenset({"onnxruntime", "onnxruntime-c
 
 @dataclass
 class Run:
-    """One build of one variant, with its outcome so far. The child alone has `program` and `times`.
+    """One build of one variant, with its outcome so far, and the folder of its outputs.
 
-    Attributes:
-        results: Folder for the outputs.
-        times: Microseconds of each timed run.
+    The child alone has `program` and `times`, in microseconds.
     """
 
     variant: Variant

@@ -67,11 +67,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class Timing:
-    """How to time: on the first sample, all variants in turn, round by round.
+    """How to time: on the first sample, all variants in turn, in so many rounds after those to warm up.
 
-    Attributes:
-        warm_up: Rounds that are not counted.
-        repeats: Rounds that are; see docs/engines.md#how-it-is-measured.
+    docs/engines.md#how-it-is-measured.
     """
 
     warm_up: int = 20
@@ -119,9 +117,7 @@ class EngineOutcome:
     """The result of one build of one variant.
 
     Attributes:
-        build: Number of the build, from 0.
-        problem: If the status is not `ok`: the reason, in one sentence. `hint`: the advice.
-        log: End of the child's output, if the status is not `ok`.
+        problem, hint, log: If the status is not `ok`: reason, advice, end of the child's output.
         device: The GPU and its driver, or the CPU, e.g. `NVIDIA H200, driver CUDA 13.0` or `CPU`.
         report: Of TensorRT's parser and builder, if it got that far.
         outputs: Folder of each sample's outputs.
@@ -165,16 +161,10 @@ class Program(Protocol):
     cuda_graph: bool
     """True if `time_us` replays a CUDA graph; known after `prepare`."""
 
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """All outputs."""
-        ...
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]: ...
 
-    def prepare(self, feeds: Mapping[str, Array]) -> None:
-        """Put a sample on the device, and capture the run where that is possible."""
-        ...
+    def prepare(self, feeds: Mapping[str, Array]) -> None: ...
 
-    def time_us(self) -> float:
-        """Run once on the prepared sample; microseconds."""
-        ...
+    def time_us(self) -> float: ...
 
     def close(self) -> None: ...

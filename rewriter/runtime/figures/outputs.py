@@ -28,7 +28,6 @@ class OutputComparison:
 
     Attributes:
         relative_l2: ||a - b|| / ||b|| for floats; the share of differing elements for other types.
-        max_abs: Largest absolute difference.
         finite: True if NaN and infinities are those of the original.
         tolerance: Largest `relative_l2` that passes.
         note: The way of comparison if it was not element by element, e.g. as a set of detections.

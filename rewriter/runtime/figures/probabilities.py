@@ -108,8 +108,7 @@ class ProbabilityError:
     """How far probabilities are from the original's.
 
     Attributes:
-        reason: Why they are judged so.
-        difference: Largest difference of a probability.
+        difference: Largest of a probability.
         mean: Total variation distance of a row's two distributions, the mean over rows; None where each value
             stands alone.
         allowed: Largest `mean` that passes; where each value stands alone, largest `difference`, or distance

@@ -78,11 +78,9 @@ def _shape(port: Port, named: dict[str, int], chosen: dict[str, int]) -> tuple[i
         chosen: Sizes that nobody gave, by name or axis; extended.
     """
     if port.shape is None:
-        where, hint = (
-            f"input {port.name!r}",
-            f"give it: `input-shapes={port.name}:1x3x224x224`, or give data with `inputs`",
-        )
-        raise InputsError("the model does not say how many axes it has", where=where, hint=hint)
+        what, where = "the model does not say how many axes it has", f"input {port.name!r}"
+        hint = f"give it: `input-shapes={port.name}:1x3x224x224`, or give data with `inputs`"
+        raise InputsError(what, where=where, hint=hint)
     sizes = []
     for axis, dim in enumerate(port.shape):
         if isinstance(dim, str) and dim in named:

@@ -24,7 +24,6 @@ class DataSource:
     """Where samples came from.
 
     Attributes:
-        text: The origin in one line.
         real: False for generated samples.
         path: The file or folder that the user named; "" for objects in memory and generated samples.
         preprocess: How photographs became samples, as `image_preprocess`; "" for other data.
@@ -92,12 +91,6 @@ class Samples:
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
         return map(self.feeds, range(len(self)))
-
-    def first(self, count: int) -> Samples:
-        """The first samples, at most `count`, with the same source."""
-        some = copy(self)
-        some._samples = self._samples[:count]
-        return some
 
     def feeds(self, place: int) -> dict[str, Array]:
         """One sample, by its place."""

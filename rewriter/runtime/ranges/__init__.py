@@ -34,7 +34,6 @@ class Ranges(dict[Key, Range]):
 
     Attributes:
         unsupported: Operators without a kernel, sorted.
-        samples: The number of samples that were run.
         real: False for random samples: on the user's data, a tensor may be far smaller.
     """
 
@@ -130,11 +129,7 @@ def _range(high: float, low: float, mean: float) -> Range:
 
 
 class _Unsupported:
-    """Operators that ONNX Runtime cannot run: unknown to onnx, or refused at load.
-
-    Attributes:
-        ops: The names of those that occurred.
-    """
+    """Operators that ONNX Runtime cannot run: unknown to onnx, or refused at load; `ops`: that occurred."""
 
     def __init__(self, model: Model) -> None:
         self.ops: set[str] = set()

@@ -53,15 +53,10 @@ def ask(
                 _variant(f"{probe.name}/{case.name}", case, folder / f"{number:03d}")
                 for number, (probe, case) in enumerate(group)
             ]
-            parts = (
-                [variants] if timed else [[variant] for variant in variants]
-            )  # what is timed is timed in turn
-            settings = MeasureSettings(
-                engine,
-                timing=timing if timed else None,
-                build_timeout_s=LIMIT_S,
-                run_timeout_s=LIMIT_S,
-            )
+            # what is timed is timed in turn
+            parts = [variants] if timed else [[variant] for variant in variants]
+            rounds = timing if timed else None
+            settings = MeasureSettings(engine, timing=rounds, build_timeout_s=LIMIT_S, run_timeout_s=LIMIT_S)
             folders = (folder / f"engines-{number}" for number in range(len(parts)))
             outcomes = chain.from_iterable(pool.map(measure, parts, repeat(settings), folders))
             for number, ((probe, case), outcome) in enumerate(zip(group, outcomes, strict=True)):
