@@ -37,7 +37,7 @@ BUDGETS = {
     "hazards": 3_400,
     "passes": 5_400,
     "pipeline": 2_000,
-    "judge": 1_900,
+    "judge": 1_850,
     "parity": 900,
     "jobs": 4_150,
     "report": 2_650,
