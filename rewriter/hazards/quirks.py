@@ -181,7 +181,7 @@ def repairs(target: Target, low: int) -> list[Quirk]:
 def not_repaired(model: Model, target: Target, low: int) -> Iterator[str]:
     """One sentence for each defect that the target is known to have, the model meets, and nothing repairs."""
     known = (q for q in table() if target.version and not q.repaired and q.severity != "note")
-    for quirk, nodes in _met(model, [q for q in known if q.meets(low) and q.concerns(target)]):
+    for quirk, nodes in met(model, [q for q in known if q.meets(low) and q.concerns(target)]):
         more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
         where = ", ".join(map(label, nodes[:3])) + more
         yield f"{target}: {quirk.title}, at {where}; {quirk.remedy} ({quirk.source})"
@@ -189,11 +189,11 @@ def not_repaired(model: Model, target: Target, low: int) -> Iterator[str]:
 
 def build_arguments(model: Model, target: Target) -> list[str]:
     """Arguments of trtexec that repair a defect of the target which the model meets."""
-    met = _met(model, [quirk for quirk in table() if quirk.build and quirk.concerns(target)])
-    return [word for quirk, _ in met for word in quirk.build]
+    known = [quirk for quirk in table() if quirk.build and quirk.concerns(target)]
+    return [word for quirk, _ in met(model, known) for word in quirk.build]
 
 
-def _met(model: Model, quirks: Sequence[Quirk]) -> Iterator[tuple[Quirk, list[NodeProto]]]:
+def met(model: Model, quirks: Sequence[Quirk]) -> Iterator[tuple[Quirk, list[NodeProto]]]:
     """The defects that the model meets, with the nodes."""
     graphs = open_graphs(model) if quirks else []
     for quirk in quirks:
@@ -253,9 +253,9 @@ def _chain(graph: GraphEditor, node: NodeProto, steps: Sequence[str]) -> list[No
     return _chain(graph, node, steps[1:]) if steps[0].endswith("?") and len(steps) > 1 else []
 
 
-def _is_patch(node: NodeProto) -> bool:
-    kernel = attribute(node, "kernel_shape", [])
-    return bool(kernel) and min(kernel) >= PATCH and list(kernel) == list(attribute(node, "strides", []))
+def _is_patch(graph: GraphEditor, node: NodeProto) -> bool:
+    kernel = attribute(node, "kernel_shape", list((graph.shape(node.input[1]) or ())[2:]))
+    return bool(kernel) and list(kernel) == list(attribute(node, "strides", [])) and min(kernel) >= PATCH
 
 
 _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
@@ -263,7 +263,7 @@ _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     "float8": lambda graph, chain: graph.dtype(chain[0].input[0]) in _FLOAT8,
     "eight-columns": lambda graph, chain: (graph.shape(chain[0].input[1]) or (None,))[-1] == 8,
     "own-gate": lambda graph, chain: chain[0].input[0] in chain[2].input,
-    "kernel-is-stride": lambda graph, chain: _is_patch(chain[0]),
+    "kernel-is-stride": lambda graph, chain: _is_patch(graph, chain[0]),
 }
 """True for the chains that a row's `where` means."""
 

@@ -206,6 +206,8 @@ def test_a_pass_repairs_a_defect_and_the_result_builds(quirk: str, target: str) 
     done = fixed(quirk, target)
     name = BY_ID[quirk].steps.partition("{")[0]
     assert [step.name for step in done.passes if step.changes and step.name == name]
+    (cause,) = (one for one in done.causes if one.kind == "known-defect")
+    assert str(cause) == f"{BY_ID[quirk].title} ({BY_ID[quirk].releases}): repaired by {name}"
     assert built(done)
 
 
@@ -213,6 +215,8 @@ def test_a_build_option_repairs_a_defect() -> None:
     model = graphs.graph(FLOAT8, opset=19)
     assert build_arguments(model, Target.parse("11.2")) == ["--builderOptimizationLevel=0"]
     assert build_arguments(model, Target.parse("11.1")) == []
+    done = fixed("fp8-tactics", "11.2", model.proto, build=False)
+    assert [one.done for one in done.causes] == ["built with --builderOptimizationLevel=0"]
 
 
 def test_a_softmax_that_is_wrong_in_fp32_stays_in_fp16() -> None:

@@ -14,7 +14,7 @@ from rewriter.ir.base import Pass
 from rewriter.ir.graph.ops import TENSOR_CORE
 from rewriter.ir.model import Model
 from rewriter.ir.plan import Plan, Range
-from rewriter.jobs.fix.causes import Cause, causes, folded_statistics, fused_norms
+from rewriter.jobs.fix.causes import Cause, causes, folded_statistics, fused_norms, repaired_defects
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.judge import Judge, engine_first
 from rewriter.jobs.fix.making import Making, Measured, Subject
@@ -135,6 +135,7 @@ def attempt(job: FixJob, subject: Subject) -> Attempt:
         checks = (*checks, making.search)
     folded = folded_statistics(subject.original, measured.model)
     fused = fused_norms(measured.model, measured.ranges)
+    defects = repaired_defects(subject.original, job.target, job.wish.precision, making.passes)
     return Attempt(
         job,
         measured,
@@ -145,7 +146,7 @@ def attempt(job: FixJob, subject: Subject) -> Attempt:
         engine,
         making.search,
         tuple(making.warnings),
-        causes(plan, making.passes, fused, unscaled, folded),
+        (*causes(plan, making.passes, fused, unscaled, folded), *defects),
     )
 
 

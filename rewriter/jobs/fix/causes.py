@@ -13,15 +13,16 @@ from dataclasses import dataclass
 
 from rewriter.hazards.kinds import KINDS
 from rewriter.hazards.planning.planner import surveys
+from rewriter.hazards.quirks import met, repairs
 from rewriter.hazards.survey import LARGEST, LOW_TYPES, PrecisionRequest
 from rewriter.hazards.weights import batch_statistics
-from rewriter.ir.base import Clamped
+from rewriter.ir.base import Clamped, Target
 from rewriter.ir.english import count, figure
 from rewriter.ir.graph import label
 from rewriter.ir.graph.editor import made_by
 from rewriter.ir.graph.ops import ROW_NORMS
 from rewriter.ir.model import Model, walk_graphs
-from rewriter.ir.plan import Decision, NormHazard, Plan, Range
+from rewriter.ir.plan import Decision, NormHazard, Plan, Precision, Range
 from rewriter.pipeline.driver import PassResult
 
 BATCH = "BatchNormalization"
@@ -79,6 +80,19 @@ def folded_statistics(original: Model, rewritten: Model) -> tuple[Cause, ...]:
         return ()
     what = f"{count(len(found), BATCH)} with statistics that FP16 cannot hold ({found[0].reason})"
     return (Cause("weights", what, "folded into weights in FP32", tuple(label(h.node) for h in found)),)
+
+
+def repaired_defects(
+    original: Model, target: Target, precision: Precision, passes: Sequence[PassResult]
+) -> Iterator[Cause]:
+    """Known defects of the target that the model met, and that a pass or an argument of the build repairs."""
+    changed = {step.name for step in passes if step.changes}
+    for quirk, nodes in met(original, repairs(target, LOW_TYPES[precision])):
+        name = quirk.steps.partition("{")[0]
+        if name in changed or quirk.build:
+            done = f"repaired by {name}" if name else f"built with {' '.join(quirk.build)}"
+            what = f"{quirk.title} ({quirk.releases})"
+            yield Cause("known-defect", what, done, tuple(map(label, nodes)))
 
 
 def causes(
