@@ -15,6 +15,7 @@ from rewriter.jobs.fix.provenance import noted_sums, noted_tolerance
 from rewriter.judge import locate as search
 from rewriter.judge.locate import TOLERANCE, LocateOptions, Location
 from rewriter.judge.locate.bisection import MARKS, MAX_BUILDS
+from rewriter.pipeline.driver import run
 from rewriter.runtime.engines.deployment import deployment
 from rewriter.runtime.engines.protocol import MeasureSettings
 from rewriter.runtime.engines.tensor_files import Shape
@@ -82,7 +83,8 @@ def locate(
     usual = held.value if held.metric == "relative-l2" else TOLERANCE
     options = LocateOptions(usual if tolerance is None else tolerance, marks, max_builds)
     if chosen is None:
-        found = search.locate_by_emulation(*models, used, options, noted_sums(models[1]) or "fp16")
+        exact = run(models[0], "upgrade-opset", opset=models[1].opset).model  # both in one session
+        found = search.locate_by_emulation(exact, models[1], used, options, noted_sums(models[1]) or "fp16")
     else:
         settings = MeasureSettings(
             chosen, plugins=deployed.plugins, build_timeout_s=timeout, run_timeout_s=timeout

@@ -16,7 +16,7 @@ from rewriter.ir.errors import RewriterError
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report.json import data_dict, document
 from rewriter.report.tables import Cell, Kind, State, Table, grouped, number, table
-from rewriter.report.terminal import MORE, Row, data_rows, facts, listed, print_report
+from rewriter.report.terminal import MORE, Row, facts, last_rows, listed, print_report
 
 STATES: Mapping[Severity, State] = {"error": "bad", "warning": "warn", "note": "plain"}
 
@@ -78,7 +78,7 @@ def rows(result: ScanResult) -> Iterator[Row]:
                 yield label, f"-> {members[0].repair}{_link(members[0])}"
         if len(groups) > SHOWN[severity]:
             yield label, f"... and {count(len(groups) - SHOWN[severity], 'kind')} more: {MORE}"
-    yield from data_rows(result.data, result.warnings)
+    yield from last_rows(result.data, result.warnings, result.seconds)
 
 
 def _summarised(findings: Sequence[Finding]) -> str:

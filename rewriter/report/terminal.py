@@ -131,10 +131,11 @@ def facts(target: Target | None, seconds: Mapping[str, float] | None) -> Iterato
         yield "Time", ", ".join(f"{stage} {s:.1f} s" for stage, s in seconds.items())
 
 
-def data_rows(data: DataSource, warnings: Iterable[str]) -> Iterator[Row]:
-    """The data, and the warnings that do not repeat it."""
+def last_rows(data: DataSource, warnings: Iterable[str], seconds: Mapping[str, float]) -> Iterator[Row]:
+    """The data, the warnings that do not repeat it, and the time."""
     yield "Data", data.text
     yield from (("Note", warning) for warning in warnings if warning != data.text)
+    yield "Time", f"{sum(seconds.values()):.0f} s"
 
 
 def shortened(names: Iterable[str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from rewriter.judge.verify_result import VerifyResult
 from rewriter.report import checks
 from rewriter.report.json import data_dict, document
 from rewriter.report.tables import Cell, Kind, State, Table, number, table
-from rewriter.report.terminal import Row, data_rows, facts, print_report
+from rewriter.report.terminal import Row, facts, last_rows, print_report
 from rewriter.runtime.engines.protocol import Latency
 
 
@@ -87,7 +87,7 @@ def rows(result: VerifyResult) -> Iterator[Row]:
             label = {True: "Passed", False: "Failed", None: "Missing"}[check.passed]
             yield label, f"{check.name}: {check.summary}"
             yield from ((label, detail) for detail in check.details[: FEW if check.passed is False else 0])
-    yield from data_rows(result.data, result.warnings)
+    yield from last_rows(result.data, result.warnings, result.seconds)
 
 
 FEW = 3

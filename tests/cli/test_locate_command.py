@@ -113,7 +113,9 @@ def test_bad_options_are_refused(model: Path, options: tuple[str, ...], message:
 
 
 def test_what_verify_allows_and_measures_is_what_locate_does(tmp_path: Path) -> None:
-    body, rng = "{ a = MatMul(x, u) b = Relu(a) y = MatMul(b, u) }", np.random.default_rng(0)
+    """And a model of another operator set is compared, too: BF16 needs one in which ReduceMean changed."""
+    body = "{ a = MatMul(x, u) m = ReduceMean<axes = [1]>(a) b = Sub(a, m) y = MatMul(b, u) }"
+    rng = np.random.default_rng(0)
     weights = {"u": rng.standard_normal((64, 64)).astype("f4")}
     net = graphs.with_weights(f"g (float[1,64] x, float[64,64] u) => (float[1,64] y) {body}", weights)
     model, data, fixed = save(net, tmp_path / "model.onnx"), tmp_path / "data.npz", tmp_path / "fixed.onnx"
@@ -124,4 +126,6 @@ def test_what_verify_allows_and_measures_is_what_locate_does(tmp_path: Path) -> 
     assert found.tolerance == verified.tolerance.value == 0.25 and verified.outputs[0].relative_l2
     assert found.outputs[0].error == pytest.approx(verified.outputs[0].relative_l2, rel=1e-6)
     assert "FP32 accumulators" in found.engine
+    rewriter.fix(model, fixed, inputs=data, preset="trt-bf16", build=False)
+    assert rewriter.locate(model, fixed, inputs=data, engine="emulation").tolerance == 0.04
     assert rewriter.locate(model, model, inputs=data, engine="emulation", tolerance=0.5).tolerance == 0.5
