@@ -76,8 +76,6 @@ class ResolvedOptions:
     """Every option with its value and its source, by name.
 
     Attributes:
-        values: Includes values of the preset and defaults.
-        sources: Where each value comes from.
         ignored: A sentence for each value that another option overrides.
         one_run: Values of the command line for options that no file may set.
         configuration: The files and variables that were read.
@@ -131,11 +129,7 @@ class ResolvedOptions:
 
 @dataclass(frozen=True)
 class Configuration:
-    """The options that the environment and a file set.
-
-    Attributes:
-        sources: The environment, and the file if there is one.
-    """
+    """The options that the environment, and the file if there is one, set."""
 
     sources: tuple[Source, ...]
     file: Path | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import EllipsisType
 from typing import Any
 
@@ -49,17 +49,22 @@ class Driver:
         Raises:
             PassError: a pass broke the contract; the message names it and those before it.
         """
-        state = _State(lifted := with_lifted_weights(model), strict=not lifted.facts().contradiction)
+        current, draft = with_lifted_weights(model), None
+        strict = not current.facts().contradiction  # the user's own model may have some
         results: list[PassResult] = []
         for step in passes:
             self.on_pass(step)
             start = time.perf_counter()
-            state, events = _run_one(state, step, context, [r.name for r in results])
+            if draft is None or not isinstance(step, GraphPass):
+                draft = _Draft(current)
+            events = _run_one(draft, step, context, strict, [r.name for r in results])
             changes = tuple(event for event in events if isinstance(event, Change))
             refusals = tuple(event for event in events if isinstance(event, Refusal))
             results.append(PassResult(step.name, changes, refusals, time.perf_counter() - start))
+            current = draft.model if changes else current
+            draft = draft if draft.serves_again and not changes else None
         changed = any(result.changes for result in results)
-        return state.model if changed else model, results
+        return current if changed else model, results
 
 
 def inlined(model: Model) -> Model:
@@ -77,8 +82,8 @@ class _Draft:
     index costs more than most of them.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.model = model.copy()
+    def __init__(self, original: Model) -> None:
+        self.original, self.model = original, original.copy()
         self._editors: list[GraphEditor] = []
 
     def events(self, step: Pass, context: Context) -> Iterator[Event]:
@@ -99,40 +104,26 @@ class _Draft:
         return bool(self._editors) and all(editor.untouched for editor in self._editors)
 
 
-@dataclass(frozen=True)
-class _State:
-    """A model between two passes.
-
-    Attributes:
-        strict: Whether strict inference accepts the user's own model.
-        draft: A draft of the model that the next graph pass can use.
-    """
-
-    model: Model
-    strict: bool
-    draft: _Draft | None = None
-
-
-def _run_one(state: _State, step: Pass, context: Context, earlier: list[str]) -> tuple[_State, list[Event]]:
-    shared = state.draft if isinstance(step, GraphPass) else None
-    draft = shared or _Draft(state.model)
-    state = replace(state, draft=None)
+def _run_one(draft: _Draft, step: Pass, context: Context, strict: bool, earlier: list[str]) -> list[Event]:
+    """Runs a pass on a draft, and holds it to the contract; without a change among the events it is void."""
+    original = draft.original
     try:
         events = list(draft.events(step, context))
-        too_old = step.requires.refusal(state.model.opset)
+        too_old = step.requires.refusal(original.opset)
         if too_old is not None:
-            return state, [Refusal(e.node, too_old) if isinstance(e, Change) else e for e in events]
+            return [Refusal(e.node, too_old) if isinstance(e, Change) else e for e in events]
         _require(all(isinstance(event, Event) for event in events), "it yields something else than events")
-        if not any(isinstance(event, Change) for event in events):
-            _require(draft.model.same_as(state.model), "it reports no change, but the model differs")
-            return replace(state, draft=draft if draft.serves_again else None), events
-        return _checked(state, draft.model, step), events
+        if any(isinstance(event, Change) for event in events):
+            _check(original, draft.model, step, strict)
+        else:
+            _require(draft.model.same_as(original), "it reports no change, but the model differs")
+        return events
     except (ModelError, _BrokenContract) as error:
         if step.imported:
-            return state, [Refusal("model", f"rolled back: {error}")]
+            return [Refusal("model", f"rolled back: {error}")]
         raise PassError(
             f"pass {step.name} broke its contract: {error}",
-            where=str(state.model.path) if state.model.path else None,
+            where=str(original.path) if original.path else None,
             hint=f"run without it (`skip={step.name}`) and report it; "
             f"passes before it: {', '.join(earlier) or 'none'}",
         ) from error
@@ -147,15 +138,14 @@ def _require(condition: bool, message: str) -> None:
         raise _BrokenContract(message)
 
 
-def _checked(before: _State, model: Model, step: Pass) -> _State:
+def _check(before: Model, after: Model, step: Pass, strict: bool) -> None:
     if step.keeps_signature:
         _require(
-            model.signature == before.model.signature,
-            f"inputs or outputs changed: {before.model.signature} became {model.signature}",
+            after.signature == before.signature,
+            f"inputs or outputs changed: {before.signature} became {after.signature}",
         )
-    check(model)
-    model.facts(strict=before.strict)
-    return replace(before, model=model)
+    check(after)
+    after.facts(strict=strict)
 
 
 @dataclass(frozen=True, repr=False)

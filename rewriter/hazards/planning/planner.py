@@ -64,12 +64,7 @@ def _in_range(survey: Survey) -> Iterator[str]:
 def extend_plan(
     model: Model, plan: Plan, extra: Mapping[str, str], released: frozenset[str] = frozenset()
 ) -> Plan:
-    """`plan` with more nodes in FP32, and without those of `released`; islands that meet merge.
-
-    Args:
-        extra: Keys of the nodes to add, with the reason.
-        released: Keys of the nodes to remove.
-    """
+    """`plan` with the nodes of `extra` (reasons by key) in FP32, without the `released`; islands merge."""
     if not extra and not released:
         return plan
     left = [d for d in plan.decisions if d.key not in released]
@@ -96,12 +91,7 @@ def extend_plan(
 
 
 def unscaled_overflows(plan: Plan, ranges: RangesByTensor) -> dict[tuple[int, str], Range]:
-    """The ranges, before `rescale` scaled them, of the tensors that were out of range: by scope and tensor.
-
-    Args:
-        plan: Its exponents are those that `rescale` used.
-        ranges: By scope and tensor, measured after scaling.
-    """
+    """The ranges that tensors out of range had before `rescale`; `ranges` were measured after it."""
     if plan.precision == "fp32":
         return {}
     limit = LARGEST[LOW_TYPES[plan.precision]] / HEADROOM

@@ -61,11 +61,7 @@ def named(model: Model) -> Model:
 
 
 def constraints(model: Model, plan: Plan) -> tuple[Constraint, ...]:
-    """The plan's nodes in FP32 and BF16, in the model's order.
-
-    Args:
-        model: As `named` gives it.
-    """
+    """The plan's nodes in FP32 and BF16, in the order of a model that `named` gave."""
     repairs: dict[str, Repair] = {d.key: d.repair for d in plan.decisions}
     found, facts = [], model.facts()
     for scope, graph in enumerate(walk_graphs(model.proto.graph)):
@@ -100,9 +96,6 @@ def python_code(wanted: Sequence[Constraint], model: str) -> str:
 
 def write(model: Model, plan: Plan, path: Path) -> tuple[Path, Path]:
     """Write the constraints beside the model's file: `x.trtexec.txt` and `x_constraints.py` for `x.onnx`.
-
-    Args:
-        model: As written to `path`.
 
     Raises:
         OutputError: they cannot be written.

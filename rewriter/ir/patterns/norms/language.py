@@ -40,7 +40,7 @@ class Moment:
     Attributes:
         axes: As written in the model; () for all, None if they are computed.
         share: The factor relative to a mean, 1.0 for a mean; None if it is not known.
-        total: A plain sum.
+        total: True for a plain sum.
     """
 
     axes: tuple[int, ...] | None
