@@ -22,9 +22,7 @@ class VerifyResult(Summary):
 
     Attributes:
         engine: Library and version, or `emulation`. `device`: the GPU, or `CPU`.
-        data: The samples.
         outputs: The worst sample and build of each output, in the order of the model's outputs.
-        builds: Of the fixed model.
         latency: Of the fixed model's first build; `reference_latency`: of the original in FP32, without
             TF32. None if not timed.
         verdict: The checks: `reference`, `run` or `emulation`, `build`.

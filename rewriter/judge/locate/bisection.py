@@ -47,7 +47,6 @@ class Bisection:
         low: Position of the last cut that is right; -1 for the inputs.
         high: Position of the first tensor that is known to be wrong.
         hiding: Tensors that cannot be measured, with the reason.
-        builds, discarded: Number of builds, and of those that were discarded.
     """
 
     lineup: Lineup

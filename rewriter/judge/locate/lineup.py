@@ -18,7 +18,6 @@ class SharedTensor:
 
     Attributes:
         name, exact: Its names in the other model and in the original.
-        node, op: Its producer in the other model.
         parents: Positions in `Lineup.tensors` of the nearest shared tensors that it is computed from.
     """
 

@@ -18,11 +18,9 @@ PROFILE = "`min-shapes`, `opt-shapes`, `max-shapes`"
 
 @dataclass(frozen=True)
 class Deployment:
-    """An engine with its plugins and profile; `deployment` makes and checks it.
+    """An engine with its plugins (absolute paths) and profile; `deployment` makes and checks it.
 
-    Attributes:
-        plugins: Shared libraries with TensorRT plugins, as absolute paths.
-        profile: Optimisation profile of inputs with dynamic axes; the others' come from the samples.
+    The profile is that of inputs with dynamic axes; the others' come from the samples.
     """
 
     engine: str = AUTO

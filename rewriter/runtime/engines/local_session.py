@@ -198,11 +198,7 @@ def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[s
 
 
 class OnnxRuntimeProgram:
-    """A session on the ONNX file; optimisations are off, so that it computes what the file says.
-
-    Args:
-        gpu: CUDAExecutionProvider instead of the CPU.
-    """
+    """A session on the ONNX file, without optimisations: it computes what the file says."""
 
     cuda_graph = False
 

@@ -25,12 +25,7 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as the driver describes it.
-
-    Attributes:
-        capability: Compute capability, e.g. (9, 0).
-        driver_cuda: Newest CUDA that the driver supports, e.g. (13, 0).
-    """
+    """A GPU as the driver describes it: compute capability (9, 0), newest CUDA of the driver (13, 0)."""
 
     name: str
     capability: tuple[int, int]
@@ -150,11 +145,7 @@ class Stream:
         return int(self._stream)
 
     def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Call a function of the CUDA runtime; its results without the error code.
-
-        Raises:
-            CudaFault: it failed.
-        """
+        """Call a function of the CUDA runtime; its results, or a CudaFault for its error code."""
         return _checked(self.cudart, getattr(self.cudart, name)(*arguments))
 
     def wait(self) -> None:

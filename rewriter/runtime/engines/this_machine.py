@@ -40,12 +40,7 @@ INSTALL = {
 
 @dataclass(frozen=True)
 class Choice:
-    """The engine that runs here.
-
-    Attributes:
-        engine: None if emulation is used.
-        reasons: One sentence for each better engine that cannot run.
-    """
+    """The engine that runs here, None for emulation, and a sentence for each better one that does not."""
 
     engine: EngineName | None
     reasons: tuple[str, ...] = ()

@@ -37,7 +37,6 @@ def load_samples(
         inputs: What `read_samples` reads; None for random feeds.
         input_shapes: Shapes of random feeds, by input. Inputs without one get the usual shape of the
             optimisation profile.
-        seed: Of random feeds.
         image_preprocess: How photographs in a folder become samples: see `images.Preprocessing`.
         deployment: The engine options whose optimisation profile the model and the samples must fit.
 

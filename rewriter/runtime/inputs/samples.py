@@ -60,7 +60,6 @@ class Samples:
 
     Args:
         text: The origin of the samples, in one line.
-        real: False for generated data.
         notes: Sentences about what was done to the data for it to fit.
         path, preprocess: As in `DataSource`.
 

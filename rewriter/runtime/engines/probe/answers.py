@@ -32,7 +32,6 @@ class Answers(Summary):
         library: `tensorrt` or `tensorrt-rtx`, as a target calls it; `version`: its release.
         gpu, driver: Name of the GPU; newest CUDA that its driver supports.
         recorded: True if they come from the package, not from this machine.
-        answers: By probe.
     """
 
     library: str
