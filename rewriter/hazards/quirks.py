@@ -83,7 +83,7 @@ class Quirk:
 
     @property
     def link(self) -> str:
-        return self.source if self.source.startswith("https:") and " " not in self.source else ""
+        return self.source.split()[0] if self.source.startswith("https:") else ""
 
     def concerns(self, target: Target) -> bool | None:
         """True if the target has the defect; None if its release or its GPU is not known.

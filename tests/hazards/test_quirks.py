@@ -33,7 +33,7 @@ BY_ID = {quirk.id: quirk for quirk in table()}
 @pytest.mark.parametrize("quirk", table(), ids=lambda q: q.id)
 def test_every_row_is_complete(quirk: Quirk) -> None:
     assert BY_ID[quirk.id] is quirk, "no two rows share a name"
-    assert re.fullmatch(r"https://github\.com/\S+/\d+", quirk.source) or quirk.source in SOURCES
+    assert re.fullmatch(r"(https://github\.com/\S+/\d+ ?)+", quirk.source) or quirk.source in SOURCES
     assert quirk.chain and quirk.title and quirk.remedy
     first, last = (Target.parse(f"{quirk.library} {text}").version for text in (quirk.first, quirk.last))
     assert not last or last >= first
