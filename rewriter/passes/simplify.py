@@ -19,7 +19,7 @@ from rewriter.ir.errors import NativeError
 from rewriter.ir.graph import TAG, casts_to, open_graphs, reads
 from rewriter.ir.graph.ops import QUANTISING
 from rewriter.ir.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, refill, subgraphs, walk_nodes
-from rewriter.ir.model.schemas import schema_of
+from rewriter.ir.model.graphs import schema_of
 from rewriter.ir.patterns.values import repeats_reshape, selected
 
 OPTIMIZERS = frozenset(

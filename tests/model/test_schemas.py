@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from onnx import NodeProto, TensorProto, helper
 
-from rewriter.ir.model.schemas import TypeRule, schema_of, set_type_attributes, type_rules
+from rewriter.ir.model.graphs import schema_of
+from rewriter.ir.model.schemas import TypeRule, set_type_attributes, type_rules
 
 FP16, BF16, FP32 = TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT
 F, S, A = TypeRule.FOLLOWS, TypeRule.FP32, TypeRule.ANY

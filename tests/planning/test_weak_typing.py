@@ -57,7 +57,7 @@ def test_names_become_unique_and_safe_and_nothing_else_changes() -> None:
         "n/LayerNormalization",
         "mul_0___quoted___x_",
         "soft_max",
-        "mul_0___quoted___x_.2",
+        "mul_0___quoted___x_.1",
         "relu",
     ]
     feeds = graphs.random_feeds(given)
@@ -67,7 +67,7 @@ def test_names_become_unique_and_safe_and_nothing_else_changes() -> None:
 def test_arguments_for_trtexec() -> None:
     made = weak_typing.named(source())
     wanted = weak_typing.constraints(made, Plan("fp16", decisions=KEPT))
-    mul, soft, gemm = "mul_0___quoted___x_", "soft_max", "mul_0___quoted___x_.2"
+    mul, soft, gemm = "mul_0___quoted___x_", "soft_max", "mul_0___quoted___x_.1"
     assert weak_typing.trtexec_arguments(wanted) == (
         "--fp16 --bf16 --precisionConstraints=obey "
         f"--layerPrecisions={mul}:fp32,{soft}:fp32,{gemm}:bf16 "
@@ -114,7 +114,7 @@ def test_the_code_finds_every_layer_of_its_nodes_in_a_real_network(tmp_path: Pat
     assert "'FP16', 'BF16'" in code
     network, _alive = parsed(path)
     kinds = {layer.name: kind for layer, kind in module_of(code).chosen(network)}
-    gemm = {name for name in kinds if name.startswith("mul_0___quoted___x_.2")}
+    gemm = {name for name in kinds if name.startswith("mul_0___quoted___x_.1")}
     assert len(gemm) > 1, "the parser makes a product and a sum of Gemm"
     assert {kinds.pop(name) for name in gemm} == {"BF16"}
     assert kinds == {"mul_0___quoted___x_": "FLOAT", "soft_max": "FLOAT"}

@@ -18,7 +18,8 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from rewriter.ir.model import Model, holds_graphs, walk_graphs, write_text
+from rewriter.ir.model import Model, holds_graphs, walk_graphs, walk_nodes, write_text
+from rewriter.ir.model.graphs import fresh_name
 from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.plan import Plan, Repair, node_key
 
@@ -46,17 +47,12 @@ class Constraint:
 def named(model: Model) -> Model:
     """The model with node names that are unique in all its graphs and that trtexec accepts."""
     result = model.copy()
-    nodes = [node for graph in walk_graphs(result.proto.graph) for node in graph.node]
     taken: set[str] = set()
-    counts: dict[str, int] = {}
-    for node in nodes:
+    for node in walk_nodes(result.proto.graph):
         wanted = node.name or next(filter(None, node.output), node.op_type) + "/" + node.op_type
-        base = name = UNSAFE.sub("_", wanted)
-        while name in taken:
-            counts[base] = counts.get(base, 1) + 1
-            name = f"{base}.{counts[base]}"
-        taken.add(name)
-        node.name = name
+        node.name = fresh_name(
+            UNSAFE.sub("_", wanted), taken, "."
+        )  # TensorRT itself appends `_` and a number
     return result
 
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.ir.graph.nodes import all_names, attribute, casts_floats, fresh_name, label, without_unread
+from rewriter.ir.graph.nodes import all_names, attribute, casts_floats, label, without_unread
 from rewriter.ir.graph.ops import CONTROL_FLOW, VALUE_PRESERVING
 from rewriter.ir.graph.typed_tensors import Tensors, TypeRequest
 from rewriter.ir.model import Model, holds_graphs, subgraphs
+from rewriter.ir.model.graphs import fresh_name
 from rewriter.ir.model.schemas import EXCHANGEABLE, TypeRule, convert, set_type_attributes, type_rules
 from rewriter.ir.model.tensors import Facts, TensorFacts
 

@@ -12,10 +12,10 @@ import onnx
 from numpy.typing import ArrayLike
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.ir.graph.nodes import all_names, fresh_name
+from rewriter.ir.graph.nodes import all_names
 from rewriter.ir.graph.view import GraphView
 from rewriter.ir.model import Model, subgraphs
-from rewriter.ir.model.graphs import reads, refill, rename_reads, topological
+from rewriter.ir.model.graphs import fresh_name, reads, refill, rename_reads, topological
 from rewriter.ir.model.tensors import Shape, TensorFacts
 
 TAG = "rewriter.pass"

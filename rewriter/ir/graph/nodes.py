@@ -20,16 +20,6 @@ def is_op(node: NodeProto | None, *ops: str) -> TypeGuard[NodeProto]:
     return node is not None and node.op_type in ops and node.domain in STANDARD_DOMAINS
 
 
-def fresh_name(base: str, taken: set[str]) -> str:
-    """A name made of `base` that is not in `taken`; it is added there."""
-    name, count = base, 0
-    while name in taken:
-        count += 1
-        name = f"{base}_{count}"
-    taken.add(name)
-    return name
-
-
 def reached(start: Iterable[T], onward: Callable[[T], Iterable[T]]) -> dict[T, None]:
     """All that `onward` leads to from `start`, which is included; each once."""
     found = dict.fromkeys(start)

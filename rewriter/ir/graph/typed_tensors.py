@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.ir.graph.editor import TAG
-from rewriter.ir.graph.nodes import constant_value, fresh_name, without_unread
+from rewriter.ir.graph.nodes import constant_value, without_unread
 from rewriter.ir.model import Array, Model
-from rewriter.ir.model.graphs import reads, refill, rename_reads
+from rewriter.ir.model.graphs import fresh_name, reads, refill, rename_reads
 from rewriter.ir.model.schemas import EXCHANGEABLE, SHORT_NAMES, convert
 from rewriter.ir.model.tensors import Shape, TensorFacts, release
 

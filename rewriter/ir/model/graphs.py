@@ -62,6 +62,15 @@ def _may_hold_graphs(op_type: str, domain: str) -> bool:
     return any(a.type in (kinds.GRAPH, kinds.GRAPHS) for a in attributes)
 
 
+@lru_cache(maxsize=4096)
+def schema_of(op_type: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
+    """The schema of an operator at a version of its operator set; None if onnx has none."""
+    try:
+        return onnx.defs.get_schema(op_type, opset, "" if domain in STANDARD_DOMAINS else domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
 def opsets_of(proto: onnx.ModelProto) -> dict[str, int]:
     """Versions of the imported operator sets by domain; the standard one is ""."""
     return {"" if o.domain in STANDARD_DOMAINS else o.domain: o.version for o in proto.opset_import}
@@ -71,19 +80,21 @@ def isolate_unknown_ops(proto: onnx.ModelProto, opset: int, deprecated: bool) ->
     """Move nodes whose operator has no schema at `opset` to a domain that onnx ignores."""
     local = {(f.domain, f.name) for f in proto.functions}
     for node in walk_nodes(proto.graph) if opset else ():
-        standard = node.domain in STANDARD_DOMAINS and (node.domain, node.op_type) not in local
-        if standard and _is_unknown(node.op_type, opset, deprecated):
-            node.domain = UNKNOWN_DOMAIN
+        if node.domain in STANDARD_DOMAINS and (node.domain, node.op_type) not in local:
+            schema = schema_of(node.op_type, "", opset)
+            if schema is None or (deprecated and schema.deprecated):
+                node.domain = UNKNOWN_DOMAIN
     proto.opset_import.add(domain=UNKNOWN_DOMAIN, version=1)
 
 
-@lru_cache(maxsize=4096)
-def _is_unknown(op_type: str, opset: int, deprecated: bool) -> bool:
-    try:
-        schema = onnx.defs.get_schema(op_type, opset, "")
-    except onnx.defs.SchemaError:
-        return True
-    return deprecated and bool(schema.deprecated)
+def fresh_name(base: str, taken: set[str], mark: str = "_") -> str:
+    """A name made of `base`, `mark` and a number that is not in `taken`; it is added there."""
+    name, count = base, 0
+    while name in taken:
+        count += 1
+        name = f"{base}{mark}{count}"
+    taken.add(name)
+    return name
 
 
 def captured(node: onnx.NodeProto) -> set[str]:

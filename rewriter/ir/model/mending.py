@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import count
 
 import onnx
 from onnx import numpy_helper
 
 from rewriter.ir.model.graphs import (
+    fresh_name,
     reads,
     refill,
     rename_reads,
@@ -67,8 +67,7 @@ def _unique_names(proto: onnx.ModelProto) -> Iterator[str]:
         for node in graph.node:
             if node.name in seen and node.name:
                 old = node.name
-                node.name = next(new for n in count(1) if (new := f"{old}_{n}") not in taken)
-                taken.add(node.name)
+                node.name = fresh_name(old, taken)
                 renamed.append(f"{old} -> {node.name}")
             seen.add(node.name)
     if renamed:

@@ -15,7 +15,7 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from rewriter.ir.errors import PassError
-from rewriter.ir.model.graphs import STANDARD_DOMAINS
+from rewriter.ir.model.graphs import STANDARD_DOMAINS, schema_of
 from rewriter.ir.model.tensors import Array
 
 _FLOAT_TYPES: dict[int, tuple[str, type[Any]]] = {
@@ -178,15 +178,6 @@ def set_type_attributes(node: NodeProto, dtype: int, floats: AbstractSet[int] = 
             item.i = dtype
         elif item.name == "stash_type" and node.op_type == "LayerNormalization" and len(node.output) > 1:
             item.i = TensorProto.FLOAT
-
-
-@lru_cache(maxsize=4096)
-def schema_of(op_type: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
-    """The schema of an operator at a version of its operator set; None if onnx has none."""
-    try:
-        return onnx.defs.get_schema(op_type, opset, "" if domain in STANDARD_DOMAINS else domain)
-    except onnx.defs.SchemaError:
-        return None
 
 
 def _generates_fp32(node: NodeProto) -> bool:

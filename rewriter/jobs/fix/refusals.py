@@ -13,7 +13,8 @@ from rewriter.ir.errors import LIKENESS, UnbuildableError, UsageError
 from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import DYNAMIC_INT8
 from rewriter.ir.model import Model, walk_graphs
-from rewriter.ir.model.schemas import EXCHANGEABLE, schema_of
+from rewriter.ir.model.graphs import schema_of
+from rewriter.ir.model.schemas import EXCHANGEABLE
 from rewriter.ir.model.tensors import FLOATS, TensorFacts
 from rewriter.ir.plan import IO_TYPES, InputsOutputs, PortTypes, io_parts, plugin_types
 

@@ -23,7 +23,7 @@ from rewriter.ir.errors import NativeError
 from rewriter.ir.graph import GraphEditor, attribute
 from rewriter.ir.graph.ops import RESIZES
 from rewriter.ir.model import DETACH_BYTES, STANDARD_DOMAINS, holds_graphs
-from rewriter.ir.model.schemas import schema_of
+from rewriter.ir.model.graphs import schema_of
 
 
 class CannotConvertError(Exception):

@@ -14,7 +14,7 @@ from onnx import NodeProto, helper
 
 from rewriter.ir.graph import constant_value, label
 from rewriter.ir.model import Array, Model, walk_graphs
-from rewriter.ir.model.schemas import schema_of
+from rewriter.ir.model.graphs import schema_of
 from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.plan import Range
 from rewriter.runtime.engines.onnxruntime import Session, qualified
