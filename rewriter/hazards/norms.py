@@ -45,7 +45,7 @@ def unfused_norm(survey: Survey) -> Iterator[Hazard]:
 
 def _inside(survey: Survey, norm: Norm) -> tuple[str, Severity, str, Evidence]:
     """The tensor with the largest value inside a norm, a severity, the reason, and the kind of evidence."""
-    inner = [(t, node) for node in norm.nodes for t in node.output if t != norm.output and survey.lowered(t)]
+    inner = [(t, node) for node in norm.nodes for t in node.output if t != norm.output and survey.is_float(t)]
     measured = [(r.absmax, t, node) for t, node in inner if (r := survey.range(t)) is not None]
     part = f"the decomposed {norm.kind} that ends in {norm.output}"
     worst, tensor, node = max(measured, key=lambda one: one[0], default=(0.0, norm.input, None))
@@ -53,7 +53,9 @@ def _inside(survey: Survey, norm: Norm) -> tuple[str, Severity, str, Evidence]:
         what: Evidence = "squares" if survey.squares(node) or node.op_type == "ReduceSum" else "values"
         beyond = worst > survey.largest
         reason = f"{what} inside {part} {'exceed' if beyond else 'come within a factor of 2 of'}"
-        return tensor, "error" if beyond else "warning", f"{reason} {survey.largest:.5g}", what
+        severity: Severity = "error" if beyond else "warning"
+        severity = severity if survey.lowered(tensor) else "note"
+        return tensor, severity, f"{reason} {survey.largest:.5g}", what
     return norm.input, "note" if measured or not inner else "error", f"part of {part}", "unknown"
 
 
