@@ -51,6 +51,7 @@ def check_structure(
     rewritten: Model,
     passes: Sequence[Pass],
     samples: Iterable[Mapping[str, Array]],
+    outputs: Sequence[Outputs] | None = None,
 ) -> Check:
     """Checks the structural passes together against the sum of their tolerances; all EXACT means bit-equal.
 
@@ -61,15 +62,16 @@ def check_structure(
         expected: Outputs of the original for the same samples.
         rewritten: The model after the structural passes.
         passes: Passes that changed something.
+        outputs: Of `rewritten`, if it has run already.
     """
     tolerance = sum(step.exactness.tolerance for step in passes)
     noise = _own_rounding(expected, rewritten) if tolerance else {}
     held = Standard(Tolerance(tolerance, RELATIVE_L2, "the passes"), as_sets=selects_rows(rewritten))
-    fed = list(samples)
-    gpu = expected.on_cpu is not None
-    check = _compare_run("structure", expected.as_written, rewritten, fed, held, rounded, noise, gpu=gpu)
+    run = partial(_run, rewritten, list(samples), rounded)
+    first = (lambda: outputs) if outputs is not None else partial(run, gpu=expected.on_cpu is not None)
+    check = _compare_run("structure", expected.as_written, first, held, noise)
     if expected.on_cpu is not None and not check.passed:
-        check = _compare_run("structure", expected.on_cpu(), rewritten, fed, held, rounded, noise)
+        check = _compare_run("structure", expected.on_cpu(), run, held, noise)
     if check.passed is None:
         return check
     inexact = ", ".join(step.name for step in passes if step.exactness.tolerance)
@@ -115,7 +117,7 @@ def check_emulation(
     )
     held = standard or Standard(TOLERANCES[low], as_sets=selects_rows(fixed))
     emulate = partial(emulation, accumulation=accumulation, tf32=tf32)
-    check = _compare_run(name, expected.exact, fixed, samples, held, emulate)
+    check = _compare_run(name, expected.exact, partial(_run, fixed, samples, emulate), held)
     if check.passed is None:
         return check
     how = low.upper() + " emulated"
@@ -273,27 +275,32 @@ def _place(node: NodeError) -> str:
     return f"{node.tensor} of {node.node} ({node.op})"
 
 
+def _run(
+    model: Model,
+    samples: Iterable[Mapping[str, Array]],
+    fp32_form: Callable[[Model], Model],
+    *,
+    gpu: bool = False,
+) -> Sequence[Outputs]:
+    """Runs the FP32 form of a model on ONNX Runtime."""
+    return run_all(fp32_form(model), (as_declared(model, sample) for sample in samples), gpu=gpu)
+
+
 def _compare_run(
     name: str,
     expected: Sequence[Outputs],
-    model: Model,
-    samples: Iterable[Mapping[str, Array]],
+    run: Callable[[], Sequence[Outputs]],
     standard: Standard,
-    fp32_form: Callable[[Model], Model],
     noise: Mapping[str, float] | None = None,
-    *,
-    gpu: bool = False,
 ) -> Check:
     """Runs a model on ONNX Runtime and compares it with the expected outputs.
 
     Args:
-        fp32_form: Makes the FP32 model that ONNX Runtime computes.
         standard: How close the outputs have to be. `noise` is added to its tolerance, by output.
     """
     start = time.perf_counter()
-    fed = (as_declared(model, sample) for sample in samples)
     try:
-        actual = run_all(fp32_form(model), fed, gpu=gpu)
+        actual = run()
     except ArithmeticRunError as error:
         return Check(name, None, f"not checked: {error.what}", seconds=time.perf_counter() - start)
     found = weigh(expected, actual, standard)

@@ -56,8 +56,11 @@ def run_all(
     Args:
         gpu: As for `Session`.
     """
+    fed = list(samples)
+    if not fed:
+        return []
     with Session(model, gpu=gpu) as session:
-        return [session.run(sample) for sample in samples]
+        return [session.run(sample) for sample in fed]
 
 
 def as_declared(model: Model, sample: Mapping[str, Array]) -> dict[str, Array]:

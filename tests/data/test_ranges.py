@@ -275,8 +275,19 @@ def test_samples_are_taken_one_at_a_time() -> None:
 
     model = graphs.graph(NEG)
     found = measure(model, samples(), progress=done.append)
-    assert (made, done, found.samples) == ([0, 1, 2], [1, 2, 3], 3)
+    assert (made, done) == ([0, 1, 2], [1, 2, 3])
     assert found[0, "y"] == Range(-2, 0, 1, True)
+
+
+def test_outputs_of_some_samples_come_with_the_ranges() -> None:
+    samples = [{"x": np.array([k, 1], np.float32)} for k in range(3)]
+    found = measure(graphs.graph(NEG), iter(samples), outputs_of=(2, 0))
+    assert {place: values["y"].tolist() for place, values in found.outputs.items()} == {
+        0: [0, -1],
+        2: [-2, -1],
+    }
+    lacking = graphs.graph("g (float[2] x) => (float[2] y) { a = Neg(x) y = Plugin(a) }")
+    assert not measure(lacking, samples, outputs_of=(0,)).outputs, "a part of it cannot run"
 
 
 def test_a_sample_that_does_not_fit_is_an_error() -> None:

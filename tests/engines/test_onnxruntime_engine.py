@@ -69,7 +69,7 @@ def test_where_cuda_fails_the_cpu_goes_on_with_one_line(monkeypatch: pytest.Monk
 def test_only_the_requested_outputs_are_returned() -> None:
     model = graphs.graph("g (float[2] x) => (float[2] a, float[2] b) { a = Abs(x) b = Neg(x) }")
     with Session(model) as session:
-        assert session.outputs == ("a", "b")
+        assert list(session.run({"x": np.ones(2, np.float32)})) == ["a", "b"]
         assert list(session.run({"x": np.ones(2, np.float32)}, ["b"])) == ["b"]
 
 

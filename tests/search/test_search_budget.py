@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import graphs
@@ -11,11 +12,12 @@ from searching import CANCELLING, tried
 
 from rewriter.hazards.planning.planner import make_plan
 from rewriter.hazards.survey import PrecisionRequest
+from rewriter.ir import children
 from rewriter.ir.base import Target
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Decision, InputsOutputs, Plan
 from rewriter.jobs.fix import api
-from rewriter.jobs.search.effort import FEWER, FEWEST, MOST, RunCost, affordable
+from rewriter.jobs.search.effort import FEWER, FEWEST, MOST, RunCost, affordable, processor_s
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
 from rewriter.jobs.search.run import LEAST_GAIN, MOST_GAIN, most_accurate
 from rewriter.jobs.search.trials import Candidate, Trials
@@ -273,6 +275,15 @@ def test_slow_models_get_less_emulation_and_that_is_reported(
     assert (effort.samples, effort.judging_sums, effort.ranking_sums, effort.plans) == left
     whole = left[0] == 4 and left[2] == ("fp16" if goal is BUDGET else requested)
     assert ("s of a core" in effort.reduced) is not whole
+
+
+def test_a_run_costs_what_its_process_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "inside", False)
+    source = graphs.graph("g (float[1500,1500] x) => (float[1500,1500] y) { y = MatMul(x, x) }")
+    own, all_of_it = time.process_time(), processor_s()
+    run_all(source, 3 * [{"x": np.ones((1500, 1500), np.float32)}])
+    child_s = processor_s() - all_of_it - (time.process_time() - own)
+    assert child_s > 0.03 or not children.FORKS
 
 
 def cost(seconds: float) -> RunCost:

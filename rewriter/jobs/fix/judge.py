@@ -25,7 +25,7 @@ from rewriter.judge.arithmetic_checks import (
     without_tf32,
 )
 from rewriter.judge.build_check import build_options, check_build, check_original_build, expectation
-from rewriter.judge.expected import Expected, as_declared
+from rewriter.judge.expected import Expected, Outputs, as_declared
 from rewriter.judge.judge import Judged, Standard, run_check, weigh
 from rewriter.judge.verdict import Check
 from rewriter.runtime.emulation import Accumulation, reference
@@ -55,7 +55,7 @@ class Judge:
     Attributes:
         source: The original, as the user gave it.
         samples: The samples that checks compare; `expected`: the outputs of the original for them, None if it
-            cannot run, or nothing is verified.
+            cannot run, or nothing is verified. `places`: theirs among all samples.
         standards: By precision: how close results have to be.
         deployment: Engine and plugins. `spans`: the optimisation profile, shapes of the samples included.
         timeout_s: Deadline of a build, and of a run.
@@ -74,6 +74,7 @@ class Judge:
     timeout_s: float
     folder: Path
     stage: Stopwatch
+    places: Sequence[int] = ()
     asked: bool = False
     verify: bool = True
     build: bool = True
@@ -98,15 +99,22 @@ class Judge:
         """The engine that runs results."""
         return self.settings.engine if self.settings is not None else None
 
-    def structure(self, structured: Model, changed: Sequence[Pass]) -> Iterator[Check]:
-        """Compares the model in FP32, after passes that changed it, with the original."""
+    def structure(
+        self, structured: Model, changed: Sequence[Pass], outputs: Mapping[int, Outputs]
+    ) -> Iterator[Check]:
+        """Compares the model in FP32, after passes that changed it, with the original.
+
+        Args:
+            outputs: Of the model, by place of the sample; it runs again if there are none.
+        """
         if not self.verify:
             return
         if self.expected is None:
             yield Check("structure", None, "not checked: ONNX Runtime cannot run the original")
             return
         with self.stage("comparing the rewritten model"):
-            check = check_structure(self.expected, structured, changed, self.samples)
+            known = [outputs[place] for place in self.places] if outputs else None
+            check = check_structure(self.expected, structured, changed, self.samples, known)
             yield excused(check, lambda: self.conditioning)
 
     def emulated(self, fixed: Model, precision: str, sums: Accumulation, *, products: bool) -> Check:

@@ -74,7 +74,8 @@ class Measured:
                 ranges = making.ranges(model)
                 if phases.measuring:
                     model, ranges = making.rewritten_by_ranges(model, phases.measuring, ranges)
-            checks = tuple(subject.judge.structure(model, making.changed()))
+            outputs, ranges.outputs = ranges.outputs, {}  # once compared, they need no memory any more
+            checks = tuple(subject.judge.structure(model, making.changed(), outputs))
             subject.measured[key] = cls(model, ranges, tuple(making.passes), checks, tuple(making.warnings))
         return subject.measured[key]
 
@@ -122,8 +123,10 @@ class Making:
         """Measures the ranges of every tensor on the samples."""
         stage, samples = self.subject.stage, self.subject.samples
         with stage("measuring ranges"):
-            done = partial(stage.report, "measuring ranges", total=len(samples))
-            ranges = measure(reference(model), samples, progress=done)
+            done, wide = partial(stage.report, "measuring ranges", total=len(samples)), reference(model)
+            # of a model in FP32 they are what the check of its structure compares
+            judged = self.subject.judge.places if wide is model else ()
+            ranges = measure(wide, samples, outputs_of=judged, progress=done)
         ranges.real = samples.source.real
         if ranges.unsupported:
             self.warnings.append(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -37,7 +36,7 @@ from rewriter.jobs.fix.refusals import (
     refuse_unknown_ports,
 )
 from rewriter.jobs.fix.result import FixResult
-from rewriter.jobs.search.effort import RunCost
+from rewriter.jobs.search.effort import RunCost, processor_s
 from rewriter.judge.expected import MOST_SAMPLES, Expected, expected_outputs, run_all
 from rewriter.judge.judge import Standard
 from rewriter.judge.not_finite import nan_warnings
@@ -181,11 +180,13 @@ def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subje
             refuse_unbuildable(original)
         samples, warnings = _samples(original, job)
         warnings.extend(not_repaired(original, job.target, LOW_TYPES[job.wish.precision]))
-    fitting, judged, expected = samples, list[dict[str, Array]](), None
+    fitting, places, judged, expected = samples, list[int](), list[dict[str, Array]](), None
     if request.verify:
         with stage("running the original"):
             try:
-                job, fitting, judged, expected = _judged(job, original, samples)
+                job, places, expected = _judged(job, original, samples)
+                fitting = samples.without(places[0], judged=places)
+                judged = [samples.feeds(place) for place in places]
                 warnings.extend(nan_warnings(original, judged, expected.exact))
             except ArithmeticRunError as error:
                 if isinstance(error.__cause__, NativeError) and error.__cause__.cause == "timeout":
@@ -200,6 +201,7 @@ def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subje
         source=job.source,
         samples=judged,
         expected=expected,
+        places=places,
         standards={n: replace(standard, tolerance=asked or default) for n, default in defaults.items()},
         deployment=job.deployment,
         spans={**fitting.source.spans, **job.deployment.profile},
@@ -218,10 +220,8 @@ def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subje
     return job, Subject(original, samples, fitting, judge, stage, tuple(warnings), before)
 
 
-def _judged(
-    job: FixJob, original: Model, samples: Samples
-) -> tuple[FixJob, Samples, list[dict[str, Array]], Expected]:
-    """The samples that searches may fit a plan to, those that judge, and the original's outputs for these.
+def _judged(job: FixJob, original: Model, samples: Samples) -> tuple[FixJob, list[int], Expected]:
+    """The job with sums that can be afforded, the places of the samples that judge, and their outputs.
 
     Every sample judges, as far as there is time to emulate it; the last one, which is kept from searches,
     comes first. Samples in which a detector finds nothing judge only if there are no others: an error
@@ -230,9 +230,9 @@ def _judged(
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the original.
     """
-    last, start = len(samples) - 1, time.process_time()
+    last, start = len(samples) - 1, processor_s()
     first = expected_outputs(original, [samples.feeds(last)])
-    cost = RunCost.of(original, time.process_time() - start)
+    cost = RunCost.of(original, processor_s() - start)
     if job.free_sums:  # FP16 sums that nobody asked for
         job = replace(job, accumulation=cost.sums(job.accumulation, CHECKED_S))
     places = [last, *range(min(last, cost.samples(job.accumulation, CHECKED_S, MOST_SAMPLES) - 1))]
@@ -242,10 +242,9 @@ def _judged(
     kinds = probabilities(original)
     telling = [n for n, outputs in enumerate(exact) if not finds_nothing(outputs, kinds)]
     telling = telling or [*range(len(places))]
-    fitting = samples.without(places[telling[0]], judged=[places[n] for n in telling])
-    fed = [feeds[n] for n in telling]
-    again = cache(lambda: run_all(original, fed)) if first.on_cpu else None
-    return job, fitting, fed, Expected([exact[n] for n in telling], [written[n] for n in telling], again)
+    again = cache(lambda: run_all(original, [feeds[n] for n in telling])) if first.on_cpu else None
+    outputs = Expected([exact[n] for n in telling], [written[n] for n in telling], again)
+    return job, [places[n] for n in telling], outputs
 
 
 def _samples(original: Model, job: FixJob) -> tuple[Samples, list[str]]:

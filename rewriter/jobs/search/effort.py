@@ -5,6 +5,8 @@ What one run of the original took decides, in processor time, so that the load o
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass
 
 from rewriter.hazards.planning.costs import products
@@ -24,6 +26,11 @@ MOST, FEWER, FEWEST = 12, 5, 3
 
 HUGE_S = 8 * FULL_S
 """Processor seconds of one evaluation with FP16 sums, above which only `FEWEST` plans are evaluated."""
+
+
+def processor_s() -> float:
+    """Processor seconds of this process and of its children that have ended, in which ONNX Runtime runs."""
+    return math.fsum(os.times()[:4])
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,13 @@ import numpy as np
 from rewriter.ir.base import Target
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan
-from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable
+from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable, processor_s
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Found, Goal
 from rewriter.jobs.search.trials import Candidate, Trials, bisect
 from rewriter.judge.arithmetic_checks import AS_FP32
-from rewriter.judge.expected import Outputs, selects_rows
+from rewriter.judge.expected import Outputs, run_all, selects_rows
 from rewriter.judge.verdict import Check
 from rewriter.runtime.emulation import Accumulation, reference
-from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.figures.metrics import DETECTIONS
 from rewriter.runtime.figures.pair import is_float
 from rewriter.runtime.figures.tolerances import RELATIVE_L2
@@ -67,18 +66,14 @@ def search(
     start = time.monotonic()
     if goal.metric == RELATIVE_L2 and selects_rows(original):
         goal = replace(goal, metric=DETECTIONS)  # rows in another order differ in every element
-    feeds, expected = list(islice(samples, SAMPLES)), list[Outputs]()
+    feeds, wide, began = list(islice(samples, SAMPLES)), reference(original), processor_s()
     one_sample = isinstance(goal, ErrorLimit) and goal.one_sample
     effort = Effort(len(feeds), accumulation, accumulation)
-    with Session(reference(original), gpu=True) as session:
-        began = time.process_time()
-        for sample in feeds:
-            expected.append(session.run(sample))
-            if len(expected) == 1 and not one_sample:
-                cost = RunCost.of(structured, time.process_time() - began)
-                effort = affordable(goal, cost, len(feeds), accumulation)
-            if len(expected) == effort.samples:
-                break
+    expected = run_all(wide, feeds[:1], gpu=True)
+    if not one_sample:
+        cost = RunCost.of(structured, processor_s() - began)
+        effort = affordable(goal, cost, len(feeds), accumulation)
+    expected += run_all(wide, feeds[1 : effort.samples], gpu=True)
     places = [_strongest(expected)] if one_sample else range(len(expected))
     trials = Trials(
         structured,

@@ -78,6 +78,7 @@ class LocalSession:
         proto, inputs, constants = _split(model, all_constant=optimize or gpu or trains(model.proto))
         keep_captured_casts(proto)
         proto.ir_version = min(proto.ir_version, NEWEST_IR)
+        self._outputs = [value.name for value in proto.graph.output]
         self._inputs = {name: value_of(model.weights[name]) for name in inputs}
         self._constants = {name: value_of(model.weights[name]) for name in constants}
         options = _options(optimize, threads or min(MAX_THREADS, os.cpu_count() or 1))
@@ -92,13 +93,9 @@ class LocalSession:
                 "ONNX Runtime fell back to the CPU", hint="its log says which library is missing"
             )
 
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the outputs."""
-        return tuple(output.name for output in self._session.get_outputs())
-
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """As `onnxruntime.Session.run`."""
-        names = list(self.outputs() if outputs is None else outputs)
+        names = self._outputs if outputs is None else list(outputs)
         with self._running():
             inputs = self._inputs | {name: value_of(array) for name, array in feeds.items()}
             values = self._session.run_with_ort_values(names, inputs)
@@ -116,7 +113,7 @@ class LocalSession:
             values = self._inputs | {name: value_of(array, device) for name, array in feeds.items()}
             for name, value in values.items():
                 binding.bind_ortvalue_input(name, value)
-        for name in self.outputs():
+        for name in self._outputs:
             binding.bind_output(name, device)
 
         def run(_kept: object = values) -> None:  # ONNX Runtime 1.28 does not keep what is bound

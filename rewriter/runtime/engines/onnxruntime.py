@@ -79,7 +79,6 @@ class Session:
                 limit_s=RUN_S,
                 gpu=gpu,
             )
-            self.outputs: tuple[str, ...] = self._held.call("outputs")
 
     def _leave_gpu(self, error: RewriterError) -> None:
         """Go on with the CPU; an error of the CPU is the model's own, and is raised."""
@@ -111,8 +110,7 @@ class Session:
                 "the session is closed", where=self._file, hint="make another session of the same model"
             )
         with self._explained():
-            names = None if outputs is None else list(outputs)
-            values: dict[str, Array] = self._held.call("run", dict(feeds), names, limit_s=RUN_S)
+            values: dict[str, Array] = self._held.call("run", dict(feeds), outputs, limit_s=RUN_S)
         return values
 
     @contextmanager

@@ -7,7 +7,7 @@ samples nor with the number of tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 from onnx import NodeProto, helper
@@ -35,17 +35,22 @@ class Ranges(dict[Key, Range]):
     Attributes:
         unsupported: Operators without a kernel, sorted.
         real: False for random samples: on the user's data, a tensor may be far smaller.
+        outputs: The model's outputs for some samples, by place; none if part of it cannot run.
     """
 
     unsupported: tuple[str, ...] = ()
-    samples: int = 0
     real: bool = True
+
+    def __init__(self, ranges: Mapping[Key, Range] | Iterable[tuple[Key, Range]] = ()) -> None:
+        super().__init__(ranges)
+        self.outputs: dict[int, Mapping[str, Array]] = {}
 
 
 def measure(
     model: Model,
     samples: Iterable[Mapping[str, Array]],
     *,
+    outputs_of: Collection[int] = (),
     progress: Callable[[int], None] = lambda done: None,
 ) -> Ranges:
     """Ranges of all float tensors, subgraphs included, over all samples.
@@ -53,6 +58,7 @@ def measure(
     Args:
         model: Computes in FP32; see `emulation.reference`.
         samples: Feeds; one is in memory at a time.
+        outputs_of: Places of samples for which the outputs are kept, too, as without statistics.
         progress: Called with the number of samples done.
 
     Raises:
@@ -62,16 +68,19 @@ def measure(
     unsupported = _Unsupported(model)
     probe, session = _open(model, unsupported)
     ranges.unsupported = tuple(sorted(unsupported.ops))
+    vectors = {name: None for pack in probe.packs for name in pack.vectors}
     size = len(probe.keys)
     highs, lows, means, runs = np.full(size, -np.inf), np.full(size, np.inf), np.zeros(size), np.zeros(size)
     if session is not None:
         with session:
-            for feeds in samples:
-                high, low, mean, ran = probe.read(session.run(feeds))
+            for place, feeds in enumerate(samples):
+                values = session.run(feeds, None if place in outputs_of else list(vectors))
+                if own := {name: value for name, value in values.items() if name not in vectors}:
+                    ranges.outputs[place] = own
+                high, low, mean, ran = probe.read(values)
                 highs, lows = np.fmax(highs, high), np.fmin(lows, low)
                 means, runs = means + mean, runs + ran
-                ranges.samples += 1
-                progress(ranges.samples)
+                progress(place + 1)
     rows = zip(probe.keys, *(column.tolist() for column in (highs, lows, means, runs)), strict=True)
     ranges.update((key, _range(high, low, mean / ran)) for key, high, low, mean, ran in rows if ran)
     for key, source in probe.copies:

@@ -1,4 +1,4 @@
-"""A copy of a model whose outputs are statistics of its tensors instead of its results.
+"""A copy of a model whose outputs are statistics of its tensors, too.
 
 The statistics of a subgraph become outputs of its node. For If, the branch that did not run contributes
 neutral values. For Loop and Scan, they are scan outputs that are reduced over the iterations.
@@ -37,7 +37,7 @@ class Instrumented:
     """A model that computes statistics.
 
     Attributes:
-        packs: The meaning of its outputs.
+        packs: The meaning of the outputs that it has beside its own.
         copies: Tensors with the range of another one, ordered so that the other range is known first.
     """
 
@@ -61,15 +61,17 @@ class Instrumented:
 
 
 def instrument(model: Model, refuses: Refuses) -> Instrumented:
-    """A copy of `model` that computes statistics instead of its outputs.
+    """A copy of `model` that computes statistics on top of its outputs.
 
-    Nodes of the main graph that `refuses` accepts are left out, with nodes that contain or depend on one.
+    Nodes of the main graph that `refuses` accepts are left out, with nodes that contain or depend on one, and
+    then the model's outputs are, too.
     """
     result = model.copy()
     graph = result.proto.graph
     run = _Run(model.facts(), max(model.opset, 1))
-    packs = _Scope(run, graph, 0).instrument(_unreachable(graph, refuses))
-    del graph.output[:]
+    if unreachable := _unreachable(graph, refuses):
+        del graph.output[:]
+    packs = _Scope(run, graph, 0).instrument(unreachable)
     del graph.value_info[:]
     for pack in packs:
         graph.output.extend(_values(pack))
