@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from rewriter.ir import children
@@ -140,8 +139,7 @@ def _operators(model: Model) -> Counter[str]:
 
 def _round(model: Model, tag: str) -> Refusal | bool:
     """Runs onnxsim once and adopts its result; returns True if the nodes changed, or the reason why not."""
-    needed = _needed(model)
-    given = _with_weights(model, needed & model.weights.keys())
+    given = model.weightless(needed=_needed(model) & model.weights.keys())
     try:
         mixed = any(casts_to(node, TensorProto.FLOAT16) for node in walk_nodes(given.graph))
         result = children.call(_run_onnxsim, given, mixed, doing="onnxsim")
@@ -225,19 +223,6 @@ def _is_foldable(node: NodeProto, constants: set[str], opset: int) -> bool:
         and all(name in constants for name in reads(node))
         and schema_of(node.op_type, node.domain, opset) is not None
     )
-
-
-def _with_weights(model: Model, needed: set[str]) -> ModelProto:
-    """Returns the weightless graph with the data of `needed` as initializers."""
-    proto = model.weightless()
-    refill(proto.graph.input, [v for v in proto.graph.input if v.name not in needed])
-    for tensor in model.proto.graph.initializer:
-        if tensor.name in needed:
-            data = np.ascontiguousarray(model.weights[tensor.name]).tobytes()
-            proto.graph.initializer.add(
-                name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=data
-            )
-    return proto
 
 
 # -- what comes back -----------------------------------------------------------------------------

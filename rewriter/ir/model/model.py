@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -180,8 +181,10 @@ class Model:
                 attach(tensor, self.weights[tensor.name])
         return proto
 
-    def weightless(self, *, isolate_deprecated: bool = False) -> onnx.ModelProto:
-        """The graph with detached initializers as inputs, for checkers and shape inference.
+    def weightless(
+        self, *, isolate_deprecated: bool = False, needed: AbstractSet[str] = frozenset()
+    ) -> onnx.ModelProto:
+        """The graph with detached initializers as inputs, but for the `needed`: for checkers and inference.
 
         Nodes whose operator has no schema at the model's opset (plugins, custom operators) are moved
         to a domain of their own, which onnx ignores. With `isolate_deprecated`, so are deprecated
@@ -194,13 +197,16 @@ class Model:
         inputs = {v.name for v in graph.input}
         kept = []
         for tensor in graph.initializer:
-            if tensor.name not in self.weights:
+            if tensor.name in needed:
+                attach(tensor, self.weights[tensor.name])
+            if tensor.name not in self.weights or tensor.name in needed:
                 kept.append(tensor)
             elif tensor.name not in inputs:
                 graph.input.append(
                     onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
                 )
         refill(graph.initializer, kept)
+        refill(graph.input, [v for v in graph.input if v.name not in needed])
         isolate_unknown_ops(proto, self.opset, isolate_deprecated)
         return proto
 
