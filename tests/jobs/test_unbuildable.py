@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graphs import graph
+from graphs import graph, weighted
 from needs import needs_rtx
 from typer.testing import CliRunner
 
@@ -161,3 +161,28 @@ def test_nodes_that_the_parser_refuses_go_to_fp32_then_all_of_their_operator(
     assert result.verified
     assert result.repairs[-1] == "all GRU in FP32: every check passes"
     assert result.plan is not None and {"0:y", "0:z"} <= result.plan.fp32
+
+
+SPEAKER = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[b,t,8] x) => (float[b,16] y)
+        <int64[1] one = {1}, int64[1] width = {16}, int64 first = {0}, int64 last = {1}> {
+        i = Shape(x) b = Gather(i, first) c = Unsqueeze(b, first) d = Concat<axis = 0>(one, c, width)
+        z = ConstantOfShape(d) a = Transpose<perm = [1, 0, 2]>(x)
+        l, h, e = LSTM<hidden_size = 16>(a, w, r, , , z, z) q = Squeeze(l, one)
+        m, k, f = LSTM<hidden_size = 16>(q, v, s, , , z, z)
+        n = Concat<axis = 0>(h, k) o = Gather(n, last) y = Relu(o) }"""
+"""The states of two LSTMs, as PyTorch exports the end of a speaker encoder."""
+
+
+@needs_rtx
+@pytest.mark.parametrize("preset", ["trt-fp16", "accurate"])
+def test_recurrent_layers_build_with_a_profile_that_fixes_batch_and_length(preset: str) -> None:
+    source = weighted(SPEAKER, w=(1, 64, 8), r=(1, 64, 16), v=(1, 64, 16), s=(1, 64, 16)).whole()
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 40, 8)).astype(np.float32)}
+    shapes = {"x": (2, 40, 8)}
+    result = rewriter.fix(
+        source, inputs=feeds, preset=preset, min_shapes=shapes, opt_shapes=shapes, max_shapes=shapes
+    )
+    assert result.verified and not result.repairs
+    assert result.verdict is not None
+    assert [c.passed for c in result.verdict.checks if c.name == "build"] == [True]
