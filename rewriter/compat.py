@@ -27,20 +27,23 @@ from rewriter.ir.errors import UsageError
 from rewriter.ir.model import Model, load, walk_nodes
 from rewriter.jobs.fix.api import fix
 
-DEFAULT_DATA_MAX = 512
-DEFAULT_INIT_MAX = 65504.0
 DEFAULT_OP_BLOCK_LIST = "NonMaxSuppression TopK RoiAlign Resize Range CumSum Min Max Upsample".split()
-"""Operators that `convert_float_to_float16` keeps in FP32 where no list is given, as the original does; those
-of ai.onnx.ml have no FP16 in any case."""
+"""Kept in FP32 by `convert_float_to_float16` where no list is given; ai.onnx.ml has no FP16 in any case."""
 
 LIGHT = "inline-functions,clamp-constants,mixed-precision,clean-casts"
 """Passes of `convert_float_to_float16`: its callers rely on names and operators of the nodes."""
 
-IGNORED = frozenset(
-    "init_conversion_max_bytes providers use_standalone_type_inference min_positive_val "
-    "max_finite_val disable_shape_infer force_fp16_initializers force_fp16_inputs "
-    "use_bfloat16_as_blocked_nodes_dtype".split()
-)
+OWN = {
+    "`io`": "`keep_io_types`",
+    "`plugin-lib`": "`trt_plugins`",
+    "`plugin-types`": "`trt_plugins_precision`",
+}
+"""Options of ours, and the arguments here that they come from."""
+
+IGNORED = (
+    "init_conversion_max_bytes providers use_standalone_type_inference min_positive_val max_finite_val "
+    "disable_shape_infer force_fp16_initializers force_fp16_inputs use_bfloat16_as_blocked_nodes_dtype"
+).split()
 """Arguments without a meaning here."""
 
 LOGGER = logging.getLogger(__name__)
@@ -76,8 +79,8 @@ def convert_to_mixed_precision(
     op_types_to_exclude: Sequence[str] | None = None,
     nodes_to_include: Sequence[str] | None = None,
     op_types_to_include: Sequence[str] | None = None,
-    data_max: float | None = DEFAULT_DATA_MAX,
-    init_max: float | None = DEFAULT_INIT_MAX,
+    data_max: float | None = 512,
+    init_max: float | None = 65504.0,
     keep_io_types: bool = False,
     calibration_data: Any = None,
     custom_rule: Any = None,
@@ -93,11 +96,8 @@ def convert_to_mixed_precision(
 
     Regular expressions fit the beginning of a node's name. What is included is lowered, whatever a rule or
     an exclusion says. Values above `data_max` or `init_max`, and products of more terms than
-    `max_depth_of_reduction`, keep a node in FP32 beside our own rules.
-
-    Args:
-        calibration_data: What `rewriter.fix` takes as `inputs`: npz, Polygraphy's JSON, arrays by input.
-        custom_rule: Has a method `check(node)`, True for nodes to keep in FP32.
+    `max_depth_of_reduction`, keep a node in FP32 beside our own rules, as does a `custom_rule` whose
+    `check(node)` is True. `calibration_data` is what `rewriter.fix` takes as `inputs`.
     """
     model = _loaded(onnx_path, "onnx_path")
     operators = {node.op_type for node in walk_nodes(model.proto.graph)}
@@ -132,9 +132,8 @@ def convert_to_f16(
     opset: int | None = None,
 ) -> ModelProto:
     """Convert a model to FP16 or BF16; operators of `tensor_block_dict` stay in FP32 as a whole."""
-    loaded, blocked = load(model), [*op_block_list, *(tensor_block_dict or ())]
-    options = {"keep_fp32_op": blocked, "plugin_lib": trt_plugins or ()}
-    return _converted(loaded, low_precision_type, keep_io_types, opset, **options)
+    options = {"keep_fp32_op": [*op_block_list, *(tensor_block_dict or ())], "plugin_lib": trt_plugins or ()}
+    return _converted(load(model), low_precision_type, keep_io_types, opset, **options)
 
 
 @_warns
@@ -153,8 +152,7 @@ def convert_float_to_float16(
 ) -> ModelProto:
     """Convert a model to FP16; `keep_io_types` may also name the inputs and outputs that stay FP32.
 
-    Weights beyond FP16 stay in FP32, and masks of such numbers are clamped. A model that has FP16 already is
-    converted, too.
+    Weights beyond FP16 stay in FP32, masks of such numbers are clamped; what has FP16 already is converted.
     """
     loaded, exactly = _loaded(model, "model"), [f"{re.escape(name)}$" for name in node_block_list or ()]
     names = _named(loaded, exactly, "node_block_list")
@@ -162,22 +160,23 @@ def convert_float_to_float16(
     return _converted(loaded, "fp16", keep_io_types, passes=LIGHT, keep_fp32=names, keep_fp32_op=blocked)
 
 
-convert_float_to_float16_model_path = convert_float_to_float16
-"""The same for a file, by its path."""
+def convert_float_to_float16_model_path(model_path: str, *arguments: Any, **named: Any) -> ModelProto:
+    """The same for a file, by its path."""
+    return convert_float_to_float16(model_path, *arguments, **named)
 
 
-def _converted(
-    model: Model, precision: Any, keep_io: bool | Sequence[str], opset: int | None = None, **more: Any
-) -> ModelProto:
-    if precision not in ("fp16", "bf16"):
-        raise UsageError(f"it cannot be {precision!r}", where="`low_precision_type`", hint="fp16 or bf16")
+def _converted(model: Model, low: Any, keep_io: Any, opset: int | None = None, **more: Any) -> ModelProto:
+    if low not in ("fp16", "bf16"):
+        raise UsageError(f"it cannot be {low!r}", where="`low_precision_type`", hint="fp16 or bf16")
     if opset is not None and opset < model.opset:
         warnings.warn(f"`opset`: the model has {model.opset}, and keeps it", stacklevel=4)
-    kept = () if isinstance(keep_io, bool) else keep_io
-    io = "keep" if keep_io is True else ",".join((precision, *(f"{glob.escape(n)}=keep" for n in kept)))
-    opset = None if opset is None else max(opset, model.opset)
-    more |= {"preset": f"trt-{precision}", "precision": precision, "io": io, "verify": False}
-    result = fix(model, opset=opset, **more)
+    io = "keep" if keep_io is True else ",".join((low, *(f"{glob.escape(n)}=keep" for n in keep_io or ())))
+    more |= {"preset": f"trt-{low}", "precision": low, "io": io, "verify": False}
+    try:
+        result = fix(model, opset=opset and max(opset, model.opset), **more)
+    except UsageError as error:
+        error.where = OWN.get(str(error.where), error.where)
+        raise
     LOGGER.info("%s", result)
     return result.proto
 
@@ -191,10 +190,11 @@ def _loaded(source: Any, argument: str) -> Model:
 def _named(model: Model, patterns: Sequence[str] | None, argument: str) -> list[str]:
     """The names of nodes that one of these expressions fits from the beginning, as `keep_fp32` takes them."""
     try:
-        fitting = [re.compile(pattern) for pattern in patterns or ()]
-    except re.error as error:
-        what = f"{error.pattern!r} is no regular expression"
-        raise UsageError(what, where=f"`{argument}`", hint=f"correct it: {error}") from error
+        fitting = [
+            re.compile(pattern) for pattern in ([patterns] if isinstance(patterns, str) else patterns or ())
+        ]
+    except (re.error, TypeError) as error:
+        raise UsageError(f"it cannot be {patterns!r}", where=f"`{argument}`", hint=f"{error}") from error
     nodes = enumerate(walk_nodes(model.proto.graph))
     names = ((n.name or f"{n.op_type}_{i}", n.name or "".join(n.output[:1])) for i, n in nodes)
     return [glob.escape(own) for name, own in names if own and any(p.match(name) for p in fitting)]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,11 @@ def limits(
         largest: Of measured values that a node reads and computes, and `largest_weight` of its constants.
         depth: Terms that an element of a product sums.
         chooser: An object whose `check(node)` is True for nodes to keep.
+
+    Raises:
+        UsageError: a limit is no number, or the chooser has no such method; AutoCast's arguments are named.
     """
+    _refuse_wrong({"data_max": largest, "init_max": largest_weight, "max_depth_of_reduction": depth}, chooser)
 
     def rule(name: str, keeps: Callable[[Survey, NodeProto], bool]) -> Callable[[Survey], list[Hazard]]:
         return lambda survey: [Hazard(n, name, "beyond the limit") for n in survey.nodes if keeps(survey, n)]
@@ -84,3 +89,12 @@ def limits(
         yield rule("max_depth_of_reduction", lambda survey, node: (depth_of(survey, node) or 0) > depth)
     if chooser is not None:
         yield rule("custom_rule", lambda survey, node: bool(chooser.check(node)))
+
+
+def _refuse_wrong(limits: Mapping[str, Any], chooser: Any) -> None:
+    for name, limit in limits.items():
+        if limit is not None and not (isinstance(limit, Real) and float(limit) >= 0):
+            raise UsageError(f"it cannot be {limit!r}", where=f"`{name}`", hint="a number from 0 on, or None")
+    if chooser is not None and not callable(getattr(chooser, "check", None)):
+        hint = "give an object whose check(node) is True for nodes to keep in FP32"
+        raise UsageError(f"it has no check(node): {chooser!r}", where="`custom_rule`", hint=hint)

@@ -277,7 +277,18 @@ def test_weights_beyond_fp16_and_masks_keep_their_meaning() -> None:
     [
         ({"onnx_path": "nonexistent.onnx"}, FileNotFoundError, "`onnx_path`: no such file"),
         ({"low_precision_type": "fp8"}, UsageError, "`low_precision_type`: it cannot be 'fp8'"),
-        ({"nodes_to_exclude": ["("]}, UsageError, "`nodes_to_exclude`: '(' is no regular expression"),
+        ({"nodes_to_exclude": ["("]}, UsageError, "`nodes_to_exclude`: it cannot be ['(']"),
+        ({"nodes_to_include": [3]}, UsageError, "`nodes_to_include`: it cannot be [3]"),
+        ({"keep_io_types": ["Z"]}, UsageError, "`keep_io_types`: no float input or output has the name 'Z'"),
+        (
+            {"trt_plugins_precision": ["Relu:fp16"]},
+            UsageError,
+            "`trt_plugins_precision`: Relu is an operator",
+        ),
+        ({"trt_plugins": ["no.so"]}, UsageError, "`trt_plugins`: no such file"),
+        ({"data_max": "512"}, UsageError, "`data_max`: it cannot be '512'"),
+        ({"init_max": -1}, UsageError, "`init_max`: it cannot be -1"),
+        ({"custom_rule": len}, UsageError, "`custom_rule`: it has no check(node)"),
         ({"calibration_data": {"Z": np.ones(5, np.float32)}}, InputsError, "Z"),
     ],
 )
@@ -306,3 +317,32 @@ def test_names_order_and_defaults_are_those_of_the_originals(name: str) -> None:
     own = inspect.signature(getattr(autocast, name)).parameters.values()
     given = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in own]
     assert ", ".join(given).startswith(SIGNATURES[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("init_conversion_max_bytes", 2**20), ("providers", ["cuda:0"]),
+        ("use_standalone_type_inference", True),
+        ("min_positive_val", 1e-6), ("max_finite_val", 6e4), ("disable_shape_infer", True),
+        ("force_fp16_initializers", True), ("force_fp16_inputs", {"Resize": [1]}),
+        ("use_bfloat16_as_blocked_nodes_dtype", True),
+    ],
+)  # fmt: skip
+def test_an_argument_without_a_meaning_is_named(name: str, value: object, tmp_path: Path) -> None:
+    path = str(tmp_path / "m.onnx")
+    onnx.save(simple(), path)
+    mixed = name in inspect.signature(autocast.convert_to_mixed_precision).parameters
+    call: Callable[..., ModelProto] = (
+        autocast.convert_to_mixed_precision if mixed else float16.convert_float_to_float16
+    )
+    with pytest.warns(UserWarning, match=f"`{name}` has no meaning here") as warned:
+        call(path, **{name: value})
+    assert len(warned) == 1 and warned[0].filename == __file__
+
+
+def test_the_converter_takes_a_path_by_its_own_name(tmp_path: Path) -> None:
+    onnx.save(simple(), tmp_path / "m.onnx")
+    path = str(tmp_path / "m.onnx")
+    found = float16.convert_float_to_float16_model_path(model_path=path, keep_io_types=True)
+    assert ports(found) == [FP32, FP32] and set(types(found).values()) == {FP16}
