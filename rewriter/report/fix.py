@@ -84,7 +84,7 @@ def rows(result: FixResult, *, everything: bool) -> Iterator[Row]:
     if result.data is not None:
         yield "Data", result.data.text
     warnings = [w for w in result.warnings if result.data is None or w != result.data.text]
-    notes = [*conclusion.remarks, *warnings, *next_step(result).remarks]
+    notes = [*warnings, *next_step(result).remarks]
     yield from first_rows("Note", notes, None if everything else WARNINGS)
     yield "Time", f"{sum(result.seconds.values()):.0f} s"
 

@@ -66,7 +66,7 @@ def run(job: FixJob) -> FixResult:
         source_sha, judge = source_hash(job.source, subject.original), subject.judge
         found = loop.run(job, subject)
         found = replace(found, made=_checked_to_the_end(found, job, subject))
-        made, data = found.made, subject.fitting.source
+        made, data, conclusion = found.made, subject.fitting.source, conclude(job, found)
         fixed = weak_typing.named(made.measured.model) if job.weak_typing else made.fixed
         result = FixResult(
             model=fixed,
@@ -77,13 +77,13 @@ def run(job: FixJob) -> FixResult:
             plan=made.plan,
             data=replace(data, spans=judge.spans, profiled=frozenset(job.deployment.profile)),
             verdict=Verdict(made.checks) if request.verify or made.checks else None,
-            warnings=[*made.warnings, *judge.not_run(), *gpu_notes()],
+            warnings=[*conclusion.remarks, *made.warnings, *judge.not_run(), *gpu_notes()],
             seconds=stage.seconds,
             repairs=list(found.lines),
             depth=along_depth(made.measured.model, made.measured.ranges),
             causes=made.causes,
             before=subject.before,
-            conclusion=conclude(job, found),
+            conclusion=conclusion,
             side_by_side=side_by_side(made, subject) if request.page else None,
             judged=len(judge.samples),
             latency_shares=found.shares,
