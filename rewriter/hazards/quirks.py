@@ -179,9 +179,12 @@ def repairs(target: Target, low: int) -> list[Quirk]:
 
 
 def not_repaired(model: Model, target: Target, low: int) -> Iterator[str]:
-    """One sentence for each defect that the target is known to have, the model meets, and nothing repairs."""
-    known = (q for q in table() if target.version and not q.repaired and q.severity != "note")
-    for quirk, nodes in met(model, [q for q in known if q.meets(low) and q.concerns(target)]):
+    """One sentence for each defect that the model meets and nothing repairs: the target is known to have it,
+    or has it on some GPUs, and names none."""
+    graver = [q for q in table() if target.version and q.severity != "note" and q.meets(low)]
+    for quirk, _ in met(model, [q for q in graver if q.concerns(target) is None]):
+        yield f"{target}: {quirk.title}, on {' and '.join(quirk.gpus)}; {ASK} ({quirk.source})"
+    for quirk, nodes in met(model, [q for q in graver if q.concerns(target) and not q.repaired]):
         more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
         where = ", ".join(map(label, nodes[:3])) + more
         yield f"{target}: {quirk.title}, at {where}; {quirk.remedy} ({quirk.source})"

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 import graphs
+import onnx
 import pytest
 from hazard_rules import surveyed
 from needs import needs_rtx
@@ -15,7 +16,7 @@ import rewriter
 from rewriter.hazards import operators
 from rewriter.hazards.kinds import SEVERITIES
 from rewriter.hazards.planning.planner import make_plan
-from rewriter.hazards.quirks import Quirk, build_arguments, known_defects, places, table
+from rewriter.hazards.quirks import Quirk, build_arguments, known_defects, not_repaired, places, table
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.hazards.types import no_lower_type
 from rewriter.ir.base import Target
@@ -239,6 +240,9 @@ def test_an_unknown_gpu_is_a_note_with_the_command_that_asks() -> None:
     (finding,) = (h for h in known_defects(surveyed(ONCE, request=request)) if "fused" in h.reason)
     assert finding.severity == "note"
     assert "rewriter probe --ask" in str(finding.repair)
+    for target, told in (("10.16", 1), ("10.16 sm_90", 0), ("10.16 sm_120", 0), ("tensorrt", 0)):
+        notes = not_repaired(graphs.graph(ONCE), Target.parse(target), onnx.TensorProto.FLOAT16)
+        assert sum("fused attention" in one and "probe --ask" in one for one in notes) == told
 
 
 @pytest.mark.parametrize(
