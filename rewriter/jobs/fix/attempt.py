@@ -18,6 +18,7 @@ from rewriter.jobs.fix.causes import Cause, causes, folded_statistics, fused_nor
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.judge import Judge, engine_first
 from rewriter.jobs.fix.making import Making, Measured, Subject
+from rewriter.jobs.search.goal import Found
 from rewriter.judge.arithmetic_checks import explained as with_causes
 from rewriter.judge.verdict import GOALS, Check, deciding
 from rewriter.pipeline.driver import PassResult
@@ -27,8 +28,8 @@ from rewriter.pipeline.driver import PassResult
 class Attempt:
     """A rewritten model with its plan and the checks of the result.
 
-    `measured` has the model in FP32, before its types changed. `search` is the check of the goal of the
-    search for its plan, if there was one.
+    `measured` has the model in FP32, before its types changed. `search` is the outcome of the search
+    for its plan, if there was one.
     """
 
     job: FixJob
@@ -38,7 +39,7 @@ class Attempt:
     passes: tuple[PassResult, ...]
     checks: tuple[Check, ...]
     engine: Path | None
-    search: Check | None
+    search: Found | None
     warnings: tuple[str, ...]
     causes: tuple[Cause, ...]
 
@@ -132,7 +133,7 @@ def attempt(job: FixJob, subject: Subject) -> Attempt:
     fixed = making.rewrite(measured.model, job.phases.lowering, plan)
     checks, engine = _checked(job, subject.judge, measured.checks, fixed, plan)
     if making.search is not None and not job.repairing:
-        checks = (*checks, making.search)
+        checks = (*checks, making.search.check)
     folded = folded_statistics(subject.original, measured.model)
     fused = fused_norms(measured.model, measured.ranges)
     defects = repaired_defects(subject.original, job.target, job.wish.precision, making.passes)

@@ -20,7 +20,7 @@ from rewriter.ir.plan import Plan, node_key
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.judge import Judge
 from rewriter.jobs.fix.refusals import near_names
-from rewriter.jobs.search.goal import Goal
+from rewriter.jobs.search.goal import Found, Goal
 from rewriter.jobs.search.run import search
 from rewriter.judge.verdict import Check
 from rewriter.pipeline.driver import Driver, PassResult
@@ -84,15 +84,14 @@ class Measured:
 class Making:
     """The passes of a job, run with what is known when each runs; they add to what its result reports.
 
-    `passes` has their results in order, `warnings` what the user should read, `search` the check of a
-    search's goal.
+    `passes` has their results in order, `warnings` what the user should read, `search` a search's outcome.
     """
 
     job: FixJob
     subject: Subject
     passes: list[PassResult] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    search: Check | None = None
+    search: Found | None = None
 
     def rewrite(
         self, model: Model, steps: Sequence[Pass], plan: Plan | None = None, ranges: Ranges | None = None
@@ -164,11 +163,11 @@ class Making:
         """Returns the plan that reaches the goal; a goal out of reach is reported as a failed check."""
         job, subject = self.job, self.subject
         with subject.stage("searching"):
-            plan, self.search, warnings = search(
+            self.search, warnings = search(
                 subject.original, structured, subject.fitting, plan, goal, job.accumulation, job.target
             )
         self.warnings.extend(warnings)
-        return plan
+        return self.search.plan
 
 
 def _unmatched(wish: PrecisionRequest, plan: Plan, model: Model) -> Iterator[str]:

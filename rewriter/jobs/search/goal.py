@@ -8,6 +8,7 @@ from typing import ClassVar
 from rewriter.hazards.planning.costs import ORIGIN
 from rewriter.ir.english import count
 from rewriter.ir.plan import Plan
+from rewriter.judge.verdict import Check
 from rewriter.runtime.figures.metrics import Metric, named
 
 
@@ -78,6 +79,12 @@ class Found:
     cost_us: float
     base_us: float
     refused: float | None = None
+    seconds: float = 0.0
+
+    @property
+    def check(self) -> Check:
+        """The goal, as a check of the result."""
+        return Check(self.goal.option, self.met, self.summary, seconds=self.seconds)
 
     @property
     def summary(self) -> str:

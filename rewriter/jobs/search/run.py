@@ -21,7 +21,6 @@ from rewriter.jobs.search.goal import Budget, ErrorLimit, Found, Goal
 from rewriter.jobs.search.trials import Candidate, Trials, bisect
 from rewriter.judge.arithmetic_checks import AS_FP32
 from rewriter.judge.expected import Outputs, run_all, selects_rows
-from rewriter.judge.verdict import Check
 from rewriter.runtime.emulation import Accumulation, reference
 from rewriter.runtime.figures.metrics import DETECTIONS
 from rewriter.runtime.figures.pair import is_float
@@ -49,7 +48,7 @@ def search(
     goal: Goal,
     accumulation: Accumulation,
     target: Target,
-) -> tuple[Plan, Check, tuple[str, ...]]:
+) -> tuple[Found, tuple[str, ...]]:
     """Searches from the rules' plan of a model.
 
     Args:
@@ -58,7 +57,7 @@ def search(
         accumulation: Type of the emulated sums.
 
     Returns:
-        The best plan, the check of the goal, and sentences for the user.
+        The outcome, and sentences for the user.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
@@ -89,8 +88,7 @@ def search(
     found = (
         cheapest(trials, goal) if isinstance(goal, ErrorLimit) else most_accurate(trials, goal, effort.plans)
     )
-    check = Check(goal.option, found.met, found.summary, seconds=time.monotonic() - start)
-    return found.plan, check, (effort.reduced,) if effort.reduced else ()
+    return replace(found, seconds=time.monotonic() - start), (effort.reduced,) if effort.reduced else ()
 
 
 def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
