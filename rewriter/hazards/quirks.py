@@ -183,7 +183,7 @@ def not_repaired(model: Model, target: Target, low: int) -> Iterator[str]:
     or has it on some GPUs, and names none."""
     graver = [q for q in table() if target.version and q.severity != "note" and q.meets(low)]
     for quirk, _ in met(model, [q for q in graver if q.concerns(target) is None]):
-        yield f"{target}: {quirk.title}, on {' and '.join(quirk.gpus)}; {ASK} ({quirk.source})"
+        yield f"{target}: {quirk.title}, on {' and '.join(quirk.gpus)}; {ASK}"
     for quirk, nodes in met(model, [q for q in graver if q.concerns(target) and not q.repaired]):
         more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
         where = ", ".join(map(label, nodes[:3])) + more
