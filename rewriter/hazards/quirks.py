@@ -233,7 +233,7 @@ def places(graph: GraphEditor, quirk: Quirk) -> list[NodeProto]:
 
 def _chains(graph: GraphEditor, quirk: Quirk) -> list[list[NodeProto]]:
     """The chains of nodes that match the quirk."""
-    chains = [chain for node in graph.nodes if (chain := _chain(graph, node, quirk.chain))]
+    chains = [chain for node in graph.nodes for chain in _from(graph, node, quirk.chain)]
     chains = [chain for chain in chains if _MEANT[quirk.where](graph, chain)]
     if quirk.where not in ("shared-axis", "shared-input"):
         return chains
@@ -245,15 +245,16 @@ def _chains(graph: GraphEditor, quirk: Quirk) -> list[list[NodeProto]]:
     return [chain for group in groups.values() if len(group) > 1 for chain in group]
 
 
-def _chain(graph: GraphEditor, node: NodeProto, steps: Sequence[str]) -> list[NodeProto]:
-    """`node`, which is the first step, and nodes that follow it as the others say; [] if there are none."""
+def _from(graph: GraphEditor, node: NodeProto, steps: Sequence[str]) -> Iterator[list[NodeProto]]:
+    """The chains of `node`, which is the first step, and of nodes that follow it as the others say."""
     if node.op_type in steps[0].removesuffix("?").split("|"):
         if len(steps) == 1:
-            return [node]
-        for reader in graph.consumers(node.output[0]):
-            if rest := _chain(graph, reader, steps[1:]):
-                return [node, *rest]
-    return _chain(graph, node, steps[1:]) if steps[0].endswith("?") and len(steps) > 1 else []
+            yield [node]
+        else:
+            readers = graph.consumers(node.output[0])
+            yield from ([node, *rest] for reader in readers for rest in _from(graph, reader, steps[1:]))
+    if steps[0].endswith("?") and len(steps) > 1:
+        yield from _from(graph, node, steps[1:])
 
 
 def _is_patch(graph: GraphEditor, node: NodeProto) -> bool:

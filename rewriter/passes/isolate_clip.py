@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from rewriter.hazards.quirks import table
+from rewriter.hazards.quirks import places, table
 from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, label
-from rewriter.ir.graph.match import optional_input, produced
-from rewriter.ir.graph.ops import TENSOR_CORE
+from rewriter.ir.graph.match import optional_input
 
 
 @dataclass(frozen=True)
@@ -47,20 +46,12 @@ class IsolateClip(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        defects = [quirk for quirk in table() if quirk.steps == self.name]
+        concerned = [quirk for quirk in defects if quirk.concerns(context.target) is not False]
+        fused = {id(node) for quirk in concerned for node in places(graph, quirk)}
         for node in graph.nodes:
-            probe = _probe_of(graph, node) if node.op_type == "Clip" else None
-            if any(quirk.concerns(context.target) is not False for quirk in table() if quirk.probe == probe):
+            if id(node) in fused:
                 yield _isolate(graph, node)
-
-
-def _probe_of(graph: GraphEditor, clip: NodeProto) -> str | None:
-    """Returns the probe about the producer of a Clip's input; None if TensorRT does not fuse the two."""
-    source = graph.producer(clip.input[0])
-    if source is not None and source.op_type == "Add":
-        return "matmul-add-clip" if any(produced(graph, name, "MatMul") for name in source.input) else None
-    if source is None or source.op_type not in TENSOR_CORE:
-        return None
-    return "conv-clip" if source.op_type.startswith("Conv") else "matmul-add-clip"
 
 
 def _isolate(graph: GraphEditor, clip: NodeProto) -> Event:
