@@ -88,8 +88,11 @@ class Survey:
     parent: Survey | None = None
     nodes: list[NodeProto] = field(init=False)
     _computing: set[int] = field(init=False, repr=False)
+    _casts: dict[str, str] = field(init=False, repr=False)  # the input of each float Cast by its output
 
     def __post_init__(self) -> None:
+        casts = (n for n in self.graph.nodes if casts_floats(n, self.is_float))
+        self._casts = {n.output[0]: n.input[0] for n in casts}
         self.nodes = [n for n in self.graph.nodes if self._computes(n)]
         self._computing = {id(n) for n in self.nodes}
 
@@ -133,10 +136,8 @@ class Survey:
 
     def source(self, tensor: str) -> str:
         """The tensor at the start of the float Casts that lead to `tensor`."""
-        node = self.graph.producer(tensor)
-        while node is not None and self._is_float_cast(node):
-            tensor = node.input[0]
-            node = self.graph.producer(tensor)
+        while tensor in self._casts:
+            tensor = self._casts[tensor]
         return tensor
 
     def range(self, tensor: str) -> Range | None:
@@ -163,8 +164,9 @@ class Survey:
     def aliases(self, tensor: str) -> list[str]:
         """`tensor` and the results of float Casts of it."""
         found = [tensor]
-        for name in found:
-            found.extend(n.output[0] for n in self.graph.consumers(name) if self._is_float_cast(n))
+        for name in found if self._casts else ():
+            results = (out for n in self.graph.consumers(name) for out in n.output)
+            found.extend(out for out in results if out in self._casts)
         return found
 
     def lowered(self, tensor: str) -> bool:
@@ -174,10 +176,9 @@ class Survey:
     def was_rounded(self, tensor: str) -> bool:
         """True if `tensor` passed through the lower precision after the node that computed it."""
         types = {self.graph.dtype(tensor)}
-        node = self.graph.producer(tensor)
-        while node is not None and self._is_float_cast(node):
-            types.add(self.graph.dtype(node.input[0]))
-            node = self.graph.producer(node.input[0])
+        while tensor in self._casts:
+            tensor = self._casts[tensor]
+            types.add(self.graph.dtype(tensor))
         return not types.isdisjoint(LARGEST)
 
     def stays_fp32(self, tensor: str) -> bool:
@@ -191,7 +192,11 @@ class Survey:
 
     def _computes(self, node: NodeProto) -> bool:
         """True if a precision has to be chosen for the node."""
-        if node.op_type == "Constant" or self._is_float_cast(node) or not self.floats(node):
+        if (
+            node.op_type == "Constant"
+            or not self._casts.keys().isdisjoint(node.output)
+            or not self.floats(node)
+        ):
             return False
         rules = self.rules(node)
         if rules is None:
@@ -248,6 +253,3 @@ class Survey:
                     new = [t for t in node.output if t not in seen and self.is_float(t)]
                     seen.update(new)
                     stack.extend(new)
-
-    def _is_float_cast(self, node: NodeProto) -> bool:
-        return casts_floats(node, self.is_float)

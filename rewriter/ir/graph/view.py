@@ -80,7 +80,7 @@ class GraphView:
 
     def dtype(self, tensor: str) -> int | None:
         """TensorProto.DataType of a tensor; None if it is not known."""
-        facts = self.facts(tensor)
+        facts = self._facts.get(tensor) or self.facts(tensor)
         return facts.dtype if facts else None
 
     def shape(self, tensor: str) -> Shape | None:

@@ -29,6 +29,7 @@ NUMPY_TYPES = {dtype: np.dtype(kind) for dtype, (_, kind) in _FLOAT_TYPES.items(
 
 EXCHANGEABLE = frozenset(NUMPY_TYPES)
 SHORT_NAMES = {dtype: name for dtype, (name, _) in _FLOAT_TYPES.items()} | {int(TensorProto.DOUBLE): "fp64"}
+_APPENDED = tuple(map("/{}".format, SHORT_NAMES.values()))
 
 
 SIGNIFICAND: dict[int, tuple[int, int]] = {
@@ -66,8 +67,7 @@ def embeds(narrow: int, wide: int) -> bool:
 
 def logical_name(name: str) -> str:
     """The name of a tensor without the type that is appended where a Cast writes a graph output."""
-    base, _, suffix = name.rpartition("/")
-    return base if suffix in SHORT_NAMES.values() else name
+    return name.rpartition("/")[0] if name.endswith(_APPENDED) else name
 
 
 def convert(value: Array, dtype: int, name: str) -> Array:
