@@ -150,7 +150,7 @@ def recognise(image: Array, array: Array) -> Origin | None:
     """
     there = [name for name, module in LIBRARIES.items() if find_spec(module.partition(".")[0])]
     if not there:
-        hint = 'install one of them: pip install "rewriter[images]"'
+        hint = "pip install pillow, or opencv-python-headless, as the pipeline has it"
         raise InputsError("comparing resizes needs OpenCV or Pillow", where="`images`", hint=hint)
     shapes = ((axes, canonical(array, axes).astype(np.float64)) for axes in layouts(array.shape))
     axes, target = next((one for one in shapes if one[1].shape[:2] == (1, 3)), ("", np.zeros(0)))

@@ -172,6 +172,10 @@ def test_wrong_steps_are_named(steps: str, words: str, photographs: Path) -> Non
 def test_photographs_without_steps_are_explained(photographs: Path) -> None:
     with pytest.raises(InputsError, match=r"(?s)photographs.*`image-preprocess` .*'size=256"):
         load_samples(photographs, PHOTO)
+    spectrogram = graphs.graph("g (float[1,1,64,100] x) => (float[1,1,64,100] y) { y = Relu(x) }")
+    with pytest.raises(InputsError, match="holds photographs") as caught:
+        load_samples(photographs, spectrogram)
+    assert caught.value.hint == "save what your program feeds the model with np.savez"
 
 
 def test_without_pillow_the_error_says_the_remedy(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

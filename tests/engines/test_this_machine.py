@@ -70,7 +70,7 @@ def test_an_engine_that_was_named_is_taken_or_refused_with_advice(machine: Machi
     assert this_machine.choose("tensorrt-rtx") == Choice("tensorrt-rtx")
     with pytest.raises(EngineError, match=NO_TRT) as caught:
         this_machine.choose("tensorrt")
-    assert caught.value.hint == 'pip install "rewriter[trt]", on a machine with a GPU'
+    assert caught.value.hint == "pip install tensorrt cuda-bindings, on a machine with a GPU"
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_without_a_library_the_check_says_what_to_install(
     check = checked(graph(NORM), tmp_path)
     assert check.passed is None
     assert "tensorrt_rtx does not load: no libraries" in check.summary
-    assert 'pip install "rewriter[rtx]"' in details(check)
+    assert "pip install tensorrt-rtx" in details(check)
 
 
 # -- crashes and hangs -------------------------------------------------------------------------

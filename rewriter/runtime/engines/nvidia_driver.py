@@ -88,8 +88,7 @@ def runtime() -> Any:
     try:
         cudart = import_module("cuda.bindings.runtime")
     except ImportError as error:
-        hint = 'pip install "rewriter[gpu]" (cuda-bindings)'
-        raise EngineError(f"cuda-python is missing: {error}", hint=hint) from error
+        raise EngineError(f"cuda-python is missing: {error}", hint="pip install cuda-bindings") from error
     (version,) = _checked(cudart, cudart.cudaRuntimeGetVersion())
     needed = version // 1000
     if device.driver_cuda[0] < needed:

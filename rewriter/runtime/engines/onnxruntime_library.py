@@ -34,7 +34,7 @@ def import_onnxruntime() -> Any:
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
-        hint = 'pip install "rewriter[rtx]"; docs/install.md has a light way, too'
+        hint = "pip install onnxruntime; docs/install.md has all ways"
         raise EngineError("ONNX Runtime is not installed", hint=hint) from error
 
     onnxruntime.disable_telemetry_events()

@@ -30,9 +30,8 @@ def import_tensorrt(name: str | None) -> Any:
             missing = isinstance(error, ModuleNotFoundError) and error.name == candidate
             failures.append(f"{candidate} " + ("is not installed" if missing else f"does not load: {error}"))
     unusable = "" if gpu or name else " (tensorrt itself needs a GPU)"
-    raise EngineError(
-        "; ".join(failures) + unusable, hint='pip install "rewriter[rtx]" (TensorRT-RTX builds without a GPU)'
-    )
+    hint = "pip install tensorrt-rtx, which builds without a GPU"
+    raise EngineError("; ".join(failures) + unusable, hint=hint)
 
 
 class Log:

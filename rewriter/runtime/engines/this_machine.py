@@ -32,9 +32,9 @@ PREFERRED: tuple[EngineName, ...] = ("tensorrt", "tensorrt-rtx")
 """Engines that `auto` tries on a GPU, best first."""
 
 INSTALL = {
-    "tensorrt": 'pip install "rewriter[trt]", on a machine with a GPU',
-    "tensorrt_rtx": 'pip install "rewriter[rtx]"',
-    "cuda.bindings": 'pip install "rewriter[gpu]"',
+    "tensorrt": "pip install tensorrt cuda-bindings, on a machine with a GPU",
+    "tensorrt_rtx": "pip install tensorrt-rtx cuda-bindings",
+    "cuda.bindings": "pip install cuda-bindings",
 }
 
 

@@ -182,8 +182,10 @@ def _of_folder(folder: Path, ports: Sequence[Port]) -> list[Sample]:
     hint = "one .npz file for each sample, or one .npy file for each input, called <input>.npy"
     if image_files(folder):
         what = "it holds photographs, and how they become the model's input is not known"
-        steps = f"add {OPTION} with the steps of your training; ImageNet's are '{EXAMPLE}'"
-        hint = f"{steps}; or save what your program feeds the model with np.savez"
+        hint = "save what your program feeds the model with np.savez"
+        shapes = [port.shape for port in ports if port.shape and len(port.shape) == 4]
+        if any(3 in (shape[1], shape[3]) or not isinstance(shape[1], int) for shape in shapes):
+            hint = f"add {OPTION} with the steps of your training; ImageNet's are '{EXAMPLE}'; or {hint}"
     raise InputsError(what, where=str(folder), hint=hint)
 
 
