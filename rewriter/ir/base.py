@@ -142,10 +142,6 @@ class Target:
         place = " or ".join(self.gpus) + (f" ({self.device.upper()})" if self.device else "")
         return f"{self.library}{release}" + (f" on {place}" if place else "")
 
-    def is_wrong(self, probe: str, *, unprobed: bool) -> bool:
-        """True if the probe found the target wrong; `unprobed` where it has no result."""
-        return self.answers[probe] == "wrong" if probe in self.answers else unprobed
-
     @property
     def weakly_typed(self) -> bool:
         """True if the builder takes precisions of layers: TensorRT before 11, or of an unknown release."""
