@@ -60,7 +60,7 @@ COMMON = ("fp32", "autocast", "plain", "fix")
 STAGES = {"measure": "measured", "again": "again"}
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 TARGET = ("--target", "tensorrt-rtx")
-TOOL_S, BUILD_S, EXPORT_S, GPU_TOOL_S, RUN_S = 150.0, 120.0, 120.0, 200.0, 180.0
+TOOL_S, BUILD_S, EXPORT_S, GPU_TOOL_S, RUN_S = 300.0, 120.0, 120.0, 200.0, 180.0
 """Limits of one tool, build, export, `fix` on the GPU, and run of all engines of a network."""
 
 LEAST_S, LAST_S = 15.0, 6.0

@@ -392,9 +392,12 @@ EXTRAS: dict[str, Entry | tuple[Callable[[], nn.Module], Callable[[], Feeds]]] =
 SCORED = {
     "bark": _causal("BarkSemanticModel", "BarkSemanticConfig", {"hidden_size": 512, "num_layers": 6, "num_heads": 8, "input_vocab_size": 16000, "output_vocab_size": 4096, "block_size": 256, "use_cache": False}, outputs=LOGITS),
     "chronos": Entry("T5EncoderModel", "T5Config", lambda: noise(x=(1, 33, 256)), {"d_model": 256, "d_ff": 1024, "num_layers": 4, "num_heads": 4, "vocab_size": 2}, inputs=("inputs_embeds",)),
+    "deepseek_ocr2_text": _causal("DeepseekOcr2TextModel", "DeepseekOcr2TextConfig", CAUSAL | {"num_key_value_heads": 8}, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=352, mlp_layer_types=["dense"] + ["sparse"] * 5, experts_implementation="batched_mm"),
     "mamba": _causal("MambaModel", "MambaConfig", {"hidden_size": 384, "num_hidden_layers": 4, "vocab_size": 16000, "use_cache": False}, length=32),
     "mixtral": _causal("MixtralModel", "MixtralConfig", CAUSAL | {"hidden_size": 288, "num_attention_heads": 6, "num_hidden_layers": 4, "intermediate_size": 768}, num_local_experts=4, experts_implementation="batched_mm"),
     "modernbert": _text("ModernBertModel", "ModernBertConfig", pad_token_id=0),
+    "moshi": Entry("MoshiModel", "MoshiConfig", lambda: tokens(96), CAUSAL | {"num_key_value_heads": 8, "ffn_dim": 2816}, inputs=MASKED),
+    "nemotron_h": _causal("NemotronHModel", "NemotronHConfig", HEADED | {"layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "linear_attention", "mlp"]}, mamba_num_heads=16, n_groups=4, ssm_state_size=64, chunk_size=32, length=32),
     "qwen2_5_vl_text": _causal("Qwen2_5_VLTextModel", "Qwen2_5_VLTextConfig", rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]}),
     "qwen3_vl_text": _causal("Qwen3VLTextModel", "Qwen3VLTextConfig", HEADED, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [12, 10, 10]}),
     "rwkv": _causal("RwkvModel", "RwkvConfig", {"hidden_size": 384, "num_hidden_layers": 3, "vocab_size": 16000, "context_length": 128, "use_cache": False}, length=16),

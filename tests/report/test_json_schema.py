@@ -104,7 +104,7 @@ def test_every_ending_and_exit_code_has_a_row_of_what_to_do() -> None:
         exits.INTERRUPTED,
         143,
     }
-    assert len(page.splitlines()) <= 60
+    assert len(page.splitlines()) <= 50
 
 
 def test_llms_txt_names_pages_that_exist() -> None:
