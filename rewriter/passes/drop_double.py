@@ -82,7 +82,9 @@ class DropDouble(ModelPass):
 
 def _computing(model: Model) -> Counter[str]:
     """The nodes of all graphs that read or write float64, by operator, without Casts and Constants."""
-    nodes = (node for graph in open_graphs(model) for node in graph.nodes if _has_double(graph, node))
+    double = any(tensor.dtype == DOUBLE for scope in model.facts().scopes for tensor in scope.values())
+    graphs = open_graphs(model) if double else ()
+    nodes = (node for graph in graphs for node in graph.nodes if _has_double(graph, node))
     return Counter(node.op_type for node in nodes if node.op_type not in ("Cast", "Constant"))
 
 

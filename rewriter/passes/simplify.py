@@ -198,16 +198,15 @@ def _needed(model: Model) -> set[str]:
     """Returns the tensors whose data onnxsim needs: those that nodes read which depend on constants alone,
     and those of a Conv before a BatchNormalization.
     """
-    nodes = model.proto.graph.node
     constants = {t.name for t in model.proto.graph.initializer}
-    producers: dict[str, NodeProto] = {}
+    convs: dict[str, NodeProto] = {}
     needed: set[str] = set()
-    for node in nodes:
-        producers.update(dict.fromkeys(node.output, node))
+    for node in model.proto.graph.node:
+        if node.op_type == "Conv":
+            convs[node.output[0]] = node
         if node.op_type == "BatchNormalization":
-            conv = producers.get(node.input[0])
-            if conv is not None and conv.op_type == "Conv":
-                needed.update((*conv.input, *node.input))
+            if node.input[0] in convs:
+                needed.update((*convs[node.input[0]].input, *node.input))
         elif _is_foldable(node, constants, model.opset):
             constants.update(node.output)
             needed.update(node.input)
@@ -220,7 +219,7 @@ def _is_foldable(node: NodeProto, constants: set[str], opset: int) -> bool:
     return (
         bool(node.input)
         and node.op_type not in _KEPT_COMPUTED
-        and all(name in constants for name in reads(node))
+        and constants.issuperset(reads(node))
         and schema_of(node.op_type, node.domain, opset) is not None
     )
 
