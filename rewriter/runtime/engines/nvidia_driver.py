@@ -62,7 +62,7 @@ def no_gpu(why: str) -> EngineError:
     return EngineError(
         f"{why}: there is no NVIDIA driver here, or it finds no device",
         hint="`nvidia-smi` lists the GPUs, and a container needs --gpus all; "
-        "without a GPU: `engine=onnxruntime` or `engine=emulation`",
+        "without a GPU leave `engine` out: results are emulated then",
     )
 
 
