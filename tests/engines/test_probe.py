@@ -194,9 +194,8 @@ def test_recorded_answers_apply_only_to_their_library_and_release() -> None:
     assert (known.answers["conv-clip"], known.answers["reduce-log-sum-exp"]) == ("right", "wrong")
     assert store.known_target(Target("tensorrt-rtx", (1, 6))).answers
     assert not store.known_target(Target("tensorrt-rtx", (1, 4))).answers
-    assert known.known_from == (
-        "recorded of tensorrt-rtx 1.6.1.120 on NVIDIA H200, driver 580.159.04, CUDA 13.0, not measured here"
-    )
+    assert known.known_from == f"recorded of {recorded()[0].title}, not measured here"
+    assert known.known_from.startswith("recorded of tensorrt-rtx 1.6.1.120 on NVIDIA H")
     other = store.known_target(Target("tensorrt"))
     assert (other.answers, other.known_from) == ({}, "")
 
