@@ -198,7 +198,7 @@ def _on_engine(
     outcomes = measure([variant], settings, judge.folder / "fixed")
     if outcomes[0].report is not None:
         checks.append(judged_report(outcomes[0].report, expectation(fixed)))
-    check, judged = judge.run_check(outcomes, precision, start)
+    check, judged = judge.run_check(outcomes, fixed, precision, start)
     ran = next((outcome for outcome in outcomes if outcome.ran), outcomes[0])
     return replace(
         result,

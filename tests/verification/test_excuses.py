@@ -105,6 +105,13 @@ def test_fp32_excuses_an_error_on_the_sample_it_errs_on(
     assert found.passed is passed and found.outputs[0].relative_l2 == max(result)
 
 
+def test_on_which_sample_a_file_that_is_all_fp32_errs_is_chance() -> None:
+    check = samples((output("y", 0.004),), (output("y", 0.0119),))
+    assert as_fp32(check, engine(0.01, 0.001), "FP32", lowered=False).passed
+    assert not as_fp32(check, engine(0.01, 0.001), "FP32").passed
+    assert not as_fp32(check, engine(0.009, 0.001), "FP32", lowered=False).passed
+
+
 ROWS = """g (float[1,T,8] x, float[1,T,2] k) => (float[1,T,2] y)
     <float[8,2] w = {2049.0, 0.0, -2048.0, 0.5, 2.0, 1.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> {
         l = MatMul(x, w) BODY y = Softmax(s) }"""

@@ -17,6 +17,7 @@ from rewriter.ir.model import Array, Model, load, save
 from rewriter.ir.model.stopwatch import Stopwatch, interrupt_handled
 from rewriter.ir.plan import Plan
 from rewriter.judge.arithmetic_checks import (
+    Rounds,
     as_fp32,
     check_emulation,
     check_structure,
@@ -35,11 +36,7 @@ from rewriter.runtime.engines.deployment import Deployment
 from rewriter.runtime.engines.measure import UNBUILT, measure
 from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import Span, write_samples
-from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.figures.tolerances import TOLERANCES, precision_of
-
-Rounds = Sequence[Sequence[OutputComparison]]
-"""The outputs of an engine for each sample, or none if it does not run."""
 
 DEFECT = 10.0
 """Times its emulated error from which an FP32 engine is wrong and excuses nothing: an encoder of three LSTMs
@@ -129,7 +126,8 @@ class Judge:
             emulate = partial(check_emulation, self.expected, fixed, precision, self.samples, sums, held)
             check = excused(emulate(), lambda: self.conditioning)
             if not self.asked:
-                check = as_fp32(check, lambda: self.emulated_fp32, "its FP32 engine (TF32, emulated)")
+                lowered, engine = precision_of(fixed) != "fp32", "its FP32 engine (TF32, emulated)"
+                check = as_fp32(check, lambda: self.emulated_fp32, engine, lowered=lowered)
             return without_tf32(check, partial(emulate, tf32=False)) if products else check
 
     def built(self, fixed: Model, plan: Plan | None) -> tuple[list[Check], Path | None]:
@@ -165,7 +163,7 @@ class Judge:
             with self.stage("running the engine"):
                 start, variant = time.perf_counter(), self.variant(fixed, path, folder / "samples", engine)
                 (outcome,) = measure([variant], self.settings, folder)
-                check, _ = self.run_check([outcome], precision, start)
+                check, _ = self.run_check([outcome], fixed, precision, start)
             if (timed := outcome.latency) is not None:
                 summary = f"{check.summary}; {timed.median_us:.1f} us (+- {timed.iqr_us:.1f})"
                 check = replace(check, summary=summary, latency=timed)
@@ -270,7 +268,7 @@ class Judge:
             return check_build(path, expected, self._build_options(engine), self.timeout_s)
 
     def run_check(
-        self, outcomes: Sequence[EngineOutcome], precision: str, start: float
+        self, outcomes: Sequence[EngineOutcome], fixed: Model, precision: str, start: float
     ) -> tuple[Check, Judged]:
         """The check of builds that ran, and their figures.
 
@@ -282,7 +280,8 @@ class Judge:
         check, judged = run_check(self.expected.exact, outcomes, standard, time.perf_counter() - start)
         check = excused(check, lambda: self.conditioning)
         if not self.asked:
-            check = as_fp32(check, lambda: self.fp32_engine, "the network's own FP32 engine")
+            lowered, engine = precision_of(fixed) != "fp32", "the network's own FP32 engine"
+            check = as_fp32(check, lambda: self.fp32_engine, engine, lowered=lowered)
         return check, judged
 
     def variant(
