@@ -156,11 +156,7 @@ def judge(expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standa
 def run_check(
     expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standard: Standard, seconds: float = 0.0
 ) -> tuple[Check, Judged]:
-    """Returns the check of a model's builds, and their figures.
-
-    Args:
-        expected: The original's outputs in FP32 for each sample; iterated once for each build.
-    """
+    """Returns the check of a model's builds, and their figures; `expected` as for `judge`."""
     judged, tolerance = judge(expected, outcomes, standard), standard.tolerance
     failed = [outcome for outcome in outcomes if not outcome.ran]
     details = [f"allowed: {tolerance.source}"]

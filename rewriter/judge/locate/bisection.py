@@ -43,7 +43,6 @@ class Bisection:
     Attributes:
         measure: Makes a build with marked tensors; gives their errors, or why the build is discarded.
         known: Measured errors, by tensor; the search adds to it.
-        report: Called with a line of text after each build.
         low: Position of the last cut that is right; -1 for the inputs.
         high: Position of the first tensor that is known to be wrong.
         hiding: Tensors that cannot be measured, with the reason.

@@ -155,8 +155,7 @@ def accumulate_in_fp16(emulated: Model, given: Model, sums: ProductSums) -> None
     kernel size or with `auto_pad`. The chunks of a grouped Conv hold all channels of a group.
 
     Args:
-        emulated: The result of `retype` on `given` with rounding, which has the same nodes of these
-            operators in the same order; changed in place.
+        emulated: The result of `retype` on `given`, with the same nodes of these operators; changed in place.
         sums: How each product sums.
     """
     if emulated.opset < FIRST_OPSET:

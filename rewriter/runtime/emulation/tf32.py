@@ -67,8 +67,7 @@ def round_to_tf32(emulated: Model, given: Model) -> None:
     Operands that were FP16 keep every bit. Below `FIRST_OPSET` nothing is rounded.
 
     Args:
-        emulated: The result of `retype` on `given`, which has the same nodes of these operators in the same
-            order; changed in place.
+        emulated: The result of `retype` on `given`, with the same nodes of these operators; changed in place.
     """
     if emulated.opset < FIRST_OPSET:
         return

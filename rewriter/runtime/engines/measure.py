@@ -91,11 +91,7 @@ def build_variant(
     """Build one variant, if its engine needs a build.
 
     Returns:
-        The variant with its engine, and an outcome to go on with; its status is not `ok` if there is nothing
-        to load.
-
-    Raises:
-        EngineError: the library is not installed.
+        The variant with its engine, and an outcome to go on with: it is not `ok` if there is nothing to load.
     """
     outcome = EngineOutcome(variant.name, number, "ok")
     if variant.engine is not None or settings.engine in UNBUILT:

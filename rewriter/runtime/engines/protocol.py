@@ -46,9 +46,8 @@ class Variant:
         name: By which its outcomes are found.
         path: The ONNX file, its external data next to it.
         samples: What it is fed: folders from `write_samples`; variants may share them or have their own.
-        tf32: Whether FP32 MatMul and Conv may round their inputs to TF32, as TensorRT does by default.
-            The reference must not. Variants that differ in it run in two processes, for it is a
-            setting of the process.
+        tf32: Whether FP32 MatMul and Conv may round their inputs to TF32, as TensorRT does by default; the
+            reference must not. Variants that differ in it run in two processes, of which it is a setting.
         shapes: Profile of inputs with dynamic axes; the others' come from the samples.
         outputs: Tensors that become outputs of the network, besides the model's own. Any ONNX tensor of
             the main graph; TensorRT cannot fuse across them, so mark few, and compare the model's own
@@ -100,7 +99,6 @@ class Latency:
     """Microseconds of single runs, by the device's clock (CUDA events; on a CPU the wall clock).
 
     Attributes:
-        iqr_us: Distance of the quartiles.
         cuda_graph: Whether a CUDA graph was replayed; else kernels were launched one by one, whose cost
             is part of the figure.
     """

@@ -38,11 +38,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Array]) -> Path:
 
 
 def read_tensors(folder: Path) -> dict[str, Array]:
-    """The tensors of a folder by name, read-only and memory-mapped.
-
-    Raises:
-        EngineError: nothing was written there.
-    """
+    """The tensors of a folder by name, read-only and memory-mapped; an EngineError if there are none."""
     index = folder / INDEX
     if not index.is_file():
         hint = "the process that writes them failed: see its log"

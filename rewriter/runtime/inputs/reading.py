@@ -61,8 +61,6 @@ def read_samples(data: Any, model: Model, image_preprocess: str | None = None) -
 def read_raw_samples(data: Any) -> Sequence[Sample]:
     """The samples that `read_samples` reads, in their own names and shapes, checked against no model.
 
-    An array without a name is called `array`, and those of a tuple `array 0`, `array 1` and so on.
-
     Raises:
         InputsError: missing or unreadable data.
         UsageError: the data, or a sample, is of a type that holds no arrays.
