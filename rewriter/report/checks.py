@@ -37,6 +37,11 @@ def size(output: OutputComparison) -> str:
     return f"{output.relative_l2:.2g}" if output.finite else "NaN or infinity"
 
 
+def sample_name(data: DataSource | None, number: int) -> str:
+    names = data.names if data is not None else ()
+    return f"sample {Path(names[number]).name if number < len(names) else f'number {number}'}"
+
+
 def tables(
     checks: Sequence[Check],
     statistics: Sequence[OutputStatistics],
@@ -90,9 +95,7 @@ def _worst(one: OutputComparison, figures: OutputStatistics | None, data: DataSo
     at = ", ".join(map(str, figures.at))
     where = f" at [{at}]: {figures.actual:.5g}, not {figures.expected:.5g}" if figures.max_abs else ""
     psnr = f"PSNR {figures.psnr:.1f} dB, " if math.isfinite(figures.psnr) else ""
-    names = data.names if data is not None else ()
-    sample = Path(names[figures.sample]).name if figures.sample < len(names) else f"number {figures.sample}"
     build = f", build {figures.build}" if figures.build else ""
     shares = ", ".join(f"{share} % below {error:.2g}" for share, error in figures.percentiles.items())
-    lines += [shares, f"{psnr}cosine {one.cosine:.6f}", f"in sample {sample}{build}"]
+    lines += [shares, f"{psnr}cosine {one.cosine:.6f}", f"in {sample_name(data, figures.sample)}{build}"]
     return Cell(f"{one.max_abs:.3g}{where}", names=tuple(lines))

@@ -16,7 +16,7 @@ from rewriter.ir.base import Stage
 from rewriter.ir.english import count, figure
 from rewriter.ir.plan import Decision, Plan
 from rewriter.jobs.fix.result import FixResult
-from rewriter.judge.verdict import GOALS, Check
+from rewriter.judge.verdict import GOALS
 from rewriter.pipeline.driver import PassResult
 from rewriter.pipeline.text import own_passes
 from rewriter.report import checks
@@ -89,18 +89,16 @@ def rows(result: FixResult, *, everything: bool) -> Iterator[Row]:
     yield "Time", f"{sum(result.seconds.values()):.0f} s"
 
 
-def _checks_made(result: FixResult) -> Sequence[Check]:
-    return result.verdict.checks if result.verdict else ()
-
-
 def _error(result: FixResult) -> Iterator[Row]:
-    check = checks.judging_check(_checks_made(result))
+    check = checks.judging_check(result.checks)
     if check is None or check.name == "structure":
         return
     worst = _worst(check.outputs)
     how = f"run {check.place}" if check.name == "run" else "emulated"
     of = f"{worst.name}, the worst of {len(check.outputs)} outputs" if len(check.outputs) > 1 else worst.name
     unit = SHARE if worst.note.endswith(SHARE) else "relative L2"
+    places = [one.sample for one in check.statistics if one.name == worst.name and result.judged > 1]
+    of += "".join(f" in {checks.sample_name(result.data, place)}" for place in places[:1])
     allowed = f"{'' if worst.passed else 'NOT '}within {figure(worst.tolerance)}"
     if worst.passed and worst.fair_text:
         allowed = f"beyond {figure(worst.tolerance)}, but fair"
@@ -124,7 +122,7 @@ def _before(result: FixResult, worst: OutputComparison) -> str:
 
 def _latency(result: FixResult) -> Iterator[Row]:
     """What was measured, and shares of other latencies, with their source."""
-    timed = [(c.latency, c.place) for c in _checks_made(result) if c.latency is not None][:1]
+    timed = [(c.latency, c.place) for c in result.checks if c.latency is not None][:1]
     parts = [f"{one.median_us:.1f} us (+- {one.iqr_us:.1f}) {place}" for one, place in timed]
     for measured, source in ((True, "measured"), (False, f"estimated, {ORIGIN}")):
         shares = [one for one in result.latency_shares if one.measured is measured]
@@ -192,7 +190,7 @@ def _types(plan: Plan, *, given: bool) -> str:
 
 def _checks(result: FixResult) -> Iterator[Row]:
     """The checks that failed or could not be made, the goals, and the build."""
-    for check in _checks_made(result):
+    for check in result.checks:
         if check.passed is False:
             yield "Failed", f"{check.name}: {check.summary}"
             yield from (("", detail) for detail in check.details[:2])
@@ -210,11 +208,9 @@ def tables(result: FixResult, graph_of: Callable[[str], str] = lambda node: "") 
     Args:
         graph_of: Returns the id of the graph that a page has of a node; "" if there is none.
     """
-    made = _checks_made(result)
-    judging = checks.judging_check(made)
-    outputs, verification = checks.tables(
-        made, judging.statistics if judging else (), result.data, result.before
-    )
+    judging = checks.judging_check(result.checks)
+    figures = judging.statistics if judging else ()
+    outputs, verification = checks.tables(result.checks, figures, result.data, result.before)
     yield outputs
     if result.plan is not None:
         yield _decisions(result.plan, graph_of)
@@ -297,7 +293,7 @@ def as_dict(result: FixResult) -> dict[str, Any]:
             "conclusion": asdict(result.conclusion),
             "latency_shares": [asdict(share) for share in result.latency_shares],
             "before": [asdict(output) for output in result.before],
-            "checks": [checks.check_dict(check) for check in result.verdict.checks] if result.verdict else [],
+            "checks": [checks.check_dict(check) for check in result.checks],
             "repairs": result.repairs,
             "constraints": str(result.constraints) if result.constraints else None,
             "warnings": result.warnings,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -262,3 +263,15 @@ def test_a_file_from_elsewhere_names_no_metric_to_run(tmp_path: Path) -> None:
     helper.set_model_props(proto, {"rewriter.tolerance": f"1 {tmp_path / 'evil.py'}:metric"})
     onnx.save(proto, tmp_path / "fixed.onnx")
     assert rewriter.verify(source, tmp_path / "fixed.onnx", inputs=X, build=False, engine="emulation").passed
+
+
+def test_the_first_figure_names_the_sample_that_is_worst(tmp_path: Path) -> None:
+    for number, size in enumerate((1.0, 8.0, 1.0)):
+        np.savez(tmp_path / f"{number}.npz", x=floats(4, 8, scale=size, seed=number))
+    body = "{ a = Add(x, x) b = Mul(a, k) c = Tanh(a) y = Sub(b, c) }"
+    net = graph(f"g (float[4,8] x) => (float[4,8] y) <float k = {{0.9}}> {body}")
+    source = save(net, tmp_path / "net.onnx")
+    line = ["fix", str(source), "--dry-run", "--no-build", "--passes", "mixed-precision", "-v"]
+    done = CliRunner().invoke(app, [*line, "--inputs", str(tmp_path)], env={"COLUMNS": "250"})
+    (worst,) = re.findall(r"relative L2 of y in (sample \d.npz); emulated", done.output)
+    assert done.output.count(f"in {worst}") == 2, "in the table of outputs, too"

@@ -17,7 +17,7 @@ from rewriter.jobs.fix.attempt import LatencyShare
 from rewriter.jobs.fix.before import SideBySide
 from rewriter.jobs.fix.causes import Cause
 from rewriter.jobs.fix.conclusion import UNVERIFIED, Conclusion
-from rewriter.judge.verdict import GOALS, Verdict, proof
+from rewriter.judge.verdict import GOALS, Check, Verdict, proof
 from rewriter.pipeline.driver import PassResult
 from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.inputs.samples import DataSource
@@ -72,23 +72,27 @@ class FixResult(Summary):
     @property
     def ending(self) -> str:
         """How it ended, in the words of the report's first line."""
-        checks = self.verdict.checks if self.verdict else ()
         if self.conclusion.kind == "unbuildable":
             return "Does not build as it came"
         if self.verified is None:
             return "Fixed, NOT verified" + (f" ({self.conclusion.reason})" if self.conclusion.reason else "")
         if not self.verified:
-            failed = ", ".join(check.name for check in checks if check.passed is False)
+            failed = ", ".join(check.name for check in self.checks if check.passed is False)
             return f"VERIFICATION FAILED ({failed or 'no check could be made'})"
         if not (self.verdict and self.verdict.compared):
             return "Fixed, and builds, but no result could be compared"
         real = self.data is None or self.data.real
         alike = ", as accurate as FP32 here" if self.conclusion.kind == "as-fp32" else ""
-        how = proof(checks, self.judged, real=real) + alike
+        how = proof(self.checks, self.judged, real=real) + alike
         if self.conclusion.lowered:
             return how
         what = "all of it is FP32" if self.plan is None or self.plan.float_nodes else "no node has floats"
         return f"Nothing was lowered: {what} ({how[0].lower()}{how[1:]})"
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """What verification checked, with the figures; () without one."""
+        return self.verdict.checks if self.verdict else ()
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -98,8 +102,7 @@ class FixResult(Summary):
     @property
     def proven(self) -> bool:
         """True if results on the user's data were compared, and what was to be lowered was."""
-        checks = self.verdict.checks if self.verdict else ()
-        if not self.verified or not Verdict(checks).compared:
+        if not self.verified or not Verdict(self.checks).compared:
             return False
         if not self.conclusion.lowered and (self.repairs or (self.plan and self.plan.float_nodes)):
             return False

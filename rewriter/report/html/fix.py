@@ -24,7 +24,7 @@ def page(result: FixResult, command: str = "") -> Page:
     graphs = cause_graphs(result, nodes)
     of_node = {node: graph.id for graph in reversed(graphs) for node in graph.nodes}
     nodes = replace(nodes, graph=lambda node: of_node.get(node, ""))
-    judging = judging_check(result.verdict.checks if result.verdict else ())
+    judging = judging_check(result.checks)
     outputs, *tables = table_sections(text.tables(result, nodes.graph))
     sections = [outputs] if judging else []
     if judging:
