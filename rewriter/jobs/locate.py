@@ -51,8 +51,7 @@ def locate(
 
     Args:
         original, other: Path, onnx.ModelProto or onnx_graphsurgeon.Graph, with tensor names in common.
-        inputs, image_preprocess, input_shapes, seed, engine, plugin_lib: As for `verify`.
-        min_shapes, opt_shapes, max_shapes: As for `verify`.
+        inputs, image_preprocess, input_shapes, seed, engine, plugin_lib, min_shapes ...: As for `verify`.
         tolerance: Relative L2 error above which a tensor is wrong; None: what `verify` allows.
         marks: Tensors that one build marks, at most.
         max_builds: Builds of the search, at most.
@@ -89,8 +88,8 @@ def locate(
         settings = MeasureSettings(
             chosen, plugins=deployed.plugins, build_timeout_s=timeout, run_timeout_s=timeout
         )
-        report = progress or (lambda stage, done, total: None)
-        found = search.locate(*models, used, settings, options, deployed.profile, report)
+        shown = progress or (lambda *_: None)
+        found = search.locate(*models, used, settings, options, deployed.profile, shown)
     notes = [*([] if samples.source.real else [samples.source.text]), *data_warnings(models[0], samples)]
     if len(samples) > MOST_SAMPLES:
         notes.append(f"the first {MOST_SAMPLES} of {len(samples)} samples were looked at")

@@ -56,9 +56,8 @@ def scan(
         RewriterError: bad model, data or option.
     """
     request = combined(ScanOptions, options, keywords)
-    steps = ("reading", "measuring ranges", "looking for hazards", "emulating TF32")
-    target = known_target(Target.parse(request.target))
-    stage = Stopwatch(progress or (lambda *_: None), steps)
+    target, stage = known_target(Target.parse(request.target)), Stopwatch(progress or (lambda *_: None))
+    stage.steps = ("reading", "measuring ranges", "looking for hazards", "emulating TF32")
     rules = (*SCAN_RULES, *rules_of_the_user(request.hazards))
     with stage("reading"):
         original = load(model)
