@@ -395,5 +395,5 @@ def test_shapes_given_by_the_user_replace_the_usual_ones() -> None:
 )
 def test_the_profile_is_checked(given: dict[str, Any], words: str) -> None:
     profile = PROFILE if given["inputs"] else Deployment(profile={"imag": ((1,), (1,), (1,))})
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises((InputsError, UsageError), match=words):
         load_samples(**given, model=TWO, deployment=profile)
