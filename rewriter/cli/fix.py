@@ -33,7 +33,7 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
     from rewriter.report import fix as report
 
     model, *others = models
-    if others:
+    if others or model.is_dir():
         hint = f"rewriter batch {shlex.join(map(str, models))} -o FOLDER fixes them all"
         raise UsageError("it takes one model", where="rewriter fix", hint=hint)
     in_place = given.get("in_place", False)

@@ -197,4 +197,4 @@ def say(text: str, options: HookOptions) -> None:
 
 def raw_path(path: Path) -> Path:
     """Path of the plain export: `net.raw.onnx` beside `net.onnx`."""
-    return path.with_name(f"{path.stem}.raw{path.suffix}")
+    return path.parent / f"{path.stem}.raw{path.suffix}"

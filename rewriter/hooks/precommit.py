@@ -47,7 +47,7 @@ def fix_committed(path: Path, options: dict[str, Any]) -> bool:
     Raises:
         RewriterError: it failed, or its verification did; the file is unchanged then.
     """
-    raw, before = raw_path(path), path.read_bytes()
+    raw, before = raw_path(path), path.read_bytes() if path.is_file() else b""
     if raw.exists():
         what = "it would be overwritten, and may be the only copy of another model"
         raise OutputError(what, where=str(raw), hint="move it away, or delete it")
@@ -70,5 +70,5 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def data_beside(path: Path) -> dict[str, Any]:
     """Samples beside the model, if there are any: `net.npz` beside `net.onnx`."""
-    samples = path.with_suffix(".npz")
+    samples = path.parent / f"{path.stem}.npz"
     return {"inputs": samples} if samples.is_file() else {}

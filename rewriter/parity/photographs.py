@@ -122,7 +122,7 @@ def with_origins(comparison: ArrayComparison, image: Array, ours: Array, theirs:
     notes = tuple(note for note in comparison.notes if note != ASK)
     if mine is None or other is None:
         who = " and ".join(name for name, one in (("ours", mine), ("theirs", other)) if one is None)
-        note = f"{who} is not recognised in the photograph: mirrored, cropped elsewhere, or of another"
+        note = f"not recognised in the photograph: {who}, mirrored, cropped elsewhere, or of another one"
         return replace(comparison, notes=(*notes, note))
     kept = comparison.differences
     if mine.text != other.text:  # not the same pixels: each side is compared by the photograph

@@ -311,6 +311,10 @@ def test_what_the_fingers_expect_is_answered(model: Path, words: list[str], answ
     assert answer.format(model) in error
 
 
+def test_a_folder_is_a_batch() -> None:
+    assert "rewriter batch . -o FOLDER" in quick("fix", ".")[2]
+
+
 def test_a_command_that_does_not_exist() -> None:
     code, _, error = quick("fixx")
     assert code == exits.BAD_INPUT and error.startswith("error: ") and "'fix'" in error

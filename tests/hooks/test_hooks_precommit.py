@@ -84,6 +84,9 @@ def test_files_that_hold_no_model(command: str, tmp_path: Path) -> None:
     code, output = hook(command, broken, pointer)
     assert (code, "broken.onnx" in output, "Git LFS has not fetched it" in output) == (2, True, True)
     assert hook(command, pointer)[0] == 0
+    for name, words in ((tmp_path / "no.onnx", "no such file"), (".", "not a file")):
+        code, output = hook(command, name)
+        assert (code, words in output) == (2, True)
 
 
 @pytest.fixture
