@@ -140,9 +140,8 @@ def listed(manifest: Path, output: Path) -> list[Entry]:
     try:
         table = tomllib.loads(manifest.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        hint = "name a TOML file"
         what = f"it cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise UsageError(what, where=str(manifest), hint=hint) from error
+        raise UsageError(what, where=str(manifest), hint="name a TOML file") from error
     tables = table.pop("model", [])
     if not (isinstance(tables, list) and tables and all(isinstance(one, dict) for one in tables)):
         hint = 'write a table for each model: [[model]] and path = "net.onnx"'
