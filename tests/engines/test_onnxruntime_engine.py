@@ -17,7 +17,7 @@ from needs import without_gpu
 from rewriter.ir import children
 from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.model import Array, Model
-from rewriter.runtime.engines import onnxruntime
+from rewriter.runtime.engines import local_session, onnxruntime
 from rewriter.runtime.engines.local_session import LocalSession
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError, import_onnxruntime
@@ -71,6 +71,16 @@ def test_only_the_requested_outputs_are_returned() -> None:
     with Session(model) as session:
         assert list(session.run({"x": np.ones(2, np.float32)})) == ["a", "b"]
         assert list(session.run({"x": np.ones(2, np.float32)}, ["b"])) == ["b"]
+
+
+def test_small_weights_are_copied_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, expected = linear()
+    monkeypatch.setattr(local_session, "MANY_NODES", 1)
+    for least, inputs in ((0, ["w"]), (local_session.COPIED_BYTES, [])):
+        monkeypatch.setattr(local_session, "COPIED_BYTES", least)
+        session = LocalSession(model)
+        assert list(session._inputs) == inputs
+        np.testing.assert_allclose(session.run(ONES)["y"], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_bfloat16_inputs_and_outputs() -> None:
