@@ -305,7 +305,7 @@ def errors(model: Model, expected: dict[str, Array], actual: dict[str, Array]) -
     """Relative L2 error of each output, None if not finite; rows match as sets for models that select them."""
     actual = {n: a.astype(expected[n].dtype) for n, a in actual.items()}
     tolerance = TOLERANCES["fp16"].value
-    rows = compare(expected, actual, tolerance, as_sets=selects_rows(model))
+    rows = [row for row, _ in compare(expected, actual, tolerance, as_sets=selects_rows(model))]
     return {r.name: float(r.relative_l2) if r.finite and math.isfinite(r.relative_l2) else None for r in rows}
 
 

@@ -34,7 +34,7 @@ ROOMS = (
 BUDGETS = {
     "ir": 6_150,
     "runtime": 6_500,
-    "hazards": 3_400,
+    "hazards": 3_450,
     "passes": 5_400,
     "pipeline": 2_000,
     "judge": 1_850,

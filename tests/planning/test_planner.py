@@ -111,6 +111,12 @@ ENDS = """
         b = Exp(a)
         y = Abs(b)
     }"""
+VIEWS = """
+    g (float[2,3] x) => (float[3,1,2] y) <int64[1] axis = {1}> {
+        a = Exp(x)
+        b = Transpose(a)
+        y = Unsqueeze(b, axis)
+    }"""
 SCALED = CHAIN.replace("(float[2] y) {", "(float[2] y) <float[2] k = {2, 3}> {").replace(
     "Neg(b)", "Mul(b, k)"
 )
@@ -148,6 +154,21 @@ JOINED = {"b": "user", "c": "between-islands", "d": "user"}
         ),
         pytest.param(ENDS, "b", "fp16", {"b": "user"}, id="FP16 ends"),
         pytest.param(ENDS, "none", "keep", {}, id="without hazards all is lowered"),
+        pytest.param(
+            VIEWS,
+            "a",
+            "keep",
+            {"a": "user", "b": "between-islands", "y": "between-islands"},
+            id="views at an end",
+        ),
+        pytest.param(VIEWS, "a", "fp16", {"a": "user"}, id="views at an FP16 end"),
+        pytest.param(
+            VIEWS.replace("(float[3,1,2] y)", "(float[3,1,2] y, float[3,2] b)"),
+            "a",
+            "keep",
+            {"a": "user", "b": "between-islands", "y": "between-islands"},
+            id="an output that is read",
+        ),
     ],
 )
 def test_islands_grow_together(text: str, keep: str, io: str, expected: dict[str, str]) -> None:

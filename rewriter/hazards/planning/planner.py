@@ -11,7 +11,7 @@ from onnx import TensorProto
 from rewriter.hazards import RULES, Hazard
 from rewriter.hazards.norms import fits_inside
 from rewriter.hazards.planning import free_fp32
-from rewriter.hazards.planning.islands import BETWEEN, absorb, grow, keep_adjacent
+from rewriter.hazards.planning.islands import BETWEEN, absorb, grow, keep_adjacent, reach_outputs
 from rewriter.hazards.quirks import lowered_for_defects
 from rewriter.hazards.survey import HEADROOM, LARGEST, LOW_TYPES, PrecisionRequest, Survey
 from rewriter.hazards.types import NO_LOWER_TYPE
@@ -84,6 +84,7 @@ def extend_plan(
                 found[id(node)] = Hazard(node, SEARCHED, extra[key])
         keep_adjacent(survey, found)
         absorb(survey, found)
+        reach_outputs(survey, found)
         decisions += _decisions(survey, found)
     repairs = {d.key: d.repair for d in left}
     made = (replace(d, repair=repairs.get(d.key, "fp32")) for d in decisions)
@@ -166,4 +167,5 @@ def _decide(survey: Survey) -> list[Decision]:
     for identity in lowered_for_defects(survey):
         if identity in found and found[identity].rule in free_fp32.FREE:
             del found[identity]
+    reach_outputs(survey, found)
     return _decisions(survey, found)
