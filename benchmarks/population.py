@@ -118,21 +118,17 @@ class Work:
     """What a run is to do with each network.
 
     Attributes:
-        done: Results of earlier runs, by name: what they hold is not done again.
         variants: Names, and options of `fix`.
     """
 
     folder: Path
     fix_gpu: bool
     gpu: bool
-    done: Mapping[str, dict[str, Any]]
     variants: Sequence[str] = COMMON
 
     def jobs(self, name: str) -> list[Job]:
         """The steps of a network that can be done next; none if it is finished."""
-        folder, known = self.folder / name, self.done.get(name, {})
-        if self.finished(name, known):
-            return []
+        folder = self.folder / name
         exported = folder / "export.json"
         if not exported.exists():
             command = (sys.executable, str(ROOT / "benchmarks/population_networks.py"), name, str(folder))
@@ -148,16 +144,9 @@ class Work:
                 return left
             command = _own("measure", str(folder), stage, *self.variants, *more)
             step = Job(folder, stage, command, RUN_S, "gpu")
-            if STAGES[stage] not in known.get("stages", ()) and not step.marker.exists():
+            if not step.marker.exists():
                 return [step]
         return []
-
-    def finished(self, name: str, known: Mapping[str, Any]) -> bool:
-        """True if the results hold all that is wanted; a network that cannot be exported has none."""
-        stages = known.get("stages", ())
-        return "failed" in stages or (
-            bool(known) and ("measured" in stages or not self.gpu) and ("again" in stages or not self.fix_gpu)
-        )
 
     def _made(self, folder: Path, variant: str) -> list[Job]:
         """The next step to an engine of a variant."""
@@ -321,7 +310,7 @@ def worst(found: Sequence[float | None]) -> float | None:
 def collect(work: Work, name: str) -> None:
     """Writes what is known about a network to results/NAME.json, and copies it to $OUT."""
     folder, file = work.folder / name, work.folder / "results" / f"{name}.json"
-    known = work.done.get(name) or read_json(file)
+    known = read_json(file)
     stages = set(known.get("stages", ()))
     found: dict[str, Any] = {"name": name, **read_json(folder / "exported.json")}
     export = read_json(folder / "export.json")
@@ -434,9 +423,8 @@ def bounded(job: Job, until: float) -> dict[str, Any] | None:
 def run(arguments: argparse.Namespace) -> None:
     names = arguments.names or drawn(arguments)
     names = [n for n in names if not arguments.half or half_of(n) == arguments.half]
-    done = {p.stem: read_json(p) for folder in arguments.done for p in folder.glob("*.json")}
-    gpu = bool(nvidia_driver.gpu()) and not arguments.no_gpu
-    work = Work(arguments.work.resolve(), arguments.fix_gpu, gpu, done, arguments.variants)
+    gpu = bool(nvidia_driver.gpu())
+    work = Work(arguments.work.resolve(), arguments.fix_gpu, gpu, arguments.variants)
     work.folder.mkdir(parents=True, exist_ok=True)
     sizes = {"cpu": arguments.jobs, "gpu": arguments.measure_jobs, "fix-gpu": arguments.gpu_jobs}
     work_off(work, names, STARTED + arguments.seconds, sizes)
@@ -596,8 +584,6 @@ def main() -> None:
     start.add_argument("names", nargs="*")
     start.add_argument("--seconds", type=float, default=math.inf)
     start.add_argument("--fix-gpu", action="store_true")
-    start.add_argument("--no-gpu", action="store_true", help="build and run nothing on a GPU")
-    start.add_argument("--done", type=Path, action="append", default=[], help="results of earlier runs")
     start.add_argument("--variants", type=lambda text: text.split(";"), default=COMMON)
     start.add_argument("--jobs", type=int, default=14, help="processes on the CPU")
     start.add_argument("--measure-jobs", type=int, default=2, help="load engines at a time; one times")

@@ -115,7 +115,7 @@ def _steps(work: Work, folder: Path) -> Iterator[str]:
 def test_a_network_is_exported_first_and_then_made_built_and_judged(
     folder: Path, gpu: bool, last: list[str]
 ) -> None:
-    work = Work(folder.parent, fix_gpu=gpu, gpu=gpu, done={}, variants=("plain",))
+    work = Work(folder.parent, fix_gpu=gpu, gpu=gpu, variants=("plain",))
     assert list(_steps(work, folder)) == ["export", "tool plain", "build plain", *last]
 
 

@@ -1,0 +1,69 @@
+"""Latency of a Conv by its channels, window and groups, in chains of six equal ones with Relu in FP16.
+
+    python benchmarks/conv_kernels.py FILE.json      # on a GPU
+
+FILE has us of one Conv, and the chain's error against ONNX Runtime in FP32, by CHANNELS:WINDOW:SIDE:GROUPS.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from rewriter.ir.model import load
+from rewriter.judge.expected import expected_outputs
+from rewriter.runtime.engines.measure import measure
+from rewriter.runtime.engines.protocol import MeasureSettings, Timing, Variant
+from rewriter.runtime.engines.tensor_files import write_samples
+
+LENGTH = 6
+CHAINS = """
+728:1:19:1 736:1:19:1 90:1:28:1 96:1:28:1 100:1:28:1 104:1:28:1 24:3:56:1 32:3:56:1 48:3:56:1 36:3:28:1 40:3:28:1 44:3:28:1
+48:3:28:1 56:3:28:1 64:3:28:1 72:3:28:1 80:3:28:1 136:3:14:1 144:3:14:1 200:3:14:1 208:3:14:1
+256:3:28:32 256:3:28:8 256:3:28:4 512:3:14:32 512:3:14:16 512:3:14:8 1024:3:7:32 1024:3:7:16 576:3:14:24 576:3:14:12
+384:3:14:32 384:3:14:8 224:3:56:4 224:3:56:2 448:3:28:8 448:3:28:4 256:3:56:32 256:3:56:4 512:3:28:16 512:3:28:8 64:3:112:8
+"""
+
+
+def chain(channels: int, window: int, side: int, groups: int) -> onnx.ModelProto:
+    """Convs of random weights that keep the size of their input; joined groups have no zeros here."""
+    draw, shape = np.random.default_rng(0), (channels, channels // groups, window, window)
+    conv = f"Conv<group = {groups}, pads = [{', '.join([str(window // 2)] * 4)}]>"
+    port = f"float16[1,{channels},{side},{side}]"
+    lines = " ".join(f"c{n} = {conv}(x{n}, w{n}) x{n + 1} = Relu(c{n})" for n in range(LENGTH))
+    text = f'<ir_version: 8, opset_import: ["" : 17]> g ({port} x0) => ({port} x{LENGTH}) {{ {lines} }}'
+    made = onnx.parser.parse_model(text)
+    for n in range(LENGTH):
+        weight = draw.standard_normal(shape) * np.sqrt(2 / np.prod(shape[1:]))
+        made.graph.initializer.append(onnx.numpy_helper.from_array(weight.astype(np.float16), f"w{n}"))
+    return made
+
+
+def main() -> None:
+    rows, exact, variants = dict[str, dict[str, float]](), list[np.ndarray](), list[Variant]()
+    with tempfile.TemporaryDirectory() as place:
+        for number, name in enumerate(CHAINS.split()):
+            path, sizes = Path(place) / f"{number}.onnx", [int(size) for size in name.split(":")]
+            onnx.save(chain(*sizes), path)
+            shape = (1, sizes[0], sizes[2], sizes[2])
+            feeds = [{"x0": np.random.default_rng(number).standard_normal(shape).astype(np.float16)}]
+            variants.append(Variant(name, path, write_samples(path.with_suffix(".samples"), feeds)))
+            exact.append(expected_outputs(load(path), feeds).exact[0][f"x{LENGTH}"])
+        outcomes = measure(variants, MeasureSettings("tensorrt-rtx", timing=Timing(5, 25)), Path(place))
+        for outcome, wanted in zip(outcomes, exact, strict=True):
+            if outcome.ran and outcome.latency is not None:
+                error = np.linalg.norm(outcome.values(0)[f"x{LENGTH}"] - wanted) / np.linalg.norm(wanted)
+                us = round(outcome.latency.median_us / LENGTH, 2)
+                rows[outcome.variant] = {"us": us, "error": float(f"{error:.2e}")}
+    Path(sys.argv[1]).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
