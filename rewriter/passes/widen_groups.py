@@ -33,6 +33,8 @@ class WidenGroups(WeightPass):
     Convs (docs/accuracy.md#grouped-convs). Sums only gain zeros. Groups of up to 8 channels sum in FP32, and
     wider ones in FP16.
 
+    It was measured with TensorRT-RTX: Convs for a release of TensorRT itself stay.
+
     Skipped without a report: depthwise Convs, which have kernels of their own; pointwise Convs, and those of
     one or three axes; results with another number of channels; groups that cannot be joined to a number of
     channels from `width` to `most` that is a multiple of `step`; more than 8 channels in a group where the
@@ -65,8 +67,8 @@ class WidenGroups(WeightPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        weights = NewWeights(graph)
-        for node in graph.nodes:
+        target, weights = context.target, NewWeights(graph)
+        for node in graph.nodes if target.library == "tensorrt-rtx" or not target.version else ():
             windows = windows_of(graph, node)
             if windows is not None and (groups := self._fewer_groups(graph, node, windows)):
                 reason = context.kept.reason(node) or layout_obstacle(graph, node.input[1])
