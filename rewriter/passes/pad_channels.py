@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
+from itertools import accumulate, chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,23 +19,18 @@ from rewriter.ir.model import STANDARD_DOMAINS, Array
 from rewriter.ir.model.graphs import reads
 from rewriter.passes.algorithms.windows import windows_of
 
-UNARY = (ELEMENTWISE - SCALING - SUMS - {"Pow", "Reciprocal", "Log", "Min", "Max", "PRelu"}) | {
-    "Identity",
-    "Dropout",
-    "MaxPool",
-    "AveragePool",
-    "GlobalAveragePool",
-    "GlobalMaxPool",
-}
+POOLINGS = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"})
+UNARY = POOLINGS | {"Identity", "Dropout"}
+UNARY |= ELEMENTWISE - SCALING - SUMS - {"Pow", "Reciprocal", "Log", "Min", "Max", "PRelu"}
 """Compute each channel by itself, and give a finite value for a channel of zeros."""
 
 SPATIAL_REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceMax"})
 
-ROWS = SUMS | SCALING | {"PRelu"}
+OPERANDS = SUMS | SCALING | {"PRelu"}
 """May have a constant operand with a value for each channel."""
 
-NEUTRAL = (0.0, 0.0, 0.0, 1.0)
-"""Scale, bias, mean and variance of a BatchNormalization for a channel of zeros."""
+NEUTRAL = {1: 0.0, 2: 0.0, 3: 0.0, 4: 1.0}
+"""Scale, bias, mean and variance of a BatchNormalization for a channel of zeros, by their inputs."""
 
 
 @dataclass(frozen=True)
@@ -87,62 +83,74 @@ class PadChannels(GraphPass):
         channels = _Channels(graph, context.kept)
         for node in graph.nodes:
             channels.visit(node)
-        reasons = {channels.root(block): reason for block, reason in reversed(channels.fixed.items())}
-        sizes = dict[int, int]()
-        for block, conv in channels.convs.items():
-            size, root = channels.sizes[block], channels.root(block)
+        for conv, block in channels.convs:
+            root, size = block.root(), block.size
             if size <= self.least or size % self.step == 0:
                 continue
-            if root in reasons:
-                yield Refusal(label(conv), f"it keeps its {size} channels: {reasons[root]}")
+            if root.obstacle:
+                yield Refusal(label(conv), f"it keeps its {size} channels: {root.obstacle}")
                 continue
-            sizes[root] = -(-size // self.step) * self.step
-            yield Change(label(conv), f"{sizes[root]} channels in place of {size}")
-        if sizes:
-            _Padding(graph, channels, sizes).write()
+            root.more = -size % self.step
+            yield Change(label(conv), f"{size + root.more} channels in place of {size}")
+        channels.pad()
 
 
-Layout = tuple[int, ...]
-"""The blocks of channels of a tensor, in their order: a Concat has those of all its inputs."""
+@dataclass(eq=False)
+class _Block:
+    """The channels of one Conv's result, or of a tensor from elsewhere.
+
+    `tied` is another block of the same size: what holds of all tied ones stands in their root. An `obstacle`
+    is why they keep their size, and `more` the channels that are added to each.
+    """
+
+    size: int
+    obstacle: str = ""
+    more: int = 0
+    tied: _Block | None = None
+
+    def root(self) -> _Block:
+        block = self
+        while block.tied is not None:
+            block.tied = block.tied.tied or block.tied  # halves the way
+            block = block.tied
+        return block
+
+
+Layout = tuple[_Block, ...]
+"""The channels of a tensor: a Concat has the blocks of all its inputs, in their order."""
+
+
+Constant = tuple[NodeProto, int, Mapping[int, Layout], float]
+"""A node, the index of a constant that it reads, the layouts of the constant's axes, and the padding."""
 
 
 @dataclass
 class _Channels:
-    """Divides the channels of all tensors into blocks, and ties those that have to have one size.
+    """Divides the channels of all tensors into blocks, ties those that have to have one size, and pads them.
 
     Attributes:
         layouts: Of each tensor whose channels are known.
-        sizes: Number of channels of each block. `tied`: another block of the same size, or itself.
-        fixed: Blocks that keep their size, with the reason. `convs`: the Conv that each block comes from.
-        nodes: The nodes that can be given more channels, in topological order.
+        convs: The Convs that blocks come from.
+        constants, depthwise: What has to be changed where blocks grow, in topological order.
     """
 
     graph: GraphEditor
     kept: Kept
     layouts: dict[str, Layout] = field(default_factory=dict)
-    sizes: list[int] = field(default_factory=list)
-    tied: list[int] = field(default_factory=list)
-    fixed: dict[int, str] = field(default_factory=dict)
-    convs: dict[int, NodeProto] = field(default_factory=dict)
-    nodes: list[NodeProto] = field(default_factory=list)
-
-    def root(self, block: int) -> int:
-        """The block that stands for all that are tied to this one."""
-        while self.tied[block] != block:
-            self.tied[block] = block = self.tied[self.tied[block]]
-        return block
+    convs: list[tuple[NodeProto, _Block]] = field(default_factory=list)
+    constants: list[Constant] = field(default_factory=list)
+    depthwise: list[NodeProto] = field(default_factory=list)
 
     def visit(self, node: NodeProto) -> None:
         """Gives the result of a node its layout, or fixes the layouts of all that it reads."""
         layout = self._result(node) if node.domain in STANDARD_DOMAINS and len(node.output) == 1 else None
         if layout is None:
             for name in reads(node):
-                self._fix(self.layouts.get(name, ()), f"{label(node)} reads {name}")
+                _fix(self.layouts.get(name, ()), f"{label(node)} reads {name}")
             return
-        self.nodes.append(node)
         self.layouts[node.output[0]] = layout
         if self.graph.is_output(node.output[0]):
-            self._fix(layout, f"{node.output[0]} is an output")
+            _fix(layout, f"{node.output[0]} is an output")
 
     def _result(self, node: NodeProto) -> Layout | None:
         """The layout of what a node computes; None if it does not compute each channel by itself."""
@@ -151,15 +159,16 @@ class _Channels:
             return self._of_conv(node)
         if op == "Div" and self.graph.scalar(node.input[1]) is None:
             return None  # zero by zero
-        if op in SUMS | SCALING:
+        if op in OPERANDS:
             return self._of_operands(node)
         if op == "Concat":
             parts = [self._of(name) or () for name in node.input]
             joins = all(parts) and attribute(node, "axis") in (1, 1 - (self.graph.rank(first) or 0))
             return tuple(chain.from_iterable(parts)) if joins else None
-        if op in {"BatchNormalization", "PRelu"}:
-            rows = all(self._is_row(first, name, op == "BatchNormalization") for name in node.input[1:])
-            return self._of(first) if rows else None
+        if op == "BatchNormalization":
+            layout = self._of(first)
+            rows = layout and all(self._is_row(node, i, layout, 0, fill) for i, fill in NEUTRAL.items())
+            return layout if rows else None
         return self._of(first) if op in UNARY or self._is_spatial(node) else None
 
     def _is_spatial(self, node: NodeProto) -> bool:
@@ -180,27 +189,12 @@ class _Channels:
 
     def _of(self, tensor: str) -> Layout | None:
         """The layout of a computed tensor; a new fixed block if its channels come from elsewhere."""
-        shape = self.graph.shape(tensor)
-        if (
-            shape is None
-            or len(shape) < 3
-            or not isinstance(shape[1], int)
-            or self.graph.constant(tensor) is not None
-        ):
+        shape = self.graph.shape(tensor) or ()
+        if len(shape) < 3 or not isinstance(shape[1], int) or self.graph.constant(tensor) is not None:
             return None
         if tensor not in self.layouts:
-            self.layouts[tensor] = self._new(shape[1])
-            self._fix(self.layouts[tensor], f"{tensor} has them from elsewhere")
+            self.layouts[tensor] = (_Block(shape[1], f"{tensor} has them from elsewhere"),)
         return self.layouts[tensor]
-
-    def _new(self, size: int) -> Layout:
-        self.tied.append(len(self.tied))
-        self.sizes.append(size)
-        return (len(self.tied) - 1,)
-
-    def _fix(self, layout: Layout, reason: str) -> None:
-        for block in layout:
-            self.fixed.setdefault(block, reason)
 
     def _of_conv(self, node: NodeProto) -> Layout | None:
         windows, source = windows_of(self.graph, node), self._of(node.input[0])
@@ -209,110 +203,84 @@ class _Channels:
             return None
         if layout_obstacle(self.graph, node.input[1]) or self.kept.reason(node):
             return None
-        groups = attribute(node, "group", 1)
-        if groups == 1:
-            self.convs[len(self.tied)] = node
-            return self._new(windows.out)
-        return source if groups == windows.out == windows.channels else None
+        groups, block = attribute(node, "group", 1), _Block(windows.out)
+        if groups not in (1, windows.out) or (groups > 1 and groups != windows.channels):
+            return None
+        layout = (block,) if groups == 1 else source
+        self.convs += [(node, block)] if groups == 1 else []
+        self.depthwise += [node] if groups > 1 else []
+        self.constants.append((node, 1, {0: layout} | ({1: source} if groups == 1 else {}), 0.0))
+        self.constants += [(node, 2, {0: layout}, 0.0)] if bias else []
+        return layout
 
     def _of_operands(self, node: NodeProto) -> Layout | None:
         """The layout of a sum or product of tensors of equal channels, rows of channels and scalars."""
         computed = [name for name in node.input if self.graph.constant(name) is None]
         layouts = [self._of(name) or () for name in computed]
-        if not all(layouts) or len({self.graph.rank(name) for name in computed}) != 1:
+        ranks = {self.graph.rank(name) or 0 for name in (*computed, node.output[0])}
+        if not all(layouts) or len(ranks) != 1:
             return None
-        first, *others = layouts
-        for other in others:
-            if not self._tie(first, other):
+        first, rank = layouts[0], ranks.pop()
+        if not all(_tie(first, other) for other in layouts[1:]):
+            return None
+        for index, name in enumerate(node.input):
+            value = self.graph.constant(name)
+            if value is not None and not self._is_row(node, index, first, value.ndim - rank + 1):
                 return None
-        rows = (name for name in node.input if name not in computed and self.graph.scalar(name) is None)
-        return first if all(self._is_row(computed[0], name) for name in rows) else None
+        return first
 
-    def _tie(self, one: Layout, other: Layout) -> bool:
-        if [self.sizes[block] for block in one] != [self.sizes[block] for block in other]:
-            return False
-        for a, b in zip(one, other, strict=True):
-            self.tied[self.root(a)] = self.root(b)
-        return True
+    def _is_row(self, node: NodeProto, index: int, layout: Layout, axis: int, fill: float = 0.0) -> bool:
+        """True for a constant of one value, or of one for each channel along its axis `axis`."""
+        value, size = self.graph.constant(node.input[index]), sum(block.size for block in layout)
+        if value is None or value.size == 1:
+            return value is not None
+        self.constants.append((node, index, {axis: layout}, fill))
+        is_row = axis >= 0 and value.size == size == value.shape[axis]
+        return is_row and layout_obstacle(self.graph, node.input[index]) is None
 
-    def _is_row(self, tensor: str, constant: str, vector: bool = False) -> bool:
-        """True for a constant of one value, or one for each channel: a vector, or as Add broadcasts it."""
-        value, shape = self.graph.constant(constant), self.graph.shape(tensor)
-        if value is None or shape is None or layout_obstacle(self.graph, constant):
-            return False
-        axis = 0 if vector else value.ndim - len(shape) + 1
-        return value.size == 1 or (axis >= 0 and value.size == shape[1] == value.shape[axis])
-
-
-@dataclass
-class _Padding:
-    """Pads weights and constants; `sizes` are the new numbers of channels, by the root of a block."""
-
-    graph: GraphEditor
-    channels: _Channels
-    sizes: dict[int, int]
-
-    def __post_init__(self) -> None:
-        self.weights = NewWeights(self.graph)
-
-    def write(self) -> None:
-        """Gives all nodes their new constants, and then all tensors with more channels a new name."""
-        graph = self.graph
-        for node in self.channels.nodes:
-            self._write(node)
-        for tensor, layout in self.channels.layouts.items():
-            if self._grows(layout):
-                first, _, *others = graph.shape(tensor) or ()
-                shape = (first, self._places(layout)[1], *others)
+    def pad(self) -> None:
+        """Pads constants, and then gives all tensors with more channels another name."""
+        graph, weights = self.graph, NewWeights(self.graph)
+        for node, index, layouts, fill in self.constants:
+            name = node.input[index]
+            gaps = {axis: places for axis, layout in layouts.items() if (places := _gaps(layout))}
+            if gaps:
+                wide = partial(_padded, graph, name, gaps, fill)
+                graph.set_input(node, index, weights.made((name, fill, str(gaps)), f"{name}/padded", wide))
+        for node in self.depthwise:
+            group = next(item for item in node.attribute if item.name == "group")
+            group.i += len(_gaps(self.layouts[node.output[0]]))
+        for tensor, layout in self.layouts.items():
+            if any(block.root().more for block in layout):
+                batch, _, *others = graph.shape(tensor) or ()
+                shape = (batch, sum(block.size + block.root().more for block in layout), *others)
                 graph.rename(tensor, graph.tensor(f"{tensor}/padded", dtype=graph.dtype(tensor), shape=shape))
 
-    def _write(self, node: NodeProto) -> None:
-        layouts, made = self.channels.layouts, self.channels.layouts[node.output[0]]
-        if node.op_type == "Conv":
-            depthwise = attribute(node, "group", 1) > 1
-            self._pad(node, 1, {0: made} if depthwise else {0: made, 1: layouts[node.input[0]]})
-            if len(node.input) > 2 and node.input[2]:
-                self._pad(node, 2, {0: made})
-            for item in node.attribute:
-                if item.name == "group" and depthwise:
-                    item.i = self._places(made)[1]
-        elif node.op_type == "BatchNormalization":
-            for index, fill in enumerate(NEUTRAL, start=1):
-                self._pad(node, index, {0: made}, fill)
-        elif node.op_type in ROWS:
-            rank = self.graph.rank(node.output[0]) or 0
-            for index, name in enumerate(node.input):
-                value = self.graph.constant(name)
-                if value is not None and value.size > 1:
-                    self._pad(node, index, {value.ndim - rank + 1: made})
 
-    def _pad(self, node: NodeProto, index: int, layouts: Mapping[int, Layout], fill: float = 0.0) -> None:
-        """Lets a node read a constant whose axes have the channels of the layouts."""
-        name = node.input[index]
-        places = {axis: self._places(layout) for axis, layout in layouts.items() if self._grows(layout)}
-        if not places or self.graph.value(name).size == 1:
-            return
+def _fix(layout: Layout, obstacle: str) -> None:
+    for block in layout:
+        root = block.root()
+        root.obstacle = root.obstacle or obstacle
 
-        def wide() -> Array:
-            value = self.graph.value(name)
-            for axis, (where, count) in places.items():
-                old, shape = value, list(value.shape)
-                shape[axis] = count
-                value = np.full(shape, fill, old.dtype)
-                value[(slice(None),) * axis + (where,)] = old
-            return value
 
-        key = (name, *((axis, count, where.tobytes()) for axis, (where, count) in places.items()))
-        self.graph.set_input(node, index, self.weights.made(key, f"{name}/padded", wide))
+def _tie(one: Layout, other: Layout) -> bool:
+    """Ties the blocks of two layouts; False if they differ in size."""
+    if [block.size for block in one] != [block.size for block in other]:
+        return False
+    for a, b in zip(one, other, strict=True):
+        if (root := a.root()) is not (tied := b.root()):
+            tied.tied, root.obstacle = root, root.obstacle or tied.obstacle
+    return True
 
-    def _grows(self, layout: Layout) -> bool:
-        return any(self.channels.root(block) in self.sizes for block in layout)
 
-    def _places(self, layout: Layout) -> tuple[Array, int]:
-        """The new places of the old channels, and the new number of channels."""
-        places, count = list[Array](), 0
-        for block in layout:
-            size = self.channels.sizes[block]
-            places.append(np.arange(count, count + size))
-            count += self.sizes.get(self.channels.root(block), size)
-        return np.concatenate(places), count
+def _gaps(layout: Layout) -> list[int]:
+    """The places, as `numpy.insert` takes them, at which channels are added."""
+    ends = accumulate(block.size for block in layout)
+    return [end for end, block in zip(ends, layout, strict=True) for _ in range(block.root().more)]
+
+
+def _padded(graph: GraphEditor, constant: str, gaps: Mapping[int, list[int]], fill: float) -> Array:
+    value = graph.value(constant)
+    for axis, places in gaps.items():
+        value = np.insert(value, places, fill, axis)
+    return value
