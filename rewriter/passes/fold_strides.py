@@ -151,26 +151,19 @@ class _Folding:
 
     def write(self) -> Change:
         """Replaces the Conv."""
-        graph, conv, (high, wide) = self.graph, self.conv, self.axes
-        new, channels = Replacement(graph, conv, "folded"), self.windows.channels
+        conv, (high, wide) = self.conv, self.axes
+        new, channels = Replacement(self.graph, conv, "folded"), self.windows.channels
         sizes = (channels, high.count, high.step, wide.count, wide.step)
         split = new.reshape(conv.input[0], sizes, new.tensor("blocks"))
         moved = new.add("Transpose", [split], new.tensor("moved"), perm=[0, 1, 3, 5, 2, 4])
         depth = channels * high.step * wide.step
         folded = new.reshape(moved, (depth, high.count, wide.count), new.tensor("folded"))
-        graph.substitute(
-            conv.output[0],
-            graph.make(
-                "Conv",
-                [folded, self._weight(), *conv.input[2:]],
-                [conv.output[0]],
-                name=new.name,
-                kernel_shape=[high.window, wide.window],
-                pads=[high.begin, wide.begin, high.end, wide.end],
-            ),
+        window, pads = [high.window, wide.window], [high.begin, wide.begin, high.end, wide.end]
+        inputs = [folded, self._weight(), *conv.input[2:]]
+        new.finish("Conv", inputs, new.name, kernel_shape=window, pads=pads)
+        return Change(
+            label(conv), f"stride 1 and a window of {high.window}x{wide.window} in {depth} channels"
         )
-        what = f"stride 1 and a window of {high.window}x{wide.window} in {depth} channels"
-        return Change(label(conv), what)
 
     def _weight(self) -> str:
         """Returns the name of the constant [O, C * s * s, window of blocks]."""

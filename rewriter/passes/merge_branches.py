@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from onnx import NodeProto
 from rewriter.ir.base import Change, Context, Event, Exactness, Kept, Refusal, WeightPass, refused
 from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised, label
 from rewriter.ir.graph.match import optional_input, produced
-from rewriter.ir.graph.weights import NewWeights, layout_obstacle
+from rewriter.ir.graph.weights import NewWeights, Replacement, layout_obstacle
 from rewriter.ir.model import Array
 from rewriter.passes.algorithms.windows import Windows, pads_of, windows_of
 
@@ -174,26 +174,15 @@ def _merge(graph: GraphEditor, node: NodeProto, found: list[_Branch], weights: N
             label(node), f"{APART}: the sum of their weights or biases is not finite in their type"
         )
     large, *others = found
-    conv = large.conv
-    inputs = [
-        conv.input[0],
-        _shared(weights, [(b.conv.input[1], _lead(large, b)) for b in found], weight),
-    ]
+    conv, windows = large.conv, large.windows
+    parts = [(branch.conv.input[1], _lead(large, branch)) for branch in found]
+    inputs = [conv.input[0], _shared(weights, parts, weight)]
     if bias is not None:
         inputs.append(_shared(weights, [(b.bias, ()) for b in found if b.bias], bias))
-    merged = graph.make(
-        "Conv",
-        inputs,
-        [node.output[0]],
-        name=f"{label(conv)}/merged",
-        kernel_shape=large.windows.kernel,
-        strides=large.windows.strides,
-        dilations=large.windows.dilations,
-        pads=large.pads,
-        group=attribute(conv, "group", 1),
-    )
-    graph.substitute(node.output[0], merged)
-    window = "x".join(map(str, large.windows.kernel))
+    shape = {"kernel_shape": windows.kernel, "strides": windows.strides, "dilations": windows.dilations}
+    shape |= {"pads": large.pads, "group": attribute(conv, "group", 1)}
+    Replacement(graph, node).finish("Conv", inputs, f"{label(conv)}/merged", **shape)
+    window = "x".join(map(str, windows.kernel))
     rest = ", ".join(label(branch.conv) for branch in others)
     return Change(label(conv), f"one Conv of {conv.input[0]} with {rest}: windows of {window}")
 
@@ -218,7 +207,7 @@ def _bias(graph: GraphEditor, found: list[_Branch]) -> Array | None:
         return np.sum(np.stack([value for value in values if value is not None]), axis=0) if values else None
 
 
-def _shared(weights: NewWeights, parts: list[tuple[str, object]], value: Array) -> str:
+def _shared(weights: NewWeights, parts: Sequence[tuple[str, object]], value: Array) -> str:
     """Returns the name of a constant that is the sum of `parts`; Convs with the same parts share it."""
     first = parts[0][0]
     return first if len(parts) == 1 else weights.made(tuple(parts), f"{first}/merged", lambda: value)

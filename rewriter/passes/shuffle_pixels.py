@@ -107,15 +107,5 @@ def _shuffled(graph: GraphEditor, node: NodeProto, step: int, weights: NewWeight
             weights.made((bias, count), f"{bias}/shuffled", lambda: np.repeat(graph.value(bias), count))
         )
     channels = new.add("Conv", inputs, new.tensor("channels"), new.name, kernel_shape=[1, 1])
-    graph.substitute(
-        node.output[0],
-        graph.make(
-            "DepthToSpace",
-            [channels],
-            [node.output[0]],
-            name=f"{new.name}/DepthToSpace",
-            blocksize=step,
-            mode="CRD",
-        ),
-    )
+    new.finish("DepthToSpace", [channels], blocksize=step, mode="CRD")
     return Change(label(node), f"a pointwise Conv and DepthToSpace by {step}")

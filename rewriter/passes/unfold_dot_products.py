@@ -87,5 +87,5 @@ def _write(graph: GraphEditor, node: NodeProto) -> Change:
     last = new.add("ReduceSum", [products, axis], new.tensor("sums", (count,)), keepdims=0)
     if bias := optional_input(node, 2):
         last = new.add("Add", [last, bias], new.tensor("biased"))
-    graph.substitute(out, graph.make("Reshape", [last, row], [out], name=f"{new.name}/Reshape"))
+    new.finish("Reshape", [last, row])
     return Change(new.name, f"{counted(count, 'sum')} of {counted(depth, 'product')}")

@@ -103,6 +103,11 @@ class Replacement:
         self.graph.insert(node, before=self.node)
         return out
 
+    def finish(self, op: str, inputs: Sequence[str], name: str = "", **attributes: Any) -> None:
+        """Adds the node that writes the result, in place of the replaced one and of what only that needed."""
+        self.add(op, inputs, self.node.output[0], name, **attributes)
+        self.graph.remove(self.node, keep=self.node.output)
+
     def reshape(self, tensor: str, sizes: Sequence[int], out: str) -> str:
         """Adds a Reshape of all axes after the batch, whose size is copied (0)."""
         return self.add("Reshape", [tensor, self.graph.add_ints(f"{out}/shape", 0, *sizes)], out)
