@@ -82,7 +82,7 @@ class WidenGroups(WeightPass):
         if len(windows.kernel) != 2 or places == 1 or windows.out != channels or width < 2 or not slow:
             return 0
         wider = range(self.width, self.most + 1, self.step)
-        joined = next((new for new in wider if new % width == 0 and channels % new == 0), 0)
+        joined = next((new for new in wider if new % width == 0 == channels % new and new > width), 0)
         if not joined or width <= NO_TENSOR_CORE:
             return channels // joined if joined else 0
         sizes = graph.sizes(node.output[0])
@@ -96,8 +96,8 @@ def _widen(graph: GraphEditor, node: NodeProto, groups: int, weights: NewWeights
     weight = weights.made(
         (narrow, groups), f"{narrow}/wide", lambda: _wide(graph.value(narrow), old, old // groups)
     )
-    inputs = [node.input[0], weight, *node.input[2:]]
-    graph.substitute(node.output[0], graph.again(node, inputs, node.output, name=label(node), group=groups))
+    graph.set_input(node, 1, weight)
+    next(item for item in node.attribute if item.name == "group").i = groups
     width = len(graph.value(weight)) // groups
     return Change(label(node), f"{counted(groups, 'group')} of {width} channels in place of {old}")
 
