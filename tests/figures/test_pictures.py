@@ -7,7 +7,7 @@ import pytest
 
 from rewriter.ir.model import Array
 from rewriter.runtime.figures.pair import Pair
-from rewriter.runtime.figures.pictures import Picture, WorstOutputs, picture_of
+from rewriter.runtime.figures.pictures import Picture, WorstOutputs, best_boxes, picture_of
 
 NAN = np.nan
 
@@ -133,3 +133,9 @@ def test_a_pair_of_two_shapes_is_left_out() -> None:
     found = WorstOutputs()
     found.add("y", Pair(IMAGE, IMAGE[:, :, :8]))
     assert (found.statistics, found.pictures) == ((), ())
+
+
+def test_boxes_of_six_columns_are_ordered_by_the_score_before_the_class() -> None:
+    rows = np.array([[[0, 0, 1, 1, 0.2, 7], [2, 2, 3, 3, 0.9, 1]]], np.float32)
+    boxes = best_boxes("y", {"y": rows})
+    assert boxes is not None and boxes.tolist() == [[2, 2, 3, 3], [0, 0, 1, 1]]
