@@ -19,6 +19,7 @@ from rewriter.pipeline.presets import OTHERWISE, PRESETS
 from rewriter.pipeline.reader import expected, to_text
 from rewriter.pipeline.schema import Option, declarations
 from rewriter.pipeline.text import own_passes
+from rewriter.runtime.engines.probe.answers import recorded
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -148,6 +149,7 @@ A plan keeps these nodes out of FP16, too. What “free” means was measured: [
 `fix --target` repairs these where the target has them, if *what helps* says `fix`, and warns of the rest.
 The release and the GPU come from `--target` (`10.13`, `10.13 sm_110`, `jetpack-6.2`) or from the machine.
 Where one of them is not known, `scan` has a note, and `rewriter probe --ask` finds out.
+*Asked* is what TensorRT-RTX 1.6.1 answered; the rest is from the linked threads.
 
 {defects}
 """
@@ -160,7 +162,7 @@ def findings() -> str:
     return _FINDINGS.format(
         kinds=_table(("kind", "what it is", "severity", "what to do"), kinds),
         rules=_table(("rule", "why"), rules),
-        defects=_table(("defect", "releases", "what helps"), map(_defect, quirks.table())),
+        defects=_table(("defect", "releases", "asked", "what helps"), map(_defect, quirks.table())),
     )
 
 
@@ -181,8 +183,17 @@ def _kind(name: str, kind: Kind) -> tuple[str, ...]:
 
 def _defect(quirk: quirks.Quirk) -> tuple[str, ...]:
     name = f"[`{quirk.id}`]({quirk.link})" if quirk.link else f"`{quirk.id}` ({quirk.source})"
-    helps = f"{quirk.remedy}; `fix` does" if quirk.repaired else quirk.remedy
-    return f"{name}: {quirk.title}", quirk.releases, helps
+    helps = f"`fix`: {quirk.remedy}" if quirk.repaired else quirk.remedy
+    return f"{name}: {quirk.title}", quirk.releases, _asked(quirk.answer), helps
+
+
+def _asked(name: str) -> str:
+    """The recorded answers to a probe, each with its GPUs: `wrong (H100, H200)`."""
+    answers: dict[str, list[str]] = {}
+    for found in sorted(recorded(), key=lambda found: found.gpu):
+        if name in found.values:
+            answers.setdefault(found.values[name], []).append(found.gpu.split()[1])
+    return "; ".join(f"{value} ({', '.join(gpus)})" for value, gpus in answers.items())
 
 
 # -- docs/configuration.md --------------------------------------------------------------------------

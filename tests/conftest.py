@@ -38,8 +38,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 WALLED = ("batch", "cli", "engines", "gpu", "model", "suites")
-"""Rooms of tests whose subject is the child process around native code, or that use CUDA, which only children
-do. In others, by day, it runs in the test's own process: children cost up to half of the time."""
+"""Rooms of tests whose subject is the child process around native code. In others, by day, it runs in the
+test's own process: children cost up to half of the time."""
 
 
 @pytest.hookimpl(tryfirst=True)

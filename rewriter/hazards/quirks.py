@@ -235,6 +235,8 @@ def _chains(graph: GraphEditor, quirk: Quirk) -> list[list[NodeProto]]:
     """The chains of nodes that match the quirk."""
     chains = [chain for node in graph.nodes for chain in _from(graph, node, quirk.chain)]
     chains = [chain for chain in chains if _MEANT[quirk.where](graph, chain)]
+    if quirk.lower:  # what is in FP16 already is right
+        chains = [c for c in chains if any(_is_fp32(graph, n) for n in c if n.op_type in quirk.lower)]
     if quirk.where not in ("shared-axis", "shared-input"):
         return chains
     groups: dict[Hashable, list[list[NodeProto]]] = defaultdict(list)
@@ -255,6 +257,10 @@ def _from(graph: GraphEditor, node: NodeProto, steps: Sequence[str]) -> Iterator
             yield from ([node, *rest] for reader in readers for rest in _from(graph, reader, steps[1:]))
     if steps[0].endswith("?") and len(steps) > 1:
         yield from _from(graph, node, steps[1:])
+
+
+def _is_fp32(graph: GraphEditor, node: NodeProto) -> bool:
+    return graph.dtype(node.output[0]) == TensorProto.FLOAT
 
 
 def _is_patch(graph: GraphEditor, node: NodeProto) -> bool:

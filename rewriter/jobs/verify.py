@@ -28,7 +28,6 @@ from rewriter.pipeline.options import VerifyOptions, combined, documented
 from rewriter.runtime.emulation import Accumulation, reference
 from rewriter.runtime.engines.deployment import deployment
 from rewriter.runtime.engines.measure import measure
-from rewriter.runtime.engines.onnxruntime import gpu_notes
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing
 from rewriter.runtime.engines.this_machine import Choice
@@ -128,13 +127,13 @@ def verify(
             with watch("running the engine"):
                 result = _on_engine(result, judge, *models, precision, settings, missing)
         warnings = [*_warnings(chosen, samples), *data_warnings(models[0], samples), *made_nan]
-        return replace(result, warnings=(*warnings, *result.warnings, *gpu_notes()), seconds=watch.seconds)
+        return replace(result, warnings=(*warnings, *result.warnings), seconds=watch.seconds)
 
 
 def _without_reference(judge: Judge, original: Model, chosen: Choice) -> str:
     """Compute the reference; or why ONNX Runtime cannot, where an engine of the original can stand in."""
     try:
-        exact = run_all(reference(original), judge.samples, gpu=True)
+        exact = run_all(reference(original), judge.samples)
     except NoKernelError as error:
         if chosen.engine in ("tensorrt", "tensorrt-rtx"):
             return error.what

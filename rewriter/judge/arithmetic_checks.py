@@ -71,11 +71,8 @@ def check_structure(
     tolerance = sum(step.exactness.tolerance for step in passes)
     noise = _own_rounding(expected, rewritten) if tolerance else {}
     held = Standard(Tolerance(tolerance, RELATIVE_L2, "the passes"), as_sets=selects_rows(rewritten))
-    run = partial(_run, rewritten, list(samples), rounded)
-    first = (lambda: outputs) if outputs is not None else partial(run, gpu=expected.on_cpu is not None)
-    check = _compare_run("structure", expected.as_written, first, held, noise)
-    if expected.on_cpu is not None and not check.passed:
-        check = _compare_run("structure", expected.on_cpu(), run, held, noise)
+    run = (lambda: outputs) if outputs is not None else partial(_run, rewritten, samples, rounded)
+    check = _compare_run("structure", expected.as_written, run, held, noise)
     if check.passed is None:
         return check
     inexact = ", ".join(step.name for step in passes if step.exactness.tolerance)
@@ -281,14 +278,10 @@ def _place(node: NodeError) -> str:
 
 
 def _run(
-    model: Model,
-    samples: Iterable[Mapping[str, Array]],
-    fp32_form: Callable[[Model], Model],
-    *,
-    gpu: bool = False,
+    model: Model, samples: Iterable[Mapping[str, Array]], fp32_form: Callable[[Model], Model]
 ) -> Sequence[Outputs]:
     """Runs the FP32 form of a model on ONNX Runtime."""
-    return run_all(fp32_form(model), (as_declared(model, sample) for sample in samples), gpu=gpu)
+    return run_all(fp32_form(model), (as_declared(model, sample) for sample in samples))
 
 
 def _compare_run(

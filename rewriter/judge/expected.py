@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from rewriter.ir.model import Array, Model, walk_nodes
 from rewriter.ir.model.schemas import NUMPY_TYPES
 from rewriter.runtime.emulation import reference, rounded
-from rewriter.runtime.engines.onnxruntime import Session, runs_on_gpu
+from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.figures.tolerances import precision_of
 
 Outputs = Mapping[str, Array]
@@ -26,13 +25,10 @@ class Expected:
         exact: With every FP16 and BF16 tensor in FP32: the reference for the fixed model.
         as_written: Rounded where the model rounds: the reference for structural passes. The same as `exact`
             for an FP32 model.
-        on_cpu: Computes `as_written` again on the CPU, if it comes from a GPU, whose kernels sum in another
-            order for other shapes; None if it comes from the CPU.
     """
 
     exact: Sequence[Outputs]
     as_written: Sequence[Outputs]
-    on_cpu: Callable[[], Sequence[Outputs]] | None = None
 
 
 def expected_outputs(model: Model, samples: Sequence[Outputs]) -> Expected:
@@ -41,25 +37,16 @@ def expected_outputs(model: Model, samples: Sequence[Outputs]) -> Expected:
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
-    wide = reference(model)
-    exact = run_all(wide, samples, gpu=True)
-    if precision_of(model) != "fp32":
-        return Expected(exact, run_all(rounded(model), samples))
-    return Expected(exact, exact, cache(lambda: run_all(wide, samples)) if runs_on_gpu(wide) else None)
+    exact = run_all(reference(model), samples)
+    return Expected(exact, exact if precision_of(model) == "fp32" else run_all(rounded(model), samples))
 
 
-def run_all(
-    model: Model, samples: Iterable[Mapping[str, Array]], *, gpu: bool = False
-) -> list[dict[str, Array]]:
-    """Returns the outputs of an FP32 model on ONNX Runtime for each sample, without optimisations.
-
-    Args:
-        gpu: As for `Session`.
-    """
+def run_all(model: Model, samples: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:
+    """Returns the outputs of an FP32 model on ONNX Runtime for each sample, without optimisations."""
     fed = list(samples)
     if not fed:
         return []
-    with Session(model, gpu=gpu) as session:
+    with Session(model) as session:
         return [session.run(sample) for sample in fed]
 
 

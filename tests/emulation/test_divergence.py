@@ -165,6 +165,11 @@ def test_any_type_of_inputs_and_outputs(io: InputsOutputs) -> None:
     assert found[0].added > 0.0, "the input's rounding, or its Cast"
 
 
+def test_an_fp16_input_has_no_error() -> None:
+    source = graphs.graph("g (float16[64] x) => (float[64] y) { a = Cast<to = 1>(x) y = Tanh(a) }")
+    assert [(row.tensor, row.total > 0) for row in diverged(source)] == [("x/fp32", False), ("y", True)]
+
+
 def test_samples_count_together() -> None:
     source = graphs.graph(CHAIN)
     feeds = [graphs.random_feeds(source, seed, 10.0**seed) for seed in range(3)]

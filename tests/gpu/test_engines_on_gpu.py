@@ -18,11 +18,9 @@ import rewriter
 from benchmarks.surroundings import Suite, table
 from rewriter.hazards import quirks
 from rewriter.hazards.quirks import Quirk
-from rewriter.ir import children
 from rewriter.ir.model import Array, Model, save
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.measure import measure
-from rewriter.runtime.engines.onnxruntime import Session, gpu_notes, runs_on_gpu
 from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import read_tensors, write_samples
 
@@ -210,21 +208,6 @@ def test_fix_is_right_where_the_library_has_a_defect(quirk: Quirk, tmp_path: Pat
         low = [f"{d.op} ({d.rule})" for d in done.plan.decisions] if done.plan else []
         ROWS.append(f"{quirk.id}, {case.name}: {done.ending}; FP32: {', '.join(low)}; {done.repairs}")
         assert done.verified, str(done.verdict)
-
-
-def test_references_of_a_large_model_are_computed_by_cuda(tmp_path: Path) -> None:
-    if problem := this_machine.obstacle("onnxruntime-cuda"):
-        pytest.skip(problem.what)
-    source, samples = matmul(3000), write_samples(tmp_path / "s", feeds(3000))
-    assert runs_on_gpu(source), (children.inside, gpu_notes(), source.size)
-    values = []
-    for gpu in (True, False):
-        with Session(source, gpu=gpu) as session:
-            values.append(session.run(read_tensors(samples[0]))["y"].astype(np.float64))
-    assert not gpu_notes()
-    error = float(np.linalg.norm(values[0] - values[1]) / np.linalg.norm(values[1]))
-    ROWS.append(f"{'reference on the GPU':30} {error:.2e} from the CPU's")
-    assert 0 < error < 1e-5, "TF32 was not switched off, or the CPU computed both"
 
 
 def test_passes_and_rules_are_right_in_surroundings(tmp_path: Path) -> None:

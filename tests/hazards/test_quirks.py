@@ -15,14 +15,12 @@ from needs import needs_rtx
 import rewriter
 from rewriter.hazards import operators
 from rewriter.hazards.kinds import SEVERITIES
-from rewriter.hazards.planning.planner import make_plan
 from rewriter.hazards.quirks import Quirk, build_arguments, known_defects, not_repaired, places, table
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.hazards.types import no_lower_type
 from rewriter.ir.base import Target
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.plan import Precision
-from rewriter.runtime.ranges import measure
 
 SOURCES = ("measured here", "TensorRT-Model-Connect, qwen_vl", "TensorRT-Model-Connect, builder_policy.py")
 UNASKED = {"clip-hides-nan", "grid-sample-attention", "fused-attention-sm120"}
@@ -143,7 +141,20 @@ SCORES = """
     g (float[1,2,8,16] q, float[1,2,16,8] k, float[1,2,8,16] v, float[1,2,8,8] b) => (float[1,2,8,16] y) {
         f = Relu(q) j = Relu(k) w = Relu(v)
         m = MatMul(f, j) h = Add(m, b) MORE p = Softmax<axis = -1>(i) y = MatMul(p, w) }"""
-ONCE, TWICE = SCORES.replace("MORE", "").replace("(i)", "(h)"), SCORES.replace("MORE", "i = Add(h, b)")
+ONCE = SCORES.replace("MORE", "").replace("(i)", "(h)")
+WINDOWS = """
+    g (float[6,4,8] k, float[6,4,8] q, float[6,4,4] p, float[6,4,8] v, float[16,16] w) => (float[3,2,2,16] y)
+    <int64[5] heads = {3,2,2,2,8}, int64[4] whole = {3,2,2,16}> {
+        e = Relu(k) f = Relu(q) g = Relu(v)
+        t = Transpose<perm = [0,2,1]>(e) m = MatMul(f, t) a = Add(m, p) IN
+        s = Softmax<axis = -1>(c) OUT o = MatMul(d, g)
+        r = Reshape(o, heads) u = Transpose<perm = [0,2,3,1,4]>(r) i = Reshape(u, whole) y = MatMul(i, w) }"""
+WIDE = WINDOWS.replace("IN", "").replace("(c)", "(a)").replace("OUT", "").replace("(d", "(s")
+ISLAND = (
+    WINDOWS.replace("float", "float16")
+    .replace("IN", "c = Cast<to = 1>(a)")
+    .replace("OUT", "d = Cast<to = 10>(s)")
+)
 FLOAT8 = """
     g (float8e4m3fn[4,4] w, float[4,4] x) => (float[4,4] y) <float s = {1.0}> {
         d = DequantizeLinear(w, s) y = MatMul(x, d) }"""
@@ -220,13 +231,22 @@ def test_a_build_option_repairs_a_defect() -> None:
     assert [one.done for one in done.causes] == ["built with --builderOptimizationLevel=0"]
 
 
-def test_a_softmax_that_is_wrong_in_fp32_stays_in_fp16() -> None:
-    source = graphs.graph(TWICE)
-    ranges = measure(source, [graphs.random_feeds(source)])
-    for gpu, expected in (("sm_80", ["Softmax"]), ("sm_90", [])):
-        target = Target.parse(f"tensorrt-rtx 1.6.1 {gpu}")
-        plan = make_plan(source, ranges, PrecisionRequest(epilogues="all", target=target))
-        assert [d.op for d in plan.decisions if d.op == "Softmax"] == expected
+@needs_rtx
+def test_a_softmax_that_is_wrong_in_fp32_stays_in_fp16_and_builds() -> None:
+    for gpu, types in (("sm_80", {"fp32"}), ("sm_90", {"fp16"})):
+        target, passes = f"tensorrt-rtx 1.6.1 {gpu}", "mixed-precision{epilogues=all},clean-casts"
+        done = fixed("softmax-of-relative-positions", target, graphs.graph(WIDE).proto, passes=passes)
+        assert types_of(done, ["Softmax"]) == types
+        assert built(done)
+
+
+def test_a_users_softmax_in_fp32_is_a_finding_and_becomes_fp16() -> None:
+    target = "tensorrt-rtx 1.6.1 sm_90"
+    for text, findings in ((ISLAND, 1), (ISLAND.replace("<to = 1>", "<to = 10>"), 0)):
+        found = rewriter.scan(graphs.graph(text).proto, target=target).findings
+        assert sum("biased scores" in one.reason for one in found) == findings
+    done = fixed("softmax-of-relative-positions", target, graphs.graph(ISLAND).proto, build=False)
+    assert types_of(done, ["Softmax"]) == {"fp16"}
 
 
 def test_fix_reports_a_defect_that_it_cannot_repair() -> None:

@@ -33,7 +33,7 @@ ROOMS = (
 
 BUDGETS = {
     "ir": 6_150,
-    "runtime": 6_500,
+    "runtime": 6_450,
     "hazards": 3_450,
     "passes": 5_400,
     "pipeline": 2_000,

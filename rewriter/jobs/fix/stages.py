@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -37,12 +36,11 @@ from rewriter.jobs.fix.refusals import (
 )
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.search.effort import RunCost, processor_s
-from rewriter.judge.expected import MOST_SAMPLES, Expected, expected_outputs, run_all
+from rewriter.judge.expected import MOST_SAMPLES, Expected, expected_outputs
 from rewriter.judge.judge import Standard
 from rewriter.judge.not_finite import nan_warnings
 from rewriter.judge.verdict import Check, Verdict
 from rewriter.pipeline import text as pipeline
-from rewriter.runtime.engines.onnxruntime import gpu_notes
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.figures.probabilities import finds_nothing, probabilities
@@ -77,7 +75,7 @@ def run(job: FixJob) -> FixResult:
             plan=made.plan,
             data=replace(data, spans=judge.spans, profiled=frozenset(job.deployment.profile)),
             verdict=Verdict(made.checks) if request.verify or made.checks else None,
-            warnings=[*conclusion.remarks, *made.warnings, *judge.not_run(), *gpu_notes()],
+            warnings=[*conclusion.remarks, *made.warnings, *judge.not_run()],
             seconds=stage.seconds,
             repairs=list(found.lines),
             depth=along_depth(made.measured.model, made.measured.ranges),
@@ -242,8 +240,7 @@ def _judged(job: FixJob, original: Model, samples: Samples) -> tuple[FixJob, lis
     kinds = probabilities(original)
     telling = [n for n, outputs in enumerate(exact) if not finds_nothing(outputs, kinds)]
     telling = telling or [*range(len(places))]
-    again = cache(lambda: run_all(original, [feeds[n] for n in telling])) if first.on_cpu else None
-    outputs = Expected([exact[n] for n in telling], [written[n] for n in telling], again)
+    outputs = Expected([exact[n] for n in telling], [written[n] for n in telling])
     return job, [places[n] for n in telling], outputs
 
 

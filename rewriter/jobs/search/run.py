@@ -68,11 +68,11 @@ def search(
     feeds, wide, began = list(islice(samples, SAMPLES)), reference(original), processor_s()
     one_sample = isinstance(goal, ErrorLimit) and goal.one_sample
     effort = Effort(len(feeds), accumulation, accumulation)
-    expected = run_all(wide, feeds[:1], gpu=True)
+    expected = run_all(wide, feeds[:1])
     if not one_sample:
         cost = RunCost.of(structured, processor_s() - began)
         effort = affordable(goal, cost, len(feeds), accumulation)
-    expected += run_all(wide, feeds[1 : effort.samples], gpu=True)
+    expected += run_all(wide, feeds[1 : effort.samples])
     places = [_strongest(expected)] if one_sample else range(len(expected))
     trials = Trials(
         structured,

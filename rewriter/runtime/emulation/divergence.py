@@ -100,6 +100,8 @@ class SideBySide:
         for port in self.emulated.signature.inputs:
             out = EMULATED + port.name
             self.nodes.append(helper.make_node("Cast", [port.name], [out], to=port.dtype))
+            if self._dtype(port.name) in LOW:  # exact, and without a counterpart in FP32
+                self.constants.add(port.name)
 
     def _advance(self, done: int, node: NodeProto) -> int:
         """Add the nodes of the original up to the tensors that an emulated node reads and computes."""

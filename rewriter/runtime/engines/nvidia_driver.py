@@ -35,6 +35,11 @@ class Gpu:
     def cuda(self) -> str:
         return f"CUDA {'.'.join(map(str, self.driver_cuda))}"
 
+    @property
+    def sm(self) -> str:
+        """The compute capability as a target has it: `sm_90`."""
+        return "sm_{}{}".format(*self.capability)
+
     def __str__(self) -> str:
         major, minor = self.capability
         return f"{self.name} (compute capability {major}.{minor}, driver for {self.cuda})"

@@ -1,4 +1,7 @@
-"""Sessions of ONNX Runtime, each in a child process that shares this process's weights without a copy."""
+"""Sessions of ONNX Runtime, each in a child process that shares this process's weights without a copy.
+
+They compute references and ranges on the CPU: CUDA took longer (benchmarks/README.md#references-on-cuda).
+"""
 
 from __future__ import annotations
 
@@ -8,37 +11,14 @@ from contextlib import contextmanager
 import onnx
 
 from rewriter.ir import children
-from rewriter.ir.errors import ArithmeticRunError, EngineError, NativeError, RewriterError
+from rewriter.ir.errors import ArithmeticRunError, NativeError
 from rewriter.ir.graph import label
 from rewriter.ir.model import Array, Model, walk_nodes
 from rewriter.runtime.engines.local_session import LocalSession
-from rewriter.runtime.engines.onnxruntime_library import NoKernelError, import_onnxruntime
-from rewriter.runtime.engines.this_machine import obstacle
+from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
 
 RUN_S = 600.0
 """Wall time of one run, and of loading a model: the slowest model of `models/` needs seconds."""
-
-GPU_BYTES = 2**25
-"""Least weights of a model whose references run on a GPU: a small one is done before CUDA has started."""
-
-_failures: list[str] = []
-"""Problem of the first session that CUDA could not open or run here; every later one runs on the CPU."""
-
-
-def gpu_notes() -> list[str]:
-    """One sentence on why references that belong on the GPU ran on the CPU, if they did."""
-    return [f"references and ranges were computed on the CPU, since CUDA failed: {f}" for f in _failures]
-
-
-def runs_on_gpu(model: Model) -> bool:
-    """True if a reference of this model runs with CUDA: it is large, and ONNX Runtime and the GPU can."""
-    return (
-        children.FORKS
-        and not children.inside
-        and not _failures
-        and model.size >= GPU_BYTES
-        and obstacle("onnxruntime-cuda") is None
-    )
 
 
 def qualified(node: onnx.NodeProto) -> str:
@@ -51,43 +31,21 @@ class Session:
 
     Args:
         optimize: As for `LocalSession`, which lives in a child process.
-        gpu: Run with CUDA, without TF32, where that works and the model is large (`runs_on_gpu`): for
-            references and ranges. What must be bit-equal to another session belongs where that one runs.
 
     Raises:
         NoKernelError: an operator has no implementation.
         ArithmeticRunError: ONNX Runtime cannot load the model, or its process ended.
     """
 
-    def __init__(self, model: Model, *, optimize: bool = False, gpu: bool = False) -> None:
+    def __init__(self, model: Model, *, optimize: bool = False) -> None:
         import_onnxruntime()  # here, so that each child has it at once
-        self._model, self._optimize = model, optimize
+        self._model = model
         self._file = str(model.path) if model.path else None
         self._held: children.Held | None = None
-        self._gpu = gpu and runs_on_gpu(model)
-        try:
-            self._start()
-        except (ArithmeticRunError, EngineError) as error:
-            self._leave_gpu(error)
-
-    def _start(self) -> None:
-        model, gpu = self._model, self._gpu
         with self._explained():
             self._held = children.held(
-                lambda: LocalSession(model, optimize=self._optimize and not gpu, gpu=gpu, tf32=False),
-                doing="ONNX Runtime on the GPU" if gpu else "ONNX Runtime",
-                limit_s=RUN_S,
-                gpu=gpu,
+                lambda: LocalSession(model, optimize=optimize), doing="ONNX Runtime", limit_s=RUN_S
             )
-
-    def _leave_gpu(self, error: RewriterError) -> None:
-        """Go on with the CPU; an error of the CPU is the model's own, and is raised."""
-        if not self._gpu or isinstance(error, NoKernelError):
-            raise error
-        self.close()
-        self._gpu = False
-        _failures.append(error.what)
-        self._start()
 
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """Values of the outputs, or of those named, by name.
@@ -98,13 +56,6 @@ class Session:
         Raises:
             ArithmeticRunError: a feed does not fit, or a node failed, which is named.
         """
-        try:
-            return self._run(feeds, outputs)
-        except ArithmeticRunError as error:
-            self._leave_gpu(error)
-        return self._run(feeds, outputs)
-
-    def _run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None) -> dict[str, Array]:
         if self._held is None:
             raise ArithmeticRunError(
                 "the session is closed", where=self._file, hint="make another session of the same model"

@@ -124,10 +124,7 @@ def at_hand(target: Target) -> Target:
     release = numbers(_version(target.library.replace("-", "_")))[:3]
     other = target.gpus or not release or release[: len(target.version)] != target.version
     device = None if other else gpu()
-    if device is None:
-        return target
-    major, minor = device.capability
-    return replace(target, version=target.version or release, gpus=(f"sm_{major}{minor}",))
+    return replace(target, version=target.version or release, gpus=(device.sm,)) if device else target
 
 
 def title(module: str) -> str:

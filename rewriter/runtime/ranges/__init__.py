@@ -96,7 +96,7 @@ def _open(model: Model, unsupported: _Unsupported) -> tuple[Instrumented, Sessio
         if not probe.keys:
             return probe, None
         try:
-            return probe, Session(probe.model, gpu=True)
+            return probe, Session(probe.model)
         except NoKernelError as error:
             if not unsupported.learn(error):
                 raise

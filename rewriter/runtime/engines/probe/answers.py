@@ -30,7 +30,7 @@ class Answers(Summary):
 
     Attributes:
         library: `tensorrt` or `tensorrt-rtx`, as a target calls it; `version`: its release.
-        gpu, driver: Name of the GPU; newest CUDA that its driver supports.
+        gpu, driver, sm: Name of the GPU; newest CUDA that its driver supports; compute capability, `sm_90`.
         recorded: True if they come from the package, not from this machine.
     """
 
@@ -39,6 +39,7 @@ class Answers(Summary):
     gpu: str
     driver: str = ""
     source: str = ""
+    sm: str = ""
     recorded: bool = False
     answers: Mapping[str, Answer] = field(default_factory=dict)
 
@@ -65,18 +66,20 @@ class Answers(Summary):
         yield from listed("answers", (f"{name}: {answer.value}" for name, answer in self.answers.items()), 10)
 
     def fits(self, target: Target) -> bool:
-        """True if library and release are those of a target; a target may give a part of the release."""
+        """True if library, release and GPU are those of a target, which may give a part of them."""
         release = this_machine.numbers(self.version)[: len(target.version)]
-        return self.library == target.library and release == target.version
+        elsewhere = self.sm and target.gpus and self.sm not in target.gpus
+        return self.library == target.library and release == target.version and not elsewhere
 
 
 def known_target(target: Target) -> Target:
     """The target with its answers, measured on this machine's GPU or recorded, and with that GPU."""
-    answers = measured(target) or next((a for a in recorded() if a.fits(target)), None)
-    target = this_machine.at_hand(target)
+    here = this_machine.at_hand(target)
+    asked = replace(target, gpus=here.gpus)
+    answers = measured(asked) or next((a for a in recorded() if a.fits(asked)), None)
     if answers is None:
-        return target
-    return replace(target, answers=answers.values, known_from=answers.origin)
+        return here
+    return replace(here, answers=answers.values, known_from=answers.origin)
 
 
 def measured(target: Target | None = None) -> Answers | None:

@@ -70,6 +70,7 @@ def ask(
         gpu.name if gpu else "CPU",
         gpu.cuda if gpu else "",
         "measured by rewriter probe",
+        sm=gpu.sm if gpu else "",
         answers={p.name: p.answer({c.name: results[p.name, c.name] for c in p.cases}) for p in probes},
     )
 
