@@ -160,8 +160,8 @@ def connected(address: str, *, gpus: float, jobs: int, seconds: float) -> Iterat
             hint = "start one: ray start --head; docs/batch.md shows how"
             raise UsageError(what, where=f"`ray={address}`", hint=hint) from error
         try:
-            if (known := ray.cluster_resources().get("GPU", 0.0)) < gpus:  # Ray would wait forever
-                what = f"the cluster has {known:g}, and each model reserves {gpus:g}"
+            if (gpu_count := ray.cluster_resources().get("GPU", 0.0)) < gpus:  # Ray would wait forever
+                what = f"the cluster has {gpu_count:g}, and each model reserves {gpus:g}"
                 hint = "ray start --address=HOST:PORT adds a machine to the cluster"
                 raise UsageError(what, where="`gpus`", hint=hint)
             yield Cluster(ray, gpus=gpus, jobs=jobs, seconds=seconds)

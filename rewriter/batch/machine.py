@@ -134,8 +134,8 @@ def _fix(entry: Entry) -> Outcome:
     outcome = Outcome("unbuildable" if conclusion.kind == "unbuildable" else ending, text, error=worst)
     if result.plan is None:
         return outcome
-    kept = len(result.plan.fp32) + len(result.plan.bf16)
-    return replace(outcome, fp32_nodes=kept, float_nodes=result.plan.float_nodes)
+    nodes = len(result.plan.fp32) + len(result.plan.bf16)
+    return replace(outcome, fp32_nodes=nodes, float_nodes=result.plan.float_nodes)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def named(paths: Iterable[Path], output: Path) -> list[Entry]:
     Raises:
         UsageError: a path or a pattern names no model.
     """
-    found = []
+    entries = []
     for path in paths:
         here = [pair for pair in _files(path) if not pair[1].resolve().is_relative_to(output.resolve())]
         if not here:
@@ -94,8 +94,8 @@ def named(paths: Iterable[Path], output: Path) -> list[Entry]:
             what = "results go there, so that it is not searched" if inside else "no model is there"
             hint = "name a file, a folder with .onnx files, or a pattern in quotes"
             raise UsageError(what, where=str(path), hint="name another folder with -o" if inside else hint)
-        found += [Entry(name, file, output / name) for name, file in here]
-    return found
+        entries += [Entry(name, file, output / name) for name, file in here]
+    return entries
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:

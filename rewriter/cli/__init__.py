@@ -134,12 +134,12 @@ class Root(Group):
 
 def loaded(name: str) -> Any:
     """Imports a command."""
-    made = pkgutil.resolve_name(f"rewriter.cli{COMMANDS[name].place}")
-    if isinstance(made, typer.Typer):
-        made.info.name = name
-        return typer.main.get_group(made)
+    command = pkgutil.resolve_name(f"rewriter.cli{COMMANDS[name].place}")
+    if isinstance(command, typer.Typer):
+        command.info.name = name
+        return typer.main.get_group(command)
     alone = typer.Typer(add_completion=False)
-    alone.command(name, cls=Command)(made)
+    alone.command(name, cls=Command)(command)
     return typer.main.get_command(alone)
 
 

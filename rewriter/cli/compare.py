@@ -46,11 +46,11 @@ def _tolerance(resolved: ResolvedOptions, metric: str | None) -> dict[str, Any]:
     """The tolerance with the place that set it; a file's metric alone is a goal of `fix`, and ignored."""
     from rewriter.runtime.figures.tolerances import Tolerance
 
-    usual, given = declarations(VerifyOptions)["metric"].default, resolved.arguments("verify")
-    if "tolerance" not in given:
+    usual, options = declarations(VerifyOptions)["metric"].default, resolved.arguments("verify")
+    if "tolerance" not in options:
         return {"metric": metric or usual}
     source = resolved.where("tolerance")
-    return {"tolerance": Tolerance(given["tolerance"], given.get("metric", usual), source)}
+    return {"tolerance": Tolerance(options["tolerance"], options.get("metric", usual), source)}
 
 
 @with_options(LocateCommand, outputs=("report", "json", "verbose", "quiet"))

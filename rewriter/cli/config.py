@@ -46,8 +46,8 @@ def config(
         options = {
             key.key: {"value": resolved.values[n], "from": sources[n].named(n)} for n, key in KEYS.items()
         }
-        found = {"file": str(file) if file else None, "options": options, "warnings": notes}
-        write_document(document(found), json)
+        report = {"file": str(file) if file else None, "options": options, "warnings": notes}
+        write_document(document(report), json)
     if json == STDOUT:
         return
     rows = []

@@ -180,9 +180,9 @@ def _parameter(declared: Option) -> inspect.Parameter:
     switch, off = declared.kind is bool, f"/{declared.off}" if declared.off else ""
     kind: Any = bool if switch else list[str] if declared.several else str
     names, metavar = ([declared.flag + off], FLAG) if switch else ([declared.flag], declared.metavar)
-    made = option(declared.panel, metavar, declared.help, *names, autocompletion=completer(declared))
+    info = option(declared.panel, metavar, declared.help, *names, autocompletion=completer(declared))
     return inspect.Parameter(
-        declared.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, made]
+        declared.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
     )
 
 
@@ -200,10 +200,10 @@ def completer(declared: Option) -> Callable[[str], list[tuple[str, str]]] | None
 
 def _place(parameter: inspect.Parameter) -> int:
     """Arguments first, then the panels in their order."""
-    made = parameter.annotation.__metadata__[0]
-    if isinstance(made, ArgumentInfo):
+    info = parameter.annotation.__metadata__[0]
+    if isinstance(info, ArgumentInfo):
         return -1
-    panel = made.rich_help_panel or DATA
+    panel = info.rich_help_panel or DATA
     return PANELS.index(panel) if panel in PANELS else len(PANELS)
 
 
@@ -261,7 +261,7 @@ def check_extra(where: str, path: Path | None, inputs: Iterable[Any], endings: S
     for other in named + (_weights(named) if path.is_file() else []):
         if overwrites(path, other):
             raise UsageError(f"it would overwrite {other}", where=place, hint="name another file")
-    endings = endings or next((known for key, known in ENDINGS.items() if key in where), (path.suffix,))
+    endings = endings or next((suffixes for key, suffixes in ENDINGS.items() if key in where), (path.suffix,))
     if path.suffix.lower() not in endings:
         hint = f"its name may end in {', '.join(filter(None, endings))}"
         raise UsageError(f"nothing of the kind {path.suffix} can be written", where=place, hint=hint)

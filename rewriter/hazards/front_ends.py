@@ -97,7 +97,7 @@ def is_root(survey: Survey, node: NodeProto) -> bool:
 
 def _front_end(survey: Survey, end: NodeProto) -> list[NodeProto]:
     """The nodes from the graph inputs to a node; none if one is no linear operator, power or quotient."""
-    stack, seen, found = list(end.input), set[str](), list[NodeProto]()
+    stack, seen, nodes = list(end.input), set[str](), list[NodeProto]()
     while stack:
         name = survey.source(stack.pop())
         node = survey.graph.producer(name)
@@ -107,9 +107,9 @@ def _front_end(survey: Survey, end: NodeProto) -> list[NodeProto]:
         floats = [t for t in node.input if survey.is_float(t)]
         if floats and not _is_front_end(survey, node):
             return []
-        found.append(node)
+        nodes.append(node)
         stack.extend(floats)
-    return [node for node in found if survey.producer(node.output[0]) is node]
+    return [node for node in nodes if survey.producer(node.output[0]) is node]
 
 
 def _is_front_end(survey: Survey, node: NodeProto) -> bool:

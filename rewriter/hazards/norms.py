@@ -32,14 +32,14 @@ def unfused_norm(survey: Survey) -> Iterator[Hazard]:
     for norm in survey.norms:
         tensor, severity, reason, evidence = _inside(survey, norm)
         reason += ", and their variance E[x^2] - E[x]^2 cancels" if norm.cancels else ""
-        kept: tuple[NodeProto, ...] = norm.nodes
+        nodes: tuple[NodeProto, ...] = norm.nodes
         root = _root(survey, norm) if norm.epsilon < FP16_MIN_NORMAL else ()
         whole = any(norm.output in node.output for node in root)  # it needs no more Casts so
         if fits_inside(survey, norm) and not whole:
-            tensor, kept, evidence = norm.input, root, "epsilon"
+            tensor, nodes, evidence = norm.input, root, "epsilon"
             reason = f"{norm.epsilon:.3g} under the root of {norm.name} is below FP16's normal range"
         about = NormHazard(norm.kind, norm.output, evidence)
-        hazards = (survey.hazard(node, "unfused-norm", reason, tensor, severity) for node in kept)
+        hazards = (survey.hazard(node, "unfused-norm", reason, tensor, severity) for node in nodes)
         yield from (replace(hazard, norm=about) for hazard in hazards)
 
 
@@ -66,15 +66,15 @@ def _root(survey: Survey, norm: Norm) -> tuple[NodeProto, ...]:
     inverse of a small epsilon is no FP16 number, and two more roundings of every element would show.
     """
     radicands = {t for node in norm.nodes if (t := _radicand(survey, node))}
-    kept: list[NodeProto] = []
+    nodes: list[NodeProto] = []
     inverted: set[str] = set()
     for node in norm.nodes:
         adds = node.op_type in {"Add", "Max", "Clip"} and node.output[0] in radicands
         if _is_inverse(survey, node) or inverted & set(node.input):
             inverted.update(node.output)
         if adds or _radicand(survey, node) or node.output[0] in inverted:
-            kept.append(node)
-    return tuple(kept)
+            nodes.append(node)
+    return tuple(nodes)
 
 
 def fits_inside(survey: Survey, norm: Norm) -> bool:
@@ -88,8 +88,8 @@ def fits_inside(survey: Survey, norm: Norm) -> bool:
     divides = not any(_is_inverse(survey, node) for node in norm.nodes)
     if norm.kind == "l2-normalize" or norm.cancels or norm.epsilon < (FP16_DIVISOR**2 if divides else 0.0):
         return False
-    kept = {id(node) for node in _root(survey, norm)}
-    halves = [node for node in norm.nodes if id(node) not in kept]
+    roots = {id(node) for node in _root(survey, norm)}
+    halves = [node for node in norm.nodes if id(node) not in roots]
     inner = [t for node in halves for t in node.output if t != norm.output and survey.is_float(t)]
     measured = [survey.range(t) for t in inner if not survey.is_constant(t)]
     limit = survey.largest / HEADROOM**2  # squaring an operand squares its head-room, too
@@ -133,11 +133,11 @@ def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
 
     settled = {id(n) for norm in survey.norms if fits_inside(survey, norm) for n in norm.nodes}
     for node in survey.nodes:
-        found = _epsilon(survey, node) if id(node) not in settled else None
-        guarded = _guarded(survey, node.output[0]) if found else []
-        if found is None or not guarded:
+        hazard = _epsilon(survey, node) if id(node) not in settled else None
+        guarded = _guarded(survey, node.output[0]) if hazard else []
+        if hazard is None or not guarded:
             continue
-        epsilon, other = found
+        epsilon, other = hazard
         reason = f"{epsilon:.3g} in {label(node)} is below FP16's normal range"
         severity = _epsilon_severity(epsilon, survey.range(other))
         for inner in (*survey.upstream(other, sums_squares), node, *guarded):

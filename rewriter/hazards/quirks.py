@@ -192,8 +192,8 @@ def not_repaired(model: Model, target: Target, low: int) -> Iterator[str]:
 
 def build_arguments(model: Model, target: Target) -> list[str]:
     """Arguments of trtexec that repair a defect of the target which the model meets."""
-    known = [quirk for quirk in table() if quirk.build and quirk.concerns(target)]
-    return [word for quirk, _ in met(model, known) for word in quirk.build]
+    quirks = [quirk for quirk in table() if quirk.build and quirk.concerns(target)]
+    return [word for quirk, _ in met(model, quirks) for word in quirk.build]
 
 
 def met(model: Model, quirks: Sequence[Quirk]) -> Iterator[tuple[Quirk, list[NodeProto]]]:
@@ -214,8 +214,8 @@ def kept_for_defects(survey: Survey) -> Iterator[Hazard]:
 
 def lowered_for_defects(survey: Survey) -> set[int]:
     """Identities of nodes that must not be in FP32 without need: their FP32 kernel has a defect there."""
-    known = repairs(survey.request.target, survey.request.low)
-    return {id(node) for quirk in known for node in _of_chains(survey.graph, quirk, quirk.lower)}
+    quirks = repairs(survey.request.target, survey.request.low)
+    return {id(node) for quirk in quirks for node in _of_chains(survey.graph, quirk, quirk.lower)}
 
 
 def _of_chains(graph: GraphEditor, quirk: Quirk, operators: Sequence[str]) -> Iterator[NodeProto]:

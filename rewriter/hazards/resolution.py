@@ -55,8 +55,8 @@ def _from_inputs(survey: Survey, tensors: Iterable[str], accepts: Through) -> li
         return not refused
 
     seen: set[str] = set()
-    found = [node for tensor in tensors for node in survey.upstream(tensor, through, seen)]
-    return None if refused else found
+    nodes = [node for tensor in tensors for node in survey.upstream(tensor, through, seen)]
+    return None if refused else nodes
 
 
 def _is_outer_product(survey: Survey, node: NodeProto) -> bool:
@@ -162,12 +162,12 @@ def coordinates(survey: Survey) -> Iterator[Hazard]:
     inputs = {"GridSample": 1, "RoiAlign": 1, "NonMaxSuppression": 0, "AffineGrid": 0}
     seen: set[str] = set()
     for node in survey.nodes:
-        kept = [inputs[node.op_type]] if node.op_type in inputs else FP32_INPUTS.get(node.op_type, ())
+        places = [inputs[node.op_type]] if node.op_type in inputs else FP32_INPUTS.get(node.op_type, ())
         reason = f"coordinates of {label(node)}"
         severity: Severity = "warning" if node.op_type in inputs else "note"
         if node.op_type in inputs:
             yield Hazard(node, "coordinates", reason, severity=severity)
-        for tensor in (node.input[index] for index in kept if index < len(node.input)):
+        for tensor in (node.input[index] for index in places if index < len(node.input)):
             for source in survey.upstream(tensor, lambda n: n.op_type in CHEAP - {"Softmax"}, seen):
                 yield Hazard(source, "coordinates", reason, severity=severity)
 

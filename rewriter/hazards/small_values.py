@@ -69,12 +69,12 @@ def square_differences(survey: Survey) -> Iterator[Hazard]:
     """
     for node in survey.nodes:
         ranges = [survey.range(t) for t in (*node.input, *node.output)] if node.op_type == "Sub" else []
-        known = [r for r in ranges if r is not None and r.finite]
-        if len(known) < 3 or not known[1].mean_abs > _CANCELS * known[2].mean_abs:
+        finite = [r for r in ranges if r is not None and r.finite]
+        if len(finite) < 3 or not finite[1].mean_abs > _CANCELS * finite[2].mean_abs:
             continue
         squares = [list(survey.upstream(t, lambda n: _is_statistic(survey, n))) for t in node.input]
         if all(any(survey.squares(n) for n in path) for path in squares):
-            reason = f"{label(node)} subtracts squares of about {known[1].mean_abs:.3g}, and little remains"
+            reason = f"{label(node)} subtracts squares of about {finite[1].mean_abs:.3g}, and little remains"
             nodes = {id(n): n for path in ([node], *squares) for n in path}
             yield from (survey.hazard(n, "cancellation", reason, node.output[0]) for n in nodes.values())
 

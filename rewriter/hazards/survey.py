@@ -143,8 +143,8 @@ class Survey:
     def range(self, tensor: str) -> Range | None:
         """The range of a tensor; None if it was not measured."""
         tensor = self.source(tensor)
-        found = self.ranges.get((self.scope, tensor))
-        return found if found or self.parent is None else self.parent.range(tensor)
+        measured = self.ranges.get((self.scope, tensor))
+        return measured if measured or self.parent is None else self.parent.range(tensor)
 
     def constant(self, tensor: str) -> Array | None:
         """The value of a constant, seen through float Casts."""
@@ -163,11 +163,11 @@ class Survey:
 
     def aliases(self, tensor: str) -> list[str]:
         """`tensor` and the results of float Casts of it."""
-        found = [tensor]
-        for name in found if self._casts else ():
+        names = [tensor]
+        for name in names if self._casts else ():
             results = (out for n in self.graph.consumers(name) for out in n.output)
-            found.extend(out for out in results if out in self._casts)
-        return found
+            names.extend(out for out in results if out in self._casts)
+        return names
 
     def lowered(self, tensor: str) -> bool:
         """True if `tensor` is, or may come to be, in the lower precision; a mixed model's types decide."""

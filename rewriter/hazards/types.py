@@ -27,9 +27,9 @@ NO_LOWER_TYPE = frozenset({"no-lower-type", "no-schema", "unknown-type"})
 
 def user_choice(survey: Survey) -> Iterator[Hazard]:
     """Nodes that the user keeps in FP32, by pattern or by operator."""
-    kept = Kept(survey.request.keep_nodes, survey.request.keep_ops)
+    choice = Kept(survey.request.keep_nodes, survey.request.keep_ops)
     for node in survey.nodes:
-        yield from (Hazard(node, "user", f"kept by {request}") for request in kept.requests(node))
+        yield from (Hazard(node, "user", f"kept by {request}") for request in choice.requests(node))
 
 
 def no_lower_type(survey: Survey) -> Iterator[Hazard]:

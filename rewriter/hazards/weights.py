@@ -104,26 +104,26 @@ def batch_statistics(survey: Survey) -> Iterator[Hazard]:
         if node.op_type != "BatchNormalization" or len(node.input) < 5:
             continue
         values = [survey.constant(t) for t in node.input[1:5]]
-        known = [v.astype(np.float64) for v in values if v is not None and v.dtype.kind == "f"]
-        if len(known) < 4 or not all(np.isfinite(v).all() for v in known):
+        vectors = [v.astype(np.float64) for v in values if v is not None and v.dtype.kind == "f"]
+        if len(vectors) < 4 or not all(np.isfinite(v).all() for v in vectors):
             continue
         epsilon = float(attribute(node, "epsilon", 1e-5))
-        worst = _worst_channel(known, epsilon)
+        worst = _worst_channel(vectors, epsilon)
         if worst > WEIGHT_ERROR:
             reason = f"{label(node)}: statistics in FP16 change the factor of one channel by {worst:.2%}"
             if math.isinf(worst):
-                reason = f"{label(node)}: statistics up to {max(np.abs(v).max() for v in known):.4g}"
+                reason = f"{label(node)}: statistics up to {max(np.abs(v).max() for v in vectors):.4g}"
             yield survey.hazard(node, "weights", reason, node.input[4])
 
 
-def _worst_channel(known: Sequence[Array], epsilon: float) -> float:
+def _worst_channel(vectors: Sequence[Array], epsilon: float) -> float:
     """The largest relative change of a channel's factor; infinite if a statistic overflows."""
-    scale, _, _, variance = known
+    scale, _, _, variance = vectors
     with np.errstate(over="ignore"):
-        rounded = [v.astype(np.float16).astype(np.float64) for v in known]
+        rounded = [v.astype(np.float16).astype(np.float64) for v in vectors]
     if not all(np.isfinite(v).all() for v in rounded):
         return math.inf
     used = np.abs(scale) > FP16_FLUSH * np.abs(scale).max(initial=0.0)
     exact = scale / np.sqrt(variance + epsilon)
-    found = rounded[0] / np.sqrt(rounded[3] + epsilon)
-    return float(np.max(np.abs(found - exact)[used] / np.abs(exact[used]), initial=0.0))
+    ratio = rounded[0] / np.sqrt(rounded[3] + epsilon)
+    return float(np.max(np.abs(ratio - exact)[used] / np.abs(exact[used]), initial=0.0))

@@ -65,13 +65,13 @@ class HookOptions:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        known = [name for name in declarations(FixOptions) if name not in OWN]
+        names = [name for name in declarations(FixOptions) if name not in OWN]
         for name in self.fix:
-            if name not in known:
+            if name not in names:
                 raise UsageError(
                     "it has no meaning in a hook" if name in OWN else "rewriter.fix has no such argument",
                     where=f"fix={{{name!r}: ...}}",
-                    hint=f"choose from {', '.join(known)}",
+                    hint=f"choose from {', '.join(names)}",
                 )
         if self.calibration is not None and self.fix.get("inputs") is not None:
             raise UsageError("samples are given twice", where="calibration=", hint="remove fix['inputs']")
@@ -149,10 +149,10 @@ def fix_export(source: Path | onnx.ModelProto, feeds: Feeds, options: HookOption
     from rewriter.jobs.fix.api import fix
     from rewriter.report.fix import verdict_line
 
-    given = {**({"preset": options.preset} if options.preset else {}), **options.fix}
-    resolved = load_configuration().resolve(**{n: value for n, value in given.items() if n != "inputs"})
+    arguments = {**({"preset": options.preset} if options.preset else {}), **options.fix}
+    resolved = load_configuration().resolve(**{n: value for n, value in arguments.items() if n != "inputs"})
     with resolved.errors_name_sources():
-        request, model = combined(FixOptions, None, {**resolved.arguments("fix"), **given}), load(source)
+        request, model = combined(FixOptions, None, {**resolved.arguments("fix"), **arguments}), load(source)
         inputs = request.inputs if options.calibration is None else None
         inputs = feeds(model) if inputs is None else inputs
         patterns = [f"{name}.*" for name in options.fp32_modules]

@@ -59,8 +59,8 @@ def calibration_feeds(model: Model, module: Any, items: Iterable[Any], most: int
             item = {name: item[name] for name in names}
         elif isinstance(item, Mapping):
             signature = _signature(module)
-            known = signature.parameters if signature else ()
-            item = example_feeds(model, module, (), {k: v for k, v in item.items() if k in known})
+            parameters = signature.parameters if signature else ()
+            item = example_feeds(model, module, (), {k: v for k, v in item.items() if k in parameters})
         yield item
         rows = next((len(leaf) for leaf in _leaves(item) if leaf.ndim), 1)
         most -= max(1, rows // batch) if isinstance(batch, int) and batch else 1

@@ -15,15 +15,15 @@ SHOWN = 60
 """Characters of a wrong value that a message shows."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """`did you mean 'x'?`, for the known name that is closest; "" if none is close."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=LIKENESS)
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=LIKENESS)
     return f"did you mean {close[0]!r}?" if close else ""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, choices: Iterable[str]) -> str:
     """Returns a hint: the known name closest to `name`, or all names if none is close."""
-    names = list(known)
+    names = list(choices)
     return did_you_mean(name, names) or "choose from " + ", ".join(names)
 
 

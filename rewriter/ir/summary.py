@@ -35,8 +35,8 @@ class Summary:
 
 def listed(title: str, texts: Iterable[str], most: int = 4) -> Iterable[Row]:
     """A row for each text, under one title; the last row counts those left out."""
-    found = list(texts)
-    for index, text in enumerate(found[:most]):
+    items = list(texts)
+    for index, text in enumerate(items[:most]):
         yield title if index == 0 else "", text
-    if len(found) > most:
-        yield "", f"and {len(found) - most} more"
+    if len(items) > most:
+        yield "", f"and {len(items) - most} more"

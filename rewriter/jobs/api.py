@@ -34,9 +34,9 @@ def _verb(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
 
     @wraps(job)
     def verb(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        known = list(signature.parameters)
-        if wrong := next((name for name in kwargs if name not in known and not takes_options), None):
-            raise unknown(wrong, "there is no such keyword", "", known)
+        names = list(signature.parameters)
+        if wrong := next((name for name in kwargs if name not in names and not takes_options), None):
+            raise unknown(wrong, "there is no such keyword", "", names)
         _require_share(kwargs.get("max_latency_cost"))
         for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
             if not takes_options or name == "output":  # the job itself checks those of an options class

@@ -63,8 +63,8 @@ class ScanResult(Summary):
         return any(SEVERITIES.index(f.severity) >= SEVERITIES.index(severity) for f in self.findings)
 
     def summary(self) -> Iterator[Row]:
-        found = ", ".join(count(self.count(severity), severity) for severity in reversed(SEVERITIES))
-        yield "found", f"{found} in {count(self.float_nodes, 'float node')}, for {self.precision.upper()}"
+        counts = ", ".join(count(self.count(severity), severity) for severity in reversed(SEVERITIES))
+        yield "found", f"{counts} in {count(self.float_nodes, 'float node')}, for {self.precision.upper()}"
         for severity in reversed(SEVERITIES[1:]):
             lines = (
                 f"{count(len(f.nodes), 'node')}: {f.reason}" for f in self.findings if f.severity == severity

@@ -83,19 +83,19 @@ def locate(
     options = LocateOptions(usual if tolerance is None else tolerance, marks, max_builds)
     if chosen is None:
         exact = run(models[0], "upgrade-opset", opset=models[1].opset).model  # both in one session
-        found = search.locate_by_emulation(exact, models[1], used, options, noted_sums(models[1]) or "fp16")
+        result = search.locate_by_emulation(exact, models[1], used, options, noted_sums(models[1]) or "fp16")
     else:
         settings = MeasureSettings(
             chosen, plugins=deployed.plugins, build_timeout_s=timeout, run_timeout_s=timeout
         )
         shown = progress or (lambda *_: None)
-        found = search.locate(*models, used, settings, options, deployed.profile, shown)
+        result = search.locate(*models, used, settings, options, deployed.profile, shown)
     notes = [*([] if samples.source.real else [samples.source.text]), *data_warnings(models[0], samples)]
     if len(samples) > MOST_SAMPLES:
         notes.append(f"the first {MOST_SAMPLES} of {len(samples)} samples were looked at")
     return replace(
-        found,
-        notes=(*notes, *found.notes),
+        result,
+        notes=(*notes, *result.notes),
         data=samples.source,
         original=models[0].path,
         other=models[1].path,

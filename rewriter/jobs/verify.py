@@ -254,11 +254,11 @@ def _require_same_ports(original: Model, fixed: Model) -> None:
         names = [[port.name for port in getattr(model.signature, ports)] for model in (original, fixed)]
         missing, extra = ([n for n in names[i] if n not in names[1 - i]] for i in (0, 1))
         if missing or extra:
-            found = [f"lacks {', '.join(missing)}"] if missing else []
-            found += [f"has {', '.join(extra)} in addition"] if extra else []
+            faults = [f"lacks {', '.join(missing)}"] if missing else []
+            faults += [f"has {', '.join(extra)} in addition"] if extra else []
             raise UsageError(
                 f"it is not a version of {original.path or 'the original'}: of the {ports}, "
-                f"it {' and '.join(found)}",
+                f"it {' and '.join(faults)}",
                 where=str(fixed.path or "the fixed model"),
                 hint="give the original first, then the model that was made from it",
             )

@@ -85,8 +85,8 @@ def check_structure(
 
 def _own_rounding(expected: Expected, model: Model) -> dict[str, float]:
     """Returns the error that rounding as written may add to each output; 0 if nothing finite is left."""
-    found = weigh(expected.exact, expected.as_written, _distance(model)).comparisons
-    return {o.name: BOTH_ROUND * o.relative_l2 if np.isfinite(o.relative_l2) else 0.0 for o in found}
+    outputs = weigh(expected.exact, expected.as_written, _distance(model)).comparisons
+    return {o.name: BOTH_ROUND * o.relative_l2 if np.isfinite(o.relative_l2) else 0.0 for o in outputs}
 
 
 def _distance(model: Model) -> Standard:
@@ -301,16 +301,16 @@ def _compare_run(
         actual = run()
     except ArithmeticRunError as error:
         return Check(name, None, f"not checked: {error.what}", seconds=time.perf_counter() - start)
-    found = weigh(expected, actual, standard)
+    weighed = weigh(expected, actual, standard)
     rounds = tuple(
         tuple(replace(o, tolerance=o.tolerance + (noise or {}).get(o.name, 0.0)) for o in outputs)
-        for outputs in found.rounds
+        for outputs in weighed.rounds
     )
     outputs = worst_of_samples(rounds)
-    value = found.value(standard.tolerance)
+    value = weighed.value(standard.tolerance)
     passed = all(c.passed for c in outputs) and (value is None or value.met)
     details = () if passed else tuple(_degenerate(expected, outputs))
-    seconds, worst = time.perf_counter() - start, found.worst
+    seconds, worst = time.perf_counter() - start, weighed.worst
     return Check(
         name,
         passed,

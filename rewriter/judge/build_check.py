@@ -75,8 +75,8 @@ def expectation(model: Model, norms_in_range: frozenset[str] = frozenset()) -> B
     norms = sum(is_op(n, *NORMALIZATIONS) for n in nodes)
     types: dict[str, set[int]] = {}
     for scope in model.facts().scopes:
-        for name, known in scope.items():
-            types.setdefault(name, set()).add(known.dtype)
+        for name, facts in scope.items():
+            types.setdefault(name, set()).add(facts.dtype)
     in_functions = {name for f in model.proto.functions for node in f.node for name in node.output}
     return BuildExpectation(
         norms,
@@ -248,11 +248,11 @@ def _mismatches(report: BuildReport, planned: Mapping[str, int]) -> Iterator[str
             yield f"tensor {name} of {node} is {dtype}, planned {wanted}"
 
 
-def _halves(report: BuildReport, known: frozenset[str]) -> list[str]:
-    """Returns the FP16 reductions whose outputs are not `known`, as the warning does not name its nodes."""
+def _halves(report: BuildReport, in_range: frozenset[str]) -> list[str]:
+    """Returns the FP16 reductions whose outputs are not `in_range`, since the warning names no nodes."""
     return [
         layer.node or layer.name
         for layer in report.layers
         if layer.type == "REDUCE"
-        and any(dtype == "HALF" and logical_name(tensor) not in known for tensor, dtype in layer.outputs)
+        and any(dtype == "HALF" and logical_name(tensor) not in in_range for tensor, dtype in layer.outputs)
     ]

@@ -108,16 +108,16 @@ def weigh(
     metric, by_output = named(tolerance.metric), tolerance.metric == RELATIVE_L2
     rounds: list[tuple[OutputComparison, ...]] = []
     values = []
-    for sample, (exact, found) in enumerate(zip(expected, actual, strict=True)):
+    for sample, (exact, outputs) in enumerate(zip(expected, actual, strict=True)):
         limit, kinds = tolerance.of_each_output, standard.kinds
-        pairs = compare(exact, found, limit, as_sets=standard.as_sets, kinds=kinds)
+        pairs = compare(exact, outputs, limit, as_sets=standard.as_sets, kinds=kinds)
         for one, pair in pairs:
             worst.add(one.name, pair, sample=sample, build=build)
         compared = tuple(one for one, _ in pairs)
         if not by_output:  # only outputs that are not finite fail by themselves
             compared = tuple(replace(c, note=c.note or f"judged by {tolerance.metric}") for c in compared)
         rounds.append(compared)
-        values.append(_value(metric, exact, found, compared, tolerance))
+        values.append(_value(metric, exact, outputs, compared, tolerance))
     comparisons = worst_of_samples(rounds)
     value = metric.worst_of(values)
     value = metric.failed if value is None else value
@@ -138,8 +138,8 @@ def judge(expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standa
     for outcome in outcomes:
         error = None
         if outcome.ran:
-            found = (outcome.values(sample) for sample in range(len(outcome.outputs)))
-            judged.append(weigh(expected, found, standard, worst, outcome.build))
+            values = (outcome.values(sample) for sample in range(len(outcome.outputs)))
+            judged.append(weigh(expected, values, standard, worst, outcome.build))
             error = judged[-1].error
         runs.append(BuildRun(outcome.build, outcome.status, outcome.problem, error, outcome.latency))
     errors = [run.error for run in runs if run.error is not None]

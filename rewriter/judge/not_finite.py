@@ -67,7 +67,7 @@ def first_nan(model: Model, samples: Iterable[Mapping[str, Array]]) -> str:
     for is_wrong in (math.isnan, math.isinf):
         for scope, graph in enumerate(walk_graphs(wide.proto.graph)):
             for node in graph.node:
-                known = (ranges.get((scope, name)) for name in node.output)
-                if any(found is not None and is_wrong(found.mean_abs) for found in known):
+                measured = (ranges.get((scope, name)) for name in node.output)
+                if any(one is not None and is_wrong(one.mean_abs) for one in measured):
                     return f"{label(node)} ({node.op_type})"
     return ""

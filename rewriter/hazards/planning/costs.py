@@ -155,16 +155,16 @@ class Prices:
 
     def total_us(self, plan: Plan) -> float:
         """The time of one inference under `plan`, bit for bit the same in any order of the plan's nodes."""
-        kept = plan.fp32
-        searched = {d.key for d in plan.decisions if d.rule == SEARCHED} & kept
+        fp32 = plan.fp32
+        searched = {d.key for d in plan.decisions if d.rule == SEARCHED} & fp32
         split: dict[str, float] = {}  # kernels that exist only because nodes of a search are FP32
         for key in searched & self.epilogues.keys():
             convs, us = self.epilogues[key]
-            for conv in sorted(convs - kept)[:1]:
+            for conv in sorted(convs - fp32)[:1]:
                 split[conv] = max(split.get(conv, 0.0), us)
-        total = fsum(self.base.values()) + fsum(self.own.get(key, 0.0) for key in kept)
-        total += fsum(attention.us for attention in self.attentions if attention.nodes & kept)
-        casts = fsum(one.us for one in self.results if one.is_cast(kept, searched))
+        total = fsum(self.base.values()) + fsum(self.own.get(key, 0.0) for key in fp32)
+        total += fsum(attention.us for attention in self.attentions if attention.nodes & fp32)
+        casts = fsum(one.us for one in self.results if one.is_cast(fp32, searched))
         return total + casts + fsum(split.values())
 
 

@@ -81,7 +81,7 @@ def _has_epilogues(survey: Survey) -> bool:
     return survey.is_fp16 and survey.request.target.answers.get(PROBE) != "fp16"
 
 
-def epilogues(survey: Survey, found: AbstractSet[int]) -> Iterator[Hazard]:
+def epilogues(survey: Survey, fp32: AbstractSet[int]) -> Iterator[Hazard]:
     """The epilogues of FP16 matrix products.
 
     An epilogue starts at the first operator after a product and ends at the next matrix product, view or
@@ -89,13 +89,13 @@ def epilogues(survey: Survey, found: AbstractSet[int]) -> Iterator[Hazard]:
     attention stay FP16.
 
     Args:
-        found: The identities of the nodes in FP32; the caller adds each that is yielded.
+        fp32: The identities of the nodes in FP32; the caller adds each that is yielded.
     """
     masked = scores_of_attention(survey)
     queue: list[NodeProto] = []
-    for product, readers in _starts(survey, found, masked):
+    for product, readers in _starts(survey, fp32, masked):
         for first in readers:
-            if id(first) not in found:
+            if id(first) not in fp32:
                 queue.append(first)
                 yield Hazard(first, RULE, _REASON, product.output[0])
     while queue:
@@ -103,20 +103,20 @@ def epilogues(survey: Survey, found: AbstractSet[int]) -> Iterator[Hazard]:
         for out in filter(survey.is_float, node.output):
             for _, reader in survey.readers(out):
                 grows = reader.op_type in ELEMENTWISE and id(reader) not in masked
-                if grows and id(reader) not in found:
+                if grows and id(reader) not in fp32:
                     queue.append(reader)
                     yield Hazard(reader, RULE, _REASON, out)
 
 
-def own_epilogues(survey: Survey, found: AbstractSet[int]) -> Iterator[Hazard]:
+def own_epilogues(survey: Survey, fp32: AbstractSet[int]) -> Iterator[Hazard]:
     """What an FP16 product's kernel computes of its result and constants: bias, activation.
 
     With all of it in FP32 the kernel does the same work and rounds once, at its end
     (docs/accuracy.md#own-epilogues). Where the kernel of a norm or Transpose takes it over, the product sums
-    in FP16 all the same, and it stays FP16. `found` as for `epilogues`.
+    in FP16 all the same, and it stays FP16. `fp32` as for `epilogues`.
     """
     masked = scores_of_attention(survey)
-    for product, _ in _starts(survey, found, masked):
+    for product, _ in _starts(survey, fp32, masked):
         chain = elementwise_after(survey, product.output[0], lambda node: id(node) in masked)
         if chain and not _is_taken_over(survey, chain):
             yield from (Hazard(node, RULE, _REASON, product.output[0]) for node in chain)
@@ -139,23 +139,23 @@ def _only(nodes: Sequence[NodeProto]) -> NodeProto | None:
     return nodes[0] if len(nodes) == 1 else None
 
 
-def norms(survey: Survey, found: AbstractSet[int]) -> Iterator[Hazard]:
+def norms(survey: Survey, fp32: AbstractSet[int]) -> Iterator[Hazard]:
     """The norms of one operator, and the views between them and FP32 nodes.
 
-    A norm that reads an FP32 sum directly stays FP16. `found` as for `epilogues`.
+    A norm that reads an FP32 sum directly stays FP16. `fp32` as for `epilogues`.
     """
     for node in survey.nodes if _has_epilogues(survey) else ():
         if node.op_type not in ROW_NORMS:
             continue
         before = list(survey.upstream(node.input[0], _moves))
         source = survey.producer(before[-1].input[0] if before else node.input[0])
-        fed = id(source) in found or any(id(view) in found for view in before)
+        fed = id(source) in fp32 or any(id(view) in fp32 for view in before)
         if fed and not before:
             continue
         views = [reader for _, reader in survey.downstream(node.output[0], _moves) if _moves(reader)]
-        after = [v for v in views if any(id(n) in found for _, n in survey.downstream(v.output[0], _moves))]
-        for kept in (node, *(before if fed else ()), *after):
-            yield Hazard(kept, NORM_RULE, _NORM_REASON, node.input[0])
+        after = [v for v in views if any(id(n) in fp32 for _, n in survey.downstream(v.output[0], _moves))]
+        for one in (node, *(before if fed else ()), *after):
+            yield Hazard(one, NORM_RULE, _NORM_REASON, node.input[0])
 
 
 def _moves(node: NodeProto) -> bool:
@@ -175,17 +175,17 @@ def scores_of_attention(survey: Survey) -> AbstractSet[int]:
 
 
 def _starts(
-    survey: Survey, kept: AbstractSet[int], masked: AbstractSet[int]
+    survey: Survey, fp32: AbstractSet[int], masked: AbstractSet[int]
 ) -> Iterator[tuple[NodeProto, list[NodeProto]]]:
     """FP16 products that can have an FP32 epilogue, each with all of its readers.
 
     Products with a reader in `masked` are skipped: it stays FP16.
     """
     for node in survey.nodes if _has_epilogues(survey) else ():
-        if id(node) in kept or projected(survey, node) is None:
+        if id(node) in fp32 or projected(survey, node) is None:
             continue
         ends = list(survey.readers(node.output[0]))
-        if has_fp32_epilogue(survey, node, ends, kept) and not any(id(n) in masked for _, n in ends):
+        if has_fp32_epilogue(survey, node, ends, fp32) and not any(id(n) in masked for _, n in ends):
             yield node, [reader for _, reader in ends]
 
 
@@ -235,8 +235,8 @@ def dot_products(survey: Survey) -> Iterator[Hazard]:
         if product is not None:
             readers = survey.downstream(node.output[0], lambda n: n.op_type in moves)
             after = (reader for _, reader in readers if reader.op_type in moves)
-            for kept in (node, product, *_pooling(survey, product), *after):
-                yield Hazard(kept, DOT_PRODUCT_RULE, _DOT_PRODUCT_REASON, node.output[0])
+            for one in (node, product, *_pooling(survey, product), *after):
+                yield Hazard(one, DOT_PRODUCT_RULE, _DOT_PRODUCT_REASON, node.output[0])
 
 
 def _product(survey: Survey, node: NodeProto) -> NodeProto | None:

@@ -25,19 +25,21 @@ BETWEEN = "between-islands"
 """Rule of a node that is FP32 only because its neighbours are."""
 
 
-def grow(survey: Survey, found: dict[int, Hazard]) -> None:
-    """Add to `found`, hazards by the identity of their nodes, the sums that need no more Casts.
+def grow(survey: Survey, hazards: dict[int, Hazard]) -> None:
+    """Add to `hazards`, hazards by the identity of their nodes, the sums that need no more Casts.
 
     Sums that feed one another are added together or not at all.
     """
-    for stream in _streams(survey, found):
+    for stream in _streams(survey, hazards):
         tensors = _border(survey, stream)
-        kept = found.keys()
-        grown = kept | {id(node) for node in stream}
-        before, after = (sum(_is_cast(survey, t, fp32) for t in tensors) for fp32 in (kept, grown))
+        identities = hazards.keys()
+        grown = identities | {id(node) for node in stream}
+        before, after = (sum(_is_cast(survey, t, fp32) for t in tensors) for fp32 in (identities, grown))
         if 0 < after <= before:
             for node in stream:
-                found[id(node)] = Hazard(node, RULE, "the FP32 nodes around it need as many Casts without it")
+                hazards[id(node)] = Hazard(
+                    node, RULE, "the FP32 nodes around it need as many Casts without it"
+                )
 
 
 def is_residual_sum(survey: Survey, node: NodeProto) -> bool:
@@ -45,12 +47,12 @@ def is_residual_sum(survey: Survey, node: NodeProto) -> bool:
     return node.op_type in SUMS and sum(1 for t in node.input if not survey.is_constant(t)) > 1
 
 
-def _streams(survey: Survey, found: dict[int, Hazard]) -> list[list[NodeProto]]:
+def _streams(survey: Survey, hazards: dict[int, Hazard]) -> list[list[NodeProto]]:
     """The sums without a hazard, grouped by streams: sums that feed one another."""
     streams: dict[int, list[NodeProto]] = {}
-    fp32 = set(found)
+    fp32 = set(hazards)
     for node in survey.nodes:
-        if id(node) in found:
+        if id(node) in hazards:
             continue
         if _begins_stream(survey, node, fp32):
             fp32.add(id(node))
@@ -89,24 +91,26 @@ def _border(survey: Survey, nodes: Iterable[NodeProto]) -> list[str]:
 def _is_cast(survey: Survey, tensor: str, fp32: AbstractSet[int]) -> bool:
     """True if a reader of the tensor needs another type than its producer computes."""
     producer = survey.producer(tensor)
-    made = id(producer) in fp32 if producer is not None else survey.stays_fp32(tensor)
+    is_fp32 = id(producer) in fp32 if producer is not None else survey.stays_fp32(tensor)
     wanted = {id(reader) in fp32 for _, reader in survey.readers(tensor)}
     wanted |= {survey.stays_fp32(t) for t in survey.aliases(tensor) if survey.graph.is_output(t)}
-    return (not made) in wanted
+    return (not is_fp32) in wanted
 
 
-def keep_adjacent(survey: Survey, found: dict[int, Hazard]) -> None:
+def keep_adjacent(survey: Survey, hazards: dict[int, Hazard]) -> None:
     """Give Q/DQ nodes and their operators one type: TensorRT does not fuse them across a Cast."""
     partners: dict[int, list[NodeProto]] = {}
     for node, other in _quantized_pairs(survey):
         partners.setdefault(id(node), []).append(other)
         partners.setdefault(id(other), []).append(node)
-    queue = [hazard.node for hazard in found.values()]
+    queue = [hazard.node for hazard in hazards.values()]
     while queue:
         node = queue.pop()
         for other in partners.get(id(node), ()):
-            if id(other) not in found:
-                found[id(other)] = Hazard(other, "quantized", f"next to {label(node)}, with no Cast between")
+            if id(other) not in hazards:
+                hazards[id(other)] = Hazard(
+                    other, "quantized", f"next to {label(node)}, with no Cast between"
+                )
                 queue.append(other)
 
 
@@ -122,14 +126,14 @@ def _quantized_pairs(survey: Survey) -> Iterator[tuple[NodeProto, NodeProto]]:
                 yield node, producer
 
 
-def absorb(survey: Survey, found: dict[int, Hazard]) -> None:
+def absorb(survey: Survey, hazards: dict[int, Hazard]) -> None:
     """Add cheap nodes that have only FP32 around them to the island: two borders become none."""
     for node in survey.nodes:  # once: a neighbour of one that is absorbed was FP32 before
-        if id(node) not in found and node.op_type in CHEAP and _surrounded(survey, node, found):
-            found[id(node)] = Hazard(node, BETWEEN, "all its neighbours are in FP32")
+        if id(node) not in hazards and node.op_type in CHEAP and _surrounded(survey, node, hazards):
+            hazards[id(node)] = Hazard(node, BETWEEN, "all its neighbours are in FP32")
 
 
-def reach_outputs(survey: Survey, found: dict[int, Hazard]) -> None:
+def reach_outputs(survey: Survey, hazards: dict[int, Hazard]) -> None:
     """Add the views between an FP32 node and an FP32 output of the model.
 
     Rounded to FP16 and back before an output, an FP32 sum was wrong by a factor of 46 in a ResNetV2 on
@@ -137,16 +141,16 @@ def reach_outputs(survey: Survey, found: dict[int, Hazard]) -> None:
     """
     for port in survey.graph.graph.output if survey.graph.is_main else ():
         views, node = list[NodeProto](), survey.producer(port.name)
-        while node is not None and node.op_type in LAYOUTS and id(node) not in found:
+        while node is not None and node.op_type in LAYOUTS and id(node) not in hazards:
             views.append(node)
             node = survey.producer(node.input[0])
         read = [port.name, *(view.input[0] for view in views)]
         alone = all(len([*survey.readers(name)]) == (name != port.name) for name in read)
-        if alone and survey.stays_fp32(port.name) and id(node) in found:
-            found.update((id(view), Hazard(view, BETWEEN, "between FP32 and an output")) for view in views)
+        if alone and survey.stays_fp32(port.name) and id(node) in hazards:
+            hazards.update((id(view), Hazard(view, BETWEEN, "between FP32 and an output")) for view in views)
 
 
-def _surrounded(survey: Survey, node: NodeProto, found: Mapping[int, Hazard]) -> bool:
+def _surrounded(survey: Survey, node: NodeProto, hazards: Mapping[int, Hazard]) -> bool:
     """True if the node has neighbours, and all are FP32 nodes or FP32 inputs and outputs."""
     sources, sinks = ([t for t in ts if survey.is_float(t)] for ts in (node.input, node.output))
     neighbours = [n for n in map(survey.producer, sources) if n is not None]
@@ -154,5 +158,5 @@ def _surrounded(survey: Survey, node: NodeProto, found: Mapping[int, Hazard]) ->
     inputs = (t for t in sources if survey.producer(t) is None and not survey.is_constant(t))
     ends = [survey.source(t) for t in inputs]
     ends += [name for t in sinks for name in survey.aliases(t) if survey.graph.is_output(name)]
-    inside = all(id(n) in found for n in neighbours) and all(survey.stays_fp32(t) for t in ends)
+    inside = all(id(n) in hazards for n in neighbours) and all(survey.stays_fp32(t) for t in ends)
     return bool(neighbours) and inside

@@ -48,7 +48,7 @@ def fit(model: Model, plan: Plan, where: str = "the plan") -> Plan:
     names: dict[str, list[str]] = {}
     for key, node in nodes.items():
         names.setdefault(label(node), []).append(key)
-    kept: dict[str, Decision] = {}
+    decisions: dict[str, Decision] = {}
     for decision in plan.decisions:
         keys = [decision.key] if decision.key else names.get(decision.node, [])
         name, text, hint = decision.node or decision.key, "", SAME_MODEL
@@ -67,11 +67,11 @@ def fit(model: Model, plan: Plan, where: str = "the plan") -> Plan:
             hint = "put it under fp32, or give a higher `opset`: Conv has BF16 from 22 on"
         if text or named is None:
             raise UsageError(text, where=where, hint=hint)
-        kept.setdefault(keys[0], replace(decision, node=label(named), op=named.op_type, key=keys[0]))
+        decisions.setdefault(keys[0], replace(decision, node=label(named), op=named.op_type, key=keys[0]))
     if plan.float_nodes not in (0, len(nodes)):
         text = f"it is of a model with {plan.float_nodes} float nodes, and this one has {len(nodes)}"
         raise UsageError(text, where=where, hint=SAME_MODEL)
-    ordered = tuple(kept[key] for key in nodes if key in kept)
+    ordered = tuple(decisions[key] for key in nodes if key in decisions)
     return replace(plan, decisions=ordered, float_nodes=len(nodes))
 
 

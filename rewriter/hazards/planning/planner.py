@@ -71,24 +71,24 @@ def extend_plan(
     if released:
         left = [d for d in left if d.rule != BETWEEN]
 
-    given = {d.key: d for d in left}
+    by_key = {d.key: d for d in left}
     decisions: list[Decision] = []
     for survey in surveys(model, {}, PrecisionRequest(plan.precision, plan.io)):
-        found: dict[int, Hazard] = {}
+        hazards: dict[int, Hazard] = {}
         for node in survey.nodes:
             key = node_key(survey.scope, node)
-            old = given.get(key)
+            old = by_key.get(key)
             if old is not None:
-                found[id(node)] = Hazard(node, old.rule, old.reason, old.tensor, old.range, norm=old.norm)
+                hazards[id(node)] = Hazard(node, old.rule, old.reason, old.tensor, old.range, norm=old.norm)
             elif key in extra:
-                found[id(node)] = Hazard(node, SEARCHED, extra[key])
-        keep_adjacent(survey, found)
-        absorb(survey, found)
-        reach_outputs(survey, found)
-        decisions += _decisions(survey, found)
+                hazards[id(node)] = Hazard(node, SEARCHED, extra[key])
+        keep_adjacent(survey, hazards)
+        absorb(survey, hazards)
+        reach_outputs(survey, hazards)
+        decisions += _decisions(survey, hazards)
     repairs = {d.key: d.repair for d in left}
-    made = (replace(d, repair=repairs.get(d.key, "fp32")) for d in decisions)
-    return replace(plan, decisions=tuple(made))
+    repaired = (replace(d, repair=repairs.get(d.key, "fp32")) for d in decisions)
+    return replace(plan, decisions=tuple(repaired))
 
 
 def unscaled_overflows(plan: Plan, ranges: RangesByTensor) -> dict[tuple[int, str], Range]:
@@ -110,16 +110,16 @@ def surveys(
     """The survey of every graph of the model, in the order of `Facts.scopes`; `tag` is for edits."""
     graphs = open_graphs(model, tag=tag)
     mixed = any(_computes_low(graph) for graph in graphs)
-    made: dict[int, Survey] = {}
+    by_scope: dict[int, Survey] = {}
     for scope, graph in enumerate(graphs):
-        parent = made.get(id(graph.parent)) if graph.parent is not None else None
-        made[id(graph)] = survey = Survey(graph, scope, ranges, model.opsets, settings, mixed, parent)
+        parent = by_scope.get(id(graph.parent)) if graph.parent is not None else None
+        by_scope[id(graph)] = survey = Survey(graph, scope, ranges, model.opsets, settings, mixed, parent)
         yield survey
 
 
-def _decisions(survey: Survey, found: Mapping[int, Hazard]) -> list[Decision]:
-    scope, kept = survey.scope, [found[id(node)] for node in survey.nodes if id(node) in found]
-    keyed = ((h, node_key(scope, h.node), h.node.op_type) for h in kept)
+def _decisions(survey: Survey, by_node: Mapping[int, Hazard]) -> list[Decision]:
+    scope, hazards = survey.scope, [by_node[id(node)] for node in survey.nodes if id(node) in by_node]
+    keyed = ((h, node_key(scope, h.node), h.node.op_type) for h in hazards)
     return [
         Decision(label(h.node), op, key, h.rule, h.reason, h.tensor, h.range, norm=h.norm)
         for h, key, op in keyed
@@ -138,34 +138,38 @@ def _computes_low(graph: GraphEditor) -> bool:
 
 def _decide(survey: Survey) -> list[Decision]:
     wish = survey.request
-    found: dict[int, Hazard] = {}
+    by_node: dict[int, Hazard] = {}
 
     def add(hazards: Iterable[Hazard]) -> None:
         for hazard in hazards:
-            found.setdefault(id(hazard.node), hazard)
+            by_node.setdefault(id(hazard.node), hazard)
 
     add(chain.from_iterable(rule(survey) for rule in wish.rules))
     add(hazard for rule in RULES for hazard in rule(survey) if hazard.acted_on)
     add(free_fp32.dot_products(survey))
     if wish.epilogues == "all":
-        add(free_fp32.epilogues(survey, found.keys()))
-        add(free_fp32.norms(survey, found.keys()))
-    keep_adjacent(survey, found)
-    grow(survey, found)
+        add(free_fp32.epilogues(survey, by_node.keys()))
+        add(free_fp32.norms(survey, by_node.keys()))
+    keep_adjacent(survey, by_node)
+    grow(survey, by_node)
     if wish.epilogues == "all":
-        add(free_fp32.norms(survey, found.keys()))  # again: `grow` may have added the sums that norms read
+        add(free_fp32.norms(survey, by_node.keys()))  # again: `grow` may have added the sums that norms read
         # after `grow`, which would add masks to the island and break the fused kernel
         add(free_fp32.softmaxes(survey))
-    absorb(survey, found)
+    absorb(survey, by_node)
     # alone: with its neighbours none of it would be free
     if wish.epilogues == "own":
-        add(free_fp32.own_epilogues(survey, found.keys()))
+        add(free_fp32.own_epilogues(survey, by_node.keys()))
     add(free_fp32.rounded_reciprocals(survey))
     for node in survey.nodes:
-        if any(wish.lower.requests(node)) and id(node) in found and found[id(node)].rule not in NO_LOWER_TYPE:
-            del found[id(node)]
+        if (
+            any(wish.lower.requests(node))
+            and id(node) in by_node
+            and by_node[id(node)].rule not in NO_LOWER_TYPE
+        ):
+            del by_node[id(node)]
     for identity in lowered_for_defects(survey):
-        if identity in found and found[identity].rule in free_fp32.FREE:
-            del found[identity]
-    reach_outputs(survey, found)
-    return _decisions(survey, found)
+        if identity in by_node and by_node[identity].rule in free_fp32.FREE:
+            del by_node[identity]
+    reach_outputs(survey, by_node)
+    return _decisions(survey, by_node)

@@ -59,16 +59,16 @@ def named(model: Model) -> Model:
 def constraints(model: Model, plan: Plan) -> tuple[Constraint, ...]:
     """The plan's nodes in FP32 and BF16, in the order of a model that `named` gave."""
     repairs: dict[str, Repair] = {d.key: d.repair for d in plan.decisions}
-    found, facts = [], model.facts()
+    layers, facts = [], model.facts()
     for scope, graph in enumerate(walk_graphs(model.proto.graph)):
-        known = facts.main | facts.scopes[scope]
+        types = facts.main | facts.scopes[scope]
         for node in graph.node:
             repair = repairs.get(node_key(scope, node))
             if repair is not None and not holds_graphs(node):  # If, Loop and Scan are no layers
                 outputs = [name for name in node.output if name]
-                floats = all(name in known and known[name].dtype in FLOATS for name in outputs)
-                found.append(Constraint(node.name, repair, floats, len(outputs)))
-    return tuple(found)
+                floats = all(name in types and types[name].dtype in FLOATS for name in outputs)
+                layers.append(Constraint(node.name, repair, floats, len(outputs)))
+    return tuple(layers)
 
 
 def trtexec_arguments(wanted: Sequence[Constraint]) -> str:
@@ -78,8 +78,8 @@ def trtexec_arguments(wanted: Sequence[Constraint]) -> str:
         return " ".join(flags)
     precisions = ",".join(f"{c.layer}:{c.repair}" for c in wanted)
     types = ",".join(f"{c.layer}:{'+'.join([c.repair] * c.outputs)}" for c in wanted if c.floats)
-    given = ["--precisionConstraints=obey", f"--layerPrecisions={precisions}"]
-    return " ".join([*flags, *given, *([f"--layerOutputTypes={types}"] if types else [])])
+    arguments = ["--precisionConstraints=obey", f"--layerPrecisions={precisions}"]
+    return " ".join([*flags, *arguments, *([f"--layerOutputTypes={types}"] if types else [])])
 
 
 def python_code(wanted: Sequence[Constraint], model: str) -> str:

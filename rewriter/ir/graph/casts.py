@@ -68,11 +68,11 @@ class _Walk:
         tensors = Tensors(self.model, self.names, self.request, graph, self.facts.scopes[scope], parent)
         outputs = zip(graph.output, output_types, strict=True)
         tensors.wanted = {v.name: dtype for v, dtype in outputs if tensors.is_float(v.name)}
-        given = list(graph.node)
-        self._release_names(tensors, given)
+        nodes = list(graph.node)
+        self._release_names(tensors, nodes)
         # an unread Cast would count as a consumer of its input
-        given, _ = without_unread(
-            given, [v.name for v in graph.output], lambda n: casts_floats(n, tensors.is_float)
+        nodes, _ = without_unread(
+            nodes, [v.name for v in graph.output], lambda n: casts_floats(n, tensors.is_float)
         )
         for tensor in graph.initializer:
             if tensor.data_type in self.request.floats:
@@ -80,8 +80,8 @@ class _Walk:
         for value in graph.input:
             if tensors.is_float(value.name) and not tensors.owns(value.name):
                 tensors.add_input(value.name, value.type.tensor_type.elem_type)
-        detours = _detours(tensors, given)
-        for node in given:
+        detours = _detours(tensors, nodes)
+        for node in nodes:
             self._visit(tensors, scope, node, detours)
         tensors.finish_outputs()
         self.scopes[scope] = tensors.write()
@@ -122,8 +122,8 @@ class _Walk:
             inputs, outputs = (
                 _each(types, names) for types, names in zip(ports, (node.input, node.output), strict=True)
             )
-            given = [tensors.original_type(name) for name in node.input]
-            self._read(tensors, node, [kind or own for kind, own in zip(inputs, given, strict=True)])
+            before = [tensors.original_type(name) for name in node.input]
+            self._read(tensors, node, [kind or own for kind, own in zip(inputs, before, strict=True)])
             self._add(tensors, scope, node, outputs)
             for name, kind in zip(node.output, outputs, strict=True):
                 if kind and name and not tensors.original_type(name):  # inference cannot find it
@@ -147,14 +147,14 @@ class _Walk:
         """Adds the node; its outputs are rounded where the given model has a lower type."""
         rounded: list[tuple[str, str, int]] = []
         for index, name in enumerate(node.output if self.request.rounding else ()):
-            given = tensors.original_type(name) if name else 0
-            lower = given in LOWER and (scope, name) not in self.request.exact
+            dtype = tensors.original_type(name) if name else 0
+            lower = dtype in LOWER and (scope, name) not in self.request.exact
             if lower and node.op_type not in VALUE_PRESERVING:
                 node.output[index] = fresh_name(f"{name}/exact", self.names)
-                rounded.append((node.output[index], name, given))
+                rounded.append((node.output[index], name, dtype))
         tensors.add(node, types)
-        for exact, name, given in rounded:
-            tensors.add_rounded(exact, name, given)
+        for exact, name, dtype in rounded:
+            tensors.add_rounded(exact, name, dtype)
 
     def _visit_control_flow(self, tensors: Tensors, scope: int, node: NodeProto) -> None:
         """Gives all floats that cross the border of If, Loop and Scan the node's type."""
@@ -168,11 +168,11 @@ class _Walk:
             for value in child.input:
                 if border and value.name in facts and facts[value.name].dtype in self.request.floats:
                     value.type.tensor_type.elem_type = border
-            given = [
+            types = [
                 facts[v.name].dtype if v.name in facts else tensors.original_type(v.name)
                 for v in child.output
             ]
-            self.graph(child, tensors, [border or dtype for dtype in given])
+            self.graph(child, tensors, [border or dtype for dtype in types])
         self._add(tensors, scope, node, [border] * len(node.output))
 
 

@@ -132,8 +132,8 @@ class GraphEditor(GraphView):
         name = self.fresh(base)
         facts = self.facts(like) if like else None
         if facts or dtype:
-            known = facts or TensorFacts(0, None)
-            self._facts[name] = TensorFacts(dtype or known.dtype, shape or known.shape)
+            base_facts = facts or TensorFacts(0, None)
+            self._facts[name] = TensorFacts(dtype or base_facts.dtype, shape or base_facts.shape)
         return name
 
     def insert(self, *nodes: NodeProto, before: NodeProto | None) -> None:
@@ -227,10 +227,10 @@ class GraphEditor(GraphView):
 
     def _commit_initializers(self) -> None:
         read = {name for node in self.graph.node for name in reads(node)} | self._outputs
-        kept = [t for name, t in self._initializers.items() if name in read]
+        old = [t for name, t in self._initializers.items() if name in read]
         new = [t for name, t in self._new_initializers.items() if name in read]
-        if len(kept) != len(self._initializers):
-            refill(self.graph.initializer, kept)
+        if len(old) != len(self._initializers):
+            refill(self.graph.initializer, old)
             listed = [v for v in self.graph.input if v.name not in self._initializers or v.name in read]
             if len(listed) != len(self.graph.input):
                 refill(self.graph.input, listed)

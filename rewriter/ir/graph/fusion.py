@@ -95,14 +95,14 @@ def kernel_results(
         belongs: True for a node that the kernel of its operand computes, too.
         source: The tensor that another stands for, such as the operand of a Cast that does not count.
     """
-    found: dict[str, int] = {}
+    kernels: dict[str, int] = {}
     for position, node in enumerate(nodes):
-        needed = max((found[s] for s in map(source, node.input) if s in found), default=None)
+        needed = max((kernels[s] for s in map(source, node.input) if s in kernels), default=None)
         if begins(node):
-            found.update(dict.fromkeys(filter(None, node.output), position))
+            kernels.update(dict.fromkeys(filter(None, node.output), position))
         elif needed is not None and belongs(node):
-            found.update(dict.fromkeys(filter(None, node.output), needed))
-    return found
+            kernels.update(dict.fromkeys(filter(None, node.output), needed))
+    return kernels
 
 
 def after_products(graph: GraphView) -> AbstractSet[str]:
@@ -195,14 +195,14 @@ def elementwise_after(flow: Dataflow, tensor: str, stop: Test = lambda node: Fal
     Args:
         stop: True for a node that does not belong to them, and neither does what it computes.
     """
-    inside, kept, stack = {tensor}, dict[int, NodeProto](), [tensor]
+    inside, nodes, stack = {tensor}, dict[int, NodeProto](), [tensor]
     while stack:
         for _, reader in flow.readers(stack.pop()):
             computed = {flow.source(name) for name in reader.input if not flow.is_constant(name)}
-            new = reader.op_type in ELEMENTWISE and id(reader) not in kept and not stop(reader)
+            new = reader.op_type in ELEMENTWISE and id(reader) not in nodes and not stop(reader)
             if new and computed <= inside:
-                kept[id(reader)] = reader
+                nodes[id(reader)] = reader
                 inside.update(reader.output)
                 stack.extend(reader.output)
-    alone = all(id(reader) in kept for _, reader in flow.readers(tensor))
-    return list(kept.values()) if alone and not flow.is_output(tensor) else []
+    alone = all(id(reader) in nodes for _, reader in flow.readers(tensor))
+    return list(nodes.values()) if alone and not flow.is_output(tensor) else []

@@ -22,13 +22,13 @@ def is_op(node: NodeProto | None, *ops: str) -> TypeGuard[NodeProto]:
 
 def reached(start: Iterable[T], onward: Callable[[T], Iterable[T]]) -> dict[T, None]:
     """All that `onward` leads to from `start`, which is included; each once."""
-    found = dict.fromkeys(start)
-    stack = list(found)
+    items = dict.fromkeys(start)
+    stack = list(items)
     while stack:
-        new = [item for item in dict.fromkeys(onward(stack.pop())) if item not in found]
-        found.update(dict.fromkeys(new))
+        new = [item for item in dict.fromkeys(onward(stack.pop())) if item not in items]
+        items.update(dict.fromkeys(new))
         stack.extend(new)
-    return found
+    return items
 
 
 def without_unread(
@@ -40,13 +40,13 @@ def without_unread(
         The nodes that stay, and the names that they and `outputs` read.
     """
     read = set(outputs)
-    kept: list[NodeProto] = []
+    alive: list[NodeProto] = []
     for node in reversed(nodes):
         if may_go(node) and read.isdisjoint(node.output):
             continue
-        kept.append(node)
+        alive.append(node)
         read.update(reads(node))
-    return kept[::-1], read
+    return alive[::-1], read
 
 
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:

@@ -234,9 +234,9 @@ class Tensors:
     def _converted_of(self, stored: StoredTensor, dtype: int) -> str:
         key = (stored.name, dtype)
         if key not in self._converted:
-            given = self._constants[stored.name]()
-            value = convert(given, dtype, stored.name)
-            release(given)
+            array = self._constants[stored.name]()
+            value = convert(array, dtype, stored.name)
+            release(array)
             name, main = self._fresh(stored.name, dtype), self.parent is None
             tensor = self.model.detached_tensor(name, value) if main else numpy_helper.from_array(value, name)
             self._converted[key] = tensor
@@ -274,26 +274,26 @@ class Tensors:
     def _write_initializers(self, read: set[str]) -> None:
         new = {tensor.name for tensor in self._converted.values()}
         listed = {v.name for v in self.graph.input}
-        kept = []
+        tensors = []
         for tensor in self.graph.initializer:
             if tensor.name in read or tensor.name not in self._constants or tensor.name in listed - new:
-                kept.append(tensor)
+                tensors.append(tensor)
             elif self.parent is None and tensor.name not in new:
                 self.model.weights.pop(tensor.name, None)
-        refill(self.graph.initializer, [*kept, *self._converted.values()])
+        refill(self.graph.initializer, [*tensors, *self._converted.values()])
 
     def _write_value_info(self) -> None:
         """Writes the stored types, and drops tensors that are gone."""
-        types = {s.name: s.dtype for given, s in self._stored.items() if given == s.name}
+        types = {s.name: s.dtype for name, s in self._stored.items() if name == s.name}
         types |= {t.name: t.data_type for t in self.graph.initializer}
         for value in self.graph.input:  # IR 3 lists initializers as inputs
             if self.is_float(value.name):
                 value.type.tensor_type.elem_type = types[value.name]
-        kept = []
+        infos = []
         for value in self.graph.value_info:
             if self.is_float(value.name):
                 if value.name not in types:
                     continue
                 value.type.tensor_type.elem_type = types[value.name]
-            kept.append(value)
-        refill(self.graph.value_info, kept)
+            infos.append(value)
+        refill(self.graph.value_info, infos)

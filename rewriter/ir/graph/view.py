@@ -75,8 +75,8 @@ class GraphView:
 
     def facts(self, tensor: str) -> TensorFacts | None:
         """Type and shape of a tensor of this graph or an enclosing one; None if they are not known."""
-        found = self._facts.get(tensor)
-        return found if found or self.parent is None else self.parent.facts(tensor)
+        facts = self._facts.get(tensor)
+        return facts if facts or self.parent is None else self.parent.facts(tensor)
 
     def dtype(self, tensor: str) -> int | None:
         """TensorProto.DataType of a tensor; None if it is not known."""

@@ -88,7 +88,7 @@ def _scope(graph: onnx.GraphProto) -> dict[str, TensorFacts]:
         if key not in types:
             kind = value.type.tensor_type
             types[key] = TensorFacts(kind.elem_type, shape_of(kind)) if kind.elem_type else None
-        found = types[key]
-        if found is not None:
-            facts[value.name] = found
+        of_scope = types[key]
+        if of_scope is not None:
+            facts[value.name] = of_scope
     return facts

@@ -43,9 +43,9 @@ def subgraphs(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
 
 def refill(field: Any, messages: Iterable[Any]) -> None:
     """Replaces the content of a repeated field by copies of `messages`, which may be its own."""
-    given = list(messages)  # held: messages that leave the field live as long as someone has them
+    items = list(messages)  # held: messages that leave the field live as long as someone has them
     del field[:]
-    field.extend(given)
+    field.extend(items)
 
 
 def holds_graphs(node: onnx.NodeProto) -> bool:

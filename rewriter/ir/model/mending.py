@@ -78,9 +78,9 @@ def _unique_names(proto: onnx.ModelProto) -> Iterator[str]:
 def _typed_outputs(model: Model) -> Iterator[str]:
     """Completes outputs by shape inference; what it does not know stays unknown."""
     outputs = [v for v in model.proto.graph.output if not _is_complete(v)]
-    known = model.facts().main if outputs else {}
+    types = model.facts().main if outputs else {}
     for value in outputs:
-        facts = known.get(value.name)
+        facts = types.get(value.name)
         if facts is not None:
             value.type.CopyFrom(onnx.helper.make_tensor_type_proto(facts.dtype, facts.shape))
         if facts is None or facts.shape is None:
@@ -128,24 +128,24 @@ def _lift(model: Model, graph: onnx.GraphProto) -> int:
     # an input with a default is no weight: callers may replace it
     weights = {t.name for t in graph.initializer if _is_weight(t) and t.name not in inputs}
     renamed: dict[str, str] = {}
-    kept: list[onnx.NodeProto] = []
+    nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         for name in reads(node).keys() & renamed.keys() if renamed else ():
             rename_reads(node, name, renamed[name])
         tensor = _constant(node)
         if not outputs.isdisjoint(node.output):
-            kept.append(node)
+            nodes.append(node)
         elif tensor is not None:
             weights.add(node.output[0])
             graph.initializer.append(_named(model, tensor, node.output[0], main=graph is model.proto.graph))
         elif node.op_type == "Identity" and node.input[0] in weights:
             renamed[node.output[0]] = node.input[0]
         else:
-            kept.append(node)
-    gone = len(graph.node) - len(kept)
+            nodes.append(node)
+    gone = len(graph.node) - len(nodes)
     if gone:
         lifted = weights | renamed.keys()
-        refill(graph.node, kept)
+        refill(graph.node, nodes)
         refill(graph.value_info, [value for value in graph.value_info if value.name not in lifted])
     return gone
 

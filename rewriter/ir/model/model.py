@@ -195,17 +195,17 @@ class Model:
         proto.CopyFrom(self.proto)
         graph = proto.graph
         inputs = {v.name for v in graph.input}
-        kept = []
+        tensors = []
         for tensor in graph.initializer:
             if tensor.name in needed:
                 attach(tensor, self.weights[tensor.name])
             if tensor.name not in self.weights or tensor.name in needed:
-                kept.append(tensor)
+                tensors.append(tensor)
             elif tensor.name not in inputs:
                 graph.input.append(
                     onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
                 )
-        refill(graph.initializer, kept)
+        refill(graph.initializer, tensors)
         refill(graph.input, [v for v in graph.input if v.name not in needed])
         isolate_unknown_ops(proto, self.opset, isolate_deprecated)
         return proto

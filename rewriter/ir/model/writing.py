@@ -67,10 +67,10 @@ def save(model: Any, path: str | os.PathLike[str], *, map_back: bool = False) ->
 
 def set_metadata(proto: onnx.ModelProto | onnx.NodeProto, entries: Mapping[str, str]) -> None:
     """Sets metadata of a model or node; an empty text removes the entry. File names need not be UTF-8."""
-    kept = [entry for entry in proto.metadata_props if entry.key not in entries]
+    old = [entry for entry in proto.metadata_props if entry.key not in entries]
     texts = {key: value.encode(errors=UNENCODABLE).decode() for key, value in entries.items() if value}
-    made = [onnx.StringStringEntryProto(key=key, value=value) for key, value in texts.items()]
-    refill(proto.metadata_props, [*kept, *made])
+    new = [onnx.StringStringEntryProto(key=key, value=value) for key, value in texts.items()]
+    refill(proto.metadata_props, [*old, *new])
 
 
 ENDINGS = ("", ".onnx", ".pb")

@@ -129,8 +129,8 @@ def _readers(graph: GraphEditor, tensor: str) -> Iterator[tuple[NodeProto, int]]
     for node in graph.consumers(tensor):
         if node.op_type in {"Shape", "Size"}:
             continue
-        found = [index for index, name in enumerate(node.input) if name == tensor]
-        yield from ((node, index) for index in found or [-1])
+        indices = [index for index, name in enumerate(node.input) if name == tensor]
+        yield from ((node, index) for index in indices or [-1])
 
 
 def _step(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow) -> _Flow | str:

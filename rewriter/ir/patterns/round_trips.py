@@ -60,8 +60,8 @@ def _trip(graph: GraphView, down: NodeProto) -> RoundTrip | None:
     up = graph.only_consumer(end)
     if up is None or not casts_to(up, TensorProto.FLOAT):
         return None
-    known = graph.shape(start)
-    same = up.input[0] == down.output[0] or (known is not None and graph.shape(up.input[0]) == known)
+    shape = graph.shape(start)
+    same = up.input[0] == down.output[0] or (shape is not None and graph.shape(up.input[0]) == shape)
     return RoundTrip(down, up) if same else None
 
 

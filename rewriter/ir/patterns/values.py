@@ -104,8 +104,8 @@ def is_aligned(graph: GraphEditor, statistic: str, tensor: str, axes: tuple[int,
     if have is None or want is None or axes is None or len(have) != len(want):
         return False
     reduced = {axis % len(want) for axis in axes or range(len(want))}
-    kept = [(h, w) for i, (h, w) in enumerate(zip(have, want, strict=True)) if i not in reduced]
-    unequal = [(h, w) for h, w in kept if h is None or h != w]
+    pairs = [(h, w) for i, (h, w) in enumerate(zip(have, want, strict=True)) if i not in reduced]
+    unequal = [(h, w) for h, w in pairs if h is None or h != w]
     if all(have[i] == 1 for i in reduced):
         return len(unequal) <= 1 and not any(isinstance(h, int) and isinstance(w, int) for h, w in unequal)
     return not unequal and all(have[i] in {1, want[i]} - {None} for i in reduced)
@@ -137,8 +137,8 @@ def selected(graph: GraphView, where: NodeProto) -> int | None:
         return None
     chosen = 1 if condition.any() else 2
     shape = graph.shape(where.output[0])
-    known = shape is not None and None not in shape
-    return chosen if known and graph.shape(where.input[chosen]) == shape else None
+    is_fixed = shape is not None and None not in shape
+    return chosen if is_fixed and graph.shape(where.input[chosen]) == shape else None
 
 
 def exposed(graph: GraphView, node: NodeProto, unit: Container[int]) -> str | None:

@@ -72,7 +72,7 @@ def plugin_types(texts: Iterable[str]) -> dict[str, PortTypes]:
     Raises:
         ValueError: a text is neither, or has a type that is none.
     """
-    found = {}
+    types = {}
     for text in texts:
         op, *ports = text.split(":")
         kinds = [tuple(kind.strip() for kind in part.strip().strip("[]").split(",")) for part in ports]
@@ -82,8 +82,8 @@ def plugin_types(texts: Iterable[str]) -> dict[str, PortTypes]:
             raise ValueError(
                 f"{what}: write OP:fp16 or OP:fp16,int32:fp32, with types of {', '.join(PORT_TYPES)}"
             )
-        found[op.strip()] = PortTypes(kinds[0], kinds[-1])
-    return found
+        types[op.strip()] = PortTypes(kinds[0], kinds[-1])
+    return types
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,8 @@ class Plan(Summary):
         plan_file.write(self, Path(path))
 
     def summary(self) -> Iterator[Row]:
-        kept = f"{len(self.fp32)} in FP32" + (f", {len(self.bf16)} in BF16" if self.bf16 else "")
+        text = f"{len(self.fp32)} in FP32" + (f", {len(self.bf16)} in BF16" if self.bf16 else "")
         yield "precision", f"{self.precision}, inputs and outputs: {self.io}"
-        yield "nodes", f"{count(self.float_nodes, 'float node')}, of which {kept}"
+        yield "nodes", f"{count(self.float_nodes, 'float node')}, of which {text}"
         rules = Counter(decision.rule for decision in self.decisions).most_common()
         yield from listed("why", (f"{rule}: {count(number, 'node')}" for rule, number in rules))

@@ -88,16 +88,16 @@ def from_text(text: str, where: str = "plan") -> Plan:
         UsageError: not JSON, another schema or version, or an invalid field, which is named.
     """
     try:
-        given = from_json(text)
+        entries = from_json(text)
     except json.JSONDecodeError as error:
         hint = f"line {error.lineno}, column {error.colno}"
         raise UsageError(f"not JSON: {error.msg}", where=where, hint=f"correct {hint}") from error
-    if not isinstance(given, dict) or given.get("schema") != SCHEMA:
+    if not isinstance(entries, dict) or entries.get("schema") != SCHEMA:
         raise UsageError("not a plan", where=where, hint=f'`save-plan` writes one; "schema" is "{SCHEMA}"')
-    if given.get("version") != VERSION:
-        found = f"a plan of version {given.get('version')!r}, this is version {VERSION}"
-        raise UsageError(found, where=where, hint="save it again with this release: `save-plan`")
-    fields = _filled(given, FIELDS, where)
+    if entries.get("version") != VERSION:
+        version = f"a plan of version {entries.get('version')!r}, this is version {VERSION}"
+        raise UsageError(version, where=where, hint="save it again with this release: `save-plan`")
+    fields = _filled(entries, FIELDS, where)
     decisions = tuple(
         _decision(entry, repair, f"{where}: {repair}[{index}]")
         for repair in get_args(Repair)
@@ -166,16 +166,16 @@ def write(plan: Plan, path: Path) -> None:
     write_text(to_text(plan), path, "the plan")
 
 
-def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _filled(entries: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The fields, with defaults for those that lack; null is a field that lacks."""
-    for name, value in given.items():
+    for name, value in entries.items():
         if name not in defaults:
             raise UsageError(f"no field {name!r}", where=where, hint=f"there are {', '.join(defaults)}")
         kind = type(defaults[name])
         if type(value) is not kind and not (value is None and name in ("tensor", "range")):
             hint = f"it takes {kind.__name__}"
             raise UsageError(f"{name!r} cannot be {value!r}", where=where, hint=hint)
-    return {**defaults, **given}
+    return {**defaults, **entries}
 
 
 def _decision(entry: object, repair: Repair, where: str) -> Decision:

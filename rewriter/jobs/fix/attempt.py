@@ -151,31 +151,31 @@ def attempt(job: FixJob, subject: Subject) -> Attempt:
     )
 
 
-def explained(made: Attempt, subject: Subject) -> Attempt:
+def explained(attempt: Attempt, subject: Subject) -> Attempt:
     """The attempt, with the nodes that add most of the error if its emulation failed."""
-    checks = list(made.checks)
+    checks = list(attempt.checks)
     for place, check in enumerate(checks):
         if check.passed is False and check.name in ("emulation", "tf32"):
-            before = made.fixed if check.name == "tf32" else made.measured.model
+            before = attempt.fixed if check.name == "tf32" else attempt.measured.model
             with subject.stage("looking for the cause"):
-                samples, sums = subject.judge.samples, made.job.accumulation
-                checks[place] = with_causes(check, before, made.fixed, samples, sums)
-    return replace(made, checks=tuple(checks))
+                samples, sums = subject.judge.samples, attempt.job.accumulation
+                checks[place] = with_causes(check, before, attempt.fixed, samples, sums)
+    return replace(attempt, checks=tuple(checks))
 
 
-def estimated_us(made: Attempt, subject: Subject) -> tuple[float, float, float]:
+def estimated_us(attempt: Attempt, subject: Subject) -> tuple[float, float, float]:
     """The recorded costs of an attempt, of FP32, and of its lower type altogether.
 
     In us, at the shapes of the first sample.
     """
     if not subject.judge.samples:
         return math.inf, math.inf, math.inf
-    prices = priced(made.measured.model.at_sizes(subject.judge.samples[0]), made.job.target)
+    prices = priced(attempt.measured.model.at_sizes(subject.judge.samples[0]), attempt.job.target)
     broken = fsum(attention.us for attention in prices.attentions)
     fp32 = fsum(prices.base.values()) + fsum(prices.own.values()) + broken
-    if made.plan is None:
+    if attempt.plan is None:
         return fp32, fp32, math.inf
-    return prices.total_us(made.plan), fp32, prices.total_us(replace(made.plan, decisions=()))
+    return prices.total_us(attempt.plan), fp32, prices.total_us(replace(attempt.plan, decisions=()))
 
 
 def _checked(

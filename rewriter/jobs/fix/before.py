@@ -74,16 +74,16 @@ class SideBySide:
     fixed: Emulated
 
 
-def side_by_side(made: Attempt, subject: Subject) -> SideBySide | None:
+def side_by_side(attempt: Attempt, subject: Subject) -> SideBySide | None:
     """Runs the sample with the largest error through the lowered original and through the result.
 
     What cannot be run stays empty; None where nothing was lowered or compared.
     """
-    judge, check, accumulation = subject.judge, made.arithmetic, made.job.accumulation
-    if check is None or not check.statistics or made.plan is None or judge.expected is None:
+    judge, check, accumulation = subject.judge, attempt.arithmetic, attempt.job.accumulation
+    if check is None or not check.statistics or attempt.plan is None or judge.expected is None:
         return None
     number = max(check.statistics, key=lambda one: (one.not_finite, one.relative_l2)).sample
-    sample, precision = judge.samples[number], made.plan.precision
+    sample, precision = judge.samples[number], attempt.plan.precision
 
     def emulated(name: str, wide: Model, low: Model) -> Emulated:
         nodes = diverge(wide, low, [sample], accumulation)
@@ -97,7 +97,7 @@ def side_by_side(made: Attempt, subject: Subject) -> SideBySide | None:
             wide = inlined(subject.original)
             plain = emulated(plain.name, wide, _lowered(wide, precision))
         with suppress(RewriterError):
-            result = emulated(result.name, made.measured.model, made.fixed)
+            result = emulated(result.name, attempt.measured.model, attempt.fixed)
     return SideBySide(number, sample, judge.expected.exact[number], plain, result)
 
 
@@ -106,12 +106,12 @@ def _lowered(original: Model, precision: Precision) -> Model:
     low = LOW_TYPES[precision]
     model = _with_infinities(model, LARGEST[low])
     seen = list(surveys(model, {}, PrecisionRequest(precision)))
-    kept = {
+    fp32 = {
         node_key(survey.scope, hazard.node)
         for survey in seen
         for hazard in (*no_lower_type(survey), *generated(survey))
     }
-    kept |= {  # the FP32 nodes of a model that computes in FP16 elsewhere: nothing lowers them before `fix`
+    fp32 |= {  # the FP32 nodes of a model that computes in FP16 elsewhere: nothing lowers them before `fix`
         node_key(survey.scope, node)
         for survey in seen
         for node in (survey.nodes if survey.mixed else ())
@@ -119,7 +119,7 @@ def _lowered(original: Model, precision: Precision) -> Model:
     }
 
     def node_type(scope: int, node: NodeProto) -> int:
-        return LOW_TYPES["fp32"] if node_key(scope, node) in kept else low
+        return LOW_TYPES["fp32"] if node_key(scope, node) in fp32 else low
 
     return retype(model, TypeRequest(node_type, tag="before"))
 

@@ -75,11 +75,11 @@ def folded_statistics(original: Model, rewritten: Model) -> tuple[Cause, ...]:
     if not any(n.op_type == BATCH for g in walk_graphs(original.proto.graph) for n in g.node):
         return ()
     seen = surveys(original, {}, PrecisionRequest("fp16"))
-    found = [h for survey in seen for h in batch_statistics(survey) if h.node.output[0] not in left]
-    if not found:
+    hazards = [h for survey in seen for h in batch_statistics(survey) if h.node.output[0] not in left]
+    if not hazards:
         return ()
-    what = f"{count(len(found), BATCH)} with statistics that FP16 cannot hold ({found[0].reason})"
-    return (Cause("weights", what, "folded into weights in FP32", tuple(label(h.node) for h in found)),)
+    what = f"{count(len(hazards), BATCH)} with statistics that FP16 cannot hold ({hazards[0].reason})"
+    return (Cause("weights", what, "folded into weights in FP32", tuple(label(h.node) for h in hazards)),)
 
 
 def repaired_defects(
@@ -119,11 +119,11 @@ def causes(
             norms[decision.norm].append(decision)
         elif decision.rule in KINDS:
             rules[decision.rule].append(decision)
-    found = [*_of_norms(norms, limits), *_of_fused(fused, limits)]
-    found += [*_of_overflow(rules.pop("overflow", []), unscaled, limits), *_of_masks(passes, limits)]
-    found += [_of_rule(rule, members) for rule, members in rules.items()]
-    found += folded if plan.precision == "fp16" else ()
-    return tuple(sorted(found, key=lambda cause: not (cause.reach or 0.0) > (cause.limit or math.inf)))
+    rows = [*_of_norms(norms, limits), *_of_fused(fused, limits)]
+    rows += [*_of_overflow(rules.pop("overflow", []), unscaled, limits), *_of_masks(passes, limits)]
+    rows += [_of_rule(rule, members) for rule, members in rules.items()]
+    rows += folded if plan.precision == "fp16" else ()
+    return tuple(sorted(rows, key=lambda cause: not (cause.reach or 0.0) > (cause.limit or math.inf)))
 
 
 @dataclass(frozen=True)
@@ -207,17 +207,17 @@ def _of_overflow(
     decisions: Sequence[Decision], unscaled: Mapping[tuple[int, str], Range], limits: _Limits
 ) -> Iterator[Cause]:
     """Tensors out of range, in FP32 or scaled by powers of two."""
-    known = {d.tensor or d.node: d.range for d in decisions if d.range is not None}
-    known |= {tensor: found for (_, tensor), found in unscaled.items()}
-    if not known:
+    reaches = {d.tensor or d.node: d.range for d in decisions if d.range is not None}
+    reaches |= {tensor: measured_before for (_, tensor), measured_before in unscaled.items()}
+    if not reaches:
         return
     done = [f"{count(len(unscaled), 'tensor')} rescaled by powers of two"] if unscaled else []
     done += [_in_fp32(decisions)] if decisions else []
     nodes = _names(decisions) or tuple(tensor for _, tensor in unscaled)
-    worst, measured = max(known.items(), key=lambda item: item[1].absmax)
+    worst, measured = max(reaches.items(), key=lambda item: item[1].absmax)
     top: float | None = measured.absmax
     if measured.finite:
-        one = f"{worst} reaches" if len(known) == 1 else f"{count(len(known), 'tensor')} reach up to"
+        one = f"{worst} reaches" if len(reaches) == 1 else f"{count(len(reaches), 'tensor')} reach up to"
         what = f"{one} {figure(measured.absmax)}, {limits.held(measured.absmax)}"
     else:
         what, top = f"{worst} has NaN or infinite values in FP32 already", None

@@ -56,11 +56,11 @@ def conclude(job: FixJob, result: Result) -> Conclusion:
     Args:
         job: As the user asked for it.
     """
-    made, checks = result.made, result.made.checks
-    if made.plan is None:
-        lowered = precision_of(made.fixed) != "fp32"
+    attempt, checks = result.made, result.made.checks
+    if attempt.plan is None:
+        lowered = precision_of(attempt.fixed) != "fp32"
     else:
-        lowered = not made.all_fp32 and made.plan.float_nodes > 0
+        lowered = not attempt.all_fp32 and attempt.plan.float_nodes > 0
     ended = partial(Conclusion, remarks=tuple(_remarks(job, result)), lowered=lowered)
     original = next((check for check in checks if check.name == ORIGINAL), None)
     if original is not None and original.passed is False:
@@ -72,7 +72,7 @@ def conclude(job: FixJob, result: Result) -> Conclusion:
             f"export it anew (another opset{without}), or run it with ONNX Runtime; another "
             "release of TensorRT may build it",
         )
-    if not made.failed and not any(check.passed for check in checks if check.name not in GOALS):
+    if not attempt.failed and not any(check.passed for check in checks if check.name not in GOALS):
         return ended(
             "unverified", reason="no check could be made" if job.request.verify else "`verify=false`"
         )
@@ -86,47 +86,47 @@ def conclude(job: FixJob, result: Result) -> Conclusion:
 
 def _remarks(job: FixJob, result: Result) -> Iterator[str]:
     """What else is to be known: why it is another attempt, or all FP32, or without a pass of the user's."""
-    made = result.made
+    attempt = result.made
     if result.remark:
         yield result.remark
-    elif made.all_fp32 and job.wish.precision != "fp32":
+    elif attempt.all_fp32 and job.wish.precision != "fp32":
         why = f"rules and options leave nothing in {job.wish.precision.upper()}"
-        if made.failed:
+        if attempt.failed:
             why = "the most accurate of what was tried"
         elif result.lines:
             why = f"no plan with {job.wish.precision.upper()} passed every check"
         yield f"all of it is FP32: {why}"
-    if result.stopped and not made.failed:
+    if result.stopped and not attempt.failed:
         yield result.stopped
     passes, preset = job.request.passes, preset_named(job.request.preset).steps
     whole = passes is not None and (isinstance(passes, str) or ... not in passes)
-    lost = [s for s in job.steps if s.stage is not Stage.LOWERING and s not in made.job.steps]
+    lost = [s for s in job.steps if s.stage is not Stage.LOWERING and s not in attempt.job.steps]
     if names := [step.name for step in lost if whole or step not in preset]:
         yield f"left out, though you asked for it: {', '.join(names)}; the repairs say why"
 
 
 def _reasons(job: FixJob, result: Result) -> Iterator[tuple[str, str]]:
     """Yields limit and remedy of what failed, the gravest first; there is always one."""
-    made, done = result.made, result.made.checks
-    by_name = {check.name: check for check in made.failed}
+    attempt, done = result.made, result.made.checks
+    by_name = {check.name: check for check in attempt.failed}
     if "structure" in by_name:
-        yield f"a pass changed the result in FP32: {by_name['structure'].summary}", _leave_out(made)
+        yield f"a pass changed the result in FP32: {by_name['structure'].summary}", _leave_out(attempt)
     if "build" in by_name:
         if any(one.name == ORIGINAL and one.passed for one in done):
-            yield "TensorRT builds the original, but not the fixed file: a pass broke it", _leave_out(made)
+            yield "TensorRT builds the original, but not the fixed file: a pass broke it", _leave_out(attempt)
         remedy = _advice(by_name["build"]) or "the details of the check name it"
         yield f"TensorRT does not build the fixed file: {by_name['build'].summary}", remedy
-    check = deciding(made.failed)
+    check = deciding(attempt.failed)
     if check is not None:
         yield _arithmetic(check, job, result)
     if "io" in by_name:
         yield by_name["io"].summary, "leave out `io`: the file as it is passes, with these types"
-    other = made.failed[0] if made.failed else done[0]
+    other = attempt.failed[0] if attempt.failed else done[0]
     yield other.summary, "a larger `tolerance` or budget, if that is acceptable; or `precision=fp32`"
 
 
-def _leave_out(made: Attempt) -> str:
-    changed, own = [one.name for one in made.passes if one.changes], own_passes()
+def _leave_out(attempt: Attempt) -> str:
+    changed, own = [one.name for one in attempt.passes if one.changes], own_passes()
     foreign = ", ".join(name for name in changed if name not in own)
     report = f"; {foreign} is not ours" if foreign else ", and report this as a defect"
     return f"leave out one of the passes that changed it ({', '.join(changed)}) with `skip`{report}"
@@ -145,14 +145,14 @@ def _without_tf32(done: Sequence[Check]) -> str:
 
 
 def _arithmetic(check: Check, job: FixJob, result: Result) -> tuple[str, str]:
-    made, request = result.made, job.request
+    attempt, request = result.made, job.request
     if not check.outputs:  # it did not run
         return check.summary, _advice(check) or "the log is in the details of the check"
-    worst = next((one.worst for one in made.checks if one.worst), ())
+    worst = next((one.worst for one in attempt.checks if one.worst), ())
     where, size = f"{worst[0].node} ({worst[0].op})" if worst else "", _size(check)
-    if made.plan is not None and worst:
+    if attempt.plan is not None and worst:
         size += f", most of it from {where}"
-    if made.plan is None and job.plan is None:
+    if attempt.plan is None and job.plan is None:
         limit = f"this network needs more than TF32{f' in {where}' if worst else ''}"
         return f"{limit}: all in FP32 with TF32, {size}", f"build it {TF32_OFF}"
     if job.plan is not None:
@@ -166,7 +166,7 @@ def _arithmetic(check: Check, job: FixJob, result: Result) -> tuple[str, str]:
     fp32 = ""
     if result.in_fp32 is not None:
         fp32 = f"; all of it in FP32 (TF32) errs {result.in_fp32:.2g} times what is allowed"
-    return f"no plan is within the tolerance: {size}{fp32}", _without_tf32(made.checks)
+    return f"no plan is within the tolerance: {size}{fp32}", _without_tf32(attempt.checks)
 
 
 def _size(check: Check) -> str:

@@ -110,8 +110,8 @@ class Judge:
             yield Check("structure", None, "not checked: ONNX Runtime cannot run the original")
             return
         with self.stage("comparing the rewritten model"):
-            known = [outputs[place] for place in self.places] if outputs else None
-            check = check_structure(self.expected, structured, changed, self.samples, known)
+            chosen = [outputs[place] for place in self.places] if outputs else None
+            check = check_structure(self.expected, structured, changed, self.samples, chosen)
             yield excused(check, lambda: self.conditioning)
 
     def emulated(self, fixed: Model, precision: str, sums: Accumulation, *, products: bool) -> Check:

@@ -143,7 +143,7 @@ class _Loop:
     @property
     def passed(self) -> bool:
         """True as soon as one attempt passes every check."""
-        return any(not made.failed for made in self.attempts)
+        return any(not one.failed for one in self.attempts)
 
     def try_all(self) -> None:
         """Tries the candidates, each of which may depend on what came before it."""
@@ -167,16 +167,16 @@ class _Loop:
         """The best attempt, and how it was found."""
         latencies = self._timed_in_turn()
         at = self._chosen(latencies)
-        made = self.attempts[at]
+        chosen = self.attempts[at]
         lines = tuple(self._lines(latencies)) if len(self.attempts) > 1 or self.stopped else ()
         earlier = next((n for n, one in enumerate(self.attempts) if not one.failed), at)
         remark = self._remark(at, earlier, latencies) if earlier != at else ""
         fp32 = [one.error for one in self.attempts if one.failed and one.job.wish.precision == "fp32"]
-        stopped = self.stopped if made.failed or self.stopped.startswith("interrupted") else ""
+        stopped = self.stopped if chosen.failed or self.stopped.startswith("interrupted") else ""
         asked = [one for one in self.attempts if one.plan is not None and one.plan.io == self.job.wish.io]
-        with_ports = "" if made in asked or not asked else _summary(min(asked, key=lambda one: one.error))
+        with_ports = "" if chosen in asked or not asked else _summary(min(asked, key=lambda one: one.error))
         shares = tuple(self._shares(at, latencies))
-        return Result(made, lines, remark, stopped, min(fp32, default=None), with_ports, shares)
+        return Result(chosen, lines, remark, stopped, min(fp32, default=None), with_ports, shares)
 
     def _chosen(self, latencies: Sequence[float]) -> int:
         """The best attempt; one as close as plain FP16 where a plan errs more though nothing was wrong."""
@@ -220,10 +220,10 @@ class _Loop:
 
     def _shares(self, at: int, latencies: Sequence[float]) -> Iterator[LatencyShare]:
         """Of FP32's latency and of plain FP16's: measured where an engine of those ran, or else estimated."""
-        made = self.attempts[at]
-        if made.plan is None or made.all_fp32 or not self.subject.judge.samples:
+        chosen = self.attempts[at]
+        if chosen.plan is None or chosen.all_fp32 or not self.subject.judge.samples:
             return
-        planned, fp32, plain = self.estimated(made)
+        planned, fp32, plain = self.estimated(chosen)
         for name, estimate in (("FP32", fp32), ("plain FP16", plain)):
             words = "all of it in FP32" if name == "FP32" else name
             ran = [us for us, one in zip(latencies, self.words, strict=False) if one.startswith(words)]
@@ -233,19 +233,19 @@ class _Loop:
                 yield LatencyShare(name, planned / estimate, measured=False)
 
     def _lines(self, latencies: Sequence[float]) -> Iterator[str]:
-        for words, made, us in zip(self.words, self.attempts, latencies, strict=True):
-            outcome = _summary(made) if made.failed else "every check passes"
-            timed = f", {us:.3g} us" if made.latency_us is not None else ""
+        for words, one, us in zip(self.words, self.attempts, latencies, strict=True):
+            outcome = _summary(one) if one.failed else "every check passes"
+            timed = f", {us:.3g} us" if one.latency_us is not None else ""
             yield f"{words}: {outcome}{timed}"
         if self.stopped:
             yield self.stopped
 
     def _remark(self, at: int, earlier: int, latencies: Sequence[float]) -> str:
         source = "measured on this GPU" if self.runs else f"estimated, {ORIGIN}"
-        made, other = self.attempts[at], self.attempts[earlier]
+        chosen, other = self.attempts[at], self.attempts[earlier]
         return (
             f"{self.words[at]}: {latencies[at]:.3g} us instead of {latencies[earlier]:.3g} us ({source}), "
-            f"error {made.relative_l2:.2g} instead of {other.relative_l2:.2g}"
+            f"error {chosen.relative_l2:.2g} instead of {other.relative_l2:.2g}"
         )
 
     # -- candidates ---------------------------------------------------------------------------------
@@ -274,9 +274,9 @@ class _Loop:
             return math.inf
         return max(one.relative_l2 for one in before)
 
-    def _worse_than_plain(self, made: Attempt) -> bool:
+    def _worse_than_plain(self, attempt: Attempt) -> bool:
         """True, without an engine, if a result errs more than plain FP16 though nothing was wrong."""
-        return made.relative_l2 > WORSE * self._plain_error
+        return attempt.relative_l2 > WORSE * self._plain_error
 
     def _as_close_as_plain(self) -> Iterator[Candidate]:
         """Plain FP16, and more FP32 if that takes longer."""
@@ -392,14 +392,14 @@ class _Loop:
 
         Where all samples, or an engine, erred more than those of a search, these have to be that much better.
         """
-        made = self.latest if _limit_of(self.latest) is not None else self.base
-        limit = _limit_of(made)
+        attempt = self.latest if _limit_of(self.latest) is not None else self.base
+        limit = _limit_of(attempt)
         if limit is None:
             return None
-        asked, closer = self.job.limit, share * _optimism(made)
+        asked, closer = self.job.limit, share * _optimism(attempt)
         if asked is not None:  # a metric of which more is better has no share
             return asked if asked.measure.least else replace(asked, tolerance=asked.tolerance * closer)
-        if (check := made.arithmetic) is not None:
+        if (check := attempt.arithmetic) is not None:
             limit = max(limit, AS_FP32 * self.subject.judge.error_in_fp32(check))
         return ErrorLimit(limit * closer, self.job.metric, one_sample=True)
 
@@ -430,8 +430,8 @@ class _Loop:
         return any(one.name == check for one in self.latest.failed)
 
 
-def _summary(made: Attempt) -> str:
-    return "; ".join(check.summary for check in made.failed)
+def _summary(attempt: Attempt) -> str:
+    return "; ".join(check.summary for check in attempt.failed)
 
 
 def _with_epilogues(job: FixJob, first: FixJob) -> FixJob:
@@ -445,9 +445,9 @@ def _with_epilogues(job: FixJob, first: FixJob) -> FixJob:
     return replace(job, steps=steps, wish=wish, emulated=False)
 
 
-def _preferred(made: Attempt) -> list[str]:
+def _preferred(attempt: Attempt) -> list[str]:
     """Rules of FP32 nodes that no hazard asks for, or a hint, the rule with most nodes first."""
-    decisions = made.plan.decisions if made.plan is not None else ()
+    decisions = attempt.plan.decisions if attempt.plan is not None else ()
     sizes = Counter(one.rule for one in decisions if one.rule in FREE | {HINT})
     return [rule for rule, _ in sizes.most_common()]
 
@@ -482,20 +482,20 @@ def _refused(names: frozenset[str], operators: frozenset[str]) -> Rule:
     return refused
 
 
-def _limit_of(made: Attempt) -> float | None:
+def _limit_of(attempt: Attempt) -> float | None:
     """The smallest tolerance of an output of the failed check of the arithmetic; None if it did not fail."""
-    check = made.arithmetic
+    check = attempt.arithmetic
     return None if check is None or check.passed is not False else min(o.tolerance for o in check.outputs)
 
 
-def _optimism(made: Attempt) -> float:
+def _optimism(attempt: Attempt) -> float:
     """The error of an attempt's search, or else emulation, over the one that decides; at most 1.0."""
-    if made.search is not None and made.search.goal.metric == RELATIVE_L2 and made.relative_l2:
-        return min(1.0, made.search.value / made.relative_l2)
+    if attempt.search is not None and attempt.search.goal.metric == RELATIVE_L2 and attempt.relative_l2:
+        return min(1.0, attempt.search.value / attempt.relative_l2)
     errors = {
         check.name: max((o.relative_l2 for o in check.outputs if o.finite), default=0.0)
-        for check in made.checks
+        for check in attempt.checks
         if check.name in ARITHMETIC
     }
-    known = errors.get("run") and errors.get("emulation")
-    return min(1.0, errors["emulation"] / errors["run"]) if known else 1.0
+    both = errors.get("run") and errors.get("emulation")
+    return min(1.0, errors["emulation"] / errors["run"]) if both else 1.0

@@ -175,13 +175,13 @@ def _unmatched(wish: PrecisionRequest, plan: Plan, model: Model) -> Iterator[str
     nodes = list(model.proto.graph.node)
     keys = {d.key for d in plan.decisions if d.rule == "user"}
     scopes = enumerate(walk_graphs(model.proto.graph) if keys else ())
-    kept = [node for scope, graph in scopes for node in graph.node if node_key(scope, node) in keys]
+    lower = [node for scope, graph in scopes for node in graph.node if node_key(scope, node) in keys]
     requests = [
         *(("`keep-fp32`", name, Kept(nodes=(name,))) for name in wish.keep_nodes),
         *(("`keep-fp32-op`", name, Kept(ops=(name,))) for name in wish.keep_ops),
     ]
     for option, name, request in requests:
-        if not any(any(request.requests(node)) for node in kept):
+        if not any(any(request.requests(node)) for node in lower):
             there = map(label, nodes) if option == "`keep-fp32`" else (node.op_type for node in nodes)
             near = near_names(name, there)
             instead = f": there are {near}" if near else ""

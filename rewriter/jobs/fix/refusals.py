@@ -68,12 +68,12 @@ def declare_plugins(model: Model, texts: Iterable[str]) -> None:
     nodes = [node for graph in graphs for node in graph.node]
     for op, ports in types.items():
         _refuse_ports(model, op, ports, nodes)
-    known = {v.name for graph in graphs for v in (*graph.value_info, *graph.output)}
+    names = {v.name for graph in graphs for v in (*graph.value_info, *graph.output)}
     for graph in graphs:
         for node in graph.node:
             outputs = types[node.op_type].outputs if node.op_type in types else ()
             for name, kind in zip(node.output, (*outputs, *outputs[-1:] * len(node.output)), strict=False):
-                if name and name not in known:
+                if name and name not in names:
                     dtype = "FLOAT" if kind in IO_TYPES else kind.upper()
                     graph.value_info.add(name=name).type.tensor_type.elem_type = TensorProto.DataType.Value(
                         dtype
@@ -115,12 +115,12 @@ def _refuse_ports(model: Model, op: str, ports: PortTypes, nodes: Sequence[NodeP
 
 def near_names(name: str, present: Iterable[str]) -> str:
     """Names that are like one that fits nothing, or else the first of them all; "" if there are none."""
-    known = list(dict.fromkeys(present))
+    names = list(dict.fromkeys(present))
     core = name.strip("*/?[]").lower()
-    alike = [one for one in known if core and core in one.lower()]
-    parts = {part: one for one in reversed(known) for part in (*one.split("/"), one)}
+    alike = [one for one in names if core and core in one.lower()]
+    parts = {part: one for one in reversed(names) for part in (*one.split("/"), one)}
     close = [parts[part] for part in difflib.get_close_matches(core, parts, LISTED, LIKENESS)]
-    shown = alike or list(dict.fromkeys(close)) or known
+    shown = alike or list(dict.fromkeys(close)) or names
     return ", ".join(shown[:LISTED]) + " ..." * (len(shown) > LISTED)
 
 

@@ -62,33 +62,33 @@ def run(job: FixJob) -> FixResult:
     with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
         job, subject = _subject(job, stage, Path(folder))
         source_sha, judge = source_hash(job.source, subject.original), subject.judge
-        found = loop.run(job, subject)
-        found = replace(found, made=_checked_to_the_end(found, job, subject))
-        made, data, conclusion = found.made, subject.fitting.source, conclude(job, found)
-        fixed = weak_typing.named(made.measured.model) if job.weak_typing else made.fixed
+        ending = loop.run(job, subject)
+        ending = replace(ending, made=_checked_to_the_end(ending, job, subject))
+        attempt, data, conclusion = ending.made, subject.fitting.source, conclude(job, ending)
+        fixed = weak_typing.named(attempt.measured.model) if job.weak_typing else attempt.fixed
         result = FixResult(
             model=fixed,
             output=None,
-            pipeline=pipeline.render(made.job.steps),
+            pipeline=pipeline.render(attempt.job.steps),
             target=job.target,
-            passes=list(made.passes),
-            plan=made.plan,
+            passes=list(attempt.passes),
+            plan=attempt.plan,
             data=replace(data, spans=judge.spans, profiled=frozenset(job.deployment.profile)),
-            verdict=Verdict(made.checks) if request.verify or made.checks else None,
-            warnings=[*conclusion.remarks, *made.warnings, *judge.not_run()],
+            verdict=Verdict(attempt.checks) if request.verify or attempt.checks else None,
+            warnings=[*conclusion.remarks, *attempt.warnings, *judge.not_run()],
             seconds=stage.seconds,
-            repairs=list(found.lines),
-            depth=along_depth(made.measured.model, made.measured.ranges),
-            causes=made.causes,
+            repairs=list(ending.lines),
+            depth=along_depth(attempt.measured.model, attempt.measured.ranges),
+            causes=attempt.causes,
             before=subject.before,
             conclusion=conclusion,
-            side_by_side=side_by_side(made, subject) if request.page else None,
+            side_by_side=side_by_side(attempt, subject) if request.page else None,
             judged=len(judge.samples),
-            latency_shares=found.shares,
+            latency_shares=ending.shares,
         )
-        if any(step.changes for step in made.passes):
+        if any(step.changes for step in attempt.passes):
             noted = UNFINISHED if judge.interrupted else result.ending
-            stamp(fixed, job, result.pipeline, made.plan, source_sha, __version__, noted)
+            stamp(fixed, job, result.pipeline, attempt.plan, source_sha, __version__, noted)
         with stage("writing"):
             if destination is not None and request.strict and request.verify and not result.proven:
                 result.warnings.append(f"`strict`: {destination} was not written")
@@ -97,14 +97,14 @@ def run(job: FixJob) -> FixResult:
         if judge.interrupted:
             left = f"{result.output} is written, but not verified to the end" if result.output else ""
             raise KeyboardInterrupt(left)
-        if request.save_plan is not None and made.plan is None:
+        if request.save_plan is not None and attempt.plan is None:
             result.warnings.append(
                 "`save-plan`: no plan was written, since all of it is FP32: `precision=fp32` gives the same"
             )
-        elif request.save_plan is not None and made.plan is not None:
-            plan_file.write(made.plan, Path(request.save_plan))
-        if job.weak_typing and result.output is not None and made.plan is not None:
-            result.constraints, python = weak_typing.write(fixed, made.plan, result.output)
+        elif request.save_plan is not None and attempt.plan is not None:
+            plan_file.write(attempt.plan, Path(request.save_plan))
+        if job.weak_typing and result.output is not None and attempt.plan is not None:
+            result.constraints, python = weak_typing.write(fixed, attempt.plan, result.output)
             result.warnings.append(
                 f"weak typing: {result.output} is FP32; build it with trtexec and the arguments in "
                 f"{result.constraints}, or with the code in {python}, which finds all layers of a node that "
@@ -134,27 +134,27 @@ def _steps(job: FixJob) -> list[str]:
     return [stage for stage, runs in stages.items() if runs]
 
 
-def _checked_to_the_end(found: Result, job: FixJob, subject: Subject) -> Attempt:
+def _checked_to_the_end(result: Result, job: FixJob, subject: Subject) -> Attempt:
     """The attempt with what only the result needs: its build, the causes of a failure, its ports."""
-    made, judge = found.made, subject.judge
-    if made.failed:
-        made = explained(made, subject)
-    checks, engine = list(made.checks), made.engine
+    attempt, judge = result.made, subject.judge
+    if attempt.failed:
+        attempt = explained(attempt, subject)
+    checks, engine = list(attempt.checks), attempt.engine
     if not any(check.name in ("build", "run") for check in checks):
-        built, engine = judge.built(made.fixed, made.plan)
+        built, engine = judge.built(attempt.fixed, attempt.plan)
         checks += built
     if any(check.name == "build" and check.passed is False and check.built is False for check in checks):
         checks.append(judge.original_build)
-    return replace(made, checks=(*checks, *_ports_check(made, job, found)), engine=engine)
+    return replace(attempt, checks=(*checks, *_ports_check(attempt, job, result)), engine=engine)
 
 
-def _ports_check(made: Attempt, job: FixJob, found: Result) -> Iterator[Check]:
+def _ports_check(attempt: Attempt, job: FixJob, result: Result) -> Iterator[Check]:
     """Yields a failed check if inputs and outputs are not of the types of the option."""
     io = job.request.io
-    if io in (None, "keep") or (made.plan is not None and made.plan.io == io):
+    if io in (None, "keep") or (attempt.plan is not None and attempt.plan.io == io):
         return
     wanted = {"fp16": TensorProto.FLOAT16, "fp32": TensorProto.FLOAT}
-    ports = (*made.fixed.signature.inputs, *made.fixed.signature.outputs)
+    ports = (*attempt.fixed.signature.inputs, *attempt.fixed.signature.outputs)
     other = [
         port.name
         for port in ports
@@ -162,7 +162,7 @@ def _ports_check(made: Attempt, job: FixJob, found: Result) -> Iterator[Check]:
     ]
     if other:
         names = ", ".join(other[:PORTS]) + " ..." * (len(other) > PORTS)
-        yield Check("io", False, f"`io={io}` is not kept: {names} as they came; with it, {found.with_ports}")
+        yield Check("io", False, f"`io={io}` is not kept: {names} as they came; with it, {result.with_ports}")
 
 
 def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subject]:

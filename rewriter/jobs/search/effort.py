@@ -59,7 +59,7 @@ class RunCost:
 
 def _multiply_adds(model: Model, times: float = 1.0) -> float:
     """Returns the multiply-adds of one inference; products with emulated FP16 sums count `times` as much."""
-    shapes = {name: found.shape for name, found in model.facts().main.items()}
+    shapes = {name: facts.shape for name, facts in model.facts().main.items()}
     return sum(
         products(node, shapes)[1] * (1.0 if is_plain_transpose(node) else times)
         for node in model.proto.graph.node

@@ -85,10 +85,10 @@ def search(
         effort.ranking_sums,
         target,
     )
-    found = (
+    result = (
         cheapest(trials, goal) if isinstance(goal, ErrorLimit) else most_accurate(trials, goal, effort.plans)
     )
-    return replace(found, seconds=time.monotonic() - start), (effort.reduced,) if effort.reduced else ()
+    return replace(result, seconds=time.monotonic() - start), (effort.reduced,) if effort.reduced else ()
 
 
 def cheapest(trials: Trials, goal: ErrorLimit) -> Found:

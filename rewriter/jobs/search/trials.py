@@ -141,8 +141,8 @@ class Trials:
         The order is that of the squared error over the estimated cost of FP32.
         """
         self.count += 1
-        errors, kept, extra = self._added_errors(), self.plan.fp32 | self.plan.bf16, self.prices.extra
-        open_keys = [key for key in errors if key in extra and key not in kept]
+        errors, fp32, extra = self._added_errors(), self.plan.fp32 | self.plan.bf16, self.prices.extra
+        open_keys = [key for key in errors if key in extra and key not in fp32]
         return sorted(open_keys, key=lambda key: -(errors[key] ** 2) / (extra[key] + LEAST_US))
 
     def _added_errors(self) -> dict[str, float]:
@@ -184,12 +184,12 @@ class Trials:
         A residual sum adds computed tensors. Its activation ends at the next sum. Layers add similar errors,
         so the sums of small tensors gain most for their cost. Nodes that make an engine worse are left out.
         """
-        survey, kept, extra = self._survey, self.plan.fp32 | self.plan.bf16, self.prices.extra
+        survey, fp32, extra = self._survey, self.plan.fp32 | self.plan.bf16, self.prices.extra
         sums: list[list[str]] = []
         is_sum = partial(is_residual_sum, survey)
         for node in filter(is_sum, survey.nodes):
             nodes = (node, *elementwise_after(survey, node.output[0], stop=is_sum))
-            sums.append([key for key in (node_key(survey.scope, n) for n in nodes) if key not in kept])
+            sums.append([key for key in (node_key(survey.scope, n) for n in nodes) if key not in fp32])
         priced = (keys for keys in sums if all(key in extra for key in keys))
         by_cost = sorted(priced, key=lambda keys: sum(extra[key] for key in keys))
         return [key for key in chain.from_iterable(by_cost) if key not in self._worse]

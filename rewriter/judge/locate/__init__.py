@@ -117,10 +117,10 @@ def locate_with(
         if not marked.ran:
             return f"{marked.problem} ({marked.hint})" if marked.hint else marked.problem
         values = map(marked.values, range(len(marked.outputs)))
-        found = exact.errors(exact.outputs | {n: pairs[n] for n in names}, values)
-        if not all(_same(error, found.get(n), options.tolerance) for n, error in outputs.items()):
+        errors = exact.errors(exact.outputs | {n: pairs[n] for n in names}, values)
+        if not all(_same(error, errors.get(n), options.tolerance) for n, error in outputs.items()):
             return CHANGED
-        return {n: found[n] for n in names if n in found}
+        return {n: errors[n] for n in names if n in errors}
 
     engine = " on ".join(part for part in (run.library, run.device) if part)
     location = Location(engine, options.tolerance, (), notes=run.notes)
@@ -148,12 +148,12 @@ def locate_by_emulation(
     exact, lineup = _prepared(original, other, samples)
     rows = diverge(original, other, samples, accumulation, exact.exponents)
     errors, added = ({row.tensor: getattr(row, key) for row in rows} for key in ("total", "added"))
-    known = {t.name: errors[t.exact] for t in lineup.tensors if t.exact in errors}
-    outputs = {name: known[name] for name in exact.outputs if name in known}
+    by_name = {t.name: errors[t.exact] for t in lineup.tensors if t.exact in errors}
+    outputs = {name: by_name[name] for name in exact.outputs if name in by_name}
     adds = {t.name: added[t.exact] for t in lineup.tensors if t.exact in added}
     engine = f"emulation on ONNX Runtime, {accumulation.upper()} accumulators"
     location = Location(engine, options.tolerance, ())
-    return _searched(location, _Errors(lineup, outputs, known, adds), lambda _: {}, options)
+    return _searched(location, _Errors(lineup, outputs, by_name, adds), lambda _: {}, options)
 
 
 def _prepared(original: Model, other: Model, samples: Iterable[Mapping[str, Array]]) -> tuple[Exact, Lineup]:

@@ -78,7 +78,7 @@ def line_up(original: Model, other: Model) -> Lineup:
     mine, yours = original.facts().main, other.facts().main
     exact = {name for node in original.proto.graph.node for name in node.output if name}
     varying: dict[str, frozenset[int]] = {port.name: frozenset() for port in other.signature.inputs}
-    found: list[SharedTensor] = []
+    tensors: list[SharedTensor] = []
     for node in other.proto.graph.node:
         inputs = [name for name in reads(node) if name in varying]
         if not inputs:
@@ -88,9 +88,9 @@ def line_up(original: Model, other: Model) -> Lineup:
             match = name if name in exact else logical_name(name)
             varying[name] = parents
             if name and match in exact and _comparable(mine.get(match), yours.get(name)):
-                varying[name] = frozenset({len(found)})
-                found.append(SharedTensor(name, match, label(node), node.op_type, tuple(sorted(parents))))
-    return Lineup(tuple(found))
+                varying[name] = frozenset({len(tensors)})
+                tensors.append(SharedTensor(name, match, label(node), node.op_type, tuple(sorted(parents))))
+    return Lineup(tuple(tensors))
 
 
 def _comparable(mine: TensorFacts | None, yours: TensorFacts | None) -> bool:

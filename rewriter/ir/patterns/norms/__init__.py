@@ -60,26 +60,27 @@ def find_norms(graph: GraphEditor) -> list[Norm]:
     """The decomposed normalisations of one graph, in graph order; subgraphs have editors of their own."""
     nodes = graph.nodes
     order = {id(node): index for index, node in enumerate(nodes)}
-    found = ((node, match(graph, node)) for node in nodes)
-    return [_norm(formula, node.output[0], order) for node, formula in found if formula is not None]
+    matches = ((node, match(graph, node)) for node in nodes)
+    return [_norm(formula, node.output[0], order) for node, formula in matches if formula is not None]
 
 
-def _norm(found: Bindings, output: str, order: dict[int, int]) -> Norm:
-    graph, sources = found.graph, found.tensors["x"]
-    power, means = found.moments["power"][0], found.moments.get("mean", ())
+def _norm(formula: Bindings, output: str, order: dict[int, int]) -> Norm:
+    graph, sources = formula.graph, formula.tensors["x"]
+    power, means = formula.moments["power"][0], formula.moments.get("mean", ())
     kind: Kind = "layer-norm" if means else "l2-normalize" if power.total else "rms-norm"
     rank = graph.rank(sources[0])
     frame = Frame(positive(power.axes, rank) or (), graph.shape(sources[0]))
-    scale, bias = (next(iter(found.tensors.get(name, ())), None) for name in ("scale", "bias"))
+    scale, bias = (next(iter(formula.tensors.get(name, ())), None) for name in ("scale", "bias"))
     tail = Tail(output, scale, bias)
     follow(graph, tail, frame, sources[0], biased=kind == "layer-norm")
     source = _input(graph, sources, tail)
-    unit = {id(n): n for n in (*found.nodes, *tail.nodes)}
-    reasons = [*dict.fromkeys((*found.faults, *_faults(found, kind))), *_reasons(graph, tail, source, unit)]
+    unit = {id(n): n for n in (*formula.nodes, *tail.nodes)}
+    faults = dict.fromkeys((*formula.faults, *_faults(formula, kind)))
+    reasons = [*faults, *_reasons(graph, tail, source, unit)]
     for node in (*tail.views, *_between(graph, sources, source)):
         if not exposed(graph, node, unit):
             unit[id(node)] = node
-    epsilons = sorted(found.epsilons, key=lambda epsilon: epsilon.place == "outside")
+    epsilons = sorted(formula.epsilons, key=lambda epsilon: epsilon.place == "outside")
     return Norm(
         kind=kind,
         input=source,
@@ -89,22 +90,23 @@ def _norm(found: Bindings, output: str, order: dict[int, int]) -> Norm:
         scale=tail.scale,
         bias=tail.bias,
         nodes=tuple(sorted(unit.values(), key=lambda n: order[id(n)])),
-        cancels=found.cancels,
+        cancels=formula.cancels,
         blocked="; ".join(reasons) or None,
     )
 
 
-def _faults(found: Bindings, kind: Kind) -> Iterator[str]:
+def _faults(formula: Bindings, kind: Kind) -> Iterator[str]:
     """Reasons in the formula not to replace it by one operator."""
-    source, power, means = found.tensors["x"][0], found.moments["power"][0], found.moments.get("mean", ())
-    if not power.total and any(epsilon.place == "outside" for epsilon in found.epsilons):
+    source, means = formula.tensors["x"][0], formula.moments.get("mean", ())
+    power = formula.moments["power"][0]
+    if not power.total and any(epsilon.place == "outside" for epsilon in formula.epsilons):
         yield "its epsilon is outside the root"
     if not all(mean.is_mean for mean in means):
         yield "what is subtracted is not the mean"
-    axes = {positive(moment.axes, found.graph.rank(source)) for moment in (power, *means)}
+    axes = {positive(moment.axes, formula.graph.rank(source)) for moment in (power, *means)}
     if means and (len(axes) > 1 or None in axes):
         yield "its two means run over different axes"
-    if not all(is_harmless(found.graph, node, source) for node in found.expanded):
+    if not all(is_harmless(formula.graph, node, source) for node in formula.expanded):
         yield "a statistic is expanded inside it"
     if kind != "l2-normalize" and not power.is_mean:
         yield "the squares are not divided by their number, as a mean would be"
@@ -137,11 +139,11 @@ def _input(graph: GraphEditor, sources: Sequence[str], tail: Tail) -> str:
 
 def _between(graph: GraphEditor, sources: Sequence[str], source: str) -> list[NodeProto]:
     """Identities and Casts between the input and the pattern, the last ones first."""
-    found: list[NodeProto] = []
+    nodes: list[NodeProto] = []
     for tensor in sources:
         for name in origins(graph, tensor):
             node = graph.producer(name)
             if name == source or node is None or not transparent(graph, node):
                 break
-            found.append(node)
-    return found
+            nodes.append(node)
+    return nodes

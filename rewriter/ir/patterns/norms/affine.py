@@ -141,8 +141,8 @@ def _take(graph: GraphEditor, tail: Tail, op: str, frame: Frame) -> None:
 
 
 def _views(graph: GraphEditor, operand: str) -> list[NodeProto]:
-    known = weight(graph, operand)
-    return known[1] if known else []
+    constant = weight(graph, operand)
+    return constant[1] if constant else []
 
 
 def _misfit(graph: GraphEditor, role: str, tensor: str) -> str:
@@ -159,10 +159,10 @@ def _fits(graph: GraphEditor, operand: str, frame: Frame) -> bool | None:
     A computed operand must have exactly that shape, and fewer axes than what it meets: one of the same rank
     may be a residual that happens to have batch size 1.
     """
-    known = weight(graph, operand)
-    if known is not None:
-        single = known[0].size == 1 and set(frame.sizes) != {1}
-        return None if single else frame.fits(unrepeated(known[0], frame).shape)
+    constant = weight(graph, operand)
+    if constant is not None:
+        single = constant[0].size == 1 and set(frame.sizes) != {1}
+        return None if single else frame.fits(unrepeated(constant[0], frame).shape)
     shape, rank = graph.shape(operand), frame.rank
     exact = shape is not None and shape == frame.sizes and None not in shape
     return True if exact and frame.trailing and rank is not None and len(frame.axes) < rank else None

@@ -92,24 +92,24 @@ class Bindings(NamedTuple):
         Args:
             wide: The tensor is no statistic: only Casts and Identities may come between.
         """
-        found, node = self, self.graph.producer(tensor)
+        bindings, node = self, self.graph.producer(tensor)
         while node is not None and (kind := node.op_type) not in ops:
             if (wide or kind not in SHAPES) and not transparent(self.graph, node):
                 return None
-            found = found._passed(node)
+            bindings = bindings._passed(node)
             node = self.graph.producer(node.input[0])
-        return (node, found._with(node)) if is_op(node, *ops) else None
+        return (node, bindings._with(node)) if is_op(node, *ops) else None
 
     def _with(self, node: NodeProto) -> Bindings:
         return self._replace(nodes=(*self.nodes, node))
 
     def _passed(self, node: NodeProto) -> Bindings:
-        found = self._with(node)
+        bindings = self._with(node)
         if node.op_type == "Expand":
-            return found._replace(expanded=(*found.expanded, node))
+            return bindings._replace(expanded=(*bindings.expanded, node))
         if narrows(self.graph, node):
-            return found.fault("a statistic is rounded to a narrower type inside it")
-        return found._replace(reshaped=self.reshaped or node.op_type in RESHAPES - {"Identity"})
+            return bindings.fault("a statistic is rounded to a narrower type inside it")
+        return bindings._replace(reshaped=self.reshaped or node.op_type in RESHAPES - {"Identity"})
 
 
 Match = Callable[[Bindings, str], Iterator[Bindings]]
@@ -128,10 +128,10 @@ class Pattern:
 def var(name: str) -> Pattern:
     """Any tensor; the same values in all places of a formula."""
 
-    def match(found: Bindings, tensor: str) -> Iterator[Bindings]:
-        known = found.tensors.get(name, ())
-        if not known or same_value(found.graph, known[0], tensor):
-            yield found._replace(tensors={**found.tensors, name: (*known, tensor)})
+    def match(bindings: Bindings, tensor: str) -> Iterator[Bindings]:
+        tensors = bindings.tensors.get(name, ())
+        if not tensors or same_value(bindings.graph, tensors[0], tensor):
+            yield bindings._replace(tensors={**bindings.tensors, name: (*tensors, tensor)})
 
     return Pattern(match)
 
@@ -139,9 +139,9 @@ def var(name: str) -> Pattern:
 def const(value: float) -> Pattern:
     """A constant with one element."""
 
-    def match(found: Bindings, tensor: str) -> Iterator[Bindings]:
-        if found.graph.scalar(tensor) == value:
-            yield found
+    def match(bindings: Bindings, tensor: str) -> Iterator[Bindings]:
+        if bindings.graph.scalar(tensor) == value:
+            yield bindings
 
     return Pattern(match)
 
@@ -149,8 +149,8 @@ def const(value: float) -> Pattern:
 def op(name: str, *inputs: Pattern, wide: bool = False) -> Pattern:
     """An operator with its inputs, in both orders if it is commutative; `wide` as for `Bindings.step`."""
 
-    def match(found: Bindings, tensor: str) -> Iterator[Bindings]:
-        step = found.step(tensor, name, wide=wide)
+    def match(bindings: Bindings, tensor: str) -> Iterator[Bindings]:
+        step = bindings.step(tensor, name, wide=wide)
         if step is not None:
             orders = operands(step[0]) if len(inputs) == 2 else iter([tuple(step[0].input)])
             for order in orders:
@@ -159,11 +159,11 @@ def op(name: str, *inputs: Pattern, wide: bool = False) -> Pattern:
     return Pattern(match)
 
 
-def _each(patterns: Sequence[Pattern], tensors: Sequence[str], found: Bindings) -> Iterator[Bindings]:
+def _each(patterns: Sequence[Pattern], tensors: Sequence[str], bindings: Bindings) -> Iterator[Bindings]:
     if not patterns:
-        yield found
+        yield bindings
         return
-    for first in patterns[0].match(found, tensors[0]):
+    for first in patterns[0].match(bindings, tensors[0]):
         yield from _each(patterns[1:], tensors[1:], first)
 
 
@@ -178,9 +178,9 @@ def named(name: str, of: Pattern) -> Pattern:
 def cancelling(minuend: Pattern, subtrahend: Pattern) -> Pattern:
     """The difference of two statistics of one shape, of which mostly rounding errors may remain."""
 
-    def match(found: Bindings, tensor: str) -> Iterator[Bindings]:
-        step = found.step(tensor, "Sub")
-        if step is not None and len({found.graph.rank(operand) for operand in step[0].input}) == 1:
+    def match(bindings: Bindings, tensor: str) -> Iterator[Bindings]:
+        step = bindings.step(tensor, "Sub")
+        if step is not None and len({bindings.graph.rank(operand) for operand in step[0].input}) == 1:
             noted = step[1]._replace(cancels=True)
             yield from _each((minuend, subtrahend), tuple(step[0].input), noted)
 
@@ -190,10 +190,10 @@ def cancelling(minuend: Pattern, subtrahend: Pattern) -> Pattern:
 def self_product(of: Pattern, *, wide: bool) -> Pattern:
     """The product of a tensor with itself; `wide` as for `Bindings.step`."""
 
-    def match(found: Bindings, tensor: str) -> Iterator[Bindings]:
-        step = found.step(tensor, "Mul", wide=wide)
+    def match(bindings: Bindings, tensor: str) -> Iterator[Bindings]:
+        step = bindings.step(tensor, "Mul", wide=wide)
         left, right = step[0].input if step is not None else ("", "")
-        if step is not None and same_value(found.graph, left, right):
+        if step is not None and same_value(bindings.graph, left, right):
             yield from of.match(step[1], left)
 
     return Pattern(match)
@@ -217,12 +217,12 @@ def mean(
     )
 
 
-def _means(found: Bindings, tensor: str, name: str, of: Pattern, ops: Sequence[str]) -> Iterator[Bindings]:
+def _means(bindings: Bindings, tensor: str, name: str, of: Pattern, ops: Sequence[str]) -> Iterator[Bindings]:
     share: float | None = 1.0
     scaled = False
-    step = found.step(tensor, *ops)
+    step = bindings.step(tensor, *ops)
     while step is not None and step[0].op_type in SCALING:
-        factor = scaling(found.graph, step[0])
+        factor = scaling(bindings.graph, step[0])
         if factor is None:
             return
         share = None if share is None or factor[1] is None else share * factor[1]
@@ -230,17 +230,17 @@ def _means(found: Bindings, tensor: str, name: str, of: Pattern, ops: Sequence[s
         step = step[1].step(factor[0], *ops)
     if step is None:
         return
-    node, found = step
-    axes = _reduced_axes(found.graph, node)
+    node, bindings = step
+    axes = _reduced_axes(bindings.graph, node)
     if axes == () and attribute(node, "noop_with_empty_axes", 0):
         return  # it reduces nothing
     total = node.op_type not in {"ReduceMean", "GlobalAveragePool"}
-    count = _count(found.graph, node.input[0], axes) if total and node.op_type != "ReduceL2" else 1
+    count = _count(bindings.graph, node.input[0], axes) if total and node.op_type != "ReduceL2" else 1
     share = None if share is None or count is None or node.op_type == "ReduceL2" else share * count
-    known = (*found.moments.get(name, ()), Moment(axes, share, total and not scaled))
-    reshaped = found.reshaped or attribute(node, "keepdims", 1) == 0
-    found = found._replace(moments={**found.moments, name: known}, reshaped=reshaped)
-    yield from of.match(found, node.input[0])
+    moments = (*bindings.moments.get(name, ()), Moment(axes, share, total and not scaled))
+    reshaped = bindings.reshaped or attribute(node, "keepdims", 1) == 0
+    bindings = bindings._replace(moments={**bindings.moments, name: moments}, reshaped=reshaped)
+    yield from of.match(bindings, node.input[0])
 
 
 def broadcast(moment: str, of: Pattern) -> Pattern:
@@ -250,11 +250,11 @@ def broadcast(moment: str, of: Pattern) -> Pattern:
     decide. `moment` is the name of the `mean` that it holds.
     """
 
-    def match(found: Bindings, tensor: str) -> Iterator[Bindings]:
-        for inner in of.match(found._replace(reshaped=False), tensor):
+    def match(bindings: Bindings, tensor: str) -> Iterator[Bindings]:
+        for inner in of.match(bindings._replace(reshaped=False), tensor):
             axes = inner.moments[moment][-1].axes
             if not inner.reshaped or is_aligned(inner.graph, tensor, inner.tensors["x"][0], axes):
-                yield inner._replace(reshaped=found.reshaped)
+                yield inner._replace(reshaped=bindings.reshaped)
 
     return Pattern(match)
 
@@ -262,9 +262,9 @@ def broadcast(moment: str, of: Pattern) -> Pattern:
 def scaled_by(of: Pattern, fault: str) -> Pattern:
     """A tensor times or over a scalar, which is a `fault`."""
 
-    def match(found: Bindings, tensor: str) -> Iterator[Bindings]:
-        step = found.step(tensor, *SCALING)
-        factor = scaling(found.graph, step[0]) if step else None
+    def match(bindings: Bindings, tensor: str) -> Iterator[Bindings]:
+        step = bindings.step(tensor, *SCALING)
+        factor = scaling(bindings.graph, step[0]) if step else None
         if step is not None and factor is not None:
             yield from of.match(step[1].fault(fault), factor[0])
 
@@ -274,24 +274,24 @@ def scaled_by(of: Pattern, fault: str) -> Pattern:
 def guarded(of: Pattern, place: Literal["inside", "outside"]) -> Pattern:
     """A tensor that constants keep away from zero: they are added to it, or bound it from below."""
 
-    def match(found: Bindings, tensor: str) -> Iterator[Bindings]:
-        yield from of.match(found, tensor)
-        step = found.step(tensor, *BOUNDS)
-        bound = _bound(found.graph, step[0]) if step else None
+    def match(bindings: Bindings, tensor: str) -> Iterator[Bindings]:
+        yield from of.match(bindings, tensor)
+        step = bindings.step(tensor, *BOUNDS)
+        bound = _bound(bindings.graph, step[0]) if step else None
         if step is not None and bound is not None:
             yield from match(_noted(step[1], step[0], Epsilon(bound[1], place)), bound[0])
 
     return Pattern(match)
 
 
-def _noted(found: Bindings, node: NodeProto, epsilon: Epsilon) -> Bindings:
+def _noted(bindings: Bindings, node: NodeProto, epsilon: Epsilon) -> Bindings:
     if not epsilon.value:
-        return found
+        return bindings
     if node.op_type != "Add":
-        found = found.fault("its epsilon is a lower bound, not a summand")
-    if any(other.place == epsilon.place for other in found.epsilons):
-        found = found.fault("it has more than one epsilon")
-    return found._replace(epsilons=(*found.epsilons, epsilon))
+        bindings = bindings.fault("its epsilon is a lower bound, not a summand")
+    if any(other.place == epsilon.place for other in bindings.epsilons):
+        bindings = bindings.fault("it has more than one epsilon")
+    return bindings._replace(epsilons=(*bindings.epsilons, epsilon))
 
 
 def scaling(graph: GraphEditor, node: NodeProto) -> tuple[str, float | None] | None:
@@ -318,8 +318,8 @@ def _count(graph: GraphEditor, tensor: str, axes: tuple[int, ...] | None) -> int
     if shape is None or axes is None:
         return None
     sizes = [shape[a] for a in axes or range(len(shape))]
-    known = [s for s in sizes if isinstance(s, int)]
-    return math.prod(known) if len(known) == len(sizes) else None
+    fixed = [s for s in sizes if isinstance(s, int)]
+    return math.prod(fixed) if len(fixed) == len(sizes) else None
 
 
 def _bound(graph: GraphEditor, node: NodeProto) -> tuple[str, float] | None:
