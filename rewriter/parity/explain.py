@@ -31,13 +31,13 @@ def compare_images(name: str, relation: Relation, ours: Array, theirs: Array) ->
     values = scaled(relation, ours, theirs)
     mine, other = (side.astype(np.float64) for side in relation.sides(ours, theirs))
     factor, offset = _affine(values, relation.fit)
-    made = mine[:, list(relation.fit.order)] * factor[:, None, None] + offset[:, None, None]
+    image = mine[:, list(relation.fit.order)] * factor[:, None, None] + offset[:, None, None]
     if theirs.dtype.kind in "iu":
-        made = np.rint(made).clip(np.iinfo(theirs.dtype).min, np.iinfo(theirs.dtype).max)
+        image = np.rint(image).clip(np.iinfo(theirs.dtype).min, np.iinfo(theirs.dtype).max)
     differences = list(in_words(relation, ours, theirs, values))
     window = common(mine[:SAMPLE], other[:SAMPLE])
-    parts = made[..., *window], other[..., *window]
-    differences += _padding(made, other, float(np.std(parts[1] - parts[0])))
+    parts = image[..., *window], other[..., *window]
+    differences += _padding(image, other, float(np.std(parts[1] - parts[0])))
     differences += _remainder(*parts, (ours.dtype, theirs.dtype))
     notes = (ASK,) if any(d.kind == "interpolation" for d in differences) else ()
     before, after = distance(ours, theirs), relative_l2(parts[1], parts[0])
@@ -143,12 +143,12 @@ def _scalings(mine: Scaling, other: Scaling) -> Iterator[Difference]:
         yield Difference("normalization", phrase, both)
 
 
-def _padding(made: Array, theirs: Array, noise: float) -> Iterator[Difference]:
+def _padding(ours: Array, theirs: Array, noise: float) -> Iterator[Difference]:
     """The border of theirs, if ours has another value there."""
     box = content(theirs[:SAMPLE])
     outside = np.ones(theirs.shape[-2:], bool)
     outside[box] = False
-    gap = float(np.max(np.abs(theirs - made)[..., outside], initial=0.0))
+    gap = float(np.max(np.abs(theirs - ours)[..., outside], initial=0.0))
     if box != whole(theirs) and gap > max(2e-3 * float(np.ptp(theirs[..., *box])), 4 * noise):
         value = theirs[0][:, outside][:, 0]
         pixel = border_pixel(value)
@@ -158,11 +158,11 @@ def _padding(made: Array, theirs: Array, noise: float) -> Iterator[Difference]:
 
 
 def _remainder(
-    made: Array, theirs: Array, dtypes: tuple[np.dtype[Any], np.dtype[Any]]
+    ours: Array, theirs: Array, dtypes: tuple[np.dtype[Any], np.dtype[Any]]
 ) -> Iterator[Difference]:
     """What is left: values that are rounded, at most by a pixel value, or another resampling."""
-    relative, largest = relative_l2(theirs, made), float(np.max(np.abs(theirs - made), initial=0.0))
-    exact = dtypes[1].kind in "iu" and float(np.mean(theirs != made)) <= ROUNDED_SHARE
+    relative, largest = relative_l2(theirs, ours), float(np.max(np.abs(theirs - ours), initial=0.0))
+    exact = dtypes[1].kind in "iu" and float(np.mean(theirs != ours)) <= ROUNDED_SHARE
     if relative > 2 * max(1e-6, _epsilon(*dtypes)) and not (exact and largest <= 1.0):
         left = f"what is left is {relative:.2g} (relative L2), at most {largest:.2g}"
         if largest <= 1.02 * PIXEL * float(np.ptp(theirs)):

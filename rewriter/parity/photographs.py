@@ -124,7 +124,7 @@ def with_origins(comparison: ArrayComparison, image: Array, ours: Array, theirs:
         who = " and ".join(name for name, one in (("ours", mine), ("theirs", other)) if one is None)
         note = f"not recognised in the photograph: {who}, mirrored, cropped elsewhere, or of another one"
         return replace(comparison, notes=(*notes, note))
-    kept = comparison.differences
+    rest = comparison.differences
     if mine.text != other.text:  # not the same pixels: each side is compared by the photograph
         order = [mine.fit.order.index(channel) for channel in other.fit.order]
         factor = other.fit.factor / mine.fit.factor[order]
@@ -133,13 +133,13 @@ def with_origins(comparison: ArrayComparison, image: Array, ours: Array, theirs:
         relation = Relation((mine.axes, other.axes), Fit(tuple(order), factor, offset, left))
         phrase = f"is {other.text}, not {mine.text}"
         size = Difference("size", phrase, f"theirs {phrase}")
-        kept = (*in_words(relation, ours, theirs, scaled(relation, ours, theirs)), size)
+        rest = (*in_words(relation, ours, theirs, scaled(relation, ours, theirs)), size)
     if mine.method != other.method:
         text = f"theirs is as by {METHODS[other.method]}, ours as by {METHODS[mine.method]}"
-        kept = tuple(d for d in kept if d.kind not in ("interpolation", "rounding"))
-        kept += (Difference("interpolation", f"is resized {other.method}, not {mine.method}", text),)
-    made = (f"{who}: image = {METHODS[o.method]}" for who, o in (("ours", mine), ("theirs", other)))
-    return replace(comparison, differences=kept, notes=(*notes, *made))
+        rest = tuple(d for d in rest if d.kind not in ("interpolation", "rounding"))
+        rest += (Difference("interpolation", f"is resized {other.method}, not {mine.method}", text),)
+    lines = (f"{who}: image = {METHODS[o.method]}" for who, o in (("ours", mine), ("theirs", other)))
+    return replace(comparison, differences=rest, notes=(*notes, *lines))
 
 
 def recognise(image: Array, array: Array) -> Origin | None:
@@ -160,15 +160,15 @@ def recognise(image: Array, array: Array) -> Origin | None:
     for method, line in METHODS.items():
         library = next((name for name in there if f"{name}." in line), "")
         for place in _places(image, target) if library else ():
-            made = _resized(image, place, line, library)
-            a, b = (standard(one.reshape(3, -1)) for one in (made, target[0][:, *place[1]]))
+            resized = _resized(image, place, line, library)
+            a, b = (standard(one.reshape(3, -1)) for one in (resized, target[0][:, *place[1]]))
             share = float(1.0 - ((a @ b.T / a.shape[1]) ** 2).max(axis=0).mean())
-            candidates.append((share, method, place, made))
+            candidates.append((share, method, place, resized))
     least = min(share for share, *_ in candidates)
-    _, method, (size, box), made = next(c for c in candidates if c[0] <= EQUAL * least + EXACT)
+    _, method, (size, box), resized = next(c for c in candidates if c[0] <= EQUAL * least + EXACT)
     corner = 0 if box[0].start or box[1].start else -1
     border = None if box == whole(target) else border_pixel(target[0][:, corner, corner])
-    fit = fitted(made[None], target[..., *box])
+    fit = fitted(resized[None], target[..., *box])
     return Origin(axes, size, box, method, fit, border) if least <= RECOGNISED else None
 
 
@@ -193,7 +193,7 @@ def _resized(image: Array, place: Place, line: str, library: str) -> Array:
     module, (size, box) = import_module(LIBRARIES[library]), place
     planes = np.moveaxis(image.astype(np.float32), -1, 0)
     sources = [module.fromarray(plane) if library == "Image" else plane for plane in planes]
-    made = np.stack([np.asarray(eval(line, {library: module, "size": size, "image": s})) for s in sources])
+    planes = np.stack([np.asarray(eval(line, {library: module, "size": size, "image": s})) for s in sources])
     high, wide = extent(box)
     top, left = (size[0] - high) // 2, (size[1] - wide) // 2
-    return made[:, top : top + high, left : left + wide].astype(np.float64)
+    return planes[:, top : top + high, left : left + wide].astype(np.float64)

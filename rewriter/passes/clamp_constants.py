@@ -71,9 +71,9 @@ class ClampConstants(GraphPass):
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         # All uses are judged before the first change: masks that are added up affect one another.
-        found = [(use, obstacle(graph, use)) for use in huge_uses(graph)]
+        uses = [(use, obstacle(graph, use)) for use in huge_uses(graph)]
         clamped: dict[str, str] = {}
-        for use, reason in found:
+        for use, reason in uses:
             yield _clamp(graph, use, reason, clamped)
 
 

@@ -61,16 +61,16 @@ class DropDouble(ModelPass):
         before = _computing(model)
         if not before:
             return
-        kept: set[tuple[int, str]] = set()
+        double: set[tuple[int, str]] = set()
         for scope, graph in enumerate(open_graphs(model)):
             own = _index_arithmetic(graph)
             refused = list(_refusals(graph, own))
             yield from (Refusal(name, reason) for _, name, reason in refused)
             own |= _downstream(graph, [node for node, _, _ in refused])
-            kept.update((scope, name) for node in graph.nodes if id(node) in own for name in node.output)
+            double.update((scope, name) for node in graph.nodes if id(node) in own for name in node.output)
 
         def node_type(scope: int, node: NodeProto) -> int:
-            return DOUBLE if any((scope, name) in kept for name in node.output) else FLOAT
+            return DOUBLE if any((scope, name) in double for name in node.output) else FLOAT
 
         result = retype(model, TypeRequest(node_type, tag=self.name, floats=frozenset({DOUBLE, FLOAT})))
         fewer = before - _computing(result)
@@ -128,10 +128,10 @@ def _downstream(graph: GraphEditor, nodes: list[NodeProto]) -> set[int]:
     return {id(node) for node in (*nodes, *(n for tensor in tensors for n in graph.consumers(tensor)))}
 
 
-def _refusals(graph: GraphEditor, kept: set[int]) -> Iterator[tuple[NodeProto, str, str]]:
+def _refusals(graph: GraphEditor, double: set[int]) -> Iterator[tuple[NodeProto, str, str]]:
     """Yields nodes with a constant that float32 cannot hold, the constant's name, and the reason."""
     for node in graph.nodes:
-        if id(node) in kept or node.op_type == "Constant":
+        if id(node) in double or node.op_type == "Constant":
             continue
         for name in (*node.input, *node.output):
             value = _double_value(graph, node, name)

@@ -104,15 +104,15 @@ def _fuse(graph: GraphEditor, norm: Norm, where: Frame) -> str | None:
 
 def _shaped(graph: GraphEditor, tensor: str, where: Frame) -> str | None:
     """A scale or bias with exactly the shape of the normalised axes; None if that is not known."""
-    known = weight(graph, tensor)
-    if known is None:
+    constant = weight(graph, tensor)
+    if constant is None:
         return tensor
-    value, rank = unrepeated(known[0], where), where.rank or len(where.axes)
+    value, rank = unrepeated(constant[0], where), where.rank or len(where.axes)
     own = ((1,) * (rank - value.ndim) + value.shape)[-len(where.axes) :]
     sizes = [d if s is None and d > 1 else s for d, s in zip(own, where.sizes, strict=True)]
     target = [s for s in sizes if s is not None]
     if len(target) < len(sizes):
         return None
-    if list(known[0].shape) == target:
+    if list(constant[0].shape) == target:
         return tensor
     return graph.add_constant(f"{tensor}/normalised", np.broadcast_to(value.reshape(own), target).copy())

@@ -65,37 +65,37 @@ class FuseSoftmax(GraphPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for node in graph.nodes:
             kind, formula = ("LogSoftmax", LOG_SOFTMAX) if is_op(node, "Sub") else ("Softmax", SOFTMAX)
-            found = None
+            match = None
             if is_op(node, "Div", "Mul", "Sub"):
-                found = next(formula.match(Bindings(graph), node.output[0]), None)
-            if found is None:
+                match = next(formula.match(Bindings(graph), node.output[0]), None)
+            if match is None:
                 continue
-            axes, reasons = _axes(found), list(_reasons(found, node.output[0]))
+            axes, reasons = _axes(match), list(_reasons(match, node.output[0]))
             if reasons or axes is None:
                 yield Refusal(label(node), f"stays written out: {'; '.join(reasons)}")
                 continue
-            softmax = graph.make(kind, [found.tensors["x"][0]], [node.output[0]], axis=axes[0])
+            softmax = graph.make(kind, [match.tensors["x"][0]], [node.output[0]], axis=axes[0])
             graph.substitute(node.output[0], softmax)
-            yield Change(label(node), f"{len(found.nodes)} nodes became {kind}")
+            yield Change(label(node), f"{len(match.nodes)} nodes became {kind}")
 
 
-def _axes(found: Bindings) -> tuple[int, ...] | None:
+def _axes(match: Bindings) -> tuple[int, ...] | None:
     """The axes of all statistics, counted from the front if the rank is known; None if they differ."""
-    rank = found.graph.rank(found.tensors["x"][0])
-    moments = [*found.moments.get("peak", ()), *found.moments["sum"]]
+    rank = match.graph.rank(match.tensors["x"][0])
+    moments = [*match.moments.get("peak", ()), *match.moments["sum"]]
     axes = {positive(moment.axes, rank) for moment in moments}
     return axes.pop() if len(axes) == 1 else None
 
 
-def _reasons(found: Bindings, output: str) -> Iterator[str]:
+def _reasons(match: Bindings, output: str) -> Iterator[str]:
     """Reasons why the formula must not become one operator."""
-    graph, source, axes = found.graph, found.tensors["x"][0], _axes(found)
-    unit = {id(node) for node in found.nodes}
-    inner = (exposed(graph, node, unit) for node in found.nodes if output not in node.output)
-    yield from (*found.faults, *filter(None, inner))
+    graph, source, axes = match.graph, match.tensors["x"][0], _axes(match)
+    unit = {id(node) for node in match.nodes}
+    inner = (exposed(graph, node, unit) for node in match.nodes if output not in node.output)
+    yield from (*match.faults, *filter(None, inner))
     if axes is None or len(axes) != 1:
         yield "it does not run over one axis"
-    if not all(is_harmless(graph, node, source) for node in found.expanded):
+    if not all(is_harmless(graph, node, source) for node in match.expanded):
         yield "a statistic is expanded inside it"
     if graph.dtype(source) != graph.dtype(output):
         yield f"{source} and {output} have different types"

@@ -68,7 +68,7 @@ def inline(model: Model, tag: str) -> list[Event]:
     if not functions:
         return []
     calls = Counter(map(_key, walk_nodes(model.proto.graph)))
-    known = set(map(_node_key, walk_nodes(model.proto.graph)))
+    before = set(map(_node_key, walk_nodes(model.proto.graph)))
     try:
         proto = model.restore(_inlined(model, functions)).proto
         check(replace(model, proto=proto))
@@ -84,7 +84,7 @@ def inline(model: Model, tag: str) -> list[Event]:
     domains = {domain for domain, *_ in functions} - used
     refill(proto.opset_import, [o for o in proto.opset_import if o.domain not in domains])
     for node in walk_nodes(model.proto.graph):
-        if _node_key(node) not in known:
+        if _node_key(node) not in before:
             node.metadata_props.add(key=TAG, value=tag)
     unused = "function removed: nothing in the graph calls it directly"
     counts = ((name, calls[domain, name, overload]) for domain, name, overload in functions)
@@ -107,8 +107,8 @@ def _fill_defaults(proto: ModelProto, functions: dict[_Key, FunctionProto]) -> N
     for node in chain(walk_nodes(proto.graph), *map(walk_nodes, proto.functions)):
         called = functions.get(_key(node))
         if called is not None:
-            given = {a.name for a in node.attribute}
-            node.attribute.extend(a for a in called.attribute_proto if a.name not in given)
+            names = {a.name for a in node.attribute}
+            node.attribute.extend(a for a in called.attribute_proto if a.name not in names)
 
 
 def _key(node: NodeProto) -> _Key:

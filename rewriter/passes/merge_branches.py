@@ -71,10 +71,10 @@ class MergeBranches(WeightPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         weights = NewWeights(graph)
         for node in graph.nodes:
-            found = _branches(graph, node)
-            if found:
-                reason = _reason_against(graph, node, found, context.kept)
-                yield refused(node, APART, reason) or _merge(graph, node, found, weights)
+            branches = _branches(graph, node)
+            if branches:
+                reason = _reason_against(graph, node, branches, context.kept)
+                yield refused(node, APART, reason) or _merge(graph, node, branches, weights)
 
 
 @dataclass(frozen=True)
@@ -104,19 +104,19 @@ def _branches(graph: GraphEditor, node: NodeProto) -> list[_Branch]:
     windows = [(conv, known) for conv in convs if (known := windows_of(graph, conv)) is not None]
     if len(windows) < len(node.input) or len({conv.input[0] for conv in convs}) > 1:
         return []
-    found = [_Branch(conv, window, pads_of(conv, window) or ()) for conv, window in windows]
-    return sorted(found, key=lambda branch: -math.prod(branch.windows.kernel))
+    branches = [_Branch(conv, window, pads_of(conv, window) or ()) for conv, window in windows]
+    return sorted(branches, key=lambda branch: -math.prod(branch.windows.kernel))
 
 
-def _reason_against(graph: GraphEditor, node: NodeProto, found: list[_Branch], kept: Kept) -> str:
-    if (reason := kept.reason(node, *(branch.conv for branch in found))) is not None:
+def _reason_against(graph: GraphEditor, node: NodeProto, branches: list[_Branch], kept: Kept) -> str:
+    if (reason := kept.reason(node, *(branch.conv for branch in branches))) is not None:
         return reason
-    for branch in found:
+    for branch in branches:
         if reason := _reason_in_branch(graph, branch):
             return f"{label(branch.conv)}: {reason}"
-    for branch in found[1:]:
-        if reason := _reason_to_differ(graph, found[0], branch):
-            return f"{label(branch.conv)} and {label(found[0].conv)} {reason}"
+    for branch in branches[1:]:
+        if reason := _reason_to_differ(graph, branches[0], branch):
+            return f"{label(branch.conv)} and {label(branches[0].conv)} {reason}"
     return ""
 
 
@@ -150,13 +150,13 @@ def _reason_to_differ(graph: GraphEditor, large: _Branch, small: _Branch) -> str
 
 def _lead(large: _Branch, small: _Branch) -> tuple[int, ...] | None:
     """Returns how far into the large window the small one begins, on each axis; None if it does not fit."""
-    found = []
+    leads = []
     for axis, (size, step) in enumerate(zip(large.windows.kernel, large.windows.dilations, strict=True)):
         lead, between = divmod(large.pads[axis] - small.pads[axis], step)
         if lead < 0 or between or lead + small.windows.kernel[axis] > size:
             return None
-        found.append(lead)
-    return tuple(found)
+        leads.append(lead)
+    return tuple(leads)
 
 
 def _margins(branch: _Branch) -> list[int]:
@@ -166,19 +166,19 @@ def _margins(branch: _Branch) -> list[int]:
     return [total - reach for total, reach in zip(totals, branch.windows.reach, strict=True)]
 
 
-def _merge(graph: GraphEditor, node: NodeProto, found: list[_Branch], weights: NewWeights) -> Event:
+def _merge(graph: GraphEditor, node: NodeProto, branches: list[_Branch], weights: NewWeights) -> Event:
     """Replaces the sum by one Conv."""
-    weight, bias = _weight(graph, found), _bias(graph, found)
+    weight, bias = _weight(graph, branches), _bias(graph, branches)
     if not np.isfinite(weight).all() or (bias is not None and not np.isfinite(bias).all()):
         return Refusal(
             label(node), f"{APART}: the sum of their weights or biases is not finite in their type"
         )
-    large, *others = found
+    large, *others = branches
     conv, windows = large.conv, large.windows
-    parts = [(branch.conv.input[1], _lead(large, branch)) for branch in found]
+    parts = [(branch.conv.input[1], _lead(large, branch)) for branch in branches]
     inputs = [conv.input[0], _shared(weights, parts, weight)]
     if bias is not None:
-        inputs.append(_shared(weights, [(b.bias, ()) for b in found if b.bias], bias))
+        inputs.append(_shared(weights, [(b.bias, ()) for b in branches if b.bias], bias))
     shape = {"kernel_shape": windows.kernel, "strides": windows.strides, "dilations": windows.dilations}
     shape |= {"pads": large.pads, "group": attribute(conv, "group", 1)}
     Replacement(graph, node).finish("Conv", inputs, f"{label(conv)}/merged", **shape)
@@ -187,11 +187,11 @@ def _merge(graph: GraphEditor, node: NodeProto, found: list[_Branch], weights: N
     return Change(label(conv), f"one Conv of {conv.input[0]} with {rest}: windows of {window}")
 
 
-def _weight(graph: GraphEditor, found: list[_Branch]) -> Array:
+def _weight(graph: GraphEditor, branches: list[_Branch]) -> Array:
     """Adds the weights up: [channels, read, *largest window]; infinite where the sum exceeds their type."""
-    large = found[0]
+    large = branches[0]
     total = np.array(graph.constant(large.conv.input[1]))
-    for branch in found[1:]:
+    for branch in branches[1:]:
         lead, kernel = _lead(large, branch), branch.windows.kernel
         assert lead is not None  # checked by `_reason_to_differ`
         place = tuple(slice(first, first + size) for first, size in zip(lead, kernel, strict=True))
@@ -200,9 +200,9 @@ def _weight(graph: GraphEditor, found: list[_Branch]) -> Array:
     return total
 
 
-def _bias(graph: GraphEditor, found: list[_Branch]) -> Array | None:
+def _bias(graph: GraphEditor, branches: list[_Branch]) -> Array | None:
     """Adds the biases up: [channels]; None if no branch has one."""
-    values = [graph.constant(branch.bias) for branch in found if branch.bias]
+    values = [graph.constant(branch.bias) for branch in branches if branch.bias]
     with np.errstate(over="ignore"):
         return np.sum(np.stack([value for value in values if value is not None]), axis=0) if values else None
 

@@ -243,11 +243,11 @@ def _heads(
     on which their targets differ follows from the others.
     """
     cuts = [_cut_of(graph, member.end.output[0], member.columns) for member in members]
-    found = [cut for cut in cuts if cut is not None and cut.size == (cuts[0] or cut).size]
-    if len(found) < len(members) or any(any(context.kept.requests(n)) for cut in found for n in cut.nodes):
+    alike = [cut for cut in cuts if cut is not None and cut.size == (cuts[0] or cut).size]
+    if len(alike) < len(members) or any(any(context.kept.requests(n)) for cut in alike for n in cut.nodes):
         return None
-    rows = tuple(one[0] if len(set(one)) == 1 else -1 for one in zip(*(c.rows for c in found), strict=True))
-    return (found, rows) if rows.count(-1) <= 1 else None
+    rows = tuple(one[0] if len(set(one)) == 1 else -1 for one in zip(*(c.rows for c in alike), strict=True))
+    return (alike, rows) if rows.count(-1) <= 1 else None
 
 
 def _cut_of(graph: GraphEditor, tensor: str, columns: int) -> _Cut | None:

@@ -70,11 +70,11 @@ class MixedPrecision(ModelPass):
 def request(model: Model, plan: Plan, tag: str) -> TypeRequest:
     """Returns the types that `plan` gives to `model`; new nodes are tagged with `tag`."""
     low = LOW_TYPES[plan.precision]
-    kept = plan.fp32 | plan.bf16
+    higher = plan.fp32 | plan.bf16
 
     def node_type(scope: int, node: NodeProto) -> int:
         key = node_key(scope, node)
-        return LOW_TYPES["fp32" if key in plan.fp32 else "bf16"] if key in kept else low
+        return LOW_TYPES["fp32" if key in plan.fp32 else "bf16"] if key in higher else low
 
     def wanted(ports: Iterable[Port]) -> dict[str, int]:
         types = {port.name: io_type(plan.io, port.name) for port in ports}

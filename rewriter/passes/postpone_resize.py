@@ -232,10 +232,10 @@ def _scales(graph: GraphEditor, resize: NodeProto) -> tuple[float, ...] | None:
         return None
     if optional_input(resize, 3):  # it has sizes, not scales
         return _growth(before, after, _axes(resize, len(before)))
-    axes, given = _axes(resize, len(before)), graph.constant(optional_input(resize, 2))
-    if given is None or given.size != len(axes):
+    axes, scales = _axes(resize, len(before)), graph.constant(optional_input(resize, 2))
+    if scales is None or scales.size != len(axes):
         return None
-    named = dict(zip(axes, given.tolist(), strict=True))
+    named = dict(zip(axes, scales.tolist(), strict=True))
     return tuple(float(named.get(axis, 1.0)) for axis in range(len(before)))
 
 
@@ -337,5 +337,5 @@ class _Postponing:
     def _tensor(self, what: str, places: str, channels: int | None = None) -> str:
         """Returns a tensor with the batch and places of another, and the channels of the result."""
         shape = self.graph.shape(places)
-        made = None if shape is None else (shape[0], channels or self._out, *shape[2:])
-        return self.new.tensor(what, made)
+        sizes = None if shape is None else (shape[0], channels or self._out, *shape[2:])
+        return self.new.tensor(what, sizes)

@@ -119,7 +119,7 @@ def _drop_idle(model: Model, tag: str) -> bool:
     """
     if not any(node.op_type in ("Expand", "Where") for node in walk_nodes(model.proto.graph)):
         return False
-    found = False
+    changed = False
     for graph in open_graphs(model, tag=tag):
         with graph:
             for node in graph.nodes:
@@ -129,8 +129,8 @@ def _drop_idle(model: Model, tag: str) -> bool:
                 if index is not None and not graph.is_output(node.output[0]):
                     graph.redirect(node.output[0], node.input[index])
                     graph.remove(node)
-                    found = True
-    return found
+                    changed = True
+    return changed
 
 
 def _operators(model: Model) -> Counter[str]:
@@ -139,10 +139,10 @@ def _operators(model: Model) -> Counter[str]:
 
 def _round(model: Model, tag: str) -> Refusal | bool:
     """Runs onnxsim once and adopts its result; returns True if the nodes changed, or the reason why not."""
-    given = model.weightless(needed=_needed(model) & model.weights.keys())
+    proto = model.weightless(needed=_needed(model) & model.weights.keys())
     try:
-        mixed = any(casts_to(node, TensorProto.FLOAT16) for node in walk_nodes(given.graph))
-        result = children.call(_run_onnxsim, given, mixed, doing="onnxsim")
+        mixed = any(casts_to(node, TensorProto.FLOAT16) for node in walk_nodes(proto.graph))
+        result = children.call(_run_onnxsim, proto, mixed, doing="onnxsim")
     except NativeError as error:
         return Refusal("model", error.what)
     except ModuleNotFoundError:
@@ -150,7 +150,7 @@ def _round(model: Model, tag: str) -> Refusal | bool:
     except Exception as error:  # a library: whatever it raises is a reason to go on without it
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         return Refusal("model", f"onnxsim cannot simplify the model: {first}")
-    if not _same_ports(given.graph, result.graph):
+    if not _same_ports(proto.graph, result.graph):
         return Refusal("model", "onnxsim would change the model's inputs or outputs")
     return _adopt(model, result, tag)
 
@@ -307,13 +307,13 @@ def _with_notes(
 def _replace_graph(model: Model, nodes: list[NodeProto], computed: dict[str, TensorProto]) -> None:
     graph = model.proto.graph
     own = {t.name: t for t in graph.initializer}
-    known = own.keys() | computed.keys()
+    constants = own.keys() | computed.keys()
     read = {name for node in nodes for name in reads(node)} | {v.name for v in graph.output}
     names = [*(n for n in own if n in read), *(n for n in computed if n in read and n not in own)]
     tensors = [_tensor(model, name, own.get(name), computed.get(name)) for name in names]
     written = {name for node in nodes for name in node.output}
     infos = [v for v in graph.value_info if v.name in written]
-    inputs = [v for v in graph.input if v.name not in known or v.name in read]
+    inputs = [v for v in graph.input if v.name not in constants or v.name in read]
     refill(graph.node, nodes)
     refill(graph.initializer, tensors)
     refill(graph.value_info, infos)

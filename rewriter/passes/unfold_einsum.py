@@ -116,8 +116,8 @@ def _unfold(graph: GraphEditor, node: NodeProto, product: Product) -> str | None
     nodes: list[NodeProto] = []
     labels = product.left, product.right
     operands = [
-        _ordered(graph, name, _perm(given, order), to, nodes)
-        for name, given, order, to in zip(node.input, labels, orders, flat, strict=True)
+        _ordered(graph, name, _perm(axes, order), to, nodes)
+        for name, axes, order, to in zip(node.input, labels, orders, flat, strict=True)
     ]
     _multiply(graph, node, operands, target, _perm(result, product.output), nodes)
     graph.substitute(node.output[0], *nodes)
@@ -129,23 +129,23 @@ def _target(sizes: dict[str, Size], batch: int, groups: Sequence[str]) -> list[i
 
     None if more than one of them has an unknown size.
     """
-    known = [[sizes.get(label) for label in group] for group in groups]
-    totals = [math.prod(s if isinstance(s, int) else 0 for s in group) or -1 for group in known]
+    sizes_of = [[sizes.get(label) for label in group] for group in groups]
+    totals = [math.prod(s if isinstance(s, int) else 0 for s in group) or -1 for group in sizes_of]
     return None if totals.count(-1) > 1 else [0] * batch + totals
 
 
 def _sizes(graph: GraphEditor, node: NodeProto, product: Product) -> dict[str, Size] | None:
     """The sizes of the labels, as far as one of the operands shows them; None if they contradict."""
-    found: dict[str, Size] = {}
+    by_label: dict[str, Size] = {}
     for name, labels in zip(node.input, (product.left, product.right), strict=True):
         for letter, size in zip(labels, graph.shape(name) or (), strict=False):
-            if isinstance(size, int) and found.setdefault(letter, size) != size:
+            if isinstance(size, int) and by_label.setdefault(letter, size) != size:
                 return None
-    return found
+    return by_label
 
 
-def _perm(given: str, wanted: str) -> list[int]:
-    return [given.index(letter) for letter in wanted]
+def _perm(labels: str, wanted: str) -> list[int]:
+    return [labels.index(letter) for letter in wanted]
 
 
 def _ordered(
@@ -180,11 +180,11 @@ def _multiply(
     """Adds the MatMul, and what brings its axes into the order of the result."""
     end, dtype = node.output[0], graph.dtype(node.output[0])
     moves = perm != sorted(perm)
-    made = graph.tensor(f"{end}/product", dtype=dtype) if moves or target is not None else end
-    nodes.append(graph.make("MatMul", operands, [made]))
+    product = graph.tensor(f"{end}/product", dtype=dtype) if moves or target is not None else end
+    nodes.append(graph.make("MatMul", operands, [product]))
     if target is not None:
         shaped = graph.tensor(f"{end}/split", dtype=dtype) if moves else end
-        nodes.append(graph.make("Reshape", [made, graph.add_ints(f"{end}/target", *target)], [shaped]))
-        made = shaped
+        nodes.append(graph.make("Reshape", [product, graph.add_ints(f"{end}/target", *target)], [shaped]))
+        product = shaped
     if moves:
-        nodes.append(graph.make("Transpose", [made], [end], perm=perm))
+        nodes.append(graph.make("Transpose", [product], [end], perm=perm))

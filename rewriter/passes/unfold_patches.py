@@ -178,8 +178,8 @@ class _Unfolding:
             new.reshape(turned, (self.windows.out, *self.windows.counts), result)
 
     def _bias(self) -> str:
-        if given := optional_input(self.conv, 2):
-            return given
+        if bias := optional_input(self.conv, 2):
+            return bias
         weight = self.conv.input[1]
         return self.graph.add_constant(f"{weight}/unfolded/bias", np.zeros(self.windows.out), like=weight)
 

@@ -139,9 +139,9 @@ def _unlist_initializers(model: Model) -> Iterator[Event]:
     """Removes initializers from the inputs, where IR 3 had to list them."""
     graph = model.proto.graph
     constants = {t.name for t in graph.initializer}
-    kept = [v for v in graph.input if v.name not in constants]
-    count = len(graph.input) - len(kept)
+    inputs = [v for v in graph.input if v.name not in constants]
+    count = len(graph.input) - len(inputs)
     if count:
-        refill(graph.input, kept)
+        refill(graph.input, inputs)
         model.proto.ir_version = max(model.proto.ir_version, 4)  # from 4 on, they need not be inputs
         yield Change("model", f"{count} initializers are no longer listed as inputs")

@@ -137,8 +137,8 @@ class Configuration:
 
     def resolve(self, **own: Any) -> ResolvedOptions:
         """Returns every option with its value and its source; `own` are those of the command line."""
-        given = {n: v for n, v in own.items() if n in KEYS and v not in (None, [], ())}
-        users = (Source("command line", "command line", given), *self.sources)
+        command = {n: v for n, v in own.items() if n in KEYS and v not in (None, [], ())}
+        users = (Source("command line", "command line", command), *self.sources)
         chosen = {name: source for source in reversed(users) for name in source.values}
         ignored = tuple(_override(users, chosen))
         named = chosen["preset"].values["preset"] if "preset" in chosen else KEYS["preset"].default
@@ -218,11 +218,11 @@ def _find(start: Path, named: str) -> tuple[Path | None, tuple[str, ...]]:
     start = Path(os.path.abspath(start))  # noqa: PTH100  # without `..`, but with links
     for folder in (start, *start.parents):
         # os.path, as a folder may not be readable
-        found = [folder / name for name in (OWN, SHARED) if os.path.isfile(folder / name)]  # noqa: PTH113
-        if foreign := [path for path in found if folder != start and not is_own(path)]:
+        here = [folder / name for name in (OWN, SHARED) if os.path.isfile(folder / name)]  # noqa: PTH113
+        if foreign := [path for path in here if folder != start and not is_own(path)]:
             note = f"is not read: it belongs to another user ({CONFIG} can name it)"
             return None, (f"{shown(foreign[0])} {note}",)
-        files = [path for path in found if _table(path) is not None]
+        files = [path for path in here if _table(path) is not None]
         if files:
             other = f"{shown(files[-1])} {TABLE} is not read: {OWN} beside it comes first"
             return files[0], (other,) if len(files) > 1 else ()

@@ -201,8 +201,8 @@ def run(
                 where=f"pass {step.name!r}",
                 hint="run it with rewriter.fix(model, passes=[...]), which measures and plans",
             )
-    given = load(model)
-    highest = opset if opset is not None else max(given.opset, 17)
+    original = load(model)
+    highest = opset if opset is not None else max(original.opset, 17)
     context = Context(highest, Target.parse(target))
-    made, results = Driver().run(given, steps, context)
-    return Rewritten(made, render(steps), tuple(results))
+    result, results = Driver().run(original, steps, context)
+    return Rewritten(result, render(steps), tuple(results))

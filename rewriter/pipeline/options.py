@@ -67,8 +67,8 @@ def share_from_text(text: str) -> float:
     Raises:
         ValueError: it is no number, or one from 1 on without a unit, which may be meant either way.
     """
-    given = text.strip()
-    number, unit = (given[:-1], given[-1]) if given.endswith(("%", "x")) else (given, "")
+    share = text.strip()
+    number, unit = (share[:-1], share[-1]) if share.endswith(("%", "x")) else (share, "")
     try:
         value = float(number)
     except ValueError:
@@ -389,11 +389,11 @@ def combined(kind: type[Options], options: Options | None, keywords: Mapping[str
         hint = f"give options by name, such as inputs=...; or a rewriter.{kind.__name__}"
         raise UsageError(f"it cannot be {shortened(options)}", where="options", hint=hint)
     owner: Any = kind
-    known, hints = declarations(owner), type_hints(owner)
-    if wrong := next((name for name in keywords if name not in known), None):
-        raise unknown(wrong, "there is no such keyword", "", known)
+    options_of, hints = declarations(owner), type_hints(owner)
+    if wrong := next((name for name in keywords if name not in options_of), None):
+        raise unknown(wrong, "there is no such keyword", "", options_of)
     values = {**(vars(options) if options else {}), **keywords}
-    return kind(**{n: read(known[n], value, kind=hints[n]) for n, value in values.items()})
+    return kind(**{n: read(options_of[n], value, kind=hints[n]) for n, value in values.items()})
 
 
 def documented(kind: type) -> Callable[[Function], Function]:

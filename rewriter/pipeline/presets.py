@@ -61,8 +61,8 @@ class Preset:
     @property
     def precision(self) -> Precision:
         """The type that the plan lowers the model to; fp32 keeps types unchanged."""
-        found: Precision = self.choose("precision")
-        return found
+        chosen: Precision = self.choose("precision")
+        return chosen
 
     def choose(self, option: str, given: Any = None) -> Any:
         """`given`; if that is None, the value of the preset, or else the default without a preset."""

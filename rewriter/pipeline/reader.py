@@ -108,7 +108,7 @@ def read_table(
     }
 
 
-def converted(given: Any, kind: Any, folder: Path | None = None) -> Any:
+def converted(value: Any, kind: Any, folder: Path | None = None) -> Any:
     """Returns a value as a type has it.
 
     Raises:
@@ -116,54 +116,54 @@ def converted(given: Any, kind: Any, folder: Path | None = None) -> Any:
     """
     origin, choices = get_origin(kind) or kind, get_args(kind)
     if origin is Any:
-        return given
+        return value
     if origin in (Union, types.UnionType):
-        return _of_any(given, kind, folder)
-    if origin is Literal and isinstance(given, str):
-        if given not in choices:
-            raise ValueError(nearest(given, choices))
-        return str(given)
-    if origin is Mapping and isinstance(given, (Text, Mapping)):
-        return dict(_shape(name, sizes) for name, sizes in _shapes(given))
-    if origin is Sequence and not isinstance(given, Mapping):
-        return _list(given, kind, folder)
-    if origin is Path and isinstance(given, (str, os.PathLike)) and str(given):
-        return (folder or Path()) / Path(given).expanduser() if folder or isinstance(given, str) else given
+        return _of_any(value, kind, folder)
+    if origin is Literal and isinstance(value, str):
+        if value not in choices:
+            raise ValueError(nearest(value, choices))
+        return str(value)
+    if origin is Mapping and isinstance(value, (Text, Mapping)):
+        return dict(_shape(name, sizes) for name, sizes in _shapes(value))
+    if origin is Sequence and not isinstance(value, Mapping):
+        return _list(value, kind, folder)
+    if origin is Path and isinstance(value, (str, os.PathLike)) and str(value):
+        return (folder or Path()) / Path(value).expanduser() if folder or isinstance(value, str) else value
     if origin in (bool, int, float):
-        return _number(given, origin)
-    if callable(given) if origin is Callable else isinstance(origin, type) and isinstance(given, origin):
-        return str(given) if isinstance(given, Text) else given
+        return _number(value, origin)
+    if callable(value) if origin is Callable else isinstance(origin, type) and isinstance(value, origin):
+        return str(value) if isinstance(value, Text) else value
     raise ValueError(f"it takes {expected(kind)}")
 
 
-def _of_any(given: Any, kind: Any, folder: Path | None) -> Any:
+def _of_any(value: Any, kind: Any, folder: Path | None) -> Any:
     """The value as the first of several types that has it."""
     for choice in get_args(kind):
         try:
-            return converted(given, choice, folder)
+            return converted(value, choice, folder)
         except ValueError:
-            if isinstance(given, str) and get_origin(choice) is Literal:
+            if isinstance(value, str) and get_origin(choice) is Literal:
                 raise
     raise ValueError(f"it takes {expected(kind)}")
 
 
-def _number(given: Any, kind: type) -> Any:
+def _number(value: Any, kind: type) -> Any:
     try:
-        if isinstance(given, Text):
-            given = TRUTH[given.lower()] if kind is bool else kind(given)
+        if isinstance(value, Text):
+            value = TRUTH[value.lower()] if kind is bool else kind(value)
         wanted: Any = {bool: bool, int: Integral, float: Real}[kind]
-        is_nan = given != given
-        if isinstance(given, wanted) and isinstance(given, bool) == (kind is bool) and not is_nan:
-            return cast("Any", kind)(given)
+        is_nan = value != value
+        if isinstance(value, wanted) and isinstance(value, bool) == (kind is bool) and not is_nan:
+            return cast("Any", kind)(value)
     except (KeyError, ValueError):
         pass
     raise ValueError(f"it takes {expected(kind)}")
 
 
-def _list(given: Any, kind: Any, folder: Path | None) -> tuple[Any, ...]:
-    if isinstance(given, Text):
-        given = [Text(part.strip()) for part in given.split(",") if part.strip()]
-    several = [given] if isinstance(given, (str, os.PathLike)) else given
+def _list(value: Any, kind: Any, folder: Path | None) -> tuple[Any, ...]:
+    if isinstance(value, Text):
+        value = [Text(part.strip()) for part in value.split(",") if part.strip()]
+    several = [value] if isinstance(value, (str, os.PathLike)) else value
     try:
         several = list(several)
         texts = folder is not None or any(isinstance(one, Text) for one in several)
@@ -173,11 +173,11 @@ def _list(given: Any, kind: Any, folder: Path | None) -> tuple[Any, ...]:
         raise ValueError(f"it takes {expected(kind)}") from None
 
 
-def _shapes(given: Text | Mapping[Any, Any]) -> Iterable[tuple[Any, Any]]:
+def _shapes(value: Text | Mapping[Any, Any]) -> Iterable[tuple[Any, Any]]:
     """`image:1x3x224x224` or a mapping: a name may contain colons, the shape of a scalar is empty."""
-    if isinstance(given, Mapping):
-        return given.items()
-    parts = (part.strip().rpartition(":") for part in given.split(","))
+    if isinstance(value, Mapping):
+        return value.items()
+    parts = (part.strip().rpartition(":") for part in value.split(","))
     return [
         (n, [int(d) if d.isdigit() else 0 for d in dims.split("x")] if dims else []) for n, _, dims in parts
     ]
@@ -185,10 +185,10 @@ def _shapes(given: Text | Mapping[Any, Any]) -> Iterable[tuple[Any, Any]]:
 
 def _shape(name: Any, sizes: Any) -> tuple[str, tuple[int, ...]]:
     listed = isinstance(sizes, Iterable) and not isinstance(sizes, str)
-    found = tuple(sizes) if listed else (0,)
-    if not (isinstance(name, str) and name and all(isinstance(n, Integral) and int(n) > 0 for n in found)):
+    shape = tuple(sizes) if listed else (0,)
+    if not (isinstance(name, str) and name and all(isinstance(n, Integral) and int(n) > 0 for n in shape)):
         raise ValueError("a shape is NAME:1x3x224x224, or a list of sizes from 1 in files and in Python")
-    return name, tuple(map(int, found))
+    return name, tuple(map(int, shape))
 
 
 def expected(kind: Any) -> str:
@@ -226,13 +226,13 @@ def type_hints(kind: Any) -> Mapping[str, Any]:
     return get_type_hints(kind, localns=later)
 
 
-def unknown(word: str, what: str, where: str, known: Iterable[str]) -> UsageError:
+def unknown(word: str, what: str, where: str, names: Iterable[str]) -> UsageError:
     """The error for an option that is none, with what to use instead."""
-    return UsageError(what, where=where or f"`{word}`", hint=instead(word, known))
+    return UsageError(what, where=where or f"`{word}`", hint=instead(word, names))
 
 
-def instead(word: str, known: Iterable[str]) -> str:
-    """What to use in place of an option that does not exist; `known` are names or keys of those that do."""
-    keys, tried = [name.replace("_", "-") for name in known], word.lstrip("-").replace("_", "-")
+def instead(word: str, names: Iterable[str]) -> str:
+    """What to use in place of an option that does not exist; `names` are names or keys of those that do."""
+    keys, tried = [name.replace("_", "-") for name in names], word.lstrip("-").replace("_", "-")
     close = did_you_mean(tried, keys).replace("'", "`")
     return INSTEAD.get(tried) or close or f"choose from {', '.join(keys)}"

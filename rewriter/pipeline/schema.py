@@ -106,8 +106,8 @@ class Option:
         """The names that the shell offers, each with its explanation."""
         literal = get_args(self.kind) if get_origin(self.kind) is Literal else ()
         offers = loaded(self.offers) or literal
-        found: Any = offers() if callable(offers) else offers
-        return found if isinstance(found, dict) else dict.fromkeys(found, "")
+        values: Any = offers() if callable(offers) else offers
+        return values if isinstance(values, dict) else dict.fromkeys(values, "")
 
 
 def loaded(later: Any) -> Any:
@@ -131,15 +131,15 @@ def like(options: type, name: str, /, **changed: Any) -> Any:
 @cache
 def declarations(kind: Any) -> Mapping[str, Option]:
     """The options of an options class by name, in the order of its fields."""
-    found = {}
+    options = {}
     for item in fields(kind):
         declared: Option = item.metadata["option"]
         owner = next(base for base in kind.__mro__ if item.name in vars(base).get("__annotations__", {}))
         taken = declared.kind or _declared_type(owner, item.name)
         text = entries(owner.__doc__ or "", "Attributes").get(item.name, declared.text)
         metavar = declared.metavar or METAVARS.get(taken, "TYPE")
-        found[item.name] = replace(declared, name=item.name, kind=taken, text=text, metavar=metavar)
-    return found
+        options[item.name] = replace(declared, name=item.name, kind=taken, text=text, metavar=metavar)
+    return options
 
 
 @cache

@@ -119,15 +119,15 @@ def listed(
     Raises:
         UsageError: as `parse`; or an entry is something else.
     """
-    found: list[Pass] = []
+    steps: list[Pass] = []
     for entry in [passes] if isinstance(passes, str) else passes:
         if isinstance(entry, str):
-            found.extend(parse(entry))
+            steps.extend(parse(entry))
         elif isinstance(entry, EllipsisType):
-            found.extend(preset)
+            steps.extend(preset)
         else:
-            found.append(_given(entry))
-    return tuple(found)
+            steps.append(_given(entry))
+    return tuple(steps)
 
 
 def _given(entry: Any) -> Pass:

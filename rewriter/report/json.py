@@ -38,17 +38,17 @@ def document(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def installed_versions() -> dict[str, str]:
     """Versions of the installed libraries that a result depends on."""
-    found = {}
+    versions = {}
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def data_dict(data: DataSource) -> dict[str, Any]:
     """The samples that a result was measured on."""
-    kept = ("text", "samples", "real", "path", "preprocess")
-    return {name: getattr(data, name) for name in kept}
+    fields = ("text", "samples", "real", "path", "preprocess")
+    return {name: getattr(data, name) for name in fields}
 
 
 def plain(value: Any) -> Any:

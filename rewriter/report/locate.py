@@ -19,43 +19,43 @@ NAMED = 3
 """Tensors of each kind that the summary names."""
 
 
-def print_result(found: Location, out: Console, *, verbosity: int = 0) -> None:
+def print_result(result: Location, out: Console, *, verbosity: int = 0) -> None:
     """Print the first wrong tensor, what is right before it, and how it was found; see `print_report`."""
-    print_report(verdict_line(found), state(found), rows(found), tables(found), out, verbosity)
+    print_report(verdict_line(result), state(result), rows(result), tables(result), out, verbosity)
 
 
-def state(found: Location) -> State:
+def state(result: Location) -> State:
     """Bad if an output is wrong."""
-    return "bad" if found.wrong else "good"
+    return "bad" if result.wrong else "good"
 
 
-def rows(found: Location) -> Iterator[Row]:
+def rows(result: Location) -> Iterator[Row]:
     """The lines after the verdict, each with its label."""
-    shown = found.wrong or found.outputs
-    lines = [f"{step.tensor}: {_error(step)}, allowed {figure(found.tolerance)}" for step in shown]
+    shown = result.wrong or result.outputs
+    lines = [f"{step.tensor}: {_error(step)}, allowed {figure(result.tolerance)}" for step in shown]
     yield from first_rows("Outputs", lines, NAMED)
-    if found.first is not None:
-        names = ", ".join(f"{s.tensor} ({_error(s)})" for s in found.right[:NAMED])
+    if result.first is not None:
+        names = ", ".join(f"{s.tensor} ({_error(s)})" for s in result.right[:NAMED])
         yield "Before", f"last correct: {names or 'the inputs of the model'}"
-        hidden = [f"{step.tensor} of {step.node} ({step.op}): {step.note}" for step in found.hiding]
+        hidden = [f"{step.tensor} of {step.node} ({step.op}): {step.note}" for step in result.hiding]
         yield from first_rows("Hidden", hidden, NAMED)
-    if found.jump is not None:
-        jump = found.jump
+    if result.jump is not None:
+        jump = result.jump
         yield "Grows", f"most at {jump.tensor} of {jump.node} ({jump.op})"
-    yield "How", _how(found)
-    yield from (("Note", note) for note in found.notes)
+    yield "How", _how(result)
+    yield from (("Note", note) for note in result.notes)
 
 
-def tables(found: Location) -> Iterator[Table]:
+def tables(result: Location) -> Iterator[Table]:
     """The way from the last correct tensors to the worst output, and all outputs."""
     lead = (
         "From the last correct tensors to the worst output, and what its fusion hides. A tensor in red is "
         "wrong. “Own error” is what its node adds on exact inputs, where an emulation knows it."
     )
-    chain = [*found.right, *found.hiding, *found.chain] if found.first is not None else []
-    yield _table("chain", "From the first wrong tensor to the output", lead, chain, found.tolerance)
+    chain = [*result.right, *result.hiding, *result.chain] if result.first is not None else []
+    yield _table("chain", "From the first wrong tensor to the output", lead, chain, result.tolerance)
     lead = "Every output against the original in FP32."
-    yield _table("outputs", "Outputs", lead, found.outputs, found.tolerance)
+    yield _table("outputs", "Outputs", lead, result.outputs, result.tolerance)
 
 
 def _table(name: str, title: str, lead: str, steps: Sequence[Step], tolerance: float) -> Table:
@@ -70,21 +70,21 @@ def _table(name: str, title: str, lead: str, steps: Sequence[Step], tolerance: f
     return table(name, title, lead, columns, rows)
 
 
-def verdict_line(found: Location) -> str:
+def verdict_line(result: Location) -> str:
     """One sentence: the first wrong tensor, or that there is none."""
-    if found.first is not None:
-        return _where(found, found.first)
-    if found.wrong:
-        names = ", ".join(step.tensor for step in found.wrong)
+    if result.first is not None:
+        return _where(result, result.first)
+    if result.wrong:
+        names = ", ".join(step.tensor for step in result.wrong)
         return f"{names} is wrong, but is no float tensor that both models have."
-    return f"All outputs are within {figure(found.tolerance)} of the original."
+    return f"All outputs are within {figure(result.tolerance)} of the original."
 
 
-def _where(found: Location, first: Step) -> str:
+def _where(result: Location, first: Step) -> str:
     where = f"{first.tensor} of node {first.node} ({first.op}), error {_error(first)}"
-    if found.exact:
+    if result.exact:
         return f"The first wrong tensor is {where}: its operands are correct."
-    if found.hiding:
+    if result.hiding:
         return (
             f"The first wrong tensor is {where}, or one shortly before it: marking those changes the "
             "results, so the fusion of these nodes is probably wrong."
@@ -100,18 +100,18 @@ def _number(value: float) -> str:
     return f"{value:.2g}" if math.isfinite(value) else "NaN or infinity"
 
 
-def _how(found: Location) -> str:
-    text = f"{count(found.tensors, 'tensor')} that both models have"
-    if found.builds:
-        text += f", {count(found.builds, 'build')} with marks"
-    if found.discarded:
-        text += f", {found.discarded} of them discarded because marks changed the outputs"
-    return f"{text} (relative L2, {found.engine})"
+def _how(result: Location) -> str:
+    text = f"{count(result.tensors, 'tensor')} that both models have"
+    if result.builds:
+        text += f", {count(result.builds, 'build')} with marks"
+    if result.discarded:
+        text += f", {result.discarded} of them discarded because marks changed the outputs"
+    return f"{text} (relative L2, {result.engine})"
 
 
-def as_dict(found: Location) -> dict[str, Any]:
+def as_dict(result: Location) -> dict[str, Any]:
     """The result as objects that `json.dumps` takes."""
-    files = {"original": found.original, "other": found.other}
+    files = {"original": result.original, "other": result.other}
     names = {name: None if path is None else str(path) for name, path in files.items()}
-    data = None if found.data is None else data_dict(found.data)
-    return document({**asdict(found), **names, "data": data})
+    data = None if result.data is None else data_dict(result.data)
+    return document({**asdict(result), **names, "data": data})

@@ -102,8 +102,8 @@ def _verify(result: FixResult) -> str:
         words += ["--image-preprocess", data.preprocess] if data.preprocess else []
     for flag, place in (("--min-shapes", 0), ("--opt-shapes", 1), ("--max-shapes", 2)):
         spans = data.spans if data is not None else {}
-        given = sorted(data.profiled) if data is not None else ()
-        words += [f"{flag}={name}:{'x'.join(map(str, spans[name][place]))}" for name in given]
+        inputs = sorted(data.profiled) if data is not None else ()
+        words += [f"{flag}={name}:{'x'.join(map(str, spans[name][place]))}" for name in inputs]
     return shlex.join(words)
 
 

@@ -16,19 +16,19 @@ from rewriter.runtime.engines.probe.answers import Answers, plain_fields
 from rewriter.runtime.engines.probe.question import UNKNOWN, Answer
 
 
-def print_result(found: Answers, out: Console, *, verbosity: int = 0) -> None:
+def print_result(result: Answers, out: Console, *, verbosity: int = 0) -> None:
     """Print the origin of the answers, and every question with its answer.
 
     Args:
         verbosity: -1: the first line alone; 1: with all figures, and the use of each answer.
     """
     origin = (
-        "Recorded answers, not measured on this machine" if found.recorded else "Measured on this machine"
+        "Recorded answers, not measured on this machine" if result.recorded else "Measured on this machine"
     )
-    probes, answers = every_probe(), found.answers
+    probes, answers = every_probe(), result.answers
     known = sum(probe.name in answers and answers[probe.name].value != UNKNOWN for probe in probes)
     total = count(len(probes), "question")
-    out.print(Text(f"{origin}: {found.title} ({known} of {total} answered)"), soft_wrap=True)
+    out.print(Text(f"{origin}: {result.title} ({known} of {total} answered)"), soft_wrap=True)
     if verbosity < 0:
         return
     rows, verbose = [], verbosity > 0
@@ -44,23 +44,23 @@ def print_result(found: Answers, out: Console, *, verbosity: int = 0) -> None:
     out.print(printed(Table(columns, rows)))
     if left := len(probes) - len(rows):
         out.print(Text(f"{left} were not measured ({MORE}); --ask asks them on a GPU"), soft_wrap=True)
-    if found.source:
-        out.print(Text(f"Source: {found.source}"), soft_wrap=True)
-    out.print(Text(f"Used for: {use(found)}"), soft_wrap=True)
+    if result.source:
+        out.print(Text(f"Source: {result.source}"), soft_wrap=True)
+    out.print(Text(f"Used for: {use(result)}"), soft_wrap=True)
 
 
-def as_dict(found: Answers) -> dict[str, Any]:
+def as_dict(result: Answers) -> dict[str, Any]:
     """The answers as `rewriter` keeps and records them."""
-    return plain_fields(found)
+    return plain_fields(result)
 
 
-def use(found: Answers) -> str:
+def use(result: Answers) -> str:
     """The targets that use these answers."""
-    if found.library == "onnxruntime":
+    if result.library == "onnxruntime":
         return "no target, since none is ONNX Runtime"
-    if found.library == Target().library:
-        return f"the target {found.library} (the default), with or without this release's number"
-    return f"the target {found.library}, not for the default target {Target().library}"
+    if result.library == Target().library:
+        return f"the target {result.library} (the default), with or without this release's number"
+    return f"the target {result.library}, not for the default target {Target().library}"
 
 
 def _figures(answer: Answer, most: int | None) -> str:

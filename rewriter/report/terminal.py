@@ -40,11 +40,11 @@ def console(stream: IO[str] | None = None, *, stderr: bool = False) -> Console:
 
     Characters that the terminal's encoding lacks are printed as `?`.
     """
-    made = _Console(file=stream, stderr=stderr, markup=False, highlight=False, emoji=False)
-    reconfigure = getattr(made.file, "reconfigure", None)
+    out = _Console(file=stream, stderr=stderr, markup=False, highlight=False, emoji=False)
+    reconfigure = getattr(out.file, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")
-    return made
+    return out
 
 
 Row = tuple[str, str]
@@ -125,8 +125,8 @@ def first_rows(label: str, texts: Sequence[str], most: int | None) -> Iterator[R
 def facts(target: Target | None, seconds: Mapping[str, float] | None) -> Iterator[Row]:
     """The target with the origin of its probe results, and the time of each stage."""
     if target is not None:
-        known = f"probe results: {target.known_from}" if target.known_from else NOT_PROBED
-        yield "Target", f"{target}; {known}"
+        probed = f"probe results: {target.known_from}" if target.known_from else NOT_PROBED
+        yield "Target", f"{target}; {probed}"
     if seconds:
         yield "Time", ", ".join(f"{stage} {s:.1f} s" for stage, s in seconds.items())
 

@@ -133,8 +133,8 @@ class Converter:
                 copy.input.append(alias)
                 if alias and alias not in names:
                     names[alias] = name
-                    known = self.graph.facts(name)
-                    dtype, shape = (known.dtype, known.shape) if known is not None else (self.unknown, None)
+                    facts = self.graph.facts(name)
+                    dtype, shape = (facts.dtype, facts.shape) if facts is not None else (self.unknown, None)
                     whole.input.append(helper.make_tensor_value_info(alias, dtype, shape))
                     # the conversion of Resize alone depends on the value of an input
                     value = self.graph.constant(name) if node.op_type == "Resize" else None
@@ -225,7 +225,7 @@ def _keep_resize_coordinates(graph: GraphProto, node: NodeProto) -> None:
 
 def _rounding(graph: GraphProto, node: NodeProto) -> str:
     held = {tensor.name: tensor for tensor in graph.initializer}
-    held |= {name: made.attribute[0].t for name, made in _made(graph).items()}
+    held |= {name: constant.attribute[0].t for name, constant in _made(graph).items()}
     if node.input[1] not in held:
         raise CannotConvertError("its scales are computed, but the rounding of Resize 10 depends on them")
     scales = numpy_helper.to_array(held[node.input[1]])
@@ -244,9 +244,9 @@ def _upsample_enlarges(graph: GraphProto, node: NodeProto) -> None:
 
 def _drop_unread_roi(graph: GraphProto, node: NodeProto) -> None:
     """The adapter writes a roi for Resize 11, which only one coordinate mode reads."""
-    mode, made = attribute(node, "coordinate_transformation_mode"), _made(graph)
-    if node.op_type == "Resize" and mode != "tf_crop_and_resize" and node.input[1] in made:
-        graph.node.remove(made[node.input[1]])
+    mode, constants = attribute(node, "coordinate_transformation_mode"), _made(graph)
+    if node.op_type == "Resize" and mode != "tf_crop_and_resize" and node.input[1] in constants:
+        graph.node.remove(constants[node.input[1]])
         node.input[1] = ""
 
 

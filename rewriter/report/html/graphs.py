@@ -65,21 +65,21 @@ class _Network:
         """Producers of each node's operands, with True where a Cast lies between."""
         self.after: dict[int, list[int]] = defaultdict(list)
         measured = {tensor.key: tensor for tensor in reversed(depth) if not tensor.constant}
-        made: dict[tuple[int, str], tuple[int, bool]] = {}
+        makers: dict[tuple[int, str], tuple[int, bool]] = {}
         for scope, graph in enumerate(walk_graphs(model.proto.graph)):
             for node in graph.node:
                 if node.op_type == "Cast":
-                    if (scope, node.input[0]) in made:
-                        made[scope, node.output[0]] = made[scope, node.input[0]][0], True
+                    if (scope, node.input[0]) in makers:
+                        makers[scope, node.output[0]] = makers[scope, node.input[0]][0], True
                 elif node.op_type != "Constant":
                     number = len(self.names)
                     self.names.append((label(node), node.op_type))
                     self.results.append(measured.get(node_key(scope, node)))
-                    self.before.append(dict(made[scope, n] for n in node.input if (scope, n) in made))
+                    self.before.append(dict(makers[scope, n] for n in node.input if (scope, n) in makers))
                     for producer in self.before[-1]:
                         self.after[producer].append(number)
-                    made |= {(scope, name): (number, False) for name in node.output}
-                    made |= {(scope, logical_name(name)): (number, False) for name in node.output}
+                    makers |= {(scope, name): (number, False) for name in node.output}
+                    makers |= {(scope, logical_name(name)): (number, False) for name in node.output}
 
     def widest(self, cause: Cause) -> int | None:
         """The node of a cause with the largest values."""

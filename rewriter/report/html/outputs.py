@@ -125,11 +125,11 @@ def _rectangles(
     rows: Array, corners: bool, width: int, height: int
 ) -> list[tuple[float, float, float, float]]:
     """Left, top, width and height in pixels of the picture."""
-    found = []
+    boxes = []
     for a, b, c, d in (rows * [width, height, width, height]).tolist():
         x, y, w, h = (a, b, c - a, d - b) if corners else (a - c / 2, b - d / 2, c, d)
-        found.append((round(x, 1), round(y, 1), round(max(w, 0.0), 1), round(max(h, 0.0), 1)))
-    return found
+        boxes.append((round(x, 1), round(y, 1), round(max(w, 0.0), 1), round(max(h, 0.0), 1)))
+    return boxes
 
 
 def words_of(output: str, side: SideBySide) -> Words:

@@ -116,18 +116,18 @@ MOST_NAMES = 500
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
+    templates = Environment(
         loader=FunctionLoader(_source),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["ticks"] = _with_code
+    templates.filters["ticks"] = _with_code
     script, style = _source("page.js"), _source("page.css")
     policy = _POLICY.format(script=_hash(script), style=_hash(style))
-    made.globals.update(script=Markup(script), style=Markup(style), policy=policy)
-    return made
+    templates.globals.update(script=Markup(script), style=Markup(style), policy=policy)
+    return templates
 
 
 def _with_code(text: str) -> Markup:

@@ -61,13 +61,13 @@ def emulation(model: Model, accumulation: Accumulation = "fp32", *, tf32: bool =
             It costs several times the run time.
         tf32: Round the operands of products of FP32 tensors to TF32, as Tensor Cores do.
     """
-    found = find_product_sums(model)
-    emulated = retype(model, replace(_all_fp32(model, rounding=True), exact=found.exact))
+    sums_of = find_product_sums(model)
+    emulated = retype(model, replace(_all_fp32(model, rounding=True), exact=sums_of.exact))
     multiply_by_reciprocals(emulated, model)
     if tf32:
         round_to_tf32(emulated, model)
     if accumulation == "fp16":
-        accumulate_in_fp16(emulated, model, found)
+        accumulate_in_fp16(emulated, model, sums_of)
     return emulated
 
 

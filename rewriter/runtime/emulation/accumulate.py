@@ -147,7 +147,7 @@ def sum_error(depth: int) -> float:
     return ONE_ROUNDING * math.sqrt(depth / CHUNK / 2)
 
 
-def accumulate_in_fp16(emulated: Model, given: Model, sums: ProductSums) -> None:
+def accumulate_in_fp16(emulated: Model, original: Model, sums: ProductSums) -> None:
     """Give the FP16 MatMul, Gemm and Conv nodes of an emulation FP16 accumulators.
 
     The accumulators stay FP32 in products of `sums.summed`, in those that run without Tensor Cores
@@ -155,13 +155,13 @@ def accumulate_in_fp16(emulated: Model, given: Model, sums: ProductSums) -> None
     kernel size or with `auto_pad`. The chunks of a grouped Conv hold all channels of a group.
 
     Args:
-        emulated: The result of `retype` on `given`, with the same nodes of these operators; changed in place.
+        emulated: The result of `retype` on `original`, with the same nodes of these; changed in place.
         sums: How each product sums.
     """
     if emulated.opset < FIRST_OPSET:
         return
-    facts = given.facts()
-    for scope, graph, pairs in paired(given, emulated, SPLIT):
+    facts = original.facts()
+    for scope, graph, pairs in paired(original, emulated, SPLIT):
         tensors = facts.main | facts.scopes[scope]
         chosen: dict[int, tuple[Shape, int]] = {}  # the second operand's shape, and a MatMul's chunk
         for node, position in pairs:

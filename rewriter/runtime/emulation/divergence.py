@@ -161,8 +161,8 @@ class SideBySide:
 
     def _dtype(self, name: str) -> int:
         """Element type of a tensor of the original; 0 if it is not known."""
-        found = self.facts.get(name)
-        return found.dtype if found is not None else 0
+        facts = self.facts.get(name)
+        return facts.dtype if facts is not None else 0
 
     def _border(self, node: NodeProto) -> str:
         """'Cast' if the node ends the rounding of a tensor that also exists unrounded; else ""."""
@@ -195,17 +195,17 @@ class SideBySide:
         both = ((graph, REFERENCE, self.original.weights), (other.graph, EMULATED, self.emulated.weights))
         tensors = [_named(t, prefix) for g, prefix, _ in both for t in g.initializer]
         model.weights = {prefix + name: a for _, prefix, weights in both for name, a in weights.items()}
-        given = {port.name for port in self.original.signature.inputs}
+        inputs = {port.name for port in self.original.signature.inputs}
         norms = (name for _, names in self.rows for name in names if name)
         del graph.value_info[:]
-        refill(graph.input, [v for v in graph.input if v.name in given])
+        refill(graph.input, [v for v in graph.input if v.name in inputs])
         refill(graph.initializer, tensors)
         refill(graph.node, self.nodes)
         refill(graph.output, (helper.make_tensor_value_info(n, TensorProto.FLOAT, []) for n in norms))
         # the local functions and operator sets that only the emulated model has
         proto = model.proto
-        known = {o.domain for o in proto.opset_import}
-        proto.opset_import.extend(o for o in other.opset_import if o.domain not in known)
+        domains = {o.domain for o in proto.opset_import}
+        proto.opset_import.extend(o for o in other.opset_import if o.domain not in domains)
         functions = {(f.domain, f.name) for f in proto.functions}
         proto.functions.extend(f for f in other.functions if (f.domain, f.name) not in functions)
         proto.ir_version = max(proto.ir_version, other.ir_version)
@@ -254,8 +254,8 @@ def diverge(
     squares = np.zeros((len(pair.rows), 3))
     with Session(pair.model) as session:
         for sample in samples:
-            found = {name: float(value) for name, value in session.run(sample).items()}
-            norms = [[found.get(name, 0.0) for name in names] for _, names in pair.rows]
+            errors = {name: float(value) for name, value in session.run(sample).items()}
+            norms = [[errors.get(name, 0.0) for name in names] for _, names in pair.rows]
             squares += np.square(np.asarray(norms, np.float64).reshape(-1, 3))
     figures = zip(pair.rows, np.sqrt(squares).tolist(), strict=True)
     return tuple(

@@ -19,17 +19,17 @@ from rewriter.ir.model import Model, walk_graphs, walk_nodes
 
 
 def paired(
-    given: Model, emulated: Model, operators: AbstractSet[str]
+    original: Model, emulated: Model, operators: AbstractSet[str]
 ) -> Iterator[tuple[int, GraphProto, list[tuple[NodeProto, int]]]]:
     """The nodes of some operators in both models, graph by graph, inner graphs before their owners.
 
     Args:
-        emulated: The result of `retype` on `given`, with the same nodes of these operators.
+        emulated: The result of `retype` on `original`, with the same nodes of these operators.
 
     Yields:
-        Index of the scope, graph of `emulated`, and each node of `given` with its position in that graph.
+        Index of the scope, graph of `emulated`, and each node of `original` with its position in that graph.
     """
-    pairs = zip(walk_graphs(given.proto.graph), walk_graphs(emulated.proto.graph), strict=True)
+    pairs = zip(walk_graphs(original.proto.graph), walk_graphs(emulated.proto.graph), strict=True)
     for scope, (source, target) in reversed(list(enumerate(pairs))):
         originals = [n for n in source.node if n.op_type in operators]
         copies = [i for i, n in enumerate(target.node) if n.op_type in operators]
@@ -47,14 +47,14 @@ def declare(model: Model, domain: str, *texts: str) -> None:
         proto.functions.append(onnx.parser.parse_function(text.replace("OPSET", str(model.opset))))
 
 
-def multiply_by_reciprocals(emulated: Model, given: Model) -> None:
-    """Turn the FP16 divisions of `given` by constants into products in `emulated`.
+def multiply_by_reciprocals(emulated: Model, original: Model) -> None:
+    """Turn the FP16 divisions of `original` by constants into products in `emulated`.
 
     Args:
-        emulated: The result of `retype` on `given`, with the same Div nodes; changed in place.
+        emulated: The result of `retype` on `original`, with the same Div nodes; changed in place.
     """
-    graphs = open_graphs(given)
-    for scope, graph, pairs in paired(given, emulated, frozenset({"Div"})):
+    graphs = open_graphs(original)
+    for scope, graph, pairs in paired(original, emulated, frozenset({"Div"})):
         source = graphs[scope]
         read = _computed_with(source.graph)
         for node, position in pairs:

@@ -111,7 +111,7 @@ class ProductSums:
 
 def find_product_sums(model: Model) -> ProductSums:
     """How the products of a model sum; the model has its final types."""
-    found, facts = ProductSums(), model.facts()
+    sums, facts = ProductSums(), model.facts()
     for scope, proto in enumerate(walk_graphs(model.proto.graph)):
         graph = TypedGraph(model, proto, facts.main | facts.scopes[scope])
         taken = graph.products_taken_over()
@@ -120,15 +120,15 @@ def find_product_sums(model: Model) -> ProductSums:
             if graph.dtype(name) != TensorProto.FLOAT16 or node.op_type not in PRODUCTS:
                 continue
             if multiplies_computed(graph, node) and any(_is_softmax(graph, t) for t in node.input[:2]):
-                found.fused.add((scope, name))
+                sums.fused.add((scope, name))
             unrounded = _unrounded_scores(graph, node)
             ends = list(graph.fp32_readers(graph.widened(node)))
             if not unrounded and name not in taken and has_fp32_epilogue(graph, node, ends):
                 unrounded = [name]
             if unrounded or _is_fp32_output(graph, node):
-                found.summed.add((scope, name))
-            found.exact.update((scope, tensor) for tensor in unrounded)
-    return found
+                sums.summed.add((scope, name))
+            sums.exact.update((scope, tensor) for tensor in unrounded)
+    return sums
 
 
 def _is_fp32_output(graph: TypedGraph, node: NodeProto) -> bool:
@@ -160,12 +160,12 @@ def _unrounded_scores(graph: TypedGraph, node: NodeProto) -> list[str]:
 
 def _scaled(graph: TypedGraph, tensor: str) -> list[str]:
     """The results of scaling a tensor by constants, one after the other, if nothing else reads them."""
-    found: list[str] = []
+    names: list[str] = []
     reader = graph.only_consumer(tensor)
     while reader is not None and reader.op_type in SCALING and any(map(graph.is_constant, reader.input)):
-        found.append(reader.output[0])
+        names.append(reader.output[0])
         reader = graph.only_consumer(reader.output[0])
-    return found
+    return names
 
 
 def _feeds_second(graph: TypedGraph, node: NodeProto) -> bool:

@@ -61,18 +61,18 @@ _CUT_OFF = f"""
     }}"""
 
 
-def round_to_tf32(emulated: Model, given: Model) -> None:
-    """Round the operands of the matrix products that `given` computes in FP32.
+def round_to_tf32(emulated: Model, original: Model) -> None:
+    """Round the operands of the matrix products that `original` computes in FP32.
 
     Operands that were FP16 keep every bit. Below `FIRST_OPSET` nothing is rounded.
 
     Args:
-        emulated: The result of `retype` on `given`, with the same nodes of these operators; changed in place.
+        emulated: The result of `retype` on `original`, with the same nodes of these; changed in place.
     """
     if emulated.opset < FIRST_OPSET:
         return
-    graphs, facts = list(walk_graphs(given.proto.graph)), given.facts()
-    for scope, graph, pairs in paired(given, emulated, TENSOR_CORE):
+    graphs, facts = list(walk_graphs(original.proto.graph)), original.facts()
+    for scope, graph, pairs in paired(original, emulated, TENSOR_CORE):
         chosen = _chosen(graphs[scope], pairs, facts.main | facts.scopes[scope])
         if chosen:
             _rewrite(graph, chosen)
@@ -80,20 +80,20 @@ def round_to_tf32(emulated: Model, given: Model) -> None:
 
 
 def _chosen(
-    source: GraphProto, pairs: Iterable[tuple[NodeProto, int]], known: Mapping[str, TensorFacts]
+    source: GraphProto, pairs: Iterable[tuple[NodeProto, int]], rounded: Mapping[str, TensorFacts]
 ) -> dict[int, Operands]:
     """The nodes that compute in TF32 in `source`, by position in the emulated graph, with their operands."""
     makers = {name: node for node in source.node for name in node.output}
-    found: dict[int, Operands] = {}
+    chosen: dict[int, Operands] = {}
     for node, position in pairs:
-        operands = [known[name] for name in node.input[:2] if name in known]
+        operands = [rounded[name] for name in node.input[:2] if name in rounded]
         quantized = any(_is_dequantized(name, makers) for name in node.input[:2])
         if len(operands) < 2 or {o.dtype for o in operands} != {TensorProto.FLOAT} or quantized:
             continue
         treated = operands_of(node, *(operand.shape or () for operand in operands))
         if treated != "fp32":
-            found[position] = treated
-    return found
+            chosen[position] = treated
+    return chosen
 
 
 def _is_dequantized(name: str, makers: Mapping[str, NodeProto]) -> bool:
@@ -117,8 +117,8 @@ def _rewrite(graph: GraphProto, chosen: Mapping[int, Operands]) -> None:
     refill(graph.node, nodes)
 
 
-def _rounded(name: str, function: str, known: dict[tuple[str, str], str], nodes: list[NodeProto]) -> str:
-    if (name, function) not in known:
-        result = known[name, function] = f"{DOMAIN}/{function}/{name}"
+def _rounded(name: str, function: str, names: dict[tuple[str, str], str], nodes: list[NodeProto]) -> str:
+    if (name, function) not in names:
+        result = names[name, function] = f"{DOMAIN}/{function}/{name}"
         nodes.append(helper.make_node(function, [name], [result], domain=DOMAIN))
-    return known[name, function]
+    return names[name, function]

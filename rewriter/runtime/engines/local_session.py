@@ -177,20 +177,20 @@ def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[s
             if node.domain not in ("", "ai.onnx") and (node.domain, node.op_type) not in local:
                 foreign.update(node.input)
     copied = COPIED_BYTES if len(model.weights) >= MANY_NODES else 0
-    kept, inputs, constants = [], [], []
+    nodes, inputs, constants = [], [], []
     listed = {v.name for v in proto.graph.input}
     for tensor in proto.graph.initializer:
         detached = tensor.data_location == onnx.TensorProto.EXTERNAL
         constant = not detached or all_constant or model.weights[tensor.name].nbytes < copied
         if constant or tensor.name in foreign:
-            kept.append(tensor)
+            nodes.append(tensor)
             constants += [tensor.name] if detached else []
             continue
         inputs.append(tensor.name)
         if tensor.name not in listed:
             value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             proto.graph.input.append(value)
-    refill(proto.graph.initializer, kept)
+    refill(proto.graph.initializer, nodes)
     return proto, inputs, constants
 
 

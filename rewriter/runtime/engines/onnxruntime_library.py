@@ -132,16 +132,16 @@ def _explain(error: Exception, file: str | None, what: str) -> NoReturn:
         ) from error
     for pattern in _NO_KERNEL:
         if match := pattern.search(text):
-            found = match.groupdict()
-            domain = found.get("domain")
-            op = f"{domain}.{found['op']}" if domain else found["op"]
-            raise NoKernelError(op, found.get("node") or None, file) from error
+            parts = match.groupdict()
+            domain = parts.get("domain")
+            op = f"{domain}.{parts['op']}" if domain else parts["op"]
+            raise NoKernelError(op, parts.get("node") or None, file) from error
     for pattern in _FAILED:
         if match := pattern.search(text):
-            found = match.groupdict()
-            node = f"node {found['node']}" + (f" ({found['op']})" if found.get("op") else "")
+            parts = match.groupdict()
+            node = f"node {parts['node']}" + (f" ({parts['op']})" if parts.get("op") else "")
             where = f"{file}: {node}" if file else node
-            raise ArithmeticRunError(f"{what}: {_short(found['why'])}", where=where, hint=HINT) from error
+            raise ArithmeticRunError(f"{what}: {_short(parts['why'])}", where=where, hint=HINT) from error
     raise ArithmeticRunError(f"{what}: {_short(text)}", where=file, hint=HINT) from error
 
 

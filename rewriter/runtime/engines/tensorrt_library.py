@@ -45,9 +45,9 @@ class Log:
         sys.stderr.write(f"[{severity}] {message}\n")
         sys.stderr.flush()
         if severity != "INFO" and (text := without_noise(message)):
-            kept = self.warnings if severity == "WARNING" else self.errors
-            if text not in kept and len(kept) < MESSAGE_LIMIT:
-                kept.append(text)
+            lines = self.warnings if severity == "WARNING" else self.errors
+            if text not in lines and len(lines) < MESSAGE_LIMIT:
+                lines.append(text)
 
 
 def logger(trt: Any, log: Log) -> Any:

@@ -211,13 +211,13 @@ class TensorRTProgram:
 
     def _buffer(self, name: str, size: int) -> Buffer:
         """A buffer of at least this size, set as the tensor's address."""
-        known = self._buffers.get(name)
-        if known is None or known.size < size:
-            if known is not None:
-                known.free()
-            known = self._buffers[name] = Buffer(self._stream, size)
-        self._context.set_tensor_address(name, known.pointer)
-        return known
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.size < size:
+            if buffer is not None:
+                buffer.free()
+            buffer = self._buffers[name] = Buffer(self._stream, size)
+        self._context.set_tensor_address(name, buffer.pointer)
+        return buffer
 
     def _value(self, name: str) -> Array:
         if name in self._host:

@@ -69,8 +69,8 @@ def choose(engine: str = AUTO) -> Choice:
                 if problem := obstacle(name):
                     raise problem
                 return Choice(name)
-        known = ", ".join(ENGINES)
-        raise UsageError(f"there is no engine {engine!r}", where="`engine`", hint=f"one of {known}")
+        names = ", ".join(ENGINES)
+        raise UsageError(f"there is no engine {engine!r}", where="`engine`", hint=f"one of {names}")
     if gpu() is None:
         return Choice(None, ("there is no NVIDIA driver here, or it sees no GPU",))
     reasons: list[str] = []

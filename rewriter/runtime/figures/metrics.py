@@ -88,8 +88,8 @@ def detections(expected: Outputs, actual: Outputs) -> float:
 
     Other outputs are compared element by element.
     """
-    found = compare(expected, actual, -math.inf, as_sets=True)  # no error is that small: all rows are matched
-    return max((c.relative_l2 if c.finite else math.inf for c, _ in found), default=0.0)
+    outputs = compare(expected, actual, -math.inf, as_sets=True)  # so all rows are matched
+    return max((c.relative_l2 if c.finite else math.inf for c, _ in outputs), default=0.0)
 
 
 def top_k(k: int) -> Callable[[Pair], float]:

@@ -140,20 +140,20 @@ def compare(
         Each output with the arrays that were compared: rows are in matching order where they are a set.
     """
     pairs = {name: Pair(expected[name], actual[name]) for name in expected}
-    found = {name: _compared(name, replace(pair), tolerance) for name, pair in pairs.items()}
-    if as_sets and not all(c.passed for c in found.values()):
+    outputs = {name: _compared(name, replace(pair), tolerance) for name, pair in pairs.items()}
+    if as_sets and not all(c.passed for c in outputs.values()):
         for names in row_groups(expected, actual):
-            if not all(found[name].passed for name in names):
+            if not all(outputs[name].passed for name in names):
                 for name, pair, note in matched(names, expected, actual):
-                    found[name] = _compared(name, replace(pair), SET_FACTOR * tolerance, note)
+                    outputs[name] = _compared(name, replace(pair), SET_FACTOR * tolerance, note)
                     pairs[name] = pair
     for name, kind in (kinds or {}).items():
-        if found[name].finite and kind.raw:
-            found[name] = replace(found[name], same_best=same_best(Pair(expected[name], actual[name])))
-        elif found[name].finite and math.isfinite(tolerance):
+        if outputs[name].finite and kind.raw:
+            outputs[name] = replace(outputs[name], same_best=same_best(Pair(expected[name], actual[name])))
+        elif outputs[name].finite and math.isfinite(tolerance):
             error = probability_error(kind, Pair(expected[name], actual[name]), tolerance)
-            found[name] = replace(found[name], probability=error)
-    return tuple((one, pairs[name]) for name, one in found.items())
+            outputs[name] = replace(outputs[name], probability=error)
+    return tuple((one, pairs[name]) for name, one in outputs.items())
 
 
 def _compared(name: str, pair: Pair, tolerance: float, note: str = "") -> OutputComparison:

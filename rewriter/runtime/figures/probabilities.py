@@ -163,11 +163,11 @@ class ProbabilityError:
                 f"{self.areas.distance:.2g} of the map's area differs, {self.allowed:.2g} allowed; beyond "
                 f"the values around a pixel at most {self.areas.beyond:.2g}, {USABLE:.2g} allowed"
             )
-        kept = f", the same best class in {self.top_1:.4g} of the rows" if self.top_1 is not None else ""
+        best = f", the same best class in {self.top_1:.4g} of the rows" if self.top_1 is not None else ""
         ties = "" if self.decided else ", and not by ties alone"
         return (
             f"mean distance of the rows {self.mean:.2g}, {self.allowed:.2g} allowed, at most "
-            f"{self.difference:.2g}, {self.row_limit:.2g} allowed{kept}{ties}"
+            f"{self.difference:.2g}, {self.row_limit:.2g} allowed{best}{ties}"
         )
 
 
@@ -178,7 +178,7 @@ def probabilities(model: Model) -> dict[str, Probabilities]:
     """
     made_by = {name: node for node in model.proto.graph.node for name in node.output if name}
     opset = opsets_of(model.proto).get("", 1)
-    found = {}
+    by_name = {}
     for port in model.signature.outputs:
         ends, moved = _ends(port.name, made_by)
         operators = {node.op_type if node is not None else "" for node in ends}
@@ -187,11 +187,11 @@ def probabilities(model: Model) -> dict[str, Probabilities]:
             rank = len(port.shape) if port.shape else 0
             classes = None if moved or node.op_type == "Sigmoid" else _class_axis(node, rank, opset)
             reason = f"{label(node)} ({node.op_type}) makes it"
-            found[port.name] = Probabilities(reason, classes, node.op_type == "LogSoftmax")
+            by_name[port.name] = Probabilities(reason, classes, node.op_type == "LogSoftmax")
         elif not moved and len(port.shape or ()) > 1 and (product := _product(node, made_by)) is not None:
             reason = f"{label(product)} ({product.op_type}) makes it"
-            found[port.name] = Probabilities(reason, classes=-1, raw=True)
-    return found
+            by_name[port.name] = Probabilities(reason, classes=-1, raw=True)
+    return by_name
 
 
 def _product(node: NodeProto | None, made_by: Mapping[str, NodeProto]) -> NodeProto | None:
@@ -204,8 +204,8 @@ def _product(node: NodeProto | None, made_by: Mapping[str, NodeProto]) -> NodePr
 def finds_nothing(outputs: Mapping[str, Array], kinds: Mapping[str, Probabilities]) -> bool:
     """True if all float outputs are scores or maps without a probability that a threshold would pass."""
     floats = {name: value for name, value in outputs.items() if is_float(value)}
-    known = [kinds[name] for name in floats if name in kinds]
-    alone = len(known) == len(floats) and all(k.classes is None and not k.logarithms for k in known)
+    kinds_of = [kinds[name] for name in floats if name in kinds]
+    alone = len(kinds_of) == len(floats) and all(k.classes is None and not k.logarithms for k in kinds_of)
     return bool(floats) and alone and all(np.max(v, initial=0.0) < NOTHING for v in floats.values())
 
 
@@ -233,24 +233,24 @@ def _class_axis(node: NodeProto, rank: int, opset: int) -> int | None:
     return from_end if from_end == -1 or opset >= FIRST_PLAIN_AXIS else None
 
 
-def probability_error(known: Probabilities, pair: Pair, tolerance: float) -> ProbabilityError:
+def probability_error(kind: Probabilities, pair: Pair, tolerance: float) -> ProbabilityError:
     """Compares an output of probabilities; its shapes are equal, and it is finite.
 
     Args:
         tolerance: Of relative L2, for the precision of the model.
     """
     expected, actual = pair.wide
-    if known.logarithms:
+    if kind.logarithms:
         expected, actual = np.exp(expected), np.exp(actual)
     difference = float(np.max(np.abs(actual - expected), initial=0.0))
     top_1, mean, decided, areas = None, None, True, None
-    if known.classes is not None and expected.size and expected.shape[known.classes] > 1:
-        rows, found = (np.moveaxis(array, known.classes, -1) for array in (expected, actual))
-        top_1, decided = _top_1(rows, found)
-        mean = float(np.mean(np.sum(np.abs(found - rows), axis=-1))) / 2.0
-    elif known.classes is None:
+    if kind.classes is not None and expected.size and expected.shape[kind.classes] > 1:
+        rows, other = (np.moveaxis(array, kind.classes, -1) for array in (expected, actual))
+        top_1, decided = _top_1(rows, other)
+        mean = float(np.mean(np.sum(np.abs(other - rows), axis=-1))) / 2.0
+    elif kind.classes is None:
         areas = map_error(expected, actual)
-    return ProbabilityError(known.reason, difference, mean, PER_TOLERANCE * tolerance, top_1, decided, areas)
+    return ProbabilityError(kind.reason, difference, mean, PER_TOLERANCE * tolerance, top_1, decided, areas)
 
 
 def same_best(pair: Pair) -> float | None:

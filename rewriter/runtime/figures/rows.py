@@ -42,13 +42,13 @@ def matched(
     names: Sequence[str], expected: Mapping[str, Array], actual: Mapping[str, Array]
 ) -> Iterator[tuple[str, Pair, str]]:
     """Yields each output of a group with its best rows in matching order, and a note for the report."""
-    batch, rows = expected[names[0]].shape[:2]
-    keep = math.ceil(rows * SET_SHARE)
+    batch, total = expected[names[0]].shape[:2]
+    keep = math.ceil(total * SET_SHARE)
     order = [_match([(expected[n][i], actual[n][i]) for n in names], keep) for i in range(batch)]
     for name in names:
-        left = np.stack([expected[name][i][kept] for i, (kept, _) in enumerate(order)])
-        right = np.stack([actual[name][i][kept] for i, (_, kept) in enumerate(order)])
-        yield name, Pair(left, right), f"rows matched as sets, best {keep} of {rows}"
+        left = np.stack([expected[name][i][rows] for i, (rows, _) in enumerate(order)])
+        right = np.stack([actual[name][i][rows] for i, (_, rows) in enumerate(order)])
+        yield name, Pair(left, right), f"rows matched as sets, best {keep} of {total}"
 
 
 def _finite(*arrays: Array) -> bool:

@@ -47,9 +47,9 @@ def random_samples(
         if name not in ports:
             raise no_such_input(name, ports, where)
         check_shape(tuple(shape), ports[name], bound, where)
-    given, chosen = input_shapes or {}, dict[str, int]()
+    shapes_of, chosen = input_shapes or {}, dict[str, int]()
     named = {dim: size for dim, (size, _) in bound.items()}
-    shapes = {name: tuple(given.get(name) or _shape(port, named, chosen)) for name, port in ports.items()}
+    shapes = {name: tuple(shapes_of.get(name) or _shape(port, named, chosen)) for name, port in ports.items()}
     for name, shape in shapes.items():
         if math.prod(shape) > MOST_ELEMENTS:
             raise InputsError(

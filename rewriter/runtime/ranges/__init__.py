@@ -149,11 +149,11 @@ class _Unsupported:
 
     def __call__(self, node: NodeProto, scope: int) -> bool:
         op = qualified(node)
-        known = (
+        text = (
             op != node.op_type or schema_of(op, "", self._model.opset) or (node.domain, op) in self._functions
         )
         refused = self._refused and {(op, None), self._kind(node, scope)} & self._refused
-        if not known or refused:
+        if not text or refused:
             self.ops.add(op)
             return True
         return False

@@ -234,13 +234,13 @@ def _values(pack: Pack) -> Iterator[ValueInfoProto]:
 def _unreachable(graph: GraphProto, refuses: Refuses) -> set[int]:
     """Positions of nodes of the main graph that cannot run, or that depend on one that cannot."""
     missing: set[str] = set()
-    found: set[int] = set()
+    nodes: set[int] = set()
     scopes = 1
     for position, node in enumerate(graph.node):
         inner = [g for child in subgraphs(node) for g in walk_graphs(child)]
         refused = refuses(node, 0) or any(refuses(n, scopes + i) for i, g in enumerate(inner) for n in g.node)
         scopes += len(inner)
         if refused or not missing.isdisjoint(reads(node)):
-            found.add(position)
+            nodes.add(position)
             missing.update(name for name in node.output if name)
-    return found
+    return nodes

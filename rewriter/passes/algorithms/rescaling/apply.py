@@ -41,16 +41,16 @@ def apply(graph: GraphEditor, constraints: Constraints, free: Mapping[int, int])
     Returns:
         The number of constants and epsilons with a new value.
     """
-    made: dict[tuple[str, int], str] = {}
+    names: dict[tuple[str, int], str] = {}
     for use in constraints.constants:
         k = constraints.exponent(use.number, free)
         value = graph.constant(use.tensor) if k else None
         if value is None or not np.any(np.isfinite(value) & (value != 0)):
             continue
-        if (use.tensor, k) not in made:
-            made[use.tensor, k] = graph.add_constant(f"{use.tensor}/scaled", np.ldexp(value, k))
-        graph.set_input(use.node, use.index, made[use.tensor, k])
-    for tensor in dict.fromkeys(name for name, _ in made):
+        if (use.tensor, k) not in names:
+            names[use.tensor, k] = graph.add_constant(f"{use.tensor}/scaled", np.ldexp(value, k))
+        graph.set_input(use.node, use.index, names[use.tensor, k])
+    for tensor in dict.fromkeys(name for name, _ in names):
         graph.sweep(tensor)
     moved = [(node, k) for node, number in constraints.epsilons if (k := constraints.exponent(number, free))]
     for node, k in moved:
@@ -59,7 +59,7 @@ def apply(graph: GraphEditor, constraints: Constraints, free: Mapping[int, int])
             stored = node.attribute.add(name="epsilon", type=1, f=DEFAULT_EPSILON)
         stored.f = float(np.ldexp(np.float32(stored.f), 2 * k))
         graph.edited = True
-    return len(made) + len(moved)
+    return len(names) + len(moved)
 
 
 def apply_planned(graph: GraphEditor, exponents: Mapping[str, int]) -> int:
@@ -87,10 +87,10 @@ def apply_planned(graph: GraphEditor, exponents: Mapping[str, int]) -> int:
 
 def record(model: Model, exponents: Mapping[str, int]) -> None:
     """Add exponents of tensors of the main graph to those already noted."""
-    found = recorded(model)
+    noted = recorded(model)
     for tensor, exponent in exponents.items():
-        found[tensor] = found.get(tensor, 0) + exponent
-    text = json.dumps({tensor: k for tensor, k in sorted(found.items()) if k})
+        noted[tensor] = noted.get(tensor, 0) + exponent
+    text = json.dumps({tensor: k for tensor, k in sorted(noted.items()) if k})
     set_metadata(model.proto, {EXPONENTS: text})
 
 
@@ -98,11 +98,11 @@ def recorded(model: Model) -> dict[str, int]:
     """The noted exponents by tensor; empty if another program wrote something else under this key."""
     text = next((e.value for e in model.proto.metadata_props if e.key == EXPONENTS), "{}")
     try:
-        found = from_json(text)
+        table = from_json(text)
     except ValueError:
         return {}
-    known = isinstance(found, dict) and all(type(k) is int for k in found.values())
-    return dict(found) if known else {}
+    sound = isinstance(table, dict) and all(type(k) is int for k in table.values())
+    return dict(table) if sound else {}
 
 
 def between(original: Model, other: Model) -> dict[str, int]:

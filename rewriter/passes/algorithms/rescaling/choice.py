@@ -138,7 +138,7 @@ def demands(survey: Survey, constraints: Constraints) -> tuple[dict[Form, Demand
     Without ranges, only constants make demands.
     """
     forms = (constraints.form(number) for number in constraints.tensors.values())
-    found = {form: Demand() for form in forms if form}
+    by_form = {form: Demand() for form in forms if form}
     tied: list[str] = []
     islands = frozenset(id(node) for norm in survey.norms for node in norm.nodes)
     inner = (t for norm in survey.norms for n in norm.nodes for t in n.output if t != norm.output)
@@ -151,13 +151,13 @@ def demands(survey: Survey, constraints: Constraints) -> tuple[dict[Form, Demand
         if not form and excess(survey, tensor):
             tied.append(tensor)
         elif form and survey.ranges:
-            _add_tensor(survey, tensor, found[form], divides=tensor in divisors)
+            _add_tensor(survey, tensor, by_form[form], divides=tensor in divisors)
     for use in constraints.constants:
         form, value = constraints.form(use.number), survey.graph.constant(use.tensor)
         if form and value is not None:
-            demand = found.setdefault(form, Demand())
+            demand = by_form.setdefault(form, Demand())
             _add_constant(survey, use, value, demand, in_fp32=id(use.node) in islands)
-    return found, tied
+    return by_form, tied
 
 
 def _binades(target: float, value: float) -> int:
