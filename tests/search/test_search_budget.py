@@ -64,6 +64,21 @@ def trials_of(source: Model, target: Target | None = None, io: InputsOutputs = "
     return Trials(source, samples, exact, plan, metric, target=target or Target())
 
 
+def test_a_node_that_is_wrong_in_fp32_is_no_candidate() -> None:
+    text = ATTENTION.replace("mask) => (float[2,32,16] y)", "mask, float[32,16] w) => (float[1,32,16] y)")
+    text = text.replace(
+        " h = {0.25}", " h = {0.25}, int64[4] heads = {1,2,32,16}, int64[3] whole = {1,32,32}"
+    )
+    views = (
+        "o = Reshape(z, heads) l = Transpose<perm = [0, 2, 1, 3]>(o) i = Reshape(l, whole) y = MatMul(i, w)"
+    )
+    source = graphs.graph(text.replace("y = Tanh(z)", views))
+    for gpu in ("sm_80", "sm_90"):  # the row softmax-of-relative-positions
+        trials = trials_of(source, Target.parse(f"tensorrt-rtx 1.6.1 {gpu}"))
+        trials.plan = Plan("fp16")
+        assert ("0:p" in trials.ranking) == (gpu == "sm_80")
+
+
 def test_a_norm_that_reads_a_residual_sum_is_a_candidate_only_on_request() -> None:
     trials = trials_of(graphs.graph(STREAM))
     assert {"0:a", "0:s", "0:o"} <= trials.plan.fp32

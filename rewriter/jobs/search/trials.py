@@ -23,6 +23,7 @@ from rewriter.hazards.planning.costs import Prices, priced
 from rewriter.hazards.planning.free_fp32 import RULE
 from rewriter.hazards.planning.islands import is_residual_sum
 from rewriter.hazards.planning.planner import extend_plan, surveys
+from rewriter.hazards.quirks import lowered_for_defects
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.ir.base import Target
 from rewriter.ir.graph.casts import retype
@@ -136,13 +137,15 @@ class Trials:
 
     @cached_property
     def ranking(self) -> list[str]:
-        """The keys of the nodes that add an error and are not kept yet, best first.
+        """The keys of the nodes that add an error, are not kept yet and right in FP32, best first.
 
         The order is that of the squared error over the estimated cost of FP32.
         """
         self.count += 1
         errors, fp32, extra = self._added_errors(), self.plan.fp32 | self.plan.bf16, self.prices.extra
-        open_keys = [key for key in errors if key in extra and key not in fp32]
+        wrong = lowered_for_defects(self._survey)
+        closed = fp32 | {node_key(self._survey.scope, n) for n in self._survey.nodes if id(n) in wrong}
+        open_keys = [key for key in errors if key in extra and key not in closed]
         return sorted(open_keys, key=lambda key: -(errors[key] ** 2) / (extra[key] + LEAST_US))
 
     def _added_errors(self) -> dict[str, float]:
@@ -197,7 +200,7 @@ class Trials:
     @cached_property
     def _survey(self) -> Survey:
         """The main graph as the hazard rules see it, without ranges."""
-        wanted = PrecisionRequest(self.plan.precision, self.plan.io)
+        wanted = PrecisionRequest(self.plan.precision, self.plan.io, target=self.target)
         return next(iter(surveys(self.model, {}, wanted)))
 
     @cached_property
