@@ -247,6 +247,7 @@ def test_a_users_softmax_in_fp32_is_a_finding_and_becomes_fp16() -> None:
         assert sum("biased scores" in one.reason for one in found) == findings
     done = fixed("softmax-of-relative-positions", target, graphs.graph(ISLAND).proto, build=False)
     assert types_of(done, ["Softmax"]) == {"fp16"}
+    assert [one.done for one in done.causes] == ["Softmax in FP16"]
 
 
 def test_fix_reports_a_defect_that_it_cannot_repair() -> None:

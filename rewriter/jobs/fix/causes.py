@@ -85,12 +85,13 @@ def folded_statistics(original: Model, rewritten: Model) -> tuple[Cause, ...]:
 def repaired_defects(
     original: Model, target: Target, precision: Precision, passes: Sequence[PassResult]
 ) -> Iterator[Cause]:
-    """Known defects of the target that the model met, and that a pass or an argument of the build repairs."""
+    """Known defects of the target that the model met, and that a pass, the plan or the build repairs."""
     changed = {step.name for step in passes if step.changes}
     for quirk, nodes in met(original, repairs(target, LOW_TYPES[precision])):
         name = quirk.steps.partition("{")[0]
-        if name in changed or quirk.build:
+        if name in changed or quirk.build or quirk.lower:
             done = f"repaired by {name}" if name else f"built with {' '.join(quirk.build)}"
+            done = f"{' and '.join(quirk.lower)} in {precision.upper()}" if quirk.lower else done
             what = f"{quirk.title} ({quirk.releases})"
             yield Cause("known-defect", what, done, tuple(map(label, nodes)))
 
