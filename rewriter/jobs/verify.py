@@ -104,13 +104,9 @@ def verify(
             missing = _without_reference(judge, models[0], chosen)
             exact = [] if judge.expected is None else judge.expected.exact
             made_nan = nan_warnings(models[0], judge.samples, exact)
+        before, after = models[0].path, models[1].path
         result = VerifyResult(
-            models[0].path,
-            models[1].path,
-            engine="emulation",
-            device=CPU,
-            tolerance=held,
-            data=samples.source,
+            before, after, engine="emulation", device=CPU, tolerance=held, data=samples.source
         )
         if chosen.engine is None:
             sums = request.accumulation or noted_sums(models[1]) or "fp16"
@@ -154,13 +150,8 @@ def _emulated(
     check = judge.emulated(fixed, precision, sums, products=False)
     if check.passed is None:
         raise ArithmeticRunError(check.summary, hint="`engine=tensorrt-rtx` needs no emulation, but a GPU")
-    allowed = f"allowed: {judge.standards[precision].tolerance.source}"
-    check = replace(
-        check,
-        name="emulation",
-        summary=f"no GPU was used; {check.summary}",
-        details=(allowed, *check.details),
-    )
+    details = (f"allowed: {judge.standards[precision].tolerance.source}", *check.details)
+    check = replace(check, name="emulation", summary=f"no GPU was used; {check.summary}", details=details)
     checks = [check]
     if build:
         checks.append(judge.build_check(fixed, judge.file(fixed, "fixed", fixed), None, None))

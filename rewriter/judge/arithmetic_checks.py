@@ -311,18 +311,8 @@ def _compare_run(
     passed = all(c.passed for c in outputs) and (value is None or value.met)
     details = () if passed else tuple(_degenerate(expected, outputs))
     seconds, worst = time.perf_counter() - start, weighed.worst
-    return Check(
-        name,
-        passed,
-        "",
-        outputs,
-        details,
-        seconds,
-        worst.statistics,
-        worst.pictures,
-        value=value,
-        rounds=rounds,
-    )
+    shown = worst.statistics, worst.pictures
+    return Check(name, passed, "", outputs, details, seconds, *shown, value=value, rounds=rounds)
 
 
 def _degenerate(expected: Sequence[Outputs], outputs: Iterable[OutputComparison]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from typing import Literal
 
 from rewriter.hazards import Hazard, Rule, Survey
 from rewriter.hazards.planning.costs import ORIGIN
@@ -73,10 +74,11 @@ REFUSALS = 4
 
 @dataclass(frozen=True)
 class Candidate:
-    """What is done differently, in words, and the job for that."""
+    """What is done differently, in words, and the job; `name` is of one that others are compared with."""
 
     words: str
     job: FixJob
+    name: Literal["", "plain FP16", "FP32"] = ""
 
 
 def best(attempts: Sequence[Attempt], latencies: Sequence[float], slack: float = NOISE) -> int:
@@ -106,7 +108,8 @@ def run(job: FixJob, subject: Subject) -> Result:
     """
     first = attempt(job, subject)
     # no cycle through the loop itself: its models would stay until the next collection of garbage
-    loop = _Loop(subject, job, first, [first], cache(partial(estimated_us, subject=subject)))
+    estimated, start = cache(partial(estimated_us, subject=subject)), Candidate("the rules' plan", job)
+    loop = _Loop(subject, job, first, [first], estimated, [start])
     if first.job.may_change and not subject.judge.interrupted:
         loop.try_all()
         subject.stage.trying = ""
@@ -115,15 +118,16 @@ def run(job: FixJob, subject: Subject) -> Result:
 
 @dataclass
 class _Loop:
-    """Attempts so far, in their order; `words` says how each came about."""
+    """Attempts so far, and the candidates that they came from, in their order."""
 
     subject: Subject
     job: FixJob
     first: Attempt
     attempts: list[Attempt]
     estimated: Callable[[Attempt], tuple[float, float, float]]
-    words: list[str] = field(default_factory=lambda: ["the rules' plan"])
+    candidates: list[Candidate]
     stopped: str = ""
+    interrupted: bool = False
     start: float = field(default_factory=time.monotonic)
 
     @property
@@ -153,14 +157,14 @@ class _Loop:
                 if spent > self._seconds():
                     self.stopped = f"stopped after {spent:.0f} s (`repair-seconds`)"
                     break
-                number = f"candidate {len(self.words)}, at most {self._seconds() - spent:.0f} s left"
+                number = f"candidate {len(self.candidates)}, at most {self._seconds() - spent:.0f} s left"
                 self.subject.stage.trying = f"{LASTING}{number}: {candidate.words}"
                 # what is emulated already for the first attempt is left to the engine
                 self.attempts.append(attempt(replace(candidate.job, repairing=True), self.subject))
-                self.words.append(candidate.words)
+                self.candidates.append(candidate)
         except KeyboardInterrupt:
             interrupt_handled()
-            spent = time.monotonic() - self.start
+            self.interrupted, spent = True, time.monotonic() - self.start
             self.stopped = f"interrupted after {spent:.0f} s: the best attempt so far is the result"
 
     def result(self) -> Result:
@@ -172,7 +176,7 @@ class _Loop:
         earlier = next((n for n, one in enumerate(self.attempts) if not one.failed), at)
         remark = self._remark(at, earlier, latencies) if earlier != at else ""
         fp32 = [one.error for one in self.attempts if one.failed and one.job.wish.precision == "fp32"]
-        stopped = self.stopped if chosen.failed or self.stopped.startswith("interrupted") else ""
+        stopped = self.stopped if chosen.failed or self.interrupted else ""
         asked = [one for one in self.attempts if one.plan is not None and one.plan.io == self.job.wish.io]
         with_ports = "" if chosen in asked or not asked else _summary(min(asked, key=lambda one: one.error))
         shares = tuple(self._shares(at, latencies))
@@ -185,8 +189,9 @@ class _Loop:
         if not closer or at in closer:
             return at
         nearest = min(closer, key=lambda place: latencies[place])
-        plain = (us for words, us in zip(self.words, latencies, strict=True) if words.startswith("plain"))
-        limit = max((1.0 + MOST_FOR_PLAIN) * latencies[at], next(plain, 0.0))
+        pairs = zip(self.candidates, latencies, strict=True)
+        plain = next((us for one, us in pairs if one.name == "plain FP16"), 0.0)
+        limit = max((1.0 + MOST_FOR_PLAIN) * latencies[at], plain)
         return nearest if latencies[nearest] <= limit else at
 
     def _seconds(self) -> float:
@@ -215,6 +220,7 @@ class _Loop:
                 latencies[at] = latencies[at] if us is None else us
         except KeyboardInterrupt:
             interrupt_handled()
+            self.interrupted |= not self.stopped
             self.stopped = self.stopped or "interrupted while the best attempts were timed"
         return latencies
 
@@ -225,26 +231,25 @@ class _Loop:
             return
         planned, fp32, plain = self.estimated(chosen)
         for name, estimate in (("FP32", fp32), ("plain FP16", plain)):
-            words = "all of it in FP32" if name == "FP32" else name
-            ran = [us for us, one in zip(latencies, self.words, strict=False) if one.startswith(words)]
+            ran = [us for us, one in zip(latencies, self.candidates, strict=False) if one.name == name]
             if self.runs and ran and math.isfinite(ran[0]):
                 yield LatencyShare(name, latencies[at] / ran[0], measured=True)
             elif planned and estimate:
                 yield LatencyShare(name, planned / estimate, measured=False)
 
     def _lines(self, latencies: Sequence[float]) -> Iterator[str]:
-        for words, one, us in zip(self.words, self.attempts, latencies, strict=True):
+        for candidate, one, us in zip(self.candidates, self.attempts, latencies, strict=True):
             outcome = _summary(one) if one.failed else "every check passes"
             timed = f", {us:.3g} us" if one.latency_us is not None else ""
-            yield f"{words}: {outcome}{timed}"
+            yield f"{candidate.words}: {outcome}{timed}"
         if self.stopped:
             yield self.stopped
 
     def _remark(self, at: int, earlier: int, latencies: Sequence[float]) -> str:
         source = "measured on this GPU" if self.runs else f"estimated, {ORIGIN}"
-        chosen, other = self.attempts[at], self.attempts[earlier]
+        chosen, other, words = self.attempts[at], self.attempts[earlier], self.candidates[at].words
         return (
-            f"{self.words[at]}: {latencies[at]:.3g} us instead of {latencies[earlier]:.3g} us ({source}), "
+            f"{words}: {latencies[at]:.3g} us instead of {latencies[earlier]:.3g} us ({source}), "
             f"error {chosen.relative_l2:.2g} instead of {other.relative_l2:.2g}"
         )
 
@@ -281,7 +286,7 @@ class _Loop:
     def _as_close_as_plain(self) -> Iterator[Candidate]:
         """Plain FP16, and more FP32 if that takes longer."""
         job = self.first.job
-        yield Candidate(f"plain FP16, as {PLAIN}", replace(_plain(job), emulated=True))
+        yield Candidate(f"plain FP16, as {PLAIN}", replace(_plain(job), emulated=True), "plain FP16")
         rules, *_, plain = self._latencies()
         if self.latest.failed or self._worse_than_plain(self.latest) or plain > (1.0 + NOISE) * rules:
             goal = ErrorLimit(self._plain_error, job.metric, one_sample=True)
@@ -354,7 +359,7 @@ class _Loop:
         if any(node.op_type in PRODUCTS for node in first.measured.model.proto.graph.node):
             yield Candidate("FP32 epilogues", _with_epilogues(job, self.job))
         if any(first.changed(step) for step in _preferred_steps(job)):
-            yield Candidate(f"plain FP16, as {PLAIN}", _plain(job))
+            yield Candidate(f"plain FP16, as {PLAIN}", _plain(job), "plain FP16")
         for rule in _preferred(self.base):
             base = self.base
             if rule in _preferred(base):
@@ -408,9 +413,9 @@ class _Loop:
         if self.job.wish.precision != "fp32" and (not self.passed or self._fp32_may_be_faster()):
             structural = (step for step in self.base.job.steps if step.stage is Stage.STRUCTURE)
             steps = tuple(step for step in structural if "fp32" in step.requires.precisions)
-            yield Candidate("all of it in FP32 (TF32)", _fp32(self.base.job, steps))
+            yield Candidate("all of it in FP32 (TF32)", _fp32(self.base.job, steps), "FP32")
         if self._unbuilt() and not self.passed:
-            yield Candidate("all of it in FP32 (TF32), unchanged", _fp32(self.first.job, ()))
+            yield Candidate("all of it in FP32 (TF32), unchanged", _fp32(self.first.job, ()), "FP32")
 
     def _fp32_may_be_faster(self) -> bool:
         """By recorded costs: a network of many small kernels, or with most products in FP32 anyway."""
