@@ -21,7 +21,7 @@ from rewriter.passes.algorithms.windows import windows_of
 
 POOLINGS = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"})
 UNARY = POOLINGS | {"Identity", "Dropout"}
-UNARY |= ELEMENTWISE - SCALING - SUMS - {"Pow", "Reciprocal", "Log", "Min", "Max", "PRelu"}
+UNARY |= ELEMENTWISE - SCALING - SUMS - set("Pow Reciprocal Log Sqrt Exp Min Max PRelu".split())
 """Compute each channel by itself, and give a finite value for a channel of zeros."""
 
 SPATIAL_REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceMax"})
@@ -85,7 +85,7 @@ class PadChannels(GraphPass):
             channels.visit(node)
         for conv, block in channels.convs:
             root, size = block.root(), block.size
-            if size <= self.least or size % self.step == 0:
+            if size <= max(self.least, 1) or size % self.step == 0:
                 continue
             if root.obstacle:
                 yield Refusal(label(conv), f"it keeps its {size} channels: {root.obstacle}")
