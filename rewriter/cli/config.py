@@ -9,6 +9,7 @@ import typer
 
 from rewriter.cli.exits import STDOUT, write_document
 from rewriter.cli.parameters import FLAG, Json, check_outputs, option
+from rewriter.ir.errors import UsageError
 from rewriter.pipeline.options import KEYS, OUTCOME
 
 Folder = Annotated[
@@ -17,8 +18,6 @@ Folder = Annotated[
         metavar="[FOLDER]",
         help="The folder to work in [the current one]",
         show_default=False,
-        exists=True,
-        file_okay=False,
     ),
 ]
 
@@ -39,6 +38,10 @@ def config(
     from rewriter.report.terminal import console, printed
 
     check_outputs([], json=json)
+    if folder is not None and not folder.is_dir():
+        raise UsageError(
+            "there is no such folder", where=str(folder), hint="leave it out for the current one"
+        )
     resolved = load(folder).resolve()
     file, sources = resolved.configuration.file, resolved.sources
     notes = [*resolved.ignored, *resolved.configuration.warnings]

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from rewriter.ir.errors import UsageError
 from rewriter.ir.model import load
 from rewriter.ir.model.stopwatch import Progress
-from rewriter.jobs.fix.provenance import noted_sums, noted_tolerance
+from rewriter.jobs.fix.provenance import noted_sums
+from rewriter.jobs.verify import verify
 from rewriter.judge import locate as search
-from rewriter.judge.locate import TOLERANCE, LocateOptions, Location
+from rewriter.judge.expected import judging
+from rewriter.judge.locate import SAME, TOLERANCE, LocateOptions, Location
 from rewriter.judge.locate.bisection import MARKS, MAX_BUILDS
 from rewriter.pipeline.driver import run
+from rewriter.pipeline.options import VerifyOptions
 from rewriter.runtime.engines.deployment import deployment
 from rewriter.runtime.engines.protocol import MeasureSettings
 from rewriter.runtime.engines.tensor_files import Shape
 from rewriter.runtime.engines.this_machine import AUTO
 from rewriter.runtime.expectations import data_warnings
-from rewriter.runtime.figures.tolerances import TOLERANCES, precision_of
+from rewriter.runtime.figures.tolerances import RELATIVE_L2
 from rewriter.runtime.inputs import load_samples
-
-MOST_SAMPLES = 4
-"""Samples that are used: every build of the search runs all of them."""
 
 
 def locate(
@@ -64,23 +64,31 @@ def locate(
         raise UsageError("at least one is needed", where="`marks`, `max-builds`", hint="8 and 48 do well")
     if not timeout > 0:
         raise UsageError(f"it cannot be {timeout:g}", where="`timeout`", hint="seconds, such as 600")
-    deployed = deployment(engine, plugin_lib, min_shapes, opt_shapes, max_shapes)
-    models = load(original), load(other)
-    sizes = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
-    samples = load_samples(
-        inputs,
-        models[0],
-        input_shapes=sizes,
-        seed=seed,
-        deployment=deployed,
-        image_preprocess=image_preprocess,
-    )
-    chosen, used = deployed.choose().engine, list(islice(samples, MOST_SAMPLES))
-    precision = precision_of(models[1])
-    rounds = precision == "fp32" and chosen != "onnxruntime"
-    held = noted_tolerance(models[1]) or TOLERANCES["tf32" if rounds else precision]
-    usual = held.value if held.metric == "relative-l2" else TOLERANCE
-    options = LocateOptions(usual if tolerance is None else tolerance, marks, max_builds)
+    spans = {"min_shapes": min_shapes, "opt_shapes": opt_shapes, "max_shapes": max_shapes}
+    data: dict[str, Any] = {"inputs": inputs, "seed": seed, "image_preprocess": image_preprocess}
+    data["input_shapes"] = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
+    deployed, models = deployment(engine, plugin_lib, *spans.values()), (load(original), load(other))
+    samples, verdict = load_samples(model=models[0], deployment=deployed, **data), None
+    data |= {**spans, "engine": engine, "plugin_lib": plugin_lib, "tolerance": tolerance, "timeout": timeout}
+    with suppress(UsageError):  # of other inputs or outputs, which `verify` cannot judge
+        verdict = verify(original, other, VerifyOptions(build=False, timing=False, **data), progress=progress)
+    chosen, places = deployed.choose().engine, judging(samples)
+    limit, notes = TOLERANCE if tolerance is None else tolerance, list[str]()
+    if verdict is not None and verdict.outputs:
+        if tolerance is None and verdict.tolerance.metric == RELATIVE_L2:
+            limit = verdict.tolerance.value
+        check = next(check for check in verdict.checks if check.name in ("run", "emulation", "tf32"))
+        failed = {o.name for o in check.outputs if not o.passed}
+        worst = max(
+            [o for o in verdict.outputs if o.name in failed] or verdict.outputs, key=lambda o: o.badness
+        )
+        if verdict.passed and worst.relative_l2 > limit:
+            limit = SAME * worst.relative_l2
+            notes.append(f"allowed by verify: {check.summary}")
+        places, names = [places[worst.sample]], verdict.data.names
+        if len(names) > 1:
+            notes.append(f"on {names[worst.sample]}, the worst of {len(names)} samples by verify")
+    options, used = LocateOptions(limit, marks, max_builds), [samples.feeds(place) for place in places]
     if chosen is None:
         exact = run(models[0], "upgrade-opset", opset=models[1].opset).model  # both in one session
         result = search.locate_by_emulation(exact, models[1], used, options, noted_sums(models[1]) or "fp16")
@@ -90,9 +98,7 @@ def locate(
         )
         shown = progress or (lambda *_: None)
         result = search.locate(*models, used, settings, options, deployed.profile, shown)
-    notes = [*([] if samples.source.real else [samples.source.text]), *data_warnings(models[0], samples)]
-    if len(samples) > MOST_SAMPLES:
-        notes.append(f"the first {MOST_SAMPLES} of {len(samples)} samples were looked at")
+    notes += [*([] if samples.source.real else [samples.source.text]), *data_warnings(models[0], samples)]
     return replace(
         result,
         notes=(*notes, *result.notes),

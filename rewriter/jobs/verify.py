@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -18,8 +17,8 @@ from rewriter.ir.model.stopwatch import Progress, Stopwatch
 from rewriter.jobs.fix.judge import Judge
 from rewriter.jobs.fix.provenance import noted_sums, noted_tolerance
 from rewriter.judge.build_check import expectation, judged_report
-from rewriter.judge.expected import MOST_SAMPLES, Expected, run_all
-from rewriter.judge.judge import BuildRun, Standard, run_check
+from rewriter.judge.expected import MOST_SAMPLES, Expected, judging, run_all
+from rewriter.judge.judge import Standard, run_check
 from rewriter.judge.not_finite import nan_warnings
 from rewriter.judge.verdict import CPU, Check, Verdict
 from rewriter.judge.verify_result import VerifyResult
@@ -33,11 +32,8 @@ from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Ti
 from rewriter.runtime.engines.this_machine import Choice
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.figures.metrics import named
-from rewriter.runtime.figures.outputs import OutputStatistics
 from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance, precision_of
 from rewriter.runtime.inputs import Samples, load_samples
-
-__all__ = ["BuildRun", "OutputStatistics", "Tolerance", "VerifyResult", "verify"]
 
 
 @documented(VerifyOptions)
@@ -85,12 +81,14 @@ def verify(
                 deployment=deployed,
                 image_preprocess=request.image_preprocess,
             )
+            places = judging(samples)
+            data = replace(samples.source, names=tuple(samples.source.names[place] for place in places))
         precision = precision_of(models[1])
         rounds = precision == "fp32" and chosen.engine != "onnxruntime"
         held = asked or TOLERANCES["tf32" if rounds else precision]
         judge = Judge(
             source=original,
-            samples=list(islice(samples, MOST_SAMPLES)),
+            samples=[samples.feeds(place) for place in places],
             expected=None,
             standards={precision: Standard.of(models[0], held, asked)},
             deployment=deployed,
@@ -105,9 +103,7 @@ def verify(
             exact = [] if judge.expected is None else judge.expected.exact
             made_nan = nan_warnings(models[0], judge.samples, exact)
         before, after = models[0].path, models[1].path
-        result = VerifyResult(
-            before, after, engine="emulation", device=CPU, tolerance=held, data=samples.source
-        )
+        result = VerifyResult(before, after, engine="emulation", device=CPU, tolerance=held, data=data)
         if chosen.engine is None:
             sums = request.accumulation or noted_sums(models[1]) or "fp16"
             result = _emulated(result, judge, models[1], precision, sums, build=request.build)
@@ -270,7 +266,7 @@ def _warnings(chosen: Choice, samples: Samples) -> Iterator[str]:
     if not samples.source.real:
         yield samples.source.text
     if len(samples) > MOST_SAMPLES:
-        yield f"the first {MOST_SAMPLES} of {len(samples)} samples were compared"
+        yield f"{MOST_SAMPLES} of {len(samples)} samples were compared: the last, and the widest others"
 
 
 def _asked(tolerance: float | Tolerance | None, metric: str) -> Tolerance | None:

@@ -235,8 +235,10 @@ def _allowing(
         return check
     outputs = worst_of_samples(rounds)
     passed, summary = all(o.passed for o in outputs), f"{check.summary}; {words}"
-    excuse = excuse if passed else check.excuse
-    return replace(check, passed=passed, outputs=outputs, rounds=rounds, summary=summary, excuse=excuse)
+    allowed = replace(check, outputs=outputs, rounds=rounds, summary=summary)
+    if passed:
+        return replace(allowed, passed=True, excuse=excuse)
+    return replace(allowed, summary=summary.replace(check.error_words(0.0), allowed.error_words(0.0)))
 
 
 def _allowed(output: OutputComparison, error: float, row: float) -> OutputComparison:

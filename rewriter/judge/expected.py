@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rewriter.ir.model import Array, Model, walk_nodes
 from rewriter.ir.model.schemas import NUMPY_TYPES
 from rewriter.runtime.emulation import reference, rounded
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.figures.tolerances import precision_of
+from rewriter.runtime.inputs import Samples
 
 Outputs = Mapping[str, Array]
 
@@ -29,6 +32,25 @@ class Expected:
 
     exact: Sequence[Outputs]
     as_written: Sequence[Outputs]
+
+
+def judging(samples: Samples, most: int = MOST_SAMPLES) -> list[int]:
+    """The places of the samples that judge, in order: beyond `most`, the last and the widest.
+
+    They are chosen before ranges are measured, so the widest have the largest inputs: no product exceeds
+    its operand's L2 norm times its weights' (Cauchy-Schwarz).
+    """
+    last = len(samples) - 1
+    if last < most:
+        return [*range(last + 1)]
+    wide = (
+        np.nan_to_num(array.astype(np.float64), neginf=0.0)
+        for place in range(last)
+        for array in samples.feeds(place).values()
+    )
+    norms = np.array([*map(np.linalg.norm, wide)]).reshape(last, -1)
+    sizes = (norms / np.maximum(norms.max(0), 1e-30)).sum(1)
+    return [*sorted(np.argsort(-sizes, kind="stable")[: most - 1].tolist()), last]
 
 
 def expected_outputs(model: Model, samples: Sequence[Outputs]) -> Expected:

@@ -48,7 +48,8 @@ def read(path: Path) -> ModelProto:
     try:
         return parse(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        what, hint = f"it cannot be read as text: {error}", "name a text file or an .onnx file"
+        what = f"it cannot be read as text: {getattr(error, 'strerror', error)}"
+        hint = "name a text file or an .onnx file"
         raise ModelError(what, where=str(path), hint=hint) from error
 
 

@@ -298,7 +298,7 @@ def as_dict(result: FixResult) -> dict[str, Any]:
             "constraints": str(result.constraints) if result.constraints else None,
             "warnings": result.warnings,
             "seconds": result.seconds,
-            "next_command": following.first,
+            "next_command": next(iter(following.commands.values()), None),
             "next_commands": dict(following.commands),
             "next_verify": following.verify or None,
             "next_remarks": list(following.remarks),

@@ -1,4 +1,4 @@
-"""Suggests the commands that build an engine from the written file: trtexec or tensorrt_rtx, Polygraphy."""
+"""Suggests the commands that build an engine from the written file: trtexec, Polygraphy, Python."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from json import dumps
 
 from rewriter.hazards.quirks import build_arguments
 from rewriter.ir.base import TYPED_SINCE, Target
@@ -38,11 +39,6 @@ class NextStep:
     commands: Mapping[str, str]
     verify: str = ""
     remarks: tuple[str, ...] = ()
-
-    @property
-    def first(self) -> str | None:
-        """The command of the tool to use."""
-        return next(iter(self.commands.values()), None)
 
 
 def next_step(result: FixResult) -> NextStep:
@@ -81,6 +77,8 @@ def next_step(result: FixResult) -> NextStep:
     commands = {tool: shlex.join(words), "polygraphy": other}
     if shutil.which(tool) is None:  # wheels of TensorRT have no such program
         commands = dict(reversed(commands.items()))
+        if shutil.which("polygraphy") is None and not _chooses_types(target):
+            commands = {"python": _python(target, str(result.output), engine, profile), **commands}
     return NextStep(commands, _verify(result), tuple(remarks))
 
 
@@ -150,6 +148,22 @@ def _trtexec_shapes(profile: Profile) -> Iterator[str]:
     for index, flag in enumerate(("minShapes", "optShapes", "maxShapes")):
         if profile:
             yield f"--{flag}=" + ",".join(f"{name}:{'x'.join(shapes[index])}" for name, shapes in profile)
+
+
+def _python(target: Target, path: str, engine: str, profile: Profile) -> str:
+    """One line that needs the library's wheel alone."""
+    code = [
+        f"import {target.library.replace('-', '_')} as trt; from pathlib import Path; log = trt.Logger()",
+        'b = trt.Builder(log); typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)',
+        "net = b.create_network(0 if typed is None else 1 << int(typed)); config = b.create_builder_config()",
+        f"parser = trt.OnnxParser(net, log); parsed = parser.parse_from_file({dumps(path)})",
+        "assert parsed, parser.get_error(0).desc(); profile = b.create_optimization_profile()",
+    ]
+    for name, span in profile:
+        code.append(f"profile.set_shape({dumps(name)}, {', '.join('(' + ','.join(s) + ',)' for s in span)})")
+    code += ["config.add_optimization_profile(profile)"] * bool(profile)
+    code.append(f"Path({dumps(engine)}).write_bytes(b.build_serialized_network(net, config))")
+    return shlex.join(["python", "-c", "; ".join(code)])
 
 
 def _polygraphy(target: Target, path: str, engine: str, typing: Sequence[str], profile: Profile) -> str:

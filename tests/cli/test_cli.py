@@ -244,6 +244,7 @@ OUTPUTS = [
         ["-o", "{}/f.onnx", "--report", "{}/model.onnx"], "overwrite", id="the report over the model"
     ),
     pytest.param(["-o", "{}/f.engine"], "a model is written as ONNX", id="an engine"),
+    pytest.param(["-o", "{}/f"], "name it f.onnx", id="no suffix"),
     pytest.param(["-o", "{}/f.onnx", "--report", "{}/r.pdf"], ".html", id="a report in PDF"),
     pytest.param(["-o", "{}/f.onnx", "--json", "{}/r.html"], ".json", id="JSON that is called a page"),
 ]
@@ -309,6 +310,17 @@ def test_what_the_fingers_expect_is_answered(model: Path, words: list[str], answ
     first, second = error.splitlines()
     assert first.startswith("error: ") and second.startswith("  what to do: ")
     assert answer.format(model) in error
+
+
+def test_what_is_not_there_is_an_error_of_ours() -> None:
+    absent = (
+        "error: nope: there is no such folder",
+        "error: nope.txt: it cannot be read as text: No such file",
+    )
+    commands = ["config", "nope"], ["passes", "run", "simplify", "nope.txt"]
+    for words, command in zip(absent, commands, strict=True):
+        code, _, error = quick(*command)
+        assert code == exits.BAD_INPUT and error.startswith(words) and "what to do: " in error
 
 
 def test_a_folder_is_a_batch() -> None:

@@ -15,7 +15,6 @@ from typer.testing import CliRunner, Result
 import rewriter
 from rewriter.cli import app
 from rewriter.ir.model import load, save
-from rewriter.jobs.locate import MOST_SAMPLES
 from rewriter.passes.algorithms.rescaling.apply import EXPONENTS, between, record, recorded
 
 TWO = "g (float[n,4] x) => (float[n,4] y) { a = Tanh(x) y = Add(a, x) }"
@@ -87,14 +86,32 @@ def test_data_that_nobody_gave_is_told(model: Path) -> None:
     assert "Note     random inputs" in run(model, model).output
 
 
-def test_a_few_samples_do_and_odd_data_is_told(model: Path, tmp_path: Path) -> None:
+def test_the_sample_that_verify_calls_worst_is_looked_at(tmp_path: Path) -> None:
+    """One of six is cut: 0.0099 of its values, and 0.004 of all."""
     folder = tmp_path / "data"
     folder.mkdir()
-    for number in range(MOST_SAMPLES + 1):
-        np.savez(folder / f"{number}.npz", x=np.ones((8, 4), np.float32))
-    output = run(model, model, "--inputs", folder).output
-    assert f"the first {MOST_SAMPLES} of {MOST_SAMPLES + 1} samples were looked at" in output
+    text = "g (float[8,4] x) => (float[8,4] y) <float top = {%s}> { a = Min(x, top) y = Neg(a) }"
+    model, other = (save(graphs.graph(text % top), tmp_path / f"{top}.onnx") for top in ("2.0", "1.0"))
+    for number in range(6):
+        np.savez(folder / f"{number}.npz", x=np.full((8, 4), 1.01 if number == 3 else 1.0, np.float32))
+    output = " ".join(run(model, other, "--inputs", folder).output.split())
+    assert "The first wrong tensor is a of node Min(a) (Min), error 0.0099" in output
+    assert "3.npz, the worst of 6 samples by verify" in output
     assert "all values are 1" in output
+
+
+def test_what_verify_excuses_is_not_wrong(tmp_path: Path) -> None:
+    """TF32 rounds the weight as FP16 does: `verify` passes, and so does `locate`."""
+    text = "g (float[2,8] x, float[8,2] w) => (float[2,2] y) { y = MatMul(x, w) }"
+    weights = {"w": np.array([[2049, 2049], [-2000, -2000], *[[0, 0]] * 6], np.float32)}
+    model, data = save(graphs.with_weights(text, weights), tmp_path / "m.onnx"), tmp_path / "d.npz"
+    fixed = tmp_path / "f.onnx"
+    np.savez(data, x=np.ones((2, 8), np.float32))
+    result = rewriter.fix(model, fixed, inputs=data, build=False)
+    assert result.conclusion.kind == "as-fp32"
+    output = run(model, fixed, "--inputs", data)
+    assert output.exit_code == 0, output.output
+    assert "allowed by verify: " in output.output
 
 
 BAD_OPTIONS = {

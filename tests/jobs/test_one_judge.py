@@ -123,6 +123,22 @@ def test_verify_confirms_what_fix_says_of_a_hostile_network(name: str, tmp_path:
     agree(save(graph(case.text), tmp_path / "net.onnx"), case.samples, tmp_path, **case.options)
 
 
+def test_of_more_samples_than_are_judged_the_widest_are(tmp_path: Path) -> None:
+    """The last but one of twenty is wide: `fix` and `verify` both judge it, and neither the 15th."""
+    source, data = (
+        save(graph("g (float[4] x) => (float[4] y) { y = Exp(x) }"), tmp_path / "net.onnx"),
+        tmp_path / "data",
+    )
+    data.mkdir()
+    for number in range(20):
+        size = {18: 12.5, 14: 0.5}.get(number, 1.0)
+        np.savez(data / f"{number:02}.npz", x=np.full(4, size, np.float32))
+    found = agree(source, data, tmp_path).data
+    assert found is not None and "judged on 16 of 20" in found.text
+    judged = [Path(name).stem for name in found.names]
+    assert judged[0] == "19" and {"18", "14"} & {*judged} == {"18"} and len(judged) == 16
+
+
 def test_fp32_excuses_no_error_on_a_sample_that_it_computes_well(tmp_path: Path) -> None:
     """TF32 rounds 2049, which is 2 % where two columns cancel; FP16 loses 0.02 beside 300, on one column."""
     text = HOSTILE["as far as FP32"].text.replace(

@@ -15,7 +15,7 @@ import pytest
 from graphs import graph
 
 from rewriter.ir.base import Change, Refusal, Target
-from rewriter.ir.model import Model, write_json
+from rewriter.ir.model import Model, save, write_json
 from rewriter.ir.plan import Decision, Plan, Range
 from rewriter.jobs.fix.attempt import LatencyShare
 from rewriter.jobs.fix.causes import Cause
@@ -329,21 +329,39 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("found", [True, False], ids=["on PATH", "not on PATH"])
+@pytest.mark.parametrize("tools", [("trtexec", "tensorrt_rtx"), ("polygraphy",), ()], ids=str)
 @pytest.mark.parametrize(("target", "command", "other"), COMMANDS)
 def test_next_commands_of_each_release(
-    target: Target, command: str, other: str, *, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: Target,
+    command: str,
+    other: str,
+    tools: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A wheel of TensorRT has no trtexec: what is there comes first."""
-    if found:
-        for tool in ("trtexec", "tensorrt_rtx"):
-            (tmp_path / tool).touch(0o755)
+    """A wheel of TensorRT has no trtexec: what is there comes first, and Python where nothing is."""
+    for tool in tools:
+        (tmp_path / tool).touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     done = result(target=target, output=Path("fixed.onnx"))
-    first, second = (command, other) if found else (other, command)
-    assert list(next_step(done).commands.values()) == [first, second]
+    commands = next_step(done).commands
+    first, second = (command, other) if len(tools) > 1 else (other, command)
+    if not tools and target.version != (8, 6):
+        first, second = commands["python"], other
+        assert first.startswith(f"python -c 'import {target.library.replace('-', '_')} as trt; ")
+    assert list(commands.values())[:2] == [first, second]
     lines = printed(done).splitlines()
     assert f"Next     {first}" in lines and f"or       {second}" in lines, "on one line, to be copied"
+
+
+def test_the_line_of_python_builds_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    output, data = save(DYNAMIC, tmp_path / "it's.onnx"), DataSource("data", 1, real=True, spans=SPANS)
+    done = result(model=DYNAMIC, target=Target("tensorrt-rtx"), output=output, data=data)
+    words = shlex.split(next_step(done).commands["python"])
+    subprocess.run([sys.executable, *words[1:]], check=True, env={})
+    assert output.with_suffix(".engine").stat().st_size
 
 
 def test_the_command_for_the_machine_with_the_gpu_is_whole() -> None:

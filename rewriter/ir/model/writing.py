@@ -73,8 +73,8 @@ def set_metadata(proto: onnx.ModelProto | onnx.NodeProto, entries: Mapping[str, 
     refill(proto.metadata_props, [*old, *new])
 
 
-ENDINGS = ("", ".onnx", ".pb")
-"""Suffixes of models."""
+ENDINGS = (".onnx", ".pb")
+"""Suffixes of models: without one, Polygraphy cannot tell that the file is ONNX."""
 
 
 def check_model_output(path: Path) -> None:

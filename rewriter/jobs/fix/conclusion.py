@@ -41,11 +41,6 @@ class Conclusion:
     lowered: bool = True
     reason: str = ""
 
-    @property
-    def usable(self) -> bool:
-        """True if the next step is to build the file."""
-        return self.kind in ("verified", "as-fp32", "unverified")
-
 
 UNVERIFIED = Conclusion("unverified")
 

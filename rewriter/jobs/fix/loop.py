@@ -246,8 +246,9 @@ class _Loop:
             yield self.stopped
 
     def _remark(self, at: int, earlier: int, latencies: Sequence[float]) -> str:
-        source = "measured on this GPU" if self.runs else f"estimated, {ORIGIN}"
         chosen, other, words = self.attempts[at], self.attempts[earlier], self.candidates[at].words
+        ran = next((f"measured {check.place}" for check in chosen.checks if check.name == "run"), "")
+        source = ran or f"estimated, {ORIGIN}"
         return (
             f"{words}: {latencies[at]:.3g} us instead of {latencies[earlier]:.3g} us ({source}), "
             f"error {chosen.relative_l2:.2g} instead of {other.relative_l2:.2g}"

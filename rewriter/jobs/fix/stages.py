@@ -36,7 +36,7 @@ from rewriter.jobs.fix.refusals import (
 )
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.search.effort import RunCost, processor_s
-from rewriter.judge.expected import MOST_SAMPLES, Expected, expected_outputs
+from rewriter.judge.expected import MOST_SAMPLES, Expected, expected_outputs, judging
 from rewriter.judge.judge import Standard
 from rewriter.judge.not_finite import nan_warnings
 from rewriter.judge.verdict import Check, Verdict
@@ -221,9 +221,9 @@ def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subje
 def _judged(job: FixJob, original: Model, samples: Samples) -> tuple[FixJob, list[int], Expected]:
     """The job with sums that can be afforded, the places of the samples that judge, and their outputs.
 
-    Every sample judges, as far as there is time to emulate it; the last one, which is kept from searches,
-    comes first. Samples in which a detector finds nothing judge only if there are no others: an error
-    relative to such outputs means nothing.
+    Every sample judges; where there is no time to emulate all, the widest do. The last one, which is kept
+    from searches, comes first. Samples in which a detector finds nothing judge only if there are no others:
+    an error relative to such outputs means nothing.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the original.
@@ -233,7 +233,7 @@ def _judged(job: FixJob, original: Model, samples: Samples) -> tuple[FixJob, lis
     cost = RunCost.of(original, processor_s() - start)
     if job.free_sums:  # FP16 sums that nobody asked for
         job = replace(job, accumulation=cost.sums(job.accumulation, CHECKED_S))
-    places = [last, *range(min(last, cost.samples(job.accumulation, CHECKED_S, MOST_SAMPLES) - 1))]
+    places = [last, *judging(samples, cost.samples(job.accumulation, CHECKED_S, MOST_SAMPLES))[:-1]]
     feeds = [samples.feeds(place) for place in places]
     more = expected_outputs(original, feeds[1:])
     exact, written = [*first.exact, *more.exact], [*first.as_written, *more.as_written]

@@ -11,7 +11,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -189,17 +188,13 @@ class Exact:
 
         Args:
             pairs: Name in the other model: name in the original.
-            values: Tensors of the other model, for each sample; later ones are read when it is their turn.
+            values: Tensors of the other model, for each sample.
         """
         squares: dict[str, Array] = {}
-        with ExitStack() as stack:
-            session: Session | None = None
+        with Session(self._with_outputs(pairs.values())) as session:
             for sample, arrays in zip(self.samples, values, strict=False):
-                present = [name for name in pairs if name in arrays]
-                if not present:
+                if not (present := [name for name in pairs if name in arrays]):
                     break
-                if session is None:
-                    session = stack.enter_context(Session(self._with_outputs([pairs[n] for n in present])))
                 exact = session.run(sample, list(dict.fromkeys(pairs[n] for n in present)))
                 for name in present:
                     scale = 2.0 ** -self.exponents.get(pairs[name], 0)
@@ -211,7 +206,7 @@ class Exact:
             for name, (error, scale) in squares.items()
         }
 
-    def _with_outputs(self, names: Sequence[str]) -> Model:
+    def _with_outputs(self, names: Iterable[str]) -> Model:
         model = self.reference.copy()
         missing = dict.fromkeys(n for n in names if n not in self.outputs)
         model.proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
