@@ -55,11 +55,11 @@ def types_of(operator: str, target: Target, device: str = "") -> Sequence[str]:
     return [name for name in TYPES if taking and all(name in types for types in taking)]
 
 
-def refused_by_parser(node: NodeProto, low: str, target: Target) -> str:
-    """Sentence on why a node keeps FP32: the target takes it, and not in `low`; "" otherwise."""
+def refused_by_parser(node: NodeProto, low: str, target: Target) -> str | None:
+    """Sentence on why a node keeps FP32: the target takes it, and not in `low`; None otherwise."""
     taken = types_of(node.op_type, target)
     if node.domain not in ("", "ai.onnx") or low in taken or not taken:
-        return ""
+        return None
     return f"{target} takes {node.op_type} in {' and '.join(taken)}, not in {low} (NVIDIA's operator table)"
 
 

@@ -53,8 +53,8 @@ def no_lower_type(survey: Survey) -> Iterator[Hazard]:
             yield Hazard(node, "no-lower-type", f"{op} has no {low} in opset {version}")
 
 
-def refused_by_tensorrt(node: NodeProto, low: str) -> str:
-    """Sentence on what TensorRT-RTX 1.6 and 1.7 parse in FP32 and not in `low` (FP16, BF16); "" otherwise.
+def refused_by_tensorrt(node: NodeProto, low: str) -> str | None:
+    """Sentence on what TensorRT-RTX 1.6 and 1.7 parse in FP32 and not in `low` (FP16, BF16); None otherwise.
 
     Their importers join such a node with a constant in FP32. Among 645 of ONNX's own test cases of nodes,
     eight of each operator, there are no others (benchmarks/README.md).
@@ -63,7 +63,7 @@ def refused_by_tensorrt(node: NodeProto, low: str) -> str:
         return f"TensorRT refuses {node.op_type} in {low} where it reads lengths of sequences"
     if node.op_type == "MeanVarianceNormalization" or (node.op_type == "GRU" and low == "BF16"):
         return f"TensorRT refuses {node.op_type} in {low}"
-    return ""
+    return None
 
 
 def unmeasured(survey: Survey) -> Iterator[Hazard]:

@@ -77,7 +77,7 @@ class ClampConstants(GraphPass):
             yield _clamp(graph, use, reason, clamped)
 
 
-def _clamp(graph: GraphEditor, use: Use, reason: str, clamped: dict[str, str]) -> Event:
+def _clamp(graph: GraphEditor, use: Use, reason: str | None, clamped: dict[str, str]) -> Event:
     before, after = _largest(use.value), _largest(_tamed(use.value))
     if reason:
         return Refusal(label(use.node), f"{before:.4g} stays: {reason}")

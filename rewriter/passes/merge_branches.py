@@ -108,7 +108,7 @@ def _branches(graph: GraphEditor, node: NodeProto) -> list[_Branch]:
     return sorted(branches, key=lambda branch: -math.prod(branch.windows.kernel))
 
 
-def _reason_against(graph: GraphEditor, node: NodeProto, branches: list[_Branch], kept: Kept) -> str:
+def _reason_against(graph: GraphEditor, node: NodeProto, branches: list[_Branch], kept: Kept) -> str | None:
     if (reason := kept.reason(node, *(branch.conv for branch in branches))) is not None:
         return reason
     for branch in branches:
@@ -117,21 +117,21 @@ def _reason_against(graph: GraphEditor, node: NodeProto, branches: list[_Branch]
     for branch in branches[1:]:
         if reason := _reason_to_differ(graph, branches[0], branch):
             return f"{label(branch.conv)} and {label(branches[0].conv)} {reason}"
-    return ""
+    return None
 
 
-def _reason_in_branch(graph: GraphEditor, branch: _Branch) -> str:
+def _reason_in_branch(graph: GraphEditor, branch: _Branch) -> str | None:
     if graph.only_consumer(branch.conv.output[0]) is None:
         return f"{branch.conv.output[0]} has other consumers"
     if not branch.pads:
         return f"its auto_pad depends on unknown sizes of {branch.conv.input[0]}"
     if branch.bias and graph.constant(branch.bias) is None:
         return f"its bias is {'quantised' if is_quantised(graph, branch.bias) else 'computed'}"
-    return layout_obstacle(graph, branch.conv.input[1]) or ""
+    return layout_obstacle(graph, branch.conv.input[1])
 
 
-def _reason_to_differ(graph: GraphEditor, large: _Branch, small: _Branch) -> str:
-    """Returns why the smaller window cannot be a part of the larger one; "" if it can."""
+def _reason_to_differ(graph: GraphEditor, large: _Branch, small: _Branch) -> str | None:
+    """Returns why the smaller window cannot be a part of the larger one; None if it can."""
     one, other = large.windows, small.windows
     for what, values in (
         ("strides", (one.strides, other.strides)),
@@ -145,7 +145,7 @@ def _reason_to_differ(graph: GraphEditor, large: _Branch, small: _Branch) -> str
         return "have different dilations"
     if _lead(large, small) is None:
         return "have windows of which none holds the other"
-    return "" if _margins(large) == _margins(small) else "may have results of different sizes"
+    return None if _margins(large) == _margins(small) else "may have results of different sizes"
 
 
 def _lead(large: _Branch, small: _Branch) -> tuple[int, ...] | None:

@@ -104,7 +104,7 @@ class _Block:
     """
 
     size: int
-    obstacle: str = ""
+    obstacle: str | None = None
     more: int = 0
     tied: _Block | None = None
 

@@ -92,7 +92,7 @@ class PostponeResize(WeightPass):
             done = any(part.resize for part in parts)
             if not done and not reasons:
                 continue
-            reason = _reason_against(graph, conv, context.kept) or ("" if done else reasons[0])
+            reason = _reason_against(graph, conv, context.kept) or (None if done else reasons[0])
             reason = reason or _loss(graph, conv, parts, self.work)
             refusal = refused(conv, "it stays after the Resize", reason)
             yield refusal or _Postponing(graph, conv, parts).write()
@@ -115,7 +115,7 @@ class _Part:
     count: int
     resize: NodeProto | None = None
     growth: float = 1.0
-    reason: str = ""
+    reason: str | None = None
 
 
 def _is_pointwise(graph: GraphEditor, node: NodeProto) -> bool:
@@ -179,17 +179,17 @@ def _part(graph: GraphEditor, part: _Part, out: int, kept: Kept) -> _Part:
     return replace(part, tensor=resize.input[0], resize=resize, growth=growth)
 
 
-def _reason_to_stay(graph: GraphEditor, resize: NodeProto, count: int, out: int) -> str:
+def _reason_to_stay(graph: GraphEditor, resize: NodeProto, count: int, out: int) -> str | None:
     if graph.only_consumer(resize.output[0]) is None:
         return f"the result of {label(resize)} has other consumers"
     if count < out:
         return f"{label(resize)} would enlarge {out} channels instead of {count}"
     if _inputs_for(graph, resize, out) is None:
         return f"the sizes of {label(resize)} are for an unknown batch"
-    return ""
+    return None
 
 
-def _reason_against(graph: GraphEditor, conv: NodeProto, kept: Kept) -> str:
+def _reason_against(graph: GraphEditor, conv: NodeProto, kept: Kept) -> str | None:
     source = graph.producer(conv.input[0])
     weight = conv.input[1]
     if (reason := kept.reason(conv, *([source] if source is not None else []))) is not None:
@@ -198,10 +198,10 @@ def _reason_against(graph: GraphEditor, conv: NodeProto, kept: Kept) -> str:
         return f"{conv.input[0]} has other consumers"
     if graph.constant(weight) is None and not is_quantised(graph, weight):
         return "its weight is computed"
-    return layout_obstacle(graph, weight) or ""
+    return layout_obstacle(graph, weight)
 
 
-def _loss(graph: GraphEditor, conv: NodeProto, parts: Sequence[_Part], least: int) -> str:
+def _loss(graph: GraphEditor, conv: NodeProto, parts: Sequence[_Part], least: int) -> str | None:
     """The reason to stay if the work that is saved takes less time than the kernels that are added."""
     late = [part for part in parts if part.resize]
     convs = len(late) + (len(late) < len(parts))
@@ -211,18 +211,18 @@ def _loss(graph: GraphEditor, conv: NodeProto, parts: Sequence[_Part], least: in
     saved = sum(part.count * (1 - 1 / part.growth) for part in late)
     mflop = 2e-6 * (batch if isinstance(batch, int) else 1) * math.prod(counts) * saved
     if mflop >= least * more:
-        return ""
+        return None
     return f"{mflop:.3g} MFLOP less do not pay for {more} kernels more, {least} MFLOP each"
 
 
-def _unknown_mean(graph: GraphEditor, resize: NodeProto) -> str:
-    """The reason why a Resize or Upsample is no known mean in each channel; "" if it is one."""
+def _unknown_mean(graph: GraphEditor, resize: NodeProto) -> str | None:
+    """The reason why a Resize or Upsample is no known mean in each channel; None if it is one."""
     mode = attribute(resize, "coordinate_transformation_mode", "half_pixel")
     if mode not in _ALIGNED:
         return f"{label(resize)} has coordinates by {mode}"
     if attribute(resize, "keep_aspect_ratio_policy", "stretch") != "stretch":
         return f"{label(resize)} keeps the aspect ratio"
-    return "" if _scales(graph, resize) else f"how much {label(resize)} enlarges is not known"
+    return None if _scales(graph, resize) else f"how much {label(resize)} enlarges is not known"
 
 
 def _scales(graph: GraphEditor, resize: NodeProto) -> tuple[float, ...] | None:

@@ -154,7 +154,7 @@ def test_nodes_that_the_parser_refuses_go_to_fp32_then_all_of_their_operator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The rule above is switched off: the refusal is TensorRT's own."""
-    monkeypatch.setattr("rewriter.hazards.types.refused_by_tensorrt", lambda *_: "")
+    monkeypatch.setattr("rewriter.hazards.types.refused_by_tensorrt", lambda *_: None)
     source, feeds = recurrent()
     source.graph.node[0].name, source.graph.node[2].name = "first", "second"
     result = rewriter.fix(source, inputs=feeds)

@@ -66,8 +66,8 @@ def _float_constant(graph: GraphEditor, tensor: str) -> Array | None:
     return np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
 
 
-def obstacle(graph: GraphEditor, use: Use) -> str:
-    """Returns why a smaller constant would change more than Softmax's zeros; "" if it would not."""
+def obstacle(graph: GraphEditor, use: Use) -> str | None:
+    """Returns why a smaller constant would change more than Softmax's zeros; None if it would not."""
     start = _start(use.node.input[use.index], use.value)
     first = start if isinstance(start, str) else _step(graph, use.node, use.index, start)
     ends = [first] if isinstance(first, str) else []
@@ -85,7 +85,7 @@ def obstacle(graph: GraphEditor, use: Use) -> str:
                 ends.append(after)
 
     reached([first] if isinstance(first, _Flow) else [], onward)
-    return max(ends, key=bool, default="it reaches no Softmax")
+    return max(ends, key=bool, default="it reaches no Softmax") or None
 
 
 def widened(value: Array) -> Array:
