@@ -120,6 +120,13 @@ def test_every_goal_is_judged_on_the_sample_that_is_kept(options: dict[str, Any]
     assert rewriter.fix(source, **given, **options).verified
 
 
+def test_a_goal_that_cannot_be_stricter_is_searched_for_once() -> None:
+    given: dict[str, Any] = {"inputs": larger_but_the_last(), "metric": "cosine", "tolerance": 0.99999}
+    result = rewriter.fix(graph(OFFSET).whole(), build=False, **given)
+    assert result.verified
+    assert ["cosine at least" in line for line in result.repairs] == [False, True, False]
+
+
 def test_a_tolerance_of_the_users_is_the_one_that_is_judged_by() -> None:
     source, data = graph(OFFSET).whole(), samples()
     assert not rewriter.fix(source, inputs=data, build=False, repair=False).verified

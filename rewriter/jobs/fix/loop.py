@@ -385,9 +385,11 @@ class _Loop:
 
     def _with_more_fp32(self) -> Iterator[Candidate]:
         """Plans that are searched for, by emulation, for the limit that was missed."""
+        last: ErrorLimit | None = None
         for share in CLOSER:
-            if self.passed or (wanted := self._wanted(share)) is None:
+            if self.passed or (wanted := self._wanted(share)) in (None, last):
                 return
+            last = wanted
             job = replace(self.base.job, goal=wanted, emulated=True)
             yield Candidate(f"more nodes in FP32, for {wanted}", job)
             if (search := self.latest.search) and not search.met:  # a stricter goal would be missed, too
