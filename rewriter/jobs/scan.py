@@ -28,7 +28,6 @@ from rewriter.runtime.engines.probe.answers import known_target
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.figures.metrics import METRICS
 from rewriter.runtime.figures.tolerances import TOLERANCES
-from rewriter.runtime.inputs import load_samples
 from rewriter.runtime.ranges import measure
 
 TF32_NOTED = 2e-3
@@ -61,13 +60,7 @@ def scan(
     rules = (*SCAN_RULES, *rules_of_the_user(request.hazards))
     with stage("reading"):
         original = load(model)
-        samples = load_samples(
-            request.inputs,
-            original,
-            input_shapes=request.input_shapes,
-            seed=request.seed,
-            image_preprocess=request.image_preprocess,
-        )
+        samples = request.samples(original)
         whole = inlined(original)
     with stage("measuring ranges"):
         done = partial(stage.report, "measuring ranges", total=len(samples))

@@ -33,7 +33,7 @@ from rewriter.runtime.engines.this_machine import Choice
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.figures.metrics import named
 from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance, precision_of
-from rewriter.runtime.inputs import Samples, load_samples
+from rewriter.runtime.inputs import Samples
 
 
 @documented(VerifyOptions)
@@ -73,14 +73,7 @@ def verify(
             models = load(original), load(fixed)
             _require_same_ports(*models)
             asked = asked or noted_tolerance(models[1])
-            samples = load_samples(
-                request.inputs,
-                models[0],
-                input_shapes=request.input_shapes,
-                seed=request.seed,
-                deployment=deployed,
-                image_preprocess=request.image_preprocess,
-            )
+            samples = request.samples(models[0], deployed)
             places = judging(samples)
             data = replace(samples.source, names=tuple(samples.source.names[place] for place in places))
         precision = precision_of(models[1])

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
     from rewriter.hazards import Rule
     from rewriter.ir.base import Pass
+    from rewriter.ir.model import Model
+    from rewriter.runtime.engines.deployment import Deployment
     from rewriter.runtime.figures.tolerances import Tolerance
+    from rewriter.runtime.inputs import Samples
 
 Command = Literal["fix", "scan", "verify"]
 Runner = Literal["auto", "tensorrt", "tensorrt-rtx", "onnxruntime", "onnxruntime-cuda", "emulation"]
@@ -96,6 +99,13 @@ class DataOptions:
     )
     input_shapes: Shapes | None = option(None, DATA, "NAME:1x3,...")
     seed: int = option(0, DATA, least=0)
+
+    def samples(self, model: Model, deployment: Deployment | None = None) -> Samples:
+        """The samples of a run of `model`, as `load_samples` reads them."""
+        from rewriter.runtime.inputs import load_samples
+
+        more: Any = {"input_shapes": self.input_shapes, "image_preprocess": self.image_preprocess}
+        return load_samples(self.inputs, model, seed=self.seed, deployment=deployment, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

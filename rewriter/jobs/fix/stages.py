@@ -45,7 +45,7 @@ from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.figures.probabilities import finds_nothing, probabilities
 from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance
-from rewriter.runtime.inputs import Samples, load_samples
+from rewriter.runtime.inputs import Samples
 from rewriter.runtime.ranges.depth import along_depth
 
 PORTS = 3
@@ -245,14 +245,7 @@ def _judged(job: FixJob, original: Model, samples: Samples) -> tuple[FixJob, lis
 
 
 def _samples(original: Model, job: FixJob) -> tuple[Samples, list[str]]:
-    samples = load_samples(
-        job.request.inputs,
-        original,
-        input_shapes=job.request.input_shapes,
-        seed=job.request.seed,
-        deployment=job.deployment,
-        image_preprocess=job.request.image_preprocess,
-    )
+    samples = job.request.samples(original, job.deployment)
     warnings = [*original.notes, *data_warnings(original, samples)]
     uses_data = job.request.verify or any(step.stage in (Stage.RANGES, Stage.LOWERING) for step in job.steps)
     if not samples.source.real and uses_data:
