@@ -78,10 +78,8 @@ def locate(
         if tolerance is None and verdict.tolerance.metric == RELATIVE_L2:
             limit = verdict.tolerance.value
         check = next(check for check in verdict.checks if check.name in ("run", "emulation", "tf32"))
-        failed = {o.name for o in check.outputs if not o.passed}
-        worst = max(
-            [o for o in verdict.outputs if o.name in failed] or verdict.outputs, key=lambda o: o.badness
-        )
+        failed = {o.name for o in check.outputs if not o.passed} or {o.name for o in check.outputs}
+        worst = max((o for o in verdict.outputs if o.name in failed), key=lambda o: o.badness)
         if verdict.passed and worst.relative_l2 > limit:
             limit = SAME * worst.relative_l2
             notes.append(f"allowed by verify: {check.summary}")

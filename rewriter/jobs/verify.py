@@ -15,7 +15,7 @@ from rewriter.ir.errors import ArithmeticRunError, EngineError, UsageError
 from rewriter.ir.model import Model, load
 from rewriter.ir.model.stopwatch import Progress, Stopwatch
 from rewriter.jobs.fix.judge import Judge
-from rewriter.jobs.fix.provenance import noted_sums, noted_tolerance
+from rewriter.jobs.fix.provenance import SAMPLES, noted, noted_sums, noted_tolerance
 from rewriter.judge.build_check import expectation, judged_report
 from rewriter.judge.expected import MOST_SAMPLES, Expected, judging, run_all
 from rewriter.judge.judge import Standard, run_check
@@ -112,6 +112,10 @@ def verify(
             with watch("running the engine"):
                 result = _on_engine(result, judge, *models, precision, settings, missing)
         warnings = [*_warnings(chosen, samples), *data_warnings(models[0], samples), *made_nan]
+        if few := noted(models[1], SAMPLES):
+            warnings.append(
+                f"fix judged the file on {few} of the samples: for time, or since the others show nothing"
+            )
         return replace(result, warnings=(*warnings, *result.warnings), seconds=watch.seconds)
 
 

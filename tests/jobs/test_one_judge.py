@@ -139,6 +139,20 @@ def test_of_more_samples_than_are_judged_the_widest_are(tmp_path: Path) -> None:
     assert judged[0] == "19" and {"18", "14"} & {*judged} == {"18"} and len(judged) == 16
 
 
+def test_verify_says_that_fix_had_time_for_fewer_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rewriter.jobs.search.effort.RunCost.samples", lambda *_: 1)
+    source, written = (
+        save(graph("g (float[4,8] x) => (float[4,8] y) { y = Exp(x) }"), tmp_path / "net.onnx"),
+        tmp_path / "f.onnx",
+    )
+    made = rewriter.fix(source, written, inputs=X, build=False)
+    assert made.judged == 1
+    verified = rewriter.verify(source, written, inputs=X, build=False, engine="emulation")
+    assert any("fix judged the file on 1 of the samples" in warning for warning in verified.warnings)
+
+
 def test_fp32_excuses_no_error_on_a_sample_that_it_computes_well(tmp_path: Path) -> None:
     """TF32 rounds 2049, which is 2 % where two columns cancel; FP16 loses 0.02 beside 300, on one column."""
     text = HOSTILE["as far as FP32"].text.replace(

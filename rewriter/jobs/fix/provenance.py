@@ -23,6 +23,7 @@ from rewriter.runtime.figures.tolerances import Tolerance
 VERSION, PRESET, PIPELINE = "rewriter.version", "rewriter.preset", "rewriter.pipeline"
 PLAN, SOURCE, SOURCE_HASH = "rewriter.plan.sha256", "rewriter.source", "rewriter.source.sha256"
 VERDICT, SUMS, LIMIT = "rewriter.verdict", "rewriter.sums", "rewriter.tolerance"
+SAMPLES = "rewriter.samples"
 """Keys of the model's metadata."""
 
 KEPT = "rewriter.kept"
@@ -85,7 +86,7 @@ def stamp(
 
 def noted_tolerance(model: Model) -> Tolerance | None:
     """The user's tolerance that `fix` judged a model by; None if there was none, or it cannot be read."""
-    value, _, metric = _noted(model, LIMIT).partition(" ")
+    value, _, metric = noted(model, LIMIT).partition(" ")
     if metric not in METRICS:  # a file from elsewhere does not name code to run
         return None
     with suppress(ValueError):
@@ -96,10 +97,11 @@ def noted_tolerance(model: Model) -> Tolerance | None:
 def noted_sums(model: Model) -> Accumulation | None:
     """The type of the emulated sums that `fix` judged a model by; None if it was not made by `fix`."""
     sums: dict[str, Accumulation] = {"fp32": "fp32", "fp16": "fp16"}
-    return sums.get(_noted(model, SUMS))
+    return sums.get(noted(model, SUMS))
 
 
-def _noted(model: Model, key: str) -> str:
+def noted(model: Model, key: str) -> str:
+    """The value that `fix` noted under a key; "" if there is none."""
     return next((entry.value for entry in model.proto.metadata_props if entry.key == key), "")
 
 

@@ -16,7 +16,7 @@ from rewriter.hazards.quirks import not_repaired
 from rewriter.hazards.survey import LOW_TYPES
 from rewriter.ir.base import Stage
 from rewriter.ir.errors import ArithmeticRunError, NativeError
-from rewriter.ir.model import Array, Model, load, save
+from rewriter.ir.model import Array, Model, load, save, set_metadata
 from rewriter.ir.model.stopwatch import Stopwatch
 from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.plan import io_type, plan_file
@@ -27,7 +27,7 @@ from rewriter.jobs.fix.conclusion import conclude
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.judge import Judge
 from rewriter.jobs.fix.making import Subject
-from rewriter.jobs.fix.provenance import UNFINISHED, source_hash, stamp
+from rewriter.jobs.fix.provenance import SAMPLES, UNFINISHED, source_hash, stamp
 from rewriter.jobs.fix.refusals import (
     declare_plugins,
     refuse_unbuildable,
@@ -89,6 +89,8 @@ def run(job: FixJob) -> FixResult:
         if any(step.changes for step in attempt.passes):
             noted = UNFINISHED if judge.interrupted else result.ending
             stamp(fixed, job, result.pipeline, attempt.plan, source_sha, __version__, noted)
+            if 0 < len(judge.samples) < min(data.samples, MOST_SAMPLES):
+                set_metadata(fixed.proto, {SAMPLES: str(len(judge.samples))})
         with stage("writing"):
             if destination is not None and request.strict and request.verify and not result.proven:
                 result.warnings.append(f"`strict`: {destination} was not written")
