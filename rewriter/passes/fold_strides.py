@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-from onnx import NodeProto
 
 from rewriter.ir.base import Change, Context, Event, Exactness, Requires, WeightPass, refused
 from rewriter.ir.graph import GraphEditor, attribute, label
@@ -86,7 +86,8 @@ class FoldStrides(WeightPass):
             if min(attribute(node, "pads", [0])) >= 0:
                 reason = reason_against(graph, node, windows, context.kept)
             refusal = refused(node, "it keeps its stride", reason)
-            yield refusal or _Folding(graph, node, windows, _axes(node, windows), weights).write()
+            folding = _Folding(graph, node, "folded", windows=windows, weights=weights)
+            yield refusal or folding.write()
 
     def _accepts(self, windows: Windows) -> bool:
         image = len(windows.kernel) == 2 and windows.channels <= self.channels
@@ -128,46 +129,39 @@ class _Axis:
         return cls(step, count, window, lead, tail, before, results + window - 1 - before - count)
 
 
-def _axes(node: NodeProto, windows: Windows) -> tuple[_Axis, _Axis]:
-    """Returns height and width."""
-    pads = pads_of(node, windows)
-    assert pads is not None  # the sizes are known
-    height, width = (
-        _Axis.of(*axis)
-        for axis in zip(windows.known, windows.kernel, windows.strides, pads[:2], pads[2:], strict=True)
-    )
-    return height, width
-
-
-@dataclass(frozen=True)
-class _Folding:
+@dataclass(frozen=True, kw_only=True)
+class _Folding(Replacement):
     """Folds one Conv."""
 
-    graph: GraphEditor
-    conv: NodeProto
     windows: Windows
-    axes: tuple[_Axis, _Axis]
     weights: NewWeights
+
+    @cached_property
+    def axes(self) -> list[_Axis]:
+        """Height and width."""
+        pads = pads_of(self.node, self.windows)
+        assert pads is not None  # the sizes are known
+        sizes, kernel, strides = self.windows.known, self.windows.kernel, self.windows.strides
+        return [_Axis.of(*axis) for axis in zip(sizes, kernel, strides, pads[:2], pads[2:], strict=True)]
 
     def write(self) -> Change:
         """Replaces the Conv."""
-        conv, (high, wide) = self.conv, self.axes
-        new, channels = Replacement(self.graph, conv, "folded"), self.windows.channels
+        conv, channels, (high, wide) = self.node, self.windows.channels, self.axes
         sizes = (channels, high.count, high.step, wide.count, wide.step)
-        split = new.reshape(conv.input[0], sizes, new.tensor("blocks"))
-        moved = new.add("Transpose", [split], new.tensor("moved"), perm=[0, 1, 3, 5, 2, 4])
+        split = self.reshape(conv.input[0], sizes, self.tensor("blocks"))
+        moved = self.add("Transpose", [split], self.tensor("moved"), perm=[0, 1, 3, 5, 2, 4])
         depth = channels * high.step * wide.step
-        folded = new.reshape(moved, (depth, high.count, wide.count), new.tensor("folded"))
+        folded = self.reshape(moved, (depth, high.count, wide.count), self.tensor("folded"))
         window, pads = [high.window, wide.window], [high.begin, wide.begin, high.end, wide.end]
         inputs = [folded, self._weight(), *conv.input[2:]]
-        new.finish("Conv", inputs, new.name, kernel_shape=window, pads=pads)
+        self.finish("Conv", inputs, self.name, kernel_shape=window, pads=pads)
         return Change(
             label(conv), f"stride 1 and a window of {high.window}x{wide.window} in {depth} channels"
         )
 
     def _weight(self) -> str:
         """Returns the name of the constant [O, C * s * s, window of blocks]."""
-        name, high, wide = self.conv.input[1], *self.axes
+        name, high, wide = self.node.input[1], *self.axes
 
         def folded() -> Array:
             value = self.graph.value(name)

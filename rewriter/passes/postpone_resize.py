@@ -95,7 +95,7 @@ class PostponeResize(WeightPass):
             reason = _reason_against(graph, conv, context.kept) or (None if done else reasons[0])
             reason = reason or _loss(graph, conv, parts, self.work)
             refusal = refused(conv, "it stays after the Resize", reason)
-            yield refusal or _Postponing(graph, conv, parts).write()
+            yield refusal or _Postponing(graph, conv, parts=parts).write()
 
 
 @dataclass(frozen=True)
@@ -273,25 +273,19 @@ def _growth(before: Shape, after: Shape | None, axes: Collection[int]) -> tuple[
     return tuple(grown)
 
 
-@dataclass(frozen=True)
-class _Postponing:
+@dataclass(frozen=True, kw_only=True)
+class _Postponing(Replacement):
     """Replaces one Conv by a Conv of each part."""
 
-    graph: GraphEditor
-    conv: NodeProto
     parts: Sequence[_Part]
-
-    @property
-    def new(self) -> Replacement:
-        return Replacement(self.graph, self.conv)
 
     def write(self) -> Change:
         """Replaces the Conv by the sum of the parts; what is not enlarged comes last, with the bias."""
         late = [part for part in self.parts if part.resize]
         rest = [part for part in self.parts if not part.resize]
         largest = min(late, key=lambda part: part.growth)
-        result, count = self.conv.output[0], len(late) + bool(rest)
-        bias = optional_input(self.conv, 2)
+        result, count = self.node.output[0], len(late) + bool(rest)
+        bias = optional_input(self.node, 2)
         terms: list[str] = []
         for part in late:
             small = self._convolve([part], bias if part is largest and not rest else "", part.tensor)
@@ -302,40 +296,40 @@ class _Postponing:
         total = terms[0]
         for index, term in enumerate(terms[1:], start=2):
             out = result if index == len(terms) else self._tensor("sum", result)
-            total = self.new.add("Add", [total, term], out)
-        self.graph.remove(self.conv)
+            total = self.add("Add", [total, term], out)
+        self.graph.remove(self.node)
         share = sum(part.count / part.growth for part in self.parts) / sum(part.count for part in self.parts)
         done = f"moved before {len(late)} Resize{'s' if len(late) > 1 else ''}"
-        return Change(label(self.conv), f"{done}, with {share:.2f} of the multiplications")
+        return Change(label(self.node), f"{done}, with {share:.2f} of the multiplications")
 
     def _convolve(self, parts: Sequence[_Part], bias: str, places: str) -> str:
         """Adds one Conv of some of the parts; its result has as many places as the tensor `places`."""
         data = parts[0].tensor
         if len(parts) > 1:
             joined = self._tensor("joined", places, sum(part.count for part in parts))
-            data = self.new.add("Concat", [part.tensor for part in parts], joined, axis=1)
-        weight = self.graph.value(self.conv.input[1])
+            data = self.add("Concat", [part.tensor for part in parts], joined, axis=1)
+        weight = self.graph.value(self.node.input[1])
         columns = np.concatenate([weight[:, part.first : part.first + part.count] for part in parts], axis=1)
-        name = self.graph.add_constant(f"{self.conv.input[1]}/part", columns)
+        name = self.graph.add_constant(f"{self.node.input[1]}/part", columns)
         inputs = [data, name, bias] if bias else [data, name]
-        return self.new.add("Conv", inputs, self._tensor("part", places), kernel_shape=columns.shape[2:])
+        return self.add("Conv", inputs, self._tensor("part", places), kernel_shape=columns.shape[2:])
 
     def _enlarge(self, part: _Part, small: str, out: str) -> str:
         resize = part.resize
         inputs = _inputs_for(self.graph, resize, self._out) if resize is not None else None
         assert resize is not None and inputs is not None  # checked by `_part`
         named = [i if isinstance(i, str) else self.graph.add_constant(f"{out}/size", i) for i in inputs]
-        node = self.graph.again(resize, [small, *named], [out], name=f"{self.new.name}/Resize")
-        self.graph.insert(node, before=self.conv)
+        node = self.graph.again(resize, [small, *named], [out], name=f"{self.name}/Resize")
+        self.graph.insert(node, before=self.node)
         return out
 
     @property
     def _out(self) -> int:
         """Number of channels of the result."""
-        return len(self.graph.value(self.conv.input[1]))
+        return len(self.graph.value(self.node.input[1]))
 
     def _tensor(self, what: str, places: str, channels: int | None = None) -> str:
         """Returns a tensor with the batch and places of another, and the channels of the result."""
         shape = self.graph.shape(places)
         sizes = None if shape is None else (shape[0], channels or self._out, *shape[2:])
-        return self.new.tensor(what, sizes)
+        return self.tensor(what, sizes)

@@ -87,7 +87,8 @@ class UnfoldPatches(WeightPass):
                 continue
             reason = _reason_against(graph, node, windows, context.kept)
             refusal = refused(node, "it stays a Conv", reason)
-            yield refusal or _Unfolding(graph, node, windows, weights).write(context.kept)
+            unfolding = _Unfolding(graph, node, "unfolded", windows=windows, weights=weights)
+            yield refusal or unfolding.write(context.kept)
 
     def _accepts(self, windows: Windows) -> bool:
         places = math.prod(windows.kernel)
@@ -113,18 +114,12 @@ def _reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept:
     return reason_against(graph, node, windows, kept)  # without a remainder, auto_pad pads nothing
 
 
-@dataclass(frozen=True)
-class _Unfolding:
+@dataclass(frozen=True, kw_only=True)
+class _Unfolding(Replacement):
     """Unfolds one Conv."""
 
-    graph: GraphEditor
-    conv: NodeProto
     windows: Windows
     weights: NewWeights
-
-    @property
-    def new(self) -> Replacement:
-        return Replacement(self.graph, self.conv, "unfolded")
 
     @property
     def depth(self) -> int:
@@ -133,20 +128,20 @@ class _Unfolding:
 
     def write(self, kept: Kept) -> Change:
         """Replaces the Conv by the product."""
-        graph, conv, counts, out = self.graph, self.conv, self.windows.counts, self.windows.out
+        graph, conv, counts, out = self.graph, self.node, self.windows.counts, self.windows.out
         if _of_one_pixel(self.windows):
-            pixel = self.new.reshape(conv.input[0], (self.depth,), self.new.tensor("pixel"))
-            self._product(pixel, row := self.new.tensor("row"))
-            self.new.reshape(row, (out, *counts), conv.output[0])
+            pixel = self.reshape(conv.input[0], (self.depth,), self.tensor("pixel"))
+            self._product(pixel, row := self.tensor("row"))
+            self.reshape(row, (out, *counts), conv.output[0])
             graph.remove(conv)
             return Change(label(conv), f"a product of one row of {self.depth} elements")
         end = _channels_last(graph, conv, counts, out, kept)
         rank = len(graph.shape(end.output[0]) or ()) if end is not None else 0
-        rows = end.output[0] if end is not None and rank == 3 else self.new.tensor("rows")
+        rows = end.output[0] if end is not None and rank == 3 else self.tensor("rows")
         self._product(self._patches(), rows)
         if end is not None:
             if rank != 3:
-                self.new.reshape(rows, (*counts, out), end.output[0])
+                self.reshape(rows, (*counts, out), end.output[0])
             graph.remove(end)
         if graph.producer(conv.output[0]) is conv:  # other consumers read the layout of Conv
             self._channels_first(rows)
@@ -155,32 +150,31 @@ class _Unfolding:
 
     def _patches(self) -> str:
         """Computes [N, L, C * window] from [N, C, H, W]."""
-        new, counts, kernel = self.new, self.windows.counts, self.windows.kernel
+        counts, kernel = self.windows.counts, self.windows.kernel
         sizes = [size for pair in zip(counts, kernel, strict=True) for size in pair]
-        split = new.reshape(self.conv.input[0], (self.windows.channels, *sizes), new.tensor("windows"))
+        split = self.reshape(self.node.input[0], (self.windows.channels, *sizes), self.tensor("windows"))
         end = 2 + 2 * len(kernel)
         perm = [0, *range(2, end, 2), 1, *range(3, end, 2)]
-        moved = new.add("Transpose", [split], new.tensor("moved"), perm=perm)
-        return new.reshape(moved, (math.prod(counts), self.depth), new.tensor("patches"))
+        moved = self.add("Transpose", [split], self.tensor("moved"), perm=perm)
+        return self.reshape(moved, (math.prod(counts), self.depth), self.tensor("patches"))
 
     def _product(self, patches: str, rows: str) -> None:
         """Computes rows [..., O] from patches [..., C * window]."""
-        new = self.new
-        weight = self.weights.changed(self.conv.input[1], "unfolded", lambda w: w.reshape(len(w), -1).T)
-        product = new.add("MatMul", [patches, weight], new.tensor("product"), new.name)
-        new.add("Add", [product, self._bias()], rows, f"{new.name}/Add")
+        weight = self.weights.changed(self.node.input[1], "unfolded", lambda w: w.reshape(len(w), -1).T)
+        product = self.add("MatMul", [patches, weight], self.tensor("product"), self.name)
+        self.add("Add", [product, self._bias()], rows, f"{self.name}/Add")
 
     def _channels_first(self, rows: str) -> None:
         """Restores the Conv's layout from [N, L, O]."""
-        new, result, flat = self.new, self.conv.output[0], len(self.windows.kernel) == 1
-        turned = new.add("Transpose", [rows], result if flat else new.tensor("turned"), perm=[0, 2, 1])
+        result, flat = self.node.output[0], len(self.windows.kernel) == 1
+        turned = self.add("Transpose", [rows], result if flat else self.tensor("turned"), perm=[0, 2, 1])
         if not flat:
-            new.reshape(turned, (self.windows.out, *self.windows.counts), result)
+            self.reshape(turned, (self.windows.out, *self.windows.counts), result)
 
     def _bias(self) -> str:
-        if bias := optional_input(self.conv, 2):
+        if bias := optional_input(self.node, 2):
             return bias
-        weight = self.conv.input[1]
+        weight = self.node.input[1]
         return self.graph.add_constant(f"{weight}/unfolded/bias", np.zeros(self.windows.out), like=weight)
 
 

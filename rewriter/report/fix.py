@@ -225,12 +225,8 @@ def _passes(passes: Iterable[PassResult]) -> Table:
         done.append((step.name, "changed", "plain", grouped(step.changes, lambda change: change.what)))
         done.append((step.name, "declined", "warn", grouped(step.refusals, lambda refusal: refusal.reason)))
     lead = "What each pass did, and what it recognised and left unchanged, with the reason."
-    columns: dict[str, Kind] = {
-        "Pass": "choice",
-        "Outcome": "choice",
-        "Nodes": "number",
-        "What, and which nodes": "text",
-    }
+    columns: dict[str, Kind] = {"Pass": "choice", "Outcome": "choice", "Nodes": "number"}
+    columns |= {"What, and which nodes": "text"}
     rows = [
         [
             Cell(name),

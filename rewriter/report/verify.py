@@ -105,13 +105,8 @@ def tables(result: VerifyResult) -> Iterator[Table]:
 
 def _builds(result: VerifyResult) -> Table:
     lead = "Builds of one model differ; the worst is judged."
-    columns: dict[str, Kind] = {
-        "Build": "number",
-        "Result": "text",
-        "Error": "number",
-        "us": "number",
-        "+-": "number",
-    }
+    columns: dict[str, Kind] = {"Build": "number", "Result": "text", "Error": "number"}
+    columns |= {"us": "number", "+-": "number"}
     rows = [
         [
             number(run.number, "{:d}"),
