@@ -83,7 +83,7 @@ def verdict_line(result: Location) -> str:
 def _where(result: Location, first: Step) -> str:
     where = f"{first.tensor} of node {first.node} ({first.op}), error {_error(first)}"
     if result.exact:
-        return f"The first wrong tensor is {where}: its operands are correct."
+        return f"The first wrong tensor is {where}: shared tensors before it are correct."
     if result.hiding:
         return (
             f"The first wrong tensor is {where}, or one shortly before it: marking those changes the "

@@ -92,7 +92,7 @@ HIDING = (_step("h", None, "the outputs change when it is marked"),)
     ("found", "words"),
     [
         pytest.param(LOCATED, "The first wrong tensor is b of node node_b (Op), error 0.5", id="found"),
-        pytest.param(LOCATED, "its operands are correct", id="for certain"),
+        pytest.param(LOCATED, "shared tensors before it are correct", id="for certain"),
         pytest.param(LOCATED, "last correct: a (1e-05)", id="what is right before it"),
         pytest.param(replace(LOCATED, right=()), "last correct: the inputs of the model", id="all is wrong"),
         pytest.param(
