@@ -98,9 +98,9 @@ class TestModels:
         onnx.checker.check_model(str(written))
 
     def test_links_in_a_circle_are_an_error(self, model: Path, tmp_path: Path) -> None:
-        (tmp_path / "a").symlink_to("b")
-        (tmp_path / "b").symlink_to("a")
-        code, output = fix(model, "-o", tmp_path / "a")
+        (tmp_path / "a.onnx").symlink_to("b.onnx")
+        (tmp_path / "b.onnx").symlink_to("a.onnx")
+        code, output = fix(model, "-o", tmp_path / "a.onnx")
         assert (code, "cannot write the model" in output) == (2, True)
 
 

@@ -55,9 +55,9 @@ class TestOverwriting:
         assert value(path) == 2
 
     def test_a_model_is_not_written_over_its_own_weights(self, tmp_path: Path) -> None:
-        path = foreign(tmp_path / "m.onnx", 1, "weights")
-        with pytest.raises(OutputError, match="weights: it holds weights of the model"):
-            save(load(path), tmp_path / "weights")
+        path = foreign(tmp_path / "m.onnx", 1, "w.onnx")
+        with pytest.raises(OutputError, match=r"w\.onnx: it holds weights of the model"):
+            save(load(path), tmp_path / "w.onnx")
         assert value(path) == 1
 
     def test_a_failure_leaves_the_old_pair_and_nothing_else(
