@@ -38,10 +38,9 @@ two builds of one model were measured to differ by less."""
 
 SAME_SAMPLE = 2.0
 """The same on one sample, in units of what the engine errs on that sample, which varies by chance: with our
-passes, TF32 (emulated) errs 0.4 to 1.6 times as much as without on samples of MobileOne-S4 (1.02 on the
-worst of five), 0.25 to 0.9 times on those of SKResNet-50, and 0.2 to 1.2 times on those of an RT-DETR, whose
-queries change places. So 1.2 would fail what is as good. What 2 keeps out: TF32 errs by 0.012 on one
-sample of RexNet-R 150 and by 0.005 on four, the rules' plan by 0.010 to 0.022 on all."""
+passes, TF32 (emulated) errs 0.2 to 1.6 times as much as without on samples of MobileOne-S4, SKResNet-50 and
+RT-DETR. What 2 keeps out: on RexNet-R 150 TF32 errs by 0.012 on one sample and by 0.005 on four, the rules'
+plan by 0.010 to 0.022 on all."""
 
 Rounds = Sequence[Sequence[OutputComparison]]
 """The outputs of an engine for each sample, or none if it does not run."""

@@ -3,11 +3,8 @@
 Source: 14 networks on one H200 with TensorRT-RTX 1.6.1, strongly typed, batch 1, medians, as `fix` made them
 and in FP32 (TF32). The constants are a non-negative least squares fit of the relative error, which
 benchmarks/latency_estimate.py made (last in commit 3a19a1f). Another GPU or release gives other figures.
-They show:
-
-- A small kernel costs a fixed time.
-- The time of a product with few tiles grows with the depth of its sum: nothing else runs in parallel.
-- A MatMul with FP32 weights (TF32) takes 3 to 7 times as long.
+A small kernel costs a fixed time, and the time of a product with few tiles grows with the depth of its sum:
+nothing else runs in parallel.
 """
 
 from __future__ import annotations

@@ -10,11 +10,9 @@
 - A written-out sum of products, as the pass unfold-dot-products writes the last product of a network: Mul by
   a constant matrix, ReduceSum. In FP32 neither its operands nor its result are rounded: the pooling before it
   computes in FP32 inside, and the elementwise nodes after it are the output.
-- A division by a constant is a product with its reciprocal, which TensorRT rounds to FP16: a bias that scales
-  every value by the same wrong factor, and adds up over layers where rounding noise averages out. 1/6 is off
-  by 2.35e-4, and ten HardSwishes in a chain shrink everything by 2.4e-3. With the Div in FP32 between two
-  Casts the kernel is the same (docs/accuracy.md#rounded-reciprocals). A Mul by a rounded constant has the
-  same bias; in FP32 it made a text detector worse, so it stays FP16.
+- A division by a constant is a product with its reciprocal, which TensorRT rounds to FP16: a bias, which adds
+  up over layers. With the Div in FP32 between two Casts the kernel is the same, and right
+  (docs/accuracy.md#rounded-reciprocals). A Mul by a rounded constant stays FP16.
 
 Not free: epilogues of a Conv, or of several products of one tensor that no pass merged (merge-projections).
 """

@@ -3,12 +3,8 @@
 Single nodes' errors do not explain residual streams: an FP32 sum gains little if its activation rounds to
 FP16 again before the next sum reads it (docs/accuracy.md#residual-streams).
 
-Some nodes make an engine worse in FP32, because they undo a free repair of the rules or break a kernel
-(docs/plans.md#nodes-that-are-worse-in-fp32). An emulation with FP32 sums does not show that:
-
-- A norm in FP32 takes the residual sums that it reads into its kernel, so that the products before them sum
-  in FP16 again.
-- Attention with a product, a mask or the scaling of Q and K in FP32 becomes several kernels.
+Some norms and nodes of attention make an engine worse in FP32, because they undo a free repair of the rules
+or break a kernel (docs/plans.md#nodes-that-are-worse-in-fp32). An emulation with FP32 sums does not show it.
 """
 
 from __future__ import annotations
