@@ -292,11 +292,7 @@ def _compare_run(
     standard: Standard,
     noise: Mapping[str, float] | None = None,
 ) -> Check:
-    """Runs a model on ONNX Runtime and compares it with the expected outputs.
-
-    Args:
-        standard: How close the outputs have to be. `noise` is added to its tolerance, by output.
-    """
+    """Runs a model and compares its outputs; `noise` is added to the standard's tolerance, by output."""
     start = time.perf_counter()
     try:
         actual = run()

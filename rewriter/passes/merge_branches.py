@@ -79,11 +79,7 @@ class MergeBranches(WeightPass):
 
 @dataclass(frozen=True)
 class _Branch:
-    """One of the Convs.
-
-    Attributes:
-        pads: At the beginning of each axis, then at the end of each; () if they are unknown.
-    """
+    """One of the Convs; `pads`: at the beginning of each axis, then at the end of each, () if unknown."""
 
     conv: NodeProto
     windows: Windows

@@ -283,11 +283,7 @@ def _scale(graph: GraphEditor, tensor: str) -> NodeProto | None:
 
 
 def _target(graph: GraphEditor, view: NodeProto, before: Shape | None) -> _Target | None:
-    """The shape that a Reshape gives, as far as it is known, from its target and from shape inference.
-
-    Args:
-        before: The shape of what it reads.
-    """
+    """The shape that a Reshape of a tensor of shape `before` gives, as far as target and inference tell."""
     written, inferred = graph.constant(view.input[1]), graph.shape(view.output[0])
     entries = [-1] * RANK if written is None else [int(entry) for entry in written.reshape(-1)]
     sizes = (None,) * len(entries) if inferred is None else inferred
@@ -298,11 +294,7 @@ def _target(graph: GraphEditor, view: NodeProto, before: Shape | None) -> _Targe
 
 
 def _entry(written: int, size: int | str | None, old: Shape) -> int:
-    """One axis: its size where that is known, 0 where it is the one of what is read, or else -1.
-
-    Args:
-        old: That axis, as (size,); () if there is none at its place.
-    """
+    """One axis: its size if known, 0 if it is that of what is read (`old`, of one axis or none), else -1."""
     if written > 0 or isinstance(size, int):
         return written if written > 0 else int(size or -1)
     return 0 if old and (written == 0 or (isinstance(size, str) and size == old[0])) else -1

@@ -156,11 +156,7 @@ def _round(model: Model, tag: str) -> Refusal | bool:
 
 
 def _run_onnxsim(proto: ModelProto, mixed: bool) -> ModelProto:
-    """Runs in a child process.
-
-    Args:
-        mixed: Keep FP32 Adds of zeros.
-    """
+    """Runs in a child process; `mixed` keeps FP32 Adds of zeros."""
     skipped = [*skipped_always(), *(["eliminate_nop_with_unit"] if mixed else [])]
     result, _ = _onnxsim().simplify(
         proto, check_n=0, skipped_optimizers=skipped, tensor_size_threshold=LARGEST_FOLD

@@ -105,18 +105,12 @@ def _lowered(original: Model, precision: Precision) -> Model:
     model = inlined(original)
     low = LOW_TYPES[precision]
     model = _with_infinities(model, LARGEST[low])
-    seen = list(surveys(model, {}, PrecisionRequest(precision)))
-    fp32 = {
-        node_key(survey.scope, hazard.node)
-        for survey in seen
-        for hazard in (*no_lower_type(survey), *generated(survey))
-    }
-    fp32 |= {  # the FP32 nodes of a model that computes in FP16 elsewhere: nothing lowers them before `fix`
-        node_key(survey.scope, node)
-        for survey in seen
-        for node in (survey.nodes if survey.mixed else ())
-        if survey.in_fp32(node)
-    }
+    fp32 = set[str]()
+    for survey in surveys(model, {}, PrecisionRequest(precision)):
+        nodes = [hazard.node for hazard in (*no_lower_type(survey), *generated(survey))]
+        if survey.mixed:  # the FP32 nodes of a model that computes in FP16 elsewhere: nothing lowers them
+            nodes += filter(survey.in_fp32, survey.nodes)
+        fp32 |= {node_key(survey.scope, node) for node in nodes}
 
     def node_type(scope: int, node: NodeProto) -> int:
         return LOW_TYPES["fp32"] if node_key(scope, node) in fp32 else low

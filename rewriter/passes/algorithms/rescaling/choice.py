@@ -194,11 +194,7 @@ def _keep_mean(mean: float, demand: Demand) -> None:
 
 
 def _add_constant(survey: Survey, use: ConstantUse, value: Array, demand: Demand, *, in_fp32: bool) -> None:
-    """Demand of one use of a constant.
-
-    Args:
-        in_fp32: True if the consumer computes in FP32, so that FP16's range does not matter.
-    """
+    """Demand of one use of a constant; to a consumer that computes `in_fp32` FP16's range does not matter."""
     sizes = np.abs(value[np.isfinite(value) & (value != 0)])
     if not sizes.size:
         return
