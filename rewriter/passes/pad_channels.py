@@ -179,7 +179,7 @@ class _Channels:
         if op in SPATIAL_REDUCTIONS:
             axes = self.graph.axes(node) or ()
             return bool(axes) and attribute(node, "keepdims", 1) == 1 and min(a % rank for a in axes) > 1
-        if op == "Resize":
+        if op == "Resize" and not (attribute(node, "axes") or node.input[1:2] not in ([], [""])):
             scales = self.graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
             return scales is not None and len(scales) == rank and bool((scales[:2] == 1).all())
         if op == "Pad" and len(node.input) in (2, 3):

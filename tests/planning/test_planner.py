@@ -169,6 +169,13 @@ JOINED = {"b": "user", "c": "between-islands", "d": "user"}
             {"a": "user", "b": "between-islands", "y": "between-islands"},
             id="an output that is read",
         ),
+        pytest.param(
+            VIEWS.replace("(float[3,1,2] y)", "(float[3,1,2] y, float[2,3] z)").replace("}", "z = Neg(a) }"),
+            "a",
+            "keep",
+            {"a": "user", "b": "between-islands", "y": "between-islands", "z": "between-islands"},
+            id="other readers of the island",
+        ),
     ],
 )
 def test_islands_grow_together(text: str, keep: str, io: str, expected: dict[str, str]) -> None:

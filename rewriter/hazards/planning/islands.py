@@ -144,8 +144,7 @@ def reach_outputs(survey: Survey, hazards: dict[int, Hazard]) -> None:
         while node is not None and node.op_type in LAYOUTS and id(node) not in hazards:
             views.append(node)
             node = survey.producer(node.input[0])
-        read = [port.name, *(view.input[0] for view in views)]
-        alone = all(len([*survey.readers(name)]) == (name != port.name) for name in read)
+        alone = all(len([*survey.readers(v.output[0])]) == (v is not views[0]) for v in views)
         if alone and survey.stays_fp32(port.name) and id(node) in hazards:
             hazards.update((id(view), Hazard(view, BETWEEN, "between FP32 and an output")) for view in views)
 
