@@ -170,7 +170,9 @@ JOINED = {"b": "user", "c": "between-islands", "d": "user"}
             id="an output that is read",
         ),
         pytest.param(
-            VIEWS.replace("(float[3,1,2] y)", "(float[3,1,2] y, float[2,3] z)").replace("}", "z = Neg(a) }"),
+            VIEWS.replace("(float[3,1,2] y)", "(float[3,1,2] y, float[2,3] z)").replace(
+                "y = U", "z = Neg(a) y = U"
+            ),
             "a",
             "keep",
             {"a": "user", "b": "between-islands", "y": "between-islands", "z": "between-islands"},
