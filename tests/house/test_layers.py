@@ -35,7 +35,7 @@ BUDGETS = {
     "ir": 6_150,
     "runtime": 6_450,
     "hazards": 3_450,
-    "passes": 5_400,
+    "passes": 5_250,
     "pipeline": 2_000,
     "judge": 1_850,
     "parity": 900,
