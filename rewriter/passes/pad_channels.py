@@ -252,9 +252,11 @@ class _Channels:
             group.i += len(_gaps(self.layouts[node.output[0]]))
         for tensor, layout in self.layouts.items():
             if any(block.root().more for block in layout):
-                batch, _, *others = graph.shape(tensor) or ()
-                shape = (batch, sum(block.size + block.root().more for block in layout), *others)
-                graph.rename(tensor, graph.tensor(f"{tensor}/padded", dtype=graph.dtype(tensor), shape=shape))
+                shape = list(graph.shape(tensor) or (None, None))
+                shape[1] = sum(block.size + block.root().more for block in layout)
+                graph.rename(
+                    tensor, graph.tensor(f"{tensor}/padded", dtype=graph.dtype(tensor), shape=tuple(shape))
+                )
 
 
 def _fix(layout: Layout, obstacle: str) -> None:
