@@ -1,8 +1,8 @@
 """Latency of a Conv by its channels, window and groups, in chains of six equal ones with Relu in FP16.
 
-    python benchmarks/conv_kernels.py FILE.json      # on a GPU
+    python benchmarks/conv_kernels.py OUT.json      # on a GPU
 
-FILE has us of one Conv, and the chain's error against ONNX Runtime in FP32, by CHANNELS:WINDOW:SIDE:GROUPS.
+Measures the chains of conv_kernels.json, CHANNELS:WINDOW:SIDE:GROUPS: us of one Conv, and the chain's error against FP32.
 """
 
 from __future__ import annotations
@@ -24,12 +24,6 @@ from rewriter.runtime.engines.protocol import MeasureSettings, Timing, Variant
 from rewriter.runtime.engines.tensor_files import write_samples
 
 LENGTH = 6
-CHAINS = """
-728:1:19:1 736:1:19:1 90:1:28:1 96:1:28:1 100:1:28:1 104:1:28:1 24:3:56:1 32:3:56:1 48:3:56:1 36:3:28:1 40:3:28:1 44:3:28:1
-48:3:28:1 56:3:28:1 64:3:28:1 72:3:28:1 80:3:28:1 136:3:14:1 144:3:14:1 200:3:14:1 208:3:14:1
-256:3:28:32 256:3:28:8 256:3:28:4 512:3:14:32 512:3:14:16 512:3:14:8 1024:3:7:32 1024:3:7:16 576:3:14:24 576:3:14:12
-384:3:14:32 384:3:14:8 224:3:56:4 224:3:56:2 448:3:28:8 448:3:28:4 256:3:56:32 256:3:56:4 512:3:28:16 512:3:28:8 64:3:112:8
-"""
 
 
 def chain(channels: int, window: int, side: int, groups: int) -> onnx.ModelProto:
@@ -49,7 +43,7 @@ def chain(channels: int, window: int, side: int, groups: int) -> onnx.ModelProto
 def main() -> None:
     rows, jobs = dict[str, dict[str, float]](), list[tuple[Variant, np.ndarray]]()
     with tempfile.TemporaryDirectory() as place:
-        for number, name in enumerate(CHAINS.split()):
+        for number, name in enumerate(json.loads(Path(__file__).with_suffix(".json").read_text())):
             path, sizes = Path(place) / f"{number}.onnx", [int(size) for size in name.split(":")]
             onnx.save(chain(*sizes), path)
             values = np.random.default_rng(number).standard_normal((1, sizes[0], sizes[2], sizes[2]))
