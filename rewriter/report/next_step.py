@@ -6,6 +6,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from json import dumps
 
 from rewriter.hazards.quirks import build_arguments
@@ -77,7 +78,7 @@ def next_step(result: FixResult) -> NextStep:
     commands = {tool: shlex.join(words), "polygraphy": other}
     if shutil.which(tool) is None:  # wheels of TensorRT have no such program
         commands = dict(reversed(commands.items()))
-        if shutil.which("polygraphy") is None and not _chooses_types(target):
+        if not (shutil.which("polygraphy") or find_spec("polygraphy") or _chooses_types(target)):
             commands = {"python": _python(target, str(result.output), engine, profile), **commands}
     return NextStep(commands, _verify(result), tuple(remarks))
 

@@ -343,6 +343,7 @@ def test_next_commands_of_each_release(
     for tool in tools:
         (tmp_path / tool).touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("rewriter.report.next_step.find_spec", lambda name: None)
     done = result(target=target, output=Path("fixed.onnx"))
     commands = next_step(done).commands
     first, second = (command, other) if len(tools) > 1 else (other, command)
@@ -357,6 +358,7 @@ def test_next_commands_of_each_release(
 def test_the_line_of_python_builds_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorrt_rtx")
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("rewriter.report.next_step.find_spec", lambda name: None)
     output, data = save(DYNAMIC, tmp_path / "it's.onnx"), DataSource("data", 1, real=True, spans=SPANS)
     done = result(model=DYNAMIC, target=Target("tensorrt-rtx"), output=output, data=data)
     words = shlex.split(next_step(done).commands["python"])
