@@ -426,7 +426,7 @@ def run(arguments: argparse.Namespace) -> None:
     gpu = bool(nvidia_driver.gpu())
     work = Work(arguments.work.resolve(), arguments.fix_gpu, gpu, arguments.variants)
     work.folder.mkdir(parents=True, exist_ok=True)
-    sizes = {"cpu": arguments.jobs, "gpu": arguments.measure_jobs, "fix-gpu": arguments.gpu_jobs}
+    sizes = {"cpu": arguments.jobs, "gpu": 4, "fix-gpu": 4}  # four load engines, one times
     work_off(work, names, STARTED + arguments.seconds, sizes)
     left = [n for n in names if work.jobs(n)]
     print(f"{len(names) - len(left)} of {len(names)} networks are done; left: {' '.join(left) or 'none'}")
@@ -586,8 +586,6 @@ def main() -> None:
     start.add_argument("--fix-gpu", action="store_true")
     start.add_argument("--variants", type=lambda text: text.split(";"), default=COMMON)
     start.add_argument("--jobs", type=int, default=14, help="processes on the CPU")
-    start.add_argument("--measure-jobs", type=int, default=2, help="load engines at a time; one times")
-    start.add_argument("--gpu-jobs", type=int, default=4, help="`fix` with the GPU at a time")
     for name in ("table", "score"):
         commands.add_parser(name).add_argument("folders", type=Path, nargs="+")
     arguments = parser.parse_args()
