@@ -177,3 +177,18 @@ def test_large_constants_beyond_fp16_become_infinite_wherever_they_stand(body: s
     samples = [{"x": np.ones(512, np.float32), "c": np.array(True)}]
     (before,) = errors_before(model, expected_outputs(model, samples), samples, "fp16", "fp32")
     assert not before.finite
+
+
+def test_the_error_before_of_an_old_opset_has_fp16_sums_too() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 11]> g (float[64,2048] x) => (float[64,64] y)
+        <float[2048,64] w, float[64,64] v> { h = MatMul(x, w) r = Relu(h) y = MatMul(r, v) }"""
+    proto, draw = onnx.parser.parse_model(text), np.random.default_rng(0)
+    for name, sizes in (("w", (2048, 64)), ("v", (64, 64))):
+        weight = draw.standard_normal(sizes) / np.sqrt(sizes[0])
+        proto.graph.initializer.append(numpy_helper.from_array(weight.astype(np.float32), name))
+    del proto.graph.value_info[:]
+    source, samples = load(proto), [{"x": draw.standard_normal((64, 2048)).astype(np.float32)}]
+    expected = expected_outputs(source, samples)
+    (exact,) = errors_before(source, expected, samples, "fp16", "fp32")
+    (rounded,) = errors_before(source, expected, samples, "fp16", "fp16")
+    assert rounded.relative_l2 > 1.5 * exact.relative_l2

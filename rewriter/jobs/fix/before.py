@@ -13,6 +13,7 @@ from onnx import NodeProto, TensorProto, numpy_helper
 from rewriter.hazards.planning.planner import surveys
 from rewriter.hazards.survey import LARGEST, LOW_TYPES, PrecisionRequest
 from rewriter.hazards.types import generated, no_lower_type
+from rewriter.ir.base import Context
 from rewriter.ir.errors import RewriterError
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, Model, walk_graphs
@@ -22,8 +23,10 @@ from rewriter.jobs.fix.making import Subject
 from rewriter.judge.arithmetic_checks import check_emulation
 from rewriter.judge.expected import Expected, Outputs, as_declared, run_all
 from rewriter.judge.judge import Standard
-from rewriter.pipeline.driver import inlined
+from rewriter.passes.upgrade_opset import UpgradeOpset
+from rewriter.pipeline.driver import Driver, inlined
 from rewriter.runtime.emulation import Accumulation, emulation
+from rewriter.runtime.emulation.accumulate import FIRST_OPSET
 from rewriter.runtime.emulation.divergence import diverge
 from rewriter.runtime.figures.outputs import OutputComparison
 
@@ -103,6 +106,8 @@ def side_by_side(attempt: Attempt, subject: Subject) -> SideBySide | None:
 
 def _lowered(original: Model, precision: Precision) -> Model:
     model = inlined(original)
+    if model.opset < FIRST_OPSET:  # else its FP16 sums would not be emulated, and those of the result are
+        model, _ = Driver().run(model, [UpgradeOpset()], Context())
     low = LOW_TYPES[precision]
     model = _with_infinities(model, LARGEST[low])
     fp32 = set[str]()
