@@ -13,6 +13,7 @@ from onnx import NodeProto
 
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
 from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.ops import ELEMENTWISE, SCALING, SUMS
 from rewriter.ir.graph.weights import NewWeights, layout_obstacle
 from rewriter.ir.model import STANDARD_DOMAINS, Array
@@ -179,8 +180,8 @@ class _Channels:
         if op in SPATIAL_REDUCTIONS:
             axes = self.graph.axes(node) or ()
             return bool(axes) and attribute(node, "keepdims", 1) == 1 and min(a % rank for a in axes) > 1
-        if op == "Resize" and not (attribute(node, "axes") or node.input[1:2] not in ([], [""])):
-            scales = self.graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        if op == "Resize" and not attribute(node, "axes") and not optional_input(node, 1):
+            scales = self.graph.constant(optional_input(node, 2))
             return scales is not None and len(scales) == rank and bool((scales[:2] == 1).all())
         if op == "Pad" and len(node.input) in (2, 3):
             pads = self.graph.constant(node.input[1])
@@ -197,8 +198,7 @@ class _Channels:
         return self.layouts[tensor]
 
     def _of_conv(self, node: NodeProto) -> Layout | None:
-        windows, source = windows_of(self.graph, node), self._of(node.input[0])
-        bias = node.input[2] if len(node.input) > 2 else ""
+        windows, source, bias = windows_of(self.graph, node), self._of(node.input[0]), optional_input(node, 2)
         if windows is None or source is None or (bias and self.graph.constant(bias) is None):
             return None
         if layout_obstacle(self.graph, node.input[1]) or self.kept.reason(node):

@@ -184,9 +184,8 @@ def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subje
     if request.verify:
         with stage("running the original"):
             try:
-                job, places, expected = _judged(job, original, samples)
+                job, places, judged, expected = _judged(job, original, samples)
                 fitting = samples.without(places[0], judged=places)
-                judged = [samples.feeds(place) for place in places]
                 warnings.extend(nan_warnings(original, judged, expected.exact))
             except ArithmeticRunError as error:
                 if isinstance(error.__cause__, NativeError) and error.__cause__.cause == "timeout":
@@ -220,8 +219,10 @@ def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subje
     return job, Subject(original, samples, fitting, judge, stage, tuple(warnings), before)
 
 
-def _judged(job: FixJob, original: Model, samples: Samples) -> tuple[FixJob, list[int], Expected]:
-    """The job with sums that can be afforded, the places of the samples that judge, and their outputs.
+def _judged(
+    job: FixJob, original: Model, samples: Samples
+) -> tuple[FixJob, list[int], list[dict[str, Array]], Expected]:
+    """The job with sums that can be afforded, the samples that judge with their places, and their outputs.
 
     Every sample judges; where there is no time to emulate all, the widest do. The last one, which is kept
     from searches, comes first. Samples in which a detector finds nothing judge only if there are no others:
@@ -231,19 +232,20 @@ def _judged(job: FixJob, original: Model, samples: Samples) -> tuple[FixJob, lis
         ArithmeticRunError: ONNX Runtime cannot run the original.
     """
     last, start = len(samples) - 1, processor_s()
-    first = expected_outputs(original, [samples.feeds(last)])
+    feeds = [samples.feeds(last)]
+    first = expected_outputs(original, feeds)
     cost = RunCost.of(original, processor_s() - start)
     if job.free_sums:  # FP16 sums that nobody asked for
         job = replace(job, accumulation=cost.sums(job.accumulation, CHECKED_S))
     places = [last, *judging(samples, cost.samples(job.accumulation, CHECKED_S, MOST_SAMPLES))[:-1]]
-    feeds = [samples.feeds(place) for place in places]
+    feeds += [samples.feeds(place) for place in places[1:]]
     more = expected_outputs(original, feeds[1:])
     exact, written = [*first.exact, *more.exact], [*first.as_written, *more.as_written]
     kinds = probabilities(original)
     telling = [n for n, outputs in enumerate(exact) if not finds_nothing(outputs, kinds)]
     telling = telling or [*range(len(places))]
     outputs = Expected([exact[n] for n in telling], [written[n] for n in telling])
-    return job, [places[n] for n in telling], outputs
+    return job, [places[n] for n in telling], [feeds[n] for n in telling], outputs
 
 
 def _samples(original: Model, job: FixJob) -> tuple[Samples, list[str]]:
