@@ -10,6 +10,7 @@ from plans import kept, planned
 
 from rewriter.hazards.planning.planner import SEARCHED, extend_plan, make_plan, unscaled_overflows
 from rewriter.hazards.survey import PrecisionRequest
+from rewriter.ir.base import Kept
 from rewriter.ir.model import walk_graphs
 from rewriter.ir.plan import Plan, Range, node_key
 
@@ -183,6 +184,11 @@ JOINED = {"b": "user", "c": "between-islands", "d": "user"}
 def test_islands_grow_together(text: str, keep: str, io: str, expected: dict[str, str]) -> None:
     wish = PrecisionRequest(io=io, keep_nodes=tuple(keep.split()))
     assert kept(planned(graphs.graph(text), wish)) == expected
+
+
+def test_a_view_before_an_output_is_lowered_where_the_user_says_so() -> None:
+    wish = PrecisionRequest(keep_nodes=("a",), lower=Kept(nodes=("b",)))
+    assert kept(planned(graphs.graph(VIEWS), wish)) == {"a": "user", "y": "between-islands"}
 
 
 def test_the_users_word_comes_first() -> None:

@@ -161,6 +161,7 @@ def _decide(survey: Survey) -> list[Decision]:
     if wish.epilogues == "own":
         add(free_fp32.own_epilogues(survey, by_node.keys()))
     add(free_fp32.rounded_reciprocals(survey))
+    reach_outputs(survey, by_node)
     for node in survey.nodes:
         if (
             any(wish.lower.requests(node))
@@ -171,5 +172,4 @@ def _decide(survey: Survey) -> list[Decision]:
     for identity in lowered_for_defects(survey):
         if identity in by_node and by_node[identity].rule in free_fp32.FREE:
             del by_node[identity]
-    reach_outputs(survey, by_node)
     return _decisions(survey, by_node)
