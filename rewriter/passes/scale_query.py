@@ -12,6 +12,7 @@ from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refus
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.match import other_operand
 from rewriter.ir.graph.ops import LAYOUTS, SCALING
+from rewriter.ir.patterns.norms.language import scaling
 
 LONGEST = 12
 """Most nodes that are searched after one scale: no exporter puts more before its Softmax."""
@@ -84,13 +85,9 @@ def _move_one(graph: GraphEditor, matmul: NodeProto) -> Generator[Event, None, N
 
 def _factor(graph: GraphEditor, node: NodeProto, tensor: str) -> float | None:
     """Returns the factor by which a node multiplies `tensor`, if that is a constant scalar."""
-    other = other_operand(node, tensor) if node.op_type in SCALING else None
-    if other is None or (node.op_type == "Div" and node.input[0] != tensor):
-        return None
-    value = graph.scalar(other)
-    if value is None or not math.isfinite(value) or value == 0:
-        return None
-    return value if node.op_type == "Mul" else 1 / value
+    scaled = scaling(graph, node) if node.op_type in SCALING else None
+    factor = scaled[1] if scaled is not None and scaled[0] == tensor else None
+    return factor if factor and math.isfinite(factor) else None
 
 
 def _feeds_softmax(graph: GraphEditor, tensor: str) -> bool:

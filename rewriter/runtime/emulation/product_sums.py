@@ -20,6 +20,7 @@ from rewriter.ir.graph.fusion import (
     reduces,
     stands_alone,
 )
+from rewriter.ir.graph.match import along, back, produced
 from rewriter.ir.graph.ops import ELEMENTWISE, PRODUCTS, ROW_NORMS, SCALING
 from rewriter.ir.model import Model, walk_graphs
 
@@ -140,10 +141,8 @@ def _is_fp32_output(graph: TypedGraph, node: NodeProto) -> bool:
 
 def _is_softmax(graph: TypedGraph, name: str) -> bool:
     """True if a Softmax computes the tensor, with Casts after it or without."""
-    node = graph.producer(name)
-    while node is not None and node.op_type == "Cast":
-        node = graph.producer(node.input[0])
-    return node is not None and node.op_type == "Softmax"
+    _, start = back(graph, name, lambda node: node.op_type == "Cast")
+    return produced(graph, start, "Softmax") is not None
 
 
 def _unrounded_scores(graph: TypedGraph, node: NodeProto) -> list[str]:
@@ -160,12 +159,8 @@ def _unrounded_scores(graph: TypedGraph, node: NodeProto) -> list[str]:
 
 def _scaled(graph: TypedGraph, tensor: str) -> list[str]:
     """The results of scaling a tensor by constants, one after the other, if nothing else reads them."""
-    names: list[str] = []
-    reader = graph.only_consumer(tensor)
-    while reader is not None and reader.op_type in SCALING and any(map(graph.is_constant, reader.input)):
-        names.append(reader.output[0])
-        reader = graph.only_consumer(reader.output[0])
-    return names
+    chain, _ = along(graph, tensor, lambda n: n.op_type in SCALING and any(map(graph.is_constant, n.input)))
+    return [node.output[0] for node in chain]
 
 
 def _feeds_second(graph: TypedGraph, node: NodeProto) -> bool:

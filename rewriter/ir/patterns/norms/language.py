@@ -1,6 +1,7 @@
 """A language for formulas: patterns that are matched from a tensor back to what it is computed of.
 
-A pattern yields every way in which it matches; a formula takes the first that fits as a whole.
+A pattern yields every way in which it matches; a formula takes the first that fits as a whole. Ways multiply
+with depth: what is reached through any number of operators, such as a mask's Softmax, is walked instead.
 Identities and Casts between float types may separate two operators of a formula. Between the operators
 of a statistic, so may operators that only change its shape.
 """
