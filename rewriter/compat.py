@@ -33,11 +33,7 @@ DEFAULT_OP_BLOCK_LIST = "NonMaxSuppression TopK RoiAlign Resize Range CumSum Min
 LIGHT = "inline-functions,clamp-constants,mixed-precision,clean-casts"
 """Passes of `convert_float_to_float16`: its callers rely on names and operators of the nodes."""
 
-OWN = {
-    "`io`": "`keep_io_types`",
-    "`plugin-lib`": "`trt_plugins`",
-    "`plugin-types`": "`trt_plugins_precision`",
-}
+OWN = {"io": "keep_io_types", "plugin-lib": "trt_plugins", "plugin-types": "trt_plugins_precision"}
 """Options of ours, and the arguments here that they come from."""
 
 IGNORED = (
@@ -167,7 +163,7 @@ def convert_float_to_float16_model_path(model_path: str, *arguments: Any, **name
 
 def _converted(model: Model, low: Any, keep_io: Any, opset: int | None = None, **more: Any) -> ModelProto:
     if low not in ("fp16", "bf16"):
-        raise UsageError(f"it cannot be {low!r}", where="`low_precision_type`", hint="fp16 or bf16")
+        raise UsageError(f"it cannot be {low!r}", option="low_precision_type", hint="fp16 or bf16")
     if opset is not None and opset < model.opset:
         warnings.warn(f"`opset`: the model has {model.opset}, and keeps it", stacklevel=4)
     io = "keep" if keep_io is True else ",".join((low, *(f"{glob.escape(n)}=keep" for n in keep_io or ())))
@@ -175,7 +171,7 @@ def _converted(model: Model, low: Any, keep_io: Any, opset: int | None = None, *
     try:
         result = fix(model, opset=opset and max(opset, model.opset), **more)
     except UsageError as error:
-        error.where = OWN.get(str(error.where), error.where)
+        error.options = tuple(OWN.get(key, key) for key in error.options)
         raise
     LOGGER.info("%s", result)
     return result.proto
@@ -194,7 +190,7 @@ def _named(model: Model, patterns: Sequence[str] | None, argument: str) -> list[
             re.compile(pattern) for pattern in ([patterns] if isinstance(patterns, str) else patterns or ())
         ]
     except (re.error, TypeError) as error:
-        raise UsageError(f"it cannot be {patterns!r}", where=f"`{argument}`", hint=f"{error}") from error
+        raise UsageError(f"it cannot be {patterns!r}", option=argument, hint=f"{error}") from error
     nodes = enumerate(walk_nodes(model.proto.graph))
     names = ((n.name or f"{n.op_type}_{i}", n.name or "".join(n.output[:1])) for i, n in nodes)
     return [glob.escape(own) for name, own in names if own and any(p.match(name) for p in fitting)]

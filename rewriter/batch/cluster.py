@@ -151,19 +151,19 @@ def connected(address: str, *, gpus: float, jobs: int, seconds: float) -> Iterat
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         hint = "pip install ray, on each machine of the cluster"
-        raise UsageError("Ray is not installed", where="`ray`", hint=hint) from error
+        raise UsageError("Ray is not installed", option="ray", hint=hint) from error
     with redirect_stdout(sys.stderr):  # Ray prints there, until it is shut down; --json - goes there, too
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             what = f"no Ray cluster answers: {str(error).strip().splitlines()[0]}"
             hint = "start one: ray start --head; docs/batch.md shows how"
-            raise UsageError(what, where=f"`ray={address}`", hint=hint) from error
+            raise UsageError(what, option="ray", where=address, hint=hint) from error
         try:
             if (gpu_count := ray.cluster_resources().get("GPU", 0.0)) < gpus:  # Ray would wait forever
                 what = f"the cluster has {gpu_count:g}, and each model reserves {gpus:g}"
                 hint = "ray start --address=HOST:PORT adds a machine to the cluster"
-                raise UsageError(what, where="`gpus`", hint=hint)
+                raise UsageError(what, option="gpus", hint=hint)
             yield Cluster(ray, gpus=gpus, jobs=jobs, seconds=seconds)
         finally:
             ray.shutdown()

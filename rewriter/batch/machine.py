@@ -109,7 +109,7 @@ def _gone(error: NativeError, limit_s: float) -> Outcome:
 
 
 def _line(error: RewriterError) -> str:
-    return " ".join(with_flags(str(error)).replace("\n  what to do: ", "; what to do: ").split())
+    return " ".join(with_flags("; ".join(str(error).splitlines())).split())
 
 
 def _fix(entry: Entry) -> Outcome:

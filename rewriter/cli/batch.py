@@ -58,9 +58,9 @@ def batch(
     todo = entries(models or [], output, of_fix, configuration, listed)
     inputs: list[Path | None] = [part for entry in todo for part in (entry.model, entry.output)]
     inputs += [listed, configuration.file]
-    check_extra("`json`", json, inputs)
+    check_extra("json", json, inputs)
     for path in reports:
-        check_extra("`report`", path, inputs, (".json", JUNIT))
+        check_extra("report", path, inputs, (".json", JUNIT))
     with _workers(given) as (workers, where), progress(shown=not quiet, lines=True) as shown:
         records = run_batch(todo, workers.run, shown, again=given.get("again", False))
     summary = Summary(records, where, time.monotonic() - start)
@@ -88,7 +88,7 @@ def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Processes | Cluster, st
             yield ray, f"Ray at {address}"
         return
     if gpus:
-        raise UsageError("it needs a Ray cluster", where="`gpus`", hint="add `ray=ADDRESS`")
+        raise UsageError("it needs a Ray cluster", option="gpus", hint="add `ray=ADDRESS`")
     jobs = jobs or max(1, (os.cpu_count() or 2) // 2)
     allowed = given.get("memory")
     budget = int(SHARE * available_memory() if allowed is None else allowed * state.GIB)

@@ -84,7 +84,7 @@ def _show_pass(
     from rewriter.pipeline.catalogue import page
     from rewriter.pipeline.text import find
 
-    echo(page(find(name, "passes show")).rstrip())
+    echo(page(find(name, where="passes show")).rstrip())
 
 
 @passes.command("run", cls=Command)

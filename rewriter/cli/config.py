@@ -39,9 +39,8 @@ def config(
 
     check_outputs([], json=json)
     if folder is not None and not folder.is_dir():
-        raise UsageError(
-            "there is no such folder", where=str(folder), hint="leave it out for the current one"
-        )
+        hint = "leave it out for the current one"
+        raise UsageError("there is no such folder", where=str(folder), hint=hint)
     resolved = load(folder).resolve()
     file, sources = resolved.configuration.file, resolved.sources
     notes = [*resolved.ignored, *resolved.configuration.warnings]

@@ -46,7 +46,7 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
     written = values["report"]
     outputs = replace(outputs, report=written)
     check_outputs(read[1:], output=output)  # MODEL itself is a matter of --in-place
-    check_extra(resolved.where("report"), written, [*read, output])
+    resolved.errors_name_sources()(check_extra)("report", written, [*read, output])
     check_outputs([*read, output, written], save_plan=save_plan, json=outputs.json)
     options = FixOptions(**resolved.arguments("fix"), page=written is not None and is_page(written))
     job = partial(api.fix, model, output or (model if in_place else None), options)

@@ -232,39 +232,38 @@ def check_outputs(inputs: Iterable[Any], **files: Path | None) -> None:
     """`check_extra` for several outputs, by the names of their options; none may be an earlier one."""
     taken = list(inputs)
     for name, path in files.items():
-        check_extra(f"`{name.replace('_', '-')}`", path, taken)
+        check_extra(name.replace("_", "-"), path, taken)
         taken += [path] if path != STDOUT else []
 
 
-def check_extra(where: str, path: Path | None, inputs: Iterable[Any], endings: Sequence[str] = ()) -> None:
+def check_extra(option: str, path: Path | None, inputs: Iterable[Any], endings: Sequence[str] = ()) -> None:
     """Refuses, before the work starts, an output that could not be written after it, or is an input.
 
     Args:
-        where: The key of the option in backticks, or the place of a file that set it.
+        option: The key of the option that names it.
         inputs: Other files and folders of the command; what is no path is ignored. The weights of models
             are inputs, too.
         endings: Suffixes that it may have, if they are not those of `ENDINGS`.
     """
-    if path in (None, STDOUT):
+    if path is None or path == STDOUT:
         return
     from rewriter.ir.model.output_files import overwrites
 
-    assert path is not None
-    place = f"{where} {path}"
+    place: Any = {"option": option, "where": str(path)}
     if not path.absolute().parent.is_dir():
-        raise OutputError("its folder does not exist", where=place, hint="make it first")
+        raise OutputError("its folder does not exist", hint="make it first", **place)
     if not os.access(path.absolute().parent, os.W_OK):
-        raise OutputError("its folder cannot be written", where=place, hint="name another folder")
+        raise OutputError("its folder cannot be written", hint="name another folder", **place)
     if path.is_dir():
-        raise OutputError("it is a folder", where=place, hint="name a file in it")
+        raise OutputError("it is a folder", hint="name a file in it", **place)
     named = [Path(other) for other in inputs if isinstance(other, (str, os.PathLike))]
     for other in named + (_weights(named) if path.is_file() else []):
         if overwrites(path, other):
-            raise UsageError(f"it would overwrite {other}", where=place, hint="name another file")
-    endings = endings or next((suffixes for key, suffixes in ENDINGS.items() if key in where), (path.suffix,))
+            raise UsageError(f"it would overwrite {other}", hint="name another file", **place)
+    endings = endings or ENDINGS.get(option, (path.suffix,))
     if path.suffix.lower() not in endings:
         hint = f"its name may end in {', '.join(filter(None, endings))}"
-        raise UsageError(f"nothing of the kind {path.suffix} can be written", where=place, hint=hint)
+        raise UsageError(f"nothing of the kind {path.suffix} can be written", hint=hint, **place)
 
 
 def _weights(files: Iterable[Path]) -> list[Path]:

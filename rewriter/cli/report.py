@@ -28,7 +28,7 @@ def report(
     from rewriter.report.html.render import html
     from rewriter.report.html.saved import page
 
-    check_extra("`output`", output, [saved], PAGES)
+    check_extra("output", output, [saved], PAGES)
     try:
         content = from_json(saved.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

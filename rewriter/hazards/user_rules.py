@@ -34,7 +34,7 @@ def rules_of_the_user(
     """
     for rule in rules:
         if not callable(rule):
-            raise UsageError(f"it is no rule: {rule!r}", where="`hazards`", hint=_HINT)
+            raise UsageError(f"it is no rule: {rule!r}", option="hazards", hint=_HINT)
     return tuple(partial(_hazards, rule) for rule in rules)
 
 
@@ -42,12 +42,11 @@ _HINT = "give functions from a rewriter.hazards.Survey to rewriter.hazards.Hazar
 
 
 def _hazards(rule: Callable[[Survey], Iterable[Hazard]], survey: Survey) -> Iterator[Hazard]:
+    name = getattr(rule, "__name__", type(rule).__name__)
     for hazard in rule(survey) or ():
         if not isinstance(hazard, Hazard):
             raise UsageError(
-                f"it yields {hazard!r}, which is no hazard",
-                where=f"`hazards={getattr(rule, '__name__', type(rule).__name__)}`",
-                hint=_HINT,
+                f"it yields {hazard!r}, which is no hazard", option="hazards", where=name, hint=_HINT
             )
         if hazard.rule not in KINDS:
             hazard = replace(hazard, rule=USER_KIND, reason=f"{hazard.rule}: {hazard.reason}")
@@ -94,7 +93,7 @@ def limits(
 def _refuse_wrong(limits: Mapping[str, Any], chooser: Any) -> None:
     for name, limit in limits.items():
         if limit is not None and not (isinstance(limit, Real) and float(limit) >= 0):
-            raise UsageError(f"it cannot be {limit!r}", where=f"`{name}`", hint="a number from 0 on, or None")
+            raise UsageError(f"it cannot be {limit!r}", option=name, hint="a number from 0 on, or None")
     if chooser is not None and not callable(getattr(chooser, "check", None)):
         hint = "give an object whose check(node) is True for nodes to keep in FP32"
-        raise UsageError(f"it has no check(node): {chooser!r}", where="`custom_rule`", hint=hint)
+        raise UsageError(f"it has no check(node): {chooser!r}", option="custom_rule", hint=hint)

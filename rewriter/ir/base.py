@@ -163,11 +163,8 @@ class Target:
             rf"(tensorrt(?:-rtx)?)?[ =:-]*({number}(?:\.{number})*)?(?:[ ,]*(sm_\d+))?", text.strip().lower()
         )
         if not match or not text.strip():
-            raise UsageError(
-                f"unknown target {text!r}",
-                where="`target`",
-                hint=f"tensorrt, tensorrt-rtx, a version such as 10.0.1, or {', '.join(NAMED_TARGETS)}",
-            )
+            hint = f"tensorrt, tensorrt-rtx, a version such as 10.0.1, or {', '.join(NAMED_TARGETS)}"
+            raise UsageError(f"unknown target {text!r}", option="target", hint=hint)
         version = tuple(int(part) for part in (match[2] or "").split(".") if part)
         library = match[1] or ("tensorrt-rtx" if () < version < RTX_BELOW else "tensorrt")
         return cls(library, version, gpus=(match[3],) if match[3] else ())

@@ -38,18 +38,36 @@ class RewriterError(Exception):
 
     Args:
         what: One sentence that says what is wrong.
-        where: File, node or tensor that it concerns, as the user knows it.
+        where: File, node or tensor that it concerns, as the user knows it; or a part of the option's value.
         hint: What the user can do about it.
+        option: Key of the option that it concerns, such as `keep-fp32`, or keys.
+        source: The file or variable that set the option; "": the command line or Python.
     """
 
-    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        hint: str | None = None,
+        option: str | tuple[str, ...] = (),
+        source: str = "",
+    ) -> None:
         super().__init__(what)
         self.what = what
         self.where = where
         self.hint = hint
+        self.options = (option,) if isinstance(option, str) else option
+        self.source = source
+
+    @property
+    def place(self) -> str:
+        """What it concerns: the option, or what set it, and `where`."""
+        option = self.source or ", ".join(f"`{key}`" for key in self.options)
+        return " ".join(filter(None, (option, self.where)))
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.what}" if self.where else self.what
+        text = f"{self.place}: {self.what}" if self.place else self.what
         return printable(f"{text}\n  what to do: {self.hint}" if self.hint else text)
 
     def __reduce__(self) -> tuple[Any, ...]:

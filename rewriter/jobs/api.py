@@ -43,8 +43,8 @@ def _verb(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
                 try:
                     converted(value, type_hints(job)[name])
                 except ValueError as error:
-                    what = f"it cannot be {shortened(value)}"
-                    raise UsageError(what, where=f"`{name.replace('_', '-')}`", hint=str(error)) from error
+                    what, key = f"it cannot be {shortened(value)}", name.replace("_", "-")
+                    raise UsageError(what, option=key, hint=str(error)) from error
         return job(*args, **kwargs)
 
     return verb
@@ -54,7 +54,7 @@ def _require_share(cost: Any) -> None:
     """Asks what a whole number means, as the command line does: 20 may be 20 % or 20 times."""
     if isinstance(cost, (int, float)) and not isinstance(cost, bool) and 1.0 <= cost < math.inf:
         hint = f'"{cost:g}%" is that much more latency, "{cost:g}x" that many times of it'
-        raise UsageError(f"it cannot be {cost:g}", where="`max-latency-cost`", hint=hint)
+        raise UsageError(f"it cannot be {cost:g}", option="max-latency-cost", hint=hint)
 
 
 fix = _verb(fix_job)

@@ -61,9 +61,9 @@ def locate(
         RewriterError: bad model, data or option; an engine that was named and cannot run here.
     """
     if marks < 1 or max_builds < 1:
-        raise UsageError("at least one is needed", where="`marks`, `max-builds`", hint="8 and 48 do well")
+        raise UsageError("at least one is needed", option=("marks", "max-builds"), hint="8 and 48 do well")
     if not timeout > 0:
-        raise UsageError(f"it cannot be {timeout:g}", where="`timeout`", hint="seconds, such as 600")
+        raise UsageError(f"it cannot be {timeout:g}", option="timeout", hint="seconds, such as 600")
     spans = {"min_shapes": min_shapes, "opt_shapes": opt_shapes, "max_shapes": max_shapes}
     data: dict[str, Any] = {"inputs": inputs, "seed": seed, "image_preprocess": image_preprocess}
     data["input_shapes"] = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}

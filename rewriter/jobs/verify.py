@@ -271,11 +271,10 @@ def _asked(tolerance: float | Tolerance | None, metric: str) -> Tolerance | None
     measure = named(metric)
     if tolerance is None:
         if metric != "relative-l2":
-            raise UsageError(
-                f"there is no default tolerance for {metric}", where="`metric`", hint="add `tolerance=VALUE`"
-            )
+            what = f"there is no default tolerance for {metric}"
+            raise UsageError(what, option="metric", hint="add `tolerance=VALUE`")
         return None
     asked = tolerance if isinstance(tolerance, Tolerance) else Tolerance(tolerance, metric, "`tolerance`")
     if math.isnan(asked.value) or (asked.value < 0 and not measure.least):
-        raise UsageError(f"it cannot be {asked.value:g}", where="`tolerance`", hint="such as 1e-3")
+        raise UsageError(f"it cannot be {asked.value:g}", option="tolerance", hint="such as 1e-3")
     return asked

@@ -49,14 +49,14 @@ def compare_inputs(
         UsageError: an argument has the wrong type.
     """
     if samples < 1:
-        raise UsageError(f"it cannot be {samples}", where="`samples`", hint="compare at least one")
-    sides = _read(ours, "ours="), _read(theirs, "theirs=")
+        raise UsageError(f"it cannot be {samples}", option="samples", hint="compare at least one")
+    sides = _read(ours, "ours"), _read(theirs, "theirs")
     pairs = list(zip(*sides, strict=False))[:samples]
     pictures: Sequence[Array | None] = [None] * len(pairs) if images is None else photographs(images)
     if len(pictures) < len(pairs):
         what = f"it has {count(len(pictures), 'photograph')} for {count(len(pairs), 'sample')}"
-        where = str(images) if isinstance(images, (str, os.PathLike)) else "`images`"
-        raise InputsError(what, where=where, hint="one photograph for each sample, or fewer `samples`")
+        where = str(images) if isinstance(images, (str, os.PathLike)) else None
+        raise InputsError(what, option="images", where=where, hint="one for each sample, or fewer `samples`")
     compared = []
     for index, ((mine, other), image) in enumerate(zip(pairs, pictures, strict=False)):
         if progress is not None:
@@ -109,7 +109,7 @@ def _read(data: Any, keyword: str) -> Sequence[Sample]:
     try:
         return read_raw_samples(data)
     except UsageError as error:
-        error.where = " ".join(filter(None, (keyword, error.where)))
+        error.options = (keyword,)
         raise
 
 

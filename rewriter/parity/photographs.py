@@ -83,11 +83,11 @@ def photographs(source: Any) -> list[Array]:
         return [np.asarray(opened(file)) for file in files]
     if not is_array(source) and not hasattr(source, "convert"):
         hint = "give a path, a uint8 array [H, W, 3], or a list of either, one for each sample"
-        raise UsageError(f"it cannot be {shortened(source)}", where="`images`", hint=hint)
+        raise UsageError(f"it cannot be {shortened(source)}", option="images", hint=hint)
     pixels = np.asarray(as_array(source))
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
         what = f"it holds {pixels.dtype} {list(pixels.shape)}, not uint8 [H, W, 3]"
-        raise InputsError(what, where="`images`", hint="save it as RGB")
+        raise InputsError(what, option="images", hint="save it as RGB")
     return [pixels]
 
 
@@ -151,7 +151,7 @@ def recognise(image: Array, array: Array) -> Origin | None:
     there = [name for name, module in LIBRARIES.items() if find_spec(module.partition(".")[0])]
     if not there:
         hint = "pip install pillow, or opencv-python-headless, as the pipeline has it"
-        raise InputsError("comparing resizes needs OpenCV or Pillow", where="`images`", hint=hint)
+        raise InputsError("comparing resizes needs OpenCV or Pillow", option="images", hint=hint)
     shapes = ((axes, canonical(array, axes).astype(np.float64)) for axes in layouts(array.shape))
     axes, target = next((one for one in shapes if one[1].shape[:2] == (1, 3)), ("", np.zeros(0)))
     if not axes or not np.isfinite(target).all():

@@ -11,7 +11,6 @@ file of the project one works in, the preset, and the default of `rewriter.fix`.
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rewriter.ir.errors import UsageError
+from rewriter.ir.errors import RewriterError, UsageError
 from rewriter.pipeline.options import JOBS, KEYS, Command
 from rewriter.pipeline.presets import DEFAULT_OPSETS, OTHERWISE, preset_named
 from rewriter.pipeline.reader import Text, read, read_table
@@ -116,15 +115,14 @@ class ResolvedOptions:
         """Makes errors about an option name the file or variable that set it."""
         try:
             yield
-        except UsageError as error:
-            match = re.match(r"`([a-z0-9-]+)`(.*)", error.where or "", re.DOTALL)
-            name = match[1].replace("-", "_") if match else ""
-            hint = error.hint
-            for other in (other for other, names in OVERRIDES.items() if name in names):
-                if self.sources[other].kind in ("environment", "file"):
-                    hint = f"{hint} ({other} is set by {self.where(other)})"
-            where = self.where(name) + match[2] if match and name in self.sources else error.where
-            raise UsageError(error.what, where=where, hint=hint) from error
+        except RewriterError as error:
+            names = [key.replace("-", "_") for key in error.options]
+            for other, hidden in OVERRIDES.items():
+                if {*hidden} & {*names} and self.sources[other].kind in ("environment", "file"):
+                    error.hint = f"{error.hint} ({other} is set by {self.where(other)})"
+            places = [self.where(n) for n in names if n in self.sources and self.sources[n].is_users]
+            error.source = error.source or ", ".join(places)
+            raise
 
 
 @dataclass(frozen=True)
@@ -259,7 +257,7 @@ def _require_harmless(table: Mapping[str, Any], title: str) -> None:
         if key in POWERS and not by_name:
             what = f"it {POWERS[key]}, and the file belongs to another user"
             hint = f"give `{key}` on the command line, or name a file that you trust in {CONFIG}"
-            raise UsageError(what, where=f"{title}, key {key!r}", hint=hint)
+            raise UsageError(what, option=key, source=f"{title}, key {key!r}", hint=hint)
 
 
 def shown(path: Path) -> str:

@@ -104,7 +104,7 @@ def preset_named(name: str) -> Preset:
     """
     if name not in PRESETS:
         hint = f"{nearest(name, PRESETS)}; `rewriter presets` lists them"
-        raise UsageError(f"unknown preset {name!r}", where="`preset`", hint=hint)
+        raise UsageError(f"unknown preset {name!r}", option="preset", hint=hint)
     return PRESETS[name]
 
 
@@ -127,7 +127,7 @@ def select(
 
     own = preset_named(preset).steps
     chosen = own if passes is None else listed(passes, own)
-    dropped = {find(name.strip(), "`skip`").name for name in skip}
+    dropped = {find(name.strip(), option="skip").name for name in skip}
     steps = [step for step in chosen if step.name not in dropped]
     for step in listed(add):
         same = [at for at, other in enumerate(steps) if other.name == step.name]

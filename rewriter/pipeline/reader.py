@@ -53,28 +53,29 @@ class Text(str):
     __slots__ = ()
 
 
-def read(option: Option, given: Any, where: str = "", *, kind: Any = None, folder: Path | None = None) -> Any:
+def read(option: Option, given: Any, place: str = "", *, kind: Any = None, folder: Path | None = None) -> Any:
     """Returns the value of an option, of its type and checked.
 
     Args:
-        where: The place that set it; "": the option itself.
+        place: The file or variable that set it; "": the option itself.
         kind: The type, where it is not that of texts and files.
         folder: What paths of a file are relative to.
 
     Raises:
-        UsageError: it has another type, or makes no sense; the message names `where`, and what is accepted.
+        UsageError: it has another type, or makes no sense; the message names `place`, and what is accepted.
     """
-    where = where or f"`{option.key}`"
     try:
         given = option.read(given) if option.read and isinstance(given, str) else given
         value = converted(given, kind or option.kind, folder)
         if value is not None:
             _check(option, value)
     except UsageError as error:
-        inside = f" ({error.where})" if error.where and not error.where.startswith("`") else ""
-        raise UsageError(error.what + inside, where=where, hint=error.hint) from error
+        inside = error.source or error.where
+        what = f"{error.what} ({inside})" if inside else error.what
+        raise UsageError(what, option=option.key, source=place, hint=error.hint) from error
     except ValueError as error:
-        raise UsageError(f"it cannot be {shortened(given)}", where=where, hint=str(error)) from error
+        what = f"it cannot be {shortened(given)}"
+        raise UsageError(what, option=option.key, source=place, hint=str(error)) from error
     return value
 
 
@@ -226,9 +227,9 @@ def type_hints(kind: Any) -> Mapping[str, Any]:
     return get_type_hints(kind, localns=later)
 
 
-def unknown(word: str, what: str, where: str, names: Iterable[str]) -> UsageError:
+def unknown(word: str, what: str, source: str, names: Iterable[str]) -> UsageError:
     """The error for an option that is none, with what to use instead."""
-    return UsageError(what, where=where or f"`{word}`", hint=instead(word, names))
+    return UsageError(what, option=word, source=source, hint=instead(word, names))
 
 
 def instead(word: str, names: Iterable[str]) -> str:

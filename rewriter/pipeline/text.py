@@ -32,8 +32,8 @@ def own_passes() -> dict[str, type[Pass]]:
     return {kind.name: kind for kind in ALL}
 
 
-def find(name: str, where: str) -> type[Pass]:
-    """Returns the pass of that name. `where` is the place in which the user wrote it.
+def find(name: str, **place: Any) -> type[Pass]:
+    """Returns the pass of that name. `place`: `where` or `option` of the error.
 
     Raises:
         UsageError: there is none.
@@ -41,14 +41,14 @@ def find(name: str, where: str) -> type[Pass]:
     own = own_passes()
     if name not in own:
         hint = f"{nearest(name, own)}; `rewriter passes` lists them"
-        raise UsageError(f"unknown pass {name!r}", where=where, hint=hint)
+        raise UsageError(f"unknown pass {name!r}", hint=hint, **place)
     return own[name]
 
 
 def require(names: Iterable[str]) -> None:
     """Accepts names of passes."""
     for name in names:
-        find(name, "")
+        find(name)
 
 
 @cache  # evaluating the annotations of all passes costs 30 ms, and every report renders them
@@ -87,7 +87,7 @@ def _steps(text: str) -> Iterator[Pass]:
             hint = 'the form is "pass{option=value other=value},pass"'
             raise UsageError(f"expected a pass, found {text[end:] or 'the end'!r}", where=where, hint=hint)
         name, options, more = match.groups()
-        kind, end = find(name, where), match.end()
+        kind, end = find(name, where=where), match.end()
         yield kind(**_values(kind, options or "", where))
 
 
@@ -136,10 +136,10 @@ def _given(entry: Any) -> Pass:
         entry = entry()
     if not isinstance(entry, (GraphPass, ModelPass)):
         hint = "give names, or objects of classes that derive from GraphPass or ModelPass of rewriter.ir.base"
-        raise UsageError(f"it is no pass: {entry!r}", where="`passes`", hint=hint)
+        raise UsageError(f"it is no pass: {entry!r}", option="passes", hint=hint)
     if not isinstance(getattr(entry, "name", None), str):
-        hint = 'give its class a name: name = "my-pass"'
-        raise UsageError("the pass has no name", where=f"`passes` {type(entry).__name__}()", hint=hint)
+        where, hint = f"{type(entry).__name__}()", 'give its class a name: name = "my-pass"'
+        raise UsageError("the pass has no name", option="passes", where=where, hint=hint)
     try:
         hash(entry)
     except TypeError as error:

@@ -137,5 +137,5 @@ def as_dict(result: ScanResult) -> dict[str, Any]:
 def all_as_dict(results: Sequence[ScanResult], unread: Sequence[RewriterError]) -> dict[str, Any]:
     """Several results as one object, with the errors of models that could not be scanned."""
     counts = {severity: sum(r.count(severity) for r in results) for severity in reversed(SEVERITIES)}
-    errors = [{"where": error.where, "what": error.what, "hint": error.hint} for error in unread]
+    errors = [{"where": error.place or None, "what": error.what, "hint": error.hint} for error in unread]
     return document({"models": [as_dict(result) for result in results], "counts": counts, "unread": errors})

@@ -207,12 +207,12 @@ class TestInputs:
         if link:
             output.hardlink_to(folder / name) if link == "hard" else output.symlink_to(name)
         with pytest.raises(UsageError, match="it would overwrite"):
-            check_extra("`report`", output, inputs)
+            check_extra("report", output, inputs)
 
     def test_a_report_may_lie_in_a_folder_of_samples(self, folder: Path) -> None:
         report = folder / "samples" / "r.json"
         for _ in range(2):
-            check_extra("`report`", report, [folder / "m.onnx", folder / "samples"])
+            check_extra("report", report, [folder / "m.onnx", folder / "samples"])
             report.write_text("{}")
 
     COMMANDS = (

@@ -95,13 +95,13 @@ def test_photographs_may_be_arrays_too(tmp_path: Path) -> None:
 
 
 WRONG: list[Any] = [
-    pytest.param({"ours": 3}, UsageError, "ours=: cannot read samples from an int", id="a number"),
-    pytest.param({"theirs": None}, UsageError, "theirs=: cannot read samples from a NoneType", id="nothing"),
-    pytest.param({"ours": [1, 2]}, UsageError, "ours= sample 0: it is an int without arrays", id="numbers"),
+    pytest.param({"ours": 3}, UsageError, "`ours`: cannot read samples from an int", id="a number"),
+    pytest.param({"theirs": None}, UsageError, "`theirs`: cannot read samples from a NoneType", id="nothing"),
+    pytest.param({"ours": [1, 2]}, UsageError, "`ours` sample 0: it is an int without arrays", id="numbers"),
     pytest.param(
         {"theirs": lambda: 3},
         UsageError,
-        "theirs=: cannot read samples from an int",
+        "`theirs`: cannot read samples from an int",
         id="a function's result",
     ),
     pytest.param({"images": [3]}, UsageError, "`images`: it cannot be 3", id="photographs"),

@@ -56,5 +56,5 @@ def test_what_is_no_hazard_is_refused_with_the_name_of_the_rule() -> None:
     def names(survey: Survey) -> list[str]:
         return [node.name for node in survey.nodes]
 
-    with pytest.raises(UsageError, match=r"`hazards=names`: it yields .* which is no hazard"):
+    with pytest.raises(UsageError, match=r"`hazards` names: it yields .* which is no hazard"):
         held(names)

@@ -73,7 +73,7 @@ WRONG_CALLS = [
     pytest.param(twice(rewriter.locate, mark=1), r"(?s)`mark`.*did you mean `marks`", id="locate"),
     pytest.param(without(rewriter.probe, asks=True), r"(?s)`asks`.*did you mean `ask`", id="probe"),
     pytest.param(
-        without(rewriter.compare_inputs, [{"x": np.ones(1)}], 3), "theirs=: cannot read samples", id="a path"
+        without(rewriter.compare_inputs, [{"x": np.ones(1)}], 3), "`theirs`: cannot read samples", id="a path"
     ),
     pytest.param(wrong(rewriter.fix, max_latency_cost=20), '"20%" is that much more', id="20 of what"),
     pytest.param(wrong(rewriter.fix, inputs=3), "`inputs`: cannot read samples from an int", id="data"),

@@ -462,7 +462,7 @@ BAD_VARIABLES = [
 def test_refuses_and_names_the_variable(tmp_path: Path, variable: str, text: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         loaded(tmp_path, **{variable: text})
-    assert caught.value.where == variable
+    assert caught.value.source == variable
     assert caught.value.hint is not None and hint in caught.value.hint
 
 
@@ -510,17 +510,17 @@ def test_a_switch_is_turned_back_on(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ('preset = "structure-only"\ntolerance = 1e-3', "rewriter.toml, key 'tolerance': no plan is needed"),
-        ('report = "gone/r.json"', "gone/r.json: its folder does not exist"),
+        ('report = "gone/r.json"', "rewriter.toml, key 'report' {}/gone/r.json: its folder does not exist"),
+        ('metric = "gone.py:f"\ntolerance = 1e-3', "rewriter.toml, key 'metric' gone.py: no such file"),
+        ("[input-shapes]\nx = [8]", "rewriter.toml, key 'input-shapes' x:8: it must have 2 axes"),
+        ("[max-shapes]\nz = [8]", "rewriter.toml, key 'max-shapes': the model has no input 'z'"),
     ],
-    ids=["an option", "a report that cannot be written"],
+    ids=["an option", "a report that cannot be written", "a part of the value", "a shape", "one of several"],
 )
-def test_an_error_about_an_option_names_the_file_that_set_it(
-    model: Path, tmp_path: Path, text: str, words: str
-) -> None:
+def test_an_error_about_an_option_names_its_file(model: Path, tmp_path: Path, text: str, words: str) -> None:
     own(tmp_path, text)
     code, _, error = quick("fix", model, "--dry-run")
-    assert code == 2
-    assert "rewriter.toml, key" in error and words in error
+    assert code == 2 and "error: " + words.format(tmp_path) in error
 
 
 def test_a_contradiction_with_a_plan_names_the_file_that_set_it(model: Path, tmp_path: Path) -> None:

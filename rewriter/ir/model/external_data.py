@@ -45,11 +45,9 @@ def map_external(tensor: onnx.TensorProto, model: Path | None, opened: dict[Path
     """
     where = f"{model or 'model'}: initializer {tensor.name!r}"
     if model is None:
-        raise ModelError(
-            "its data is in an external file, and a ModelProto does not say where",
-            where=where,
-            hint="pass the path of the model instead, or load it with its data",
-        )
+        what = "its data is in an external file, and a ModelProto does not say where"
+        hint = "pass the path of the model instead, or load it with its data"
+        raise ModelError(what, where=where, hint=hint)
     check_tensor(tensor, where)
     needed, entries = byte_size(tensor), _entries(tensor)
     if needed is None:
@@ -80,22 +78,17 @@ def _file(location: str, model: Path, where: str) -> Path:
     The second is the layout of download caches: a folder of links to files that lie side by side.
     """
     if Path(location).is_absolute() or ".." in Path(location).parts:
-        raise ModelError(
-            f"external data outside the model's folder: {location}",
-            where=where,
-            hint="put the file beside the model, and save the model with its name alone",
-        )
+        hint = "put the file beside the model, and save the model with its name alone"
+        raise ModelError(f"external data outside the model's folder: {location}", where=where, hint=hint)
     file, shown = model.parent / location, location if len(location) <= 255 else f"{location[:60]}..."
     if not _exists(file):
         hint = f"put it beside the model, in {model.parent}"
         raise ModelError(f"external data file {shown!r} is missing", where=where, hint=hint)
     folders = (os.path.realpath(model.parent), Path(os.path.realpath(model)).parent)
     if not any(Path(os.path.realpath(file)).is_relative_to(folder) for folder in folders):
-        raise ModelError(
-            f"external data file {location!r} is a link out of the model's folder, to {file.resolve()}",
-            where=where,
-            hint="put the file itself beside the model, if you trust the link",
-        )
+        what = f"external data file {location!r} is a link out of the model's folder, to {file.resolve()}"
+        hint = "put the file itself beside the model, if you trust the link"
+        raise ModelError(what, where=where, hint=hint)
     return file
 
 

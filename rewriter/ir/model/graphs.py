@@ -139,11 +139,9 @@ def topological(
                 done.add(id(node))
                 order.append(node)
         elif id(node) in waited:
-            raise ModelError(
-                f"its result is computed from itself, through {waiting[0].name or waiting[0].op_type!r}",
-                where=f"{where}: node {node.name or node.op_type!r}",
-                hint="export the model again: a graph has no cycles",
-            )
+            what = f"its result is computed from itself, through {waiting[0].name or waiting[0].op_type!r}"
+            hint = "export the model again: a graph has no cycles"
+            raise ModelError(what, where=f"{where}: node {node.name or node.op_type!r}", hint=hint)
         else:
             waited.add(id(node))
             stack.extend(reversed(waiting))

@@ -61,11 +61,9 @@ def check(model: Model) -> None:
             value.type.tensor_type.shape.SetInParent()  # the checker wants one, and compares it with nothing
     problem = guarded(_problem, proto, doing="the check of the graph", path=model.path)
     if problem is not None:
-        raise ModelError(
-            f"the graph is invalid: {problem}",
-            where=str(model.path) if model.path else None,
-            hint="export the model again, or mend the graph that the message names",
-        )
+        what = f"the graph is invalid: {problem}"
+        hint = "export the model again, or mend the graph that the message names"
+        raise ModelError(what, where=str(model.path) if model.path else None, hint=hint)
 
 
 def _problem(proto: onnx.ModelProto) -> str | None:

@@ -84,11 +84,8 @@ def check_model_output(path: Path) -> None:
         OutputError: it is a device or a pipe, or is named as another kind of file.
     """
     if kind := special(path):
-        raise OutputError(
-            f"it is {kind}, and a model is written to a file",
-            where=str(path),
-            hint="name a file; `dry-run` does everything and writes no model",
-        )
+        hint = "name a file; `dry-run` does everything and writes no model"
+        raise OutputError(f"it is {kind}, and a model is written to a file", where=str(path), hint=hint)
     if path.suffix.lower() not in ENDINGS:
         hint = f"name it {path.stem}.onnx; TensorRT's own tools build the engine from it"
         raise OutputError("a model is written as ONNX", where=str(path), hint=hint)
@@ -127,11 +124,9 @@ def _reporting_failure(what: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(
-            f"cannot write {what}: {error.strerror or error}",
-            where=str(path),
-            hint="check the folder, its permissions and the free space",
-        ) from error
+        what = f"cannot write {what}: {error.strerror or error}"
+        hint = "check the folder, its permissions and the free space"
+        raise OutputError(what, where=str(path), hint=hint) from error
 
 
 def from_json(text: str) -> Any:

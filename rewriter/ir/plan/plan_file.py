@@ -153,7 +153,7 @@ def given_plan(
     }
     for option in (name.replace("_", "-") for name, value in contradicts.items() if value):
         hint = "leave it out, or edit the plan"
-        raise UsageError("it contradicts the plan", where=f"`{option}`", hint=hint)
+        raise UsageError("it contradicts the plan", option=option, hint=hint)
     return given
 
 
@@ -211,6 +211,5 @@ def _refusing(field: str, where: str, what: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(
-            what, where=f"{where}: {field}", hint=f"correct it, or leave it out: {error}"
-        ) from error
+        hint = f"correct it, or leave it out: {error}"
+        raise UsageError(what, where=f"{where}: {field}", hint=hint) from error

@@ -81,19 +81,17 @@ def _job(
         }
         if (option := next((name for name, given in needing.items() if given), None)) is not None:
             hint = "the pipeline has no mixed-precision pass"
-            raise UsageError("no plan is needed", where=f"`{option}`", hint=hint)
+            raise UsageError("no plan is needed", option=option, hint=hint)
     deployed = deployment(
         request.engine, request.plugin_lib, request.min_shapes, request.opt_shapes, request.max_shapes
     )
     if weak and typed:
         what = "with `weak-typing` the file stays FP32"
-        raise UsageError(what, where="`io`", hint="leave one of the two out")
+        raise UsageError(what, option="io", hint="leave one of the two out")
     if weak and not target.weakly_typed:
-        raise UsageError(
-            f"{target} has strongly typed networks alone, which take no precisions of layers",
-            where="`weak-typing`",
-            hint="omit it: the model's types hold there; for TensorRT 8 to 10, name one with `target`",
-        )
+        what = f"{target} has strongly typed networks alone, which take no precisions of layers"
+        hint = "omit it: the model's types hold there; for TensorRT 8 to 10, name one with `target`"
+        raise UsageError(what, option="weak-typing", hint=hint)
     limit = goal if isinstance(goal, ErrorLimit) else None
     lowering = next((step for step in steps if isinstance(step, MixedPrecision)), MixedPrecision())
     job = FixJob(
@@ -153,14 +151,14 @@ def _goal(request: FixOptions, plan: Plan | None, preset: Preset, *, lowers: boo
     if tolerance is None and cost is None:
         own = preset.choose("max_latency_cost")
         return None if own is None or plan is not None or not lowers else Budget(own, metric)
-    option = "`tolerance`" if tolerance is not None else "`max-latency-cost`"
+    option = "tolerance" if tolerance is not None else "max-latency-cost"
     if plan is not None:
-        raise UsageError("the plan is given", where=option, hint="leave one of the two out")
+        raise UsageError("the plan is given", option=option, hint="leave one of the two out")
     if tolerance is None:
         assert cost is not None
         return Budget(cost, metric)
     if cost is not None:
-        raise UsageError("one goal at a time", where=option, hint="or leave out `max-latency-cost`")
+        raise UsageError("one goal at a time", option=option, hint="or leave out `max-latency-cost`")
     if tolerance < 0 and not measure.least:
-        raise UsageError(f"it cannot be {tolerance}", where=option, hint="such as 1e-3")
+        raise UsageError(f"it cannot be {tolerance}", option=option, hint="such as 1e-3")
     return ErrorLimit(tolerance, metric)

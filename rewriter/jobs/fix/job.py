@@ -50,7 +50,7 @@ class Phases:
             if Stage.STRUCTURE < second.stage < first.stage:
                 hint = f"name {first.name} after {second.name}"
                 what = f"{first.name} has to follow {second.name}"
-                raise UsageError(what, where="`passes`", hint=hint)
+                raise UsageError(what, option="passes", hint=hint)
         bounds = [len(steps)]
         for stage in (Stage.LOWERING, Stage.RANGES):
             places = (place for place, step in enumerate(steps[: bounds[0]]) if step.stage is stage)

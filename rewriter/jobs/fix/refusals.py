@@ -26,7 +26,7 @@ ZERO_POINT = 2
 """Place of the zero point among their inputs."""
 
 
-def refuse_unknown_names(model: Model, patterns: Sequence[str], option: str = "`keep-fp32`") -> None:
+def refuse_unknown_names(model: Model, patterns: Sequence[str], option: str = "keep-fp32") -> None:
     """Refuses patterns of an option that fit no node or output of the model.
 
     A pass names its nodes below those of the model, as in `/mix/Split`: such a pattern is not refused.
@@ -40,7 +40,7 @@ def refuse_unknown_names(model: Model, patterns: Sequence[str], option: str = "`
         above = pattern.rpartition("/")[0]
         if not any(fnmatchcase(name, p) for p in (pattern, above) if p for name in names):
             hint = f"there are {near_names(pattern, map(label, nodes))}"
-            raise UsageError(f"no node has the name {pattern!r}", where=option, hint=hint)
+            raise UsageError(f"no node has the name {pattern!r}", option=option, hint=hint)
 
 
 def refuse_unknown_ports(model: Model, io: InputsOutputs) -> None:
@@ -54,7 +54,7 @@ def refuse_unknown_ports(model: Model, io: InputsOutputs) -> None:
     for pattern, _ in io_parts(io):
         if pattern and not any(fnmatchcase(name, pattern) for name in floats):
             hint = f"there are {near_names(pattern, floats)}"
-            raise UsageError(f"no float input or output has the name {pattern!r}", where="`io`", hint=hint)
+            raise UsageError(f"no float input or output has the name {pattern!r}", option="io", hint=hint)
 
 
 def declare_plugins(model: Model, texts: Iterable[str]) -> None:
@@ -94,7 +94,7 @@ def _refuse_kinds(node: NodeProto, ports: PortTypes, scope: Mapping[str, TensorF
             if dtype and not fits:
                 what = f"{name} of {label(node)} is {own}, not {kind}"
                 hint = "only floats can be exchanged for one another"
-                raise UsageError(what, where="`plugin-types`", hint=hint)
+                raise UsageError(what, option="plugin-types", hint=hint)
 
 
 def _refuse_ports(model: Model, op: str, ports: PortTypes, nodes: Sequence[NodeProto]) -> None:
@@ -110,7 +110,7 @@ def _refuse_ports(model: Model, op: str, ports: PortTypes, nodes: Sequence[NodeP
             what = f"{op} has {sizes[0]} inputs and {sizes[1]} outputs"
             hint = f"{len(ports.inputs)} and {len(ports.outputs)} types are given"
     if what:
-        raise UsageError(what, where="`plugin-types`", hint=hint)
+        raise UsageError(what, option="plugin-types", hint=hint)
 
 
 def near_names(name: str, present: Iterable[str]) -> str:

@@ -174,7 +174,7 @@ def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subje
         original = load(job.source)
         declare_plugins(original, job.wish.plugin_types)
         refuse_unknown_names(original, job.wish.keep_nodes)
-        refuse_unknown_names(original, job.wish.lower.nodes, "`lower`")
+        refuse_unknown_names(original, job.wish.lower.nodes, "lower")
         refuse_unknown_ports(original, job.wish.io)
         if request.verify and not job.deployment.plugins:  # a plugin may stand in for any operator
             refuse_unbuildable(original)

@@ -13,7 +13,7 @@ from rewriter.runtime.engines.tensor_files import Shape, Span
 from rewriter.runtime.engines.this_machine import AUTO, Choice
 
 Shapes = Mapping[str, Sequence[int]]
-PROFILE = "`min-shapes`, `opt-shapes`, `max-shapes`"
+PROFILE = ("min-shapes", "opt-shapes", "max-shapes")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def deployment(
     libraries = tuple(Path(path).resolve() for path in plugin_lib)
     for path in libraries:
         if not path.is_file():
-            raise UsageError(f"no such file: {path}", where="`plugin-lib`", hint="name a .so or .dll")
+            raise UsageError(f"no such file: {path}", option="plugin-lib", hint="name a .so or .dll")
     return Deployment(engine, libraries, dict(_spans(min_shapes or {}, opt_shapes or {}, max_shapes or {})))
 
 
@@ -63,11 +63,9 @@ def _spans(low: Shapes, usual: Shapes, high: Shapes) -> Iterator[tuple[str, Span
             a <= b <= c for a, b, c in zip(*span, strict=True)
         )
         if not ordered:
-            raise UsageError(
-                f"the shapes of {name!r} are not in order: {', '.join(map(shown, span))}",
-                where=PROFILE,
-                hint="each axis: smallest, usual and largest size, of one rank",
-            )
+            what = f"the shapes of {name!r} are not in order: {', '.join(map(shown, span))}"
+            hint = "each axis: smallest, usual and largest size, of one rank"
+            raise UsageError(what, option=PROFILE, hint=hint)
         yield name, span
 
 

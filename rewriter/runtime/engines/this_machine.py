@@ -70,7 +70,7 @@ def choose(engine: str = AUTO) -> Choice:
                     raise problem
                 return Choice(name)
         names = ", ".join(ENGINES)
-        raise UsageError(f"there is no engine {engine!r}", where="`engine`", hint=f"one of {names}")
+        raise UsageError(f"there is no engine {engine!r}", option="engine", hint=f"one of {names}")
     if gpu() is None:
         return Choice(None, ("there is no NVIDIA driver here, or it sees no GPU",))
     reasons: list[str] = []

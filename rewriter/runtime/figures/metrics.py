@@ -60,8 +60,8 @@ def per_output(of: Callable[[Pair], float], *, least: bool = False) -> Metric:
     return metric
 
 
-def of_the_user(function: Callable[[Outputs, Outputs], Any], where: str) -> Metric:
-    """Wraps a function of the user's that maps the two dicts of arrays to a number.
+def of_the_user(function: Callable[[Outputs, Outputs], Any], name: str) -> Metric:
+    """Wraps the function `name` of the user's, which maps the two dicts of arrays to a number.
 
     If the function has a true attribute `least`, more is better and the tolerance is a lower limit. NaN is
     the worst value there is.
@@ -76,7 +76,7 @@ def of_the_user(function: Callable[[Outputs, Outputs], Any], where: str) -> Metr
         except Exception as error:
             text = f"the function fails: {type(error).__name__}: {error}"
             hint = "it gets two dicts of arrays, the original's outputs and the result's, and returns a float"
-            raise UsageError(text, where=where, hint=hint) from error
+            raise UsageError(text, option="metric", where=name, hint=hint) from error
         return metric.failed if math.isnan(value) else value
 
     metric = Metric(worst, bool(getattr(function, "least", False)))
@@ -135,12 +135,12 @@ def named(name: str) -> Metric:
     place, colon, attribute = name.rpartition(":")
     if not (place and colon and attribute):
         hint = f"{nearest(name, METRICS)}, or name a function: file.py:function"
-        raise UsageError(f"it cannot be {name!r}", where="`metric`", hint=hint)
+        raise UsageError(f"it cannot be {name!r}", option="metric", hint=hint)
     function = _names_in(place).get(attribute)
     if not callable(function):
         hint = f"define `def {attribute}(expected, actual) -> float` there"
-        raise UsageError(f"{place} has no function {attribute}", where="`metric`", hint=hint)
-    return of_the_user(function, f"`metric={name}`")
+        raise UsageError(f"{place} has no function {attribute}", option="metric", hint=hint)
+    return of_the_user(function, name)
 
 
 def _names_in(place: str) -> Mapping[str, Any]:
@@ -148,7 +148,7 @@ def _names_in(place: str) -> Mapping[str, Any]:
     try:
         return runpy.run_path(place) if place.endswith(".py") else vars(importlib.import_module(place))
     except FileNotFoundError as error:
-        raise UsageError("there is no such file", where=f"`metric={place}`", hint="check the path") from error
+        raise UsageError("no such file", option="metric", where=place, hint="check the path") from error
     except Exception as error:
         text = f"it cannot be imported: {type(error).__name__}: {error}"
-        raise UsageError(text, where=f"`metric={place}`", hint="does it import by itself?") from error
+        raise UsageError(text, option="metric", where=place, hint="does it import by itself?") from error

@@ -48,9 +48,9 @@ def load_samples(
     ports = {port.name: port for port in model.signature.inputs}
     for name, span in profile.items():
         if name not in ports:
-            raise no_such_input(name, ports, PROFILE)
+            raise no_such_input(name, ports, option=PROFILE)
         for shape in span:
-            check_shape(shape, ports[name], {}, f"{PROFILE}: input {name!r}")
+            check_shape(shape, ports[name], {}, option=PROFILE, where=f"for input {name!r}")
     if inputs is not None:
         samples = read_samples(inputs, model, image_preprocess)
     else:
@@ -64,9 +64,8 @@ def _check_spans(spans: Mapping[str, Span], profile: Mapping[str, Span]) -> None
     for name, (least, _, most) in profile.items():
         for shape in (spans[name][0], spans[name][2]) if name in spans else ():
             if not all(low <= size <= high for low, size, high in zip(least, shape, most, strict=True)):
-                raise UsageError(
-                    f"input {name!r} is {shown(shape)} in the data, and the profile goes from "
-                    f"{shown(least)} to {shown(most)}",
-                    where=PROFILE,
-                    hint="widen it, or give data of its sizes",
+                sizes = (
+                    f"{shown(shape)} in the data, and the profile goes from {shown(least)} to {shown(most)}"
                 )
+                hint = "widen it, or give data of its sizes"
+                raise UsageError(f"input {name!r} is {sizes}", option=PROFILE, hint=hint)

@@ -21,7 +21,7 @@ from rewriter.runtime.inputs.samples import Sample
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 
-OPTION = "`image-preprocess`"
+OPTION = "image-preprocess"
 EXAMPLE = "size=256,crop=224,scale=255,mean=0.485:0.456:0.406,std=0.229:0.224:0.225"
 
 
@@ -63,11 +63,11 @@ class Preprocessing:
             name, equals, value = part.partition("=")
             if name not in names or not equals:
                 hint = did_you_mean(name, names) or f"there are {', '.join(names)}; such as {EXAMPLE}"
-                raise UsageError(f"there is no step {part!r}", where=OPTION, hint=hint)
+                raise UsageError(f"there is no step {part!r}", option=OPTION, hint=hint)
             try:
                 values[name] = _value(name, value.strip())
             except ValueError as error:
-                raise UsageError(f"{name} cannot be {value!r}", where=OPTION, hint=str(error)) from error
+                raise UsageError(f"{name} cannot be {value!r}", option=OPTION, hint=str(error)) from error
         return cls(**values)
 
 
@@ -146,7 +146,7 @@ def prepared(path: Path, port: Port, steps: Preprocessing) -> Array:
     size = steps.size or (shape[1:3] if channels_last else shape[2:4])
     if len(size) != 2 or not all(isinstance(side, int) for side in size):
         what = "the model does not fix the size of its image"
-        raise InputsError(what, where=str(path), hint=f"add size=640 to {OPTION}")
+        raise InputsError(what, where=str(path), hint=f"add size=640 to `{OPTION}`")
     pixels = np.asarray(_framed(image, size, steps), np.float32)
     if steps.order == "BGR":
         pixels = pixels[..., ::-1]

@@ -43,10 +43,10 @@ def random_samples(
     ports = {port.name: port for port in model.signature.inputs}
     bound: dict[str, tuple[int, str]] = {}
     for name, shape in (input_shapes or {}).items():
-        where = f"`input-shapes={name}:{'x'.join(map(str, shape))}`"
+        place = {"option": "input-shapes", "where": f"{name}:{'x'.join(map(str, shape))}"}
         if name not in ports:
-            raise no_such_input(name, ports, where)
-        check_shape(tuple(shape), ports[name], bound, where)
+            raise no_such_input(name, ports, **place)
+        check_shape(tuple(shape), ports[name], bound, **place)
     shapes_of, chosen = input_shapes or {}, dict[str, int]()
     named = {dim: size for dim, (size, _) in bound.items()}
     shapes = {name: tuple(shapes_of.get(name) or _shape(port, named, chosen)) for name, port in ports.items()}

@@ -52,7 +52,7 @@ def read_samples(data: Any, model: Model, image_preprocess: str | None = None) -
     path = str(data) if isinstance(data, (str, os.PathLike)) else ""
     steps = (image_preprocess or "") if path and Path(path).is_dir() else ""
     if image_preprocess and not steps:
-        more = (*more, f"{OPTION} is for a folder of photographs, and changes nothing here")
+        more = (*more, f"`{OPTION}` is for a folder of photographs, and changes nothing here")
     text = f"{count(len(samples), 'sample')} from {origin}" + (f" ({steps})" if steps else "")
     notes = [*notes, *more]
     return Samples(model.signature, samples, text, real=True, notes=notes, path=path, preprocess=steps)
@@ -78,8 +78,8 @@ def _read(
     holds = isinstance(data, (str, os.PathLike, Iterable)) or is_array(data) or is_data_set
     if not holds or isinstance(data, (bytes, bytearray)):
         what = f"cannot read samples from {article(type(data).__name__)}"
-        where = "`inputs`" if ports is not None else None
-        raise UsageError(what, where=where, hint=f"give {FORMATS}; arrays, dicts of arrays, or a data loader")
+        hint = f"give {FORMATS}; arrays, dicts of arrays, or a data loader"
+        raise UsageError(what, option="inputs", hint=hint)
     if isinstance(data, (str, os.PathLike)):
         samples, origin, notes = _of_path(Path(data), ports, image_preprocess), str(data), list[str]()
     else:
@@ -183,7 +183,7 @@ def _of_folder(folder: Path, ports: Sequence[Port]) -> list[Sample]:
         hint = "save what your program feeds the model with np.savez"
         shapes = [port.shape for port in ports if port.shape and len(port.shape) == 4]
         if any(3 in (shape[1], shape[3]) or not isinstance(shape[1], int) for shape in shapes):
-            hint = f"add {OPTION} with the steps of your training; ImageNet's are '{EXAMPLE}'; or {hint}"
+            hint = f"add `{OPTION}` with the steps of your training; ImageNet's are '{EXAMPLE}'; or {hint}"
     raise InputsError(what, where=str(folder), hint=hint)
 
 

@@ -133,7 +133,7 @@ def checked(feeds: Any, ports: Mapping[str, Port], where: str) -> dict[str, Arra
         raise InputsError(f"a sample is {article(type(feeds).__name__)}, not a dict", where=where, hint=hint)
     for name in feeds:
         if name not in ports:
-            raise no_such_input(str(name), ports, where)
+            raise no_such_input(str(name), ports, where=where)
     bound: dict[str, tuple[int, str]] = {}
     arrays = {}
     for name, port in ports.items():
@@ -142,15 +142,15 @@ def checked(feeds: Any, ports: Mapping[str, Port], where: str) -> dict[str, Arra
             raise InputsError(what, where=where, hint="every sample needs " + _listed(ports))
         place = f"{where}: input {name!r}"
         array = _as_array(feeds[name], port, place)
-        check_shape(array.shape, port, bound, place)
+        check_shape(array.shape, port, bound, where=place)
         arrays[name] = _typed(array, port, place)
     return arrays
 
 
-def no_such_input(name: str, ports: Mapping[str, Port], where: str) -> InputsError:
-    """The error for a name that no input has, with the closest name."""
+def no_such_input(name: str, ports: Mapping[str, Port], **place: Any) -> InputsError:
+    """The error, with `where` or `option` in `place`, for a name that no input has; and the closest name."""
     text = "; ".join(filter(None, (f"the model has no input {name!r}", did_you_mean(name, ports))))
-    return InputsError(text, where=where, hint="its inputs are " + _listed(ports))
+    return InputsError(text, hint="its inputs are " + _listed(ports), **place)
 
 
 def _listed(ports: Mapping[str, Port]) -> str:
@@ -214,8 +214,8 @@ def _require_finite(array: Array, name: str, number: int, where: str) -> None:
     raise InputsError(what, where=f"{where}: input {name!r}", hint=hint)
 
 
-def check_shape(shape: tuple[int, ...], port: Port, bound: dict[str, tuple[int, str]], where: str) -> None:
-    """Checks a shape against the declared one.
+def check_shape(shape: tuple[int, ...], port: Port, bound: dict[str, tuple[int, str]], **place: Any) -> None:
+    """Checks a shape against the declared one; `place` is `where` and `option` of the error.
 
     Args:
         bound: Named dimensions of this sample so far, with the input that each comes from; extended.
@@ -229,13 +229,13 @@ def check_shape(shape: tuple[int, ...], port: Port, bound: dict[str, tuple[int, 
     hint = f"its shape in the model is {declared}"
     if len(shape) != len(port.shape):
         what = f"it must have {len(port.shape)} axes, not {len(shape)} {list(shape)}"
-        raise InputsError(what, where=where, hint=hint)
+        raise InputsError(what, hint=hint, **place)
     for axis, (size, dim) in enumerate(zip(shape, port.shape, strict=True)):
         if isinstance(dim, int) and size != dim:
-            raise InputsError(f"axis {axis} must be {dim}, not {size} {list(shape)}", where=where, hint=hint)
+            raise InputsError(f"axis {axis} must be {dim}, not {size} {list(shape)}", hint=hint, **place)
         if isinstance(dim, str):
             first, owner = bound.setdefault(dim, (size, port.name))
             if first != size:
                 what = f"axis {axis} ({dim}) is {size}, but {dim} is {first} in {owner!r}"
                 hint = f"axes called {dim} have one size in a sample"
-                raise InputsError(what, where=where, hint=hint)
+                raise InputsError(what, hint=hint, **place)
