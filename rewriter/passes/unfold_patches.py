@@ -10,7 +10,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.ir.base import Change, Context, Event, Exactness, Kept, Requires, WeightPass, refused
-from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph import GraphEditor, attribute, is_op, label
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.weights import NewWeights, Replacement
 from rewriter.ir.model.tensors import Shape
@@ -50,6 +50,7 @@ class UnfoldPatches(WeightPass):
         - sizes that are unknown, or that the windows do not divide: Conv drops the remainder
         - padding, dilation, groups
         - a Conv of more than 3 spatial axes
+        - 8 channels before a Relu (docs/findings.md, `narrow-product-relu`)
     """
 
     channels: int = IMAGE_CHANNELS
@@ -85,8 +86,7 @@ class UnfoldPatches(WeightPass):
             windows = windows_of(graph, node)
             if windows is None or not self._accepts(windows):
                 continue
-            reason = _reason_against(graph, node, windows, context.kept)
-            refusal = refused(node, "it stays a Conv", reason)
+            refusal = refused(node, "it stays a Conv", _reason_against(graph, node, windows, context.kept))
             unfolding = _Unfolding(graph, node, "unfolded", windows=windows, weights=weights)
             yield refusal or unfolding.write(context.kept)
 
@@ -111,6 +111,8 @@ def _reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept:
         return f"TensorRT cannot transpose patches of {len(windows.kernel)} spatial axes"
     if attribute(node, "auto_pad", "NOTSET") == "NOTSET" and any(attribute(node, "pads", [0])):
         return "it pads"
+    if windows.out == 8 and any(is_op(reader, "Relu") for reader in graph.consumers(node.output[0])):
+        return "TensorRT-RTX has a wrong kernel for a product of 8 columns with a Relu"
     return reason_against(graph, node, windows, kept)  # without a remainder, auto_pad pads nothing
 
 
@@ -181,9 +183,7 @@ class _Unfolding(Replacement):
 def _channels_last(
     graph: GraphEditor, conv: NodeProto, counts: tuple[int, ...], channels: int, kept: Kept
 ) -> NodeProto | None:
-    """Returns the Transpose that alone brings the result to [N, L, O] or [N, *counts, O]; shape readers
-    aside.
-    """
+    """Returns the Transpose that alone brings the result to [N, L, O] or [N, *counts, O], Shape aside."""
     result = conv.output[0]
     readers = [n for n in graph.consumers(result) if n.op_type != "Shape"]
     if len(readers) != 1:
