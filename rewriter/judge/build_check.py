@@ -14,7 +14,7 @@ from rewriter.ir.graph import is_op
 from rewriter.ir.graph.ops import NORMS
 from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.model.schemas import logical_name
-from rewriter.judge.verdict import ADVICE, ORIGINAL, Check, log_lines
+from rewriter.judge.verdict import ORIGINAL, Check, log_lines
 from rewriter.runtime.engines.build import (
     NORM_IN_FP16,
     BuildOptions,
@@ -133,7 +133,8 @@ def _built(
     except EngineError as error:
         named = error.where in [str(plugin) for plugin in options.plugins]  # a plugin that was to be used
         summary = f"not built: {error.what}" + (f" ({error.where})" if error.where else "")
-        check = Check("build", False if named else None, summary, details=_advice(error.hint))
+        details, advice = _advice(error.hint), error.hint or ""
+        check = Check("build", False if named else None, summary, details=details, advice=advice)
     return replace(check, seconds=time.perf_counter() - start)
 
 
@@ -169,7 +170,7 @@ def _plain(shape: Iterable[int]) -> Shape:
 
 
 def _advice(hint: str | None) -> tuple[str, ...]:
-    return (f"{ADVICE}{hint}",) if hint else ()
+    return (f"what to do: {hint}",) if hint else ()
 
 
 def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
@@ -180,8 +181,8 @@ def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
     if _is_lacking(report):
         passed, details = None, (*details, "another TensorRT, or this one on a GPU, may build it")
     built = report.engine_bytes is not None
-    summary = _summary(report, len(faults), passed)
-    return Check("build", passed, summary, details=details, built=built, refused=_refused(report))
+    summary, refused = _summary(report, len(faults), passed), _refused(report)
+    return Check("build", passed, summary, details=details, built=built, refused=refused, advice=report.hint)
 
 
 def _refused(report: BuildReport) -> tuple[tuple[str, str], ...]:
@@ -207,9 +208,7 @@ def _refusals(report: BuildReport) -> Iterator[str]:
     """Yields the reasons of the parser or the builder for building no engine."""
     yield from map(str, report.parser_errors)
     if report.parsed and report.engine_bytes is None and not report.obstacle:
-        yield from (f"builder: {message}" for message in report.errors[-LISTED:])
-        if not report.errors:
-            yield "builder: no engine, and no error message"
+        yield from report.errors[-LISTED:] or ["no engine, and no error message"]
 
 
 def _is_lacking(report: BuildReport) -> bool:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from rewriter.ir.model import Model
 from rewriter.judge.expected import Outputs, selects_rows
-from rewriter.judge.verdict import ADVICE, Check, MetricValue, log_lines
+from rewriter.judge.verdict import Check, MetricValue, log_lines
 from rewriter.runtime.engines.protocol import EngineOutcome, Latency
 from rewriter.runtime.figures.metrics import Metric, named
 from rewriter.runtime.figures.outputs import (
@@ -163,7 +163,7 @@ def run_check(
     for outcome in failed:
         details.append(f"build {outcome.build}: {outcome.status}: {outcome.problem}")
         details += log_lines(outcome.log) if outcome.status in ("crashed", "timeout") else ()
-        details += [f"{ADVICE}{outcome.hint}"] if outcome.hint else []
+        details += [f"what to do: {outcome.hint}"] if outcome.hint else []
     where = next((outcome for outcome in outcomes if outcome.ran), outcomes[0])
     check = Check(
         "run",
@@ -177,6 +177,7 @@ def run_check(
         value=judged.value(tolerance),
         rounds=judged.rounds,
         device=where.device,
+        advice=next((outcome.hint for outcome in failed if outcome.hint), ""),
     )
     if judged.error is not None:
         summary = f"{where.library} on {where.device}: {check.error_words(judged.allowed)}"

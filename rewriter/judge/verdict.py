@@ -27,9 +27,6 @@ Excuse = Literal["", "conditioning", "as-fp32"]
 """Why an error beyond the tolerance passes: the network's own sums move its result that far in another order,
 or its own FP32 engine errs as much."""
 
-ADVICE = "what to do: "
-"""Beginning of the detail of a check that says what to do about it."""
-
 CPU = "CPU"
 """Device of an engine that needs no GPU."""
 
@@ -76,6 +73,7 @@ class Check:
         built: True if there is an engine, whatever is wrong with it; None if no build was tried.
         refused: Name and operator of the nodes that the parser refused.
         worst: The nodes that add most of a failed emulation's error, largest first.
+        advice: What to do about a build or run that failed; `details` has it, too.
     """
 
     name: str
@@ -95,6 +93,7 @@ class Check:
     built: bool | None = None
     refused: tuple[tuple[str, str], ...] = ()
     device: str = ""
+    advice: str = ""
 
     @property
     def place(self) -> str:

@@ -29,9 +29,6 @@ from rewriter.runtime.figures.outputs import OutputComparison
 CAUSES, WARNINGS, REPAIRS = 4, 3, 3
 """Lines of each kind without `-v`."""
 
-SHARE = "share of differing elements"
-"""Unit of the error of an output that holds no floats."""
-
 
 def print_result(result: FixResult, out: Console, *, verbosity: int = 0) -> None:
     """Print the result, and the next command; see `print_report`."""
@@ -96,13 +93,12 @@ def _error(result: FixResult) -> Iterator[Row]:
     worst = _worst(check.outputs)
     how = f"run {check.place}" if check.name == "run" else "emulated"
     of = f"{worst.name}, the worst of {len(check.outputs)} outputs" if len(check.outputs) > 1 else worst.name
-    unit = SHARE if worst.note.endswith(SHARE) else "relative L2"
     places = [one.sample for one in check.statistics if one.name == worst.name and result.judged > 1]
     of += "".join(f" in {checks.sample_name(result.data, place)}" for place in places[:1])
     allowed = f"{'' if worst.passed else 'NOT '}within {figure(worst.tolerance)}"
     if worst.passed and worst.fair_text:
         allowed = f"beyond {figure(worst.tolerance)}, but fair"
-    yield "Error", f"{_before(result, worst)}{checks.size(worst)}, {allowed} ({unit} of {of}; {how})"
+    yield "Error", f"{_before(result, worst)}{checks.size(worst)}, {allowed} ({worst.unit} of {of}; {how})"
     yield from (("", output.fair_text) for output in check.outputs if output.fair_text)
 
 

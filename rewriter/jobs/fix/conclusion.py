@@ -10,7 +10,7 @@ from typing import Literal
 from rewriter.ir.base import Stage
 from rewriter.jobs.fix.attempt import Attempt, Result
 from rewriter.jobs.fix.job import FixJob
-from rewriter.judge.verdict import ADVICE, GOALS, ORIGINAL, Check, Verdict, deciding
+from rewriter.judge.verdict import GOALS, ORIGINAL, Check, Verdict, deciding
 from rewriter.pipeline.presets import preset_named
 from rewriter.pipeline.text import own_passes
 from rewriter.runtime.figures.tolerances import precision_of
@@ -59,7 +59,7 @@ def conclude(job: FixJob, result: Result) -> Conclusion:
     ended = partial(Conclusion, remarks=tuple(_remarks(job, result)), lowered=lowered)
     original = next((check for check in checks if check.name == ORIGINAL), None)
     if original is not None and original.passed is False:
-        reason = next(iter(original.details), original.summary).removeprefix("builder: ")
+        reason = next(iter(original.details), original.summary)
         without = "".join(f", or without {name or op}" for name, op in original.refused[:1])
         return ended(
             "unbuildable",
@@ -109,7 +109,7 @@ def _reasons(job: FixJob, result: Result) -> Iterator[tuple[str, str]]:
     if "build" in by_name:
         if any(one.name == ORIGINAL and one.passed for one in done):
             yield "TensorRT builds the original, but not the fixed file: a pass broke it", _leave_out(attempt)
-        remedy = _advice(by_name["build"]) or "the details of the check name it"
+        remedy = by_name["build"].advice or "the details of the check name it"
         yield f"TensorRT does not build the fixed file: {by_name['build'].summary}", remedy
     check = deciding(attempt.failed)
     if check is not None:
@@ -127,12 +127,6 @@ def _leave_out(attempt: Attempt) -> str:
     return f"leave out one of the passes that changed it ({', '.join(changed)}) with `skip`{report}"
 
 
-def _advice(check: Check) -> str:
-    """The first advice in the details of a check; "" if there is none."""
-    lines = (line for line in check.details if line.startswith(ADVICE))
-    return next(lines, "").removeprefix(ADVICE)
-
-
 def _without_tf32(done: Sequence[Check]) -> str:
     """What to do where TF32 is the limit: this very file may be enough without it."""
     cured = any(check.tf32_off is not None and check.tf32_off <= 1.0 for check in done)
@@ -142,7 +136,7 @@ def _without_tf32(done: Sequence[Check]) -> str:
 def _arithmetic(check: Check, job: FixJob, result: Result) -> tuple[str, str]:
     attempt, request = result.made, job.request
     if not check.outputs:  # it did not run
-        return check.summary, _advice(check) or "the log is in the details of the check"
+        return check.summary, check.advice or "the log is in the details of the check"
     worst = next((one.worst for one in attempt.checks if one.worst), ())
     where, size = f"{worst[0].node} ({worst[0].op})" if worst else "", _size(check)
     if attempt.plan is not None and worst:

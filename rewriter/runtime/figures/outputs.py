@@ -30,6 +30,7 @@ class OutputComparison:
         relative_l2: ||a - b|| / ||b|| for floats; the share of differing elements for other types.
         finite: True if NaN and infinities are those of the original.
         tolerance: Largest `relative_l2` that passes.
+        unit: That of `relative_l2`.
         note: The way of comparison if it was not element by element, e.g. as a set of detections.
         probability: The fair measure of an output of probabilities, which may excuse a larger `relative_l2`.
         same_best: Share of rows with the same best class, if the output holds scores; None if it does not.
@@ -44,6 +45,7 @@ class OutputComparison:
     note: str = ""
     probability: ProbabilityError | None = None
     same_best: float | None = None
+    unit: str = "relative L2"
 
     @property
     def passed(self) -> bool:
@@ -164,8 +166,9 @@ def _compared(name: str, pair: Pair, tolerance: float, note: str = "") -> Output
         note = "; ".join(filter(None, (note, degenerate(expected))))
     else:
         share = float(np.mean(expected != actual)) if expected.size else 0.0
-        note = "; ".join(filter(None, (note, "share of differing elements")))
-        return OutputComparison(name, share, share, 1.0 - share, True, tolerance, note)
+        unit = "share of differing elements"
+        note = "; ".join(filter(None, (note, unit)))
+        return OutputComparison(name, share, share, 1.0 - share, True, tolerance, note, unit=unit)
     return OutputComparison(name, pair.relative_l2, pair.max_abs, pair.cosine, pair.finite, tolerance, note)
 
 
