@@ -372,7 +372,7 @@ TRANSFORMERS = {
     "wav2vec2": _speech("Wav2Vec2Model", "Wav2Vec2Config"),
     "wavlm": _speech("WavLMModel", "WavLMConfig"),
     "wav2vec2_conformer": _speech("Wav2Vec2ConformerModel", "Wav2Vec2ConformerConfig", position_embeddings_type="rotary"),
-    "sew": _speech("SEWModel", "SEWConfig", squeeze_factor=2),
+    "sew": Entry("SEWModel", "SEWConfig", waves, ENCODER | {"squeeze_factor": 2}),
     "whisper_encoder": Entry("WhisperEncoder", "WhisperConfig", lambda: mels(80, 1000, True), {"d_model": 384, "encoder_layers": 4, "encoder_attention_heads": 6, "encoder_ffn_dim": 1536, "max_source_positions": 500}),
     "audio_spectrogram": Entry("ASTModel", "ASTConfig", lambda: mels(128, 400, False), ENCODER | {"max_length": 400}),
     "hifigan": Entry("SpeechT5HifiGan", "SpeechT5HifiGanConfig", lambda: mels(80, 60, False), {"upsample_initial_channel": 256}, ()),
