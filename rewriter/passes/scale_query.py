@@ -6,7 +6,7 @@ import math
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, attribute, label
@@ -75,8 +75,7 @@ def _move_one(graph: GraphEditor, matmul: NodeProto) -> Generator[Event, None, N
     if len(scales) != 1 or not _feeds_softmax(graph, scales[0][0].output[0]):
         return None
     scale, factor = scales[0]
-    reason = _reason_against(graph, score, scale, factor)
-    if reason is not None:
+    if reason := _reason_against(graph, score, scale, factor):
         yield Refusal(label(scale), reason)
         return None
     yield Change(label(scale), f"the factor {factor:.4g} moved to {matmul.input[0]}, before {label(matmul)}")
@@ -126,7 +125,10 @@ def _reason_against(graph: GraphEditor, score: str, scale: NodeProto, factor: fl
 def _move(graph: GraphEditor, matmul: NodeProto, scale: NodeProto, factor: float) -> NodeProto:
     """Replaces MatMul and scale by a MatMul of the scaled query."""
     query, key = matmul.input
-    operator = scale.op_type if math.frexp(abs(factor))[0] != 0.5 else "Mul"  # 1 / 2^k is exact
+    rounded = graph.dtype(query) != TensorProto.FLOAT and math.frexp(abs(factor))[0] != 0.5
+    operator = (
+        scale.op_type if rounded else "Mul"
+    )  # a Div would be kept in FP32, in front of attention's kernel
     value = 1 / factor if operator == "Div" else factor
     scaled, result = graph.tensor(f"{query}/scaled", like=query), scale.output[0]
     constant = graph.add_constant(f"{query}/scale", value, like=query)
