@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 
 from onnx import NodeProto
@@ -12,15 +12,13 @@ from onnx import NodeProto
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.survey import Survey
 from rewriter.ir.base import Target
+from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.plan import plugin_types
 
 TYPES = ("FP32", "FP16", "BF16")
 
 RECENT = ((10,), (11,))
 """Releases that an unknown one is expected to be."""
-
-FALLBACK = "allow the GPU as the fallback (--allowGPUFallback); each change of device copies tensors"
-
 
 Row = tuple[tuple[int, ...], tuple[str, ...]]
 """From a release on, the types that the parser takes the operator in; none: it refuses it."""
@@ -42,11 +40,12 @@ def types_of(operator: str, target: Target, device: str = "") -> Sequence[str]:
     """The float types in which the target takes an operator of ONNX; none if it refuses it.
 
     Where the release is not known to the minor number, every one that it may be has to take a type, as far
-    as it takes the operator. TensorRT-RTX has no such table: its parser was asked (benchmarks/README.md).
+    as it takes the operator. TensorRT-RTX has no such table: 1.7.1 was asked, and refuses what every release
+    of TensorRT refuses (`supports_operator`).
     """
-    if target.library != "tensorrt":
-        return TYPES
     rows = _table().get((device, operator)) or _table()[device, "*"]
+    if target.library != "tensorrt":
+        return TYPES if rows[-1][1] else ()
     taking: list[tuple[str, ...]] = []
     for release in [target.version] if target.version else RECENT:
         before = [types for first, types in rows if first <= release]
@@ -74,4 +73,15 @@ def refused_operators(survey: Survey) -> Iterator[Hazard]:
             yield Hazard(node, "refused-operator", reason)
         elif target.device and not types_of(node.op_type, target, target.device):
             reason = f"the {target.device.upper()} has no {node.op_type}: it runs on the GPU"
-            yield Hazard(node, "refused-operator", reason, severity="note", repair=FALLBACK)
+            fallback = "allow the GPU (--allowGPUFallback); each change of device copies tensors"
+            yield Hazard(node, "refused-operator", reason, severity="note", repair=fallback)
+
+
+def refusal(model: Model, target: Target, plugins: Iterable[str]) -> Iterator[str]:
+    """One sentence on the operators that the target's parser refuses, if there are any."""
+    nodes = (node for graph in walk_graphs(model.proto.graph) for node in graph.node)
+    operators = {node.op_type for node in nodes if node.domain in ("", "ai.onnx")} - set(
+        plugin_types(plugins)
+    )
+    if refused := sorted(name for name in operators if not types_of(name, target)):
+        yield f"{target} has no {' and no '.join(refused)}: it builds no engine without a plugin"

@@ -279,7 +279,7 @@ def test_an_unknown_gpu_is_a_note_with_the_command_that_asks() -> None:
         pytest.param("STFT", "11.4", ["FP32", "FP16", "BF16"], id="of the page of 11.2"),
         pytest.param("DFT", "11.4", ["FP32"], id="FP16 depends on the length"),
         pytest.param("Unique", "tensorrt", [], id="never"),
-        pytest.param("Unique", "tensorrt-rtx", ["FP32", "FP16", "BF16"], id="another parser"),
+        pytest.param("Col2Im", "tensorrt-rtx", [], id="never by TensorRT-RTX"),
     ],
 )
 def test_the_types_that_a_release_takes(op: str, target: str, expected: list[str]) -> None:
@@ -299,10 +299,19 @@ def test_what_the_parser_takes_in_fp32_and_fp16_alone_stays_out_of_bf16() -> Non
     assert "Mish" in found
 
 
+def test_fix_names_operators_that_the_parser_refuses() -> None:
+    model, rtx = (
+        graphs.graph("g (float[4] x) => (float[M] y) { y = Unique(x) }"),
+        Target.parse("tensorrt-rtx"),
+    )
+    assert list(operators.refusal(model, rtx, ["Unique:fp32"])) == []
+    assert list(operators.refusal(model, rtx, [])) == [
+        "tensorrt-rtx has no Unique: it builds no engine without a plugin"
+    ]
+
+
 def test_a_dla_leaves_operators_to_the_gpu() -> None:
     text = "g (float[1,4,4,4] x) => (float[1,4,4,4] z) { y = Relu(x) e = Erf(y) z = Tanh(e) }"
     request = PrecisionRequest(target=Target.parse("dla"))
-    found = [
-        (h.node.op_type, h.severity) for h in operators.refused_operators(surveyed(text, request=request))
-    ]
-    assert found == [("Erf", "note")]
+    (found,) = operators.refused_operators(surveyed(text, request=request))
+    assert (found.node.op_type, found.severity) == ("Erf", "note")

@@ -11,6 +11,7 @@ from pathlib import Path
 from onnx import TensorProto
 
 from rewriter import __version__
+from rewriter.hazards.operators import refusal
 from rewriter.hazards.planning import weak_typing
 from rewriter.hazards.quirks import not_repaired
 from rewriter.hazards.survey import LOW_TYPES
@@ -20,7 +21,7 @@ from rewriter.ir.model import Array, Model, load, save, set_metadata
 from rewriter.ir.model.stopwatch import Stopwatch
 from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.plan import io_type, plan_file
-from rewriter.jobs.fix import loop
+from rewriter.jobs.fix import loop, refusals
 from rewriter.jobs.fix.attempt import Attempt, Result, explained
 from rewriter.jobs.fix.before import errors_before, side_by_side
 from rewriter.jobs.fix.conclusion import conclude
@@ -28,12 +29,6 @@ from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.judge import Judge
 from rewriter.jobs.fix.making import Subject
 from rewriter.jobs.fix.provenance import SAMPLES, UNFINISHED, source_hash, stamp
-from rewriter.jobs.fix.refusals import (
-    declare_plugins,
-    refuse_unbuildable,
-    refuse_unknown_names,
-    refuse_unknown_ports,
-)
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.search.effort import RunCost, processor_s
 from rewriter.judge.expected import MOST_SAMPLES, Expected, expected_outputs, judging
@@ -172,13 +167,15 @@ def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subje
     request = job.request
     with stage("reading"):
         original = load(job.source)
-        declare_plugins(original, job.wish.plugin_types)
-        refuse_unknown_names(original, job.wish.keep_nodes)
-        refuse_unknown_names(original, job.wish.lower.nodes, "lower")
-        refuse_unknown_ports(original, job.wish.io)
+        refusals.declare_plugins(original, job.wish.plugin_types)
+        refusals.refuse_unknown_names(original, job.wish.keep_nodes)
+        refusals.refuse_unknown_names(original, job.wish.lower.nodes, "lower")
+        refusals.refuse_unknown_ports(original, job.wish.io)
         if request.verify and not job.deployment.plugins:  # a plugin may stand in for any operator
-            refuse_unbuildable(original)
+            refusals.refuse_unbuildable(original)
         samples, warnings = _samples(original, job)
+        if not job.deployment.plugins:
+            warnings.extend(refusal(original, job.target, job.wish.plugin_types))
         warnings.extend(not_repaired(original, job.target, LOW_TYPES[job.wish.precision]))
     fitting, places, judged, expected = samples, list[int](), list[dict[str, Array]](), None
     if request.verify:
