@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from rewriter.ir import children
 from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.ir.errors import NativeError
-from rewriter.ir.graph import TAG, casts_to, open_graphs, reads
+from rewriter.ir.graph import TAG, GraphEditor, attribute, casts_to, open_graphs, reads
 from rewriter.ir.graph.ops import QUANTISING
 from rewriter.ir.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, refill, subgraphs, walk_nodes
 from rewriter.ir.model.graphs import schema_of
@@ -51,6 +52,9 @@ LARGEST_FOLD = "64MB"
 MOST_ROUNDS = 4
 """onnxsim's own fixed point is not always one: folding can leave a node that the next run removes."""
 
+_IDLE = frozenset({"Expand", "Where", "BatchNormalization"})
+"""What `_drop_idle` looks at."""
+
 _UNLOCKS_NOTHING = frozenset({"Cast", "Constant", "Dropout", "Identity"})
 """If only these were removed, another run finds nothing new."""
 
@@ -71,6 +75,7 @@ class Simplify(ModelPass):
 
     Expands to the very target of the Reshape before them are removed, too: TensorFlow's BroadcastTo becomes
     such a pair, and hides norms. So are Wheres with a constant condition, which JAX writes in a variance.
+    Weights that a BatchNormalization in training mode standardises become constants.
 
     Declines:
         - a result with other inputs or outputs
@@ -114,10 +119,10 @@ class Simplify(ModelPass):
 
 
 def _drop_idle(model: Model, tag: str) -> bool:
-    """Removes Expands to the target of the Reshape before them, where onnxsim would write another target, and
-    Wheres with a constant condition; returns True if there were some.
+    """Removes Expands to the target of the Reshape before them, where onnxsim would write another target,
+    Wheres with a constant condition, and norms of weights; returns True if there were some.
     """
-    if not any(node.op_type in ("Expand", "Where") for node in walk_nodes(model.proto.graph)):
+    if not any(node.op_type in _IDLE for node in walk_nodes(model.proto.graph)):
         return False
     changed = False
     for graph in open_graphs(model, tag=tag):
@@ -126,11 +131,30 @@ def _drop_idle(model: Model, tag: str) -> bool:
                 index = 0 if node.op_type == "Expand" and repeats_reshape(graph, node) else None
                 if node.op_type == "Where":
                     index = selected(graph, node)
-                if index is not None and not graph.is_output(node.output[0]):
-                    graph.redirect(node.output[0], node.input[index])
+                source = node.input[index] if index is not None else _standardised(graph, node)
+                if source and not graph.is_output(node.output[0]):
+                    graph.redirect(node.output[0], source)
                     graph.remove(node)
                     changed = True
     return changed
+
+
+def _standardised(graph: GraphEditor, node: NodeProto) -> str | None:
+    """The result of a BatchNormalization in training mode as a constant, if its input is one; else None.
+
+    So PyTorch exports weights that a Conv standardises (`timm`: nfnet, BiT). onnxsim leaves it, and TensorRT
+    refuses the mode.
+    """
+    if node.op_type != "BatchNormalization" or not attribute(node, "training_mode", 0):
+        return None
+    values = [value for name in node.input[:3] if (value := graph.constant(name)) is not None]
+    if len(values) < 3 or any(graph.consumers(name) or graph.is_output(name) for name in node.output[1:]):
+        return None
+    weight, scale, bias = (value.astype(np.float64) for value in values)
+    axes, row = (0, *range(2, weight.ndim)), (-1, *[1] * (weight.ndim - 2))
+    deviation = np.sqrt(weight.var(axes, keepdims=True) + attribute(node, "epsilon", 1e-5))
+    weight = (weight - weight.mean(axes, keepdims=True)) / deviation * scale.reshape(row) + bias.reshape(row)
+    return graph.add_constant(node.output[0], weight, like=node.input[0])
 
 
 def _operators(model: Model) -> Counter[str]:
