@@ -12,6 +12,7 @@ from rich.console import Console
 from rewriter.hazards.kinds import KINDS
 from rewriter.hazards.planning.costs import ORIGIN
 from rewriter.hazards.planning.free_fp32 import FREE
+from rewriter.hazards.planning.planner import SEARCHED
 from rewriter.ir.base import Stage
 from rewriter.ir.english import count, figure
 from rewriter.ir.plan import Decision, Plan
@@ -174,6 +175,7 @@ def _types(plan: Plan, *, given: bool) -> str:
         "for hazards": sum(d.rule in KINDS for d in fp32),
         "because it is free": sum(d.rule in FREE for d in fp32),
         "as asked": sum(d.rule == "user" for d in fp32),
+        "by the search": sum(d.rule == SEARCHED for d in fp32),
     }
     rest = len(fp32) - sum(reasons.values())
     parts = [f"{number} {why}" for why, number in (*reasons.items(), ("between these", rest)) if number]
