@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -49,7 +48,7 @@ def rows(result: InputComparison, *, everything: bool) -> Iterator[Row]:
 def as_dict(result: InputComparison) -> dict[str, Any]:
     """The result as objects that `json.dumps` takes."""
     samples = [
-        {**vars(sample), "arrays": [{**asdict(one), "sentence": one.sentence} for one in sample.arrays]}
+        {**vars(sample), "arrays": [{**vars(one), "sentence": one.sentence} for one in sample.arrays]}
         for sample in result.samples
     ]
     ours, theirs = result.counts

@@ -21,7 +21,7 @@ from rewriter.judge.verdict import GOALS
 from rewriter.pipeline.driver import PassResult
 from rewriter.pipeline.text import own_passes
 from rewriter.report import checks
-from rewriter.report.json import data_dict, document
+from rewriter.report.json import attributes, data_dict, document
 from rewriter.report.next_step import next_step
 from rewriter.report.tables import NAME, Cell, Kind, State, Table, grouped, number, table
 from rewriter.report.terminal import Row, facts, first_rows, print_report, shortened
@@ -269,35 +269,32 @@ def _decisions(plan: Plan, graph_of: Callable[[str], str]) -> Table:
 def as_dict(result: FixResult) -> dict[str, Any]:
     """The result as objects that `json.dumps` takes, in a fixed order."""
     model, following = result.model, next_step(result)
-    return document(
-        {
-            "input": str(model.path) if model.path else None,
-            "output": str(result.output) if result.output else None,
-            "target": str(result.target),
-            "probe": result.target.known_from or None,
-            "opset": model.opset,
-            "pipeline": result.pipeline,
-            "passes": [asdict(step) for step in result.passes],
-            "causes": [asdict(cause) for cause in result.causes],
-            "plan": _plan_dict(result.plan) if result.plan else None,
-            "data": data_dict(result.data) if result.data else None,
-            "verified": result.verified,
-            "ending": result.ending,
-            "proven": result.proven,
-            "conclusion": asdict(result.conclusion),
-            "latency_shares": [asdict(share) for share in result.latency_shares],
-            "before": [asdict(output) for output in result.before],
-            "checks": [checks.check_dict(check) for check in result.checks],
-            "repairs": result.repairs,
-            "constraints": str(result.constraints) if result.constraints else None,
-            "warnings": result.warnings,
-            "seconds": result.seconds,
-            "next_command": next(iter(following.commands.values()), None),
-            "next_commands": dict(following.commands),
-            "next_verify": following.verify or None,
-            "next_remarks": list(following.remarks),
-        }
+    own = {
+        "input": model.path,
+        "target": str(result.target),
+        "probe": result.target.known_from or None,
+        "opset": model.opset,
+        "plan": _plan_dict(result.plan) if result.plan else None,
+        "data": data_dict(result.data),
+        "checks": [checks.check_dict(check) for check in result.checks],
+        "next_command": next(iter(following.commands.values()), None),
+        "next_commands": following.commands,
+        "next_verify": following.verify or None,
+        "next_remarks": following.remarks,
+    }
+    names = (
+        "output",
+        "pipeline",
+        "passes",
+        "causes",
+        "before",
+        "repairs",
+        "constraints",
+        "warnings",
+        "seconds",
     )
+    words = ("verified", "ending", "proven", "conclusion", "latency_shares")
+    return document({**own, **attributes(result, *names, *words)})
 
 
 def _plan_dict(plan: Plan) -> dict[str, Any]:

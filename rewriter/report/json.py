@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from rewriter.runtime.inputs.samples import DataSource
@@ -30,10 +32,20 @@ LIBRARIES = (
 )
 
 
-def document(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a report as objects that `json.dumps` takes, after the versions."""
-    header = {"schema_version": SCHEMA_VERSION, "versions": installed_versions()}
-    return {**header, **{name: plain(value) for name, value in fields.items()}}
+def document(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content of a report as objects that `json.dumps` takes, after the versions."""
+    return {"schema_version": SCHEMA_VERSION, "versions": installed_versions(), **plain(content)}
+
+
+def attributes(value: Any, *names: str) -> dict[str, Any]:
+    """Some attributes of an object, by name."""
+    return {name: getattr(value, name) for name in names}
+
+
+def data_dict(data: DataSource | None) -> dict[str, Any] | None:
+    """The samples that a result was measured on."""
+    names = ("text", "samples", "real", "path", "preprocess")
+    return None if data is None else attributes(data, *names)
 
 
 def installed_versions() -> dict[str, str]:
@@ -45,18 +57,16 @@ def installed_versions() -> dict[str, str]:
     return versions
 
 
-def data_dict(data: DataSource) -> dict[str, Any]:
-    """The samples that a result was measured on."""
-    fields = ("text", "samples", "real", "path", "preprocess")
-    return {name: getattr(data, name) for name in fields}
-
-
 def plain(value: Any) -> Any:
-    """Returns the value with NumPy's numbers as Python's, and NaN and infinities as strings."""
+    """Data classes as dicts, paths and numbers that JSON lacks as strings, NumPy's numbers as Python's."""
+    if is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(part) for part in value]
+    if isinstance(value, Path):
+        return str(value)
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

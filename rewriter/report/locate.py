@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -111,7 +110,4 @@ def _how(result: Location) -> str:
 
 def as_dict(result: Location) -> dict[str, Any]:
     """The result as objects that `json.dumps` takes."""
-    files = {"original": result.original, "other": result.other}
-    names = {name: None if path is None else str(path) for name, path in files.items()}
-    data = None if result.data is None else data_dict(result.data)
-    return document({**asdict(result), **names, "data": data})
+    return document({**vars(result), "data": data_dict(result.data)})

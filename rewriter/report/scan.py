@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from rewriter.hazards.kinds import SEVERITIES, Severity
 from rewriter.ir.english import count
 from rewriter.ir.errors import RewriterError
 from rewriter.jobs.findings import Finding, ScanResult
-from rewriter.report.json import data_dict, document
+from rewriter.report.json import attributes, data_dict, document
 from rewriter.report.tables import Cell, Kind, State, Table, grouped, number, table
 from rewriter.report.terminal import MORE, Row, facts, last_rows, listed, print_report
 
@@ -119,19 +118,15 @@ def _link(finding: Finding) -> str:
 
 def as_dict(result: ScanResult) -> dict[str, Any]:
     """The result as objects that `json.dumps` takes, in a fixed order."""
-    fields = {
-        "input": str(result.path) if result.path else None,
-        "precision": result.precision,
+    own = {
+        "input": result.path,
         "target": str(result.target),
         "probe": result.target.known_from or None,
         "data": data_dict(result.data),
-        "float_nodes": result.float_nodes,
         "counts": {severity: result.count(severity) for severity in reversed(SEVERITIES)},
-        "findings": [asdict(f) for f in result.findings],
-        "warnings": result.warnings,
-        "seconds": result.seconds,
     }
-    return document(fields)
+    names = ("precision", "float_nodes", "findings", "warnings", "seconds")
+    return document({**own, **attributes(result, *names)})
 
 
 def all_as_dict(results: Sequence[ScanResult], unread: Sequence[RewriterError]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -20,24 +19,10 @@ from rewriter.runtime.engines.protocol import Latency
 
 def as_dict(result: VerifyResult) -> dict[str, Any]:
     """The result as objects that `json.dumps` takes, in a fixed order."""
-    fields = {
-        "original": str(result.original) if result.original else None,
-        "fixed": str(result.fixed) if result.fixed else None,
-        "passed": result.passed,
-        "ending": result.ending,
-        "engine": result.engine,
-        "device": result.device,
-        "tolerance": asdict(result.tolerance),
-        "data": data_dict(result.data),
-        "checks": [checks.check_dict(check) for check in result.checks],
-        "outputs": [asdict(output) for output in result.outputs],
-        "builds": [asdict(run) for run in result.builds],
-        "latency": asdict(result.latency) if result.latency else None,
-        "reference_latency": asdict(result.reference_latency) if result.reference_latency else None,
-        "warnings": list(result.warnings),
-        "seconds": dict(result.seconds),
-    }
-    return document(fields)
+    figures = map(checks.check_dict, result.checks)
+    own = {"ending": result.ending, "data": data_dict(result.data), "checks": list(figures)}
+    left = {name: value for name, value in vars(result).items() if name != "verdict"}
+    return document({"passed": result.passed, **left, **own})
 
 
 def print_result(result: VerifyResult, out: Console, *, verbosity: int = 0) -> None:
