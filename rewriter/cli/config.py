@@ -5,29 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from rewriter.cli.exits import STDOUT, write_document
 from rewriter.cli.parameters import FLAG, Json, check_outputs, option
-from rewriter.ir.errors import UsageError
 from rewriter.pipeline.options import KEYS, OUTCOME
-
-Folder = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="[FOLDER]",
-        help="The folder to work in [the current one]",
-        show_default=False,
-    ),
-]
 
 
 def config(
-    folder: Folder = None,
     json: Json = None,
     quiet: Annotated[bool, option(OUTCOME, FLAG, "Only what some source sets", "-q", "--quiet")] = False,
 ) -> None:
-    """Show the options in force in a folder, and where each comes from.
+    """Show the options in force in this folder, and where each comes from.
 
     Options of the command line come before all of them. Where a model lies does not matter.
     """
@@ -38,10 +25,7 @@ def config(
     from rewriter.report.terminal import console, printed
 
     check_outputs([], json=json)
-    if folder is not None and not folder.is_dir():
-        hint = "leave it out for the current one"
-        raise UsageError("there is no such folder", where=str(folder), hint=hint)
-    resolved = load(folder).resolve()
+    resolved = load().resolve()
     file, sources = resolved.configuration.file, resolved.sources
     notes = [*resolved.ignored, *resolved.configuration.warnings]
     if json is not None:
@@ -59,7 +43,7 @@ def config(
             cells = key.key, to_text(resolved.values[name]), sources[name].named(name)
             rows.append([Cell(cell, state="good" if own else "plain") for cell in cells])
     out = console()
-    nothing = f"No file from {(folder or Path()).absolute()} up to the project's root"
+    nothing = f"No file from {Path.cwd()} up to the project's root"
     table = printed(Table({"option": "choice", "value": "text", "from": "text"}, rows))
     out.print(
         f"File: {shown(file)}" if file else nothing, "", table, *(["", *notes] if notes else []), sep="\n"

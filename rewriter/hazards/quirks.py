@@ -21,6 +21,7 @@ from rewriter.ir.model.schemas import SHORT_NAMES
 from rewriter.ir.patterns.round_trips import lost_round_trips
 from rewriter.runtime.engines.probe import question
 from rewriter.runtime.engines.probe.question import UNKNOWN, Case, Probe
+from rewriter.runtime.engines.this_machine import numbers, title
 
 PATCH = 8
 """Smallest kernel of `kernel-is-stride`: patches of vision transformers have 8 to 32."""
@@ -31,7 +32,6 @@ BOUND = 5e-3
 
 ASK = "`rewriter probe --ask` shows on the GPU whether it holds there, and `--target` names another one"
 
-_TITLES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
 _FLOAT8 = (TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2)
 
 
@@ -74,7 +74,7 @@ class Quirk:
             span = f"{self.first} to {self.last}" if self.last else f"from {self.first} on"
         place = f" on {' and '.join(self.gpus)}" if self.gpus else ""
         good = f"; right in {' and '.join(self.good)}" if self.good else ""
-        return f"{_TITLES[self.library]} {span}{place}{good}"
+        return f"{title(self.library)} {span}{place}{good}"
 
     @property
     def answer(self) -> str:
@@ -105,7 +105,7 @@ class Quirk:
             return True
         if not target.version:
             return None
-        first, last = _version(self.first), _version(self.last)
+        first, last = numbers(self.first), numbers(self.last)
         after = target.version >= first or target.version == first[: len(target.version)]
         return after and (not last or target.version[: len(last)] <= last)
 
@@ -276,7 +276,3 @@ _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     "kernel-is-stride": lambda graph, chain: _is_patch(graph, chain[0]),
 }
 """True for the chains that a row's `where` means."""
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part)

@@ -16,7 +16,6 @@ from rewriter.jobs.verify import verify
 from rewriter.judge import locate as search
 from rewriter.judge.expected import judging
 from rewriter.judge.locate import SAME, TOLERANCE, LocateOptions, Location
-from rewriter.judge.locate.bisection import MARKS, MAX_BUILDS
 from rewriter.pipeline.driver import run
 from rewriter.pipeline.options import VerifyOptions
 from rewriter.runtime.engines.deployment import deployment
@@ -42,8 +41,6 @@ def locate(
     opt_shapes: Mapping[str, Shape] | None = None,
     max_shapes: Mapping[str, Shape] | None = None,
     tolerance: float | None = None,
-    marks: int = MARKS,
-    max_builds: int = MAX_BUILDS,
     timeout: float = 600.0,
     progress: Progress | None = None,
 ) -> Location:
@@ -53,15 +50,11 @@ def locate(
         original, other: Path, onnx.ModelProto or onnx_graphsurgeon.Graph, with tensor names in common.
         inputs, image_preprocess, input_shapes, seed, engine, plugin_lib, min_shapes ...: As for `verify`.
         tolerance: Relative L2 error above which a tensor is wrong; None: what `verify` allows.
-        marks: Tensors that one build marks, at most.
-        max_builds: Builds of the search, at most.
         timeout: Seconds for each build, and for each run.
 
     Raises:
         RewriterError: bad model, data or option; an engine that was named and cannot run here.
     """
-    if marks < 1 or max_builds < 1:
-        raise UsageError("at least one is needed", option=("marks", "max-builds"), hint="8 and 48 do well")
     if not timeout > 0:
         raise UsageError(f"it cannot be {timeout:g}", option="timeout", hint="seconds, such as 600")
     spans = {"min_shapes": min_shapes, "opt_shapes": opt_shapes, "max_shapes": max_shapes}
@@ -86,7 +79,7 @@ def locate(
         places, names = [places[worst.sample]], verdict.data.names
         if len(names) > 1:
             notes.append(f"on {names[worst.sample]}, the worst of {len(names)} samples by verify")
-    options, used = LocateOptions(limit, marks, max_builds), [samples.feeds(place) for place in places]
+    options, used = LocateOptions(limit), [samples.feeds(place) for place in places]
     if chosen is None:
         exact = run(models[0], "upgrade-opset", opset=models[1].opset).model  # both in one session
         result = search.locate_by_emulation(exact, models[1], used, options, noted_sums(models[1]) or "fp16")

@@ -324,14 +324,10 @@ class LocateCommand(DataOptions, EngineOptions):
 
     Attributes:
         tolerance: Error that is wrong [as for `verify`].
-        marks: Tensors to mark in one build.
-        max_builds: Builds to make at most.
     """
 
     timeout: float = like(VerifyOptions, "timeout", places=COMMAND)
     tolerance: float | None = option(None, SEARCH, "ERROR", places=COMMAND, least=0.0)
-    marks: int = option(8, SEARCH, places=COMMAND, least=1)
-    max_builds: int = option(48, SEARCH, places=COMMAND, least=1)
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)

@@ -38,9 +38,6 @@ def rows(result: Location) -> Iterator[Row]:
         yield "Before", f"last correct: {names or 'the inputs of the model'}"
         hidden = [f"{step.tensor} of {step.node} ({step.op}): {step.note}" for step in result.hiding]
         yield from first_rows("Hidden", hidden, NAMED)
-    if result.jump is not None:
-        jump = result.jump
-        yield "Grows", f"most at {jump.tensor} of {jump.node} ({jump.op})"
     yield "How", _how(result)
     yield from (("Note", note) for note in result.notes)
 

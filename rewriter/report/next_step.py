@@ -16,6 +16,7 @@ from rewriter.jobs.fix.result import FixResult
 from rewriter.judge.verdict import ran
 from rewriter.report.json import installed_versions
 from rewriter.runtime.engines.tensor_files import Span
+from rewriter.runtime.engines.this_machine import numbers
 from rewriter.runtime.inputs.samples import DataSource
 
 PROPOSED = (
@@ -85,9 +86,8 @@ def next_step(result: FixResult) -> NextStep:
 
 def _with_installed(target: Target) -> Target:
     """The target, with the release that is installed here if none was named."""
-    installed = installed_versions().get("tensorrt", "")
-    numbers = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
-    return target if target.library != "tensorrt" or target.version else replace(target, version=numbers)
+    release = numbers(installed_versions().get("tensorrt", ""))[:2]
+    return target if target.library != "tensorrt" or target.version else replace(target, version=release)
 
 
 def _verify(result: FixResult) -> str:

@@ -119,7 +119,6 @@ BAD_OPTIONS = {
     "no time": (("--timeout", "0"), "--timeout: it cannot be '0'"),
     "a library that is not there": (("--plugin-lib", "gone.so"), "no such file"),
     "an input that there is not": (("--max-shapes", "z:1x2"), "the model has no input 'z'"),
-    "no build": (("--max-builds", "0"), "--max-builds: it cannot be '0'"),
 }
 
 

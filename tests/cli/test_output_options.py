@@ -60,10 +60,11 @@ def test_quiet_is_one_line_and_verbose_says_more(name: str, files: dict[str, str
     assert len(usual) <= 16
 
 
-def test_json_of_the_configuration(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["config", str(tmp_path), "--json", "-"])
+def test_json_of_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["config", "--json", "-"])
     assert json.loads(done.stdout)["options"]["preset"]["value"] == "trt-fp16"
-    quiet = CliRunner().invoke(app, ["config", str(tmp_path), "-q"]).stdout
+    quiet = CliRunner().invoke(app, ["config", "-q"]).stdout
     assert "preset" not in quiet
 
 

@@ -70,7 +70,7 @@ def without(verb: Callable[..., object], *given: object, **keywords: object) -> 
 WRONG_CALLS = [
     pytest.param(wrong(rewriter.fix, keep_fp23="x"), r"(?s)`keep_fp23`.*did you mean `keep-fp32`", id="near"),
     pytest.param(wrong(rewriter.fix, exclude="x"), r"(?s)`exclude`.*use `skip`", id="other word"),
-    pytest.param(twice(rewriter.locate, mark=1), r"(?s)`mark`.*did you mean `marks`", id="locate"),
+    pytest.param(twice(rewriter.locate, sed=1), r"(?s)`sed`.*did you mean `seed`", id="locate"),
     pytest.param(without(rewriter.probe, asks=True), r"(?s)`asks`.*did you mean `ask`", id="probe"),
     pytest.param(
         without(rewriter.compare_inputs, [{"x": np.ones(1)}], 3), "`theirs`: cannot read samples", id="a path"
@@ -78,7 +78,7 @@ WRONG_CALLS = [
     pytest.param(wrong(rewriter.fix, max_latency_cost=20), '"20%" is that much more', id="20 of what"),
     pytest.param(wrong(rewriter.fix, inputs=3), "`inputs`: cannot read samples from an int", id="data"),
     pytest.param(wrong(rewriter.fix, input_shapes=[1]), r"(?s)`input-shapes`.*shapes, such as", id="shapes"),
-    pytest.param(twice(rewriter.locate, marks="8"), r"`marks`: it cannot be '8'", id="locate's type"),
+    pytest.param(twice(rewriter.locate, seed="8"), r"`seed`: it cannot be '8'", id="locate's type"),
     pytest.param(wrong(rewriter.scan, {"x": 1}), r"(?s)options.*inputs=", id="data as options"),
     pytest.param(
         wrong(rewriter.fix, output=3), r"`output`: it cannot be 3.*\n.*a text or a path", id="output"

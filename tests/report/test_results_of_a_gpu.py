@@ -109,11 +109,6 @@ HIDING = (_step("h", None, "the outputs change when it is marked"),)
             replace(LOCATED, exact=False), "or one before it that was not measured", id="no more time"
         ),
         pytest.param(
-            replace(LOCATED, chain=(_step("b", 0.01), _step("c", 0.5))),
-            "Grows most at c of node_c (Op)",
-            id="where it grows",
-        ),
-        pytest.param(
             replace(LOCATED, first=None),
             "y is wrong, but is no float tensor that both models have",
             id="not found",

@@ -17,7 +17,7 @@ from rewriter.ir.base import Target
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Decision, InputsOutputs, Plan
 from rewriter.jobs.fix import api
-from rewriter.jobs.search.effort import FEWER, FEWEST, MOST, RunCost, affordable, processor_s
+from rewriter.jobs.search.effort import FEWER, MOST, RunCost, affordable, processor_s
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
 from rewriter.jobs.search.run import LEAST_GAIN, MOST_GAIN, most_accurate
 from rewriter.jobs.search.trials import Candidate, Trials
@@ -274,12 +274,11 @@ ERROR, BUDGET = ErrorLimit(1e-3), Budget(0.1)
         pytest.param(ERROR, 0.01, "fp16", (4, "fp16", "fp16", MOST), id="a quick model"),
         pytest.param(ERROR, 1.0, "fp16", (1, "fp16", "fp16", MOST), id="fewer samples first"),
         pytest.param(ERROR, 2.0, "fp16", (4, "fp32", "fp32", FEWER), id="then FP32 sums"),
-        pytest.param(ERROR, 11.0, "fp16", (1, "fp32", "fp32", FEWEST), id="both"),
+        pytest.param(ERROR, 11.0, "fp16", (1, "fp32", "fp32", FEWER), id="both"),
         pytest.param(ERROR, 11.0, "fp32", (1, "fp32", "fp32", MOST), id="FP32 sums on request"),
         pytest.param(BUDGET, 0.01, "fp32", (4, "fp16", "fp16", MOST), id="a budget: FP16 sums"),
         pytest.param(BUDGET, 1.0, "fp32", (1, "fp16", "fp16", MOST), id="a budget: fewer samples"),
         pytest.param(BUDGET, 2.0, "fp32", (1, "fp16", "fp32", FEWER), id="a budget: a ranking in FP32"),
-        pytest.param(BUDGET, 11.0, "fp32", (1, "fp16", "fp32", FEWEST), id="a budget: the fewest plans"),
     ],
 )
 def test_slow_models_get_less_emulation_and_that_is_reported(

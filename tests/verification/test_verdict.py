@@ -83,24 +83,6 @@ def _step(name: str, error: float | None) -> Step:
     return Step(name, name, "Op", error)
 
 
-@pytest.mark.parametrize(
-    ("errors", "jump"),
-    [
-        pytest.param([1e-4, 2e-4, 9e-4, 1e-3], "2", id="the largest growth"),
-        pytest.param([1.0, 3.0], "1", id="just as much as is reported"),
-        pytest.param([1e-4, 2e-4, 4e-4], None, id="it grows slowly"),
-        pytest.param([0.0, 1e-3], None, id="from nothing"),
-        pytest.param([math.inf, 1.0], None, id="from infinity"),
-        pytest.param([1e-4, None, 9e-4], "2", id="a step between was not measured"),
-        pytest.param([], None, id="no chain"),
-    ],
-)
-def test_where_the_error_jumps(errors: list[float | None], jump: str | None) -> None:
-    chain = tuple(_step(str(i), error) for i, error in enumerate(errors))
-    found = Location("ONNX Runtime", 1e-3, (), chain=chain).jump
-    assert (found.tensor if found else None) == jump
-
-
 def test_an_output_without_a_measured_error_is_wrong() -> None:
     outputs = tuple(map(_step, "abcd", (1e-3, 2e-3, None, math.nan)))
     assert [step.tensor for step in Location("ONNX Runtime", 1e-3, outputs).wrong] == ["b", "c", "d"]

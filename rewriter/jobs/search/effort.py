@@ -21,11 +21,8 @@ FP16_SUMS = 8.0
 FULL_S = 10.0
 """Most processor seconds of one evaluation: a search needs dozens."""
 
-MOST, FEWER, FEWEST = 12, 5, 3
-"""Plans that a search for a budget evaluates: for quick models, for slow ones, and beyond `HUGE_S`."""
-
-HUGE_S = 8 * FULL_S
-"""Processor seconds of one evaluation with FP16 sums, above which only `FEWEST` plans are evaluated."""
+MOST, FEWER = 12, 5
+"""Plans that a search for a budget evaluates: for quick models, and for slow ones."""
 
 
 def processor_s() -> float:
@@ -96,7 +93,7 @@ def affordable(goal: Goal, cost: RunCost, samples: int, requested: Accumulation)
     ranking = cost.sums(wanted, FULL_S)
     judging: Accumulation = "fp16" if budget else ranking
     if ranking != wanted:
-        plans = FEWER if cost.summed <= HUGE_S else FEWEST
+        plans = FEWER
         less = f"a ranking with FP32 sums, {plans} plans" if budget else "FP32 sums"
     number = cost.samples(judging, FULL_S, samples)
     words = [f"{number} of {samples} samples"] * (number < samples) + [less] * bool(less)

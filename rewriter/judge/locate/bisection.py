@@ -19,7 +19,7 @@ TOLERANCE = TOLERANCES["fp16"].value
 """Relative L2 error above which a tensor is wrong: well-conditioned networks stay below it in FP16."""
 
 MARKS = 8
-"""Default number of tensors that one build marks: few enough that most fusions stay."""
+"""Tensors that one build marks: few enough that most fusions stay."""
 
 MAX_BUILDS = 48
 """Builds after which the search ends: twice the number for 10^4 tensors, retries included."""

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from rewriter.ir.english import figure
 from rewriter.ir.summary import Row, Summary, listed
 from rewriter.runtime.inputs.samples import DataSource
-
-JUMP = 3.0
-"""Growth of the error from one step to the next that is reported."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +80,6 @@ class Location(Summary):
     def wrong(self) -> tuple[Step, ...]:
         """The outputs whose error is above the tolerance."""
         return tuple(s for s in self.outputs if s.error is None or not s.error <= self.tolerance)
-
-    @property
-    def jump(self) -> Step | None:
-        """The step of the chain with the largest growth of the error; None if it is below `JUMP`."""
-        measured = [(s, s.error) for s in self.chain if s.error and math.isfinite(s.error)]
-        grown = [(after / before, step) for (_, before), (step, after) in pairwise(measured)]
-        growth, step = max(grown, key=lambda pair: pair[0], default=(0.0, None))
-        return step if growth >= JUMP else None
 
 
 def _shown(step: Step) -> str:

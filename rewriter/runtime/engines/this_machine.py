@@ -127,9 +127,9 @@ def at_hand(target: Target) -> Target:
     return replace(target, version=target.version or release, gpus=(device.sm,)) if device else target
 
 
-def title(module: str) -> str:
-    """NVIDIA's name for the library."""
-    return "TensorRT-RTX" if module == "tensorrt_rtx" else "TensorRT"
+def title(library: str) -> str:
+    """NVIDIA's name for a library, from that of its target or its module."""
+    return "TensorRT-RTX" if library.endswith("rtx") else "TensorRT"
 
 
 def numbers(release: str) -> tuple[int, ...]:
