@@ -15,7 +15,8 @@ from onnx import NodeProto
 
 from rewriter.ir.errors import UsageError
 from rewriter.ir.graph import GraphEditor, label
-from rewriter.ir.model import Model
+from rewriter.ir.graph.weights import ChannelKey
+from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan, Precision, Range
 
 
@@ -220,6 +221,7 @@ class Context:
         opset: The default operator set that the result may use at most.
         plan: Element type of every node and tensor; None until ranges were measured.
         ranges: By scope and tensor; None before the first pass that needs them.
+        means: Of each channel, [channels], by the tensor and the channels' axis in `summed_axes`.
         kept: What the user keeps in FP32, by option or in a plan.
     """
 
@@ -227,6 +229,7 @@ class Context:
     target: Target = field(default_factory=Target)
     plan: Plan | None = None
     ranges: Mapping[tuple[int, str], Range] | None = None
+    means: Mapping[ChannelKey, Array] = field(default_factory=dict)
     kept: Kept = field(default_factory=Kept)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Literal, cast
 
 from onnx import NodeProto
 
@@ -14,6 +14,7 @@ from rewriter.ir.english import count
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Model, Port
 from rewriter.ir.plan import Epilogues, Plan, Precision, io_type, node_key, plugin_types
+from rewriter.passes.algorithms.rounding import unbiased_weights
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class MixedPrecision(ModelPass):
             with `own`, bias and activation in the product's kernel, at no cost; with `all`, sums with other
             tensors, norms and attention's Softmax, too, which costs latency on some (docs/accuracy.md).
             A given plan decides this itself. In BF16, products are summed in FP32 anyway.
+        rounding: Of weights: each to its nearest number; with `unbiased`, a few to their other neighbour, so
+            that each output of a product keeps its mean over the samples (docs/accuracy.md#weights).
 
     Declines:
         - a model whose tensors all have their planned types already
@@ -38,6 +41,7 @@ class MixedPrecision(ModelPass):
 
     name = "mixed-precision"
     epilogues: Epilogues = "none"
+    rounding: Literal["nearest", "unbiased"] = "nearest"
     exactness = Exactness(5e-3, "FP16 has 11 bits; the error of well-conditioned networks is about 1e-3")
     stage = Stage.LOWERING
     keeps_signature = False
@@ -57,14 +61,23 @@ class MixedPrecision(ModelPass):
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         plan = context.plan or Plan("fp16")
-        result = retype(model, request(model, plan, self.name))
+        result = lowered(model, plan, context if self.rounding == "unbiased" else None, self.name)
         if result.same_as(model):
             yield Refusal("model", f"every tensor has its planned type ({plan.precision}) already")
             return
         model.proto, model.weights = result.proto, result.weights
         rest, bf16 = plan.float_nodes - len(plan.decisions), len(plan.bf16)
-        lowered = f"{count(rest, 'node')} in {plan.precision.upper()}, {len(plan.fp32)} in FP32"
-        yield Change("model", lowered + (f", {bf16} in BF16" if bf16 else ""))
+        what = f"{count(rest, 'node')} in {plan.precision.upper()}, {len(plan.fp32)} in FP32"
+        yield Change("model", what + (f", {bf16} in BF16" if bf16 else ""))
+
+
+def lowered(model: Model, plan: Plan, means_of: Context | None = None, tag: str = "") -> Model:
+    """Returns a copy of `model` with the types of `plan`; new nodes are tagged with `tag`.
+
+    Weights are rounded by the means of the context, to nearest without one.
+    """
+    refined = unbiased_weights(model, plan, means_of) if means_of is not None else {}
+    return retype(model, replace(request(model, plan, tag), refined=refined))
 
 
 def request(model: Model, plan: Plan, tag: str) -> TypeRequest:

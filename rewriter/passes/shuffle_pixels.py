@@ -37,7 +37,7 @@ class ShufflePixels(WeightPass):
     Options:
         channels: Fewest output channels of a ConvTranspose that stays.
         depth: Most input channels of one that is replaced. FP16 sums of 256 products err by 6.4e-4, where
-            FP32 sums err by 3.0e-4 (docs/accuracy.md#convs-of-stride-1).
+            FP32 sums err by 3.0e-4 (docs/accuracy.md#nets-of-convs).
 
     Declines:
         - padding, an output_padding or output_shape, dilation, groups

@@ -496,3 +496,27 @@ def test_memory_grows_neither_with_tensors_nor_with_samples() -> None:
     )
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) < 100, "MiB; all tensors together are 480"
+
+
+def test_means_of_channels_are_averaged_over_the_samples() -> None:
+    text = """
+        g (float[2,3,4] x, float[N,4] free) => (float[2,5,2] c, float[2,4] m, float[N,2] n) {
+            c = Conv(x, cw)
+            f = Flatten(x)
+            m = MatMul(f, mw)
+            n = Gemm(free, nw)
+        }"""
+    rng = np.random.default_rng(0)
+    samples = [
+        {"x": rng.random((2, 3, 4), np.float32), "free": rng.random((n, 4), np.float32)} for n in (2, 5)
+    ]
+    model = graphs.weighted(text, cw=(5, 3, 3), mw=(12, 4), nw=(4, 2))
+    found = measure(model, samples, channels=True).means
+    wanted = {
+        ("x", 1): np.mean([s["x"].mean(axis=(0, 2)) for s in samples], axis=0),
+        ("f", -1): np.mean([s["x"].reshape(2, 12).mean(axis=0) for s in samples], axis=0),
+        ("free", -1): np.mean([s["free"].mean(axis=0) for s in samples], axis=0),
+    }
+    assert found.keys() == wanted.keys()
+    for key, mean in wanted.items():
+        assert found[key] == pytest.approx(mean, rel=1e-5)

@@ -192,7 +192,7 @@ def test_a_saved_plan_applied_gives_the_same_bytes(tmp_path: Path) -> None:
     assert first.plan is not None and first.plan.fp32 and first.plan == again.plan == applied.plan
     for kind in ("onnx", "json"):
         assert len({(tmp_path / f"{n}.{kind}").read_bytes() for n in (1, 2, 3)}) == 1
-    assert "measuring ranges" in first.seconds and "measuring ranges" not in applied.seconds
+    assert not applied.repairs
 
 
 def test_an_edited_plan_is_applied_exactly(tmp_path: Path) -> None:
@@ -222,7 +222,6 @@ def test_rescaled_tensors_are_a_part_of_the_plan(tmp_path: Path) -> None:
         skip=("simplify",),
     )
     assert applied.plan == first.plan
-    assert "measuring ranges" not in applied.seconds
     for kind in ("onnx", "json"):
         assert (tmp_path / f"1.{kind}").read_bytes() == (tmp_path / f"2.{kind}").read_bytes()
 

@@ -36,6 +36,8 @@ class TypeRequest:
         tag: Name for new nodes' metadata.
         cast_bytes: Weights of at least so many bytes stay FP16 or BF16, with a Cast where FP32 is read.
         floats: The element types that are exchanged for one another; tensors of others stay.
+        refined: By the name of a constant of the main graph: gives the values to store, from its own and
+            these rounded to nearest.
     """
 
     node_type: Callable[[int, NodeProto], int]
@@ -47,6 +49,7 @@ class TypeRequest:
     tag: str = ""
     cast_bytes: float = math.inf
     floats: AbstractSet[int] = EXCHANGEABLE
+    refined: Mapping[str, Callable[[Array, Array], Array]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -235,9 +238,11 @@ class Tensors:
         key = (stored.name, dtype)
         if key not in self._converted:
             array = self._constants[stored.name]()
-            value = convert(array, dtype, stored.name)
+            value, main = convert(array, dtype, stored.name), self.parent is None
+            refine = self.request.refined.get(stored.name) if main and dtype != TensorProto.FLOAT else None
+            value = refine(array, value) if refine else value
             release(array)
-            name, main = self._fresh(stored.name, dtype), self.parent is None
+            name = self._fresh(stored.name, dtype)
             tensor = self.model.detached_tensor(name, value) if main else numpy_helper.from_array(value, name)
             self._converted[key] = tensor
         return self._converted[key].name

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto
+from onnx import GraphProto, NodeProto
 
 from rewriter.ir.graph.editor import GraphEditor
 from rewriter.ir.graph.match import back, optional_input, produced
@@ -16,6 +16,9 @@ from rewriter.ir.graph.view import GraphView
 from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import EXCHANGEABLE
 from rewriter.ir.model.tensors import Shape
+
+ChannelKey = tuple[str, int]
+"""A tensor of the main graph, and the axis of its channels as `summed_axes` gives it."""
 
 
 def is_quantised(graph: GraphView, tensor: str) -> bool:
@@ -62,6 +65,15 @@ def layout_obstacle(graph: GraphView, weight: str) -> str | None:
     if graph.dtype(weight) not in EXCHANGEABLE:
         return "its weight is of a type that TensorRT has no product for"
     return None
+
+
+def summed_axes(graph: GraphProto) -> Iterator[tuple[NodeProto, int]]:
+    """The products of a graph by an initializer, with the axis of their data that they sum over: 1 or -1."""
+    initializers = {tensor.name for tensor in graph.initializer}
+    for node in graph.node:
+        conv = node.op_type == "Conv"
+        if (conv or node.op_type in ("MatMul", "Gemm")) and node.input[1] in initializers:
+            yield node, 1 if conv else -1
 
 
 def is_transposed(node: NodeProto) -> bool:

@@ -125,12 +125,12 @@ def attempt(job: FixJob, subject: Subject) -> Attempt:
     making = Making(job, subject, list(measured.passes), list(measured.warnings))
     plan = making.plan(measured.model, measured.ranges) if job.phases.lowering else None
     if plan is not None and job.goal is not None:
-        plan = making.searched(measured.model, plan, job.goal)
+        plan = making.searched(measured, plan, job.goal)
     unscaled: Mapping[tuple[int, str], Range] = {}
     if plan is not None and job.plan is None:
         plan = replace(plan, exponents=making.exponents())
         unscaled = unscaled_overflows(plan, measured.ranges)
-    fixed = making.rewrite(measured.model, job.phases.lowering, plan)
+    fixed = making.rewrite(measured.model, job.phases.lowering, plan, measured.ranges)
     checks, engine = _checked(job, subject.judge, measured.checks, fixed, plan)
     if making.search is not None and not job.repairing:
         checks = (*checks, making.search.check)

@@ -23,6 +23,7 @@ from rewriter.jobs.fix.refusals import near_names
 from rewriter.jobs.search.goal import Found, Goal
 from rewriter.jobs.search.run import search
 from rewriter.judge.verdict import Check
+from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.driver import Driver, PassResult
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.figures.outputs import OutputComparison
@@ -68,12 +69,12 @@ class Measured:
         if key not in subject.measured:
             making = Making(job, subject, warnings=list(subject.warnings))
             model, ranges = making.rewrite(subject.original, phases.structural), Ranges()
-            if job.plan is not None:  # it holds the results of the measuring passes
-                model = making.rewrite(model, phases.measuring, job.plan) if phases.measuring else model
-            elif phases.measuring or phases.lowering:
+            if job.plan is not None and phases.measuring:  # it holds their results
+                model = making.rewrite(model, phases.measuring, job.plan)
+            if phases.measuring or phases.lowering:
                 ranges = making.ranges(model)
-                if phases.measuring:
-                    model, ranges = making.rewritten_by_ranges(model, phases.measuring, ranges)
+            if job.plan is None and phases.measuring:
+                model, ranges = making.rewritten_by_ranges(model, phases.measuring, ranges)
             outputs, ranges.outputs = ranges.outputs, {}  # once compared, they need no memory any more
             checks = tuple(subject.judge.structure(model, making.changed(), outputs))
             subject.measured[key] = cls(model, ranges, tuple(making.passes), checks, tuple(making.warnings))
@@ -102,7 +103,8 @@ class Making:
         job = self.job  # what the user keeps in FP32 stands in the plan that excludes the options
         kept = Kept(job.wish.keep_nodes, job.wish.keep_ops) if job.plan is None else kept_by_user(job.plan)
         with stage("rewriting"):
-            context = Context(job.opset, job.target, plan, ranges, kept)
+            means = ranges.means if ranges is not None else {}
+            context = Context(job.opset, job.target, plan, ranges, means, kept)
             rewritten, results = driver.run(model, steps, context)
         self.passes.extend(results)
         return rewritten
@@ -125,7 +127,7 @@ class Making:
             done, wide = partial(stage.report, "measuring ranges", total=len(samples)), reference(model)
             # of a model in FP32 they are what the check of its structure compares
             judged = self.subject.judge.places if wide is model else ()
-            ranges = measure(wide, samples, outputs_of=judged, progress=done)
+            ranges = measure(wide, samples, outputs_of=judged, channels=True, progress=done)
         ranges.real = samples.source.real
         if ranges.unsupported:
             self.warnings.append(
@@ -159,12 +161,21 @@ class Making:
             self.warnings.extend(free_fp32.refusals(job.target))
         return plan
 
-    def searched(self, structured: Model, plan: Plan, goal: Goal) -> Plan:
+    def searched(self, measured: Measured, plan: Plan, goal: Goal) -> Plan:
         """Returns the plan that reaches the goal; a goal out of reach is reported as a failed check."""
-        job, subject = self.job, self.subject
+        job, subject, ranges = self.job, self.subject, measured.ranges
+        unbiased = MixedPrecision(job.wish.epilogues, "unbiased") in job.phases.lowering
+        means_of = Context(ranges=ranges, means=ranges.means) if unbiased else None
         with subject.stage("searching"):
             self.search, warnings = search(
-                subject.original, structured, subject.fitting, plan, goal, job.accumulation, job.target
+                subject.original,
+                measured.model,
+                subject.fitting,
+                plan,
+                goal,
+                job.accumulation,
+                job.target,
+                means_of,
             )
         self.warnings.extend(warnings)
         return self.search.plan

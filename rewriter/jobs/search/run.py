@@ -13,7 +13,7 @@ from itertools import islice, zip_longest
 
 import numpy as np
 
-from rewriter.ir.base import Target
+from rewriter.ir.base import Context, Target
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan
 from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable, processor_s
@@ -48,6 +48,7 @@ def search(
     goal: Goal,
     accumulation: Accumulation,
     target: Target,
+    means_of: Context | None,
 ) -> tuple[Found, tuple[str, ...]]:
     """Searches from the rules' plan of a model.
 
@@ -55,6 +56,7 @@ def search(
         original: The model that plans are compared with.
         structured: The model that `plan`, the rules' plan, is for.
         accumulation: Type of the emulated sums.
+        means_of: As for `lowered`.
 
     Returns:
         The outcome, and sentences for the user.
@@ -84,6 +86,7 @@ def search(
         effort.judging_sums,
         effort.ranking_sums,
         target,
+        means_of,
     )
     result = (
         cheapest(trials, goal) if isinstance(goal, ErrorLimit) else most_accurate(trials, goal, effort.plans)

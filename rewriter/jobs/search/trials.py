@@ -21,15 +21,14 @@ from rewriter.hazards.planning.islands import is_residual_sum
 from rewriter.hazards.planning.planner import extend_plan, surveys
 from rewriter.hazards.quirks import lowered_for_defects
 from rewriter.hazards.survey import PrecisionRequest, Survey
-from rewriter.ir.base import Target
-from rewriter.ir.graph.casts import retype
+from rewriter.ir.base import Context, Target
 from rewriter.ir.graph.fusion import conv_depth, elementwise_after, kernel_results, reduces
 from rewriter.ir.graph.ops import ELEMENTWISE
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan, node_key
 from rewriter.jobs.search.goal import Found, Goal
 from rewriter.judge.expected import as_declared
-from rewriter.passes.mixed_precision import request
+from rewriter.passes.mixed_precision import lowered
 from rewriter.runtime.emulation import Accumulation, emulation
 from rewriter.runtime.emulation.accumulate import sum_error
 from rewriter.runtime.emulation.divergence import diverge
@@ -62,6 +61,7 @@ class Trials:
         model: The model that `plan`, the rules' plan, is for. Candidates are ranked and priced on it.
         expected: Outputs of the original in FP32 for each of `samples`.
         reason: The reason in the plan for a node that the search puts in FP32.
+        means_of: As for `lowered`.
         accumulation: Type of the sums of an emulated plan. `ranking_sums`: of those in the ranking.
         count: Number of whole models that were evaluated.
     """
@@ -75,6 +75,7 @@ class Trials:
     accumulation: Accumulation = "fp16"
     ranking_sums: Accumulation = "fp16"
     target: Target = field(default_factory=Target)
+    means_of: Context | None = None
     count: int = 0
     _plans: dict[Candidate, Plan] = field(default_factory=dict)
     _values: dict[frozenset[str], float] = field(default_factory=dict)
@@ -99,18 +100,18 @@ class Trials:
         plan = self.plan_of(added)
         if plan.fp32 not in self._values:
             self.count += 1
-            lowered = self._lowered(plan)
-            model = emulation(lowered, self.accumulation, tf32=True)
+            low = self._lowered(plan)
+            model = emulation(low, self.accumulation, tf32=True)
             with Session(model) as session:
                 values = [
-                    self.metric.worst(expected, session.run(as_declared(lowered, sample)))
+                    self.metric.worst(expected, session.run(as_declared(low, sample)))
                     for sample, expected in zip(self.samples, self.expected, strict=True)
                 ]
             self._values[plan.fp32] = min(values) if self.metric.least else max(values)
         return self._values[plan.fp32]
 
     def _lowered(self, plan: Plan) -> Model:
-        return retype(self.model, request(self.model, plan, ""))
+        return lowered(self.model, plan, self.means_of)
 
     def latency_us(self, added: Candidate) -> float:
         """Returns the estimated time of a candidate's plan."""

@@ -13,6 +13,7 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from rewriter.ir.graph import constant_value, label
+from rewriter.ir.graph.weights import ChannelKey
 from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.model.graphs import schema_of
 from rewriter.ir.model.tensors import FLOATS
@@ -36,6 +37,7 @@ class Ranges(dict[Key, Range]):
         unsupported: Operators without a kernel, sorted.
         real: False for random samples: on the user's data, a tensor may be far smaller.
         outputs: The model's outputs for some samples, by place; none if part of it cannot run.
+        means: Means of channels, if asked for, averaged over the samples.
     """
 
     unsupported: tuple[str, ...] = ()
@@ -44,6 +46,7 @@ class Ranges(dict[Key, Range]):
     def __init__(self, ranges: Mapping[Key, Range] | Iterable[tuple[Key, Range]] = ()) -> None:
         super().__init__(ranges)
         self.outputs: dict[int, Mapping[str, Array]] = {}
+        self.means: dict[ChannelKey, Array] = {}
 
 
 def measure(
@@ -51,6 +54,7 @@ def measure(
     samples: Iterable[Mapping[str, Array]],
     *,
     outputs_of: Collection[int] = (),
+    channels: bool = False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Ranges:
     """Ranges of all float tensors, subgraphs included, over all samples.
@@ -59,6 +63,7 @@ def measure(
         model: Computes in FP32; see `emulation.reference`.
         samples: Feeds; one is in memory at a time.
         outputs_of: Places of samples for which the outputs are kept, too, as without statistics.
+        channels: Also measure the means of the channels that products by initializers sum over.
         progress: Called with the number of samples done.
 
     Raises:
@@ -66,9 +71,9 @@ def measure(
     """
     ranges = Ranges(constant_ranges(model))
     unsupported = _Unsupported(model)
-    probe, session = _open(model, unsupported)
+    probe, session = _open(model, unsupported, channels)
     ranges.unsupported = tuple(sorted(unsupported.ops))
-    vectors = {name: None for pack in probe.packs for name in pack.vectors}
+    vectors = {name: None for pack in probe.packs for name in pack.vectors} | dict.fromkeys(probe.means)
     size = len(probe.keys)
     highs, lows, means, runs = np.full(size, -np.inf), np.full(size, np.inf), np.zeros(size), np.zeros(size)
     if session is not None:
@@ -80,6 +85,9 @@ def measure(
                 high, low, mean, ran = probe.read(values)
                 highs, lows = np.fmax(highs, high), np.fmin(lows, low)
                 means, runs = means + mean, runs + ran
+                for channels_of, means_of in probe.read_means(values):
+                    before = ranges.means.get(channels_of, np.zeros_like(means_of))
+                    ranges.means[channels_of] = before + (means_of - before) / (place + 1)
                 progress(place + 1)
     rows = zip(probe.keys, *(column.tolist() for column in (highs, lows, means, runs)), strict=True)
     ranges.update((key, _range(high, low, mean / ran)) for key, high, low, mean, ran in rows if ran)
@@ -89,10 +97,10 @@ def measure(
     return ranges
 
 
-def _open(model: Model, unsupported: _Unsupported) -> tuple[Instrumented, Session | None]:
+def _open(model: Model, unsupported: _Unsupported, channels: bool) -> tuple[Instrumented, Session | None]:
     """The instrumented model without operators that have no kernel; no session if nothing is left."""
     while True:
-        probe = instrument(model, unsupported)
+        probe = instrument(model, unsupported, channels)
         if not probe.keys:
             return probe, None
         try:

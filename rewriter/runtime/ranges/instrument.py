@@ -16,11 +16,12 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from rewriter.ir.graph import attribute, reads
 from rewriter.ir.graph.ops import SAME_VALUES
+from rewriter.ir.graph.weights import ChannelKey, summed_axes
 from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, holds_graphs, subgraphs, walk_graphs
 from rewriter.ir.model.graphs import refill
 from rewriter.ir.model.schemas import embeds
 from rewriter.ir.model.tensors import FLOATS, Facts
-from rewriter.runtime.ranges.reductions import Emitter, Key, Pack, Reductions, joined
+from rewriter.runtime.ranges.reductions import BLOCK, Emitter, Key, Pack, Reductions, joined
 
 _OVER_RUNS = ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceSum")
 """Reductions of highs, lows, means and runs over the iterations of a loop."""
@@ -39,11 +40,13 @@ class Instrumented:
     Attributes:
         packs: The meaning of the outputs that it has beside its own.
         copies: Tensors with the range of another one, ordered so that the other range is known first.
+        means: By the name of an output, the tensors whose channels' means it holds, with their numbers.
     """
 
     model: Model
     packs: tuple[Pack, ...]
     copies: tuple[tuple[Key, Key], ...]
+    means: Mapping[str, Sequence[tuple[ChannelKey, int]]]
 
     @property
     def keys(self) -> tuple[Key, ...]:
@@ -59,9 +62,16 @@ class Instrumented:
                 column.append(vector)
         return tuple(np.concatenate(column) for column in columns)
 
+    def read_means(self, outputs: Mapping[str, Array]) -> Iterator[tuple[ChannelKey, Array]]:
+        """The means of channels in one sample, in float64."""
+        for name, channels in self.means.items():
+            ends = np.cumsum([size for _, size in channels])[:-1]
+            parts = np.split(outputs[name].astype(np.float64), ends)
+            yield from zip((key for key, _ in channels), parts, strict=True)
 
-def instrument(model: Model, refuses: Refuses) -> Instrumented:
-    """A copy of `model` that computes statistics on top of its outputs.
+
+def instrument(model: Model, refuses: Refuses, channels: bool = False) -> Instrumented:
+    """A copy of `model` that computes statistics on top of its outputs, with `channels` also their means.
 
     Nodes of the main graph that `refuses` accepts are left out, with nodes that contain or depend on one, and
     then the model's outputs are, too.
@@ -69,23 +79,33 @@ def instrument(model: Model, refuses: Refuses) -> Instrumented:
     result = model.copy()
     graph = result.proto.graph
     run = _Run(model.facts(), max(model.opset, 1))
+    for node, axis in summed_axes(graph) if channels else ():
+        run.axes.setdefault(node.input[0], set()).add(axis)
     if unreachable := _unreachable(graph, refuses):
         del graph.output[:]
     packs = _Scope(run, graph, 0).instrument(unreachable)
     del graph.value_info[:]
     for pack in packs:
         graph.output.extend(_values(pack))
-    return Instrumented(result, tuple(packs), tuple(run.copies))
+    for name, parts in run.means.items():
+        size = sum(size for _, size in parts)
+        graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [size]))
+    return Instrumented(result, tuple(packs), tuple(run.copies), run.means)
 
 
 @dataclass
 class _Run:
-    """State that all scopes of one call share; `scopes` counts the graphs so far."""
+    """State that all scopes of one call share; `scopes` counts the graphs so far.
+
+    `axes` are those whose channels are averaged, by tensor of the main graph, `means` as in `Instrumented`.
+    """
 
     facts: Facts
     opset: int
     names: Iterator[str] = field(default_factory=lambda: map("rewriter/range/{}".format, itertools.count()))
     copies: list[tuple[Key, Key]] = field(default_factory=list)
+    axes: dict[str, set[int]] = field(default_factory=dict)
+    means: dict[str, list[tuple[ChannelKey, int]]] = field(default_factory=dict)
     scopes: int = 0
 
 
@@ -103,18 +123,24 @@ class _Scope:
         self.reductions = Reductions(self.emit)
         self.known = {t.name for t in graph.initializer}
         self.lifted: list[Pack] = []
+        self.means: list[tuple[str, ChannelKey, int]] = []
 
     def instrument(self, unreachable: Collection[int] = ()) -> list[Pack]:
         """Adds each reduction directly after the tensor that it reads, so that no tensor lives longer."""
         for value in self.graph.input:
             if value.name not in self.known:
                 self._measure(value.name)
+            self._average(value.name)
         for position, node in enumerate(self.graph.node):
             if position in unreachable:
                 self.run.scopes += sum(1 for g in subgraphs(node) for _ in walk_graphs(g))
             else:
                 self._visit(node)
         packs = [*self.reductions.finish(), *self.lifted]
+        for start in range(0, len(self.means), BLOCK):
+            block = self.means[start : start + BLOCK]
+            name = self.emit.add("Concat", [vector for vector, *_ in block], axis=0)
+            self.run.means[name] = [(key, size) for _, key, size in block]
         refill(self.graph.node, self.nodes)
         return packs
 
@@ -130,6 +156,19 @@ class _Scope:
                 self.run.copies.append(((self.index, name), source))
             else:
                 self._measure(name)
+            self._average(name)
+
+    def _average(self, name: str) -> None:
+        """Averages the channels of a tensor that a product by an initializer reads."""
+        facts = self.facts.get(name)
+        for axis in sorted(self.run.axes.get(name, ())) if self.parent is None else ():
+            if facts is None or facts.shape is None or facts.dtype not in FLOATS:
+                continue
+            size, rank = facts.shape[axis], len(facts.shape)
+            if isinstance(size, int) and rank > 1:
+                wide = self.reductions.widened(name, facts)
+                others = (other for other in range(rank) if other != axis % rank)
+                self.means.append((self.emit.over("ReduceMean", wide, *others), (name, axis), size))
 
     def _copied(self, node: NodeProto) -> Key | None:
         """The measured tensor, of this graph or an enclosing one, whose values a node hands on.
@@ -222,7 +261,7 @@ class _Scope:
         vectors = []
         for rows, op, neutral, size in zip(outputs, _OVER_RUNS, _NEUTRAL, pack.sizes, strict=True):
             none = self.emit.constant(np.full((1, size), neutral), np.float32)
-            vectors.append(self.emit.over(op, self.emit.add("Concat", [none, rows], axis=0), axis=0))
+            vectors.append(self.emit.over(op, self.emit.add("Concat", [none, rows], axis=0), 0))
         self.lifted.append(replace(pack, vectors=tuple(vectors)))
 
 

@@ -88,11 +88,11 @@ class Emitter:
     def constant(self, value: object, dtype: type[np.generic]) -> str:
         return self.add("Constant", [], value=numpy_helper.from_array(np.asarray(value, dtype)))
 
-    def over(self, op: str, source: str, axis: int) -> str:
-        """Reduces a matrix over one axis to a vector."""
+    def over(self, op: str, source: str, *axes: int) -> str:
+        """Reduces a tensor over some axes."""
         if self.opset >= (13 if op == "ReduceSum" else _AXES_INPUT_OPSET):
-            return self.add(op, [source, self.constant([axis], np.int64)], keepdims=0)
-        return self.add(op, [source], axes=[axis], keepdims=0)
+            return self.add(op, [source, self.constant(axes, np.int64)], keepdims=0)
+        return self.add(op, [source], axes=axes, keepdims=0)
 
     def stack(self, tensors: Sequence[str]) -> str:
         """Stacks tensors of one shape along a new first axis."""
@@ -126,9 +126,7 @@ class Reductions:
 
     def measure(self, key: Key, facts: TensorFacts) -> None:
         """Reduces a float tensor at once, to free its memory early, or with others if it is small."""
-        source = key[1]
-        if facts.dtype != TensorProto.FLOAT:
-            source = self.emit.add("Cast", [source], to=TensorProto.FLOAT)
+        source = self.widened(key[1], facts)
         shape = facts.sizes
         if shape is None or not 0 < prod(shape) <= SMALL or self.emit.opset < _SEQUENCE_OPSET:
             self._reduce(key, source, shape)
@@ -137,6 +135,12 @@ class Reductions:
         waiting.append((key, source))
         if len(waiting) == BLOCK:
             self._packs.append(self._reduce_stack(shape, self._waiting.pop(shape)))
+
+    def widened(self, tensor: str, facts: TensorFacts) -> str:
+        """A tensor of floats in FP32."""
+        if facts.dtype == TensorProto.FLOAT:
+            return tensor
+        return self.emit.add("Cast", [tensor], to=TensorProto.FLOAT)
 
     def finish(self) -> list[Pack]:
         """Reduces the waiting tensors, and packs the other scalars."""
@@ -161,7 +165,7 @@ class Reductions:
         stacked = self.emit.stack([source for _, source in waiting])
         rows = self.emit.constant([len(waiting), prod(shape)], np.int64)
         matrix = self.emit.add("Reshape", [stacked, rows])
-        high, low, total = (self.emit.over(op, matrix, axis=1) for op in REDUCTIONS)
+        high, low, total = (self.emit.over(op, matrix, 1) for op in REDUCTIONS)
         size = self.emit.constant(prod(shape), np.float32)
         return self._pack([key for key, _ in waiting], (high, low, total), size)
 
