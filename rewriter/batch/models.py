@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rewriter.hooks.precommit import data_beside
 from rewriter.ir.errors import UsageError
 from rewriter.pipeline.config import Configuration
 from rewriter.pipeline.options import BatchCommand, FixOptions
@@ -72,9 +73,8 @@ def _resolved(entry: Entry, options: Mapping[str, Any], configuration: Configura
     with resolved.errors_name_sources():
         arguments = resolved.arguments("fix")
         FixOptions(**arguments)
-    beside = entry.model.with_suffix(".npz")
-    if beside.is_file() and not {"inputs", "input_shapes", "plan"} & arguments.keys():
-        arguments["inputs"] = beside
+    if not {"inputs", "input_shapes", "plan"} & arguments.keys():
+        arguments |= data_beside(entry.model)
     return replace(entry, options=arguments)
 
 

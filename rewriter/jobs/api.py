@@ -37,7 +37,11 @@ def _verb(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         names = list(signature.parameters)
         if wrong := next((name for name in kwargs if name not in names and not takes_options), None):
             raise unknown(wrong, "there is no such keyword", "", names)
-        _require_share(kwargs.get("max_latency_cost"))
+        cost: Any = kwargs.get("max_latency_cost")
+        if isinstance(cost, (int, float)) and not isinstance(cost, bool) and 1.0 <= cost < math.inf:
+            # as on the command line: 20 may be 20 % or 20 times
+            hint = f'"{cost:g}%" is that much more latency, "{cost:g}x" that many times of it'
+            raise UsageError(f"it cannot be {cost:g}", option="max-latency-cost", hint=hint)
         for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
             if not takes_options or name == "output":  # the job itself checks those of an options class
                 try:
@@ -48,13 +52,6 @@ def _verb(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         return job(*args, **kwargs)
 
     return verb
-
-
-def _require_share(cost: Any) -> None:
-    """Asks what a whole number means, as the command line does: 20 may be 20 % or 20 times."""
-    if isinstance(cost, (int, float)) and not isinstance(cost, bool) and 1.0 <= cost < math.inf:
-        hint = f'"{cost:g}%" is that much more latency, "{cost:g}x" that many times of it'
-        raise UsageError(f"it cannot be {cost:g}", option="max-latency-cost", hint=hint)
 
 
 fix = _verb(fix_job)

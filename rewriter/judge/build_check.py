@@ -226,11 +226,20 @@ def _network_faults(report: BuildReport, expected: BuildExpectation) -> Iterator
     norms, wanted = report.count("NORMALIZATION"), expected.layer_normalizations
     if norms < wanted:
         yield f"the model has {wanted} normalisation operators, the network {norms} NORMALIZATION layers"
-    mismatches = list(_mismatches(report, expected.tensor_types))
+    mismatches = [
+        f"tensor {name} of {node} is {dtype}, planned {planned}"
+        for name, dtype, node in report.types()
+        if (planned := NETWORK_TYPES.get(expected.tensor_types.get(name, 0))) not in (None, dtype)
+    ]
     yield from mismatches[:LISTED]
     if len(mismatches) > LISTED:
         yield f"and {len(mismatches) - LISTED} more tensors of another type than planned"
-    halves = _halves(report, expected.norms_in_range)
+    halves = [  # the warning names no nodes
+        layer.node or layer.name
+        for layer in report.layers
+        if layer.type == "REDUCE"
+        and any(d == "HALF" and logical_name(t) not in expected.norms_in_range for t, d in layer.outputs)
+    ]
     warned = any(NORM_IN_FP16 in warning for warning in report.warnings)
     if warned and (halves or not expected.norms_in_range):
         listed = ", ".join(halves[:LISTED]) or "none"
@@ -238,20 +247,3 @@ def _network_faults(report: BuildReport, expected: BuildExpectation) -> Iterator
             "TensorRT warns of a decomposed norm in FP16, whose squares may overflow; "
             f"reductions in FP16: {listed}"
         )
-
-
-def _mismatches(report: BuildReport, planned: Mapping[str, int]) -> Iterator[str]:
-    for name, dtype, node in report.types():
-        wanted = NETWORK_TYPES.get(planned.get(name, 0))
-        if wanted is not None and dtype != wanted:
-            yield f"tensor {name} of {node} is {dtype}, planned {wanted}"
-
-
-def _halves(report: BuildReport, in_range: frozenset[str]) -> list[str]:
-    """Returns the FP16 reductions whose outputs are not `in_range`, since the warning names no nodes."""
-    return [
-        layer.node or layer.name
-        for layer in report.layers
-        if layer.type == "REDUCE"
-        and any(dtype == "HALF" and logical_name(tensor) not in in_range for tensor, dtype in layer.outputs)
-    ]

@@ -127,37 +127,35 @@ def weigh(
     return Judged(tuple(rounds), value, allowed, passed, worst)
 
 
-def judge(expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standard: Standard) -> Judged:
+def run_check(
+    expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standard: Standard, seconds: float = 0.0
+) -> tuple[Check, Judged]:
     """Compares every sample of every build with the original's outputs; the worst counts.
 
     Args:
         expected: The original's outputs in FP32 for each sample; iterated once for each build.
+
+    Returns:
+        The check of the builds, and their figures.
     """
     metric, worst = named(standard.tolerance.metric), WorstOutputs()
-    judged, runs = list[Judged](), list[BuildRun]()
+    weighed, runs, tolerance = list[Judged](), list[BuildRun](), standard.tolerance
     for outcome in outcomes:
         error = None
         if outcome.ran:
             values = (outcome.values(sample) for sample in range(len(outcome.outputs)))
-            judged.append(weigh(expected, values, standard, worst, outcome.build))
-            error = judged[-1].error
+            weighed.append(weigh(expected, values, standard, worst, outcome.build))
+            error = weighed[-1].error
         runs.append(BuildRun(outcome.build, outcome.status, outcome.problem, error, outcome.latency))
     errors = [run.error for run in runs if run.error is not None]
-    return Judged(
-        tuple(outputs for one in judged for outputs in one.rounds),
+    judged = Judged(
+        tuple(outputs for one in weighed for outputs in one.rounds),
         metric.worst_of(errors),
-        max((one.allowed for one in judged), default=standard.tolerance.value),
-        bool(judged) and all(o.ran for o in outcomes) and all(one.passed for one in judged),
+        max((one.allowed for one in weighed), default=tolerance.value),
+        bool(weighed) and all(o.ran for o in outcomes) and all(one.passed for one in weighed),
         worst,
         tuple(runs),
     )
-
-
-def run_check(
-    expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standard: Standard, seconds: float = 0.0
-) -> tuple[Check, Judged]:
-    """Returns the check of a model's builds, and their figures; `expected` as for `judge`."""
-    judged, tolerance = judge(expected, outcomes, standard), standard.tolerance
     failed = [outcome for outcome in outcomes if not outcome.ran]
     details = [f"allowed: {tolerance.source}"]
     for outcome in failed:
@@ -182,7 +180,6 @@ def run_check(
     if judged.error is not None:
         summary = f"{where.library} on {where.device}: {check.error_words(judged.allowed)}"
         if len(outcomes) > 1:
-            errors = [run.error for run in judged.builds if run.error is not None]
             summary += f" ({min(errors):.3g} to {max(errors):.3g} over {len(outcomes)} builds)"
         summary += f"; {len(failed)} of {len(outcomes)} builds did not run" if failed else ""
         check = replace(check, summary=summary)

@@ -139,7 +139,7 @@ def test_attention_is_searched_if_the_target_fuses_it_in_any_type() -> None:
 
 def test_a_clearly_better_plan_is_chosen() -> None:
     found = most_accurate(trials_of(graphs.graph(CANCELLING)), Budget(10.0))
-    assert {"0:a", "0:s"} <= found.plan.fp32 and found.refused is None
+    assert {"0:a", "0:s"} <= found.plan.fp32
     assert found.value <= (1.0 - LEAST_GAIN) * found.before
 
 
@@ -153,9 +153,7 @@ LITTLE = """
 def test_the_rules_plan_is_kept_if_the_gain_is_small() -> None:
     """Input and output are FP16 and always rounded: that is most of the error."""
     found = most_accurate(trials_of(graphs.graph(LITTLE), io="fp16"), Budget(10.0))
-    assert found.refused is not None and 0.9 * found.before < found.refused < found.before
     assert not found.plan.fp32 and found.value == found.before and found.cost_us == 0.0
-    assert "the rules' plan is kept" in found.summary
 
 
 SELECTING = """

@@ -20,7 +20,7 @@ from rewriter.judge.build_check import (
     check_original_build,
     judged_report,
 )
-from rewriter.judge.judge import Standard, judge, run_check, weigh
+from rewriter.judge.judge import Standard, run_check, weigh
 from rewriter.judge.verdict import Check
 from rewriter.runtime.engines.build import BuildOptions, BuildReport, NetworkLayer, ParserError
 from rewriter.runtime.engines.protocol import EngineOutcome
@@ -168,17 +168,17 @@ L2 = Standard(Tolerance(0.1, "relative-l2", "a test"))
 def test_the_worst_sample_of_the_worst_build_is_judged(tmp_path: Path) -> None:
     truth = [{"y": np.ones(4)}] * 2
     builds = outcomes(tmp_path, np.array([0.01, 0.02]), np.array([0.2, 0.0]))
-    found = judge(truth, builds, L2)
-    assert not found.passed and judge(truth, builds[:1], L2).passed
+    found = run_check(truth, builds, L2)[1]
+    assert not found.passed and run_check(truth, builds[:1], L2)[1].passed
     assert [run.error for run in found.builds] == pytest.approx([0.02, 0.2])
     assert found.error == pytest.approx(0.2)
     assert (found.worst.statistics[0].build, found.worst.statistics[0].sample) == (1, 0)
     crashed = EngineOutcome("fixed", 1, "crashed", "SIGSEGV")
-    assert not judge(truth, [builds[0], crashed], L2).passed, "a build that did not run fails the others"
+    assert not run_check(truth, [builds[0], crashed], L2)[1].passed, "one that did not run fails the others"
 
 
 def test_an_output_of_another_shape_fails(tmp_path: Path) -> None:
-    found = judge([{"y": np.ones(5)}], outcomes(tmp_path, 0.0), L2)
+    found = run_check([{"y": np.ones(5)}], outcomes(tmp_path, 0.0), L2)[1]
     assert (found.passed, found.error) == (False, math.inf)
     assert "shape (4,), expected (5,)" in found.comparisons[0].note
 

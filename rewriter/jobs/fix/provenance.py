@@ -32,8 +32,6 @@ KEPT = "rewriter.kept"
 UNFINISHED = "not verified to the end"
 """The verdict of a run that was interrupted."""
 
-CHUNK = 1 << 20
-
 
 def source_hash(source: Any, original: Model) -> str:
     """SHA-256 of the source: of its file, then its files of weights, in the order of their names.
@@ -44,8 +42,7 @@ def source_hash(source: Any, original: Model) -> str:
     if isinstance(source, (str, os.PathLike)):
         for path in (Path(source), *sorted(original.files)):
             with path.open("rb") as stream:
-                while part := stream.read(CHUNK):
-                    digest.update(part)
+                hashlib.file_digest(stream, lambda: digest)
     else:
         digest.update(original.proto.SerializeToString(deterministic=True))
         for name in sorted(original.weights):

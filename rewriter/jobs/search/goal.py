@@ -67,7 +67,6 @@ class Found:
         before: The metric of the rules' plan.
         emulations: Number of whole emulations, the ranking included.
         cost_us: Estimated extra time of `plan` over `base_us`, the time of the rules' plan.
-        refused: The best metric of the evaluated plans, if it is too little better than the rules' plan's.
     """
 
     goal: Goal
@@ -78,7 +77,6 @@ class Found:
     emulations: int
     cost_us: float
     base_us: float
-    refused: float | None = None
     seconds: float = 0.0
 
     @property
@@ -93,9 +91,6 @@ class Found:
         if not self.met:
             best = f"with every node in FP32, matrix products in TF32, it is {self.value:.3g}"
             return f"{self.goal} cannot be met: {best}; {effort}"
-        if self.refused is not None:
-            figures = f"{self.goal.metric} {self.before:.3g}, {self.refused:.3g} at best"
-            return f"{self.goal}: the rules' plan is kept: {figures}; {effort}"
         share = f" ({self.cost_us / self.base_us:+.2%})" if self.base_us else ""
         cost = f"estimated cost {self.cost_us:.3g} us{share}, {ORIGIN}"
         name = " is met: " if isinstance(self.goal, ErrorLimit) else f": {self.goal.metric} "

@@ -130,20 +130,17 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
-    rules, base = Candidate(), trials.latency_us(Candidate())
+    base = trials.latency_us(Candidate())
     limit = base * (1.0 + budget.share)
     sequences = list(_sequences(trials, base * budget.share))
     turns = zip_longest(*(_shorter(trials, keys, limit) for keys in sequences))
     candidates = [candidate for turn in turns for candidate in turn if candidate is not None]
     within = (candidate for candidate in candidates if trials.latency_us(candidate) <= limit)
-    tried, best = list(islice(trials.different(within), most - 1)), rules
-    for candidate in sorted(tried, key=trials.latency_us):
+    best = Candidate()
+    for candidate in sorted(islice(trials.different(within), most - 1), key=trials.latency_us):
         if _gains(trials, candidate, best):
             best = candidate
-    sign = -1.0 if trials.metric.least else 1.0
-    closest = min([rules, *tried], key=lambda candidate: sign * trials.value(candidate))
-    refused = trials.value(closest) if best == rules != closest else None
-    return trials.found(budget, best, refused=refused)
+    return trials.found(budget, best)
 
 
 def _sequences(trials: Trials, budget_us: float) -> Iterator[list[str]]:

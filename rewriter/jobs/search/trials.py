@@ -125,12 +125,12 @@ class Trials:
                 seen.add(fp32)
                 yield candidate
 
-    def found(self, goal: Goal, added: Candidate, *, met: bool = True, refused: float | None = None) -> Found:
+    def found(self, goal: Goal, added: Candidate, *, met: bool = True) -> Found:
         """Returns the outcome of a search that ends with a candidate; see `Found`."""
         rules = Candidate()
         value, before, base = self.value(added), self.value(rules), self.latency_us(rules)
         cost = self.latency_us(added) - base
-        return Found(goal, met, self.plan_of(added), value, before, self.count, cost, base, refused)
+        return Found(goal, met, self.plan_of(added), value, before, self.count, cost, base)
 
     @cached_property
     def ranking(self) -> list[str]:
