@@ -226,7 +226,7 @@ def build(folder: Path, variant: str) -> None:
         return
     with tempfile.TemporaryDirectory(dir=folder) as place:
         samples = write_samples(Path(place) / "samples", held(folder))
-        settings = MeasureSettings("tensorrt-rtx", build_timeout_s=BUILD_S)
+        settings = MeasureSettings("tensorrt-rtx", timeout_s=BUILD_S)
         _, outcome = build_variant(Variant(name, path, samples), settings, target)
     if not outcome.ran:
         raise SystemExit(f"does not build: {outcome.problem[:200]}")
@@ -278,7 +278,7 @@ def measure_network(folder: Path, stage: str, *variants: str, engine: EngineName
         engines = {v: folder / f"{file_name(v)}.engine" for v in variants}
         built = {v: e for v, e in engines.items() if e.exists()}
         ready = [Variant(v, folder / f"{file_name(v)}.onnx", stored, engine=e) for v, e in built.items()]
-        settings = MeasureSettings(engine, timing=Timing(10, 30), run_timeout_s=RUN_S / 2)
+        settings = MeasureSettings(engine, timing=Timing(10, 30), timeout_s=RUN_S / 2)
         for outcome in measure(ready, settings, Path(place)):
             row: dict[str, Any] = {"problem": outcome.problem[:300]} if not outcome.ran else {}
             if outcome.ran:

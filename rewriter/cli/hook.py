@@ -9,7 +9,7 @@ import typer
 
 from rewriter.cli import Command, Group
 from rewriter.cli.exits import BAD_INPUT, FAILED, echo, print_error
-from rewriter.cli.parameters import FLAG, Outputs, with_options
+from rewriter.cli.parameters import Outputs, with_options
 from rewriter.cli.scan import run_scan
 from rewriter.ir.errors import RewriterError
 from rewriter.pipeline.options import FixCommand, ScanCommand
@@ -37,11 +37,7 @@ def scan(models: Models, outputs: Outputs, **given: Any) -> None:
 
 @app.command(cls=Command)
 @with_options(FixCommand, "inputs", "preset", "target")
-def fix(
-    models: Models,
-    build: Annotated[bool, typer.Option("--build", metavar=FLAG, help="Build with TensorRT, too")] = False,
-    **given: Any,
-) -> None:
+def fix(models: Models, **given: Any) -> None:
     """Fix committed models in their place, once each, and keep net.raw.onnx. Samples as for `hook scan`.
 
     Exits with 0 if nothing was to be done, with 1 if a file changed, with 2 if one could not be fixed.
@@ -54,7 +50,7 @@ def fix(
         try:
             if _skipped(model):
                 continue
-            if fix_committed(model, {**given, "build": build}):
+            if fix_committed(model, given):
                 codes.append(FAILED)
                 echo(f"{model}: fixed; review it, and add it; the original is {raw_path(model).name}")
             else:

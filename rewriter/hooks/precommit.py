@@ -42,7 +42,7 @@ def fix_committed(path: Path, options: dict[str, Any]) -> bool:
     git ignores the original from then on, in this clone (info/exclude).
 
     Args:
-        options: Those of `rewriter.fix`; `build` is off by default, since TensorRT's build is slow.
+        options: Those of `rewriter.fix`, without `build`: TensorRT's build is slow.
 
     Raises:
         RewriterError: it failed, or its verification did; the file is unchanged then.

@@ -84,9 +84,7 @@ def locate(
         exact = run(models[0], "upgrade-opset", opset=models[1].opset).model  # both in one session
         result = search.locate_by_emulation(exact, models[1], used, options, noted_sums(models[1]) or "fp16")
     else:
-        settings = MeasureSettings(
-            chosen, plugins=deployed.plugins, build_timeout_s=timeout, run_timeout_s=timeout
-        )
+        settings = MeasureSettings(chosen, plugins=deployed.plugins, timeout_s=timeout)
         shown = progress or (lambda *_: None)
         result = search.locate(*models, used, settings, options, deployed.profile, shown)
     notes += [*([] if samples.source.real else [samples.source.text]), *data_warnings(models[0], samples)]

@@ -106,8 +106,7 @@ def verify(
                 builds=request.builds,
                 timing=Timing() if request.timing else None,
                 plugins=deployed.plugins,
-                build_timeout_s=request.timeout,
-                run_timeout_s=request.timeout,
+                timeout_s=request.timeout,
             )
             with watch("running the engine"):
                 result = _on_engine(result, judge, *models, precision, settings, missing)

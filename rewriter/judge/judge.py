@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -109,7 +110,7 @@ def weigh(
     rounds: list[tuple[OutputComparison, ...]] = []
     values = []
     for sample, (exact, outputs) in enumerate(zip(expected, actual, strict=True)):
-        limit, kinds = tolerance.of_each_output, standard.kinds
+        limit, kinds = tolerance.value if by_output else math.inf, standard.kinds
         pairs = compare(exact, outputs, limit, as_sets=standard.as_sets, kinds=kinds)
         for one, pair in pairs:
             worst.add(one.name, pair, sample=sample, build=build)

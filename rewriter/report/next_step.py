@@ -56,7 +56,9 @@ def next_step(result: FixResult) -> NextStep:
         words = ["trtexec", f"--onnx={result.output}", f"--saveEngine={engine}", *_trtexec_shapes(profile)]
         command = f"{shlex.join(words)} $(cat {shlex.quote(str(result.constraints))})"
         return NextStep({"trtexec": command}, _verify(result), tuple(remarks))
-    target = _with_installed(result.target)
+    target = result.target
+    if target.library == "tensorrt" and not target.version:  # the release that is installed here
+        target = replace(target, version=numbers(installed_versions().get("tensorrt", ""))[:2])
     typing = _typing(target, _lowered(result))
     if target.library == "tensorrt" and not target.version:
         remarks.append(
@@ -82,12 +84,6 @@ def next_step(result: FixResult) -> NextStep:
         if not (shutil.which("polygraphy") or find_spec("polygraphy") or _chooses_types(target)):
             commands = {"python": _python(target, str(result.output), engine, profile), **commands}
     return NextStep(commands, _verify(result), tuple(remarks))
-
-
-def _with_installed(target: Target) -> Target:
-    """The target, with the release that is installed here if none was named."""
-    release = numbers(installed_versions().get("tensorrt", ""))[:2]
-    return target if target.library != "tensorrt" or target.version else replace(target, version=release)
 
 
 def _verify(result: FixResult) -> str:

@@ -102,7 +102,7 @@ def test_a_hang_is_killed_at_its_limit_and_the_others_are_measured(
     tmp_path: Path, samples: tuple[Path, ...]
 ) -> None:
     variants = [variant(ENDLESS, tmp_path, samples, "endless"), variant(DOUBLED, tmp_path, samples, "well")]
-    settings = MeasureSettings("onnxruntime", timing=QUICK, run_timeout_s=4.0)
+    settings = MeasureSettings("onnxruntime", timing=QUICK, timeout_s=4.0)
     endless, well = measure(variants, settings, tmp_path / "work")
     assert endless.status == "timeout"
     assert "no result within 4 s" in endless.problem
@@ -173,7 +173,7 @@ def test_a_refusal_of_the_parser_names_the_node(tmp_path: Path, samples: tuple[P
 
 @needs_rtx
 def test_a_build_has_a_time_limit(tmp_path: Path, samples: tuple[Path, ...]) -> None:
-    found = outcome(DOUBLED, tmp_path, samples, MeasureSettings("tensorrt-rtx", build_timeout_s=0.01))
+    found = outcome(DOUBLED, tmp_path, samples, MeasureSettings("tensorrt-rtx", timeout_s=0.01))
     assert found.status == "timeout"
     assert found.problem.startswith("the TensorRT build gave no result")
 

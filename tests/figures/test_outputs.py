@@ -18,7 +18,7 @@ from rewriter.runtime.figures.outputs import (
 )
 from rewriter.runtime.figures.pair import Pair, relative_l2
 from rewriter.runtime.figures.rows import assignment, row_groups
-from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance, precision_of
+from rewriter.runtime.figures.tolerances import TOLERANCES, precision_of
 
 NAN, INF = np.nan, np.inf
 
@@ -284,8 +284,3 @@ TABLE = [
 def test_the_coarsest_type_decides(text: str, precision: str, value: float) -> None:
     assert precision_of(graph(text)) == precision
     assert TOLERANCES[precision].value == value
-
-
-def test_another_metric_leaves_the_single_outputs_free() -> None:
-    assert TOLERANCES["fp16"].of_each_output == 5e-3
-    assert Tolerance(40.0, "psnr", "--tolerance").of_each_output == math.inf

@@ -134,14 +134,10 @@ class _Limits:
     name: str
     largest: float
 
-    @property
-    def end(self) -> str:
-        return f"{self.name} ends at {figure(self.largest)}"
-
     def held(self, reach: float) -> str:
         """The end of the sentence `... reach 8.2e7`."""
         near = "" if reach > self.largest else ", less than a factor of 2 away"
-        return f"{self.end}{near}"
+        return f"{self.name} ends at {figure(self.largest)}{near}"
 
 
 def _reach(decision: Decision) -> float:
@@ -198,7 +194,7 @@ def _of_fused(fused: Sequence[FusedNorm], limits: _Limits) -> Iterator[Cause]:
         top = max(measured.absmax for measured in ranges)
         what = (
             f"squares inside {count(len(wide), 'decomposed norm')} reach {figure(top * top)} (inputs "
-            f"{figure(top)}), {limits.end}"
+            f"{figure(top)}), {limits.held(top * top)}"
         )
         done = f"{'each is' if len(wide) > 1 else 'it is'} one {' or '.join(sorted({*ops}))} now, FP32 inside"
         yield Cause("unfused-norm", what, done, nodes, top * top, limits.largest)

@@ -84,12 +84,7 @@ class Judge:
         engine = self.deployment.choose().engine
         if engine is None or not (self.verify and self.build) or self.expected is None:
             return None
-        return MeasureSettings(
-            engine,
-            plugins=self.deployment.plugins,
-            build_timeout_s=self.timeout_s,
-            run_timeout_s=self.timeout_s,
-        )
+        return MeasureSettings(engine, plugins=self.deployment.plugins, timeout_s=self.timeout_s)
 
     @property
     def engine(self) -> EngineName | None:

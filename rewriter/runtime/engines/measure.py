@@ -107,7 +107,7 @@ def build_variant(
         timing_cache=settings.builds == 1,
     )
     try:
-        report = build(variant.path, options, timeout_s=settings.build_timeout_s)
+        report = build(variant.path, options, timeout_s=settings.timeout_s)
     except NativeError as error:
         return variant, _failed(outcome, error)
     if report.engine_bytes is None:
@@ -158,7 +158,7 @@ def _run(group: Sequence[Run], settings: MeasureSettings) -> None:
         group,
         settings,
         doing="the run",
-        limit_s=settings.run_timeout_s,
+        limit_s=settings.timeout_s,
         env=None if group[0].variant.tf32 else NO_TF32,
     )
     for run, outcome in zip(group, outcomes, strict=True):

@@ -83,15 +83,14 @@ class MeasureSettings:
         builds: How often each is built: builders choose kernels by timing them, so that two builds of
             one file differ. More than one leaves the timing cache out.
         timing: None measures no latency.
-        build_timeout_s: For each build. `run_timeout_s`: for the child that runs all of them.
+        timeout_s: For each build, and for the child that runs all of them.
     """
 
     engine: EngineName
     builds: int = 1
     timing: Timing | None = field(default_factory=Timing)
     plugins: tuple[Path, ...] = ()
-    build_timeout_s: float = 600.0
-    run_timeout_s: float = 600.0
+    timeout_s: float = 600.0
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from onnx import TensorProto
@@ -29,11 +28,6 @@ class Tolerance:
     value: float
     metric: str
     source: str
-
-    @property
-    def of_each_output(self) -> float:
-        """Largest relative L2 error of an output; infinite if another metric judges the outputs."""
-        return self.value if self.metric == RELATIVE_L2 else math.inf
 
 
 TOLERANCES = {

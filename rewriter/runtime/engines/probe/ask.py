@@ -56,7 +56,7 @@ def ask(
             # what is timed is timed in turn
             parts = [variants] if timed else [[variant] for variant in variants]
             rounds = timing if timed else None
-            settings = MeasureSettings(engine, timing=rounds, build_timeout_s=LIMIT_S, run_timeout_s=LIMIT_S)
+            settings = MeasureSettings(engine, timing=rounds, timeout_s=LIMIT_S)
             folders = (folder / f"engines-{number}" for number in range(len(parts)))
             outcomes = chain.from_iterable(pool.map(measure, parts, repeat(settings), folders))
             for number, ((probe, case), outcome) in enumerate(zip(group, outcomes, strict=True)):
