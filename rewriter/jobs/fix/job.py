@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,7 +14,8 @@ from typing import Any
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Pass, Stage, Target
 from rewriter.ir.errors import UsageError
-from rewriter.ir.model import check_model_output
+from rewriter.ir.model import check_model_output, data_files
+from rewriter.ir.model.output_files import special
 from rewriter.ir.model.stopwatch import Progress
 from rewriter.ir.plan import Plan
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
@@ -131,8 +133,22 @@ class FixJob:
         if path.is_dir():
             raise UsageError("the output is a folder", where=str(path), hint="name a file in it")
         check_model_output(path)
+        _require_space(path, source)
         named = isinstance(source, (str, os.PathLike)) and path.exists() and Path(source).exists()
         if named and not self.request.in_place and path.samefile(source):
             hint = "write elsewhere, or say `in-place` to replace the model"
             raise UsageError("the output is the input", where=str(path), hint=hint)
         return path
+
+
+def _require_space(path: Path, source: Any) -> None:
+    """Refuses an output for which its disk has no room: half of the original is the least that it needs."""
+    if special(path) or not isinstance(source, (str, os.PathLike)) or not Path(source).is_file():
+        return
+    files = (Path(source), *data_files(Path(source)))
+    needed = sum(file.stat().st_size for file in files if file.is_file()) // 2
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        have, lacking = (f"{size / 2**30:.1f} GiB" for size in (free, needed))
+        what = f"the disk has {have} free, and the result needs {lacking} at least"
+        raise UsageError(what, where=str(path), hint="name a folder on another disk")
