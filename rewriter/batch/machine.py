@@ -22,6 +22,8 @@ from rewriter.report.checks import judging_check
 
 POLL_SECONDS = 0.05
 
+KILLED = "killed, as a rule because memory ran out: `jobs=1` or `memory` leaves it more"
+
 Tick = Callable[[], None]
 """Raises what Ctrl-C and requests to end are."""
 
@@ -86,7 +88,10 @@ class Process:
         except UnbuildableError as error:
             outcome = Outcome("unbuildable", _line(error))
         except NativeError as error:
-            outcome = _gone(error, limit_s)
+            if error.cause == "timeout":
+                outcome = Outcome("timed out", f"stopped after {limit_s:g} s: `time-limit` allows more")
+            else:
+                outcome = Outcome("crashed", KILLED if error.cause == "SIGKILL" else error.cause)
         except RewriterError as error:
             outcome = Outcome("refused", _line(error))
         except Exception as error:
@@ -98,14 +103,6 @@ class Process:
         self.stopped = True
         if self.child is not None:
             self.child.kill()
-
-
-def _gone(error: NativeError, limit_s: float) -> Outcome:
-    """The outcome of a process that ended without one."""
-    if error.cause == "timeout":
-        return Outcome("timed out", f"stopped after {limit_s:g} s: `time-limit` allows more")
-    memory = "killed, as a rule because memory ran out: `jobs=1` or `memory` leaves it more"
-    return Outcome("crashed", memory if error.cause == "SIGKILL" else error.cause)
 
 
 def _line(error: RewriterError) -> str:

@@ -38,7 +38,12 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
         raise UsageError("it takes one model", where="rewriter fix", hint=hint)
     in_place = given.get("in_place", False)
     if output is None and not (in_place or given.get("dry_run")):
-        output = _beside(model)
+        output = model.with_suffix(".fixed.onnx")
+        if output.exists():
+            hint = "name the result with -o, or say `in-place` or `dry-run`"
+            raise UsageError(
+                "it exists, and is not replaced unless you name it", where=str(output), hint=hint
+            )
     resolved = configured(given, model, quiet=outputs.quiet)
     values, save_plan = resolved.values, given.get("save_plan")
     read = [model, *data_files(model), values["plan"], values["inputs"], resolved.configuration.file]
@@ -56,12 +61,3 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
     failed = result.verdict is not None and not result.verdict.passed
     if failed or (options.strict and options.verify and not result.proven):
         raise typer.Exit(FAILED)
-
-
-def _beside(model: Path) -> Path:
-    """The output where none is named: `net.fixed.onnx` beside `net.onnx`."""
-    output = model.with_suffix(".fixed.onnx")
-    if output.exists():
-        hint = "name the result with -o, or say `in-place` or `dry-run`"
-        raise UsageError("it exists, and is not replaced unless you name it", where=str(output), hint=hint)
-    return output

@@ -138,15 +138,11 @@ class Quirk:
 def table() -> tuple[Quirk, ...]:
     """The whole table, in its order."""
     text = files("rewriter.hazards").joinpath("quirks.toml").read_text(encoding="utf-8")
-    return tuple(map(_quirk, tomllib.loads(text)["quirk"]))
-
-
-def _quirk(row: dict[str, Any]) -> Quirk:
-    fields: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in row.items()
-    }
-    fields["case"] = tuple(question.cases(row.get("case", ())))
-    return Quirk(**fields)
+    quirks = list[Quirk]()
+    for row in tomllib.loads(text)["quirk"]:
+        fields: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in row.items()}
+        quirks.append(Quirk(**{**fields, "case": tuple(question.cases(row.get("case", ())))}))
+    return tuple(quirks)
 
 
 @functools.cache

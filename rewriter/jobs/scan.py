@@ -73,7 +73,11 @@ def scan(
     if not samples.source.real:
         kind, text = KINDS["random-data"], samples.source.text
         doubt = Finding("random-data", kind.severity, text, kind.repair, (), ())
-        findings = [*map(_doubted, findings), doubt]
+        measured = {name for name, kind in KINDS.items() if kind.measured} | {"unfused-norm"}
+        findings = [  # what was measured on random data may be a false alarm
+            replace(f, severity="warning") if f.severity == "error" and f.kind in measured else f
+            for f in findings
+        ] + [doubt]
     lacking = f"ONNX Runtime has no kernel for {', '.join(ranges.unsupported)}"
     unmeasured = [f"{lacking}: what depends on it was not measured"] if ranges.unsupported else []
     findings.sort(key=lambda f: -SEVERITIES.index(f.severity))
@@ -133,12 +137,6 @@ def _finding(group: Sequence[Hazard]) -> Finding:
 
 def _severity(group: Sequence[Hazard]) -> Severity:
     return SEVERITIES[max(SEVERITIES.index(h.severity or KINDS[h.rule].severity) for h in group)]
-
-
-def _doubted(finding: Finding) -> Finding:
-    """The finding as random data supports it: what was measured on them may be a false alarm."""
-    weak = finding.severity == "error" and (KINDS[finding.kind].measured or finding.kind == "unfused-norm")
-    return replace(finding, severity="warning") if weak else finding
 
 
 def _tf32(model: Model, samples: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:

@@ -38,7 +38,12 @@ def rows(result: Location) -> Iterator[Row]:
         yield "Before", f"last correct: {names or 'the inputs of the model'}"
         hidden = [f"{step.tensor} of {step.node} ({step.op}): {step.note}" for step in result.hiding]
         yield from first_rows("Hidden", hidden, NAMED)
-    yield "How", _how(result)
+    how = f"{count(result.tensors, 'tensor')} that both models have"
+    if result.builds:
+        how += f", {count(result.builds, 'build')} with marks"
+    if result.discarded:
+        how += f", {result.discarded} of them discarded because marks changed the outputs"
+    yield "How", f"{how} (relative L2, {result.engine})"
     yield from (("Note", note) for note in result.notes)
 
 
@@ -94,15 +99,6 @@ def _error(step: Step) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.2g}" if math.isfinite(value) else "NaN or infinity"
-
-
-def _how(result: Location) -> str:
-    text = f"{count(result.tensors, 'tensor')} that both models have"
-    if result.builds:
-        text += f", {count(result.builds, 'build')} with marks"
-    if result.discarded:
-        text += f", {result.discarded} of them discarded because marks changed the outputs"
-    return f"{text} (relative L2, {result.engine})"
 
 
 def as_dict(result: Location) -> dict[str, Any]:

@@ -37,7 +37,10 @@ def print_result(result: Answers, out: Console, *, verbosity: int = 0) -> None:
         answered = answer.value != UNKNOWN
         text = probe.values.get(answer.value, answer.value) if answered else f"unknown: {answer.problem}"
         used = f" [{probe.name}] Used for: {probe.used}" if verbose and probe.used else ""
-        cells = [probe.question + used, text, _figures(answer, None if verbose else 3)]
+        most = len(answer.figures) if verbose else 3
+        figures = [f"{name}: {value:.3g}" for name, value in answer.figures.items()]
+        figures = [*figures[:most], *([f"{len(figures) - most} more"] if len(figures) > most else [])]
+        cells = [probe.question + used, text, "; ".join(figures)]
         if verbose or probe.name in answers:
             rows.append([Cell(cell, state="plain" if answered else "warn") for cell in cells])
     columns: dict[str, Kind] = {"question": "text", "answer": "text", "figures": "text"}
@@ -61,9 +64,3 @@ def use(result: Answers) -> str:
     if result.library == Target().library:
         return f"the target {result.library} (the default), with or without this release's number"
     return f"the target {result.library}, not for the default target {Target().library}"
-
-
-def _figures(answer: Answer, most: int | None) -> str:
-    shown = list(answer.figures.items())[:most]
-    rest = len(answer.figures) - len(shown)
-    return "; ".join(f"{name}: {value:.3g}" for name, value in shown) + (f"; {rest} more" if rest else "")

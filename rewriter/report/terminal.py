@@ -103,7 +103,7 @@ def _summary(rows: Iterable[Row], out: Console) -> Text:
     """The rows, wrapped beside their labels, without the spaces that a table puts at the ends of lines."""
     lines, last = [], ""
     for label, text in rows:
-        loud = label in ("Failed", "Limit") or text.startswith(("NaN", "NOT "))
+        loud = label in ("Failed", "Limit")
         shown = Text("" if label == last else label, style="bold")
         wrapped = Text(with_flags(text), style="red" if loud else "").wrap(out, max(out.width - LABEL, 20))
         for part in wrapped:

@@ -191,7 +191,10 @@ class Exact:
             values: Tensors of the other model, for each sample.
         """
         squares: dict[str, Array] = {}
-        with Session(self._with_outputs(pairs.values())) as session:
+        model = self.reference.copy()
+        missing = dict.fromkeys(name for name in pairs.values() if name not in self.outputs)
+        model.proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
+        with Session(model) as session:
             for sample, arrays in zip(self.samples, values, strict=False):
                 if not (present := [name for name in pairs if name in arrays]):
                     break
@@ -205,12 +208,6 @@ class Exact:
             name: math.sqrt(error / (scale or 1.0)) if math.isfinite(error) else math.inf
             for name, (error, scale) in squares.items()
         }
-
-    def _with_outputs(self, names: Iterable[str]) -> Model:
-        model = self.reference.copy()
-        missing = dict.fromkeys(n for n in names if n not in self.outputs)
-        model.proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
-        return model
 
 
 @dataclass(frozen=True)

@@ -154,14 +154,13 @@ def no_such_input(name: str, ports: Mapping[str, Port], **place: Any) -> InputsE
 
 
 def _listed(ports: Mapping[str, Port]) -> str:
-    return ", ".join(f"{name} ({_type_name(port.dtype)})" for name, port in ports.items()) or "(none)"
-
-
-def _type_name(dtype: int) -> str:
-    """The name of an element type in numpy, or in ONNX if numpy lacks it."""
-    if dtype in NO_NUMBERS:
-        return str(TensorProto.DataType.Name(dtype)).lower()
-    return str(np.dtype(helper.tensor_dtype_to_np_dtype(dtype)))
+    types = {
+        name: TensorProto.DataType.Name(port.dtype).lower()
+        if port.dtype in NO_NUMBERS
+        else np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
+        for name, port in ports.items()
+    }
+    return ", ".join(f"{name} ({dtype})" for name, dtype in types.items()) or "(none)"
 
 
 def _as_array(value: Any, port: Port, where: str) -> Array:

@@ -49,10 +49,12 @@ def ask(
         for timed in (False, True):
             group = [(probe, case) for probe in probes for case in probe.cases if case.timed == timed]
             folder = Path(name) / str(timed)
-            variants = [
-                _variant(f"{probe.name}/{case.name}", case, folder / f"{number:03d}")
-                for number, (probe, case) in enumerate(group)
-            ]
+            variants = list[Variant]()
+            for number, (probe, case) in enumerate(group):
+                place = folder / f"{number:03d}"
+                samples = write_samples(place / "samples", [case.feeds()])
+                onnx.save(case.proto(), place / "model.onnx")
+                variants.append(Variant(f"{probe.name}/{case.name}", place / "model.onnx", samples))
             # what is timed is timed in turn
             parts = [variants] if timed else [[variant] for variant in variants]
             rounds = timing if timed else None
@@ -73,13 +75,6 @@ def ask(
         sm=gpu.sm if gpu else "",
         answers={p.name: p.answer({c.name: results[p.name, c.name] for c in p.cases}) for p in probes},
     )
-
-
-def _variant(name: str, case: Case, folder: Path) -> Variant:
-    folder.mkdir(parents=True)
-    onnx.save(case.proto(), folder / "model.onnx")
-    samples = write_samples(folder / "samples", [case.feeds()])
-    return Variant(name, folder / "model.onnx", samples)
 
 
 def _result(case: Case, outcome: EngineOutcome) -> float | str:
