@@ -108,15 +108,12 @@ def _findings(seen: Iterable[Survey], rules: Sequence[Rule]) -> Iterator[Finding
         groups[key] = [replace(hazard, severity="note", repair=KEPT) for hazard in groups[key]]
     whole = ("unfused-norm", "mask")
     reported = {id(h.node) for (kind, _), group in groups.items() if kind in whole for h in group}
-    for group in groups.values():
-        if not _is_part(group, reported):
+    parts = {"epsilon", "underflow", "internal-overflow", "overflow", "weights"}
+    for (kind, _), group in groups.items():
+        # a note about a part of a norm or mask that is a finding itself: its epsilon, square or sum
+        inside = kind in parts and all(id(h.node) in reported for h in group)
+        if not (inside and _severity(group) == "note"):
             yield _finding(group)
-
-
-def _is_part(group: Sequence[Hazard], reported: set[int]) -> bool:
-    """True for a note about a part of a norm or mask that is a finding itself: its epsilon, square or sum."""
-    inside = group[0].rule in {"epsilon", "underflow", "internal-overflow", "overflow", "weights"}
-    return inside and _severity(group) == "note" and all(id(h.node) in reported for h in group)
 
 
 def _finding(group: Sequence[Hazard]) -> Finding:

@@ -59,7 +59,10 @@ def next_step(result: FixResult) -> NextStep:
     target = result.target
     if target.library == "tensorrt" and not target.version:  # the release that is installed here
         target = replace(target, version=numbers(installed_versions().get("tensorrt", ""))[:2])
-    typing = _typing(target, _lowered(result))
+    # the flags of trtexec and of Polygraphy that make it use the model's types, if it needs one
+    typing = ["--stronglyTyped", "--strongly-typed"] if target.weakly_typed else []
+    if _chooses_types(target):
+        typing = [f"--{_lowered(result)}"] * 2 if _lowered(result) else []
     if target.library == "tensorrt" and not target.version:
         remarks.append(
             "TensorRT 11 types every network strongly: leave out --stronglyTyped and --strongly-typed there"
@@ -105,13 +108,6 @@ def _verify(result: FixResult) -> str:
 def _chooses_types(target: Target) -> bool:
     """True for a release without strongly typed networks."""
     return target.library == "tensorrt" and () < target.version < TYPED_SINCE
-
-
-def _typing(target: Target, lowered: str | None) -> list[str]:
-    """The flags of trtexec and of Polygraphy that make it use the model's types, if it needs one."""
-    if _chooses_types(target):
-        return [f"--{lowered}"] * 2 if lowered else []
-    return ["--stronglyTyped", "--strongly-typed"] if target.weakly_typed else []
 
 
 def _lowered(result: FixResult) -> str | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.ir.model import Model, set_metadata, walk_graphs
-from rewriter.ir.plan import Decision, Plan, node_key, plan_file
+from rewriter.ir.plan import Plan, node_key, plan_file
 from rewriter.jobs.fix.job import FixJob
 from rewriter.runtime.emulation import Accumulation
 from rewriter.runtime.figures.metrics import METRICS
@@ -78,7 +78,10 @@ def stamp(
         for node in graph.node:
             decision = by_key.get(node_key(scope, node))
             if decision is not None and node.op_type != "Cast":
-                set_metadata(node, {KEPT: _reason(decision)})
+                text = f"{decision.repair.upper()}, {decision.rule}: {decision.reason}"
+                if decision.range and str(decision.range) not in text:
+                    text += f"; {decision.tensor} is in {decision.range}"
+                set_metadata(node, {KEPT: text})
 
 
 def noted_tolerance(model: Model) -> Tolerance | None:
@@ -100,9 +103,3 @@ def noted_sums(model: Model) -> Accumulation | None:
 def noted(model: Model, key: str) -> str:
     """The value that `fix` noted under a key; "" if there is none."""
     return next((entry.value for entry in model.proto.metadata_props if entry.key == key), "")
-
-
-def _reason(decision: Decision) -> str:
-    text = f"{decision.repair.upper()}, {decision.rule}: {decision.reason}"
-    measured = decision.range
-    return f"{text}; {decision.tensor} is in {measured}" if measured and str(measured) not in text else text

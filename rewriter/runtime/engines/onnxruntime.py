@@ -6,7 +6,7 @@ They compute references and ranges on the CPU: CUDA took longer (benchmarks/READ
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import onnx
 
@@ -26,7 +26,7 @@ def qualified(node: onnx.NodeProto) -> str:
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """A model, loaded and ready to run; feeds and outputs go through a socket. A context manager.
 
     Args:
@@ -80,9 +80,6 @@ class Session:
         if self._held is not None:
             self._held.close()
             self._held = None
-
-    def __enter__(self) -> Session:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

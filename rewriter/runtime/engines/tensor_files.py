@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import ml_dtypes
@@ -60,12 +60,11 @@ def spans_of(samples: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
     for feeds in samples:
         for name, array in feeds.items():
             shapes.setdefault(name, []).append(array.shape)
-    return {name: _span(several) for name, several in shapes.items()}
-
-
-def _span(shapes: Sequence[Shape]) -> Span:
-    low, high = (tuple(map(pick, zip(*shapes, strict=False))) for pick in (min, max))
-    return low, sorted(shapes, key=math.prod)[len(shapes) // 2], high
+    spans: dict[str, Span] = {}
+    for name, several in shapes.items():
+        low, high = (tuple(map(pick, zip(*several, strict=False))) for pick in (min, max))
+        spans[name] = low, sorted(several, key=math.prod)[len(several) // 2], high
+    return spans
 
 
 def write_samples(folder: Path, samples: Iterable[Mapping[str, Array]]) -> tuple[Path, ...]:

@@ -8,7 +8,6 @@ from typing import Any
 from rewriter.ir.errors import UsageError
 from rewriter.ir.model import Model
 from rewriter.runtime.engines.deployment import PROFILE, Deployment, shown
-from rewriter.runtime.engines.tensor_files import Span
 from rewriter.runtime.inputs.random_samples import random_samples
 from rewriter.runtime.inputs.reading import read_raw_samples, read_samples
 from rewriter.runtime.inputs.samples import Samples, check_shape, no_such_input
@@ -56,11 +55,7 @@ def load_samples(
     else:
         shapes = {name: span[1] for name, span in profile.items()} | dict(input_shapes or {})
         samples = random_samples(model, seed=seed, input_shapes=shapes)
-    _check_spans(samples.source.spans, profile)
-    return samples
-
-
-def _check_spans(spans: Mapping[str, Span], profile: Mapping[str, Span]) -> None:
+    spans = samples.source.spans
     for name, (least, _, most) in profile.items():
         for shape in (spans[name][0], spans[name][2]) if name in spans else ():
             if not all(low <= size <= high for low, size, high in zip(least, shape, most, strict=True)):
@@ -69,3 +64,4 @@ def _check_spans(spans: Mapping[str, Span], profile: Mapping[str, Span]) -> None
                 )
                 hint = "widen it, or give data of its sizes"
                 raise UsageError(f"input {name!r} is {sizes}", option=PROFILE, hint=hint)
+    return samples
