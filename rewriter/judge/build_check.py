@@ -15,13 +15,7 @@ from rewriter.ir.graph.ops import NORMS
 from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.model.schemas import logical_name
 from rewriter.judge.verdict import ORIGINAL, Check, log_lines
-from rewriter.runtime.engines.build import (
-    NORM_IN_FP16,
-    BuildOptions,
-    BuildReport,
-    build,
-    warnings_for_users,
-)
+from rewriter.runtime.engines.build import NORM_IN_FP16, BuildOptions, BuildReport, build, warnings_for_users
 from rewriter.runtime.engines.measure import shape_values
 from rewriter.runtime.engines.tensor_files import Shape, Span
 

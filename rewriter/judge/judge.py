@@ -12,11 +12,7 @@ from rewriter.judge.expected import Outputs, selects_rows
 from rewriter.judge.verdict import Check, MetricValue, log_lines
 from rewriter.runtime.engines.protocol import EngineOutcome, Latency
 from rewriter.runtime.figures.metrics import Metric, named
-from rewriter.runtime.figures.outputs import (
-    OutputComparison,
-    compare,
-    worst_of_samples,
-)
+from rewriter.runtime.figures.outputs import OutputComparison, compare, worst_of_samples
 from rewriter.runtime.figures.pictures import WorstOutputs
 from rewriter.runtime.figures.probabilities import Probabilities, probabilities
 from rewriter.runtime.figures.tolerances import RELATIVE_L2, Tolerance

@@ -188,7 +188,7 @@ def _checked(
         precision = "fp32" if plan is None else plan.precision
         checks.append(judge.emulated(fixed, precision, job.accumulation, products=products))
     wrong = {check.name for check in checks if check.passed is False}
-    if "structure" in wrong or (wrong and judge.engine is None) or job.weak_typing:
+    if "structure" in wrong or (wrong and judge.settings is None) or job.weak_typing:
         return tuple(checks), None
     built, engine = judge.built(fixed, plan)
     return engine_first((*checks, *built)), engine

@@ -34,7 +34,7 @@ from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.build import BuildOptions
 from rewriter.runtime.engines.deployment import Deployment
 from rewriter.runtime.engines.measure import UNBUILT, measure
-from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Variant
+from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import Span, write_samples
 from rewriter.runtime.figures.tolerances import TOLERANCES, precision_of
 
@@ -85,11 +85,6 @@ class Judge:
         if engine is None or not (self.verify and self.build) or self.expected is None:
             return None
         return MeasureSettings(engine, plugins=self.deployment.plugins, timeout_s=self.timeout_s)
-
-    @property
-    def engine(self) -> EngineName | None:
-        """The engine that runs results."""
-        return self.settings.engine if self.settings is not None else None
 
     def structure(
         self, structured: Model, changed: Sequence[Pass], outputs: Mapping[int, Outputs]

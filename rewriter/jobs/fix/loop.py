@@ -133,7 +133,7 @@ class _Loop:
     @property
     def runs(self) -> bool:
         """True if an engine of this machine runs the attempts."""
-        return self.subject.judge.engine is not None
+        return self.subject.judge.settings is not None
 
     @property
     def latest(self) -> Attempt:

@@ -12,13 +12,7 @@ from rewriter.runtime.inputs.random_samples import random_samples
 from rewriter.runtime.inputs.reading import read_raw_samples, read_samples
 from rewriter.runtime.inputs.samples import Samples, check_shape, no_such_input
 
-__all__ = [
-    "Samples",
-    "load_samples",
-    "random_samples",
-    "read_raw_samples",
-    "read_samples",
-]
+__all__ = ["Samples", "load_samples", "random_samples", "read_raw_samples", "read_samples"]
 
 
 def load_samples(
