@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -300,7 +299,7 @@ def as_dict(result: FixResult) -> dict[str, Any]:
 def _plan_dict(plan: Plan) -> dict[str, Any]:
     nodes: dict[str, list[Any]] = {"fp32": [], "bf16": []}
     for decision in plan.decisions:
-        fields = asdict(decision)
+        fields = dict(vars(decision))
         del fields["key"]
         nodes[fields.pop("repair")].append(fields)
     return {"precision": plan.precision, "io": plan.io, "float_nodes": plan.float_nodes, **nodes}
