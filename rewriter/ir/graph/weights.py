@@ -68,12 +68,16 @@ def layout_obstacle(graph: GraphView, weight: str) -> str | None:
 
 
 def summed_axes(graph: GraphProto) -> Iterator[tuple[NodeProto, int]]:
-    """The products of a graph by an initializer, with the axis of their data that they sum over: 1 or -1."""
-    initializers = {tensor.name for tensor in graph.initializer}
+    """The products of a graph by an initializer, with the axis of their data that they sum over: 1 or -1.
+
+    Not those by a batch of matrices, or by a vector.
+    """
+    ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
     for node in graph.node:
-        conv = node.op_type == "Conv"
-        if (conv or node.op_type in ("MatMul", "Gemm")) and node.input[1] in initializers:
-            yield node, 1 if conv else -1
+        if node.op_type == "Conv" and node.input[1] in ranks:
+            yield node, 1
+        elif node.op_type in ("MatMul", "Gemm") and ranks.get(node.input[1]) == 2:
+            yield node, -1
 
 
 def is_transposed(node: NodeProto) -> bool:

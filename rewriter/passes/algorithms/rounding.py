@@ -86,6 +86,7 @@ def _refined(
     return rows.reshape(given.shape)
 
 
+@np.errstate(invalid="ignore")  # weights of infinity stay
 def unbiased(given: Array, nearest: Array, means: Array, variance: float, lost: Array) -> Array:
     """Rounds weights so that the mean of each output stays.
 
