@@ -264,11 +264,17 @@ def _is_patch(graph: GraphEditor, node: NodeProto) -> bool:
     return bool(kernel) and list(kernel) == list(attribute(node, "strides", [])) and min(kernel) >= PATCH
 
 
+def _squares_biased(graph: GraphEditor, chain: list[NodeProto]) -> bool:
+    last, biased = chain[-1], len(chain[0].input) == 3 or chain[1].op_type == "Add"
+    return biased and (len(set(last.input)) == 1 if last.op_type == "Mul" else _is_fp32(graph, last))
+
+
 _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     **dict.fromkeys(("any", "shared-axis", "shared-input"), lambda graph, chain: True),
     "float8": lambda graph, chain: graph.dtype(chain[0].input[0]) in _FLOAT8,
     "eight-columns": lambda graph, chain: (graph.shape(chain[0].input[1]) or (None,))[-1] == 8,
     "own-gate": lambda graph, chain: chain[0].input[0] in chain[2].input,
+    "biased-square": _squares_biased,
     "kernel-is-stride": lambda graph, chain: _is_patch(graph, chain[0]),
 }
 """True for the chains that a row's `where` means."""

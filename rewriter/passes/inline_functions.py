@@ -23,8 +23,8 @@ class InlineFunctions(ModelPass):
     """Patterns, ranges and TensorRT's parser see plain nodes; a function hides them.
 
     The dynamo exporter and onnxscript keep torch modules as model-local functions. onnx.inliner replaces
-    every call by the function's body, including nested calls and calls in subgraphs. The functions are then
-    removed. Weights are not copied.
+    every call by the function's body, including nested calls and calls in subgraphs. TensorRT-RTX 1.6.1
+    reads 0 for attributes that calls omit.
 
     Declines:
         - functions that grow beyond all limits when they are expanded

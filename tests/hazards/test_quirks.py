@@ -155,6 +155,10 @@ ISLAND = (
     .replace("IN", "c = Cast<to = 1>(a)")
     .replace("OUT", "d = Cast<to = 10>(s)")
 )
+SCALED = """
+    g (float[1,48,64] a, float[64,64] u, float[64,64] v) => (float[1,48,64] y) <float c = {0.5}> {
+        x = Relu(a) t = Transpose<perm = [0,2,1]>(x) d = Mul(t, c) e = Transpose<perm = [0,2,1]>(d)
+        f = MatMul(e, u) g = MatMul(e, v) y = Add(f, g) }"""
 FLOAT8 = """
     g (float8e4m3fn[4,4] w, float[4,4] x) => (float[4,4] y) <float s = {1.0}> {
         d = DequantizeLinear(w, s) y = MatMul(x, d) }"""
@@ -189,17 +193,20 @@ def built(done: rewriter.FixResult) -> bool:
         pytest.param("partial-self-attention", "10.13 sm_110", "fp16", None, id="partial self-attention"),
         pytest.param("sparse-mask-attention", "11.2", "fp16", None, id="sparse masks"),
         pytest.param("fused-attention-sm120", "10.16 sm_120", "fp16", ONCE, id="fused attention"),
+        pytest.param("bias-before-square", "tensorrt-rtx 1.6.1 sm_90", "fp16", None, id="squared Relu"),
+        pytest.param("transposes-around-scale", "tensorrt-rtx 1.6.1 sm_90", "fp16", SCALED, id="Transposes"),
     ],
 )
 def test_what_a_defect_forbids_stays_in_fp32_and_builds(
     quirk: str, target: str, precision: Any, body: str | None
 ) -> None:
     model = graphs.graph(body).proto if body else None
-    done = fixed(quirk, target, model, precision=precision)
+    plain = {"precision": precision, "preset": "trt11-migrate"}  # without epilogues in FP32
+    done = fixed(quirk, target, model, **plain)
     assert types_of(done, BY_ID[quirk].keep) == {"fp32"}
     assert built(done)
     if quirk != "deformable-attention-bf16":  # GridSample's coordinates stay in FP32 anyway
-        elsewhere = fixed(quirk, "10.6 sm_80", model, precision=precision, build=False)
+        elsewhere = fixed(quirk, "10.6 sm_80", model, build=False, **plain)
         assert types_of(elsewhere, BY_ID[quirk].keep) == {precision}
 
 
