@@ -120,20 +120,20 @@ def _corrected(
     given: Array, nearest: Array, means: Array, columns: Array, variance: float, constant: Array
 ) -> Array:
     """Rows of `unbiased`; `columns` are the candidates of each, [outputs, candidates]."""
-    wide, low, mean = (np.take_along_axis(array, columns, axis=1) for array in (given, nearest, means))
-    error = wide - low.astype(np.float64)
+    rows = np.arange(len(given))[:, None]
+    low, mean = nearest[rows, columns], means[rows, columns]
+    error = given[rows, columns] - low.astype(np.float64)
     other = np.nextafter(low, np.where(error > 0, np.inf, -np.inf).astype(low.dtype))
     unit = other.astype(np.float64) - low.astype(np.float64)
     change, cost = -unit * mean, variance * unit * (unit - 2 * error)
     useful = (error != 0) & np.isfinite(unit) & (change * constant[:, None] < 0)
     price = np.divide(cost, np.abs(change), out=np.full_like(cost, np.inf), where=useful)
     order = np.argsort(price, axis=1, kind="stable")
-    useful, change, cost = (np.take_along_axis(array, order, axis=1) for array in (useful, change, cost))
+    useful, change, cost = useful[rows, order], change[rows, order], cost[rows, order]
     left = constant[:, None] + np.cumsum(np.where(useful, change, 0), axis=1)
     error_after = left**2 + np.cumsum(np.where(useful, cost, np.inf), axis=1)
     best = np.argmin(np.concatenate([constant[:, None] ** 2, error_after], axis=1), axis=1)
     taken = np.arange(columns.shape[1]) < best[:, None]
-    chosen = np.take_along_axis(columns, order, axis=1)[taken]
     result = nearest.copy()
-    result[np.nonzero(taken)[0], chosen] = np.take_along_axis(other, order, axis=1)[taken]
+    result[np.nonzero(taken)[0], columns[rows, order][taken]] = other[rows, order][taken]
     return result
