@@ -35,7 +35,7 @@ from rewriter.ir.graph.fusion import (
     reduces,
     rounded_reciprocal,
 )
-from rewriter.ir.graph.ops import ELEMENTWISE, LAYOUTS, RESHAPES, ROW_NORMS, SCALING, SUMS
+from rewriter.ir.graph.ops import CONVOLUTIONS, ELEMENTWISE, LAYOUTS, RESHAPES, ROW_NORMS, SCALING, SUMS
 
 RULE = "epilogue"
 NORM_RULE = "norm"
@@ -123,13 +123,17 @@ def own_epilogues(survey: Survey, fp32: AbstractSet[int]) -> Iterator[Hazard]:
 def _is_taken_over(survey: Survey, chain: Sequence[NodeProto]) -> bool:
     """True if the kernel of a norm, reduction or Transpose computes a chain: it alone reads the end.
 
-    A norm takes a sum of the end with another tensor, too, if it alone reads that.
+    A norm takes a sum of the end with another tensor, too, if it alone reads that. Kernels of the parts of a
+    Split compute the chain if one of them transposes for a Conv; else one more copies the other parts.
     """
     inside = {id(node) for node in chain}
     reader = _only([n for node in chain for _, n in survey.readers(node.output[0]) if id(n) not in inside])
     if reader is not None and reader.op_type in SUMS and not survey.is_output(reader.output[0]):
         summed = _only([n for _, n in survey.readers(reader.output[0])])
         return summed is not None and reduces(summed)
+    if reader is not None and reader.op_type == "Split":
+        moved = (n for part in reader.output for _, n in survey.readers(part) if n.op_type == "Transpose")
+        return any(n.op_type in CONVOLUTIONS for move in moved for _, n in survey.readers(move.output[0]))
     return reader is not None and (reduces(reader) or reader.op_type == "Transpose")
 
 
