@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Literal
+from typing import Any, Literal
 
 from rewriter.hazards import Hazard, Rule, Survey
 from rewriter.hazards.planning.costs import ORIGIN
@@ -285,11 +285,12 @@ class _Loop:
         return attempt.relative_l2 > WORSE * self._plain_error
 
     def _as_close_as_plain(self) -> Iterator[Candidate]:
-        """Plain FP16, and more FP32 if that takes longer."""
+        """Plain FP16, its weights rounded to nearest, and more FP32 if that takes longer."""
         job = self.first.job
-        yield Candidate(f"plain FP16, as {PLAIN}", replace(_plain(job), emulated=True), "plain FP16")
-        rules, *_, plain = self._latencies()
-        if self.latest.failed or self._worse_than_plain(self.latest) or plain > (1.0 + NOISE) * rules:
+        plain = replace(_plain(job, rounding="nearest"), emulated=True)
+        yield Candidate(f"plain FP16, as {PLAIN}", plain, "plain FP16")
+        rules, *_, us = self._latencies()
+        if self.latest.failed or self._worse_than_plain(self.latest) or us > (1.0 + NOISE) * rules:
             goal = ErrorLimit(self._plain_error, job.metric, one_sample=True)
             yield Candidate("FP32 until it is as close as plain FP16", replace(job, goal=goal))
 
@@ -466,10 +467,13 @@ def _preferred_steps(job: FixJob) -> list[Pass]:
     return [step for step in job.steps if type(step) not in plain]
 
 
-def _plain(job: FixJob) -> FixJob:
-    """The job with those of its steps that plain FP16 has, too, and no FP32 that is only preferred."""
+def _plain(job: FixJob, **options: Any) -> FixJob:
+    """The job with those of its steps that plain FP16 has, too, and no FP32 that is only preferred.
+
+    `options` are those of the pass mixed-precision.
+    """
     shared = (step for step in job.steps if step not in _preferred_steps(job))
-    steps = (replace(s, epilogues="none") if isinstance(s, MixedPrecision) else s for s in shared)
+    steps = (replace(s, epilogues="none", **options) if isinstance(s, MixedPrecision) else s for s in shared)
     return replace(job, steps=tuple(steps), wish=replace(job.wish, epilogues="none"), emulated=False)
 
 
