@@ -108,7 +108,7 @@ def unbiased(given: Array, nearest: Array, means: Array, variance: float, lost: 
     means, columns, lost = (
         np.broadcast_to(array, (len(given), *array.shape[1:])) for array in (means, columns, lost)
     )
-    result, step = nearest.copy(), max(1, BLOCK // max(1, given.shape[1]))
+    result, step = nearest.copy(order="K"), max(1, BLOCK // max(1, given.shape[1]))
     for start in range(0, len(given), step):
         rows = slice(start, start + step)
         constant = lost[rows] + ((given[rows] - nearest[rows].astype(np.float32)) * means[rows]).sum(axis=1)
@@ -134,6 +134,6 @@ def _corrected(
     error_after = left**2 + np.cumsum(np.where(useful, cost, np.inf), axis=1)
     best = np.argmin(np.concatenate([constant[:, None] ** 2, error_after], axis=1), axis=1)
     taken = np.arange(columns.shape[1]) < best[:, None]
-    result = nearest.copy()
+    result = nearest.copy(order="K")
     result[np.nonzero(taken)[0], columns[rows, order][taken]] = other[rows, order][taken]
     return result
