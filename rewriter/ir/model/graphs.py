@@ -20,18 +20,16 @@ def walk_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """`graph` and all its subgraphs, outer ones first."""
     yield graph
     for node in graph.node:
-        if _may_hold_graphs(node.op_type, node.domain):  # a call less for each node
-            for child in subgraphs(node):
-                yield from walk_graphs(child)
+        for child in subgraphs(node):
+            yield from walk_graphs(child)
 
 
 def walk_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
     """The nodes of a graph or function and of all subgraphs; a node comes before those that it holds."""
     for node in graph.node:
         yield node
-        if _may_hold_graphs(node.op_type, node.domain):
-            for child in subgraphs(node):
-                yield from walk_nodes(child)
+        for child in subgraphs(node):
+            yield from walk_nodes(child)
 
 
 def subgraphs(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
@@ -52,7 +50,7 @@ def refill(field: Any, messages: Iterable[Any]) -> None:
 
 def holds_graphs(node: onnx.NodeProto) -> bool:
     """True if a node holds a graph as an attribute."""
-    return _may_hold_graphs(node.op_type, node.domain) and bool(subgraphs(node))
+    return bool(subgraphs(node))
 
 
 @lru_cache(maxsize=4096)
