@@ -20,7 +20,7 @@ from rewriter.hazards.survey import LOW_TYPES
 from rewriter.ir.base import Context
 from rewriter.ir.graph import GraphView, attribute
 from rewriter.ir.graph.match import optional_input, other_operand
-from rewriter.ir.graph.weights import gemm_obstacle, is_transposed, summed_axes
+from rewriter.ir.graph.weights import constant_row, gemm_obstacle, is_transposed, summed_axes
 from rewriter.ir.model import Array, Model
 from rewriter.ir.model.schemas import convert
 from rewriter.ir.plan import Plan, node_key
@@ -44,7 +44,7 @@ def unbiased_weights(model: Model, plan: Plan, context: Context) -> dict[str, Re
 
     Weights that two nodes read are rounded to nearest, and so are those of data without a measured mean.
     """
-    graph, higher = GraphView(model, model.proto.graph, {}), plan.fp32 | plan.bf16
+    graph, higher = GraphView(model, model.proto.graph, model.facts().main), plan.fp32 | plan.bf16
     refined: dict[str, Refine] = {}
     for node, axis in summed_axes(model.proto.graph):
         data, weight = node.input[:2]
@@ -64,10 +64,10 @@ def _lost(graph: GraphView, node: NodeProto, higher: AbstractSet[str], low: int)
     bias = optional_input(node, 2)
     if add is not None and add.op_type == "Add" and node_key(0, add) not in higher:
         bias = other_operand(add, node.output[0]) or ""
-    value = graph.constant(bias) if bias else None
-    if value is None or value.size != math.prod(value.shape[-1:]):
-        return np.zeros(1)
-    return (value.astype(np.float64) - convert(value, low, bias).astype(np.float64)).reshape(-1)
+    across = node.op_type == "Conv" or is_transposed(node)
+    outputs = graph.value(node.input[1]).shape[0 if across else 1]
+    row = constant_row(graph, bias, outputs, graph.rank(node.output[0])) if bias else None
+    return np.zeros(1) if row is None else row.astype(np.float64) - convert(row, low, bias).astype(np.float64)
 
 
 def _refined(
