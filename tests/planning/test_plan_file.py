@@ -192,7 +192,9 @@ def test_a_saved_plan_applied_gives_the_same_bytes(tmp_path: Path) -> None:
     assert first.plan is not None and first.plan.fp32 and first.plan == again.plan == applied.plan
     for kind in ("onnx", "json"):
         assert len({(tmp_path / f"{n}.{kind}").read_bytes() for n in (1, 2, 3)}) == 1
-    assert not applied.repairs
+    assert not applied.repairs and "measuring ranges" in applied.seconds  # the means that weights keep
+    nearest = fix(source, plan=tmp_path / "1.json", preset="trt11-migrate")
+    assert "measuring ranges" not in nearest.seconds
 
 
 def test_an_edited_plan_is_applied_exactly(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from rewriter.ir.model.output_files import special
 from rewriter.ir.model.stopwatch import Progress
 from rewriter.ir.plan import Plan
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
+from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.options import FixOptions
 from rewriter.runtime.emulation import Accumulation
 from rewriter.runtime.engines.deployment import Deployment
@@ -38,6 +39,11 @@ class Phases:
     structural: tuple[Pass, ...]
     measuring: tuple[Pass, ...]
     lowering: tuple[Pass, ...]
+
+    @property
+    def unbiased(self) -> bool:
+        """True if weights are rounded by the means of their data."""
+        return any(isinstance(s, MixedPrecision) and s.rounding == "unbiased" for s in self.lowering)
 
     @classmethod
     def of(cls, steps: Sequence[Pass]) -> Phases:

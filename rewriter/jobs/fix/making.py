@@ -23,7 +23,6 @@ from rewriter.jobs.fix.refusals import near_names
 from rewriter.jobs.search.goal import Found, Goal
 from rewriter.jobs.search.run import search
 from rewriter.judge.verdict import Check
-from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.driver import Driver, PassResult
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.figures.outputs import OutputComparison
@@ -71,7 +70,7 @@ class Measured:
             model, ranges = making.rewrite(subject.original, phases.structural), Ranges()
             if job.plan is not None and phases.measuring:  # it holds their results
                 model = making.rewrite(model, phases.measuring, job.plan)
-            if phases.measuring or phases.lowering:
+            if phases.unbiased or (job.plan is None and (phases.measuring or phases.lowering)):
                 ranges = making.ranges(model)
             if job.plan is None and phases.measuring:
                 model, ranges = making.rewritten_by_ranges(model, phases.measuring, ranges)
@@ -164,8 +163,7 @@ class Making:
     def searched(self, measured: Measured, plan: Plan, goal: Goal) -> Plan:
         """Returns the plan that reaches the goal; a goal out of reach is reported as a failed check."""
         job, subject, ranges = self.job, self.subject, measured.ranges
-        unbiased = MixedPrecision(job.wish.epilogues, "unbiased") in job.phases.lowering
-        means_of = Context(ranges=ranges, means=ranges.means) if unbiased else None
+        means_of = Context(ranges=ranges, means=ranges.means) if job.phases.unbiased else None
         with subject.stage("searching"):
             self.search, warnings = search(
                 subject.original,
