@@ -221,7 +221,7 @@ class Context:
         opset: The default operator set that the result may use at most.
         plan: Element type of every node and tensor; None until ranges were measured.
         ranges: By scope and tensor; None before the first pass that needs them.
-        means: Of each channel, [channels], by the tensor and the channels' axis in `summed_axes`.
+        means: The mean of each channel, [channels], by tensor and axis, as `summed_axes` gives them.
         kept: What the user keeps in FP32, by option or in a plan.
     """
 

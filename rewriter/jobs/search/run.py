@@ -56,7 +56,7 @@ def search(
         original: The model that plans are compared with.
         structured: The model that `plan`, the rules' plan, is for.
         accumulation: Type of the emulated sums.
-        means_of: As for `lowered`.
+        means_of: Has the means by which weights are rounded; None: they are rounded to nearest.
 
     Returns:
         The outcome, and sentences for the user.
