@@ -27,7 +27,10 @@ def unfused_norm(survey: Survey) -> Iterator[Hazard]:
     """Decomposed normalisations, whose squares overflow long before their input does.
 
     With `measured_norms`, if the measured squares are in range, only the nodes that depend on epsilon stay in
-    FP32: without epsilon, a constant input would divide by zero.
+    FP32: without epsilon, a constant input would divide by zero. An L2 norm stays whole: rows of zeros, such
+    as padding, leave nothing but its epsilon of 1e-12, which is 0 in FP16, and 0 / 0 is NaN. It costs no
+    kernel: XCiT and SwinV2-CR have the same 207 and 155 (TensorRT-RTX 1.7.1) as with FP16 norms, which move
+    6 % less data, at 1.3 and 1.0 times the error.
     """
     for norm in survey.norms:
         tensor, severity, reason, evidence = _inside(survey, norm)
@@ -56,6 +59,9 @@ def _inside(survey: Survey, norm: Norm) -> tuple[str, Severity, str, Evidence]:
         severity: Severity = "error" if beyond else "warning"
         severity = severity if survey.lowered(tensor) else "note"
         return tensor, severity, f"{reason} {survey.largest:.5g}", what
+    lost = survey.is_fp16 and norm.kind == "l2-normalize" and 0 < norm.epsilon < FP16_MIN_NORMAL
+    if lost and measured and survey.request.measured_norms:
+        return norm.input, "note", f"{norm.epsilon:.3g} in {part} is below FP16's normal range", "epsilon"
     return norm.input, "note" if measured or not inner else "error", f"part of {part}", "unknown"
 
 

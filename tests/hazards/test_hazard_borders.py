@@ -37,8 +37,6 @@ MEAN = one("ReduceMean", shape="1,4096", result="1,1", axes="[1]")
 TINY = "g (float[3,1] x) => (float[3,2] y) <float[1,2] w = {1e-6, 3e-6}> { y = MatMul(x, w) }"
 ANGLE = "g (int64[4] n) => (float[4] y) { x = Cast<to = 1>(n) y = Sin(x) }"
 PAIR = "g (float[2] x) => (float[2] y) { h = Cast<to = 10>(x) b = Cast<to = 1>(h) y = Neg(b) }"
-
-
 PAIRS: Ranges = {"a": (0, 2), "b": (0, 32)}
 
 TABLE: list[tuple[str, str, Ranges, str, str]] = [

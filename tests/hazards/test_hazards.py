@@ -84,39 +84,41 @@ NORM = """
     }"""
 
 
+L2_NORM = NORM.replace("ReduceMean<axes = [1]>(s)", "ReduceL2<axes = [1]>(x)").replace("Sqrt", "Identity")
+
+
 @pytest.mark.parametrize(
-    ("tensor", "words"),
+    ("text", "tensor", "words", "end"),
     [
-        pytest.param("s", "squares inside the decomposed", id="a square"),
-        pytest.param("m", "values inside the decomposed", id="a mean"),
+        pytest.param(NORM, "s", "squares inside the decomposed rms-norm", "exceed 65504", id="a square"),
+        pytest.param(NORM, "m", "values inside the decomposed rms-norm", "exceed 65504", id="a mean"),
+        pytest.param(L2_NORM, "x", "1e-12 in the decomposed l2-normalize", "is below FP16's normal range"),
     ],
 )
-def test_a_norm_names_what_overflows(tensor: str, words: str) -> None:
+def test_a_norm_names_what_goes_wrong(text: str, tensor: str, words: str, end: str) -> None:
     known: Ranges = {**dict.fromkeys("xsmary", (0.1, 1.0)), tensor: (0.0, 1e6)}
-    reasons = {h.reason for h in NAMES["unfused_norm"](surveyed(NORM, known))}
-    assert all(reason.startswith(words) and "exceed 65504" in reason for reason in reasons)
+    survey = surveyed(text, known, request=PrecisionRequest(measured_norms=True))
+    assert {h.reason for h in NAMES["unfused_norm"](survey)} == {f"{words} that ends in y {end}"}
 
 
 SQUARE = """
-    g (float[1,1,64] x) => (float[1,4,61] y)
-    <float[4,1,4] f = {1, 0, -1, 2, 1, 0, -1, 2, 1, 0, -1, 2, 1, 0, -1, 2},
-     float two = {2.0}, float e = {1e-10}> {
+    g (float[1,1,64] x) => (float[1,4,N] y)
+    <float[4,1,TAPS] f = {WEIGHTS}, float two = {2.0}, float e = {1e-10}> {
         c = Conv(x, f) s = Pow(c, two) a = Add(s, e) y = Log(a)
     }"""
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("taps", "weights", "expected"),
     [
-        pytest.param(SQUARE, "", id="a Conv of 4 taps of one channel runs in FP32"),
-        pytest.param(SQUARE.replace("4,1,4", "4,1,16").replace("61", "49"), "c", id="a Conv of 16 taps"),
-        pytest.param(SQUARE.replace("-1", "1"), "", id="weights of one sign cancel nothing"),
+        pytest.param(4, "1, 0, -1, 2", "", id="a Conv of 4 taps of one channel runs in FP32"),
+        pytest.param(16, "1, 0, -1, 2", "c", id="a Conv of 16 taps"),
+        pytest.param(16, "1, 0, 1, 2", "", id="weights of one sign cancel nothing"),
     ],
 )
-def test_tf32_transforms(text: str, expected: str) -> None:
-    basis = "{1, 0, -1, 2, 1, 0, -1, 2, 1, 0, -1, 2, 1, 0, -1, 2}"
-    if "4,1,16" in text:
-        text = text.replace(basis, "{" + ", ".join([basis[1:-1]] * 4) + "}")
+def test_tf32_transforms(taps: int, weights: str, expected: str) -> None:
+    text = SQUARE.replace("TAPS", f"{taps}").replace("N]", f"{65 - taps}]")
+    text = text.replace("WEIGHTS", ", ".join([weights] * taps))
     hazards = NAMES["steep_functions"](surveyed(text, {"a": Range(1e-10, 200, 0.4, True)}))
     assert " ".join(h.node.output[0] for h in hazards if h.rule == "tf32") == expected
 

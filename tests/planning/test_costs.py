@@ -227,6 +227,8 @@ def test_nodes_inside_an_attention_take_no_time_of_their_own() -> None:
     assert times.own["0:s"] == times.own["0:y"] == 0.0, "the loss is charged for the attention"
     assert times.attentions[0].inside == {"0:p"}
     assert times.attentions[0].nodes == {"0:a", "0:s", "0:y"}, "a view does not break it"
+    normed = prices(ATTENTION.replace("a = Mul(q, h)", "r = ReduceL2<axes = [-1]>(q) a = Div(q, r)"))
+    assert normed.attentions[0].nodes == {"0:s", "0:y"}, "nor does a norm, which is a kernel before it"
 
 
 def test_a_large_attention_costs_as_much_as_measured() -> None:

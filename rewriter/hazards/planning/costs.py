@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, fsum, prod
 
 from onnx import NodeProto
@@ -82,7 +83,8 @@ class Attention:
 
     Attributes:
         nodes: Keys of the nodes that break it in FP32: its products, the scaling of Q and K, and the biases
-            of projections that TensorRT merges into one product.
+            of projections that TensorRT merges into one product. Written-out norms of Q and K do not:
+            TensorRT-RTX 1.7.1 builds the same kernels for them in FP16 and FP32.
         inside: Keys of the nodes between the products, which are parts of the kernel.
         us: The extra time of the broken attention.
     """
@@ -128,8 +130,6 @@ class Prices:
         attentions: Charged once each, if one of their nodes is FP32.
         epilogues: Elementwise nodes in the kernels of Convs, with the Convs. In FP32 after an FP16 Conv they
             are a kernel of their own, all that follow one Conv together.
-        extra: Extra time in FP32 if the node is the only FP32 node: all of the above, together with the Cast
-            of a result with several readers, which a Conv's epilogue nearly always needs.
     """
 
     base: Mapping[str, float]
@@ -137,9 +137,11 @@ class Prices:
     attentions: tuple[Attention, ...]
     results: tuple[Result, ...]
     epilogues: Mapping[str, tuple[frozenset[str], float]]
-    extra: Mapping[str, float] = field(init=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def extra(self) -> Mapping[str, float]:
+        """Extra time of each node if it is the only one in FP32: all of the above, together with the Cast of
+        a result with several readers, which a Conv's epilogue nearly always needs."""
         extra = dict(self.own)
         charged = [(key, one.us) for one in self.attentions for key in one.nodes]
         charged += [(key, one.us) for one in self.results for key in one.products]
@@ -148,7 +150,7 @@ class Prices:
         charged += [(one.producer, one.us) for one in shared if one.producer in self.epilogues]
         for key, us in charged:
             extra[key] += us
-        object.__setattr__(self, "extra", extra)
+        return extra
 
     def total_us(self, plan: Plan) -> float:
         """The time of one inference under `plan`, bit for bit the same in any order of the plan's nodes."""
@@ -322,9 +324,11 @@ class _Pricing:
         scaling = VIEWS | SCALING | {"Add"}
         read = (*scores.input, values.input[1])
         fed = [n for t in read for n in self._survey.upstream(t, lambda n: n.op_type in scaling)]
-        # a scaling that is no part of a product's kernel
+        # a scaling that is no part of a product's kernel, or of a norm's
         alone = [n for n in fed if n.op_type in SCALING and self._key(n) not in self._fused]
-        breaking = [values, scores, *alone, *filter(self._merged_bias, fed)]
+        normed = {id(n) for norm in (self._survey.norms if alone else ()) for n in norm.nodes}
+        breaking = [values, scores, *filter(self._merged_bias, fed)]
+        breaking += [n for n in alone if id(n) not in normed]
         if answer == "none":
             breaking += [n for n in between if n.op_type in SOFTMAX]
         count = sum(products(node, self._shapes)[1] for node in (values, scores))

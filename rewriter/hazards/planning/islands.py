@@ -9,7 +9,7 @@ constants.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
 from onnx import NodeProto
@@ -31,7 +31,8 @@ def grow(survey: Survey, hazards: dict[int, Hazard]) -> None:
     Sums that feed one another are added together or not at all.
     """
     for stream in _streams(survey, hazards):
-        tensors = _border(survey, stream)
+        names = (survey.source(t) for node in stream for t in (*node.input, *node.output))
+        tensors = [t for t in dict.fromkeys(names) if not survey.is_constant(t)]
         identities = hazards.keys()
         grown = identities | {id(node) for node in stream}
         before, after = (sum(_is_cast(survey, t, fp32) for t in tensors) for fp32 in (identities, grown))
@@ -80,12 +81,6 @@ def _begins_stream(survey: Survey, node: NodeProto, fp32: AbstractSet[int]) -> b
     read = (t for n in views for t in n.input if survey.is_float(t) and not survey.is_constant(t))
     sources = map(survey.producer, (computed[0], *read))
     return all(n is not None and (n.op_type in VIEWS or id(n) in fp32) for n in sources)
-
-
-def _border(survey: Survey, nodes: Iterable[NodeProto]) -> list[str]:
-    """The computed tensors that the nodes read or write, each once."""
-    names = (survey.source(t) for node in nodes for t in (*node.input, *node.output))
-    return list(dict.fromkeys(t for t in names if not survey.is_constant(t)))
 
 
 def _is_cast(survey: Survey, tensor: str, fp32: AbstractSet[int]) -> bool:

@@ -67,10 +67,7 @@ def extend_plan(
     """`plan` with the nodes of `extra` (reasons by key) in FP32, without the `released`; islands merge."""
     if not extra and not released:
         return plan
-    left = [d for d in plan.decisions if d.key not in released]
-    if released:
-        left = [d for d in left if d.rule != BETWEEN]
-
+    left = [d for d in plan.decisions if not released or (d.key not in released and d.rule != BETWEEN)]
     by_key = {d.key: d for d in left}
     decisions: list[Decision] = []
     for survey in surveys(model, {}, PrecisionRequest(plan.precision, plan.io)):
@@ -163,11 +160,8 @@ def _decide(survey: Survey) -> list[Decision]:
     add(free_fp32.rounded_reciprocals(survey))
     reach_outputs(survey, by_node)
     for node in survey.nodes:
-        if (
-            any(wish.lower.requests(node))
-            and id(node) in by_node
-            and by_node[id(node)].rule not in NO_LOWER_TYPE
-        ):
+        hazard = by_node.get(id(node))
+        if hazard is not None and hazard.rule not in NO_LOWER_TYPE and any(wish.lower.requests(node)):
             del by_node[id(node)]
     for identity in lowered_for_defects(survey):
         if identity in by_node and by_node[identity].rule in free_fp32.FREE:
