@@ -43,20 +43,17 @@ The others make Gemm, LayerNormalization, attention and rotary operators from wh
 break ties of ArgMax differently, move factors into weights, or let unrelated nodes share a constant of the
 same value. Passes that look closer do such things, and report them."""
 
-UNLISTED = ("fuse_matmul_add_bias_into_gemm_batched",)
-"""Runs by default although no list names it."""
-
 LARGEST_FOLD = "64MB"
 """Larger results stay computed: the Transpose of a tied embedding would double the file."""
 
 MOST_ROUNDS = 4
 """onnxsim's own fixed point is not always one: folding can leave a node that the next run removes."""
 
-_IDLE = frozenset({"Expand", "Where", "BatchNormalization"})
-"""What `_drop_idle` looks at."""
-
 _UNLOCKS_NOTHING = frozenset({"Cast", "Constant", "Dropout", "Identity"})
 """If only these were removed, another run finds nothing new."""
+
+_CONSTANT = frozenset({"Constant", "Shape", "Size", "SequenceLength", "OptionalHasElement"})
+"""What onnxsim may make constant. Without them a search for constants is a third of its time for nothing."""
 
 _KEPT_COMPUTED = QUANTISING | {"DynamicQuantizeLinear"}
 """TensorRT runs on their constants. onnxsim keeps these nodes, so it does not need the data."""
@@ -122,7 +119,8 @@ def _drop_idle(model: Model, tag: str) -> bool:
     """Removes Expands to the target of the Reshape before them, where onnxsim would write another target,
     Wheres with a constant condition, and norms of weights; returns True if there were some.
     """
-    if not any(node.op_type in _IDLE for node in walk_nodes(model.proto.graph)):
+    idle = ("Expand", "Where", "BatchNormalization")
+    if not any(node.op_type in idle for node in walk_nodes(model.proto.graph)):
         return False
     changed = False
     for graph in open_graphs(model, tag=tag):
@@ -163,10 +161,12 @@ def _operators(model: Model) -> Counter[str]:
 
 def _round(model: Model, tag: str) -> Refusal | bool:
     """Runs onnxsim once and adopts its result; returns True if the nodes changed, or the reason why not."""
-    proto = model.weightless(needed=_needed(model) & model.weights.keys())
+    needed = _needed(model)
+    proto = model.weightless(needed=needed & model.weights.keys())
+    folds = bool(needed) or not _CONSTANT.isdisjoint(_operators(model))
     try:
         mixed = any(casts_to(node, TensorProto.FLOAT16) for node in walk_nodes(proto.graph))
-        result = children.call(_run_onnxsim, proto, mixed, doing="onnxsim")
+        result = children.call(_run_onnxsim, proto, mixed, folds, doing="onnxsim")
     except NativeError as error:
         return Refusal("model", error.what)
     except ModuleNotFoundError:
@@ -179,11 +179,11 @@ def _round(model: Model, tag: str) -> Refusal | bool:
     return _adopt(model, result, tag)
 
 
-def _run_onnxsim(proto: ModelProto, mixed: bool) -> ModelProto:
-    """Runs in a child process; `mixed` keeps FP32 Adds of zeros."""
+def _run_onnxsim(proto: ModelProto, mixed: bool, folds: bool) -> ModelProto:
+    """Runs in a child process; `mixed` keeps FP32 Adds of zeros, `folds` looks for constants."""
     skipped = [*skipped_always(), *(["eliminate_nop_with_unit"] if mixed else [])]
     result, _ = _onnxsim().simplify(
-        proto, check_n=0, skipped_optimizers=skipped, tensor_size_threshold=LARGEST_FOLD
+        proto, skipped_optimizers=skipped, skip_constant_folding=not folds, tensor_size_threshold=LARGEST_FOLD
     )
     assert isinstance(result, ModelProto)
     return result
@@ -191,11 +191,11 @@ def _run_onnxsim(proto: ModelProto, mixed: bool) -> ModelProto:
 
 @lru_cache(maxsize=1)
 def skipped_always() -> tuple[str, ...]:
-    """Returns the optimizers that onnxsim must skip: all of this version except `OPTIMIZERS`."""
+    """Returns the optimizers that onnxsim must skip: all but `OPTIMIZERS`, and one that no list names."""
     library = _onnxsim()
     library.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
     names = library.onnxsim_cpp2py_export._list_optimizers()
-    return (*(name for name in names if name not in OPTIMIZERS), *UNLISTED)
+    return (*(name for name in names if name not in OPTIMIZERS), "fuse_matmul_add_bias_into_gemm_batched")
 
 
 def _onnxsim() -> Any:

@@ -49,14 +49,14 @@ def test_weights_that_stay_keep_their_arrays() -> None:
 
 
 @pytest.fixture
-def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[onnx.ModelProto]:
-    """What onnxsim is given from now on."""
+def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[tuple[onnx.ModelProto, dict[str, object]]]:
+    """What onnxsim is given from now on, with its options."""
     import onnxsim
 
     simplify, seen = onnxsim.simplify, []
 
     def spy(proto: onnx.ModelProto, **options: object) -> tuple[onnx.ModelProto, bool]:
-        seen.append(proto)
+        seen.append((proto, options))
         return simplify(proto, **options)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(onnxsim, "simplify", spy)
@@ -64,14 +64,17 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[onnx.ModelProto]:
     return seen
 
 
-def test_weights_of_no_constant_chain_are_not_handed_over(handed_over: list[onnx.ModelProto]) -> None:
+def test_weights_of_no_constant_chain_are_not_handed_over(
+    handed_over: list[tuple[onnx.ModelProto, dict[str, object]]],
+) -> None:
     source = weighted(
         graph("g (float[2,30] x, float[30,40] w) => (float[2,40] y) { i = Identity(x) y = MatMul(i, w) }"),
         w=noise(30, 40),
     )
     apply(Simplify(), source)
     assert handed_over
-    assert max(proto.ByteSize() for proto in handed_over) < source.weights["w"].nbytes
+    assert max(proto.ByteSize() for proto, _ in handed_over) < source.weights["w"].nbytes
+    assert all(options["skip_constant_folding"] for _, options in handed_over)
 
 
 def test_batch_normalization_is_folded_within_the_tolerance() -> None:

@@ -13,9 +13,9 @@ from typing import Literal
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.ir.graph import GraphEditor, label
+from rewriter.ir.graph import GraphEditor, is_op, label
 from rewriter.ir.patterns.norms.affine import Frame, Tail, follow
-from rewriter.ir.patterns.norms.formulas import match
+from rewriter.ir.patterns.norms.formulas import ROOTS, match
 from rewriter.ir.patterns.norms.language import Bindings
 from rewriter.ir.patterns.values import exposed, is_harmless, origins, positive, transparent
 
@@ -59,6 +59,8 @@ class Norm:
 def find_norms(graph: GraphEditor) -> list[Norm]:
     """The decomposed normalisations of one graph, in graph order; subgraphs have editors of their own."""
     nodes = graph.nodes
+    if not any(is_op(node, *ROOTS) for node in nodes):
+        return []  # most graphs after fusion
     order = {id(node): index for index, node in enumerate(nodes)}
     matches = ((node, match(graph, node)) for node in nodes)
     return [_norm(formula, node.output[0], order) for node, formula in matches if formula is not None]
