@@ -5,20 +5,28 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.ir import children
 from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.ir.errors import NativeError
 from rewriter.ir.graph import TAG, GraphEditor, attribute, casts_to, open_graphs, reads
 from rewriter.ir.graph.ops import QUANTISING
-from rewriter.ir.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, refill, subgraphs, walk_nodes
+from rewriter.ir.model import (
+    STANDARD_DOMAINS,
+    UNKNOWN_DOMAIN,
+    Model,
+    refill,
+    subgraphs,
+    walk_graphs,
+    walk_nodes,
+)
 from rewriter.ir.model.graphs import schema_of
 from rewriter.ir.patterns.values import repeats_reshape, selected
 
@@ -55,6 +63,9 @@ _UNLOCKS_NOTHING = frozenset({"Cast", "Constant", "Dropout", "Identity"})
 _CONSTANT = frozenset({"Constant", "Shape", "Size", "SequenceLength", "OptionalHasElement"})
 """What onnxsim may make constant. Without them a search for constants is a third of its time for nothing."""
 
+_WITH_UNIT = frozenset("Add Sub Mul Div Pow And Or Concat".split())
+"""onnxsim removes them where a constant has no effect. At 50,000 nodes it needs half of its time for that."""
+
 _KEPT_COMPUTED = QUANTISING | {"DynamicQuantizeLinear"}
 """TensorRT runs on their constants. onnxsim keeps these nodes, so it does not need the data."""
 
@@ -75,7 +86,6 @@ class Simplify(ModelPass):
     Weights that a BatchNormalization in training mode standardises become constants.
 
     Declines:
-        - a result with other inputs or outputs
         - an install without onnxsim, such as the light one
         - a model that onnxsim cannot read, or on which it crashes or takes over a minute
     """
@@ -116,9 +126,7 @@ class Simplify(ModelPass):
 
 
 def _drop_idle(model: Model, tag: str) -> bool:
-    """Removes Expands to the target of the Reshape before them, where onnxsim would write another target,
-    Wheres with a constant condition, and norms of weights; returns True if there were some.
-    """
+    """Removes Expands and Wheres without effect, and norms of weights; returns True if there were some."""
     idle = ("Expand", "Where", "BatchNormalization")
     if not any(node.op_type in idle for node in walk_nodes(model.proto.graph)):
         return False
@@ -163,10 +171,11 @@ def _round(model: Model, tag: str) -> Refusal | bool:
     """Runs onnxsim once and adopts its result; returns True if the nodes changed, or the reason why not."""
     needed = _needed(model)
     proto = model.weightless(needed=needed & model.weights.keys())
-    folds = bool(needed) or not _CONSTANT.isdisjoint(_operators(model))
+    folds = bool(needed) or not _CONSTANT.isdisjoint(node.op_type for node in walk_nodes(proto.graph))
     try:
         mixed = any(casts_to(node, TensorProto.FLOAT16) for node in walk_nodes(proto.graph))
-        result = children.call(_run_onnxsim, proto, mixed, folds, doing="onnxsim")
+        units = not mixed and (folds or _has_unit(proto.graph))
+        result = children.call(_run_onnxsim, proto, folds, units, doing="onnxsim")
     except NativeError as error:
         return Refusal("model", error.what)
     except ModuleNotFoundError:
@@ -174,14 +183,12 @@ def _round(model: Model, tag: str) -> Refusal | bool:
     except Exception as error:  # a library: whatever it raises is a reason to go on without it
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         return Refusal("model", f"onnxsim cannot simplify the model: {first}")
-    if not _same_ports(proto.graph, result.graph):
-        return Refusal("model", "onnxsim would change the model's inputs or outputs")
     return _adopt(model, result, tag)
 
 
-def _run_onnxsim(proto: ModelProto, mixed: bool, folds: bool) -> ModelProto:
-    """Runs in a child process; `mixed` keeps FP32 Adds of zeros, `folds` looks for constants."""
-    skipped = [*skipped_always(), *(["eliminate_nop_with_unit"] if mixed else [])]
+def _run_onnxsim(proto: ModelProto, folds: bool, units: bool) -> ModelProto:
+    """Runs in a child process; `folds` looks for constants, `units` removes Adds of zeros and their like."""
+    skipped = [*skipped_always(), *([] if units else ["eliminate_nop_with_unit"])]
     result, _ = _onnxsim().simplify(
         proto, skipped_optimizers=skipped, skip_constant_folding=not folds, tensor_size_threshold=LARGEST_FOLD
     )
@@ -233,6 +240,13 @@ def _needed(model: Model) -> set[str]:
     return needed
 
 
+def _has_unit(graph: GraphProto) -> bool:
+    """True if a constant operand may have no effect: zeros, ones, or nothing."""
+    read = {name for node in walk_nodes(graph) if node.op_type in _WITH_UNIT for name in node.input}
+    tensors = (t for inner in walk_graphs(graph) for t in inner.initializer if t.name in read)
+    return any(((a == 0) | (a == 1)).all() for a in map(numpy_helper.to_array, tensors))
+
+
 def _is_foldable(node: NodeProto, constants: set[str], opset: int) -> bool:
     if node.op_type == "Constant":
         return True
@@ -245,19 +259,6 @@ def _is_foldable(node: NodeProto, constants: set[str], opset: int) -> bool:
 
 
 # -- what comes back -----------------------------------------------------------------------------
-
-
-def _same_ports(before: GraphProto, after: GraphProto) -> bool:
-    """Compares inputs (weights among them) and outputs by name, order and element type."""
-    constants = {t.name for t in before.initializer}
-    inputs = _ports(v for v in before.input if v.name not in constants)
-    same = inputs == _ports(after.input) and _ports(before.output) == _ports(after.output)
-    written = {name for node in after.node for name in node.output}
-    return same and written.isdisjoint(v.name for v in after.input)
-
-
-def _ports(values: Iterable[ValueInfoProto]) -> list[tuple[str, int]]:
-    return [(value.name, value.type.tensor_type.elem_type) for value in values]
 
 
 def _adopt(model: Model, result: ModelProto, tag: str) -> bool:
@@ -283,9 +284,8 @@ def _bare(node: NodeProto) -> bytes:
 
 
 def _strip(node: NodeProto) -> None:
-    for name in ("name", "doc_string"):
+    for name in ("name", "doc_string", "metadata_props"):
         node.ClearField(name)
-    del node.metadata_props[:]
     if node.domain in STANDARD_DOMAINS:
         node.ClearField("domain")
     if len(node.attribute) > 1:
