@@ -11,19 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, zip_longest
 
-import numpy as np
-
 from rewriter.ir.base import Context, Target
-from rewriter.ir.model import Array, Model
+from rewriter.ir.model import Model
 from rewriter.ir.plan import Plan
 from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable, processor_s
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Found, Goal
 from rewriter.jobs.search.trials import Candidate, Trials, bisect
 from rewriter.judge.arithmetic_checks import AS_FP32
-from rewriter.judge.expected import Outputs, run_all, selects_rows
+from rewriter.judge.expected import run_all, selects_rows
 from rewriter.runtime.emulation import Accumulation, reference
 from rewriter.runtime.figures.metrics import DETECTIONS
-from rewriter.runtime.figures.pair import is_float
 from rewriter.runtime.figures.tolerances import RELATIVE_L2
 from rewriter.runtime.inputs import Samples
 
@@ -75,11 +72,10 @@ def search(
         cost = RunCost.of(structured, processor_s() - began)
         effort = affordable(goal, cost, len(feeds), accumulation)
     expected += run_all(wide, feeds[1 : effort.samples])
-    places = [_strongest(expected)] if one_sample else range(len(expected))
     trials = Trials(
         structured,
-        [feeds[place] for place in places],
-        [expected[place] for place in places],
+        feeds[: len(expected)],
+        expected,
         plan,
         goal.measure,
         f"added by the search for {goal}",
@@ -88,6 +84,8 @@ def search(
         target,
         means_of,
     )
+    if one_sample:
+        trials = trials.on_worst_sample()
     result = (
         cheapest(trials, goal) if isinstance(goal, ErrorLimit) else most_accurate(trials, goal, effort.plans)
     )
@@ -186,15 +184,3 @@ def _gains(trials: Trials, candidate: Candidate, other: Candidate) -> bool:
     cost = (trials.latency_us(candidate) - trials.latency_us(other)) / trials.latency_us(Candidate())
     least = min(MOST_GAIN, max(LEAST_GAIN, cost))
     return trials.value(candidate) <= (1.0 - least) * trials.value(other)
-
-
-def _strongest(exact: Sequence[Outputs]) -> int:
-    """The sample with the largest outputs: where a detector finds nothing, relative errors mean nothing."""
-
-    def size(value: Array) -> float:
-        finite = value[np.isfinite(value)] if is_float(value) else np.zeros(1)
-        return float(np.linalg.norm(finite.astype(np.float64)))
-
-    sizes = np.array([[size(value) for value in outputs.values()] for outputs in exact])
-    largest = np.maximum(sizes.max(axis=0), np.finfo(np.float64).tiny)
-    return int(np.argmax((sizes / largest).sum(axis=1)))

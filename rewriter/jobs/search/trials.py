@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 
@@ -77,8 +77,8 @@ class Trials:
     target: Target = field(default_factory=Target)
     means_of: Context | None = None
     count: int = 0
-    _plans: dict[Candidate, Plan] = field(default_factory=dict)
-    _values: dict[frozenset[str], float] = field(default_factory=dict)
+    _plans: dict[Candidate, Plan] = field(default_factory=dict, init=False)
+    _values: dict[frozenset[str], float] = field(default_factory=dict, init=False)
 
     @cached_property
     def prices(self) -> Prices:
@@ -99,16 +99,29 @@ class Trials:
         """
         plan = self.plan_of(added)
         if plan.fp32 not in self._values:
-            self.count += 1
-            low = self._lowered(plan)
-            model = emulation(low, self.accumulation, tf32=True)
-            with Session(model) as session:
-                values = [
-                    self.metric.worst(expected, session.run(as_declared(low, sample)))
-                    for sample, expected in zip(self.samples, self.expected, strict=True)
-                ]
-            self._values[plan.fp32] = min(values) if self.metric.least else max(values)
+            self._values[plan.fp32] = self._worst(self._by_sample(plan))
         return self._values[plan.fp32]
+
+    def on_worst_sample(self) -> Trials:
+        """The same trials on the sample where the rules' plan is worst."""
+        values = self._by_sample(self.plan)
+        place = values.index(self._worst(values))
+        one = replace(self, samples=[self.samples[place]], expected=[self.expected[place]])
+        one._values[self.plan.fp32] = values[place]
+        return one
+
+    def _by_sample(self, plan: Plan) -> list[float]:
+        self.count += 1
+        low = self._lowered(plan)
+        model = emulation(low, self.accumulation, tf32=True)
+        with Session(model) as session:
+            return [
+                self.metric.worst(expected, session.run(as_declared(low, sample)))
+                for sample, expected in zip(self.samples, self.expected, strict=True)
+            ]
+
+    def _worst(self, values: Sequence[float]) -> float:
+        return min(values) if self.metric.least else max(values)
 
     def _lowered(self, plan: Plan) -> Model:
         return lowered(self.model, plan, self.means_of)
