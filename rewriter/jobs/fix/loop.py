@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal
@@ -285,14 +285,16 @@ class _Loop:
         return attempt.relative_l2 > WORSE * self._plain_error
 
     def _as_close_as_plain(self) -> Iterator[Candidate]:
-        """Plain FP16, its weights rounded to nearest, and more FP32 if that takes longer."""
+        """Weights rounded to nearest, then more FP32; plain FP16, which has no faster products, last."""
         job = self.first.job
-        plain = replace(_plain(job, rounding="nearest"), emulated=True)
-        yield Candidate(f"plain FP16, as {PLAIN}", plain, "plain FP16")
-        rules, *_, us = self._latencies()
-        if self.latest.failed or self._worse_than_plain(self.latest) or us > (1.0 + NOISE) * rules:
-            goal = ErrorLimit(self._plain_error, job.metric, one_sample=True)
+        nearest = replace(job, steps=_with_options(job.steps, rounding="nearest"))
+        yield Candidate("weights rounded to nearest", nearest)
+        if self._worse_than_plain(self.latest):
+            goal = ErrorLimit(WORSE * self._plain_error, job.metric, one_sample=True)
             yield Candidate("FP32 until it is as close as plain FP16", replace(job, goal=goal))
+        rules, *_, us = self._latencies()
+        if self.latest.failed or self._worse_than_plain(self.latest) or us > (1.0 + MOST_FOR_PLAIN) * rules:
+            yield Candidate(f"plain FP16, as {PLAIN}", replace(_plain(nearest), emulated=True), "plain FP16")
 
     def _with_ports_as_they_came(self) -> Iterator[Candidate]:
         """No plan of nodes mends an input that FP16 cannot hold."""
@@ -467,14 +469,16 @@ def _preferred_steps(job: FixJob) -> list[Pass]:
     return [step for step in job.steps if type(step) not in plain]
 
 
-def _plain(job: FixJob, **options: Any) -> FixJob:
-    """The job with those of its steps that plain FP16 has, too, and no FP32 that is only preferred.
+def _plain(job: FixJob) -> FixJob:
+    """The job with those of its steps that plain FP16 has, too, and no FP32 that is only preferred."""
+    shared = [step for step in job.steps if step not in _preferred_steps(job)]
+    wish = replace(job.wish, epilogues="none")
+    return replace(job, steps=_with_options(shared, epilogues="none"), wish=wish, emulated=False)
 
-    `options` are those of the pass mixed-precision.
-    """
-    shared = (step for step in job.steps if step not in _preferred_steps(job))
-    steps = (replace(s, epilogues="none", **options) if isinstance(s, MixedPrecision) else s for s in shared)
-    return replace(job, steps=tuple(steps), wish=replace(job.wish, epilogues="none"), emulated=False)
+
+def _with_options(steps: Iterable[Pass], **options: Any) -> tuple[Pass, ...]:
+    """The steps, where the pass mixed-precision has these options."""
+    return tuple(replace(s, **options) if isinstance(s, MixedPrecision) else s for s in steps)
 
 
 def _fp32(job: FixJob, steps: tuple[Pass, ...]) -> FixJob:
