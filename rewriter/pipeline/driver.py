@@ -120,7 +120,7 @@ def _run_one(draft: _Draft, step: Pass, context: Context, strict: bool, earlier:
         return events
     except (ModelError, _BrokenContract) as error:
         if step.imported:
-            return [Refusal("model", f"rolled back: {error}")]
+            return [Refusal("model", f"rolled back: {getattr(error, 'what', error)}")]
         raise PassError(
             f"pass {step.name} broke its contract: {error}",
             where=str(original.path) if original.path else None,
