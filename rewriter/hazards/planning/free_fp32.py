@@ -7,9 +7,7 @@
   (docs/accuracy.md#norms-and-transposes).
 - Attention's Softmax alone in FP32 makes the scores sum in FP32. Scaling, masks, IsNaN and Where around it
   stay FP16, or attention is several kernels (docs/accuracy.md#attention).
-- A written-out sum of products, as the pass unfold-dot-products writes the last product of a network: Mul by
-  a constant matrix, ReduceSum. In FP32 neither its operands nor its result are rounded: the pooling before it
-  computes in FP32 inside, and the elementwise nodes after it are the output.
+- A written-out sum of products (unfold-dot-products): neither its operands nor its result are rounded.
 - A division by a constant is a product with its reciprocal, which TensorRT rounds to FP16: a bias, which adds
   up over layers. With the Div in FP32 between two Casts the kernel is the same, and right
   (docs/accuracy.md#rounded-reciprocals). A Mul by a rounded constant stays FP16.
@@ -53,6 +51,9 @@ SOFTMAX_PROBE = "attention-islands"
 
 _ON_SCORES = SCALING | {"Add", "Where"}
 """Operators between the scores of attention and their Softmax."""
+
+_INSTRUCTIONS = {"HardSigmoid": 4, "Clip": 2}
+"""Operators that TensorRT computes by several: product, sum, minimum and maximum."""
 
 _REASON = "the FP16 product before it then sums in FP32, at no cost"
 _NORM_REASON = "it computes in FP32 inside: FP32 operands and results cost nothing extra"
@@ -124,17 +125,29 @@ def _is_taken_over(survey: Survey, chain: Sequence[NodeProto]) -> bool:
     """True if the kernel of a norm, reduction or Transpose computes a chain: it alone reads the end.
 
     A norm takes a sum of the end with another tensor, too, if it alone reads that. Kernels of the parts of a
-    Split compute the chain if one of them transposes for a Conv; else one more copies the other parts.
+    Split compute the chain if one of them transposes for a Conv; else one more copies the other parts. A row
+    before a gate of more than two instructions, such as HardSigmoid, is viewed where it is computed: in FP32
+    its view and Cast would be one more.
     """
-    inside = {id(node) for node in chain}
-    reader = _only([n for node in chain for _, n in survey.readers(node.output[0]) if id(n) not in inside])
+    reader = _only(_after(survey, chain))
     if reader is not None and reader.op_type in SUMS and not survey.is_output(reader.output[0]):
         summed = _only([n for _, n in survey.readers(reader.output[0])])
         return summed is not None and reduces(summed)
     if reader is not None and reader.op_type == "Split":
         moved = (n for part in reader.output for _, n in survey.readers(part) if n.op_type == "Transpose")
         return any(n.op_type in CONVOLUTIONS for move in moved for _, n in survey.readers(move.output[0]))
+    if reader is not None and reader.op_type in RESHAPES:
+        sizes, gate = survey.graph.sizes(reader.input[0]), elementwise_after(survey, reader.output[0])
+        is_row = sizes is not None and max(sizes[:-1], default=1) == 1
+        multiplies = {node.op_type for node in _after(survey, gate)} == {"Mul"}
+        return is_row and multiplies and sum(_INSTRUCTIONS.get(node.op_type, 1) for node in gate) > 2
     return reader is not None and (reduces(reader) or reader.op_type == "Transpose")
+
+
+def _after(survey: Survey, chain: Sequence[NodeProto]) -> list[NodeProto]:
+    """The nodes that read a chain's results and do not belong to it."""
+    inside = {id(node) for node in chain}
+    return [n for node in chain for _, n in survey.readers(node.output[0]) if id(n) not in inside]
 
 
 def _only(nodes: Sequence[NodeProto]) -> NodeProto | None:
@@ -230,7 +243,7 @@ def _before(survey: Survey, softmax: NodeProto) -> list[NodeProto]:
 
 
 def dot_products(survey: Survey) -> Iterator[Hazard]:
-    """Written-out sums of products, the pooling before them, and what follows elementwise."""
+    """Mul by a constant matrix and ReduceSum, the pooling before them, and what follows elementwise."""
     moves = ELEMENTWISE | RESHAPES
     for node in survey.nodes:
         product = _product(survey, node)

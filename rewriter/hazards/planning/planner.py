@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
-from onnx import TensorProto
-
 from rewriter.hazards import RULES, Hazard
 from rewriter.hazards.norms import fits_inside
 from rewriter.hazards.planning import free_fp32
@@ -15,7 +13,7 @@ from rewriter.hazards.planning.islands import BETWEEN, absorb, grow, keep_adjace
 from rewriter.hazards.quirks import lowered_for_defects
 from rewriter.hazards.survey import HEADROOM, LARGEST, LOW_TYPES, PrecisionRequest, Survey
 from rewriter.hazards.types import NO_LOWER_TYPE
-from rewriter.ir.graph import GraphEditor, label, open_graphs
+from rewriter.ir.graph import label, open_graphs
 from rewriter.ir.model import Model
 from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import Decision, Plan, Range, node_key
@@ -106,7 +104,8 @@ def surveys(
 ) -> Iterator[Survey]:
     """The survey of every graph of the model, in the order of `Facts.scopes`; `tag` is for edits."""
     graphs = open_graphs(model, tag=tag)
-    mixed = any(_computes_low(graph) for graph in graphs)
+    computing = ((g, n) for g in graphs for n in g.nodes if n.op_type not in {"Cast", "Constant"})
+    mixed = any(graph.dtype(out) in LARGEST for graph, node in computing for out in node.output)
     by_scope: dict[int, Survey] = {}
     for scope, graph in enumerate(graphs):
         parent = by_scope.get(id(graph.parent)) if graph.parent is not None else None
@@ -115,22 +114,11 @@ def surveys(
 
 
 def _decisions(survey: Survey, by_node: Mapping[int, Hazard]) -> list[Decision]:
-    scope, hazards = survey.scope, [by_node[id(node)] for node in survey.nodes if id(node) in by_node]
-    keyed = ((h, node_key(scope, h.node), h.node.op_type) for h in hazards)
+    hazards = ((n, by_node[id(n)], node_key(survey.scope, n)) for n in survey.nodes if id(n) in by_node)
     return [
-        Decision(label(h.node), op, key, h.rule, h.reason, h.tensor, h.range, norm=h.norm)
-        for h, key, op in keyed
+        Decision(label(n), n.op_type, key, h.rule, h.reason, h.tensor, h.range, norm=h.norm)
+        for n, h, key in hazards
     ]
-
-
-def _computes_low(graph: GraphEditor) -> bool:
-    low = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-    return any(
-        graph.dtype(out) in low
-        for node in graph.nodes
-        if node.op_type not in {"Cast", "Constant"}
-        for out in node.output
-    )
 
 
 def _decide(survey: Survey) -> list[Decision]:
