@@ -269,12 +269,19 @@ def _squares_biased(graph: GraphEditor, chain: list[NodeProto]) -> bool:
     return biased and (len(set(last.input)) == 1 if last.op_type == "Mul" else _is_fp32(graph, last))
 
 
+def _is_pointwise_1d(graph: GraphEditor, conv: NodeProto) -> bool:
+    sizes = graph.shape(conv.input[1]) or ()
+    wide = len(sizes) == 3 and all(isinstance(size, int) and size >= 256 for size in sizes[:2])
+    return wide and sizes[2] == 1 and len(conv.input) == 2
+
+
 _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     **dict.fromkeys(("any", "shared-axis", "shared-input"), lambda graph, chain: True),
     "float8": lambda graph, chain: graph.dtype(chain[0].input[0]) in _FLOAT8,
     "eight-columns": lambda graph, chain: (graph.shape(chain[0].input[1]) or (None,))[-1] == 8,
     "own-gate": lambda graph, chain: chain[0].input[0] in chain[2].input,
     "biased-square": _squares_biased,
+    "pointwise-1d": lambda graph, chain: _is_pointwise_1d(graph, chain[0]),
     "kernel-is-stride": lambda graph, chain: _is_patch(graph, chain[0]),
 }
 """True for the chains that a row's `where` means."""

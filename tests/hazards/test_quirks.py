@@ -195,6 +195,7 @@ def built(done: rewriter.FixResult) -> bool:
         pytest.param("fused-attention-sm120", "10.16 sm_120", "fp16", ONCE, id="fused attention"),
         pytest.param("bias-before-square", "tensorrt-rtx 1.6.1 sm_90", "fp16", None, id="squared Relu"),
         pytest.param("transposes-around-scale", "tensorrt-rtx 1.6.1 sm_90", "fp16", SCALED, id="Transposes"),
+        pytest.param("pointwise-conv-1d-gate", "tensorrt-rtx 1.6.1", "fp16", None, id="gated pointwise Conv"),
     ],
 )
 def test_what_a_defect_forbids_stays_in_fp32_and_builds(
