@@ -285,11 +285,12 @@ class _Loop:
         return attempt.relative_l2 > WORSE * self._plain_error
 
     def _as_close_as_plain(self) -> Iterator[Candidate]:
-        """Weights rounded to nearest, then more FP32; plain FP16, which has no faster products, last."""
-        job = self.first.job
+        """Weights rounded to nearest; more FP32, if passes gain what plain FP16 has not; else that."""
+        first, job = self.first, self.first.job
         nearest = replace(job, steps=_with_options(job.steps, rounding="nearest"))
         yield Candidate("weights rounded to nearest", nearest)
-        if self._worse_than_plain(self.latest):
+        faster = any(first.changed(step) for step in _preferred_steps(job))
+        if faster and self._worse_than_plain(self.latest):
             goal = ErrorLimit(WORSE * self._plain_error, job.metric, one_sample=True)
             yield Candidate("FP32 until it is as close as plain FP16", replace(job, goal=goal))
         rules, *_, us = self._latencies()
