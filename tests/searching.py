@@ -53,5 +53,5 @@ def tried(trials: Trials) -> list[Candidate]:
 
 
 def most_emulations(nodes: int) -> int:
-    """Upper bound of `Found.emulations` for a tolerance: 3 to begin with, and bisection."""
-    return 3 + max(1, math.ceil(math.log2(nodes + 1)))
+    """Upper bound of `Found.emulations` for a tolerance: 3 to begin with, and four bisections."""
+    return 3 + 4 * max(1, math.ceil(math.log2(nodes + 1)))

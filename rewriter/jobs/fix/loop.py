@@ -64,9 +64,10 @@ MOST_FOR_PLAIN: float = PRESETS["accurate"].defaults["max_latency_cost"]
 """Largest share of latency for a plan as close as plain FP16 in the place of one that errs more; it may take
 as long as plain FP16, too."""
 
-CLOSER = (1.0, 0.97, 0.92, 0.7)
-"""A plan that meets a limit on the sample of a search may miss it on others: the next search asks for so much
-less, beside what the last one missed by. Half the limit puts 204 nodes of a DPN-92 into FP32, this 123."""
+CLOSER = (0.9, 0.87, 0.8, 0.6)
+"""Shares of a limit that searches are for; of a user's limit they are the first one's. A tenth is left for
+samples that nobody has. A plan that meets a limit on the sample of a search may miss it on others: the next
+search asks for so much less, beside what the last one missed by."""
 
 REFUSALS = 4
 """Most candidates that move refused nodes to FP32: a parser names the first node that it refuses, or few."""
@@ -409,8 +410,9 @@ class _Loop:
         if limit is None:
             return None
         asked, closer = self.job.limit, share * _optimism(attempt)
-        if asked is not None:  # a metric of which more is better has no share
-            return asked if asked.measure.least else replace(asked, tolerance=asked.tolerance * closer)
+        if asked is not None:
+            less = 1.0 if asked.measure.least else closer / CLOSER[0]  # where more is better, it has no share
+            return replace(asked, tolerance=asked.tolerance * less)
         if (check := attempt.arithmetic) is not None:
             limit = max(limit, AS_FP32 * self.subject.judge.error_in_fp32(check))
         return ErrorLimit(limit * closer, self.job.metric, one_sample=True)
