@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rewriter.hazards.planning.costs import priced
 from rewriter.hazards.planning.planner import unscaled_overflows
-from rewriter.ir.base import Pass
+from rewriter.ir.base import Pass, Rescaled
 from rewriter.ir.graph.ops import TENSOR_CORE
 from rewriter.ir.model import Model
 from rewriter.ir.plan import Plan, Range
@@ -19,7 +19,6 @@ from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.judge import Judge, engine_first
 from rewriter.jobs.fix.making import Making, Measured, Subject
 from rewriter.jobs.search.goal import Found
-from rewriter.judge.arithmetic_checks import explained as with_causes
 from rewriter.judge.verdict import GOALS, Check, deciding
 from rewriter.pipeline.driver import PassResult
 
@@ -45,7 +44,6 @@ class Attempt:
 
     @property
     def failed(self) -> tuple[Check, ...]:
-        """The checks that failed."""
         return tuple(check for check in self.checks if check.passed is False)
 
     @property
@@ -82,7 +80,6 @@ class Attempt:
         )
 
     def changed(self, step: Pass) -> bool:
-        """True if a pass changed something."""
         return any(result.name == step.name and result.changes for result in self.passes)
 
 
@@ -128,7 +125,8 @@ def attempt(job: FixJob, subject: Subject) -> Attempt:
         plan = making.searched(measured, plan, job.goal)
     unscaled: Mapping[tuple[int, str], Range] = {}
     if plan is not None and job.plan is None:
-        plan = replace(plan, exponents=making.exponents())
+        scaled = (c for one in making.passes for c in one.changes if isinstance(c, Rescaled))
+        plan = replace(plan, exponents=tuple(e for change in scaled for e in change.exponents))
         unscaled = unscaled_overflows(plan, measured.ranges)
     fixed = making.rewrite(measured.model, job.phases.lowering, plan, measured.ranges)
     checks, engine = _checked(job, subject.judge, measured.checks, fixed, plan)
@@ -136,7 +134,7 @@ def attempt(job: FixJob, subject: Subject) -> Attempt:
         checks = (*checks, making.search.check)
     folded = folded_statistics(subject.original, measured.model)
     fused = fused_norms(measured.model, measured.ranges)
-    defects = repaired_defects(subject.original, job.target, job.wish.precision, making.passes)
+    defects = repaired_defects(subject.original, job.wish.target, job.wish.precision, making.passes)
     return Attempt(
         job,
         measured,
@@ -151,18 +149,6 @@ def attempt(job: FixJob, subject: Subject) -> Attempt:
     )
 
 
-def explained(attempt: Attempt, subject: Subject) -> Attempt:
-    """The attempt, with the nodes that add most of the error if its emulation failed."""
-    checks = list(attempt.checks)
-    for place, check in enumerate(checks):
-        if check.passed is False and check.name in ("emulation", "tf32"):
-            before = attempt.fixed if check.name == "tf32" else attempt.measured.model
-            with subject.stage("looking for the cause"):
-                samples, sums = subject.judge.samples, attempt.job.accumulation
-                checks[place] = with_causes(check, before, attempt.fixed, samples, sums)
-    return replace(attempt, checks=tuple(checks))
-
-
 def estimated_us(attempt: Attempt, subject: Subject) -> tuple[float, float, float]:
     """The recorded costs of an attempt, of FP32, and of its lower type altogether.
 
@@ -170,7 +156,7 @@ def estimated_us(attempt: Attempt, subject: Subject) -> tuple[float, float, floa
     """
     if not subject.judge.samples:
         return math.inf, math.inf, math.inf
-    prices = priced(attempt.measured.model.at_sizes(subject.judge.samples[0]), attempt.job.target)
+    prices = priced(attempt.measured.model.at_sizes(subject.judge.samples[0]), attempt.job.wish.target)
     broken = fsum(attention.us for attention in prices.attentions)
     fp32 = fsum(prices.base.values()) + fsum(prices.own.values()) + broken
     if attempt.plan is None:

@@ -55,12 +55,8 @@ class Cause:
         return f"{self.what}: {self.done}"
 
 
-FusedNorm = tuple[str, str, Range]
-"""The name and operator of a norm that a pass made one operator, with the range of its input."""
-
-
-def fused_norms(model: Model, ranges: Mapping[tuple[int, str], Range]) -> list[FusedNorm]:
-    """The norms of a model that our passes made one operator, where their input was measured."""
+def fused_norms(model: Model, ranges: Mapping[tuple[int, str], Range]) -> list[tuple[str, str, Range]]:
+    """Name and operator of each norm that our passes made one operator, with the range of its input."""
     return [
         (label(node), node.op_type, ranges[scope, node.input[0]])
         for scope, graph in enumerate(walk_graphs(model.proto.graph))
@@ -99,7 +95,7 @@ def repaired_defects(
 def causes(
     plan: Plan | None,
     passes: Sequence[PassResult],
-    fused: Sequence[FusedNorm],
+    fused: Sequence[tuple[str, str, Range]],
     unscaled: Mapping[tuple[int, str], Range],
     folded: Sequence[Cause] = (),
 ) -> tuple[Cause, ...]:
@@ -186,7 +182,7 @@ def _kinds(norms: Iterable[NormHazard]) -> str:
     return count(len(kinds), f"decomposed {kinds[0] if len(set(kinds)) == 1 else 'norm'}")
 
 
-def _of_fused(fused: Sequence[FusedNorm], limits: _Limits) -> Iterator[Cause]:
+def _of_fused(fused: Sequence[tuple[str, str, Range]], limits: _Limits) -> Iterator[Cause]:
     """Norms that compute in FP32 inside now, and whose squares leave the range."""
     wide = [norm for norm in fused if norm[2].absmax ** 2 > limits.largest]
     if wide:

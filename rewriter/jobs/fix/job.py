@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.hazards.survey import PrecisionRequest
-from rewriter.ir.base import Pass, Stage, Target
+from rewriter.ir.base import Pass, Stage
 from rewriter.ir.errors import UsageError
 from rewriter.ir.model import check_model_output, data_files
 from rewriter.ir.model.output_files import special
@@ -93,13 +93,8 @@ class FixJob:
     limit: ErrorLimit | None = None
     released: frozenset[str] = frozenset()
 
-    @property
-    def target(self) -> Target:
-        return self.wish.target
-
     @cached_property
     def phases(self) -> Phases:
-        """The steps by when they run."""
         return Phases.of(self.steps)
 
     @property
@@ -120,7 +115,6 @@ class FixJob:
         return not chosen and self.goal is None and self.wish.precision == "fp16"
 
     def without(self, step: Pass) -> FixJob:
-        """Returns the job without one of its steps."""
         return replace(self, steps=tuple(other for other in self.steps if other is not step))
 
     def destination(self) -> Path | None:

@@ -147,7 +147,6 @@ class _Loop:
 
     @property
     def passed(self) -> bool:
-        """True as soon as one attempt passes every check."""
         return any(not one.failed for one in self.attempts)
 
     def try_all(self) -> None:

@@ -12,7 +12,7 @@ from rewriter.hazards.planning import free_fp32
 from rewriter.hazards.planning.plan_fit import fit, kept_by_user
 from rewriter.hazards.planning.planner import extend_plan, make_plan
 from rewriter.hazards.survey import PrecisionRequest
-from rewriter.ir.base import Context, Kept, Pass, Rescaled
+from rewriter.ir.base import Context, Kept, Pass
 from rewriter.ir.graph import label
 from rewriter.ir.model import Model, walk_graphs, walk_nodes
 from rewriter.ir.model.stopwatch import Stopwatch
@@ -73,7 +73,9 @@ class Measured:
             if phases.unbiased or (job.plan is None and (phases.measuring or phases.lowering)):
                 ranges = making.ranges(model)
             if job.plan is None and phases.measuring:
-                model, ranges = making.rewritten_by_ranges(model, phases.measuring, ranges)
+                first, model = len(making.passes), making.rewrite(model, phases.measuring, ranges=ranges)
+                if any(result.changes for result in making.passes[first:]):
+                    ranges = making.ranges(model)
             outputs, ranges.outputs = ranges.outputs, {}  # once compared, they need no memory any more
             checks = tuple(subject.judge.structure(model, making.changed(), outputs))
             subject.measured[key] = cls(model, ranges, tuple(making.passes), checks, tuple(making.warnings))
@@ -103,7 +105,7 @@ class Making:
         kept = Kept(job.wish.keep_nodes, job.wish.keep_ops) if job.plan is None else kept_by_user(job.plan)
         with stage("rewriting"):
             means = ranges.means if ranges is not None else {}
-            context = Context(job.opset, job.target, plan, ranges, means, kept)
+            context = Context(job.opset, job.wish.target, plan, ranges, means, kept)
             rewritten, results = driver.run(model, steps, context)
         self.passes.extend(results)
         return rewritten
@@ -113,11 +115,6 @@ class Making:
         phases = self.job.phases
         before = (*phases.structural, *phases.measuring)
         return [step for step, result in zip(before, self.passes, strict=False) if result.changes]
-
-    def exponents(self) -> tuple[tuple[int, str, int], ...]:
-        """Returns the tensors multiplied by a power of two so far, in the order of the changes."""
-        changes = (change for result in self.passes for change in result.changes)
-        return tuple(e for change in changes if isinstance(change, Rescaled) for e in change.exponents)
 
     def ranges(self, model: Model) -> Ranges:
         """Measures the ranges of every tensor on the samples."""
@@ -135,15 +132,6 @@ class Making:
             )
         return ranges
 
-    def rewritten_by_ranges(
-        self, model: Model, steps: Sequence[Pass], ranges: Ranges
-    ) -> tuple[Model, Ranges]:
-        """Returns the model after passes that need ranges, with its ranges."""
-        first = len(self.passes)
-        rewritten = self.rewrite(model, steps, ranges=ranges)
-        changed = any(result.changes for result in self.passes[first:])
-        return rewritten, self.ranges(rewritten) if changed else ranges
-
     def plan(self, structured: Model, ranges: Ranges) -> Plan:
         """Returns the user's plan, or the rules' plan for the measured ranges."""
         job = self.job
@@ -157,7 +145,7 @@ class Making:
             plan = extend_plan(structured, plan, {}, frozenset(released))
         self.warnings.extend(_unmatched(job.wish, plan, structured))
         if job.wish.epilogues != "none" and job.wish.precision == "fp16":
-            self.warnings.extend(free_fp32.refusals(job.target))
+            self.warnings.extend(free_fp32.refusals(job.wish.target))
         return plan
 
     def searched(self, measured: Measured, plan: Plan, goal: Goal) -> Plan:
@@ -172,7 +160,7 @@ class Making:
                 plan,
                 goal,
                 job.accumulation,
-                job.target,
+                job.wish.target,
                 means_of,
             )
         self.warnings.extend(warnings)

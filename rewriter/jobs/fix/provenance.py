@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rewriter import __version__
 from rewriter.ir.model import Model, set_metadata, walk_graphs
 from rewriter.ir.plan import Plan, node_key, plan_file
 from rewriter.jobs.fix.job import FixJob
@@ -50,19 +51,16 @@ def source_hash(source: Any, original: Model) -> str:
     return digest.hexdigest()
 
 
-def stamp(
-    model: Model, job: FixJob, pipeline: str, plan: Plan | None, source: str, tool: str, verdict: str
-) -> None:
+def stamp(model: Model, job: FixJob, pipeline: str, plan: Plan | None, source: str, verdict: str) -> None:
     """Notes where a model comes from in the model and its nodes.
 
     Args:
         pipeline: Text of the passes that ran.
         source: Of `source_hash`.
-        tool: Version of this program.
     """
     named = isinstance(job.source, (str, os.PathLike))
     entries = {
-        VERSION: f"rewriter {tool}",
+        VERSION: f"rewriter {__version__}",
         PRESET: job.request.preset if job.request.passes is None else "",
         PIPELINE: pipeline,
         PLAN: "" if plan is None else hashlib.sha256(plan_file.to_text(plan).encode()).hexdigest(),

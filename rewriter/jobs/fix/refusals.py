@@ -74,10 +74,8 @@ def declare_plugins(model: Model, texts: Iterable[str]) -> None:
             outputs = types[node.op_type].outputs if node.op_type in types else ()
             for name, kind in zip(node.output, (*outputs, *outputs[-1:] * len(node.output)), strict=False):
                 if name and name not in names:
-                    dtype = "FLOAT" if kind in IO_TYPES else kind.upper()
-                    graph.value_info.add(name=name).type.tensor_type.elem_type = TensorProto.DataType.Value(
-                        dtype
-                    )
+                    dtype = TensorProto.DataType.Value("FLOAT" if kind in IO_TYPES else kind.upper())
+                    graph.value_info.add(name=name).type.tensor_type.elem_type = dtype
     for graph, scope in zip(graphs, model.facts().scopes if types else (), strict=False):
         for node in graph.node:
             if node.op_type in types:

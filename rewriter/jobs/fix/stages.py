@@ -10,7 +10,6 @@ from pathlib import Path
 
 from onnx import TensorProto
 
-from rewriter import __version__
 from rewriter.hazards.operators import refusal
 from rewriter.hazards.planning import weak_typing
 from rewriter.hazards.quirks import not_repaired
@@ -22,7 +21,7 @@ from rewriter.ir.model.stopwatch import Stopwatch
 from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.plan import io_type, plan_file
 from rewriter.jobs.fix import loop, refusals
-from rewriter.jobs.fix.attempt import Attempt, Result, explained
+from rewriter.jobs.fix.attempt import Attempt, Result
 from rewriter.jobs.fix.before import errors_before, side_by_side
 from rewriter.jobs.fix.conclusion import conclude
 from rewriter.jobs.fix.job import FixJob
@@ -31,6 +30,7 @@ from rewriter.jobs.fix.making import Subject
 from rewriter.jobs.fix.provenance import SAMPLES, UNFINISHED, source_hash, stamp
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.search.effort import RunCost, processor_s
+from rewriter.judge.arithmetic_checks import explained
 from rewriter.judge.expected import MOST_SAMPLES, Expected, expected_outputs, judging
 from rewriter.judge.judge import Standard
 from rewriter.judge.not_finite import nan_warnings
@@ -65,7 +65,7 @@ def run(job: FixJob) -> FixResult:
             model=fixed,
             output=None,
             pipeline=pipeline.render(attempt.job.steps),
-            target=job.target,
+            target=job.wish.target,
             passes=list(attempt.passes),
             plan=attempt.plan,
             data=replace(data, spans=judge.spans, profiled=frozenset(job.deployment.profile)),
@@ -83,7 +83,7 @@ def run(job: FixJob) -> FixResult:
         )
         if any(step.changes for step in attempt.passes):
             noted = UNFINISHED if judge.interrupted else result.ending
-            stamp(fixed, job, result.pipeline, attempt.plan, source_sha, __version__, noted)
+            stamp(fixed, job, result.pipeline, attempt.plan, source_sha, noted)
             if 0 < len(judge.samples) < min(data.samples, MOST_SAMPLES):
                 set_metadata(fixed.proto, {SAMPLES: str(len(judge.samples))})
         with stage("writing"):
@@ -134,9 +134,12 @@ def _steps(job: FixJob) -> list[str]:
 def _checked_to_the_end(result: Result, job: FixJob, subject: Subject) -> Attempt:
     """The attempt with what only the result needs: its build, the causes of a failure, its ports."""
     attempt, judge = result.made, subject.judge
-    if attempt.failed:
-        attempt = explained(attempt, subject)
     checks, engine = list(attempt.checks), attempt.engine
+    for place, check in enumerate(checks):
+        if check.passed is False and check.name in ("emulation", "tf32"):
+            wide = attempt.fixed if check.name == "tf32" else attempt.measured.model
+            with subject.stage("looking for the cause"):
+                checks[place] = explained(check, wide, attempt.fixed, judge.samples, attempt.job.accumulation)
     if not any(check.name in ("build", "run") for check in checks):
         built, engine = judge.built(attempt.fixed, attempt.plan)
         checks += built
@@ -175,8 +178,8 @@ def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subje
             refusals.refuse_unbuildable(original)
         samples, warnings = _samples(original, job)
         if not job.deployment.plugins:
-            warnings.extend(refusal(original, job.target, job.wish.plugin_types))
-        warnings.extend(not_repaired(original, job.target, LOW_TYPES[job.wish.precision]))
+            warnings.extend(refusal(original, job.wish.target, job.wish.plugin_types))
+        warnings.extend(not_repaired(original, job.wish.target, LOW_TYPES[job.wish.precision]))
     fitting, places, judged, expected = samples, list[int](), list[dict[str, Array]](), None
     if request.verify:
         with stage("running the original"):

@@ -86,7 +86,6 @@ class Found:
 
     @property
     def summary(self) -> str:
-        """One sentence for the user."""
         effort = count(self.emulations, "emulation")
         if not self.met:
             best = f"with every node in FP32, matrix products in TF32, it is {self.value:.3g}"

@@ -38,8 +38,6 @@ from rewriter.runtime.figures.metrics import Metric
 LEAST_US = 0.01
 """Keeps the ranking finite for nodes without cost: two Casts that are fused."""
 
-Sample = Mapping[str, Array]
-
 Candidate = frozenset[str]
 """Keys of the nodes that a plan puts in FP32 in addition to the rules' plan."""
 
@@ -67,7 +65,7 @@ class Trials:
     """
 
     model: Model
-    samples: Sequence[Sample]
+    samples: Sequence[Mapping[str, Array]]
     expected: Sequence[Mapping[str, Array]]
     plan: Plan
     metric: Metric
@@ -112,7 +110,7 @@ class Trials:
 
     def _by_sample(self, plan: Plan) -> list[float]:
         self.count += 1
-        low = self._lowered(plan)
+        low = lowered(self.model, plan, self.means_of)
         model = emulation(low, self.accumulation, tf32=True)
         with Session(model) as session:
             return [
@@ -123,11 +121,7 @@ class Trials:
     def _worst(self, values: Sequence[float]) -> float:
         return min(values) if self.metric.least else max(values)
 
-    def _lowered(self, plan: Plan) -> Model:
-        return lowered(self.model, plan, self.means_of)
-
     def latency_us(self, added: Candidate) -> float:
-        """Returns the estimated time of a candidate's plan."""
         return self.prices.total_us(self.plan_of(added))
 
     def different(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
@@ -166,7 +160,8 @@ class Trials:
         """
         tensors: dict[str, float] = {}
         errors: dict[str, float] = {}
-        rows = diverge(self.model, self._lowered(self.plan), self.samples, self.ranking_sums)
+        low = lowered(self.model, self.plan, self.means_of)
+        rows = diverge(self.model, low, self.samples, self.ranking_sums)
         for row in rows:
             if row.added > 0.0:
                 tensors[row.tensor] = max(tensors.get(row.tensor, 0.0), row.added)
