@@ -270,9 +270,9 @@ def _squares_biased(graph: GraphEditor, chain: list[NodeProto]) -> bool:
 
 
 def _is_pointwise_1d(graph: GraphEditor, conv: NodeProto) -> bool:
-    sizes = graph.shape(conv.input[1]) or ()
-    wide = len(sizes) == 3 and all(isinstance(size, int) and size >= 256 for size in sizes[:2])
-    return wide and sizes[2] == 1 and len(conv.input) == 2
+    sizes = list(graph.shape(conv.input[1]) or ())
+    wide = all(isinstance(size, int) and size >= 256 for size in sizes[:2])
+    return wide and sizes[2:] == [1] and len(conv.input) == 2
 
 
 _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
