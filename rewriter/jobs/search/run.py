@@ -124,18 +124,24 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
     close, rules = goal, Candidate()
     if meets([]):
         return trials.found(goal, rules)
-    ranked, places = trials.all_nodes(), {key: place for place, key in enumerate(trials.prices.base)}
+    ranked = trials.all_nodes()
     best = trials.value(Candidate(ranked))
     if not (met := goal.meets(best)):
         close = replace(goal, tolerance=best if goal.measure.least else AS_FP32 * best)
     chosen: Sequence[str] = ranked
     near = not goal.measure.least and goal.tolerance <= NEAR_FP32 * best
-    for keys in (ranked,) if near else (sorted(ranked, key=lambda key: places[key]), ranked):
+    for keys in (ranked,) if near else (_in_order(trials, ranked), ranked):
         if cost(chosen) > (1.0 + FREE) * cost([]) and meets(keys):
             chosen = min(chosen, shortest(keys), key=cost)
     last = shortest(chosen[::-1])
     found = trials.found(goal, Candidate(last), met=met)
     return found if met else replace(found, value=best)
+
+
+def _in_order(trials: Trials, keys: Sequence[str]) -> list[str]:
+    """Nodes in the order of the graph."""
+    places = {key: place for place, key in enumerate(trials.prices.base)}
+    return sorted(keys, key=lambda key: places[key])
 
 
 def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
@@ -166,12 +172,13 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
 def _sequences(trials: Trials, budget_us: float) -> Iterator[list[str]]:
     """Yields sequences of nodes, best first, of which a plan takes the start.
 
-    These are the useful nodes, the residual streams alone, the useful nodes that are cheap, and the streams
-    before all other nodes. If the ranking has FP16 sums, also the useful nodes with norms that take an
-    epilogue's sums.
+    These are the useful nodes by rank and in the order of the graph, the residual streams alone, the useful
+    nodes that are cheap, and the streams before all other nodes. If the ranking has FP16 sums, also the useful
+    nodes with norms that take an epilogue's sums.
     """
     ranked, streams = trials.useful_nodes(), trials.streams()
     yield ranked
+    yield _in_order(trials, ranked)
     yield streams
     yield [key for key in ranked if trials.prices.extra[key] <= MOST_OF_BUDGET * budget_us]
     yield list(dict.fromkeys((*streams, *ranked)))
