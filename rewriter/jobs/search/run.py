@@ -173,8 +173,8 @@ def _sequences(trials: Trials, budget_us: float) -> Iterator[list[str]]:
     """Yields sequences of nodes, best first, of which a plan takes the start.
 
     These are the useful nodes by rank and in the order of the graph, the residual streams alone, the useful
-    nodes that are cheap, and the streams before all other nodes. If the ranking has FP16 sums, also the useful
-    nodes with norms that take an epilogue's sums.
+    nodes that are cheap, and the streams before all other nodes. If the ranking has FP16 sums, also the
+    useful nodes with norms that take an epilogue's sums.
     """
     ranked, streams = trials.useful_nodes(), trials.streams()
     yield ranked
