@@ -133,7 +133,7 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
     for keys in (ranked,) if near else (_in_order(trials, ranked), ranked):
         if cost(chosen) > (1.0 + FREE) * cost([]) and meets(keys):
             chosen = min(chosen, shortest(keys), key=cost)
-    last = shortest(chosen[::-1])
+    last = chosen if near else shortest(chosen[::-1])
     found = trials.found(goal, Candidate(last), met=met)
     return found if met else replace(found, value=best)
 
