@@ -18,14 +18,11 @@ from rewriter.ir.model import check_model_output, data_files
 from rewriter.ir.model.output_files import special
 from rewriter.ir.model.stopwatch import Progress
 from rewriter.ir.plan import Plan
-from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
+from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit, Goal
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.options import FixOptions
 from rewriter.runtime.emulation import Accumulation
 from rewriter.runtime.engines.deployment import Deployment
-
-NOISE = 0.02
-"""Share of a latency by which two runs of one engine differ."""
 
 
 @dataclass(frozen=True)

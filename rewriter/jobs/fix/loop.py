@@ -27,9 +27,9 @@ from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import PRODUCTS
 from rewriter.ir.model.stopwatch import LASTING, interrupt_handled
 from rewriter.jobs.fix.attempt import Attempt, LatencyShare, Result, attempt, estimated_us
-from rewriter.jobs.fix.job import NOISE, FixJob
+from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.making import Making, Subject
-from rewriter.jobs.search.goal import Budget, ErrorLimit
+from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit
 from rewriter.judge.arithmetic_checks import AS_FP32, check_structure
 from rewriter.judge.verdict import ARITHMETIC
 from rewriter.passes.mixed_precision import MixedPrecision
@@ -65,9 +65,9 @@ MOST_FOR_PLAIN: float = PRESETS["accurate"].defaults["max_latency_cost"]
 as long as plain FP16, too."""
 
 CLOSER = (0.9, 0.87, 0.8, 0.6)
-"""Shares of a limit that searches are for; of a user's limit they are the first one's. A tenth is left for
-samples that nobody has. A plan that meets a limit on the sample of a search may miss it on others: the next
-search asks for so much less, beside what the last one missed by."""
+"""Shares of the limit that one search after another is for: a tenth is left for samples that nobody has. A
+plan that meets a limit on the sample of a search may miss it on others: the next search asks for so much
+less, beside what the last one missed by. Of a user's limit the first search asks for the whole."""
 
 REFUSALS = 4
 """Most candidates that move refused nodes to FP32: a parser names the first node that it refuses, or few."""
@@ -285,7 +285,7 @@ class _Loop:
         return attempt.relative_l2 > WORSE * self._plain_error
 
     def _as_close_as_plain(self) -> Iterator[Candidate]:
-        """Weights rounded to nearest; more FP32, if passes gain what plain FP16 has not; else that."""
+        """Weights rounded to nearest; more FP32 where passes gain something; plain FP16 if neither helps."""
         first, job = self.first, self.first.job
         nearest = replace(job, steps=_with_options(job.steps, rounding="nearest"))
         yield Candidate("weights rounded to nearest", nearest)

@@ -11,6 +11,9 @@ from rewriter.ir.plan import Plan
 from rewriter.judge.verdict import Check
 from rewriter.runtime.figures.metrics import Metric, named
 
+NOISE = 0.02
+"""Share of a latency by which two runs of one engine differ."""
+
 
 class _Goal:
     """A goal whose plans are compared by a metric; `option` names the option, and the check."""

@@ -15,7 +15,7 @@ from rewriter.ir.base import Context, Target
 from rewriter.ir.model import Model
 from rewriter.ir.plan import Plan
 from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable, processor_s
-from rewriter.jobs.search.goal import Budget, ErrorLimit, Found, Goal
+from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit, Found, Goal
 from rewriter.jobs.search.trials import Candidate, Trials, bisect
 from rewriter.judge.arithmetic_checks import AS_FP32
 from rewriter.judge.expected import run_all, selects_rows
@@ -35,9 +35,6 @@ Nobody wants an RT-DETR that errs 10 % less for 20 % more latency."""
 NEAR_FP32 = 1.25
 """Largest limit, in units of what FP32 errs by, at which the ranking alone decides: such a network amplifies
 rounding, and the start of a LeViT that met the limit on three samples erred 2.8 times as FP32 on a fourth."""
-
-FREE = 0.02
-"""Share of latency that is not worth another sequence of nodes: two runs of one engine differ by as much."""
 
 MOST_OF_BUDGET = 1 / 3
 """Largest share of a budget for one node in the sequence of cheap nodes: a Conv of a ResNet that costs half
@@ -121,20 +118,22 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
     def cost(keys: Sequence[str]) -> float:
         return trials.latency_us(Candidate(keys))
 
-    close, rules = goal, Candidate()
+    close = goal
     if meets([]):
-        return trials.found(goal, rules)
+        return trials.found(goal, Candidate())
     ranked = trials.all_nodes()
     best = trials.value(Candidate(ranked))
     if not (met := goal.meets(best)):
         close = replace(goal, tolerance=best if goal.measure.least else AS_FP32 * best)
     chosen: Sequence[str] = ranked
     near = not goal.measure.least and goal.tolerance <= NEAR_FP32 * best
-    for keys in (ranked,) if near else (_in_order(trials, ranked), ranked):
-        if cost(chosen) > (1.0 + FREE) * cost([]) and meets(keys):
+    sequences = [ranked] if near else [_in_order(trials, ranked), ranked]
+    for keys in sequences:  # the next one unless the plan costs nothing already
+        if cost(chosen) > (1.0 + NOISE) * cost([]) and meets(keys):
             chosen = min(chosen, shortest(keys), key=cost)
-    last = chosen if near else shortest(chosen[::-1])
-    found = trials.found(goal, Candidate(last), met=met)
+    if not near:  # its end may do without its start
+        chosen = shortest(chosen[::-1])
+    found = trials.found(goal, Candidate(chosen), met=met)
     return found if met else replace(found, value=best)
 
 
