@@ -263,6 +263,10 @@ class _Pricing:
         own |= dict.fromkeys(inside | fused_products.keys() | self._fused, 0.0)
         return Prices(base, own, tuple(attentions), tuple(self._results()), self._epilogues())
 
+    @cached_property
+    def _normed(self) -> frozenset[int]:
+        return frozenset(id(node) for norm in self._survey.norms for node in norm.nodes)
+
     def _key(self, node: NodeProto) -> str:
         return node_key(0, node)
 
@@ -326,9 +330,8 @@ class _Pricing:
         fed = [n for t in read for n in self._survey.upstream(t, lambda n: n.op_type in scaling)]
         # a scaling that is no part of a product's kernel, or of a norm's
         alone = [n for n in fed if n.op_type in SCALING and self._key(n) not in self._fused]
-        normed = {id(n) for norm in (self._survey.norms if alone else ()) for n in norm.nodes}
         breaking = [values, scores, *filter(self._merged_bias, fed)]
-        breaking += [n for n in alone if id(n) not in normed]
+        breaking += [n for n in alone if id(n) not in self._normed]
         if answer == "none":
             breaking += [n for n in between if n.op_type in SOFTMAX]
         count = sum(products(node, self._shapes)[1] for node in (values, scores))
