@@ -44,9 +44,7 @@ def test_only_the_inaccurate_node_goes_to_fp32() -> None:
 def test_what_errs_at_the_start_and_is_amplified_goes_to_fp32_alone() -> None:
     """Every node adds as much error; that of the first is 100 times larger after a difference."""
     rest = " ".join(f"t{n} = Mul(t{n - 1}, k)" for n in range(1, 22))
-    text = (
-        f"g (float[64] x) => (float[64] t21) <float k = {{1.01}}> {{ a = Mul(x, k) t0 = Sub(a, x) {rest} }}"
-    )
+    text = f"g (float[64] x) => (float[64] t21) <float k = {{1.01}}> {{a = Mul(x, k) t0 = Sub(a, x) {rest}}}"
     found = searched(graphs.graph(text), ErrorLimit(5e-3))
     assert found.met and found.plan.fp32 <= {"0:a", "0:t0", "0:t1"}
 
