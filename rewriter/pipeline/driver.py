@@ -16,7 +16,7 @@ import onnx
 
 from rewriter.ir.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal, Stage, Target
 from rewriter.ir.english import count
-from rewriter.ir.errors import ModelError, PassError, RewriterError, UsageError
+from rewriter.ir.errors import ModelError, PassError, UsageError
 from rewriter.ir.graph import GraphEditor, open_graphs
 from rewriter.ir.model import Model, check, load
 from rewriter.ir.model.mending import with_lifted_weights
@@ -120,7 +120,8 @@ def _run_one(draft: _Draft, step: Pass, context: Context, strict: bool, earlier:
         return events
     except (ModelError, _BrokenContract) as error:
         if step.imported:
-            return [Refusal("model", f"rolled back: {error.what}")]
+            why = error.what if isinstance(error, ModelError) else error
+            return [Refusal("model", f"rolled back: {why}")]
         raise PassError(
             f"pass {step.name} broke its contract: {error}",
             where=str(original.path) if original.path else None,
@@ -129,7 +130,7 @@ def _run_one(draft: _Draft, step: Pass, context: Context, strict: bool, earlier:
         ) from error
 
 
-class _BrokenContract(RewriterError):
+class _BrokenContract(Exception):
     pass
 
 
