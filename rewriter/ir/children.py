@@ -70,6 +70,7 @@ class Child:
         doing: Name of its work for messages: `a run on ONNX Runtime`.
         limit_s: Wall time of the start and, unless given there, of each call.
         env: Environment variables of an interpreter, on top of this process's.
+        limited: False for a fork that uses CUDA, which reserves far more addresses than it uses.
 
     Raises:
         NativeError: the child did not survive `make`, or exceeded a limit. Exceptions are passed on.
@@ -82,6 +83,7 @@ class Child:
         doing: str,
         limit_s: float,
         env: Mapping[str, str] | None = None,
+        limited: bool = True,
     ) -> None:
         self.doing = doing
         self._limit_s = limit_s
@@ -93,7 +95,9 @@ class Child:
         self._stream = mine.makefile("rb")
         with its:
             self._process: _Fork | subprocess.Popen[bytes] = (
-                _Fork(make, its, self._log) if make is not None else _interpreter(its, self._log, env or {})
+                _Fork(make, its, self._log, limited=limited)
+                if make is not None
+                else _interpreter(its, self._log, env or {})
             )
         self._answer(None)
 
@@ -228,9 +232,9 @@ class Here:
 Held = Child | Here
 
 
-def held(make: Callable[[], Any], *, doing: str, limit_s: float) -> Held:
+def held(make: Callable[[], Any], *, doing: str, limit_s: float, limited: bool = True) -> Held:
     """An object in a fork of its own (see `Child`), or in this process if it is a child or cannot fork."""
-    return Here(make) if inside or not FORKS else Child(make, doing=doing, limit_s=limit_s)
+    return Here(make) if inside or not FORKS else Child(make, doing=doing, limit_s=limit_s, limited=limited)
 
 
 def run(
@@ -268,7 +272,7 @@ def close() -> None:
 class _Fork:
     """A fork as `Child` uses a `subprocess.Popen`; `stdin` is a pipe that closes when this process ends."""
 
-    def __init__(self, make: Callable[[], Any], its: socket.socket, log: IO[bytes]) -> None:
+    def __init__(self, make: Callable[[], Any], its: socket.socket, log: IO[bytes], *, limited: bool) -> None:
         watched, lifeline = os.pipe()
         self.returncode: int | None = None
         with warnings.catch_warnings():
@@ -277,7 +281,7 @@ class _Fork:
         if not self.pid:
             try:
                 _detach(its.fileno(), watched, log.fileno())
-                _serve(its, make, limited=True)
+                _serve(its, make, limited=limited)
             finally:
                 os._exit(1)
         with contextlib.suppress(OSError):  # it does so, too; the first one counts

@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -16,6 +17,7 @@ from rewriter.ir.model import Model, load
 from rewriter.ir.model.stopwatch import Progress, Stopwatch
 from rewriter.jobs.fix.judge import Judge
 from rewriter.jobs.fix.provenance import SAMPLES, noted, noted_sums, noted_tolerance
+from rewriter.jobs.search.effort import pays_on_cuda
 from rewriter.judge.build_check import expectation, judged_report
 from rewriter.judge.expected import MOST_SAMPLES, Expected, judging, run_all
 from rewriter.judge.judge import Standard, run_check
@@ -27,6 +29,7 @@ from rewriter.pipeline.options import VerifyOptions, combined, documented
 from rewriter.runtime.emulation import Accumulation, reference
 from rewriter.runtime.engines.deployment import deployment
 from rewriter.runtime.engines.measure import measure
+from rewriter.runtime.engines.onnxruntime import on_cuda
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing
 from rewriter.runtime.engines.this_machine import Choice
@@ -68,7 +71,7 @@ def verify(
     chosen = deployed.choose()
     later = ("comparing outputs", "building an engine") if chosen.engine is None else ("running the engine",)
     watch.steps = ("reading", "running the original", *later)
-    with tempfile.TemporaryDirectory(prefix="rewriter-verify-") as folder:
+    with tempfile.TemporaryDirectory(prefix="rewriter-verify-") as folder, ExitStack() as stack:
         with watch("reading"):
             models = load(original), load(fixed)
             _require_same_ports(*models)
@@ -91,6 +94,7 @@ def verify(
             stage=watch,
             asked=asked is not None,
         )
+        notes = stack.enter_context(on_cuda(pays_on_cuda(models[0], samples)))
         with watch("running the original"):
             missing = _without_reference(judge, models[0], chosen)
             exact = [] if judge.expected is None else judge.expected.exact
@@ -115,7 +119,7 @@ def verify(
             warnings.append(
                 f"fix judged the file on {few} of the samples: for time, or since the others show nothing"
             )
-        return replace(result, warnings=(*warnings, *result.warnings), seconds=watch.seconds)
+        return replace(result, warnings=(*warnings, *result.warnings, *notes), seconds=watch.seconds)
 
 
 def _without_reference(judge: Judge, original: Model, chosen: Choice) -> str:

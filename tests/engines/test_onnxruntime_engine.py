@@ -12,13 +12,14 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from needs import without_gpu
 
 from rewriter.ir import children
 from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.model import Array, Model
 from rewriter.runtime.engines import local_session
 from rewriter.runtime.engines.local_session import LocalSession
-from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.engines.onnxruntime import Session, on_cuda
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError, import_onnxruntime
 
 ONES = {"x": np.ones((2, 64), np.float32)}
@@ -50,6 +51,17 @@ def test_detached_weights_reach_the_session(optimize: bool, listed: bool) -> Non
     assert model.same_as(before)
     with pytest.raises(ArithmeticRunError, match="closed"):
         session.run(ONES)
+
+
+@without_gpu
+def test_where_cuda_fails_the_cpu_goes_on_with_one_line() -> None:
+    model, expected = linear()
+    with on_cuda(True) as notes:
+        for _ in range(2):
+            with Session(model) as session:
+                np.testing.assert_allclose(session.run(ONES)["y"], expected, rtol=1e-4, atol=1e-5)
+    (note,) = notes
+    assert note.startswith("references and ranges come from the CPU, since CUDA failed: ")
 
 
 def test_only_the_requested_outputs_are_returned() -> None:

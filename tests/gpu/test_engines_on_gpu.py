@@ -5,6 +5,7 @@ Each test runs on every engine that can use the GPU. TensorRT is left out where 
 
 from __future__ import annotations
 
+import math
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,12 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import graph
+from paths import MODELS
 
 import rewriter
 from benchmarks.surroundings import Suite, table
 from rewriter.hazards import quirks
 from rewriter.hazards.quirks import Quirk
 from rewriter.ir.model import Array, Model, save
+from rewriter.jobs.search import effort
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Variant
@@ -208,6 +211,20 @@ def test_fix_is_right_where_the_library_has_a_defect(quirk: Quirk, tmp_path: Pat
         low = [f"{d.op} ({d.rule})" for d in done.plan.decisions] if done.plan else []
         ROWS.append(f"{quirk.id}, {case.name}: {done.ending}; FP32: {', '.join(low)}; {done.repairs}")
         assert done.verified, str(done.verdict)
+
+
+@pytest.mark.parametrize("name", ["convnext", "bert", "rtdetr"])
+def test_references_on_cuda_give_the_same_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if problem := this_machine.obstacle("onnxruntime-cuda"):
+        pytest.skip(problem.what)
+    done = {}
+    for work in (0.0, math.inf):
+        monkeypatch.setattr(effort, "CUDA_WORK", work)
+        done[work] = rewriter.fix(MODELS / f"{name}.onnx", inputs=MODELS / f"{name}.npz", engine="emulation")
+    cuda, cpu = done.values()
+    assert not any("CUDA" in warning for warning in cuda.warnings)
+    assert cuda.model.proto == cpu.model.proto
+    assert [check.summary for check in cuda.checks] == [check.summary for check in cpu.checks]
 
 
 def test_passes_and_rules_are_right_in_surroundings(tmp_path: Path) -> None:

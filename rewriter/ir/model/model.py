@@ -117,11 +117,13 @@ class Model:
         return digest.digest()
 
     def at_sizes(self, sample: Mapping[str, Array]) -> Model:
-        """A copy whose inputs have the shapes of a sample: for estimates of work, as a rewrite holds for all.
+        """The model with inputs of a sample's shapes: for estimates of work, as a rewrite holds for all.
 
         Args:
             sample: Arrays by name of an input; other inputs stay as they are declared.
         """
+        if all(p.shape == np.shape(sample.get(p.name, ())) for p in self.signature.inputs):
+            return self
         sized = self.copy()
         del sized.proto.graph.value_info[:]  # they are of all shapes
         for value in sized.proto.graph.input:

@@ -26,7 +26,7 @@ from rewriter.judge.arithmetic_checks import (
     without_tf32,
 )
 from rewriter.judge.build_check import build_options, check_build, check_original_build, expectation
-from rewriter.judge.expected import Expected, Outputs, as_declared
+from rewriter.judge.expected import Expected, Outputs, as_declared, expected_outputs
 from rewriter.judge.judge import Judged, Standard, run_check, weigh
 from rewriter.judge.verdict import Check
 from rewriter.runtime.emulation import Accumulation, reference
@@ -34,6 +34,7 @@ from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.build import BuildOptions
 from rewriter.runtime.engines.deployment import Deployment
 from rewriter.runtime.engines.measure import UNBUILT, measure
+from rewriter.runtime.engines.onnxruntime import began_on_cuda, on_cuda
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import Span, write_samples
 from rewriter.runtime.figures.tolerances import TOLERANCES, precision_of
@@ -102,6 +103,10 @@ class Judge:
         with self.stage("comparing the rewritten model"):
             chosen = [outputs[place] for place in self.places] if outputs else None
             check = check_structure(self.expected, structured, changed, self.samples, chosen)
+            if check.passed is False and began_on_cuda():
+                with on_cuda(False):
+                    expected = expected_outputs(load(self.source), self.samples)
+                    check = check_structure(expected, structured, changed, self.samples)
             yield excused(check, lambda: self.conditioning)
 
     def emulated(self, fixed: Model, precision: str, sums: Accumulation, *, products: bool) -> Check:

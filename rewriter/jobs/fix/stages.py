@@ -29,13 +29,14 @@ from rewriter.jobs.fix.judge import Judge
 from rewriter.jobs.fix.making import Subject
 from rewriter.jobs.fix.provenance import SAMPLES, UNFINISHED, source_hash, stamp
 from rewriter.jobs.fix.result import FixResult
-from rewriter.jobs.search.effort import RunCost, processor_s
+from rewriter.jobs.search.effort import RunCost, pays_on_cuda, processor_s
 from rewriter.judge.arithmetic_checks import explained
 from rewriter.judge.expected import MOST_SAMPLES, Expected, expected_outputs, judging
 from rewriter.judge.judge import Standard
 from rewriter.judge.not_finite import nan_warnings
 from rewriter.judge.verdict import Check, Verdict
 from rewriter.pipeline import text as pipeline
+from rewriter.runtime.engines.onnxruntime import on_cuda
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.figures.probabilities import finds_nothing, probabilities
@@ -54,8 +55,11 @@ def run(job: FixJob) -> FixResult:
     """Fix one model; see `rewriter.fix` for what it raises."""
     destination, stage = job.destination(), Stopwatch(job.progress, _steps(job))  # may refuse the job
     request = job.request
-    with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
-        job, subject = _subject(job, stage, Path(folder))
+    with stage("reading"):
+        original, samples, warnings = _read(job)
+    cuda = pays_on_cuda(original, samples)
+    with tempfile.TemporaryDirectory(prefix="rewriter-") as folder, on_cuda(cuda) as notes:
+        job, subject = _subject(job, stage, Path(folder), original, samples, warnings)
         source_sha, judge = source_hash(job.source, subject.original), subject.judge
         ending = loop.run(job, subject)
         ending = replace(ending, made=_checked_to_the_end(ending, job, subject))
@@ -70,7 +74,7 @@ def run(job: FixJob) -> FixResult:
             plan=attempt.plan,
             data=replace(data, spans=judge.spans, profiled=frozenset(job.deployment.profile)),
             verdict=Verdict(attempt.checks) if request.verify or attempt.checks else None,
-            warnings=[*conclusion.remarks, *attempt.warnings, *judge.not_run()],
+            warnings=[*conclusion.remarks, *attempt.warnings, *judge.not_run(), *notes],
             seconds=stage.seconds,
             repairs=list(ending.lines),
             depth=along_depth(attempt.measured.model, attempt.measured.ranges),
@@ -165,21 +169,27 @@ def _ports_check(attempt: Attempt, job: FixJob, result: Result) -> Iterator[Chec
         yield Check("io", False, f"`io={io}` is not kept: {names} as they came; with it, {result.with_ports}")
 
 
-def _subject(job: FixJob, stage: Stopwatch, folder: Path) -> tuple[FixJob, Subject]:
+def _read(job: FixJob) -> tuple[Model, Samples, list[str]]:
+    """The model and its samples, with warnings."""
+    request, original = job.request, load(job.source)
+    refusals.declare_plugins(original, job.wish.plugin_types)
+    refusals.refuse_unknown_names(original, job.wish.keep_nodes)
+    refusals.refuse_unknown_names(original, job.wish.lower.nodes, "lower")
+    refusals.refuse_unknown_ports(original, job.wish.io)
+    if request.verify and not job.deployment.plugins:  # a plugin may stand in for any operator
+        refusals.refuse_unbuildable(original)
+    samples, warnings = _samples(original, job)
+    if not job.deployment.plugins:
+        warnings.extend(refusal(original, job.wish.target, job.wish.plugin_types))
+    warnings.extend(not_repaired(original, job.wish.target, LOW_TYPES[job.wish.precision]))
+    return original, samples, warnings
+
+
+def _subject(
+    job: FixJob, stage: Stopwatch, folder: Path, original: Model, samples: Samples, warnings: list[str]
+) -> tuple[FixJob, Subject]:
     """The model, its samples and its outputs; sums that nobody asked for become affordable ones."""
     request = job.request
-    with stage("reading"):
-        original = load(job.source)
-        refusals.declare_plugins(original, job.wish.plugin_types)
-        refusals.refuse_unknown_names(original, job.wish.keep_nodes)
-        refusals.refuse_unknown_names(original, job.wish.lower.nodes, "lower")
-        refusals.refuse_unknown_ports(original, job.wish.io)
-        if request.verify and not job.deployment.plugins:  # a plugin may stand in for any operator
-            refusals.refuse_unbuildable(original)
-        samples, warnings = _samples(original, job)
-        if not job.deployment.plugins:
-            warnings.extend(refusal(original, job.wish.target, job.wish.plugin_types))
-        warnings.extend(not_repaired(original, job.wish.target, LOW_TYPES[job.wish.precision]))
     fitting, places, judged, expected = samples, list[int](), list[dict[str, Array]](), None
     if request.verify:
         with stage("running the original"):

@@ -14,6 +14,12 @@ from rewriter.ir.graph.fusion import is_plain_transpose
 from rewriter.ir.model import Model
 from rewriter.jobs.search.goal import Budget, Goal
 from rewriter.runtime.emulation import Accumulation
+from rewriter.runtime.engines import this_machine
+from rewriter.runtime.inputs import Samples
+
+CUDA_WORK = 1e10
+"""Multiply-adds of a sample from which references and ranges run with CUDA: a core needs 0.3 s for so many,
+CUDA 0.5 s to start (benchmarks/README.md#references-on-cuda)."""
 
 FP16_SUMS = 8.0
 """Largest ratio of the times of an emulation with FP16 sums and one with FP32 sums (README.md)."""
@@ -52,6 +58,12 @@ class RunCost:
         """Returns how many samples take `most_s` at most: one at least, `most` at most."""
         one = self.summed if sums == "fp16" else self.exact
         return max(1, min(most, int(most_s // one))) if one else most
+
+
+def pays_on_cuda(model: Model, samples: Samples) -> bool:
+    """True if ONNX Runtime can use CUDA here, and a sample is enough work for that."""
+    sized = model.at_sizes(samples.feeds(0)) if this_machine.obstacle("onnxruntime-cuda") is None else None
+    return sized is not None and _multiply_adds(sized) >= CUDA_WORK
 
 
 def _multiply_adds(model: Model, times: float = 1.0) -> float:

@@ -1,24 +1,52 @@
 """Sessions of ONNX Runtime, each in a child process that shares this process's weights without a copy.
 
-They compute references and ranges on the CPU: CUDA took longer (benchmarks/README.md#references-on-cuda).
+    with on_cuda(pays) as notes:
+        outputs = Session(model).run(feeds)
+
+Large models run with CUDA, where it works (benchmarks/README.md#references-on-cuda).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 
 import onnx
 
 from rewriter.ir import children
-from rewriter.ir.errors import ArithmeticRunError, NativeError
+from rewriter.ir.errors import ArithmeticRunError, EngineError, NativeError, RewriterError
 from rewriter.ir.graph import label
 from rewriter.ir.model import Array, Model, walk_nodes
 from rewriter.runtime.engines.local_session import LocalSession
-from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
+from rewriter.runtime.engines.onnxruntime_library import NoKernelError, import_onnxruntime
 
 RUN_S = 600.0
 """Wall time of one run, and of loading a model: the slowest model of `models/` needs seconds."""
+
+
+_cuda: ContextVar[list[str] | None] = ContextVar("cuda", default=None)
+"""None: sessions run on the CPU. Else with CUDA until it fails; the list then has a sentence on that."""
+
+
+@contextmanager
+def on_cuda(pays: bool) -> Iterator[list[str]]:
+    """Sessions of the block run with CUDA, without TF32, or on the CPU; between two blocks, bits differ.
+
+    Yields:
+        One sentence for the user if CUDA failed, from when on the CPU computes.
+    """
+    notes = list[str]()
+    token = _cuda.set(notes if pays else None)
+    try:
+        yield notes
+    finally:
+        _cuda.reset(token)
+
+
+def began_on_cuda() -> bool:
+    """True if sessions here have run with CUDA, whose kernels sum in another order for other shapes."""
+    return _cuda.get() is not None
 
 
 def qualified(node: onnx.NodeProto) -> str:
@@ -39,13 +67,35 @@ class Session(AbstractContextManager["Session"]):
 
     def __init__(self, model: Model, *, optimize: bool = False) -> None:
         import_onnxruntime()  # here, so that each child has it at once
-        self._model = model
+        self._model, self._optimize = model, optimize
         self._file = str(model.path) if model.path else None
         self._held: children.Held | None = None
+        self._gpu = _cuda.get() == [] and children.FORKS and not children.inside
+        try:
+            self._open()
+        except (ArithmeticRunError, EngineError) as error:
+            self._leave_cuda(error)
+
+    def _open(self) -> None:
+        model, optimize, gpu = self._model, self._optimize, self._gpu
         with self._explained():
             self._held = children.held(
-                lambda: LocalSession(model, optimize=optimize), doing="ONNX Runtime", limit_s=RUN_S
+                lambda: LocalSession(model, optimize=optimize, gpu=gpu, tf32=False),
+                doing="ONNX Runtime with CUDA" if gpu else "ONNX Runtime",
+                limit_s=RUN_S,
+                limited=not gpu,
             )
+
+    def _leave_cuda(self, error: RewriterError) -> None:
+        """Go on with the CPU; an error of the CPU is the model's own, and is raised."""
+        if not self._gpu or isinstance(error, NoKernelError):
+            raise error
+        self.close()
+        self._gpu = False
+        self._open()
+        notes = _cuda.get()
+        if notes is not None and not notes:
+            notes.append(f"references and ranges come from the CPU, since CUDA failed: {error.what}")
 
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """Values of the outputs, or of those named, by name.
@@ -56,6 +106,13 @@ class Session(AbstractContextManager["Session"]):
         Raises:
             ArithmeticRunError: a feed does not fit, or a node failed, which is named.
         """
+        try:
+            return self._run(feeds, outputs)
+        except ArithmeticRunError as error:
+            self._leave_cuda(error)
+        return self._run(feeds, outputs)
+
+    def _run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None) -> dict[str, Array]:
         if self._held is None:
             raise ArithmeticRunError(
                 "the session is closed", where=self._file, hint="make another session of the same model"
