@@ -74,8 +74,8 @@ def test_another_order_of_sums_excuses_twice_its_error(error: float, own: float,
     assert found.summary == f"NOT within 0.005; another order of its own sums moves the result by {own:.2g}"
 
 
-@pytest.mark.parametrize(("error", "passed"), [(0.0119, True), (0.0121, False)])
-def test_an_fp32_engine_excuses_1_2_times_its_error(error: float, passed: bool) -> None:
+@pytest.mark.parametrize(("error", "passed"), [(0.0141, True), (0.0142, False)])
+def test_an_fp32_engine_excuses_half_a_bit_more(error: float, passed: bool) -> None:
     check = failed(output("y", error))
     found = as_fp32(check, engine(0.01), "TensorRT 10.15")
     if passed:
@@ -88,10 +88,10 @@ def test_an_fp32_engine_excuses_1_2_times_its_error(error: float, passed: bool) 
 @pytest.mark.parametrize(
     ("result", "own", "passed"),
     [
-        pytest.param((0.012, 0.0079), (0.01, 0.004), True, id="within twice on each sample"),
+        pytest.param((0.014, 0.0079), (0.01, 0.004), True, id="within twice on each sample"),
         pytest.param((0.004, 0.0081), (0.01, 0.004), False, id="FP32 errs on another sample"),
-        pytest.param((0.0121, 0.0079), (0.01, 0.004), False, id="beyond 1.2 times on the worst"),
-        pytest.param((0.0121, 0.0121), (0.01, 0.01), False, id="beyond 1.2 times everywhere"),
+        pytest.param((0.0142, 0.0079), (0.01, 0.004), False, id="beyond half a bit on the worst"),
+        pytest.param((0.0142, 0.0142), (0.01, 0.01), False, id="beyond half a bit everywhere"),
         pytest.param((0.006, 0.012), (0.006, 0.01), True, id="a hard sample"),
         pytest.param((0.006, 0.006), (0.01, math.inf), False, id="FP32 gives NaN for one"),
         pytest.param((0.004, 0.006, 0.004, 0.006), (0.001, 0.006), True, id="two builds"),
@@ -109,7 +109,7 @@ def test_on_which_sample_a_file_that_is_all_fp32_errs_is_chance() -> None:
     check = samples((output("y", 0.004),), (output("y", 0.0119),))
     assert as_fp32(check, engine(0.01, 0.001), "FP32", lowered=False).passed
     assert not as_fp32(check, engine(0.01, 0.001), "FP32").passed
-    assert not as_fp32(check, engine(0.009, 0.001), "FP32", lowered=False).passed
+    assert not as_fp32(check, engine(0.008, 0.001), "FP32", lowered=False).passed
 
 
 ROWS = """g (float[1,T,8] x, float[1,T,2] k) => (float[1,T,2] y)
