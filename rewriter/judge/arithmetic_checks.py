@@ -33,9 +33,9 @@ REORDERED = 2.0
 another order of FP32 sums was measured to change: both sides are off by that (triangle inequality)."""
 
 AS_FP32 = math.sqrt(2.0)
-"""Largest error of a model that is as accurate as the network's own FP32 engine, in units of that engine's: half
-a bit. TF32 rounds the operands of products to the 11 bits of FP16; where as many results are rounded, too, the
-squared error doubles. At 1.2, a DLA-169 (FP16 5.1e-3, TF32 3.7e-3, measured) took 39 % more time for nothing."""
+"""Largest error of a model that is as accurate as the network's own FP32 engine, in units of that engine's:
+half a bit. TF32 rounds the operands of products to the 11 bits of FP16; where as many results are rounded,
+too, the squared error doubles. At 1.2, a DLA-169 (FP16 5.1e-3, TF32 3.7e-3, measured) took 39 % more time."""
 
 SAME_SAMPLE = 2.0
 """The same on one sample, in units of what the engine errs on that sample, which varies by chance: with our
