@@ -50,7 +50,7 @@ def verify(
 ) -> VerifyResult:
     """Run the fixed model and compare it, output by output, with the original in FP32.
 
-    The reference is the original on ONNX Runtime's CPU, every FP16 and BF16 tensor widened. Without a GPU the
+    The reference is the original on ONNX Runtime, every FP16 and BF16 tensor widened. Without a GPU the
     engine `auto` is the emulation, and a build without a GPU; the result says so.
 
     Args:
@@ -138,7 +138,7 @@ def _without_reference(judge: Judge, original: Model, chosen: Choice) -> str:
 def _emulated(
     result: VerifyResult, judge: Judge, fixed: Model, precision: str, sums: Accumulation, *, build: bool
 ) -> VerifyResult:
-    """Emulates the fixed model on ONNX Runtime's CPU, and builds it, which needs no GPU.
+    """Emulates the fixed model on ONNX Runtime, and builds it, which needs no GPU.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run it.
