@@ -15,7 +15,7 @@ from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir import children
 from rewriter.ir.base import Target
 from rewriter.ir.model import Array, Model
-from rewriter.ir.plan import Decision, InputsOutputs, Plan
+from rewriter.ir.plan import InputsOutputs, Plan
 from rewriter.jobs.fix import api
 from rewriter.jobs.search.effort import FEWER, MOST, RunCost, affordable, processor_s
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
@@ -79,19 +79,10 @@ def test_a_node_that_is_wrong_in_fp32_is_no_candidate() -> None:
         assert ("0:p" in trials.ranking) == (gpu == "sm_80")
 
 
-def test_a_norm_that_reads_a_residual_sum_is_a_candidate_only_on_request() -> None:
+def test_a_norm_that_reads_a_residual_sum_is_no_candidate() -> None:
     trials = trials_of(graphs.graph(STREAM))
     assert {"0:a", "0:s", "0:o"} <= trials.plan.fp32
     assert "0:n" not in trials.plan.fp32 | set(trials.useful_nodes())
-    assert "0:n" in trials.useful_nodes(norms=True)
-
-
-def test_norms_are_tried_only_if_the_ranking_has_fp16_sums() -> None:
-    fine, coarse = trials_of(graphs.graph(STREAM)), trials_of(graphs.graph(STREAM))
-    coarse.ranking_sums = "fp32"
-    for one, expected in ((fine, True), (coarse, False)):
-        most_accurate(one, Budget(10.0), MOST)
-        assert any("0:n" in candidate for candidate in tried(one)) == expected
 
 
 CONVS = """
@@ -126,7 +117,7 @@ def test_a_ranking_with_fp32_sums_includes_the_error_of_deep_convs() -> None:
 def test_attention_keeps_the_types_of_the_rules_plan() -> None:
     trials = trials_of(graphs.graph(ATTENTION))
     assert trials.plan.fp32 == {"0:p"}
-    assert set(trials.useful_nodes(norms=True)) <= {"0:t", "0:u", "0:y"}
+    assert set(trials.useful_nodes()) <= {"0:t", "0:u", "0:y"}
     assert set(trials.all_nodes()) == set(trials.ranking) > {"0:s", "0:r", "0:z"}
     first = trials.useful_nodes()
     assert trials.all_nodes()[: len(first)] == first, "the others as a last resort"
@@ -213,40 +204,6 @@ def test_a_dearer_plan_must_save_a_share_of_error_as_large_as_its_latency(share:
     within = [one for one in tried(trials) if trials.latency_us(one) <= (1.0 + share) * found.base_us]
     dearer = [one for one in within if trials.latency_us(one) > found.base_us + found.cost_us]
     assert all(trials.value(one) > (1.0 - MOST_GAIN) * found.value for one in dearer)
-
-
-RESIDUAL = """
-    g (float[1,8,16,16] x, float[8,8,3,3] w, float[8,8,3,3] v, float[16,8,1,1] p) => (float[1,16,8,8] y)
-    <float k = {0.5}> {
-        a = Conv<pads = [1,1,1,1]>(x, w)
-        b = Add(a, x)
-        c = Relu(b)
-        s = Mul(c, k)
-        d = MaxPool<kernel_shape = [2,2], strides = [2,2]>(s)
-        e = Conv<pads = [1,1,1,1]>(d, v)
-        f = Add(e, d)
-        h = Relu(f)
-        m = Add(h, k)
-        y = Conv(m, p)
-    }"""
-"""Two residual sums: a 16x16 one with activation and scale, and an 8x8 one with activation and shift."""
-
-
-def test_residual_streams_are_sums_with_activations_in_order_of_cost() -> None:
-    assert trials_of(weighted(RESIDUAL)).streams() == ["0:f", "0:h", "0:m", "0:b", "0:c", "0:s"]
-
-
-def test_nodes_that_the_rules_keep_are_no_stream() -> None:
-    trials = trials_of(weighted(RESIDUAL))
-    kept = Decision("", "Add", "0:f", "epilogue", "")
-    trials.plan = replace(trials.plan, decisions=(*trials.plan.decisions, kept))
-    assert trials.streams() == ["0:h", "0:m", "0:b", "0:c", "0:s"]
-
-
-def test_streams_are_tried_first() -> None:
-    trials = trials_of(weighted(RESIDUAL))
-    most_accurate(trials, Budget(6.57 / 10.32), 2)  # the streams cost 6.56 of 10.32 us
-    assert tried(trials) == [frozenset(trials.streams())]
 
 
 def test_plans_are_priced_at_the_sizes_of_the_samples() -> None:

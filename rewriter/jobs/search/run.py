@@ -36,10 +36,6 @@ NEAR_FP32 = 1.25
 """Largest limit, in units of what FP32 errs by, at which the ranking alone decides: such a network amplifies
 rounding, and the start of a LeViT that met the limit on three samples erred 2.8 times as FP32 on a fourth."""
 
-MOST_OF_BUDGET = 1 / 3
-"""Largest share of a budget for one node in the sequence of cheap nodes: a Conv of a ResNet that costs half
-of the budget gains less than the nodes that fit in its place."""
-
 
 def search(
     original: Model,
@@ -146,8 +142,8 @@ def _in_order(trials: Trials, keys: Sequence[str]) -> list[str]:
 def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     """Puts as many of the best-ranked nodes in FP32 as the budget allows, or fewer if they err less.
 
-    Several sequences of nodes are tried (`_sequences`), whole and in part (`_shorter`): `most` plans within
-    the budget in all, including the rules' plan.
+    The useful nodes by rank and in the order of the graph are tried, whole and in part (`_shorter`): `most`
+    plans within the budget in all, including the rules' plan.
 
     In order of latency, a plan that is enough better than the best so far (`LEAST_GAIN`) takes its place. If
     there is none, the rules' plan is kept.
@@ -157,7 +153,8 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     """
     base = trials.latency_us(Candidate())
     limit = base * (1.0 + budget.share)
-    sequences = list(_sequences(trials, base * budget.share))
+    ranked = trials.useful_nodes()
+    sequences = (ranked, _in_order(trials, ranked))
     turns = zip_longest(*(_shorter(trials, keys, limit) for keys in sequences))
     candidates = [candidate for turn in turns for candidate in turn if candidate is not None]
     within = (candidate for candidate in candidates if trials.latency_us(candidate) <= limit)
@@ -166,23 +163,6 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
         if _gains(trials, candidate, best):
             best = candidate
     return trials.found(budget, best)
-
-
-def _sequences(trials: Trials, budget_us: float) -> Iterator[list[str]]:
-    """Yields sequences of nodes, best first, of which a plan takes the start.
-
-    These are the useful nodes by rank and in the order of the graph, the residual streams alone, the useful
-    nodes that are cheap, and the streams before all other nodes. If the ranking has FP16 sums, also the
-    useful nodes with norms that take an epilogue's sums.
-    """
-    ranked, streams = trials.useful_nodes(), trials.streams()
-    yield ranked
-    yield _in_order(trials, ranked)
-    yield streams
-    yield [key for key in ranked if trials.prices.extra[key] <= MOST_OF_BUDGET * budget_us]
-    yield list(dict.fromkeys((*streams, *ranked)))
-    if trials.ranking_sums == "fp16":
-        yield trials.useful_nodes(norms=True)
 
 
 def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator[Candidate]:

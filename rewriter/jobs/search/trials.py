@@ -1,8 +1,5 @@
 """The plans that a search tries: each is emulated once, and priced by recorded costs.
 
-Single nodes' errors do not explain residual streams: an FP32 sum gains little if its activation rounds to
-FP16 again before the next sum reads it (docs/accuracy.md#residual-streams).
-
 Some norms and nodes of attention make an engine worse in FP32, because they undo a free repair of the rules
 or break a kernel (docs/plans.md#nodes-that-are-worse-in-fp32). An emulation with FP32 sums does not show it.
 """
@@ -12,17 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from itertools import chain
+from functools import cached_property
 
 from rewriter.hazards.planning.costs import Prices, priced
 from rewriter.hazards.planning.free_fp32 import RULE
-from rewriter.hazards.planning.islands import is_residual_sum
 from rewriter.hazards.planning.planner import extend_plan, surveys
 from rewriter.hazards.quirks import lowered_for_defects
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.ir.base import Context, Target
-from rewriter.ir.graph.fusion import conv_depth, elementwise_after, kernel_results, reduces
+from rewriter.ir.graph.fusion import conv_depth, kernel_results, reduces
 from rewriter.ir.graph.ops import ELEMENTWISE
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan, node_key
@@ -177,30 +172,13 @@ class Trials:
                 errors[key] = math.hypot(errors.get(key, 0.0), sum_error(conv_depth(node, sizes)))
         return errors
 
-    def useful_nodes(self, *, norms: bool = False) -> list[str]:
-        """Returns the ranking without nodes that make an engine worse; `norms` keeps norms that take sums."""
-        barred = self._in_attention if norms else self._worse
-        return [key for key in self.ranking if key not in barred]
+    def useful_nodes(self) -> list[str]:
+        """Returns the ranking without nodes that make an engine worse."""
+        return [key for key in self.ranking if key not in self._worse]
 
     def all_nodes(self) -> list[str]:
         """Returns the useful nodes, then, as a last resort, the other nodes of the ranking."""
         return list(dict.fromkeys((*self.useful_nodes(), *self.ranking)))
-
-    def streams(self) -> list[str]:
-        """Keys of the residual sums that the plan does not keep, each with its activation, cheapest first.
-
-        A residual sum adds computed tensors. Its activation ends at the next sum. Layers add similar errors,
-        so the sums of small tensors gain most for their cost. Nodes that make an engine worse are left out.
-        """
-        survey, fp32, extra = self._survey, self.plan.fp32 | self.plan.bf16, self.prices.extra
-        sums: list[list[str]] = []
-        is_sum = partial(is_residual_sum, survey)
-        for node in filter(is_sum, survey.nodes):
-            nodes = (node, *elementwise_after(survey, node.output[0], stop=is_sum))
-            sums.append([key for key in (node_key(survey.scope, n) for n in nodes) if key not in fp32])
-        priced = (keys for keys in sums if all(key in extra for key in keys))
-        by_cost = sorted(priced, key=lambda keys: sum(extra[key] for key in keys))
-        return [key for key in chain.from_iterable(by_cost) if key not in self._worse]
 
     @cached_property
     def _survey(self) -> Survey:
@@ -209,15 +187,12 @@ class Trials:
         return next(iter(surveys(self.model, {}, wanted)))
 
     @cached_property
-    def _in_attention(self) -> frozenset[str]:
-        """Keys of the nodes of fused attention that the rules do not keep; FP32 there breaks its kernel."""
-        broken = (one for one in self.prices.attentions if one.us > 0.0)  # else the target fuses any types
-        nodes = frozenset[str]().union(*(one.nodes | one.inside for one in broken))
-        return nodes - self.plan.fp32 - self.plan.bf16
-
-    @cached_property
     def _worse(self) -> frozenset[str]:
-        """Those, and the norms and reductions that read an FP32 epilogue through elementwise nodes."""
+        """Keys of nodes that the rules do not keep: those of fused attention, whose kernel FP32 breaks, and norms
+        and reductions that read an FP32 epilogue through elementwise nodes.
+        """
+        broken = (one for one in self.prices.attentions if one.us > 0.0)  # else the target fuses any types
+        attention = frozenset[str]().union(*(one.nodes | one.inside for one in broken))
         survey, plan = self._survey, self.plan
         epilogues = frozenset(d.key for d in plan.decisions if d.rule == RULE)
         results = kernel_results(
@@ -231,4 +206,4 @@ class Trials:
             for node in survey.nodes
             if reduces(node) and any(survey.source(name) in results for name in node.input if name)
         )
-        return self._in_attention | (taking - plan.fp32 - plan.bf16)
+        return (attention | taking) - plan.fp32 - plan.bf16
