@@ -76,22 +76,15 @@ def test_ctrl_c_during_an_import(model: Path, name: str) -> None:
     assert left == []
 
 
-def test_ctrl_c_while_typer_makes_the_commands(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("owner", "name"), [(cli, "app"), (cli.Command, "get_params")], ids=["commands", "arguments"]
+)
+def test_ctrl_c_inside_typer(
+    owner: object, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """While it reads arguments, Typer turns it into an exit code of 1, without a word."""
     monkeypatch.setattr(gc, "set_threshold", lambda _: None)
-    monkeypatch.setattr(cli, "app", lambda **_: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert (end.value.code, capsys.readouterr().err) == (130, "interrupted\n")
-
-
-def test_ctrl_c_while_the_arguments_are_read(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Typer turns it into an exit code of 1, without a word."""
-    monkeypatch.setattr(gc, "set_threshold", lambda _: None)
-    monkeypatch.setattr(cli.Command, "get_params", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(owner, name, lambda *_, **__: signal.raise_signal(signal.SIGINT))
     monkeypatch.setattr(sys, "argv", ["rewriter", "scan", "m.onnx"])
     with pytest.raises(SystemExit) as end:
         cli.main()
@@ -105,19 +98,17 @@ def test_little_is_loaded_before_ctrl_c_is_caught() -> None:
     assert done.stdout.split() == ["False"], done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_request_to_end_removes_temporary_folders(model: Path, number: signal.Signals) -> None:
-    """The signal comes when a temporary folder has just been made."""
-    arguments = ("fix", model, "--dry-run")
-    done, left = ended(number, "tempfile.mkdtemp", "True", *arguments)
-    assert (done.returncode, done.stderr) == (128 + number, "")
-    assert left == []
+MOMENTS = [
+    pytest.param(signal.SIGTERM, "tempfile.mkdtemp", id="SIGTERM at a new folder"),
+    pytest.param(signal.SIGHUP, "tempfile.mkdtemp", id="SIGHUP at a new folder"),
+    pytest.param(signal.SIGTERM, "subprocess.Popen", id="SIGTERM in the middle of a child"),
+]
 
 
-def test_a_request_to_end_in_the_middle_of_a_child(model: Path) -> None:
-    done, left = ended(signal.SIGTERM, "subprocess.Popen", "True", "fix", model, "--dry-run")
-    assert (done.returncode, done.stderr) == (143, "")
-    assert left == []
+@pytest.mark.parametrize(("number", "event"), MOMENTS)
+def test_a_request_to_end_removes_temporary_folders(model: Path, number: signal.Signals, event: str) -> None:
+    done, left = ended(number, event, "True", "fix", model, "--dry-run")
+    assert (done.returncode, done.stderr, left) == (128 + number, "", [])
 
 
 class Lost:

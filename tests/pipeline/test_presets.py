@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from rewriter import cli
 from rewriter.ir.base import Pass
-from rewriter.ir.errors import UsageError
 from rewriter.jobs.fix import api
 from rewriter.passes import ALL
 from rewriter.pipeline.options import KEYS, FixOptions
@@ -61,11 +60,6 @@ def test_a_preset_sets_what_fix_leaves_to_it(preset: Any) -> None:
 def test_a_pass_is_in_a_preset_or_stands_alone(kind: type[Pass]) -> None:
     named = {type(step) for preset in PRESETS.values() for step in preset.steps}
     assert (kind in named) != kind.stands_alone, "either a preset names it, or it has `stands_alone = True`"
-
-
-def test_an_unknown_preset_names_the_nearest() -> None:
-    with pytest.raises(UsageError, match=r"did you mean 'accurate'\?"):
-        preset_named("acurate")
 
 
 def test_what_is_given_comes_before_the_preset() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,8 @@ def plan_of(*entries: dict[str, Any], **fields: Any) -> str:
             Plan("fp16", "fp16,y=fp32", plugin_types=("Roi:fp16,int32:fp32",)), id="types at borders"
         ),
         pytest.param(Plan("fp16", "keep", (Decision("n", "Exp", "1:é", "user", "ü"),), 1), id="not ASCII"),
+        pytest.param(Plan("fp16", decisions=(replace(DECISION, repair="bf16"),)), id="an island in BF16"),
+        pytest.param(Plan("fp16", norms_in_range=frozenset({"b", "a"})), id="norms in range"),
     ],
 )
 def test_a_written_plan_reads_back_unchanged(plan: Plan, tmp_path: Path) -> None:
@@ -84,6 +87,7 @@ def test_infinities_survive_in_standard_json() -> None:
         pytest.param(plan_of(plugin_types=["A:fp8"]), "plugin_types 'fp8' OP:fp16", id="no type of a port"),
         pytest.param(plan_of(float_nodes=True), "'float_nodes' True int", id="a wrong type"),
         pytest.param(plan_of(fp16=[]), "no field 'fp16'", id="a field that does not exist"),
+        pytest.param(plan_of(norms_in_range=["b", 1]), "list of texts", id="a name that is no text"),
         pytest.param(plan_of({"nod": "first"}), "fp32[0] no field 'nod'", id="a field of a node"),
         pytest.param(plan_of({"op": "Exp"}), "fp32[0] no node is named", id="no node"),
         pytest.param(plan_of("first"), "fp32[0] object", id="a bare name"),  # type: ignore[arg-type]
@@ -286,12 +290,3 @@ def test_the_documentation_shows_a_plan_and_every_field() -> None:
         assert f"`{name}`" in text
     for name in plan_file.RANGE_FIELDS:
         assert f'"{name}"' in text
-
-
-def test_bf16_islands_and_norms_in_range_survive() -> None:
-    decision = Decision("m", "MatMul", "0:m", "overflow", "r", None, None, "bf16")
-    plan = Plan("fp16", decisions=(decision,), norms_in_range=frozenset({"b", "a"}))
-    assert plan_file.from_text(plan_file.to_text(plan)) == plan
-    assert json.loads(plan_file.to_text(plan))["bf16"][0]["node"] == "m"
-    with pytest.raises(UsageError, match="list of texts"):
-        plan_file.from_text(plan_file.to_text(plan).replace('"a"', "1"))

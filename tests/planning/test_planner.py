@@ -1,4 +1,4 @@
-"""From hazards to a plan: precedence, islands that grow together, Q/DQ, scopes."""
+"""From hazards to a plan: precedence, Q/DQ, scopes; islands that grow together are in test_islands.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from plans import kept, planned
 
 from rewriter.hazards.planning.planner import SEARCHED, extend_plan, make_plan, unscaled_overflows
 from rewriter.hazards.survey import PrecisionRequest
-from rewriter.ir.base import Kept
 from rewriter.ir.model import walk_graphs
 from rewriter.ir.plan import Plan, Range, node_key
 
@@ -103,7 +102,7 @@ def test_a_decision_tells_node_rule_and_evidence() -> None:
     assert decision.range == Range(0, 1e5, 10, True)
     assert decision.reason == "d exceeds 65504"
     assert (plan.precision, plan.float_nodes) == ("fp16", 5)
-    assert planned(graphs.graph(CAST)).float_nodes == 4, "a Cast between floats is no node of the plan"
+    assert planned(graphs.graph(CONVERTED)).float_nodes == 4, "a Cast between floats is no node of the plan"
 
 
 ENDS = """
@@ -112,83 +111,6 @@ ENDS = """
         b = Exp(a)
         y = Abs(b)
     }"""
-VIEWS = """
-    g (float[2,3] x) => (float[3,1,2] y) <int64[1] axis = {1}> {
-        a = Exp(x)
-        b = Transpose(a)
-        y = Unsqueeze(b, axis)
-    }"""
-SCALED = CHAIN.replace("(float[2] y) {", "(float[2] y) <float[2] k = {2, 3}> {").replace(
-    "Neg(b)", "Mul(b, k)"
-)
-SHUFFLED = """
-    g (float[1,4,2,2] x) => (float[1,1,4,4] y) {
-        b = Exp(x)
-        c = DepthToSpace<blocksize = 2>(b)
-        d = Exp(c)
-        y = Neg(d)
-    }"""
-CAST = """
-    g (float16[2] x) => (float16[2] y) {
-        b = Exp(x)
-        f = Cast<to = 1>(b)
-        h = Cast<to = 10>(f)
-        c = Neg(h)
-        d = Exp(c)
-        y = Neg(d)
-    }"""
-JOINED = {"b": "user", "c": "between-islands", "d": "user"}
-
-
-@pytest.mark.parametrize(
-    ("text", "keep", "io", "expected"),
-    [
-        pytest.param(CHAIN, "b d", "keep", JOINED, id="a cheap node between two"),
-        pytest.param(CHAIN, "b", "keep", {"b": "user"}, id="an island does not spread by itself"),
-        pytest.param(CHAIN, "a d", "keep", {"a": "user", "d": "user"}, id="nor over two nodes"),
-        pytest.param(CHAIN, "d", "keep", {"d": "user"}, id="nor over a MatMul to the output"),
-        pytest.param(SCALED, "b d", "fp16", JOINED, id="a constant operand does not part islands"),
-        pytest.param(SHUFFLED, "b d", "fp16", JOINED, id="nor does a pixel shuffle"),
-        pytest.param(CAST, "b d", "fp16", JOINED, id="nor do Casts of the file"),
-        pytest.param(
-            ENDS, "b", "keep", {"a": "between-islands", "b": "user", "y": "between-islands"}, id="FP32 ends"
-        ),
-        pytest.param(ENDS, "b", "fp16", {"b": "user"}, id="FP16 ends"),
-        pytest.param(ENDS, "none", "keep", {}, id="without hazards all is lowered"),
-        pytest.param(
-            VIEWS,
-            "a",
-            "keep",
-            {"a": "user", "b": "between-islands", "y": "between-islands"},
-            id="views at an end",
-        ),
-        pytest.param(VIEWS, "a", "fp16", {"a": "user"}, id="views at an FP16 end"),
-        pytest.param(
-            VIEWS.replace("(float[3,1,2] y)", "(float[3,1,2] y, float[3,2] b)"),
-            "a",
-            "keep",
-            {"a": "user", "b": "between-islands", "y": "between-islands"},
-            id="an output that is read",
-        ),
-        pytest.param(
-            VIEWS.replace("(float[3,1,2] y)", "(float[3,1,2] y, float[2,3] z)").replace(
-                "y = U", "z = Neg(a) y = U"
-            ),
-            "a",
-            "keep",
-            {"a": "user", "b": "between-islands", "y": "between-islands", "z": "between-islands"},
-            id="other readers of the island",
-        ),
-    ],
-)
-def test_islands_grow_together(text: str, keep: str, io: str, expected: dict[str, str]) -> None:
-    wish = PrecisionRequest(io=io, keep_nodes=tuple(keep.split()))
-    assert kept(planned(graphs.graph(text), wish)) == expected
-
-
-def test_a_view_before_an_output_is_lowered_where_the_user_says_so() -> None:
-    wish = PrecisionRequest(keep_nodes=("a",), lower=Kept(nodes=("b",)))
-    assert kept(planned(graphs.graph(VIEWS), wish)) == {"a": "user", "y": "between-islands"}
 
 
 def test_the_users_word_comes_first() -> None:

@@ -30,23 +30,24 @@ def kept(source: Model, **options: object) -> dict[str, str]:
     return {decision.op: decision.rule for decision in result.plan.decisions}
 
 
-def test_a_division_by_six_stays_fp32_alone() -> None:
-    assert kept(divided("6.0")) == {"Div": "rounded-reciprocal"}
-
-
-@pytest.mark.parametrize("divisor", ["8.0", "0.25", "1.0"])
-def test_powers_of_two_are_exact(divisor: str) -> None:
-    assert kept(divided(divisor)) == {}
+ALONE = {"Div": "rounded-reciprocal"}
 
 
 @pytest.mark.parametrize(
     ("divisor", "rules"),
     [
-        pytest.param("35.5", {}, id="4.6e-5, three quarters of it"),
-        pytest.param("29.0", {"Div": "rounded-reciprocal"}, id="6.1e-5, a quarter of a rounding"),
+        pytest.param("6.0", ALONE, id="6: FP32 alone"),
+        *(
+            pytest.param(power, {}, id=f"{power}: a power of two is exact")
+            for power in ("8.0", "0.25", "1.0")
+        ),
+        pytest.param("35.5", {}, id="4.6e-5, three quarters of the least bias"),
+        pytest.param("29.0", ALONE, id="6.1e-5, a quarter of a rounding"),
     ],
 )
-def test_a_bias_below_a_quarter_of_a_rounding_stays_fp16(divisor: str, rules: dict[str, str]) -> None:
+def test_a_reciprocal_that_fp16_rounds_by_a_quarter_of_a_rounding_stays_fp32(
+    divisor: str, rules: dict[str, str]
+) -> None:
     assert kept(divided(divisor)) == rules
 
 
@@ -56,14 +57,6 @@ def test_the_evidence_is_the_dividend() -> None:
     (decision,) = result.plan.decisions
     assert decision.tensor == "a"
     assert decision.reason == "FP16 rounds the reciprocal of 6 by 2.4e-04; FP32 costs nothing"
-
-
-def test_a_quotient_that_only_the_output_reads_stays_fp16() -> None:
-    source = graph(
-        "g (float[1,64] x) => (float[1,64] y) <float c = {6.0}, float t = {3.0}> {"
-        " a = Add(x, t) y = Div(a, c) }"
-    )
-    assert kept(source) == {}
 
 
 @pytest.mark.parametrize("function", ["Erf", "Sigmoid", "Tanh"])
@@ -93,10 +86,11 @@ def test_the_emulation_multiplies_by_the_rounded_reciprocal() -> None:
     assert abs(float(np.mean(emulated(divided("8.0")) / (exact * 6.0 / 8.0))) - 1.0) < 5e-5
 
 
-def test_the_emulation_divides_exactly_for_an_output() -> None:
+def test_a_quotient_that_only_the_output_reads_stays_fp16_and_is_exact() -> None:
     source = graph(
         "g (float[1,64] x) => (float[1,64] y) <float c = {6.0}, float t = {3.0}> {"
         " a = Add(x, t) y = Div(a, c) }"
     )
+    assert kept(source) == {}
     exact = (FEEDS["x"].astype(np.float64) + 3.0) / 6.0
     assert abs(float(np.mean(emulated(source) / exact)) - 1.0) < 5e-5
