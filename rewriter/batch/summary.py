@@ -35,12 +35,10 @@ class Summary:
 
     @property
     def passed(self) -> bool:
-        """True if every model passed."""
         return all(outcome.passed for _, outcome in self.records)
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
         passed = sum(outcome.passed for _, outcome in self.records)
         skipped = sum(outcome.skipped for _, outcome in self.records)
         earlier = f"; {skipped} finished in an earlier run" if skipped else ""
@@ -81,7 +79,6 @@ def _row(entry: Entry, outcome: Outcome) -> list[Cell]:
 
 
 def as_dict(summary: Summary) -> dict[str, Any]:
-    """The summary as objects that `json.dumps` takes."""
     return document(
         {
             "passed": summary.passed,

@@ -139,7 +139,6 @@ class Quirk:
 
 @functools.cache
 def table() -> tuple[Quirk, ...]:
-    """The whole table, in its order."""
     text = files("rewriter.hazards").joinpath("quirks.toml").read_text(encoding="utf-8")
     quirks = list[Quirk]()
     for row in tomllib.loads(text)["quirk"]:
@@ -231,7 +230,6 @@ def places(graph: GraphEditor, quirk: Quirk) -> list[NodeProto]:
 
 
 def _chains(graph: GraphEditor, quirk: Quirk) -> list[list[NodeProto]]:
-    """The chains of nodes that match the quirk."""
     chains = [chain for node in graph.nodes for chain in _from(graph, node, quirk.chain)]
     chains = [chain for chain in chains if _MEANT[quirk.where](graph, chain)]
     if quirk.lower:  # what is in FP16 already is right

@@ -103,12 +103,10 @@ class Survey:
 
     @property
     def is_fp16(self) -> bool:
-        """True if the lower precision is FP16."""
         return self.request.low == TensorProto.FLOAT16
 
     @property
     def low_name(self) -> str:
-        """The lower precision's name, FP16 or BF16."""
         return self.request.precision.upper()
 
     @property
@@ -131,7 +129,6 @@ class Survey:
         return bool(tensor) and self.graph.dtype(tensor) in EXCHANGEABLE
 
     def floats(self, node: NodeProto) -> list[str]:
-        """The float inputs and outputs of a node."""
         return [t for t in (*node.input, *node.output) if self.is_float(t)]
 
     def source(self, tensor: str) -> str:

@@ -83,6 +83,5 @@ class InputComparison(Summary):
 
 
 def dtype_difference(ours: np.dtype[Any], theirs: np.dtype[Any]) -> tuple[Difference, ...]:
-    """The difference between two element types, if there is one."""
     text = f"theirs has element type {theirs}, ours {ours}"
     return (Difference("dtype", f"is {theirs}, not {ours}", text),) if ours != theirs else ()

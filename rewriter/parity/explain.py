@@ -27,7 +27,6 @@ ASK = "`images` with the photographs that both read tells how each side resized,
 
 
 def compare_images(name: str, relation: Relation, ours: Array, theirs: Array) -> ArrayComparison:
-    """The comparison of two arrays of images."""
     values = scaled(relation, ours, theirs)
     mine, other = (side.astype(np.float64) for side in relation.sides(ours, theirs))
     factor, offset = _affine(values, relation.fit)

@@ -20,17 +20,7 @@ from rewriter.ir.errors import InputsError, UsageError, shortened
 from rewriter.ir.model import Array
 from rewriter.parity.comparison import ArrayComparison, Difference
 from rewriter.parity.explain import ASK, in_words, scaled
-from rewriter.parity.relation import (
-    Relation,
-    Window,
-    canonical,
-    content,
-    extent,
-    fitted,
-    layouts,
-    standard,
-    whole,
-)
+from rewriter.parity.relation import Relation, canonical, content, extent, fitted, layouts, standard, whole
 from rewriter.parity.scales import Fit, border_pixel
 from rewriter.runtime.inputs.arranging import as_array, is_array
 from rewriter.runtime.inputs.images import opened
@@ -100,7 +90,7 @@ class Origin:
 
     axes: str
     size: tuple[int, int]
-    box: Window
+    box: tuple[slice, slice]
     method: str
     fit: Fit
     border: int | None
@@ -172,7 +162,7 @@ def recognise(image: Array, array: Array) -> Origin | None:
     return Origin(axes, size, box, method, fit, border) if least <= RECOGNISED else None
 
 
-Place = tuple[tuple[int, int], Window]
+Place = tuple[tuple[int, int], tuple[slice, slice]]
 """Size after the resize, and the place in the array; a larger size is cropped in the middle."""
 
 

@@ -102,7 +102,6 @@ def content(images: Array) -> Window:
 
 
 def whole(images: Array) -> Window:
-    """The window of all pixels."""
     return slice(0, images.shape[-2]), slice(0, images.shape[-1])
 
 

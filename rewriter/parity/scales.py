@@ -26,7 +26,6 @@ class Scaling:
 
     @property
     def plain(self) -> bool:
-        """True if the mean is 0 and the deviation 1."""
         return self.mean == (0.0,) and self.std == (1.0,)
 
     @property
@@ -95,7 +94,6 @@ class Fit:
 
     @property
     def in_order(self) -> bool:
-        """True if both sides have the channels in the same order."""
         return self.order == tuple(range(len(self.order)))
 
 

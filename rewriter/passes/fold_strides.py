@@ -131,8 +131,6 @@ class _Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class _Folding(Replacement):
-    """Folds one Conv."""
-
     windows: Windows
     weights: NewWeights
 
@@ -145,7 +143,6 @@ class _Folding(Replacement):
         return [_Axis.of(*axis) for axis in zip(sizes, kernel, strides, pads[:2], pads[2:], strict=True)]
 
     def write(self) -> Change:
-        """Replaces the Conv."""
         conv, channels, (high, wide) = self.node, self.windows.channels, self.axes
         sizes = (channels, high.count, high.step, wide.count, wide.step)
         split = self.reshape(conv.input[0], sizes, self.tensor("blocks"))

@@ -163,7 +163,6 @@ def _margins(branch: _Branch) -> list[int]:
 
 
 def _merge(graph: GraphEditor, node: NodeProto, branches: list[_Branch], weights: NewWeights) -> Event:
-    """Replaces the sum by one Conv."""
     weight, bias = _weight(graph, branches), _bias(graph, branches)
     if not np.isfinite(weight).all() or (bias is not None and not np.isfinite(bias).all()):
         return Refusal(

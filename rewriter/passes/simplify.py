@@ -18,16 +18,8 @@ from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refus
 from rewriter.ir.errors import NativeError
 from rewriter.ir.graph import TAG, GraphEditor, attribute, casts_to, open_graphs, reads
 from rewriter.ir.graph.ops import QUANTISING
-from rewriter.ir.model import (
-    STANDARD_DOMAINS,
-    UNKNOWN_DOMAIN,
-    Model,
-    refill,
-    subgraphs,
-    walk_graphs,
-    walk_nodes,
-)
-from rewriter.ir.model.graphs import schema_of
+from rewriter.ir.model import STANDARD_DOMAINS, Model, refill, walk_graphs, walk_nodes
+from rewriter.ir.model.graphs import UNKNOWN_DOMAIN, schema_of, subgraphs
 from rewriter.ir.patterns.values import repeats_reshape, selected
 
 OPTIMIZERS = frozenset(
@@ -218,9 +210,6 @@ def _onnxsim() -> Any:
     return sys.modules["onnxsim"]
 
 
-# -- what onnxsim gets ---------------------------------------------------------------------------
-
-
 def _needed(model: Model) -> set[str]:
     """Returns the tensors whose data onnxsim needs: those that nodes read which depend on constants alone,
     and those of a Conv before a BatchNormalization.
@@ -256,9 +245,6 @@ def _is_foldable(node: NodeProto, constants: set[str], opset: int) -> bool:
         and constants.issuperset(reads(node))
         and schema_of(node.op_type, node.domain, opset) is not None
     )
-
-
-# -- what comes back -----------------------------------------------------------------------------
 
 
 def _adopt(model: Model, result: ModelProto, tag: str) -> bool:

@@ -77,7 +77,6 @@ def _is_head(graph: GraphEditor, node: NodeProto, most: int) -> bool:
 
 
 def _write(graph: GraphEditor, node: NodeProto) -> Change:
-    """Replaces the node by its sums of products."""
     out, weight, new = node.output[0], node.input[1], Replacement(graph, node)
     if not is_transposed(node):
         weight = NewWeights(graph).changed(weight, "turned", np.transpose)

@@ -118,8 +118,6 @@ def _reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept:
 
 @dataclass(frozen=True, kw_only=True)
 class _Unfolding(Replacement):
-    """Unfolds one Conv."""
-
     windows: Windows
     weights: NewWeights
 
@@ -129,7 +127,6 @@ class _Unfolding(Replacement):
         return self.windows.channels * math.prod(self.windows.kernel)
 
     def write(self, kept: Kept) -> Change:
-        """Replaces the Conv by the product."""
         graph, conv, counts, out = self.graph, self.node, self.windows.counts, self.windows.out
         if _of_one_pixel(self.windows):
             pixel = self.reshape(conv.input[0], (self.depth,), self.tensor("pixel"))

@@ -72,7 +72,11 @@ class UpgradeOpset(ModelPass):
         text = ", ".join(f"{count} {op}" for op, count in sorted(changed.items()))
         text = f"rewritten: {text}" if text else "no node had to change"
         what = f"opset {model.opset} became {target}; {text}"
-        _stamp(work, target)
+        for opset in work.proto.opset_import:
+            if opset.domain in STANDARD_DOMAINS:
+                opset.version = target
+        needed = helper.find_min_ir_version_for(work.proto.opset_import, ignore_unknown=True)
+        work.proto.ir_version = max(work.proto.ir_version, needed)
         model.proto, model.weights = work.proto, work.weights
         return [*inlined, Change("model", what)]
 
@@ -124,15 +128,6 @@ def _replace(editor: GraphEditor, converted: Converted) -> None:
 
 def _add_constant(editor: GraphEditor, node: NodeProto, tensor: TensorProto) -> str:
     return editor.add_constant(f"{label(node)}/constant", numpy_helper.to_array(tensor))
-
-
-def _stamp(model: Model, target: int) -> None:
-    """Records the model's new opset, and an IR version that has it."""
-    for opset in model.proto.opset_import:
-        if opset.domain in STANDARD_DOMAINS:
-            opset.version = target
-    needed = helper.find_min_ir_version_for(model.proto.opset_import, ignore_unknown=True)
-    model.proto.ir_version = max(model.proto.ir_version, needed)
 
 
 def _unlist_initializers(model: Model) -> Iterator[Event]:

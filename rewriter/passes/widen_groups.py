@@ -91,7 +91,6 @@ class WidenGroups(WeightPass):
 
 
 def _widen(graph: GraphEditor, node: NodeProto, groups: int, weights: NewWeights) -> Change:
-    """Writes a Conv with `groups` groups."""
     narrow, old = node.input[1], attribute(node, "group", 1)
     weight = weights.made(
         (narrow, groups), f"{narrow}/wide", lambda: _wide(graph.value(narrow), old, old // groups)

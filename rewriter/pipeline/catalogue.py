@@ -50,7 +50,6 @@ def passes() -> list[dict[str, Any]]:
 
 
 def presets() -> list[dict[str, Any]]:
-    """Every preset as data."""
     return [
         {
             "name": preset.name,

@@ -56,7 +56,6 @@ class Source:
 
     @property
     def is_users(self) -> bool:
-        """True if the user set the values."""
         return self.kind not in ("preset", "default")
 
     def where(self, name: str) -> str:
@@ -176,7 +175,10 @@ def load(folder: Path | None = None, environment: Mapping[str, str] | None = Non
     """
     variables = os.environ if environment is None else environment
     path, notes = _find(Path.cwd() if folder is None else folder, variables.get(CONFIG, ""))
-    sources = [Source("environment", "the environment", dict(_from_environment(variables)))]
+    # an empty variable sets nothing, as in most shells and CI files
+    texts = {name: text for name, key in KEYS.items() if (text := variables.get(key.variable, "").strip())}
+    values = {name: read(KEYS[name], Text(text), KEYS[name].variable) for name, text in texts.items()}
+    sources = [Source("environment", "the environment", values)]
     if path:
         table = _table(path) or {}
         title = f"{shown(path)} {TABLE}" if path.name == SHARED else shown(path)
@@ -185,16 +187,6 @@ def load(folder: Path | None = None, environment: Mapping[str, str] | None = Non
         keys = {key.key: key for key in KEYS.values()}
         sources.append(Source("file", title, read_table(keys, table, title, path.parent)))
     return Configuration(tuple(sources), path, notes)
-
-
-def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    for name, key in KEYS.items():
-        text = variables.get(key.variable, "").strip()
-        if text:  # an empty variable sets nothing, as in most shells and CI files
-            yield name, read(key, Text(text), key.variable)
-
-
-# -- files -----------------------------------------------------------------------------------------
 
 
 def _find(start: Path, named: str) -> tuple[Path | None, tuple[str, ...]]:

@@ -87,7 +87,6 @@ class _Draft:
         self._editors: list[GraphEditor] = []
 
     def events(self, step: Pass, context: Context) -> Iterator[Event]:
-        """Runs a pass on the draft."""
         if isinstance(step, ModelPass):
             yield from step.rewrite_model(self.model, context)
         elif isinstance(step, GraphPass):

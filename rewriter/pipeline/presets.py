@@ -53,7 +53,6 @@ class Preset:
 
     @cached_property
     def steps(self) -> tuple[Pass, ...]:
-        """Its passes, in their order."""
         from rewriter.pipeline.text import parse
 
         return parse(self.pipeline)

@@ -218,7 +218,6 @@ def to_text(value: Any) -> str:
 
 @cache
 def type_hints(kind: Any) -> Mapping[str, Any]:
-    """The evaluated annotations of a class or function."""
     from rewriter.hazards import Rule
     from rewriter.ir.base import Pass
     from rewriter.runtime.figures.tolerances import Tolerance

@@ -46,7 +46,6 @@ def find(name: str, **place: Any) -> type[Pass]:
 
 
 def require(names: Iterable[str]) -> None:
-    """Accepts names of passes."""
     for name in names:
         find(name)
 

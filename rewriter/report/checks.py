@@ -31,7 +31,6 @@ def check_dict(check: Check) -> dict[str, Any]:
 
 
 def size(output: OutputComparison) -> str:
-    """The error of an output as text."""
     return f"{output.relative_l2:.2g}" if output.finite else "NaN or infinity"
 
 

@@ -46,7 +46,6 @@ def rows(result: InputComparison, *, everything: bool) -> Iterator[Row]:
 
 
 def as_dict(result: InputComparison) -> dict[str, Any]:
-    """The result as objects that `json.dumps` takes."""
     samples = [
         {**vars(sample), "arrays": [{**vars(one), "sentence": one.sentence} for one in sample.arrays]}
         for sample in result.samples

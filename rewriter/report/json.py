@@ -38,7 +38,6 @@ def document(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def attributes(value: Any, *names: str) -> dict[str, Any]:
-    """Some attributes of an object, by name."""
     return {name: getattr(value, name) for name in names}
 
 

@@ -29,7 +29,6 @@ def state(result: Location) -> State:
 
 
 def rows(result: Location) -> Iterator[Row]:
-    """The lines after the verdict, each with its label."""
     shown = result.wrong or result.outputs
     lines = [f"{step.tensor}: {_error(step)}, allowed {figure(result.tolerance)}" for step in shown]
     yield from first_rows("Outputs", lines, NAMED)
@@ -102,5 +101,4 @@ def _number(value: float) -> str:
 
 
 def as_dict(result: Location) -> dict[str, Any]:
-    """The result as objects that `json.dumps` takes."""
     return document({**vars(result), "data": data_dict(result.data)})

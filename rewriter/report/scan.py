@@ -47,7 +47,6 @@ def next_command(result: ScanResult) -> str:
 
 
 def state(result: ScanResult) -> State:
-    """As the worst finding."""
     return "bad" if result.count("error") else "warn" if result.count("warning") else "good"
 
 

@@ -54,7 +54,6 @@ def next_command(result: VerifyResult) -> str:
 
 
 def rows(result: VerifyResult) -> Iterator[Row]:
-    """The lines after the verdict, each with its label."""
     compared = [check for check in result.checks if check.name in ("run", "emulation")]
     for check in compared:
         yield "Failed" if check.passed is False else "Error", check.summary

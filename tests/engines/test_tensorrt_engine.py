@@ -16,7 +16,7 @@ from needs import needs_rtx
 from rewriter.ir.errors import EngineError
 from rewriter.ir.model import Model, save
 from rewriter.runtime.engines.build import BuildOptions, BuildReport, NetworkLayer, build, onnx_node
-from rewriter.runtime.engines.tensorrt_library import without_noise
+from rewriter.runtime.engines.tensorrt_library import noiseless
 
 pytestmark = needs_rtx
 
@@ -197,11 +197,9 @@ def test_the_node_of_a_layer_comes_from_its_metadata(metadata: str, node: str) -
         ),
         pytest.param("WeightsContext.cpp:74: was clamped", "was clamped", id="a source position before"),
         pytest.param(
-            "bad node\n[checkMacros.cpp::catchCudaError::247] no driver",
-            "bad node",
-            id="a missing GPU",
+            "bad node\n[checkMacros.cpp::catchCudaError::247] no driver", "bad node", id="a missing GPU"
         ),
     ],
 )
 def test_noise_is_removed_from_messages(message: str, clear: str) -> None:
-    assert without_noise(message) == clear
+    assert noiseless(message) == clear

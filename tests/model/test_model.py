@@ -16,7 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from paths import ROOT
 
 from rewriter.ir.errors import ModelError, OutputError
-from rewriter.ir.model import DETACH_BYTES, UNKNOWN_DOMAIN, Array, Model, load, refill, save
+from rewriter.ir.model import DETACH_BYTES, Array, Model, load, refill, save
+from rewriter.ir.model.graphs import UNKNOWN_DOMAIN
 
 COMMITTED = [pytest.param(path, id=path.stem) for path in sorted((ROOT / "models").glob("*.onnx"))]
 

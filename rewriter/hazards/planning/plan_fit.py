@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-
-from onnx import NodeProto
 
 from rewriter.hazards.planning.planner import surveys
 from rewriter.hazards.survey import LOW_TYPES, PrecisionRequest
@@ -62,7 +59,9 @@ def fit(model: Model, plan: Plan, where: str = "the plan") -> Plan:
             hint = f"{near} Otherwise: {SAME_MODEL}" if near else SAME_MODEL
         elif decision.op not in ("", named.op_type):
             text = f"{name} is {decision.op} in the plan and {named.op_type} in the model"
-        elif decision.repair == "bf16" and not _has_bf16(named, model.opsets):
+        elif decision.repair == "bf16" and not (
+            (rules := type_rules(named, model.opsets, LOW_TYPES["bf16"])) and rules.can_follow
+        ):
             text = f"{label(named)}: {named.op_type} has no BF16 in this opset"
             hint = "put it under fp32, or give a higher `opset`: Conv has BF16 from 22 on"
         if text or named is None:
@@ -73,9 +72,3 @@ def fit(model: Model, plan: Plan, where: str = "the plan") -> Plan:
         raise UsageError(text, where=where, hint=SAME_MODEL)
     ordered = tuple(decisions[key] for key in nodes if key in decisions)
     return replace(plan, decisions=ordered, float_nodes=len(nodes))
-
-
-def _has_bf16(node: NodeProto, opsets: Mapping[str, int]) -> bool:
-    """True if the node's operator supports BF16 in its operator set."""
-    rules = type_rules(node, opsets, LOW_TYPES["bf16"])
-    return rules is not None and rules.can_follow

@@ -16,8 +16,8 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 from rewriter.ir.graph.nodes import all_names, attribute, casts_floats, label, without_unread
 from rewriter.ir.graph.ops import CONTROL_FLOW, VALUE_PRESERVING
 from rewriter.ir.graph.typed_tensors import Tensors, TypeRequest
-from rewriter.ir.model import Model, holds_graphs, subgraphs
-from rewriter.ir.model.graphs import fresh_name
+from rewriter.ir.model import Model, holds_graphs
+from rewriter.ir.model.graphs import fresh_name, subgraphs
 from rewriter.ir.model.schemas import EXCHANGEABLE, TypeRule, convert, set_type_attributes, type_rules
 from rewriter.ir.model.tensors import Facts, TensorFacts
 
@@ -69,7 +69,11 @@ class _Walk:
         outputs = zip(graph.output, output_types, strict=True)
         tensors.wanted = {v.name: dtype for v, dtype in outputs if tensors.is_float(v.name)}
         nodes = list(graph.node)
-        self._release_names(tensors, nodes)
+        for node in nodes:  # the names of Casts that will be removed: the same new ones get the same names
+            if casts_floats(node, tensors.is_float):
+                self.names.discard(node.name)
+                if node.output[0] not in tensors.wanted:
+                    self.names.discard(node.output[0])
         # an unread Cast would count as a consumer of its input
         nodes, _ = without_unread(
             nodes, [v.name for v in graph.output], lambda n: casts_floats(n, tensors.is_float)
@@ -85,14 +89,6 @@ class _Walk:
             self._visit(tensors, scope, node, detours)
         tensors.finish_outputs()
         self.scopes[scope] = tensors.write()
-
-    def _release_names(self, tensors: Tensors, nodes: Sequence[NodeProto]) -> None:
-        """Frees the names of the Casts that will be removed: the same new Casts then get the same names."""
-        for node in nodes:
-            if casts_floats(node, tensors.is_float):
-                self.names.discard(node.name)
-                if node.output[0] not in tensors.wanted:
-                    self.names.discard(node.output[0])
 
     def _visit(self, tensors: Tensors, scope: int, node: NodeProto, detours: set[int]) -> None:
         if node.op_type == "Constant" and tensors.is_float(node.output[0]):

@@ -14,8 +14,8 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.ir.graph.nodes import all_names
 from rewriter.ir.graph.view import GraphView
-from rewriter.ir.model import Model, subgraphs
-from rewriter.ir.model.graphs import fresh_name, reads, refill, rename_reads, topological
+from rewriter.ir.model import Model
+from rewriter.ir.model.graphs import fresh_name, reads, refill, rename_reads, subgraphs, topological
 from rewriter.ir.model.tensors import Shape, TensorFacts
 
 TAG = "rewriter.pass"
@@ -23,7 +23,6 @@ TAG = "rewriter.pass"
 
 
 def made_by(node: NodeProto, passes: Container[str]) -> bool:
-    """True if the node has the tag of one of the passes."""
     return any(entry.key == TAG and entry.value in passes for entry in node.metadata_props)
 
 
@@ -184,7 +183,6 @@ class GraphEditor(GraphView):
         self.edited = True
 
     def set_input(self, node: NodeProto, index: int, tensor: str) -> None:
-        """Lets one input of a node read another tensor."""
         old = node.input[index]
         node.input[index] = tensor
         if old not in reads(node):

@@ -19,18 +19,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.ir.graph import GraphView, attribute, is_op
-from rewriter.ir.graph.ops import (
-    CONVOLUTIONS,
-    ELEMENTWISE,
-    LAYOUTS,
-    NORMS,
-    PRODUCTS,
-    REDUCTIONS,
-    ROW_NORMS,
-    SOFTMAX,
-)
-
-_REDUCING = NORMS | REDUCTIONS | SOFTMAX | {"GlobalAveragePool", "GlobalMaxPool"}
+from rewriter.ir.graph.ops import CONVOLUTIONS, ELEMENTWISE, LAYOUTS, PRODUCTS, REDUCING, ROW_NORMS
 
 Test = Callable[[NodeProto], bool]
 
@@ -69,7 +58,7 @@ def conv_depth(node: NodeProto, weight: Sequence[int]) -> int:
 
 def reduces(node: NodeProto) -> bool:
     """True if the operator's kernel takes elementwise operators before it away from a product's kernel."""
-    return node.op_type in _REDUCING
+    return node.op_type in REDUCING
 
 
 def rounded_reciprocal(divisor: float) -> float | None:
@@ -125,9 +114,7 @@ class Dataflow(Protocol):
 
     def is_constant(self, tensor: str) -> bool: ...
 
-    def is_output(self, tensor: str) -> bool:
-        """True if the graph hands the tensor out."""
-        ...
+    def is_output(self, tensor: str) -> bool: ...
 
     def readers(self, tensor: str) -> Iterable[tuple[str, NodeProto]]:
         """The nodes that compute with a tensor, each with the name under which it reads it."""

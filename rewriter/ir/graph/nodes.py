@@ -59,7 +59,6 @@ def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
 
 
 def casts_to(node: NodeProto, dtype: int) -> bool:
-    """True if the node is a Cast to `dtype`."""
     return node.op_type == "Cast" and attribute(node, "to") == dtype
 
 

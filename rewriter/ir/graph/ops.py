@@ -79,6 +79,9 @@ ROW_NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
 NORMS = ROW_NORMS | frozenset({"SimplifiedLayerNormalization", "GroupNormalization", "InstanceNormalization"})
 """Divide by statistics of the tensor that they read."""
 
+REDUCING = NORMS | REDUCTIONS | SOFTMAX | {"GlobalAveragePool", "GlobalMaxPool"}
+"""Their kernels take elementwise operators before them away from a product's kernel."""
+
 PRODUCTS = frozenset({"MatMul", "Gemm"})
 """Matrix products."""
 

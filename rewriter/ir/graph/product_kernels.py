@@ -37,7 +37,8 @@ MANY_ROWS = 128
 """A product of at most so many rows with one column runs without Tensor Cores: 100 did, 1000 did not."""
 
 FEW_CHANNELS = 32
-"""Convs of fewer input channels and at most as many output channels cut the operands off."""
+"""Convs of fewer input channels and at most as many output channels cut the operands off. One of more output
+channels sums every tap by itself in FP16, however few channels it reads."""
 
 
 def operands_of(node: NodeProto, left: Dims, right: Dims) -> Operands:
@@ -63,11 +64,6 @@ def sums_in_fp32(node: NodeProto, left: Dims, right: Dims) -> bool:
     if node.op_type in ("MatMul", "Gemm"):
         return _is_vector_product(node, left, right)
     return is_depthwise(node, right) or (node.op_type == "Conv" and _has_long_row(right[2:]))
-
-
-def taps_apart(outputs: object) -> bool:
-    """True if a Conv with so many output channels sums every tap by itself, however few channels it reads."""
-    return isinstance(outputs, int) and outputs > FEW_CHANNELS
 
 
 def _of_matrices(node: NodeProto, left: Dims, right: Dims) -> Operands:

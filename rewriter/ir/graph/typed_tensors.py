@@ -127,7 +127,6 @@ class Tensors:
         self._store(name, StoredTensor(tensor.name, dtype, self, True))
 
     def add_constant(self, node: NodeProto) -> None:
-        """Adds a Constant node that holds floats."""
         name, value = node.output[0], constant_value(node)
         dtype = self.original_type(name)
         if value is None:  # sparse: a Cast converts it

@@ -51,7 +51,6 @@ class GraphView:
 
     @property
     def is_main(self) -> bool:
-        """True if this is the model's main graph."""
         return self.parent is None
 
     def producer(self, tensor: str) -> NodeProto | None:

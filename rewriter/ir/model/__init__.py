@@ -8,16 +8,7 @@ and one of 10 GB, and files with external data are mapped, not read.
 from __future__ import annotations
 
 from rewriter.ir.model.external_data import data_files
-from rewriter.ir.model.graphs import (
-    STANDARD_DOMAINS,
-    UNKNOWN_DOMAIN,
-    holds_graphs,
-    opsets_of,
-    refill,
-    subgraphs,
-    walk_graphs,
-    walk_nodes,
-)
+from rewriter.ir.model.graphs import STANDARD_DOMAINS, holds_graphs, refill, walk_graphs, walk_nodes
 from rewriter.ir.model.model import Model
 from rewriter.ir.model.reading import check, load
 from rewriter.ir.model.tensors import DETACH_BYTES, Array, Port, Signature
@@ -26,7 +17,6 @@ from rewriter.ir.model.writing import check_model_output, save, set_metadata, wr
 __all__ = [
     "DETACH_BYTES",
     "STANDARD_DOMAINS",
-    "UNKNOWN_DOMAIN",
     "Array",
     "Model",
     "Port",
@@ -36,11 +26,9 @@ __all__ = [
     "data_files",
     "holds_graphs",
     "load",
-    "opsets_of",
     "refill",
     "save",
     "set_metadata",
-    "subgraphs",
     "walk_graphs",
     "walk_nodes",
     "write_json",

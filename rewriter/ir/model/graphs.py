@@ -49,7 +49,6 @@ def refill(field: Any, messages: Iterable[Any]) -> None:
 
 
 def holds_graphs(node: onnx.NodeProto) -> bool:
-    """True if a node holds a graph as an attribute."""
     return bool(subgraphs(node))
 
 
@@ -69,11 +68,6 @@ def schema_of(op_type: str, domain: str, opset: int) -> onnx.defs.OpSchema | Non
         return onnx.defs.get_schema(op_type, opset, "" if domain in STANDARD_DOMAINS else domain)
     except onnx.defs.SchemaError:
         return None
-
-
-def opsets_of(proto: onnx.ModelProto) -> dict[str, int]:
-    """Versions of the imported operator sets by domain; the standard one is ""."""
-    return {"" if o.domain in STANDARD_DOMAINS else o.domain: o.version for o in proto.opset_import}
 
 
 def isolate_unknown_ops(proto: onnx.ModelProto, opset: int, deprecated: bool) -> None:

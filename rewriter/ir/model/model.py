@@ -17,9 +17,9 @@ from rewriter.ir.english import article
 from rewriter.ir.errors import ModelError
 from rewriter.ir.model.facts import contradiction, infer
 from rewriter.ir.model.graphs import (
+    STANDARD_DOMAINS,
     UNKNOWN_DOMAIN,
     isolate_unknown_ops,
-    opsets_of,
     refill,
     walk_graphs,
     walk_nodes,
@@ -69,7 +69,8 @@ class Model:
     @property
     def opsets(self) -> dict[str, int]:
         """Versions of the imported operator sets by domain; the standard one is ""."""
-        return opsets_of(self.proto)
+        imports = self.proto.opset_import
+        return {"" if o.domain in STANDARD_DOMAINS else o.domain: o.version for o in imports}
 
     @property
     def signature(self) -> Signature:

@@ -88,7 +88,6 @@ class Signature:
 
 
 def port_of(value: onnx.ValueInfoProto) -> Port:
-    """A graph input or output as callers see it."""
     tensor = value.type.tensor_type
     return Port(value.name, tensor.elem_type, shape_of(tensor))
 
@@ -101,7 +100,6 @@ def shape_of(tensor: onnx.TypeProto.Tensor) -> Shape | None:
 
 
 def frozen(array: Array) -> Array:
-    """Makes the array read-only and returns it."""
     array.flags.writeable = False
     return array
 
@@ -115,7 +113,6 @@ def mark_detached(tensor: TensorProto) -> None:
 
 
 def attach(tensor: TensorProto, array: Array) -> None:
-    """Writes the data of a detached tensor into it."""
     tensor.ClearField("external_data")
     tensor.ClearField("data_location")
     tensor.raw_data = np.ascontiguousarray(array).tobytes()

@@ -33,7 +33,6 @@ def transparent(graph: GraphEditor, node: NodeProto) -> bool:
 
 
 def narrows(graph: GraphEditor, node: NodeProto) -> bool:
-    """True if a Cast rounds."""
     return node.op_type == "Cast" and not embeds(graph.dtype(node.input[0]) or 0, attribute(node, "to"))
 
 

@@ -51,7 +51,6 @@ class Converted:
 
     @property
     def is_same(self) -> bool:
-        """True if the node need not change."""
         if len(self.nodes) != 1:
             return False
         (new,) = self.nodes
@@ -79,9 +78,10 @@ class Converter:
     def run(self) -> Iterator[Converted]:
         """Yields the nodes whose operators change until the target, in the order of the graph."""
         nodes = [node for node in self.graph.nodes if self._concerns(node)]
-        for node in nodes:
-            if node.op_type == "Dropout":
-                self._forget_unread_mask(node)
+        for node in nodes:  # old exporters name a mask in every Dropout, which nothing reads
+            mask = next(iter(node.output[1:]), "") if node.op_type == "Dropout" else ""
+            if mask and not self.graph.consumers(mask) and not self.graph.is_output(mask):
+                del node.output[1:]
         if nodes:
             yield from self._converted(nodes)
 
@@ -95,12 +95,6 @@ class Converter:
         new = schema_of(node.op_type, "", self.target)
         return old is not None and (new is None or new.since_version != old.since_version)
 
-    def _forget_unread_mask(self, node: NodeProto) -> None:
-        """Removes the mask that old exporters name in every Dropout and that nothing reads."""
-        mask = next(iter(node.output[1:]), "")
-        if mask and not self.graph.consumers(mask) and not self.graph.is_output(mask):
-            del node.output[1:]
-
     def _converted(self, nodes: Sequence[NodeProto]) -> Iterator[Converted]:
         """Converts nodes at once, since a call of the library costs 7 ms; if it fails, each half alone."""
         names: dict[str, str] = {}
@@ -113,8 +107,9 @@ class Converter:
                     proto = rule.corrected(proto)
             graph = _at(proto, self.target).graph
         except FAILURES as error:
-            if len(nodes) == 1:
-                yield Converted(nodes[0], _reason(error))
+            if len(nodes) == 1:  # of `convert.h:70: adapter: Assertion 'x' failed: sentence` the last part
+                lines = str(error).strip().splitlines() or ["no reason given"]
+                yield Converted(nodes[0], lines[0].rsplit("failed: ", 1)[-1].strip())
             else:
                 middle = len(nodes) // 2
                 yield from (*self._converted(nodes[:middle]), *self._converted(nodes[middle:]))
@@ -163,14 +158,6 @@ def _at(proto: ModelProto, version: int) -> ModelProto:
         return proto
     return children.call(version_converter.convert_version, proto, version, doing="onnx.version_converter")
 
-
-def _reason(error: Exception) -> str:
-    """The last part of a message such as `convert.h:70: adapter: Assertion 'x' failed: sentence`."""
-    lines = str(error).strip().splitlines() or ["no reason given"]
-    return lines[0].rsplit("failed: ", 1)[-1].strip()
-
-
-# -- corrections of adapters ----------------------------------------------------------------------
 
 Correction = Callable[[GraphProto, NodeProto], None]
 

@@ -69,7 +69,6 @@ _POLICY = (
 
 
 def html(page: Page) -> str:
-    """Returns the page as one HTML document."""
     return _environment().get_template("page.html").render(page=page)
 
 
@@ -79,7 +78,6 @@ def part(template: str, **values: Any) -> Markup:
 
 
 def table_sections(tables: Iterable[Table]) -> list[Section]:
-    """A section for each table that has rows."""
     return [
         Section(one.id, one.title, one.lead, [part("table.html", table=one, most=MOST_NAMES)])
         for one in tables

@@ -77,7 +77,6 @@ def _cell(value: Any) -> Cell:
 
 
 def _line(value: Any) -> str:
-    """A value in one line."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_line(one)}" for key, one in value.items() if one not in (None, "", []))
     if isinstance(value, list):

@@ -17,7 +17,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.ir.graph import attribute
 from rewriter.ir.graph.match import optional_input
-from rewriter.ir.graph.product_kernels import sums_in_fp32, taps_apart
+from rewriter.ir.graph.product_kernels import FEW_CHANNELS, sums_in_fp32
 from rewriter.ir.model import Model
 from rewriter.ir.model.graphs import refill
 from rewriter.ir.model.tensors import Shape
@@ -222,7 +222,7 @@ class _Writer:
         dilations = attribute(node, "dilations", [1] * spatial)
         pads = attribute(node, "pads", [0] * 2 * spatial)
         group = attribute(node, "group", 1)
-        chunks = list(boxes(sizes[1:], group, apart=taps_apart(sizes[0])))
+        chunks = list(boxes(sizes[1:], group, apart=sizes[0] > FEW_CHANNELS))
         tables = {
             "pads": [0, 0, *pads[:spatial], 0, 0, *pads[spatial:]],
             "axes": list(range(1, spatial + 2)),

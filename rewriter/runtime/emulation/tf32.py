@@ -112,13 +112,10 @@ def _rewrite(graph: GraphProto, chosen: Mapping[int, Operands]) -> None:
         if index in chosen:
             function = "Round" if chosen[index] == "nearest" else "CutOff"
             for operand in (0, 1):
-                node.input[operand] = _rounded(node.input[operand], function, rounded, nodes)
+                name = node.input[operand]
+                if (name, function) not in rounded:
+                    result = rounded[name, function] = f"{DOMAIN}/{function}/{name}"
+                    nodes.append(helper.make_node(function, [name], [result], domain=DOMAIN))
+                node.input[operand] = rounded[name, function]
         nodes.append(node)
     refill(graph.node, nodes)
-
-
-def _rounded(name: str, function: str, names: dict[tuple[str, str], str], nodes: list[NodeProto]) -> str:
-    if (name, function) not in names:
-        result = names[name, function] = f"{DOMAIN}/{function}/{name}"
-        nodes.append(helper.make_node(function, [name], [result], domain=DOMAIN))
-    return names[name, function]

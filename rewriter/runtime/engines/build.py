@@ -19,13 +19,7 @@ from rewriter.ir.errors import EngineError
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.caches import gpu_turn, timing_cache
 from rewriter.runtime.engines.tensor_files import Span
-from rewriter.runtime.engines.tensorrt_library import (
-    Log,
-    import_tensorrt,
-    load_plugins,
-    logger,
-    without_noise,
-)
+from rewriter.runtime.engines.tensorrt_library import Log, import_tensorrt, load_plugins, logger, noiseless
 
 PORTABLE_CAPABILITY = "SM80"
 """Compute capability that TensorRT-RTX builds for without a GPU: a single one, so one set of kernels. 8.0 is
@@ -112,7 +106,6 @@ class BuildReport:
     log: str = ""
 
     def count(self, layer_type: str) -> int:
-        """Number of layers of a type in the parsed network."""
         return sum(layer.type == layer_type for layer in self.layers)
 
     @property
@@ -172,7 +165,7 @@ def build_here(path: Path, options: BuildOptions) -> BuildReport:
         layers=tuple(_layer(network.get_layer(i)) for i in range(network.num_layers)) if parsed else (),
         inputs=tuple(_tensor(network.get_input(i)) for i in range(network.num_inputs)),
         parser_errors=tuple(
-            ParserError(error.node_name(), error.node_operator(), without_noise(error.desc()))
+            ParserError(error.node_name(), error.node_operator(), noiseless(error.desc()))
             for error in map(parser.get_error, range(parser.num_errors))
         ),
         notes=tuple(_mark(network, options.outputs)) if parsed else (),

@@ -226,6 +226,5 @@ class OnnxRuntimeProgram:
         return (time.perf_counter() - start) * 1e6
 
     def close(self) -> None:
-        """Free the session."""
         self._timed = None
         self._session.close()

@@ -44,7 +44,7 @@ class Log:
     def add(self, severity: str, message: str) -> None:
         sys.stderr.write(f"[{severity}] {message}\n")
         sys.stderr.flush()
-        if severity != "INFO" and (text := without_noise(message)):
+        if severity != "INFO" and (text := noiseless(message)):
             lines = self.warnings if severity == "WARNING" else self.errors
             if text not in lines and len(lines) < MESSAGE_LIMIT:
                 lines.append(text)
@@ -62,7 +62,7 @@ def logger(trt: Any, log: Log) -> Any:
     return Logger()
 
 
-def without_noise(message: str) -> str:
+def noiseless(message: str) -> str:
     """The message on one line, without source positions and complaints about a missing GPU driver."""
     lines = [line for line in message.splitlines() if "catchCudaError" not in line]
     return re.sub(r"\.? +In \w+ at /?[\w./]+:\d+|^\w+\.[ch]pp:\d+: ", "", " ".join(lines)).strip()

@@ -170,7 +170,6 @@ class TensorRTProgram:
             self._provide(name)
 
     def _names(self, mode: Any) -> list[str]:
-        """The inputs or the outputs of the engine."""
         names = map(self._engine.get_tensor_name, range(self._engine.num_io_tensors))
         return [name for name in names if self._engine.get_tensor_mode(name) == mode]
 

@@ -11,6 +11,7 @@ import numpy as np
 from rewriter.ir.model import Array
 from rewriter.runtime.figures.pair import Pair, degenerate, is_float
 from rewriter.runtime.figures.probabilities import (
+    GRAIN,
     Probabilities,
     ProbabilityError,
     probability_error,
@@ -57,7 +58,7 @@ class OutputComparison:
     def _relative_to_use(self) -> float:
         """The relative error in units of `USABLE`; 0 for probabilities that FP32 does not resolve."""
         fair = self.probability
-        return 0.0 if fair is not None and fair.unresolved else self.relative_l2 / USABLE
+        return 0.0 if fair is not None and fair.difference <= GRAIN else self.relative_l2 / USABLE
 
     @property
     def fair_text(self) -> str:

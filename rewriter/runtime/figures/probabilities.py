@@ -18,7 +18,7 @@ from onnx import NodeProto
 
 from rewriter.ir.graph import attribute, is_op, label
 from rewriter.ir.graph.ops import RESHAPES
-from rewriter.ir.model import Array, Model, opsets_of
+from rewriter.ir.model import Array, Model
 from rewriter.runtime.figures.pair import Pair, is_float
 from rewriter.runtime.figures.tolerances import USABLE
 
@@ -150,11 +150,6 @@ class ProbabilityError:
     def passed(self) -> bool:
         return self.fair and self.excess <= 1.0
 
-    @property
-    def unresolved(self) -> bool:
-        """True if FP32 itself computes these probabilities no better than that."""
-        return self.difference <= GRAIN
-
     def __str__(self) -> str:
         if self.mean is None and (self.areas is None or self.difference <= self.allowed):
             return f"largest difference {self.difference:.2g}, {self.allowed:.2g} allowed"
@@ -177,7 +172,6 @@ def probabilities(model: Model) -> dict[str, Probabilities]:
     Those of two or more axes that end in a product and its bias are `raw`.
     """
     made_by = {name: node for node in model.proto.graph.node for name in node.output if name}
-    opset = opsets_of(model.proto).get("", 1)
     by_name = {}
     for port in model.signature.outputs:
         ends, moved = _ends(port.name, made_by)
@@ -185,7 +179,9 @@ def probabilities(model: Model) -> dict[str, Probabilities]:
         node = ends[0]
         if node is not None and operators in ({"Softmax"}, {"LogSoftmax"}, {"Sigmoid"}):
             rank = len(port.shape) if port.shape else 0
-            classes = None if moved or node.op_type == "Sigmoid" else _class_axis(node, rank, opset)
+            classes = (
+                None if moved or node.op_type == "Sigmoid" else _class_axis(node, rank, model.opset or 1)
+            )
             reason = f"{label(node)} ({node.op_type}) makes it"
             by_name[port.name] = Probabilities(reason, classes, node.op_type == "LogSoftmax")
         elif not moved and len(port.shape or ()) > 1 and (product := _product(node, made_by)) is not None:

@@ -95,7 +95,6 @@ def _value(name: str, text: str) -> Any:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The photographs of a folder by name."""
     return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
 
 
@@ -160,7 +159,6 @@ def prepared(path: Path, port: Port, steps: Preprocessing) -> Array:
 
 
 def _framed(image: Any, size: Sequence[Any], steps: Preprocessing) -> Any:
-    """The image resized, padded or cropped."""
     from PIL import Image, ImageOps
 
     how, (height, width) = Image.Resampling[steps.interpolation.upper()], size

@@ -89,9 +89,6 @@ def _read(
     return samples, origin, notes
 
 
-# -- objects in memory ---------------------------------------------------------------------------
-
-
 def _of_objects(data: Any, ports: Ports) -> tuple[list[Sample], str, list[str]]:
     is_one = isinstance(data, tuple) and bool(data) and all(map(is_array, data))  # a list holds samples
     if is_array(data) or is_one or isinstance(data, Mapping):
@@ -141,9 +138,6 @@ def _spooled(feeds: Iterable[Any], label: str) -> list[Sample]:
                 read = partial(spool.read, str(index))
         samples.append(Sample(f"{label} {index}", read))
     return samples
-
-
-# -- files ---------------------------------------------------------------------------------------
 
 
 def _of_path(path: Path, ports: Ports, image_preprocess: str | None) -> list[Sample]:

@@ -92,7 +92,6 @@ class Samples:
         return map(self.feeds, range(len(self)))
 
     def feeds(self, place: int) -> dict[str, Array]:
-        """One sample, by its place."""
         sample = self._samples[place]
         return checked(sample.read(), self._ports, sample.where)
 

@@ -17,8 +17,8 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 from rewriter.ir.graph import attribute, reads
 from rewriter.ir.graph.ops import SAME_VALUES
 from rewriter.ir.graph.weights import ChannelKey, summed_axes
-from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, holds_graphs, subgraphs, walk_graphs
-from rewriter.ir.model.graphs import refill
+from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, holds_graphs, walk_graphs
+from rewriter.ir.model.graphs import refill, subgraphs
 from rewriter.ir.model.schemas import embeds
 from rewriter.ir.model.tensors import FLOATS, Facts
 from rewriter.runtime.ranges.reductions import BLOCK, Emitter, Key, Pack, Reductions, joined
@@ -201,7 +201,9 @@ class _Scope:
     def _lift(self, node: NodeProto) -> None:
         """Instruments the graphs of `node`, and makes their vectors outputs of it."""
         graphs = list(subgraphs(node))
-        if not self._liftable(node):
+        # Scan has a batch axis in operator set 8, which no exporter of today writes
+        known = {"If", "Loop", *(["Scan"] if self.run.opset >= 9 else [])}
+        if node.domain not in STANDARD_DOMAINS or node.op_type not in known:
             self.run.scopes += sum(1 for g in graphs for _ in walk_graphs(g))
             return
         results = len(graphs[0].output) - (node.op_type == "Loop")  # its condition stays inside
@@ -216,12 +218,6 @@ class _Scope:
             self._lift_branches(graphs, packs, outputs)
         else:
             self._lift_iterations(node, graphs[0], packs[0], outputs)
-
-    def _liftable(self, node: NodeProto) -> bool:
-        if node.domain not in STANDARD_DOMAINS:
-            return False
-        # Scan has a batch axis in operator set 8, which no exporter of today writes.
-        return node.op_type in {"If", "Loop"} or (node.op_type == "Scan" and self.run.opset >= 9)
 
     def _instrument_subgraph(self, graph: GraphProto) -> Pack:
         self.run.scopes += 1

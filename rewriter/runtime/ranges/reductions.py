@@ -89,7 +89,6 @@ class Emitter:
         return self.add("Constant", [], value=numpy_helper.from_array(np.asarray(value, dtype)))
 
     def over(self, op: str, source: str, *axes: int) -> str:
-        """Reduces a tensor over some axes."""
         if self.opset >= (13 if op == "ReduceSum" else _AXES_INPUT_OPSET):
             return self.add(op, [source, self.constant(axes, np.int64)], keepdims=0)
         return self.add(op, [source], axes=axes, keepdims=0)

@@ -33,7 +33,6 @@ class Frame:
 
     @property
     def trailing(self) -> bool:
-        """True if the axes are the last ones."""
         count = len(self.axes)
         last = range(-count, 0) if self.rank is None else range(self.rank - count, self.rank)
         return count > 0 and self.axes == tuple(last)

@@ -112,7 +112,6 @@ class Demand:
         self.high = min(self.high, max(high, 0))
 
     def floor(self, level: int, cost: float = 1.0) -> None:
-        """Adds a soft lower bound, with its cost per binade."""
         if level > self.low:
             self.floors[level] = self.floors.get(level, 0.0) + cost
 
@@ -127,9 +126,6 @@ class Demand:
         for level, cost in self.floors.items():
             total += cost * np.maximum(0, level - k)
         return total
-
-
-# -- demands ---------------------------------------------------------------------------------------
 
 
 def demands(survey: Survey, constraints: Constraints) -> tuple[dict[Form, Demand], list[str]]:
@@ -220,9 +216,6 @@ def _add_constant(survey: Survey, use: ConstantUse, value: Array, demand: Demand
             level = _binades(SMALLEST_RMS, rms)
             if level > 0:
                 demand.sunken[use.tensor] = level
-
-
-# -- choice ----------------------------------------------------------------------------------------
 
 
 def _movable(demands: Mapping[Form, Demand], tensors: Iterable[Form]) -> list[int]:

@@ -41,7 +41,6 @@ class Exponents:
         return number
 
     def form(self, number: int) -> Form:
-        """Returns the exponent as a sum of free ones."""
         return tuple(sorted(self._forms[number].items()))
 
     def relate(self, terms: Iterable[tuple[int, int]]) -> None:
@@ -62,7 +61,6 @@ class Exponents:
         self._replace(gone, {free: -c // factor for free, c in total.items()})
 
     def pin(self, number: int) -> None:
-        """Fixes an exponent at 0."""
         self.relate([(number, 1)])
 
     def _replace(self, gone: int, terms: Mapping[int, int]) -> None:

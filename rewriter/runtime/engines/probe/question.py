@@ -178,7 +178,6 @@ def _filled(value: Any, names: Mapping[str, Any]) -> Any:
 
 @functools.cache
 def probes() -> tuple[Probe, ...]:
-    """The rows of probes.toml."""
     text = files("rewriter.runtime.engines.probe").joinpath("probes.toml").read_text(encoding="utf-8")
     rows = tomllib.loads(text)["probe"]
     return tuple(
