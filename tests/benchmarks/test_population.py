@@ -107,10 +107,7 @@ def _steps(work: Work, folder: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("gpu", "last"),
-    [
-        (False, ["verify plain"]),
-        (True, ["measure", "tool fix-gpu", "build fix-gpu", "again"]),
-    ],
+    [(False, ["verify plain"]), (True, ["measure", "tool fix-gpu", "build fix-gpu", "again"])],
 )
 def test_a_network_is_exported_first_and_then_made_built_and_judged(
     folder: Path, gpu: bool, last: list[str]

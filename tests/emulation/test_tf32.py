@@ -125,8 +125,7 @@ def test_kernels_by_shape_as_on_an_h100(
     [
         pytest.param("float[64,768] x, float[768,64] w) => (float[64,64] y) { y = MatMul", id="MatMul"),
         pytest.param(
-            "float[1,64,16,16] x, float[64,64,3,3] w) => (float[1,64,14,14] y) { y = Conv",
-            id="Conv",
+            "float[1,64,16,16] x, float[64,64,3,3] w) => (float[1,64,14,14] y) { y = Conv", id="Conv"
         ),
         pytest.param("float[64,768] x, float[768,64] w) => (float[64,64] y) { y = Gemm", id="Gemm"),
     ],

@@ -18,12 +18,7 @@ from rewriter.ir.model import Array, save
 from rewriter.runtime.engines.measure import Run, measure
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing, Variant
-from rewriter.runtime.engines.tensor_files import (
-    read_tensors,
-    spans_of,
-    write_samples,
-    write_tensors,
-)
+from rewriter.runtime.engines.tensor_files import read_tensors, spans_of, write_samples, write_tensors
 
 DOUBLED = "g (float[n,4] x) => (float[n,4] y) { a = Relu(x)\n y = Add(a, a) }"
 

@@ -10,12 +10,7 @@ import pytest
 from graphs import graph
 
 from rewriter.ir.model import Array
-from rewriter.runtime.figures.outputs import (
-    OutputComparison,
-    compare,
-    statistics,
-    worst_of_samples,
-)
+from rewriter.runtime.figures.outputs import OutputComparison, compare, statistics, worst_of_samples
 from rewriter.runtime.figures.pair import Pair, relative_l2
 from rewriter.runtime.figures.rows import assignment, row_groups
 from rewriter.runtime.figures.tolerances import TOLERANCES, precision_of

@@ -7,12 +7,7 @@ import pytest
 from graphs import graph
 
 from rewriter.ir.graph import open_graphs
-from rewriter.ir.graph.weights import (
-    NewWeights,
-    gemm_obstacle,
-    is_transposed,
-    layout_obstacle,
-)
+from rewriter.ir.graph.weights import NewWeights, gemm_obstacle, is_transposed, layout_obstacle
 
 GEMM = "g (float[3,2] x, float[2,2] m) => (float[3,2] y) <float[2,2] w = {1, 2, 3, 4}, float[2] b = {5, 6}>"
 

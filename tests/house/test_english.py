@@ -21,12 +21,7 @@ def test_counts(number: int, word: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "text"),
-    [
-        ("LayerNorm", "a LayerNorm"),
-        ("epsilon", "an epsilon"),
-        ("Unsqueeze", "an Unsqueeze"),
-    ],
+    ("word", "text"), [("LayerNorm", "a LayerNorm"), ("epsilon", "an epsilon"), ("Unsqueeze", "an Unsqueeze")]
 )
 def test_articles(word: str, text: str) -> None:
     assert article(word) == text

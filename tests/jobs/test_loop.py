@@ -257,9 +257,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[FixJob]:
     return attempts
 
 
-def test_a_result_that_does_not_run_gives_way_to_one_that_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_result_that_does_not_run_gives_way_to_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an engine that builds and does not load, or one that TensorRT computes wrongly."""
     use_emulation(monkeypatch)
     right = emulated_engine.measure

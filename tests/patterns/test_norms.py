@@ -79,10 +79,7 @@ def test_a_reshape_keeps_the_number_of_elements_whatever_its_sizes_are_called() 
 
 @pytest.mark.parametrize(
     ("size", "expanded"),
-    [
-        pytest.param("t", False, id="the target of the Reshape"),
-        pytest.param("c", True, id="another shape"),
-    ],
+    [pytest.param("t", False, id="the target of the Reshape"), pytest.param("c", True, id="another shape")],
 )
 def test_an_expand_after_a_reshape(size: str, expanded: bool) -> None:
     body = RESHAPED.format(target="g, k").replace("r = Sqrt(h)", f"o = Expand(h, {size}) r = Sqrt(o)")

@@ -140,8 +140,7 @@ CASES = {
         {"x": np.concatenate([np.zeros((1, 64), np.float32), normal(1e-3, 3, 64)])},
     ),
     "small_operands": Case(
-        "g (float[64] x) => (float[64] y) { s = Mul(x, x)\n y = Log(s) }",
-        {"x": span(1e-4, 1, 64)},
+        "g (float[64] x) => (float[64] y) { s = Mul(x, x)\n y = Log(s) }", {"x": span(1e-4, 1, 64)}
     ),
     "steep_functions": Case(
         """g (float[1,1,1024] x) => (float[1,8,1017] y) <float e = {1e-8}, float two = {2.0},
