@@ -14,7 +14,7 @@ from graphs import apply, graph, ops, random_feeds, run
 
 from rewriter.ir.graph import TAG
 from rewriter.ir.model import Model, load
-from rewriter.passes.simplify import OPTIMIZERS, Simplify, skipped_always
+from rewriter.passes.simplify import OPTIMIZERS, Simplify, _adopt, skipped_always
 
 
 def weighted(source: Model, **weights: np.ndarray) -> Model:
@@ -46,6 +46,16 @@ def test_weights_that_stay_keep_their_arrays() -> None:
     np.testing.assert_array_equal(result.weights["t"], -source.weights["v"])
     feeds = random_feeds(source)
     np.testing.assert_array_equal(run(result, feeds)[0], run(source, feeds)[0])
+
+
+def test_a_large_constant_of_onnxsim_is_stored_as_a_weight() -> None:
+    """As a node its data would be copied by every pass: onnxsim leaves 100 MB of them in an MViT."""
+    source, folded = graph("g (float[512] x) => (float[512] y) { a = Neg(x) y = Neg(a) }"), noise(512)
+    result = graph("g (float[512] x) => (float[512] y) { y = Mul(x, a) }")
+    tensor = onnx.numpy_helper.from_array(folded)
+    result.proto.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["a"], value=tensor))
+    assert _adopt(source, result.proto, "simplify") and ops(source) == ["Mul"]
+    np.testing.assert_array_equal(source.weights["a"], folded)
 
 
 @pytest.fixture

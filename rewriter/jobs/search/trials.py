@@ -188,8 +188,8 @@ class Trials:
 
     @cached_property
     def _worse(self) -> frozenset[str]:
-        """Keys of nodes that the rules do not keep: those of fused attention, whose kernel FP32 breaks, and norms
-        and reductions that read an FP32 epilogue through elementwise nodes.
+        """Keys of nodes that the rules do not keep: those of fused attention, whose kernel FP32 breaks, and
+        norms and reductions that read an FP32 epilogue through elementwise nodes.
         """
         broken = (one for one in self.prices.attentions if one.us > 0.0)  # else the target fuses any types
         attention = frozenset[str]().union(*(one.nodes | one.inside for one in broken))
