@@ -51,9 +51,9 @@ def test_weights_that_stay_keep_their_arrays() -> None:
 def test_a_large_constant_of_onnxsim_is_stored_as_a_weight() -> None:
     """As a node its data would be copied by every pass: onnxsim leaves 100 MB of them in an MViT."""
     source, folded = graph("g (float[512] x) => (float[512] y) { a = Neg(x) y = Neg(a) }"), noise(512)
-    result = graph("g (float[512] x) => (float[512] y) { y = Mul(x, a) }")
-    tensor = onnx.numpy_helper.from_array(folded)
-    result.proto.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["a"], value=tensor))
+    result = graph("g (float[512] x) => (float[512] y) { a = Neg(x) y = Mul(x, a) }")
+    constant = onnx.helper.make_node("Constant", [], ["a"], value=onnx.numpy_helper.from_array(folded))
+    result.proto.graph.node[0].CopyFrom(constant)
     assert _adopt(source, result.proto, "simplify") and ops(source) == ["Mul"]
     np.testing.assert_array_equal(source.weights["a"], folded)
 
