@@ -22,7 +22,7 @@ from rewriter.hazards import Hazard, Survey
 from rewriter.ir.model import Array, Model, load
 from rewriter.jobs.fix.attempt import Attempt, attempt
 from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.loop import best
+from rewriter.jobs.fix.loop import _Loop, best
 from rewriter.jobs.fix.making import Subject
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.search.goal import Budget
@@ -152,6 +152,16 @@ def test_the_objective(attempts: list[tuple[float, float]], slack: float, place:
 def test_a_fast_result_that_fails_is_not_handed_out_and_of_failures_the_most_accurate_is() -> None:
     assert best([measured(1e-3), measured(1e-4, failed=True)], [10.0, 1.0]) == 0
     assert best([measured(3.0, failed=True), measured(2.0, failed=True)], [1.0, 10.0]) == 1
+
+
+def test_what_is_not_timed_again_in_turn_counts_as_if_it_were() -> None:
+    """The one of 12 us alone would beat the others, which take 20 us in turn."""
+    judge: Any = SimpleNamespace(settings=True, timed_in_turn=lambda engines: [20.0] * len(engines))
+    alone: Any = [SimpleNamespace(failed=(), engine="engine", latency_us=us) for us in (10.0, 10.5, 12.0)]
+    subject: Any = SimpleNamespace(judge=judge)
+    job: Any = SimpleNamespace(slack=0.02)
+    loop = _Loop(subject, job, alone[0], alone, lambda one: (0.0, 0.0, 0.0), [])
+    assert loop._timed_in_turn() == [20.0, 20.0, 24.0]
 
 
 def test_fp32_that_was_measured_to_be_faster_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:

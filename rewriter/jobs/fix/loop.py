@@ -208,16 +208,23 @@ class _Loop:
         return [self.estimated(one)[0] for one in self.attempts]
 
     def _timed_in_turn(self) -> list[float]:
-        """The latencies, where those near the fastest are timed again in turn."""
+        """The latencies, where those near the fastest are timed again in turn.
+
+        There, each engine finds another one's weights in the GPU's cache, and takes longer than alone: the
+        others count as if they were as much longer as the fastest.
+        """
         latencies, slack = self._latencies(), max(RETIMED, 1.0 + self.job.slack)
         passing = {at: one.engine for at, one in enumerate(self.attempts) if not one.failed}
-        limit = slack * min((latencies[at] for at in passing), default=0.0)
-        near = {at: engine for at, engine in passing.items() if engine and latencies[at] <= limit}
+        fastest = min(passing, key=lambda at: latencies[at], default=0)
+        alone = latencies[fastest]
+        near = {at: engine for at, engine in passing.items() if engine and latencies[at] <= slack * alone}
         if len(near) < 2 or not self.runs:
             return latencies
         try:
             for at, us in zip(near, self.subject.judge.timed_in_turn([*near.values()]), strict=True):
                 latencies[at] = latencies[at] if us is None else us
+            for at in passing.keys() - near.keys():
+                latencies[at] *= latencies[fastest] / alone
         except KeyboardInterrupt:
             interrupt_handled()
             self.interrupted |= not self.stopped
