@@ -453,7 +453,7 @@ def seconds_for(blocks: int) -> float:
 
 
 def test_the_time_grows_with_the_number_of_nodes_and_not_with_its_square() -> None:
-    """Six times the nodes may take three times as long for each; with a square it would be six times as long."""
+    """Of six times the nodes, each may take three times as long; with a square it would be six times."""
     assert seconds_for(600) < 18.0 * seconds_for(100)
 
 
