@@ -18,7 +18,7 @@ from rewriter.ir import children
 from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.model import Array, Model
 from rewriter.runtime.engines import local_session
-from rewriter.runtime.engines.local_session import LocalSession
+from rewriter.runtime.engines.local_session import LIBRARIES, LocalSession
 from rewriter.runtime.engines.onnxruntime import Session, on_cuda
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError, import_onnxruntime
 
@@ -62,6 +62,7 @@ def test_where_cuda_fails_the_cpu_goes_on_with_one_line() -> None:
                 np.testing.assert_allclose(session.run(ONES)["y"], expected, rtol=1e-4, atol=1e-5)
     (note,) = notes
     assert note.startswith("references and ranges come from the CPU, since CUDA failed: ")
+    assert note.endswith(LIBRARIES)
 
 
 def test_only_the_requested_outputs_are_returned() -> None:

@@ -36,6 +36,8 @@ Runtime otherwise compares each tensor with all buffers before it, and with all 
 three computations side by side loads in 2 s so, in 41 s otherwise (2 cores), 50,000 nodes with 10,000 weights
 in 5 s, not 14. Peak memory was the same, since buffers are freed after their last use."""
 
+LIBRARIES = 'pip install "onnxruntime-gpu[cuda,cudnn]" brings the libraries that it needs'
+
 NEWEST_IR = 10
 """IR version that every supported ONNX Runtime loads; later ones change nothing that it computes."""
 
@@ -87,9 +89,7 @@ class LocalSession:
         with explained(self._file, "ONNX Runtime cannot load the model"):
             self._session: Any = ort.InferenceSession(proto.SerializeToString(), options, providers=providers)
         if gpu and self._session.get_providers()[0] != "CUDAExecutionProvider":
-            raise EngineError(
-                "ONNX Runtime fell back to the CPU", hint="its log says which library is missing"
-            )
+            raise EngineError("ONNX Runtime fell back to the CPU", hint=LIBRARIES)
 
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """As `onnxruntime.Session.run`."""

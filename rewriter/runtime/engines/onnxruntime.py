@@ -95,7 +95,8 @@ class Session(AbstractContextManager["Session"]):
         self._open()
         notes = _cuda.get()
         if notes is not None and not notes:
-            notes.append(f"references and ranges come from the CPU, since CUDA failed: {error.what}")
+            hint = f"; {error.hint}" if isinstance(error, EngineError) else ""
+            notes.append(f"references and ranges come from the CPU, since CUDA failed: {error.what}{hint}")
 
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """Values of the outputs, or of those named, by name.
