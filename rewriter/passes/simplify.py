@@ -18,8 +18,9 @@ from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refus
 from rewriter.ir.errors import NativeError
 from rewriter.ir.graph import TAG, GraphEditor, attribute, casts_to, open_graphs, reads
 from rewriter.ir.graph.ops import QUANTISING
-from rewriter.ir.model import DETACH_BYTES, STANDARD_DOMAINS, Model, refill, walk_graphs, walk_nodes
+from rewriter.ir.model import STANDARD_DOMAINS, Model, refill, walk_graphs, walk_nodes
 from rewriter.ir.model.graphs import UNKNOWN_DOMAIN, schema_of, subgraphs
+from rewriter.ir.model.mending import lift_large_constants
 from rewriter.ir.patterns.values import repeats_reshape, selected
 
 OPTIMIZERS = frozenset(
@@ -252,27 +253,14 @@ def _adopt(model: Model, result: ModelProto, tag: str) -> bool:
     for node in walk_nodes(result.graph):
         if node.domain == UNKNOWN_DOMAIN:
             node.ClearField("domain")
-    _store_constants(result.graph)
     old = [_bare(node) for node in model.proto.graph.node]
     new = [_bare(node) for node in result.graph.node]
     if Counter(old) == Counter(new):
         return False
     nodes = _with_notes(list(zip(model.proto.graph.node, old, strict=True)), result.graph, new, tag)
     _replace_graph(model, nodes, {t.name: t for t in result.graph.initializer})
+    lift_large_constants(model)  # onnxsim leaves 100 MB of them in an MViT
     return True
-
-
-def _store_constants(graph: GraphProto) -> None:
-    """Makes large Constants initializers, whose data no pass copies: a folded MViT has 100 MB of them."""
-    outputs = {value.name for value in graph.output}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.ByteSize() >= DETACH_BYTES and node.output[0] not in outputs:
-            for value in (item.t for item in node.attribute if item.name == "value"):
-                value.name = node.output[0]
-                graph.initializer.append(value)
-    stored = {tensor.name for tensor in graph.initializer}
-    if any(not stored.isdisjoint(node.output) for node in graph.node):
-        refill(graph.node, [node for node in graph.node if stored.isdisjoint(node.output)])
 
 
 def _bare(node: NodeProto) -> bytes:

@@ -6,7 +6,7 @@ TensorRT accepts what is mended; `onnx.checker` or ONNX Runtime refuse it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import onnx
 from onnx import numpy_helper
@@ -22,6 +22,7 @@ from rewriter.ir.model.graphs import (
     walk_nodes,
 )
 from rewriter.ir.model.model import Model
+from rewriter.ir.model.tensors import DETACH_BYTES
 
 NAMED = 3
 """Renamed nodes that a note lists."""
@@ -115,24 +116,29 @@ def with_lifted_weights(model: Model) -> Model:
         `model` itself if there is nothing to lift.
     """
     result = model.copy()
-    if not sum(_lift(result, graph) for graph in walk_graphs(result.proto.graph)):
+    if not sum(_lift(result, graph, _is_weight) for graph in walk_graphs(result.proto.graph)):
         return model
     result.proto.ir_version = max(result.proto.ir_version, LEAST_IR)
     result.set_facts(model.facts())
     return result
 
 
-def _lift(model: Model, graph: onnx.GraphProto) -> int:
+def lift_large_constants(model: Model) -> None:
+    """Makes large Constants of the main graph weights, whose data no pass copies."""
+    _lift(model, model.proto.graph, lambda tensor: tensor.ByteSize() >= DETACH_BYTES)
+
+
+def _lift(model: Model, graph: onnx.GraphProto, is_weight: Callable[[onnx.TensorProto], bool]) -> int:
     """Lifts the weights of one graph; returns the number of nodes that are gone."""
     inputs, outputs = ({value.name for value in values} for values in (graph.input, graph.output))
     # an input with a default is no weight: callers may replace it
-    weights = {t.name for t in graph.initializer if _is_weight(t) and t.name not in inputs}
+    weights = {t.name for t in graph.initializer if is_weight(t) and t.name not in inputs}
     renamed: dict[str, str] = {}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         for name in reads(node).keys() & renamed.keys() if renamed else ():
             rename_reads(node, name, renamed[name])
-        tensor = _constant(node)
+        tensor = _constant(node, is_weight)
         if not outputs.isdisjoint(node.output):
             nodes.append(node)
         elif tensor is not None:
@@ -160,11 +166,11 @@ def _named(model: Model, tensor: onnx.TensorProto, name: str, *, main: bool) -> 
     return copy
 
 
-def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
+def _constant(node: onnx.NodeProto, is_weight: Callable[[onnx.TensorProto], bool]) -> onnx.TensorProto | None:
     """The tensor of a Constant node, if it may be a weight."""
     if node.op_type != "Constant" or len(node.attribute) != 1 or node.attribute[0].name != "value":
         return None
-    return node.attribute[0].t if _is_weight(node.attribute[0].t) else None
+    return node.attribute[0].t if is_weight(node.attribute[0].t) else None
 
 
 def _is_weight(tensor: onnx.TensorProto) -> bool:
