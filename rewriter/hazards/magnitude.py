@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 
 import numpy as np
 from onnx import NodeProto
@@ -53,7 +53,7 @@ def _severity(survey: Survey, tensor: str, measured: Range) -> tuple[Severity, s
         return ("warning", "is NaN in FP32 already") if nan else ("note", "is infinite in FP32 already")
     if measured.absmax <= survey.largest:
         return "warning", f"comes within a factor of 2 of {figure(survey.largest)}"
-    if measured.high <= survey.limit and _only_feeds_softmax(survey, tensor):
+    if measured.high <= survey.limit and _only_feeds(survey, tensor, {"Softmax"}):
         return "note", "has huge negative numbers, of which Softmax makes zeros"
     if _saturates(survey, tensor):
         return "warning", "overflows, which Tanh, Sigmoid or Erf saturates"
@@ -75,17 +75,19 @@ def largest(value: Array) -> float:
 
 
 def _is_mask(survey: Survey, tensor: str, measured: Range) -> bool:
-    """True if only huge negative values are out of range, and only Softmax reads them: it makes them 0."""
+    """True if only huge negative values are out of range, and only Softmax, which makes them 0, or MaxPool,
+    which drops them where it pads with -inf, reads them.
+    """
     if math.isnan(measured.mean_abs) or not measured.high <= survey.limit:
         return False
     fits = measured.low == -math.inf or measured.low >= -survey.largest
-    return fits and _only_feeds_softmax(survey, tensor)
+    return fits and _only_feeds(survey, tensor, {"Softmax", "MaxPool"})
 
 
-def _only_feeds_softmax(survey: Survey, tensor: str) -> bool:
+def _only_feeds(survey: Survey, tensor: str, ends: Set[str]) -> bool:
     through = VIEWS | {"Add", "Where"}
     readers = [node for _, node in survey.downstream(tensor, lambda n: n.op_type in through)]
-    return bool(readers) and all(n.op_type in through | {"Softmax"} for n in readers)
+    return bool(readers) and all(n.op_type in through | ends for n in readers)
 
 
 def _saturates(survey: Survey, tensor: str) -> bool:

@@ -17,8 +17,10 @@ from rewriter.runtime.emulation.accumulate import CHUNK, DOMAIN
 from rewriter.runtime.figures.pair import relative_l2
 
 
-def emulated(source: Model, feeds: dict[str, Array], accumulation: Accumulation = "fp16") -> Array:
-    (outputs,) = run_all(emulation(source, accumulation), [feeds])
+def emulated(
+    source: Model, feeds: dict[str, Array], accumulation: Accumulation = "fp16", *, backwards: bool = False
+) -> Array:
+    (outputs,) = run_all(emulation(source, accumulation, backwards=backwards), [feeds])
     return next(iter(outputs.values()))
 
 
@@ -43,19 +45,21 @@ def test_errs_as_measured_on_an_h200(op: str, depth: int, measured: float) -> No
     assert relative_l2(exact, emulated(source, feeds, "fp32")) < 2.5e-4
 
 
+@pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("depth", [1, 15, 16, 17, 40, 333])
-def test_partial_sums_are_rounded_after_every_sixteen_products(depth: int) -> None:
+def test_partial_sums_are_rounded_after_every_sixteen_products(depth: int, backwards: bool) -> None:
     """Integers keep FP32 exact, so that the order within a chunk plays no part."""
     source = graphs.graph(f"""
         g (float16[2,3,{depth}] x, float16[2,{depth},4] w) => (float16[2,3,4] y) {{ y = MatMul(x, w) }}""")
     rng = np.random.default_rng(depth)
     x, w = (rng.integers(-40, 41, s).astype(np.float16) for s in ((2, 3, depth), (2, depth, 4)))
     expected = np.zeros((2, 3, 4), np.float16)
-    for start in range(0, depth, CHUNK):
+    starts = range(0, depth, CHUNK)
+    for start in reversed(starts) if backwards else starts:
         part = np.s_[start : start + CHUNK]
         partial = x[..., part].astype(np.float32) @ w[:, part].astype(np.float32)
         expected = (expected.astype(np.float32) + partial).astype(np.float16)
-    np.testing.assert_array_equal(emulated(source, {"x": x, "w": w}), expected)
+    np.testing.assert_array_equal(emulated(source, {"x": x, "w": w}, backwards=backwards), expected)
 
 
 def test_partial_sums_overflow_though_the_result_is_one() -> None:
@@ -96,7 +100,9 @@ def test_conv_sums_every_product_once(
     shapes = {"x": (2, channels, 16, 17), "w": (filters, channels // group, *kernel), "b": (filters,)}
     feeds: dict[str, Array] = {n: rng.integers(-2, 3, s).astype(np.float16) for n, s in shapes.items()}
     assert split_nodes(source) == 1
-    np.testing.assert_array_equal(emulated(source, feeds), emulated(source, feeds, "fp32"))
+    exact = emulated(source, feeds, "fp32")
+    for backwards in (False, True):
+        np.testing.assert_array_equal(emulated(source, feeds, backwards=backwards), exact)
 
 
 @pytest.mark.parametrize("dims", ["64,8", "64,4,4", "64,4,4,4"], ids=["1-D", "2-D", "3-D"])

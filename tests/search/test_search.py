@@ -19,7 +19,11 @@ from rewriter.ir.model import Array, Model, save
 from rewriter.ir.plan import Decision, InputsOutputs, Plan
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Found
 from rewriter.jobs.search.run import most_accurate
-from rewriter.jobs.search.trials import Trials
+from rewriter.jobs.search.trials import Candidate, Trials
+from rewriter.judge.expected import run_all
+from rewriter.passes.mixed_precision import lowered
+from rewriter.runtime.emulation import emulation
+from rewriter.runtime.figures.pair import relative_l2
 
 
 def searched(
@@ -181,3 +185,17 @@ def test_all_samples_count() -> None:
     for samples, kept in (([exact], False), ([exact, lost, exact], True)):
         result = rewriter.fix(source.whole(), inputs=samples, tolerance=1e-3, build=False, skip=("simplify",))
         assert result.plan is not None and bool(result.plan.fp32) == kept
+
+
+def test_a_search_sums_in_another_order_than_the_check_of_what_it_finds() -> None:
+    """Chance that is kind to a plan in one order is not kind in the other."""
+    source = graphs.graph("g (float[64,512] x, float[512,64] w) => (float[64,64] y) { m = MatMul(x, w) y = Sin(m) }")
+    feeds, plan = graphs.random_feeds(source), Plan("fp16", io="keep")
+    own = begin(source, plan, ErrorLimit(1e-9), feeds).value(Candidate())
+    low, (exact,) = lowered(source, plan), run_all(source, [feeds])
+    forwards, backwards = (
+        relative_l2(exact["y"], run_all(emulation(low, "fp16", backwards=order), [feeds])[0]["y"])
+        for order in (False, True)
+    )
+    assert own == pytest.approx(backwards, rel=1e-6)
+    assert own != pytest.approx(forwards, rel=1e-3)

@@ -50,7 +50,9 @@ def rounded(model: Model) -> Model:
     return retype(model, _all_fp32(model, rounding=True))
 
 
-def emulation(model: Model, accumulation: Accumulation = "fp32", *, tf32: bool = False) -> Model:
+def emulation(
+    model: Model, accumulation: Accumulation = "fp32", *, tf32: bool = False, backwards: bool = False
+) -> Model:
     """`rounded`, with the arithmetic of TensorRT's kernels where that is known to differ.
 
     Operators compute in FP32 inside and round once, as TensorRT was measured to do for normalisations and
@@ -60,6 +62,7 @@ def emulation(model: Model, accumulation: Accumulation = "fp32", *, tf32: bool =
         accumulation: "fp16" makes MatMul, Gemm and Conv of FP16 tensors accumulate in FP16, as was measured.
             It costs several times the run time.
         tf32: Round the operands of products of FP32 tensors to TF32, as Tensor Cores do.
+        backwards: Sum in FP16 from the end: it rounds as much, and otherwise (docs/accuracy.md#emulated-sums).
     """
     sums_of = find_product_sums(model)
     emulated = retype(model, replace(_all_fp32(model, rounding=True), exact=sums_of.exact))
@@ -67,7 +70,7 @@ def emulation(model: Model, accumulation: Accumulation = "fp32", *, tf32: bool =
     if tf32:
         round_to_tf32(emulated, model)
     if accumulation == "fp16":
-        accumulate_in_fp16(emulated, model, sums_of)
+        accumulate_in_fp16(emulated, model, sums_of, backwards)
     return emulated
 
 

@@ -104,11 +104,13 @@ _MATMUL = f"""
         depth = Gather (shape, scalar)
         padded = Add (depth, rest)
         count = Div (padded, chunk)
+        end = Sub (count, single)
         start = Cast <to = {TensorProto.BOOL}> (chunk)
         zero = Constant <value_float = 0.0> ()
         y = Loop (count, start, zero) <
             body = step (int64 i, bool go, float[] before) => (bool on, float[] after) {{
-            offset = Mul (i, chunk)
+            place = PLACE
+            offset = Mul (place, chunk)
             low = Reshape (offset, one)
             high = Add (low, chunk)
             left = Slice (a, low, high, last)
@@ -147,7 +149,7 @@ def sum_error(depth: int) -> float:
     return ONE_ROUNDING * math.sqrt(depth / CHUNK / 2)
 
 
-def accumulate_in_fp16(emulated: Model, original: Model, sums: ProductSums) -> None:
+def accumulate_in_fp16(emulated: Model, original: Model, sums: ProductSums, backwards: bool) -> None:
     """Give the FP16 MatMul, Gemm and Conv nodes of an emulation FP16 accumulators.
 
     The accumulators stay FP32 in products of `sums.summed`, in those that run without Tensor Cores
@@ -157,6 +159,7 @@ def accumulate_in_fp16(emulated: Model, original: Model, sums: ProductSums) -> N
     Args:
         emulated: The result of `retype` on `original`, with the same nodes of these; changed in place.
         sums: How each product sums.
+        backwards: The last chunk is the first one summed.
     """
     if emulated.opset < FIRST_OPSET:
         return
@@ -172,8 +175,9 @@ def accumulate_in_fp16(emulated: Model, original: Model, sums: ProductSums) -> N
             if low and not exact and _can_split(node, shapes):
                 chosen[position] = shapes[1] or (), FUSED_CHUNK if key in sums.fused else CHUNK
         if chosen:
-            _Writer().rewrite(graph, chosen)
-    declare(emulated, DOMAIN, _MATMUL, _CONV)
+            _Writer(backwards).rewrite(graph, chosen)
+    place = "Sub (end, i)" if backwards else "Identity (i)"
+    declare(emulated, DOMAIN, _MATMUL.replace("PLACE", place), _CONV)
 
 
 def _can_split(node: NodeProto, shapes: Sequence[Shape | None]) -> bool:
@@ -189,6 +193,7 @@ def _can_split(node: NodeProto, shapes: Sequence[Shape | None]) -> bool:
 class _Writer:
     """Rewrites the chosen nodes of one graph."""
 
+    backwards: bool
     nodes: list[NodeProto] = field(default_factory=list)
 
     def rewrite(self, graph: GraphProto, chosen: Mapping[int, tuple[Shape, int]]) -> None:
@@ -222,7 +227,7 @@ class _Writer:
         dilations = attribute(node, "dilations", [1] * spatial)
         pads = attribute(node, "pads", [0] * 2 * spatial)
         group = attribute(node, "group", 1)
-        chunks = list(boxes(sizes[1:], group, apart=sizes[0] > FEW_CHANNELS))
+        chunks = list(boxes(sizes[1:], group, apart=sizes[0] > FEW_CHANNELS))[:: -1 if self.backwards else 1]
         tables = {
             "pads": [0, 0, *pads[:spatial], 0, 0, *pads[spatial:]],
             "axes": list(range(1, spatial + 2)),
