@@ -31,7 +31,6 @@ from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.making import Making, Subject
 from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit
 from rewriter.judge.arithmetic_checks import AS_FP32, check_structure
-from rewriter.judge.verdict import ARITHMETIC
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.presets import PRESETS, with_epilogues
 from rewriter.runtime.figures.tolerances import RELATIVE_L2
@@ -514,13 +513,13 @@ def _limit_of(attempt: Attempt) -> float | None:
 
 
 def _optimism(attempt: Attempt) -> float:
-    """The error of an attempt's search, or else emulation, over the one that decides; at most 1.0."""
-    if attempt.search is not None and attempt.search.goal.metric == RELATIVE_L2 and attempt.relative_l2:
-        return min(1.0, attempt.search.value / attempt.relative_l2)
-    errors = {
-        check.name: max((o.relative_l2 for o in check.outputs if o.finite), default=0.0)
-        for check in attempt.checks
-        if check.name in ARITHMETIC
-    }
-    both = errors.get("run") and errors.get("emulation")
-    return min(1.0, errors["emulation"] / errors["run"]) if both else 1.0
+    """The error that a search sees, in its own or the emulation, over the one that decides; at most 1.0.
+
+    Of several samples the first is kept from searches.
+    """
+    decides = attempt.relative_l2
+    if attempt.search is not None and attempt.search.goal.metric == RELATIVE_L2 and decides:
+        return min(1.0, attempt.search.value / decides)
+    rounds = next((check.rounds for check in attempt.checks if check.name == "emulation"), ())
+    seen = max((o.relative_l2 for outputs in rounds[1:] or rounds for o in outputs if o.finite), default=0.0)
+    return min(1.0, seen / decides) if seen and decides else 1.0

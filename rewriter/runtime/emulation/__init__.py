@@ -62,7 +62,7 @@ def emulation(
         accumulation: "fp16" makes MatMul, Gemm and Conv of FP16 tensors accumulate in FP16, as was measured.
             It costs several times the run time.
         tf32: Round the operands of products of FP32 tensors to TF32, as Tensor Cores do.
-        backwards: Sum in FP16 from the end: it rounds as much, and otherwise (docs/accuracy.md#emulated-sums).
+        backwards: Sum in FP16 from the end: it rounds as much, but otherwise (docs/accuracy.md).
     """
     sums_of = find_product_sums(model)
     emulated = retype(model, replace(_all_fp32(model, rounding=True), exact=sums_of.exact))
