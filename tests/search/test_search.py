@@ -189,7 +189,8 @@ def test_all_samples_count() -> None:
 
 def test_a_search_sums_in_another_order_than_the_check_of_what_it_finds() -> None:
     """Chance that is kind to a plan in one order is not kind in the other."""
-    source = graphs.graph("g (float[64,512] x, float[512,64] w) => (float[64,64] y) { m = MatMul(x, w) y = Sin(m) }")
+    source = graphs.graph("""
+        g (float[64,512] x, float[512,64] w) => (float[64,64] y) { m = MatMul(x, w) y = Sin(m) }""")
     feeds, plan = graphs.random_feeds(source), Plan("fp16", io="keep")
     own = begin(source, plan, ErrorLimit(1e-9), feeds).value(Candidate())
     low, (exact,) = lowered(source, plan), run_all(source, [feeds])
