@@ -10,8 +10,8 @@ workers on the CPU export, make variants and build engines; one process at a tim
 times them in turn. WORK/results/NAME.json is written after each stage of a network (and copied to $OUT).
 
 `autocast` is NVIDIA's converter (PYTHONPATH must have modelopt), `plain` the preset trt11-migrate, `fix` what is handed
-out without a GPU, `fix-gpu` with one; any other variant is options of `fix`, such as `--skip rescale`. Without a GPU,
-`verify` judges the files of `plain` and `fix` on the held samples by emulation, and `score` prints what it found.
+out without a GPU, `fix-gpu` with one; any other variant is options of `fix`, such as `--skip rescale`. `verify` emulates
+the file of `fix` on the held samples, which an engine may miss; without a GPU `plain`, too, and `score` prints that.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ TARGET = ("--target", "tensorrt-rtx")
 TOOL_S, BUILD_S, EXPORT_S, GPU_TOOL_S, RUN_S = 300.0, 120.0, 120.0, 200.0, 180.0
 """Limits of one tool, build, export, `fix` on the GPU, and run of all engines of a network."""
 
-LEAST_S, LAST_S = 15.0, 6.0
+STARTED, LEAST_S, LAST_S = time.monotonic(), 15.0, 6.0
 """Nothing starts in the last 15 seconds, and what still runs ends with 6 left, to be done again by the next call."""
 
 
@@ -159,7 +159,7 @@ class Work:
         file = folder / f"{file_name(variant)}.onnx"
         made = file.exists() and read_json(tool.marker)["exit_code"] in (0, 1)
         steps = [build] if made else []
-        if made and not self.gpu and variant in ("plain", "fix"):
+        if made and variant in (("fix",) if self.gpu else ("plain", "fix")):
             out, report = (str(folder / f"{variant}.{end}") for end in ("onnx", "held.json"))
             command = (sys.executable, "-m", "rewriter", "verify", str(folder / "model.onnx"), out, "-q")
             judged = (*command, "--inputs", str(folder / "held"), "--json", report, "--engine", "emulation")
@@ -355,7 +355,9 @@ def _verified(folder: Path, variant: str) -> dict[str, Any]:
     checks = (check for check in judged["checks"] if check["name"] in ("emulation", "tf32"))
     error = worst([output["relative_l2"] for check in checks for output in check["outputs"]])
     row = {"held": error, "held_passed": judged["passed"]}
-    if plan := read_json(folder / f"{variant}.report.json")["plan"]:
+    report = read_json(folder / f"{variant}.report.json")
+    row["passes"] = [step["name"] for step in report["passes"] if step["changes"]]
+    if plan := report["plan"]:
         fp32 = Counter(decision["op"] for decision in plan["fp32"] if decision["rule"] not in FREE)
         row |= {"float_nodes": plan["float_nodes"], "fp32": dict(fp32.most_common())}
     return row
@@ -448,13 +450,10 @@ def half_of(name: str) -> str:
     return "development" if int(hashlib.sha256(name.encode()).hexdigest(), 16) % 2 else "judging"
 
 
-STARTED = time.monotonic()
-
-
 # -- the table -------------------------------------------------------------------------------------
 
-NOISE_US, LARGEST_ERROR, OF_FP32 = 0.8, 5e-3, 1.5
-"""What two timings may differ by; the tolerance, and how often FP32's own error excuses."""
+NOISE_US, LARGEST_ERROR, OF_FP32, DEFECT = 0.8, 5e-3, 1.5, 2.0
+"""What two timings may differ by; the tolerance, how often FP32's own error excuses, and emulations by chance."""
 
 
 @dataclass(frozen=True)
@@ -535,6 +534,10 @@ def figures(variant: str, networks: Sequence[Network]) -> Iterator[str]:
         yield f"within {factor}x on {len(timed) - len(slow)} of {len(timed)}; not on {' '.join(slow) or 'none'}"
     wrong = [n.name for n, us in rivals if not n.valid(variant)]
     yield f"wrong or unloadable where a rival is right: {len(wrong)} ({' '.join(wrong)})"
+    ran = [(n.name, n.error(variant), n.rows.get(variant, {}).get("held")) for n in networks]
+    off = {name: error / held for name, error, held in ran if error and held}
+    far = " ".join(name for name, ratio in off.items() if ratio > DEFECT) or "none"
+    yield f"{geometric(iter(off.values())):.2f} of its emulated error, on {len(off)}; over {DEFECT:g}: {far}"
     alone = [n.name for n, us in known if us is None and n.valid(variant)]
     yield f"right where no rival is: {len(alone)} ({' '.join(alone)})"
 

@@ -418,9 +418,9 @@ class _Loop:
         if asked is not None:
             less = 1.0 if asked.measure.least else closer / CLOSER[0]  # where more is better, it has no share
             return replace(asked, tolerance=asked.tolerance * less)
-        if (check := attempt.arithmetic) is not None:
-            limit = max(limit, AS_FP32 * self.subject.judge.error_in_fp32(check))
-        return ErrorLimit(limit * closer, self.job.metric, one_sample=True)
+        fp32 = 0.0 if (check := attempt.arithmetic) is None else self.subject.judge.error_in_fp32(check)
+        limit = max(max(limit, AS_FP32 * fp32) * closer, WORSE * fp32)  # nothing errs less than FP32
+        return ErrorLimit(limit, self.job.metric, one_sample=True)
 
     def _in_fp32(self) -> Iterator[Candidate]:
         """All of it in FP32 if nothing passes, or if it may be faster; unchanged if nothing builds."""
