@@ -99,7 +99,7 @@ def _error(result: FixResult) -> Iterator[Row]:
     if worst.passed and worst.fair_text:
         allowed = f"beyond {figure(worst.tolerance)}, but fair"
     yield "Error", f"{_before(result, worst)}{checks.size(worst)}, {allowed} ({worst.unit} of {of}; {how})"
-    yield from (("", output.fair_text) for output in check.outputs if output.fair_text)
+    yield from (("", text) for one in check.outputs if (text := one.fair_text or one.scores_text))
 
 
 def _worst(outputs: Sequence[OutputComparison]) -> OutputComparison:

@@ -61,7 +61,8 @@ def rows(result: VerifyResult) -> Iterator[Row]:
             failed = [output for output in check.outputs if not output.passed]
             failed.sort(key=lambda o: (o.finite, -o.relative_l2))
             lines = (f"{o.name}: {checks.size(o)}, allowed {figure(o.tolerance)}" for o in failed[:FEW])
-            yield from (("Failed", line) for line in (*check.details[:FEW], *lines))
+            scores = (output.scores_text for output in failed[:FEW] if output.scores_text)
+            yield from (("Failed", line) for line in (*check.details[:FEW], *lines, *scores))
     if result.latency is not None:
         original = result.reference_latency
         before = f"; the original in FP32 without TF32: {_time(original, result.device)}" if original else ""

@@ -200,7 +200,7 @@ def test_what_needs_no_excuse_says_nothing() -> None:
     ((raw, _),) = compare(
         {"y": SURE[:, :1]}, {"y": 2 * SURE[:, :1]}, FP16, kinds={"y": Probabilities("", -1, raw=True)}
     )
-    assert raw.same_best is None and not raw.fair_text
+    assert raw.same_best is None and not raw.scores_text
 
 
 def test_a_measure_of_the_users_replaces_it() -> None:
@@ -228,13 +228,13 @@ def test_the_best_classes_of_what_may_be_scores_are_reported(body: str) -> None:
     exact = np.eye(4, dtype=np.float32)[np.newaxis]
     other = exact * np.float32(1.1)
     ((close, _),) = compare({"y": exact}, {"y": exact}, 5e-3, kinds=kinds)
-    assert close.passed and not close.fair_text
+    assert close.passed and not close.scores_text
     ((same, _),) = compare({"y": exact}, {"y": other}, 5e-3, kinds=kinds)
     assert not same.passed and same.probability is None
-    assert "at the same place in 1 of the rows" in same.fair_text
+    assert "at the same place in 1 of the rows" in same.scores_text
     other[0, 0] = other[0, 1]
     ((moved, _),) = compare({"y": exact}, {"y": other}, 5e-3, kinds=kinds)
-    assert moved.same_best == 0.75 and "in 0.75 of the rows" in moved.fair_text
+    assert moved.same_best == 0.75 and "in 0.75 of the rows" in moved.scores_text
 
 
 @pytest.mark.parametrize(

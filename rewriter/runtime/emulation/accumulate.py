@@ -158,8 +158,7 @@ def accumulate_in_fp16(emulated: Model, original: Model, sums: ProductSums, back
 
     Args:
         emulated: The result of `retype` on `original`, with the same nodes of these; changed in place.
-        sums: How each product sums.
-        backwards: The last chunk is the first one summed.
+        sums: How each product sums; `backwards`: from the last chunk on.
     """
     if emulated.opset < FIRST_OPSET:
         return
@@ -176,8 +175,9 @@ def accumulate_in_fp16(emulated: Model, original: Model, sums: ProductSums, back
                 chosen[position] = shapes[1] or (), FUSED_CHUNK if key in sums.fused else CHUNK
         if chosen:
             _Writer(backwards).rewrite(graph, chosen)
-    place = "Sub (end, i)" if backwards else "Identity (i)"
-    declare(emulated, DOMAIN, _MATMUL.replace("PLACE", place), _CONV)
+    declare(
+        emulated, DOMAIN, _MATMUL.replace("PLACE", "Sub (end, i)" if backwards else "Identity (i)"), _CONV
+    )
 
 
 def _can_split(node: NodeProto, shapes: Sequence[Shape | None]) -> bool:

@@ -64,19 +64,21 @@ class OutputComparison:
     def fair_text(self) -> str:
         """How probabilities or scores fare that a relative error alone would fail; "" for other outputs."""
         fair = self.probability
-        if not self.finite or self.relative_l2 <= self.tolerance:
-            return ""
-        if self.same_best is not None:
-            return (
-                f"the largest element of each row of {self.name} is at the same place in "
-                f"{self.same_best:.4g} of the rows; if it holds scores of classes, "
-                "`metric='top-1'` `tolerance=0.99` judges by that"
-            )
-        if fair is None:
+        if not self.finite or self.relative_l2 <= self.tolerance or fair is None:
             return ""
         beyond = f"; but a relative error beyond {USABLE} hides behind no other figure"
         words = f"{self.name} holds probabilities ({fair.reason}): {fair}"
         return words + (beyond if self._relative_to_use > 1.0 else "")
+
+    @property
+    def scores_text(self) -> str:
+        """What judges classes, if a failed output may hold their scores; else ""."""
+        if not self.finite or self.relative_l2 <= self.tolerance or self.same_best is None:
+            return ""
+        return (
+            f"the largest element of each row of {self.name} is at the same place in {self.same_best:.4g} of "
+            "the rows; if it holds scores of classes, `metric='top-1'` `tolerance=0.99` judges by that"
+        )
 
     @property
     def excess(self) -> float:
