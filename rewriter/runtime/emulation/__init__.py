@@ -59,8 +59,7 @@ def emulation(
     reductions. Products with an FP32 epilogue sum in FP32 and are not rounded (`product_sums`).
 
     Args:
-        accumulation: "fp16" makes MatMul, Gemm and Conv of FP16 tensors accumulate in FP16, as was measured.
-            It costs several times the run time.
+        accumulation: "fp16" makes FP16 MatMul, Gemm and Conv sum in FP16, as was measured; it takes longer.
         tf32: Round the operands of products of FP32 tensors to TF32, as Tensor Cores do.
         backwards: Sum in FP16 from the end: it rounds as much, but otherwise (docs/accuracy.md).
     """
