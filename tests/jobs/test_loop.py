@@ -22,13 +22,14 @@ from rewriter.hazards import Hazard, Survey
 from rewriter.ir.model import Array, Model, load
 from rewriter.jobs.fix.attempt import Attempt, attempt
 from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.loop import _Loop, best
+from rewriter.jobs.fix.loop import _Loop, _optimism, best
 from rewriter.jobs.fix.making import Subject
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.search.goal import Budget
 from rewriter.judge.verdict import Check
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import write_samples
+from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.figures.tolerances import precision_of
 
 ROUNDED = """
@@ -364,3 +365,19 @@ def test_progress_counts_the_steps_of_the_whole_run_and_names_candidates_with_th
     assert "5 of 8, measuring ranges" in steps and steps[-1] == "8 of 8, writing"
     tried = [text for text in dict.fromkeys(texts) if text.startswith("search: ")]
     assert tried and all(re.match(r"search: candidate \d+, at most \d+ s left: ", text) for text in tried)
+
+
+@pytest.mark.parametrize(
+    ("kept", "seen", "share"),
+    [(8e-3, 4e-3, 0.5), (4e-3, 8e-3, 1.0), (math.inf, 4e-3, 1.0), (math.inf, math.inf, 1.0)],
+)
+def test_a_search_asks_for_less_where_the_sample_kept_from_it_errs_more(
+    kept: float, seen: float, share: float
+) -> None:
+    """An overflow in that sample says nothing about errors: the share would be 0, and no plan meets that."""
+    rounds = tuple(
+        (OutputComparison("y", error, 1.0, 1.0, math.isfinite(error), 5e-3),) for error in (kept, seen, 1e-3)
+    )
+    emulated = Check("emulation", False, "", outputs=rounds[0], rounds=rounds)
+    made: Any = SimpleNamespace(search=None, checks=(emulated,), relative_l2=max(kept, seen))
+    assert _optimism(made) == pytest.approx(share)

@@ -57,7 +57,8 @@ IN_DOUBT = 1.5
 
 WORSE = 1.15
 """Without an engine, least error of a plan over that of plain FP16 at which the plan is not handed out,
-where no hazard was found: rounding by chance moves errors of one network by less."""
+where no hazard was found: rounding by chance moves errors of one network by less. No search asks for an error
+that is closer to FP32's."""
 
 MOST_FOR_PLAIN: float = PRESETS["accurate"].defaults["max_latency_cost"]
 """Largest share of latency for a plan as close as plain FP16 in the place of one that errs more; it may take
@@ -419,7 +420,7 @@ class _Loop:
             less = 1.0 if asked.measure.least else closer / CLOSER[0]  # where more is better, it has no share
             return replace(asked, tolerance=asked.tolerance * less)
         fp32 = 0.0 if (check := attempt.arithmetic) is None else self.subject.judge.error_in_fp32(check)
-        limit = max(max(limit, AS_FP32 * fp32) * closer, WORSE * fp32)  # nothing errs less than FP32
+        limit = max(max(limit, AS_FP32 * fp32) * closer, WORSE * fp32)
         return ErrorLimit(limit, self.job.metric, one_sample=True)
 
     def _in_fp32(self) -> Iterator[Candidate]:
@@ -522,4 +523,4 @@ def _optimism(attempt: Attempt) -> float:
         return min(1.0, attempt.search.value / decides)
     rounds = next((check.rounds for check in attempt.checks if check.name == "emulation"), ())
     seen = max((o.relative_l2 for outputs in rounds[1:] or rounds for o in outputs if o.finite), default=0.0)
-    return min(1.0, seen / decides) if seen and decides else 1.0
+    return min(1.0, seen / decides) if seen and 0.0 < decides < math.inf else 1.0

@@ -88,9 +88,8 @@ class Trials:
     def value(self, added: Candidate) -> float:
         """Returns the metric of a candidate's plan, the worst over samples, with TF32 for FP32 products.
 
-        Sums are emulated backwards: what a search chooses owes a part of its small error to chance, and the
-        check that sums forwards judges it without. The plan for a RepViT that was chosen and judged in one
-        order erred by 4.2e-3 there, and by 7.7e-3 on the engine.
+        Sums are emulated backwards: what a search chooses owes a part of its small error to chance, which the
+        check of it, in the other order, does not share (docs/accuracy.md#emulated-sums).
 
         Candidates with the same nodes in FP32 are one.
         """

@@ -158,7 +158,7 @@ def accumulate_in_fp16(emulated: Model, original: Model, sums: ProductSums, back
 
     Args:
         emulated: The result of `retype` on `original`, with the same nodes of these; changed in place.
-        sums: How each product sums; `backwards`: from the last chunk on.
+        sums: How each product sums. `backwards`: The last chunk comes first.
     """
     if emulated.opset < FIRST_OPSET:
         return
@@ -175,9 +175,8 @@ def accumulate_in_fp16(emulated: Model, original: Model, sums: ProductSums, back
                 chosen[position] = shapes[1] or (), FUSED_CHUNK if key in sums.fused else CHUNK
         if chosen:
             _Writer(backwards).rewrite(graph, chosen)
-    declare(
-        emulated, DOMAIN, _MATMUL.replace("PLACE", "Sub (end, i)" if backwards else "Identity (i)"), _CONV
-    )
+    place = "Sub (end, i)" if backwards else "Identity (i)"
+    declare(emulated, DOMAIN, _MATMUL.replace("PLACE", place), _CONV)
 
 
 def _can_split(node: NodeProto, shapes: Sequence[Shape | None]) -> bool:
