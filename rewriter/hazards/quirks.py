@@ -206,17 +206,17 @@ def met(model: Model, quirks: Sequence[Quirk]) -> Iterator[tuple[Quirk, list[Nod
 def kept_for_defects(survey: Survey) -> Iterator[Hazard]:
     """Nodes whose kernel in the lower precision has a defect in the target, and has none in FP32."""
     for quirk in repairs(survey.request.target, survey.request.low):
-        for node in _of_chains(survey.graph, quirk, quirk.keep):
+        for node in of_chains(survey.graph, quirk, quirk.keep):
             yield Hazard(node, "known-defect", f"{quirk.title} ({quirk.releases})")
 
 
 def lowered_for_defects(survey: Survey) -> set[int]:
     """Identities of nodes that must not be in FP32 without need: their FP32 kernel has a defect there."""
     quirks = repairs(survey.request.target, survey.request.low)
-    return {id(node) for quirk in quirks for node in _of_chains(survey.graph, quirk, quirk.lower)}
+    return {id(node) for quirk in quirks for node in of_chains(survey.graph, quirk, quirk.lower)}
 
 
-def _of_chains(graph: GraphEditor, quirk: Quirk, operators: Sequence[str]) -> Iterator[NodeProto]:
+def of_chains(graph: GraphEditor, quirk: Quirk, operators: Sequence[str]) -> Iterator[NodeProto]:
     """The nodes of these operators in the chains that match the quirk."""
     for chain in _chains(graph, quirk) if operators else ():
         yield from (node for node in chain if node.op_type in operators)
@@ -279,6 +279,7 @@ _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     **dict.fromkeys(("any", "shared-axis", "shared-input"), lambda graph, chain: True),
     "float8": lambda graph, chain: graph.dtype(chain[0].input[0]) in _FLOAT8,
     "eight-columns": lambda graph, chain: (graph.shape(chain[0].input[1]) or (None,))[-1] == 8,
+    "from-zero": lambda graph, chain: graph.scalar(chain[1].input[1]) == 0.0,
     "own-gate": lambda graph, chain: chain[0].input[0] in chain[2].input,
     "biased-square": _squares_biased,
     "pointwise-1d": lambda graph, chain: _is_pointwise_1d(graph, chain[0]),

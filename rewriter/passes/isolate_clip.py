@@ -1,4 +1,4 @@
-"""isolate-clip: replaces a Clip after Conv, Gemm or MatMul by Max and Min."""
+"""isolate-clip: replaces a Clip after Conv, Gemm or MatMul by Relu or Max, and Min."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from rewriter.hazards.quirks import places, table
+from rewriter.hazards.quirks import of_chains, table
 from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, label
 from rewriter.ir.graph.match import optional_input
@@ -20,7 +20,8 @@ class IsolateClip(GraphPass):
     TensorRT#3938 (Conv+Clip, 10.0.1 on L4) and TensorRT#4606 (MatMul-Add-Clip, 10.12 and 10.13) give wrong
     FP32 results. TensorRT makes a Clip with constant bounds an activation layer, which it fuses. Max and Min
     become elementwise layers, which it does not fuse. They cost nothing that could be measured
-    (docs/engines.md#clip-after-a-product).
+    (docs/engines.md#clip-after-a-product). TensorRT-RTX reads Max with 0 and Min as that Clip again, and loses
+    the bound where a Mul or another operator follows in the same kernel: a Relu stands for Max with 0.
 
     It follows `rewriter probe`: it rewrites where the target was wrong and not where it was right. Without
     probe results it rewrites for TensorRT of an unknown version, or of one with the defect.
@@ -41,14 +42,14 @@ class IsolateClip(GraphPass):
         g (float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y)
         <float low = {0.0}, float high = {6.0}> {
             c = Conv(x, w)
-            m = Max(c, low)
+            m = Relu(c)
             y = Min(m, high)
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         defects = [quirk for quirk in table() if quirk.steps == self.name]
         concerned = [quirk for quirk in defects if quirk.concerns(context.target) is not False]
-        fused = {id(node) for quirk in concerned for node in places(graph, quirk)}
+        fused = {id(node) for quirk in concerned for node in of_chains(graph, quirk, ("Clip",))}
         for node in graph.nodes:
             if id(node) in fused:
                 yield _isolate(graph, node)
@@ -64,7 +65,9 @@ def _isolate(graph: GraphEditor, clip: NodeProto) -> Event:
     for index, (op, bound) in enumerate(steps):
         last = index == len(steps) - 1
         out = clip.output[0] if last else graph.tensor(f"{clip.output[0]}/{op}", like=clip.output[0])
-        nodes.append(graph.make(op, [current, bound], [out], name=f"{label(clip)}/{op}"))
+        is_relu = op == "Max" and graph.scalar(bound) == 0.0
+        written, operands = ("Relu", [current]) if is_relu else (op, [current, bound])
+        nodes.append(graph.make(written, operands, [out], name=f"{label(clip)}/{written}"))
         current = out
     graph.substitute(clip.output[0], *nodes)
-    return Change(label(clip), "Clip became " + " and ".join(op for op, _ in steps))
+    return Change(label(clip), "Clip became " + " and ".join(node.op_type for node in nodes))

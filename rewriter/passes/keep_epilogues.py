@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from onnx import NodeProto
 
 from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal, Requires
 from rewriter.ir.graph import GraphEditor, attribute, label
-from rewriter.ir.graph.fusion import after_products
-from rewriter.ir.graph.ops import ROW_NORMS
+from rewriter.ir.graph.fusion import after_convs_of_series, after_products
+from rewriter.ir.graph.ops import ELEMENTWISE, ROW_NORMS
 
 MOST_AXES = 8
 """TensorRT's Dims::MAX_DIMS."""
@@ -30,12 +30,19 @@ class KeepEpilogues(GraphPass):
 
     Every LayerNormalization, RMSNormalization and Transpose whose input is computed elementwise from a
     MatMul or Gemm gets an Unsqueeze of the first axis before it and a Squeeze after it.
-    `mixed-precision{epilogues=all}` then keeps the norms in FP32.
+    `mixed-precision{epilogues=all}` then keeps the norms in FP32. So does a Transpose after a Conv of a
+    series where a residual stream begins: TensorRT computes that Conv as one of an image, and its view would
+    stay in all sums of the stream, whose norms then take the operators (docs/accuracy.md#own-epilogues).
+
+    Options:
+        of: What the operators follow: products and Convs of series, or these Convs alone.
 
     Declines:
         - a norm whose mean or deviation is read
         - data of 8 axes, the most that TensorRT has
     """
+
+    of: Literal["products", "series"] = "products"
 
     name = "keep-epilogues"
     requires = Requires(opset=13)  # from there on Unsqueeze takes its axes as an input
@@ -59,9 +66,11 @@ class KeepEpilogues(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        epilogues = after_products(graph)
+        series = after_convs_of_series(graph)
+        epilogues = after_products(graph) if self.of == "products" else frozenset[str]()
         for node in graph.nodes:
-            if node.op_type in ROW_NORMS | {"Transpose"} and node.input[0] in epilogues:
+            moved = node.op_type == "Transpose" and node.input[0] in series and _begins_stream(graph, node)
+            if moved or (node.op_type in ROW_NORMS | {"Transpose"} and node.input[0] in epilogues):
                 reason = _reason_against(graph, node)
                 if reason is not None:
                     yield Refusal(label(node), reason)
@@ -73,6 +82,14 @@ class KeepEpilogues(GraphPass):
                 else:
                     axis = attribute(node, "axis", -1)
                     yield _lift(graph, node, axis=axis + 1 if axis >= 0 else axis)
+
+
+def _begins_stream(graph: GraphEditor, node: NodeProto) -> bool:
+    """True if several nodes read a result, or what is computed elementwise from it: a norm and the next sum."""
+    result = node.output[0]
+    while (reader := graph.only_consumer(result)) is not None and reader.op_type in ELEMENTWISE:
+        result = reader.output[0]
+    return len(graph.consumers(result)) > 1
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto) -> str | None:

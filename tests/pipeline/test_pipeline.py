@@ -158,7 +158,8 @@ def test_structure_only_leaves_types_alone() -> None:
     mixed = [step.name for step in select("trt-fp16")]
     cut = mixed.index("mixed-precision")
     images = ("pad-channels", "unfold-patches", "fold-strides", "widen-groups", "shuffle-pixels")
-    precise = (*images, "unfold-dot-products", "postpone-resize", "rescale", "merge-projections")
+    moves = ("unfold-dot-products", "postpone-resize", "rescale", "merge-projections", "keep-epilogues")
+    precise = (*images, *moves)
     assert [step.name for step in select("structure-only")] == [n for n in mixed[:cut] if n not in precise]
     assert {PRESETS[p].precision for p in ("trt-fp16", "trt-bf16", "structure-only")} == {
         "fp16",

@@ -100,9 +100,20 @@ def after_products(graph: GraphView) -> AbstractSet[str]:
     def by_constant(node: NodeProto) -> bool:
         return node.op_type in PRODUCTS and any(graph.constant(name) is not None for name in node.input[:2])
 
-    return kernel_results(
-        graph.nodes, by_constant, lambda n: n.op_type == "Cast" or n.op_type in ELEMENTWISE
-    ).keys()
+    return kernel_results(graph.nodes, by_constant, _computes_elementwise).keys()
+
+
+def after_convs_of_series(graph: GraphView) -> AbstractSet[str]:
+    """The results of Convs over one axis, and what is computed elementwise from them."""
+
+    def over_one_axis(node: NodeProto) -> bool:
+        return node.op_type == "Conv" and graph.rank(node.input[0]) == 3
+
+    return kernel_results(graph.nodes, over_one_axis, _computes_elementwise).keys()
+
+
+def _computes_elementwise(node: NodeProto) -> bool:
+    return node.op_type == "Cast" or node.op_type in ELEMENTWISE
 
 
 class Dataflow(Protocol):
