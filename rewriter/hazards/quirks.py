@@ -16,6 +16,7 @@ from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.survey import Survey
 from rewriter.ir.base import Target
 from rewriter.ir.graph import GraphEditor, attribute, label, open_graphs
+from rewriter.ir.graph.match import optional_input
 from rewriter.ir.model import Model
 from rewriter.ir.model.schemas import SHORT_NAMES
 from rewriter.ir.patterns.round_trips import lost_round_trips
@@ -279,7 +280,7 @@ _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     **dict.fromkeys(("any", "shared-axis", "shared-input"), lambda graph, chain: True),
     "float8": lambda graph, chain: graph.dtype(chain[0].input[0]) in _FLOAT8,
     "eight-columns": lambda graph, chain: (graph.shape(chain[0].input[1]) or (None,))[-1] == 8,
-    "from-zero": lambda graph, chain: graph.scalar(chain[1].input[1]) == 0.0,
+    "from-zero": lambda graph, chain: graph.scalar(optional_input(chain[-2], 1)) == 0.0,
     "own-gate": lambda graph, chain: chain[0].input[0] in chain[2].input,
     "biased-square": _squares_biased,
     "pointwise-1d": lambda graph, chain: _is_pointwise_1d(graph, chain[0]),

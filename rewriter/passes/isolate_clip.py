@@ -1,9 +1,10 @@
-"""isolate-clip: replaces a Clip after Conv, Gemm or MatMul by Relu or Max, and Min."""
+"""isolate-clip: replaces a Clip after Conv, Gemm or MatMul by Max, or Relu, and Min."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from onnx import NodeProto
 
@@ -42,21 +43,21 @@ class IsolateClip(GraphPass):
         g (float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y)
         <float low = {0.0}, float high = {6.0}> {
             c = Conv(x, w)
-            m = Relu(c)
+            m = Max(c, low)
             y = Min(m, high)
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         defects = [quirk for quirk in table() if quirk.steps == self.name]
         concerned = [quirk for quirk in defects if quirk.concerns(context.target) is not False]
-        fused = {id(node) for quirk in concerned for node in of_chains(graph, quirk, ("Clip",))}
+        fused = {id(n): quirk for quirk in concerned for n in of_chains(graph, quirk, ("Clip",))}
         for node in graph.nodes:
             if id(node) in fused:
-                yield _isolate(graph, node)
+                yield _isolate(graph, node, "Relu" if fused[id(node)].where == "from-zero" else "Max")
 
 
-def _isolate(graph: GraphEditor, clip: NodeProto) -> Event:
-    steps = [(op, b) for op, index in (("Max", 1), ("Min", 2)) if (b := optional_input(clip, index))]
+def _isolate(graph: GraphEditor, clip: NodeProto, lower: Literal["Max", "Relu"]) -> Event:
+    steps = [(op, b) for op, index in ((lower, 1), ("Min", 2)) if (b := optional_input(clip, index))]
     if any(graph.constant(bound) is None for _, bound in steps):
         return Refusal(label(clip), "its bounds are computed: TensorRT does not fuse such a Clip")
     if not steps:
@@ -65,9 +66,8 @@ def _isolate(graph: GraphEditor, clip: NodeProto) -> Event:
     for index, (op, bound) in enumerate(steps):
         last = index == len(steps) - 1
         out = clip.output[0] if last else graph.tensor(f"{clip.output[0]}/{op}", like=clip.output[0])
-        is_relu = op == "Max" and graph.scalar(bound) == 0.0
-        written, operands = ("Relu", [current]) if is_relu else (op, [current, bound])
-        nodes.append(graph.make(written, operands, [out], name=f"{label(clip)}/{written}"))
+        operands = [current] if op == "Relu" else [current, bound]
+        nodes.append(graph.make(op, operands, [out], name=f"{label(clip)}/{op}"))
         current = out
     graph.substitute(clip.output[0], *nodes)
-    return Change(label(clip), "Clip became " + " and ".join(node.op_type for node in nodes))
+    return Change(label(clip), "Clip became " + " and ".join(op for op, _ in steps))
