@@ -85,7 +85,7 @@ class KeepEpilogues(GraphPass):
 
 
 def _begins_stream(graph: GraphEditor, node: NodeProto) -> bool:
-    """True if several nodes read a result, or what is computed elementwise from it: a norm and the next sum."""
+    """True if several nodes, a norm and the next sum, read a result or what is computed from it."""
     result = node.output[0]
     while (reader := graph.only_consumer(result)) is not None and reader.op_type in ELEMENTWISE:
         result = reader.output[0]
