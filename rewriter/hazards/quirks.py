@@ -266,9 +266,10 @@ def _is_patch(graph: GraphEditor, node: NodeProto) -> bool:
     return bool(kernel) and list(kernel) == list(attribute(node, "strides", [])) and min(kernel) >= PATCH
 
 
-def _squares_biased(graph: GraphEditor, chain: list[NodeProto]) -> bool:
-    last, biased = chain[-1], len(chain[0].input) == 3 or chain[1].op_type == "Add"
-    return biased and (len(set(last.input)) == 1 if last.op_type == "Mul" else _is_fp32(graph, last))
+def _has_bias(graph: GraphEditor, chain: list[NodeProto]) -> bool:
+    """True for a product with a bias, and no ReduceL2 in FP16 at the end."""
+    biased = len(chain[0].input) == 3 or chain[1].op_type == "Add"
+    return biased and (chain[-1].op_type == "Mul" or _is_fp32(graph, chain[-1]))
 
 
 def _is_pointwise_1d(graph: GraphEditor, conv: NodeProto) -> bool:
@@ -282,7 +283,7 @@ _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     "eight-columns": lambda graph, chain: (graph.shape(chain[0].input[1]) or (None,))[-1] == 8,
     "from-zero": lambda graph, chain: graph.scalar(optional_input(chain[-2], 1)) == 0.0,
     "own-gate": lambda graph, chain: chain[0].input[0] in chain[2].input,
-    "biased-square": _squares_biased,
+    "biased": _has_bias,
     "pointwise-1d": lambda graph, chain: _is_pointwise_1d(graph, chain[0]),
     "kernel-is-stride": lambda graph, chain: _is_patch(graph, chain[0]),
 }

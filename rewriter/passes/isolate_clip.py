@@ -23,6 +23,7 @@ class IsolateClip(GraphPass):
     become elementwise layers, which it does not fuse. They cost nothing that could be measured
     (docs/engines.md#clip-after-a-product). TensorRT-RTX reads Max with 0 and Min as that Clip again, and
     loses the bound where a Mul or another operator follows in one kernel: there, Relu and Min are right.
+    A Relu that is multiplied loses its product's bias there, and becomes a Max.
 
     It follows `rewriter probe`: it rewrites where the target was wrong and not where it was right. Without
     probe results it rewrites for TensorRT of an unknown version, or of one with the defect.
@@ -50,7 +51,7 @@ class IsolateClip(GraphPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         defects = [quirk for quirk in table() if quirk.steps == self.name]
         concerned = [quirk for quirk in defects if quirk.concerns(context.target) is not False]
-        fused = {id(n): quirk for quirk in concerned for n in of_chains(graph, quirk, ("Clip",))}
+        fused = {id(n): quirk for quirk in concerned for n in of_chains(graph, quirk, ("Clip", "Relu"))}
         for node in graph.nodes:
             if id(node) in fused:
                 yield _isolate(graph, node, "Relu" if fused[id(node)].where == "from-zero" else "Max")
@@ -58,6 +59,8 @@ class IsolateClip(GraphPass):
 
 def _isolate(graph: GraphEditor, clip: NodeProto, lower: Literal["Max", "Relu"]) -> Event:
     steps = [(op, b) for op, index in ((lower, 1), ("Min", 2)) if (b := optional_input(clip, index))]
+    if clip.op_type == "Relu":
+        steps = [("Max", graph.add_constant(f"{clip.output[0]}/zero", 0.0, like=clip.input[0]))]
     if any(graph.constant(bound) is None for _, bound in steps):
         return Refusal(label(clip), "its bounds are computed: TensorRT does not fuse such a Clip")
     if not steps:
@@ -70,4 +73,4 @@ def _isolate(graph: GraphEditor, clip: NodeProto, lower: Literal["Max", "Relu"])
         nodes.append(graph.make(op, operands, [out], name=f"{label(clip)}/{op}"))
         current = out
     graph.substitute(clip.output[0], *nodes)
-    return Change(label(clip), "Clip became " + " and ".join(op for op, _ in steps))
+    return Change(label(clip), f"{clip.op_type} became " + " and ".join(op for op, _ in steps))

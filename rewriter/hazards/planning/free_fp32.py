@@ -122,14 +122,17 @@ def own_epilogues(survey: Survey, fp32: AbstractSet[int]) -> Iterator[Hazard]:
 
 
 def _is_taken_over(survey: Survey, chain: Sequence[NodeProto]) -> bool:
-    """True if the kernel of a norm, reduction or Transpose computes a chain: it alone reads the end.
+    """True if another kernel computes a chain: a Transpose reads the end, or a norm or reduction alone does.
 
     A norm takes a sum of the end with another tensor, too, if it alone reads that. Kernels of the parts of a
     Split compute the chain if one of them transposes for a Conv; else one more copies the other parts. A row
     before a gate of more than two instructions, such as HardSigmoid, is viewed where it is computed: in FP32
     its view and Cast would be one more.
     """
-    reader = _only(_after(survey, chain))
+    after = _after(survey, chain)
+    if any(node.op_type == "Transpose" for node in after):
+        return True
+    reader = _only(after)
     if reader is not None and reader.op_type in SUMS and not survey.is_output(reader.output[0]):
         summed = _only([n for _, n in survey.readers(reader.output[0])])
         return summed is not None and reduces(summed)
@@ -141,7 +144,7 @@ def _is_taken_over(survey: Survey, chain: Sequence[NodeProto]) -> bool:
         is_row = sizes is not None and max(sizes[:-1], default=1) == 1
         multiplies = {node.op_type for node in _after(survey, gate)} == {"Mul"}
         return is_row and multiplies and sum(_INSTRUCTIONS.get(node.op_type, 1) for node in gate) > 2
-    return reader is not None and (reduces(reader) or reader.op_type == "Transpose")
+    return reader is not None and reduces(reader)
 
 
 def _after(survey: Survey, chain: Sequence[NodeProto]) -> list[NodeProto]:
