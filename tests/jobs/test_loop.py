@@ -14,7 +14,7 @@ import emulated_engine
 import numpy as np
 import pytest
 from emulated_engine import use_emulation, use_onnxruntime
-from graphs import graph, with_weights
+from graphs import graph, weighted, with_weights
 from searching import OFFSET
 
 import rewriter
@@ -224,6 +224,23 @@ def test_fp32_epilogues_are_handed_out_where_they_pay(
         True
     ] * kept
     assert not merged(rewriter.fix(**projections(), repair=False).model), "--no-repair gives the rules' plan"
+
+
+@pytest.mark.parametrize("unfolded_us", [5.0, 20.0], ids=["faster", "slower"])
+def test_products_of_constants_are_left_where_an_engine_is_faster(
+    monkeypatch: pytest.MonkeyPatch, unfolded_us: float
+) -> None:
+    text = """g (float[4,64] x, float[4,64] c, float[64,64] w, float[64,64] v) => (float[4,64] y) {
+        p = MatMul(c, w) m = MatMul(x, v) y = Add(m, p) }"""
+    model = weighted(text, c=(4, 64), w=(64, 64), v=(64, 64))
+
+    def products(model: Model) -> int:
+        return sum(node.op_type == "MatMul" for node in model.proto.graph.node)
+
+    use_emulation(monkeypatch)
+    monkeypatch.setattr("emulated_engine.latency_us", lambda m: unfolded_us if products(m) == 2 else 10.0)
+    result = rewriter.fix(model.whole(), inputs=samples((4, 64)))
+    assert result.verified and products(result.model) == (2 if unfolded_us < 10.0 else 1)
 
 
 @pytest.mark.parametrize(("fp32_us", "kept"), [(20.0, False), (5.0, True)], ids=["slower", "faster"])

@@ -24,7 +24,8 @@ from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.hazards.user_rules import HINT
 from rewriter.ir.base import Pass, Stage
 from rewriter.ir.graph import label
-from rewriter.ir.graph.ops import PRODUCTS
+from rewriter.ir.graph.fusion import kernel_results
+from rewriter.ir.graph.ops import PRODUCTS, TENSOR_CORE
 from rewriter.ir.model.stopwatch import LASTING, interrupt_handled
 from rewriter.jobs.fix.attempt import Attempt, LatencyShare, Result, attempt, estimated_us
 from rewriter.jobs.fix.job import FixJob
@@ -32,6 +33,7 @@ from rewriter.jobs.fix.making import Making, Subject
 from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit
 from rewriter.judge.arithmetic_checks import AS_FP32, check_structure
 from rewriter.passes.mixed_precision import MixedPrecision
+from rewriter.passes.simplify import Simplify
 from rewriter.pipeline.presets import PRESETS, with_epilogues
 from rewriter.runtime.figures.tolerances import RELATIVE_L2
 
@@ -377,10 +379,20 @@ class _Loop:
             if rule in _preferred(base):
                 job = replace(base.job, emulated=False, released=base.job.released | {rule})
                 yield Candidate(f"without FP32 by the rule {rule}", job)
-        for step in _preferred_steps(self.base.job):
+        folding = [s for s in first.job.steps if isinstance(s, Simplify) and self._has_constant_branches()]
+        for step in (*_preferred_steps(self.base.job), *folding):
             base = self.base
             if base.changed(step) and step in base.job.steps:
                 yield Candidate(f"without {step.name}", base.job.without(step))
+
+    def _has_constant_branches(self) -> bool:
+        """True if products are computed from constants alone: TensorRT-RTX may then run other branches, too,
+        side by side (docs/engines.md#branches)."""
+        graph = self.subject.original.proto.graph
+        fed = {port.name for port in graph.input} - {tensor.name for tensor in graph.initializer}
+        fed |= kernel_results(graph.node, lambda n: not fed.isdisjoint(n.input), lambda n: True).keys()
+        products = (node for node in graph.node if node.op_type in TENSOR_CORE)
+        return any(fed.isdisjoint(node.input) for node in products)
 
     def _within_budget(self) -> Iterator[Candidate]:
         """The rules' plan, and cheaper ones if the plan for a budget takes more of it than it may."""
