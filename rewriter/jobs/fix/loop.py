@@ -374,25 +374,28 @@ class _Loop:
             yield Candidate("FP32 epilogues", _with_epilogues(job, self.job))
         if any(first.changed(step) for step in _preferred_steps(job)):
             yield Candidate(f"plain FP16, as {PLAIN}", _plain(job), "plain FP16")
+        for step in self._folding():
+            yield Candidate(f"without {step.name}", self.base.job.without(step))
         for rule in _preferred(self.base):
             base = self.base
             if rule in _preferred(base):
                 job = replace(base.job, emulated=False, released=base.job.released | {rule})
                 yield Candidate(f"without FP32 by the rule {rule}", job)
-        folding = [s for s in first.job.steps if isinstance(s, Simplify) and self._has_constant_branches()]
-        for step in (*_preferred_steps(self.base.job), *folding):
+        for step in _preferred_steps(self.base.job):
             base = self.base
             if base.changed(step) and step in base.job.steps:
                 yield Candidate(f"without {step.name}", base.job.without(step))
 
-    def _has_constant_branches(self) -> bool:
-        """True if products are computed from constants alone: TensorRT-RTX may then run other branches, too,
-        side by side (docs/engines.md#branches)."""
+    def _folding(self) -> list[Pass]:
+        """The pass that computed products of constants, if there are some: with one left in the graph,
+        TensorRT-RTX may run other branches, too, side by side (docs/engines.md#branches)."""
         graph = self.subject.original.proto.graph
         fed = {port.name for port in graph.input} - {tensor.name for tensor in graph.initializer}
         fed |= kernel_results(graph.node, lambda n: not fed.isdisjoint(n.input), lambda n: True).keys()
-        products = (node for node in graph.node if node.op_type in TENSOR_CORE)
-        return any(fed.isdisjoint(node.input) for node in products)
+        products = [node for node in graph.node if node.op_type in TENSOR_CORE]
+        if all(not fed.isdisjoint(node.input) for node in products):
+            return []
+        return [step for step in self.base.job.steps if isinstance(step, Simplify)]
 
     def _within_budget(self) -> Iterator[Candidate]:
         """The rules' plan, and cheaper ones if the plan for a budget takes more of it than it may."""
