@@ -272,6 +272,14 @@ def _has_bias(graph: GraphEditor, chain: list[NodeProto]) -> bool:
     return biased and (chain[-1].op_type == "Mul" or _is_fp32(graph, chain[-1]))
 
 
+def _clips_from_zero(graph: GraphEditor, chain: list[NodeProto]) -> bool:
+    """True for a Clip that one node alone reads, and no number is added before it, as in HardSwish."""
+    before, clip = chain[-3], chain[-2]
+    shifted = before.op_type == "Add" and any(graph.scalar(name) is not None for name in before.input)
+    alone = graph.only_consumer(clip.output[0]) is not None
+    return alone and not shifted and graph.scalar(optional_input(clip, 1)) == 0.0
+
+
 def _is_pointwise_1d(graph: GraphEditor, conv: NodeProto) -> bool:
     sizes = graph.sizes(conv.input[1]) or ()
     return len(conv.input) == 2 and sizes[2:] == (1,) and min(sizes[:2]) >= WIDE
@@ -281,7 +289,7 @@ _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     **dict.fromkeys(("any", "shared-axis", "shared-input"), lambda graph, chain: True),
     "float8": lambda graph, chain: graph.dtype(chain[0].input[0]) in _FLOAT8,
     "eight-columns": lambda graph, chain: (graph.shape(chain[0].input[1]) or (None,))[-1] == 8,
-    "from-zero": lambda graph, chain: graph.scalar(optional_input(chain[-2], 1)) == 0.0,
+    "from-zero": _clips_from_zero,
     "own-gate": lambda graph, chain: chain[0].input[0] in chain[2].input,
     "biased": _has_bias,
     "pointwise-1d": lambda graph, chain: _is_pointwise_1d(graph, chain[0]),
