@@ -74,8 +74,8 @@ def measure(
     probe, session = _open(model, unsupported, channels)
     ranges.unsupported = tuple(sorted(unsupported.ops))
     vectors = {name: None for pack in probe.packs for name in pack.vectors} | dict.fromkeys(probe.means)
-    size = len(probe.keys)
-    highs, lows, means, runs = np.full(size, -np.inf), np.full(size, np.inf), np.zeros(size), np.zeros(size)
+    start = np.array([-np.inf, np.inf, np.inf, 0.0, 0.0])
+    highs, lows, least, means, runs = np.repeat(start[:, None], len(probe.keys), axis=1)
     if session is not None:
         with session:
             for place, feeds in enumerate(samples):
@@ -84,16 +84,15 @@ def measure(
                     ranges.outputs[place] = own
                 high, low, mean, ran = probe.read(values)
                 highs, lows = np.fmax(highs, high), np.fmin(lows, low)
+                least = np.fmin(least, np.fmax(np.abs(high), np.abs(low)))
                 means, runs = means + mean, runs + ran
                 for channels_of, means_of in probe.read_means(values):
                     before = ranges.means.get(channels_of, np.zeros_like(means_of))
                     ranges.means[channels_of] = before + (means_of - before) / (place + 1)
                 progress(place + 1)
-    rows = zip(probe.keys, *(column.tolist() for column in (highs, lows, means, runs)), strict=True)
-    ranges.update((key, _range(high, low, mean / ran)) for key, high, low, mean, ran in rows if ran)
-    for key, source in probe.copies:
-        if source in ranges:
-            ranges[key] = ranges[source]
+    rows = zip(probe.keys, *(column.tolist() for column in (highs, lows, means, runs, least)), strict=True)
+    ranges.update((key, _range(high, low, mean / ran, one)) for key, high, low, mean, ran, one in rows if ran)
+    ranges.update((key, ranges[source]) for key, source in probe.copies if source in ranges)
     return ranges
 
 
@@ -135,14 +134,14 @@ def range_of(array: Array) -> Range:
     return _range(high, low, total / max(1, flat.size))
 
 
-def _range(high: float, low: float, mean: float) -> Range:
+def _range(high: float, low: float, mean: float, least: float = math.inf) -> Range:
     """The range from extremes that skip NaN and start at -inf and inf; a NaN makes `mean` NaN."""
     if low > high:  # empty, or only NaN
         low = high = mean
-    finite = math.isfinite(low) and math.isfinite(high) and not math.isnan(mean)
+    finite, largest = all(map(math.isfinite, (low, high))) and not math.isnan(mean), max(abs(low), abs(high))
     if finite and math.isinf(mean):  # the sum overflowed FP32, the values did not
-        mean = max(abs(low), abs(high))
-    return Range(low, high, mean, finite)
+        mean = largest
+    return Range(low, high, mean, finite, largest / least if finite and 0.0 < least < largest else 1.0)
 
 
 class _Unsupported:
