@@ -32,9 +32,9 @@ class KeepEpilogues(GraphPass):
     MatMul or Gemm gets an Unsqueeze of the first axis before it and a Squeeze after it.
     `mixed-precision{epilogues=all}` then keeps the norms in FP32.
 
-    A Transpose after a Conv of a series gets them, too, where a residual stream begins. TensorRT computes that
-    Conv as one of an image, and its view would stay in all sums of the stream, whose norms then take the
-    operators (docs/accuracy.md#own-epilogues).
+    A Transpose after a Conv of a series gets them, too, where a residual stream begins. TensorRT computes
+    that Conv as one of an image, and its view would stay in all sums of the stream, whose norms then take
+    the operators (docs/accuracy.md#own-epilogues).
 
     Options:
         of: What the operators follow: products and Convs of series, or these Convs alone.
