@@ -58,9 +58,10 @@ class IsolateClip(GraphPass):
 
 
 def _isolate(graph: GraphEditor, clip: NodeProto, lower: Literal["Max", "Relu"]) -> Event:
-    steps = [(op, b) for op, index in ((lower, 1), ("Min", 2)) if (b := optional_input(clip, index))]
     if clip.op_type == "Relu":
         steps = [("Max", graph.add_constant(f"{clip.output[0]}/zero", 0.0, like=clip.input[0]))]
+    else:
+        steps = [(op, b) for op, index in ((lower, 1), ("Min", 2)) if (b := optional_input(clip, index))]
     if any(graph.constant(bound) is None for _, bound in steps):
         return Refusal(label(clip), "its bounds are computed: TensorRT does not fuse such a Clip")
     if not steps:

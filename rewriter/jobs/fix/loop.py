@@ -24,7 +24,6 @@ from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.hazards.user_rules import HINT
 from rewriter.ir.base import Pass, Stage
 from rewriter.ir.graph import label
-from rewriter.ir.graph.fusion import kernel_results
 from rewriter.ir.graph.ops import PRODUCTS, TENSOR_CORE
 from rewriter.ir.model.stopwatch import LASTING, interrupt_handled
 from rewriter.jobs.fix.attempt import Attempt, LatencyShare, Result, attempt, estimated_us
@@ -391,11 +390,12 @@ class _Loop:
         TensorRT-RTX may run other branches, too, side by side (docs/engines.md#branches)."""
         graph = self.subject.original.proto.graph
         fed = {port.name for port in graph.input} - {tensor.name for tensor in graph.initializer}
-        fed |= kernel_results(graph.node, lambda n: not fed.isdisjoint(n.input), lambda n: True).keys()
-        products = [node for node in graph.node if node.op_type in TENSOR_CORE]
-        if all(not fed.isdisjoint(node.input) for node in products):
-            return []
-        return [step for step in self.base.job.steps if isinstance(step, Simplify)]
+        for node in graph.node:
+            if not fed.isdisjoint(node.input):
+                fed.update(node.output)
+            elif node.op_type in TENSOR_CORE:
+                return [step for step in self.base.job.steps if isinstance(step, Simplify)]
+        return []
 
     def _within_budget(self) -> Iterator[Candidate]:
         """The rules' plan, and cheaper ones if the plan for a budget takes more of it than it may."""

@@ -138,7 +138,8 @@ def _range(high: float, low: float, mean: float, least: float = math.inf) -> Ran
     """The range from extremes that skip NaN and start at -inf and inf; a NaN makes `mean` NaN."""
     if low > high:  # empty, or only NaN
         low = high = mean
-    finite, largest = all(map(math.isfinite, (low, high))) and not math.isnan(mean), max(abs(low), abs(high))
+    finite = math.isfinite(low) and math.isfinite(high) and not math.isnan(mean)
+    largest = max(abs(low), abs(high))
     if finite and math.isinf(mean):  # the sum overflowed FP32, the values did not
         mean = largest
     return Range(low, high, mean, finite, largest / least if finite and 0.0 < least < largest else 1.0)
