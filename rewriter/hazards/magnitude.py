@@ -36,7 +36,7 @@ def overflow(survey: Survey) -> Iterator[Hazard]:
     def beyond(node: NodeProto, tensor: str) -> bool:
         measured = None if survey.is_constant(tensor) else survey.range(tensor)
         own = id(node) in parts and survey.source(tensor) in inside
-        return measured is not None and measured.absmax > survey.limit and not own
+        return measured is not None and measured.reach > survey.largest and not own
 
     for node, tensor, head in _chains(survey, beyond):
         measured = survey.range(tensor)
@@ -52,7 +52,7 @@ def _severity(survey: Survey, tensor: str, measured: Range) -> tuple[Severity, s
         nan = math.isnan(measured.mean_abs)
         return ("warning", "is NaN in FP32 already") if nan else ("note", "is infinite in FP32 already")
     if measured.absmax <= survey.largest:
-        return "warning", f"comes within a factor of 2 of {figure(survey.largest)}"
+        return "warning", f"comes within a factor of {figure(measured.headroom)} of {figure(survey.largest)}"
     if measured.high <= survey.limit and _only_feeds(survey, tensor, {"Softmax"}):
         return "note", "has huge negative numbers, of which Softmax makes zeros"
     if _saturates(survey, tensor):
@@ -66,7 +66,7 @@ def excess(survey: Survey, tensor: str) -> bool:
     if value is not None:  # a constant needs no head-room
         return largest(value) > survey.largest
     measured = survey.range(tensor)
-    return measured is not None and measured.absmax > survey.limit and not _is_mask(survey, tensor, measured)
+    return measured is not None and measured.reach > survey.largest and not _is_mask(survey, tensor, measured)
 
 
 def largest(value: Array) -> float:

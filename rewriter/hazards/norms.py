@@ -9,11 +9,11 @@ from onnx import NodeProto
 
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL
-from rewriter.hazards.survey import HEADROOM, Survey
+from rewriter.hazards.survey import Survey
 from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import VIEWS
 from rewriter.ir.patterns.norms import Norm
-from rewriter.ir.plan import Evidence, NormHazard, Range
+from rewriter.ir.plan import HEADROOM, Evidence, NormHazard, Range
 
 FP16_DIVISOR = 2.0**-20
 """Smallest accepted divisor: a subnormal number that FP16 holds to 5 bits, and never as zero."""

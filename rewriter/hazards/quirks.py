@@ -285,6 +285,13 @@ def _is_pointwise_1d(graph: GraphEditor, conv: NodeProto) -> bool:
     return len(conv.input) == 2 and sizes[2:] == (1,) and min(sizes[:2]) >= WIDE
 
 
+def _is_shared(graph: GraphEditor, chain: list[NodeProto]) -> bool:
+    conv, left, right = chain[0], *map(graph.shape, chain[-1].input)
+    pointwise = len(conv.input) == 2 and set((graph.sizes(conv.input[1]) or ())[2:]) == {1}
+    heads, one = (shape[-3:-2] if shape else None for shape in (left, right))
+    return pointwise and chain[-2].output[0] == chain[-1].input[0] and one in ((), (1,)) and heads != one
+
+
 _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     **dict.fromkeys(("any", "shared-axis", "shared-input"), lambda graph, chain: True),
     "float8": lambda graph, chain: graph.dtype(chain[0].input[0]) in _FLOAT8,
@@ -292,6 +299,7 @@ _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     "from-zero": _clips_from_zero,
     "own-gate": lambda graph, chain: chain[0].input[0] in chain[2].input,
     "biased": _has_bias,
+    "one-for-heads": _is_shared,
     "pointwise-1d": lambda graph, chain: _is_pointwise_1d(graph, chain[0]),
     "kernel-is-stride": lambda graph, chain: _is_patch(graph, chain[0]),
 }

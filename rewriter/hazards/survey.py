@@ -19,7 +19,7 @@ from rewriter.ir.graph.nodes import casts_floats
 from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import EXCHANGEABLE, TypeRule, TypeRules, type_rules
 from rewriter.ir.patterns.norms import Norm, find_norms
-from rewriter.ir.plan import Epilogues, InputsOutputs, Precision, Range, io_type
+from rewriter.ir.plan import HEADROOM, Epilogues, InputsOutputs, Precision, Range, io_type
 
 LOW_TYPES: dict[Precision, int] = {
     "fp32": TensorProto.FLOAT,
@@ -29,9 +29,6 @@ LOW_TYPES: dict[Precision, int] = {
 
 LARGEST: dict[int, float] = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16: 3.3895313892515355e38}
 """Largest finite number: IEEE 754 binary16, and the upper half of a binary32."""
-
-HEADROOM = 2.0
-"""Growth of a value over the samples that still has to fit: a factor 2 is one binade."""
 
 Through = Callable[[NodeProto], bool]
 

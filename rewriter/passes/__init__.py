@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from rewriter.ir.base import Pass
+from rewriter.passes.bias_convs import BiasConvs
 from rewriter.passes.clamp_constants import ClampConstants
 from rewriter.passes.clean_casts import CleanCasts
 from rewriter.passes.drop_double import DropDouble
@@ -48,6 +49,7 @@ ALL: tuple[type[Pass], ...] = (
     ScaleQuery,
     ClampConstants,
     IsolateClip,
+    BiasConvs,
     DropRoundTrips,
     PadChannels,
     UnfoldPatches,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
+from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.ops import ELEMENTWISE, SCALING, SUMS
@@ -63,6 +63,7 @@ class PadChannels(GraphPass):
 
     name = "pad-channels"
     refittable = False
+    requires = Requires(precisions=frozenset({"fp16", "bf16"}))  # in TF32 an HRNet lost 14 % by it
     exactness = Exactness(1e-5, "ONNX Runtime may add the same products in another order, with more zeros")
     example: ClassVar[Mapping[str, Any]] = {"step": 2, "least": 1}
     before = """

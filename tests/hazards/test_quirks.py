@@ -194,7 +194,6 @@ def built(done: rewriter.FixResult) -> bool:
         pytest.param("sparse-mask-attention", "11.2", "fp16", None, id="sparse masks"),
         pytest.param("fused-attention-sm120", "10.16 sm_120", "fp16", ONCE, id="fused attention"),
         pytest.param("transposes-around-scale", "tensorrt-rtx 1.6.1 sm_90", "fp16", SCALED, id="Transposes"),
-        pytest.param("pointwise-conv-1d-gate", "tensorrt-rtx 1.6.1", "fp16", None, id="gated pointwise Conv"),
     ],
 )
 def test_what_a_defect_forbids_stays_in_fp32_and_builds(
@@ -221,6 +220,8 @@ def test_what_a_defect_forbids_stays_in_fp32_and_builds(
         pytest.param("gate-and-up", "10.13", id="gate and up"),
         pytest.param("clip-before-elementwise", "tensorrt-rtx 1.6.1 sm_90", id="a gate with a Clip"),
         pytest.param("bias-before-square", "tensorrt-rtx 1.6.1 sm_90", id="squared Relu"),
+        pytest.param("pointwise-conv-1d-gate", "tensorrt-rtx 1.6.1", id="gated pointwise Conv"),
+        pytest.param("pointwise-conv-heads", "tensorrt-rtx 1.6.1 sm_90", id="queries of shared keys"),
     ],
 )
 def test_a_pass_repairs_a_defect_and_the_result_builds(quirk: str, target: str) -> None:

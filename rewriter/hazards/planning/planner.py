@@ -11,7 +11,7 @@ from rewriter.hazards.norms import fits_inside
 from rewriter.hazards.planning import free_fp32
 from rewriter.hazards.planning.islands import BETWEEN, absorb, grow, keep_adjacent, reach_outputs
 from rewriter.hazards.quirks import lowered_for_defects
-from rewriter.hazards.survey import HEADROOM, LARGEST, LOW_TYPES, PrecisionRequest, Survey
+from rewriter.hazards.survey import LARGEST, LOW_TYPES, PrecisionRequest, Survey
 from rewriter.hazards.types import NO_LOWER_TYPE
 from rewriter.ir.graph import label, open_graphs
 from rewriter.ir.model import Model
@@ -90,13 +90,13 @@ def unscaled_overflows(plan: Plan, ranges: RangesByTensor) -> dict[tuple[int, st
     """The ranges that tensors out of range had before `rescale`; `ranges` were measured after it."""
     if plan.precision == "fp32":
         return {}
-    limit = LARGEST[LOW_TYPES[plan.precision]] / HEADROOM
+    largest = LARGEST[LOW_TYPES[plan.precision]]
     before = {
         (scope, tensor): ranges[scope, tensor].scaled(-exponent)
         for scope, tensor, exponent in plan.exponents
         if (scope, tensor) in ranges
     }
-    return {place: range_ for place, range_ in before.items() if range_.absmax > limit}
+    return {place: range_ for place, range_ in before.items() if range_.reach > largest}
 
 
 def surveys(

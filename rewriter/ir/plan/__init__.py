@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from rewriter.ir.english import count, figure
+from rewriter.ir.english import count
 from rewriter.ir.errors import nearest
 from rewriter.ir.summary import Row, Summary, listed
 
@@ -86,6 +86,10 @@ def plugin_types(texts: Iterable[str]) -> dict[str, PortTypes]:
     return types
 
 
+HEADROOM = 2.0
+"""Growth of a value over the samples that still has to fit: a factor 2 is one binade."""
+
+
 @dataclass(frozen=True)
 class Range:
     """The measured range of one tensor over all samples.
@@ -94,24 +98,30 @@ class Range:
         low, high: Smallest and largest value (of the finite run of FP32 arithmetic).
         mean_abs: Mean of the absolute values, averaged over the samples.
         finite: False as soon as one NaN or infinity was seen; such a tensor is never in range.
-        spread: Largest absolute value over that of the sample where it is smallest.
+        headroom: How many times as large a value of other samples has to fit.
     """
 
     low: float
     high: float
     mean_abs: float
     finite: bool
-    spread: float = field(default=1.0, compare=False)
+    headroom: float = field(default=HEADROOM, compare=False)
 
     @property
     def absmax(self) -> float:
         """Largest absolute value; infinity if anything was not finite."""
         return max(abs(self.low), abs(self.high)) if self.finite else math.inf
 
+    @property
+    def reach(self) -> float:
+        """Largest absolute value that has to fit."""
+        return self.absmax * self.headroom
+
     def scaled(self, exponent: int) -> Range:
         """The range of the same tensor times 2^exponent."""
         factor = 2.0**exponent
-        return Range(self.low * factor, self.high * factor, self.mean_abs * factor, self.finite)
+        low, high, mean = self.low * factor, self.high * factor, self.mean_abs * factor
+        return replace(self, low=low, high=high, mean_abs=mean)
 
     def __str__(self) -> str:
         return f"[{self.low:.4g}, {self.high:.4g}]" + ("" if self.finite else ", NaN or infinity seen")
@@ -215,23 +225,3 @@ class Plan(Summary):
         yield "nodes", f"{count(self.float_nodes, 'float node')}, of which {text}"
         rules = Counter(decision.rule for decision in self.decisions).most_common()
         yield from listed("why", (f"{rule}: {count(number, 'node')}" for rule, number in rules))
-
-
-def unsettled(plan: Plan, ranges: Mapping[tuple[int, str], Range], limit: float) -> Iterator[str]:
-    """Warns of tensors of the lower precision that are in range, but not as much further as samples differ.
-
-    Of 33 networks, two had some, and both failed on samples that no tool saw, one by an overflow
-    (benchmarks/README.md#population).
-
-    Args:
-        limit: Largest finite number of the lower precision.
-    """
-    kept = plan.fp32 | plan.bf16
-    found = {key: one for key, one in ranges.items() if one.absmax <= limit < one.absmax * one.spread}
-    near = [(one, tensor) for (scope, tensor), one in found.items() if f"{scope}:{tensor}" not in kept]
-    if near:
-        worst, tensor = max(near, key=lambda pair: pair[0].absmax * pair[0].spread)
-        low, high = figure(worst.absmax / worst.spread), figure(worst.absmax)
-        where = f"{tensor} reaches {high} on one of these, {low} on another"
-        what = f"{count(len(near), 'tensor')} may leave {plan.precision.upper()}'s range on other samples"
-        yield f"{what}: {where}; give more samples"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +11,12 @@ from itertools import count
 from rewriter.hazards.planning import free_fp32
 from rewriter.hazards.planning.plan_fit import fit, kept_by_user
 from rewriter.hazards.planning.planner import extend_plan, make_plan
-from rewriter.hazards.survey import LARGEST, PrecisionRequest
+from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.base import Context, Kept, Pass
 from rewriter.ir.graph import label
 from rewriter.ir.model import Model, walk_graphs, walk_nodes
 from rewriter.ir.model.stopwatch import Stopwatch
-from rewriter.ir.plan import Plan, node_key, unsettled
+from rewriter.ir.plan import Plan, node_key
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.judge import Judge
 from rewriter.jobs.fix.refusals import near_names
@@ -145,7 +144,6 @@ class Making:
             released = {d.key for d in plan.decisions if d.rule in job.released}
             plan = extend_plan(structured, plan, {}, frozenset(released))
         self.warnings.extend(_unmatched(job.wish, plan, structured))
-        self.warnings.extend(unsettled(plan, ranges, LARGEST.get(job.wish.low, math.inf)))
         if job.wish.epilogues != "none" and job.wish.precision == "fp16":
             self.warnings.extend(free_fp32.refusals(job.wish.target))
         return plan

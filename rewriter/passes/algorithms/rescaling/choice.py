@@ -81,7 +81,7 @@ def in_range(survey: Survey) -> bool:
                 return False
         for tensor in node.output:
             measured = survey.range(tensor) if survey.is_float(tensor) else None
-            if measured is not None and (measured.absmax > survey.limit or 0 < measured.absmax < UNDERFLOW):
+            if measured is not None and (measured.reach > survey.largest or 0 < measured.absmax < UNDERFLOW):
                 return False
     return True
 
@@ -168,7 +168,7 @@ def _add_tensor(survey: Survey, tensor: str, demand: Demand, *, divides: bool) -
         return
     if not measured.absmax:
         return
-    level = min(MAX_EXPONENT, math.floor(math.log2(survey.limit / measured.absmax)))
+    level = min(MAX_EXPONENT, math.floor(math.log2(survey.largest / measured.reach)))
     if level >= 0:
         demand.limit(-MAX_EXPONENT, level)
     elif excess(survey, tensor):
