@@ -75,23 +75,26 @@ def measure(
     probe, session = _open(model, unsupported, channels)
     ranges.unsupported = tuple(sorted(unsupported.ops))
     vectors = {name: None for pack in probe.packs for name in pack.vectors} | dict.fromkeys(probe.means)
-    start = np.array([-np.inf, np.inf, np.inf, 0.0, 0.0])
-    highs, lows, least, means, runs = np.repeat(start[:, None], len(probe.keys), axis=1)
+    start = np.array([-np.inf, np.inf, 0.0, 0.0, 0.0])
+    highs, lows, logs, means, runs = np.repeat(start[:, None], len(probe.keys), axis=1)
+    number = 0
     if session is not None:
         with session:
-            for place, feeds in enumerate(samples):
+            for number, feeds in enumerate(samples, 1):
+                place = number - 1
                 values = session.run(feeds, None if place in outputs_of else list(vectors))
                 if own := {name: value for name, value in values.items() if name not in vectors}:
                     ranges.outputs[place] = own
                 high, low, mean, ran = probe.read(values)
                 highs, lows = np.fmax(highs, high), np.fmin(lows, low)
-                least = np.fmin(least, np.fmax(np.abs(high), np.abs(low)))
+                with np.errstate(divide="ignore"):
+                    logs += np.log(np.fmax(np.abs(high), np.abs(low)))  # infinite where it did not run
                 means, runs = means + mean, runs + ran
                 for channels_of, means_of in probe.read_means(values):
                     before = ranges.means.get(channels_of, np.zeros_like(means_of))
-                    ranges.means[channels_of] = before + (means_of - before) / (place + 1)
-                progress(place + 1)
-    room = headroom(np.fmax(np.abs(highs), np.abs(lows)), least, int(runs.max(initial=0)))
+                    ranges.means[channels_of] = before + (means_of - before) / number
+                progress(number)
+    room = headroom(np.fmax(np.abs(highs), np.abs(lows)), logs / max(1, number), number)
     rows = zip(probe.keys, *(column.tolist() for column in (highs, lows, means, runs)), strict=True)
     ranges.update((key, _range(high, low, mean / ran, room)) for key, high, low, mean, ran in rows if ran)
     ranges.update((key, ranges[source]) for key, source in probe.copies if source in ranges)
@@ -147,23 +150,25 @@ def _range(high: float, low: float, mean: float, room: float = HEADROOM) -> Rang
     return Range(low, high, mean, finite, room)
 
 
-def headroom(largest: Array, least: Array, samples: int) -> float:
+def headroom(largest: Array, logarithms: Array, samples: int) -> float:
     """Growth over the samples that has to fit, from what these differ by: 2 to 128.
 
-    If logarithms are normally distributed, the `least` and `largest` of n samples lie e standard deviations
-    below and above the mean (Blom 1958), and a sample at 3 is (3 - e) / 2e times as far again. In few samples
-    one tensor agrees by chance: what 19 of 20 tensors stay below counts for all. AutoCast keeps in FP32 all
-    that comes within a factor of 128 of FP16's largest number.
+    If the logarithms of a tensor's largest values are normally distributed, the largest of n samples is e
+    standard deviations above the mean (Blom 1958), and one at 3 is 3 - e further up. In few samples a tensor
+    may agree by chance, and one overflow spoils all outputs: what 99 of 100 tensors stay below counts.
+    AutoCast keeps in FP32 what comes within a factor of 128 of FP16's largest number.
 
     Args:
-        largest, least: Absolute values of each tensor in the sample where they are largest, and smallest.
+        largest: Absolute value of each tensor over all samples.
+        logarithms: Of the largest absolute value in each sample, averaged.
     """
-    found = np.isfinite(largest) & (least > 0.0) & (least <= largest)
-    if samples < 2 or not found.any():
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        growth = largest / np.exp(logarithms)
+    growth = growth[np.isfinite(growth) & (growth > 0.0)]
+    if samples < 2 or not growth.size:
         return HEADROOM
-    spread = float(np.quantile(largest[found] / least[found], 0.95))
     e = NormalDist().inv_cdf((samples - 0.375) / (samples + 0.25))
-    return float(np.clip(spread ** ((3.0 - e) / (2.0 * e)), HEADROOM, 128.0))
+    return float(np.clip(np.quantile(growth, 0.99) ** ((3.0 - e) / e), HEADROOM, 128.0))
 
 
 class _Unsupported:
