@@ -12,8 +12,6 @@ from onnx import NodeProto
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, attribute, is_op, label
 
-Size = int | str | None
-
 
 @dataclass(frozen=True)
 class Product:
@@ -106,9 +104,7 @@ def _unfold(graph: GraphEditor, node: NodeProto, product: Product) -> str | None
     grouped = (product.rows, product.summed), (product.summed, product.columns)
     orders = [product.batch + "".join(groups) for groups in grouped]
     needed = [not product.fits(*groups) for groups in grouped]
-    flat = [
-        _target(sizes, batch, groups) if need else None for groups, need in zip(grouped, needed, strict=True)
-    ]
+    flat = [_target(sizes, batch, pair) if need else None for pair, need in zip(grouped, needed, strict=True)]
     result = product.batch + product.rows + product.columns
     target = _target(sizes, batch, product.rows + product.columns) if any(needed) else None
     if any(need and to is None for need, to in zip((*needed, any(needed)), (*flat, target), strict=True)):
@@ -119,24 +115,23 @@ def _unfold(graph: GraphEditor, node: NodeProto, product: Product) -> str | None
         _ordered(graph, name, _perm(axes, order), to, nodes)
         for name, axes, order, to in zip(node.input, labels, orders, flat, strict=True)
     ]
-    _multiply(graph, node, operands, target, _perm(result, product.output), nodes)
+    nodes += _product_nodes(graph, node, operands, target, _perm(result, product.output))
     graph.substitute(node.output[0], *nodes)
     return None
 
 
-def _target(sizes: dict[str, Size], batch: int, groups: Sequence[str]) -> list[int] | None:
+def _target(sizes: dict[str, int], batch: int, groups: Sequence[str]) -> list[int] | None:
     """The target of a Reshape that makes an axis of each group of labels, after `batch` axes that stay.
 
     None if more than one of them has an unknown size.
     """
-    sizes_of = [[sizes.get(label) for label in group] for group in groups]
-    totals = [math.prod(s if isinstance(s, int) else 0 for s in group) or -1 for group in sizes_of]
+    totals = [math.prod(sizes.get(label, 0) for label in group) or -1 for group in groups]
     return None if totals.count(-1) > 1 else [0] * batch + totals
 
 
-def _sizes(graph: GraphEditor, node: NodeProto, product: Product) -> dict[str, Size] | None:
+def _sizes(graph: GraphEditor, node: NodeProto, product: Product) -> dict[str, int] | None:
     """The sizes of the labels, as far as one of the operands shows them; None if they contradict."""
-    by_label: dict[str, Size] = {}
+    by_label: dict[str, int] = {}
     for name, labels in zip(node.input, (product.left, product.right), strict=True):
         for letter, size in zip(labels, graph.shape(name) or (), strict=False):
             if isinstance(size, int) and by_label.setdefault(letter, size) != size:
@@ -169,22 +164,18 @@ def _ordered(
     return name
 
 
-def _multiply(
-    graph: GraphEditor,
-    node: NodeProto,
-    operands: list[str],
-    target: list[int] | None,
-    perm: list[int],
-    nodes: list[NodeProto],
-) -> None:
-    """Adds the MatMul, and what brings its axes into the order of the result."""
+def _product_nodes(
+    graph: GraphEditor, node: NodeProto, operands: list[str], target: list[int] | None, perm: list[int]
+) -> list[NodeProto]:
+    """The MatMul, and the nodes that bring its axes into the order of the result."""
     end, dtype = node.output[0], graph.dtype(node.output[0])
     moves = perm != sorted(perm)
     product = graph.tensor(f"{end}/product", dtype=dtype) if moves or target is not None else end
-    nodes.append(graph.make("MatMul", operands, [product]))
+    nodes = [graph.make("MatMul", operands, [product])]
     if target is not None:
         shaped = graph.tensor(f"{end}/split", dtype=dtype) if moves else end
         nodes.append(graph.make("Reshape", [product, graph.add_ints(f"{end}/target", *target)], [shaped]))
         product = shaped
     if moves:
         nodes.append(graph.make("Transpose", [product], [end], perm=perm))
+    return nodes
