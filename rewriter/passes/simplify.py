@@ -240,12 +240,9 @@ def _has_unit(graph: GraphProto) -> bool:
 def _is_foldable(node: NodeProto, constants: set[str], opset: int) -> bool:
     if node.op_type == "Constant":
         return True
-    return (
-        bool(node.input)
-        and node.op_type not in _KEPT_COMPUTED
-        and constants.issuperset(reads(node))
-        and schema_of(node.op_type, node.domain, opset) is not None
-    )
+    if not node.input or node.op_type in _KEPT_COMPUTED or not constants.issuperset(reads(node)):
+        return False
+    return schema_of(node.op_type, node.domain, opset) is not None
 
 
 def _adopt(model: Model, result: ModelProto, tag: str) -> bool:
@@ -297,12 +294,10 @@ def _with_notes(
     for node, content in zip(after.node, bare, strict=True):
         outputs = (by_output[o] for o in node.output if o in by_output)
         origin, before_it = by_name.get(node.name) or next(outputs, (None, b""))
-        if origin is not None and origin.op_type != node.op_type:
-            origin = None
         if origin is not None and before_it == content:
             nodes.append(origin)
             continue
-        if origin is not None:
+        if origin is not None and origin.op_type == node.op_type:
             node.name = origin.name or node.name
             if origin.doc_string:
                 node.doc_string = origin.doc_string
@@ -320,12 +315,10 @@ def _replace_graph(model: Model, nodes: list[NodeProto], computed: dict[str, Ten
     names = [*(n for n in own if n in read), *(n for n in computed if n in read and n not in own)]
     tensors = [_tensor(model, name, own.get(name), computed.get(name)) for name in names]
     written = {name for node in nodes for name in node.output}
-    infos = [v for v in graph.value_info if v.name in written]
-    inputs = [v for v in graph.input if v.name not in constants or v.name in read]
     refill(graph.node, nodes)
     refill(graph.initializer, tensors)
-    refill(graph.value_info, infos)
-    refill(graph.input, inputs)
+    refill(graph.value_info, [v for v in graph.value_info if v.name in written])
+    refill(graph.input, [v for v in graph.input if v.name not in constants or v.name in read])
     for name in model.weights.keys() - set(names):
         del model.weights[name]
     model.proto.ir_version = max(model.proto.ir_version, 4)  # new initializers are no inputs
