@@ -70,10 +70,9 @@ class ClampConstants(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        # All uses are judged before the first change: masks that are added up affect one another.
-        uses = [(use, obstacle(graph, use)) for use in huge_uses(graph)]
         clamped: dict[str, str] = {}
-        for use, reason in uses:
+        # All uses are judged before the first change: masks that are added up affect one another.
+        for use, reason in [(use, obstacle(graph, use)) for use in huge_uses(graph)]:
             yield _clamp(graph, use, reason, clamped)
 
 

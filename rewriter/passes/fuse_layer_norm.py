@@ -62,10 +62,9 @@ class FuseLayerNorm(GraphPass):
             if norm.kind != "layer-norm":
                 continue
             where = Frame(norm.axes, graph.shape(norm.input))
-            if reason := _reason_against(graph, norm, where) or _fuse(graph, norm, where):
-                yield Refusal(norm.name, reason)
-                continue
-            yield Change(norm.name, f"{len(norm.nodes)} nodes became LayerNormalization")
+            reason = _reason_against(graph, norm, where) or _fuse(graph, norm, where)
+            what = f"{len(norm.nodes)} nodes became LayerNormalization"
+            yield Refusal(norm.name, reason) if reason else Change(norm.name, what)
 
 
 def _reason_against(graph: GraphEditor, norm: Norm, where: Frame) -> str | None:

@@ -11,6 +11,7 @@ from onnx import NodeProto
 from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal, Requires
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.fusion import after_convs_of_series, after_products
+from rewriter.ir.graph.match import along
 from rewriter.ir.graph.ops import ELEMENTWISE, ROW_NORMS
 
 MOST_AXES = 8
@@ -77,9 +78,8 @@ class KeepEpilogues(GraphPass):
                 if reason is not None:
                     yield Refusal(label(node), reason)
                 elif node.op_type == "Transpose":
-                    rank = len(attribute(node, "perm", ())) or graph.rank(node.input[0])
-                    if rank:
-                        perm = attribute(node, "perm", range(rank)[::-1])
+                    perm = attribute(node, "perm", ()) or range(graph.rank(node.input[0]) or 0)[::-1]
+                    if perm:
                         yield _lift(graph, node, perm=[0, *(axis + 1 for axis in perm)])
                 else:
                     axis = attribute(node, "axis", -1)
@@ -88,9 +88,7 @@ class KeepEpilogues(GraphPass):
 
 def _begins_stream(graph: GraphEditor, node: NodeProto) -> bool:
     """True if several nodes, a norm and the next sum, read a result or what is computed from it."""
-    result = node.output[0]
-    while (reader := graph.only_consumer(result)) is not None and reader.op_type in ELEMENTWISE:
-        result = reader.output[0]
+    _, result = along(graph, node.output[0], lambda reader: reader.op_type in ELEMENTWISE)
     return len(graph.consumers(result)) > 1
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.base import Change, Context, Event, Exactness, Refusal, Requires, WeightPass, refused
+from rewriter.ir.base import Change, Context, Event, Exactness, Kept, Refusal, Requires, WeightPass, refused
 from rewriter.ir.graph import GraphEditor, attribute, constant_row, is_op, is_quantised, label
 from rewriter.ir.graph.match import consumed, optional_input, other_operand
 from rewriter.ir.graph.ops import PRODUCTS
@@ -92,17 +92,17 @@ class MergeProjections(WeightPass):
             members = [product for product in group if product.obstacle is None]
             yield from (Refusal(label(p.node), p.obstacle) for p in group if p.obstacle is not None)
             if len(members) > 1:
+                first = members[0].node
                 reason = context.kept.reason(*(node for m in members for node in (m.node, m.end)))
-                apart = f"{len(members)} products of {members[0].node.input[0]} stay apart"
-                reason = reason or self._too_long(graph, context, members)
-                refusal = refused(members[0].node, apart, reason)
-                yield refusal or _merge(graph, context, members, weights)
+                apart = f"{len(members)} products of {first.input[0]} stay apart"
+                reason = reason or self._too_long(graph, context.kept, members)
+                yield refused(first, apart, reason) or _merge(graph, context.kept, members, weights)
 
-    def _too_long(self, graph: GraphEditor, context: Context, members: list[_Product]) -> str | None:
+    def _too_long(self, graph: GraphEditor, kept: Kept, members: list[_Product]) -> str | None:
         """Why moving the results costs more than the merged product saves; None if it does not."""
         if not self.longest:
             return None
-        if _heads(graph, context, members) is None:
+        if _heads(graph, kept, members) is None:
             return "their results are not cut into heads"
         shape = graph.shape(members[0].node.input[0])
         length = shape[-2] if shape is not None and len(shape) > 1 else None
@@ -134,8 +134,7 @@ def _groups(graph: GraphEditor) -> list[list[_Product]]:
     """Returns the products of each tensor that has several, in the order of the graph."""
     groups: dict[str, list[_Product]] = {}
     for node in graph.nodes:
-        product = _product(graph, node)
-        if product is not None:
+        if (product := _product(graph, node)) is not None:
             groups.setdefault(node.input[0], []).append(product)
     return [group for group in groups.values() if len(group) > 1]
 
@@ -192,9 +191,9 @@ def _bias(graph: GraphEditor, members: list[_Product]) -> str:
     return graph.add_constant(f"{first}/merged/bias", np.concatenate(rows))
 
 
-def _merge(graph: GraphEditor, context: Context, members: list[_Product], weights: NewWeights) -> Change:
+def _merge(graph: GraphEditor, kept: Kept, members: list[_Product], weights: NewWeights) -> Change:
     first = members[0].node
-    data, new, heads = first.input[0], Replacement(graph, first, "merged"), _heads(graph, context, members)
+    data, new, heads = first.input[0], Replacement(graph, first, "merged"), _heads(graph, kept, members)
     product = new.add("MatMul", [data, _weight(members, weights)], new.tensor("merged"), new.name)
     biased = new.add("Add", [product, _bias(graph, members)], new.tensor("merged/biased"))
     if heads is None:
@@ -234,9 +233,7 @@ class _Cut:
         return [self.view] if self.scale is None else [self.scale, self.view]
 
 
-def _heads(
-    graph: GraphEditor, context: Context, members: list[_Product]
-) -> tuple[list[_Cut], _Target] | None:
+def _heads(graph: GraphEditor, kept: Kept, members: list[_Product]) -> tuple[list[_Cut], _Target] | None:
     """The cuts of all results into heads of one size, and the entries of the axes before the heads.
 
     None if the results are not cut, or if the user keeps one. All results have equally many rows: one axis
@@ -244,7 +241,7 @@ def _heads(
     """
     cuts = [_cut_of(graph, member.end.output[0], member.columns) for member in members]
     alike = [cut for cut in cuts if cut is not None and cut.size == (cuts[0] or cut).size]
-    if len(alike) < len(members) or any(any(context.kept.requests(n)) for cut in alike for n in cut.nodes):
+    if len(alike) < len(members) or any(any(kept.requests(n)) for cut in alike for n in cut.nodes):
         return None
     rows = tuple(one[0] if len(set(one)) == 1 else -1 for one in zip(*(c.rows for c in alike), strict=True))
     return (alike, rows) if rows.count(-1) <= 1 else None

@@ -51,11 +51,8 @@ class Converted:
 
     @property
     def is_same(self) -> bool:
-        if len(self.nodes) != 1:
-            return False
-        (new,) = self.nodes
-        read = [self.names.get(name, "") for name in new.input]
-        return _form(new, read) == _form(self.node, list(self.node.input))
+        new = [_form(node, [self.names.get(name, "") for name in node.input]) for node in self.nodes]
+        return new == [_form(self.node, list(self.node.input))]
 
 
 def _form(node: NodeProto, inputs: list[str]) -> tuple[object, ...]:
@@ -97,13 +94,11 @@ class Converter:
 
     def _converted(self, nodes: Sequence[NodeProto]) -> Iterator[Converted]:
         """Converts nodes at once, since a call of the library costs 7 ms; if it fails, each half alone."""
-        names: dict[str, str] = {}
+        names, ops = dict[str, str](), {node.op_type for node in nodes}
         try:
             proto = self._draft(nodes, names)
             for rule in RULES:
-                if self.source < rule.version <= self.target and any(
-                    n.op_type in rule.op_types for n in nodes
-                ):
+                if self.source < rule.version <= self.target and rule.op_types & ops:
                     proto = rule.corrected(proto)
             graph = _at(proto, self.target).graph
         except FAILURES as error:

@@ -93,10 +93,8 @@ def reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: 
 
     The caller checks the padding.
     """
-    return kept.reason(node) or layout_obstacle(graph, node.input[1]) or _reason_in_windows(node, windows)
-
-
-def _reason_in_windows(node: NodeProto, windows: Windows) -> str | None:
+    if (reason := kept.reason(node) or layout_obstacle(graph, node.input[1])) is not None:
+        return reason
     if attribute(node, "group", 1) != 1:
         return "its groups would have to be written one by one"
     if any(step != 1 and size != 1 for step, size in zip(windows.dilations, windows.kernel, strict=True)):
