@@ -116,14 +116,13 @@ def _fold(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
 
 def _convert(value: Array, start: int, to: int) -> Array | None:
     """Converts `value`, rounded to nearest even; None where ONNX does not define the result."""
-    dtype = helper.tensor_dtype_to_np_dtype(to)
     if start in SIGNIFICAND and to in INTEGERS and to != TensorProto.BOOL and value.size:
         wide = np.trunc(value.astype(np.float64))
         sign, bits = INTEGERS[to]
         if not bool(np.all((wide >= -sign * 2.0**bits) & (wide < 2.0**bits))):
             return None
     with np.errstate(over="ignore"):  # values beyond the range become infinite, as at run time
-        return value.astype(dtype)
+        return value.astype(helper.tensor_dtype_to_np_dtype(to))
 
 
 def _share(

@@ -57,9 +57,8 @@ def _drop(graph: GraphEditor, trip: RoundTrip) -> Event:
     if not graph.is_output(result):
         graph.redirect(result, exact)
     elif graph.producer(exact) is None:
-        return Refusal(
-            label(trip.down), f"{result} is a graph output, and {exact} has no producer in this graph"
-        )
+        reason = f"{result} is a graph output, and {exact} has no producer in this graph"
+        return Refusal(label(trip.down), reason)
     else:
         graph.rename(exact, result)
     graph.remove(trip.up)

@@ -152,9 +152,8 @@ class _Folding(Replacement):
         window, pads = [high.window, wide.window], [high.begin, wide.begin, high.end, wide.end]
         inputs = [folded, self._weight(), *conv.input[2:]]
         self.finish("Conv", inputs, self.name, kernel_shape=window, pads=pads)
-        return Change(
-            label(conv), f"stride 1 and a window of {high.window}x{wide.window} in {depth} channels"
-        )
+        what = f"stride 1 and a window of {high.window}x{wide.window} in {depth} channels"
+        return Change(label(conv), what)
 
     def _weight(self) -> str:
         """Returns the name of the constant [O, C * s * s, window of blocks]."""

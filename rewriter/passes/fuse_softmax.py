@@ -26,9 +26,7 @@ SOFTMAX = op("Div", EXPONENTIALS, broadcast("sum", total(var("e")))) | op(
     "Mul", EXPONENTIALS, broadcast("sum", op("Reciprocal", total(var("e"))))
 )
 LOG_SOFTMAX = op(
-    "Sub",
-    named("shifted", SHIFTED),
-    broadcast("sum", op("Log", total(op("Exp", var("shifted"), wide=True)))),
+    "Sub", named("shifted", SHIFTED), broadcast("sum", op("Log", total(op("Exp", var("shifted"), wide=True))))
 )
 
 

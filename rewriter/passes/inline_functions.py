@@ -93,11 +93,10 @@ def inline(model: Model, tag: str) -> list[Event]:
 
 def _inlined(model: Model, functions: dict[_Key, FunctionProto]) -> ModelProto:
     proto = model.weightless()
-    version = model.opset
     for function in proto.functions:
         for opset in function.opset_import:
             if opset.domain in STANDARD_DOMAINS:
-                opset.version = version  # the checker found every operator unchanged between the two
+                opset.version = model.opset  # the checker found every operator unchanged between the two
     _fill_defaults(proto, functions)
     return children.call(inline_local_functions, proto, doing="onnx.inliner")
 

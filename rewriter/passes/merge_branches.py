@@ -92,9 +92,7 @@ class _Branch:
 
 def _branches(graph: GraphEditor, node: NodeProto) -> list[_Branch]:
     """Returns the Convs that a node adds, the largest window first; [] if it adds anything else."""
-    if not is_op(node, "Add", "Sum"):
-        return []
-    if not 1 < len(set(node.input)) == len(node.input):
+    if not is_op(node, "Add", "Sum") or not 1 < len(set(node.input)) == len(node.input):
         return []
     convs = [conv for tensor in node.input if (conv := produced(graph, tensor, "Conv")) is not None]
     windows = [(conv, known) for conv in convs if (known := windows_of(graph, conv)) is not None]
@@ -165,9 +163,8 @@ def _margins(branch: _Branch) -> list[int]:
 def _merge(graph: GraphEditor, node: NodeProto, branches: list[_Branch], weights: NewWeights) -> Event:
     weight, bias = _weight(graph, branches), _bias(graph, branches)
     if not np.isfinite(weight).all() or (bias is not None and not np.isfinite(bias).all()):
-        return Refusal(
-            label(node), f"{APART}: the sum of their weights or biases is not finite in their type"
-        )
+        reason = "the sum of their weights or biases is not finite in their type"
+        return Refusal(label(node), f"{APART}: {reason}")
     large, *others = branches
     conv, windows = large.conv, large.windows
     parts = [(branch.conv.input[1], _lead(large, branch)) for branch in branches]

@@ -93,14 +93,12 @@ def request(model: Model, plan: Plan, tag: str) -> TypeRequest:
         types = {port.name: io_type(plan.io, port.name) for port in ports}
         return {name: LOW_TYPES[cast("Precision", kind)] for name, kind in types.items() if kind != "keep"}
 
-    signature = model.signature
+    inputs, outputs = wanted(model.signature.inputs), wanted(model.signature.outputs)
     plugins = {
         op: (_element_types(ports.inputs), _element_types(ports.outputs))
         for op, ports in plugin_types(plan.plugin_types).items()
     }
-    return TypeRequest(
-        node_type, wanted(signature.inputs), wanted(signature.outputs), plugins=plugins, tag=tag
-    )
+    return TypeRequest(node_type, inputs, outputs, plugins=plugins, tag=tag)
 
 
 def _element_types(kinds: Sequence[str]) -> list[int]:

@@ -255,9 +255,8 @@ class _Channels:
             if any(block.root().more for block in layout):
                 shape = list(graph.shape(tensor) or (None, None))
                 shape[1] = sum(block.size + block.root().more for block in layout)
-                graph.rename(
-                    tensor, graph.tensor(f"{tensor}/padded", dtype=graph.dtype(tensor), shape=tuple(shape))
-                )
+                padded = graph.tensor(f"{tensor}/padded", dtype=graph.dtype(tensor), shape=tuple(shape))
+                graph.rename(tensor, padded)
 
 
 def _fix(layout: Layout, obstacle: str) -> None:

@@ -70,8 +70,7 @@ class Rescale(ModelPass):
             yield from _as_planned(model, context.plan, self.name)
             return
         ranges = context.ranges or {}
-        request = PrecisionRequest("fp16")
-        for survey in reversed(list(surveys(model, ranges, request, tag=self.name))):
+        for survey in reversed(list(surveys(model, ranges, PrecisionRequest("fp16"), tag=self.name))):
             if ranges and in_range(survey):
                 continue
             if isinstance(ranges, Ranges) and not ranges.real:  # on real data they may be small, and become 0

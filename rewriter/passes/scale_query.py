@@ -126,9 +126,8 @@ def _move(graph: GraphEditor, matmul: NodeProto, scale: NodeProto, factor: float
     """Replaces MatMul and scale by a MatMul of the scaled query."""
     query, key = matmul.input
     rounded = graph.dtype(query) != TensorProto.FLOAT and math.frexp(abs(factor))[0] != 0.5
-    operator = (
-        scale.op_type if rounded else "Mul"
-    )  # a Div would be kept in FP32, in front of attention's kernel
+    # a Div would be kept in FP32, in front of attention's kernel
+    operator = scale.op_type if rounded else "Mul"
     value = 1 / factor if operator == "Div" else factor
     scaled, result = graph.tensor(f"{query}/scaled", like=query), scale.output[0]
     constant = graph.add_constant(f"{query}/scale", value, like=query)

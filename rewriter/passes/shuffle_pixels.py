@@ -103,9 +103,8 @@ def _shuffled(graph: GraphEditor, node: NodeProto, step: int, weights: NewWeight
     )
     inputs = [node.input[0], weight]
     if bias := optional_input(node, 2):
-        inputs.append(
-            weights.made((bias, count), f"{bias}/shuffled", lambda: np.repeat(graph.value(bias), count))
-        )
+        key, name = (bias, count), f"{bias}/shuffled"
+        inputs.append(weights.made(key, name, lambda: np.repeat(graph.value(bias), count)))
     channels = new.add("Conv", inputs, new.tensor("channels"), new.name, kernel_shape=[1, 1])
     new.finish("DepthToSpace", [channels], blocksize=step, mode="CRD")
     return Change(label(node), f"a pointwise Conv and DepthToSpace by {step}")

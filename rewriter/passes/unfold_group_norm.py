@@ -72,9 +72,8 @@ class UnfoldGroupNorm(GraphPass):
                     scales[key] = graph.add_constant(f"{result}/ones", np.ones(length), like=rows)
                 # ONNX Runtime's FP16 kernel is wrong for a scale of one element, which ONNX allows
                 fields = {"name": node.name, "axis": -1, "epsilon": attribute(node, "epsilon", 1e-5)}
-                graph.substitute(
-                    result, graph.make("LayerNormalization", [rows, scales[key]], [result], **fields)
-                )
+                norm = graph.make("LayerNormalization", [rows, scales[key]], [result], **fields)
+                graph.substitute(result, norm)
                 yield Change(label(node), "a GroupNorm became LayerNormalization over its groups")
 
 

@@ -105,9 +105,7 @@ def unbiased(given: Array, nearest: Array, means: Array, variance: float, lost: 
     mantissas, exponents = np.frexp(means)
     means = np.ldexp(np.round(mantissas * 2**MEAN_BITS), exponents - MEAN_BITS).astype(np.float64)
     columns = np.argsort(-np.abs(means), axis=1, kind="stable")[:, :CANDIDATES]
-    means, columns, lost = (
-        np.broadcast_to(array, (len(given), *array.shape[1:])) for array in (means, columns, lost)
-    )
+    means, columns, lost = (np.broadcast_to(a, (len(given), *a.shape[1:])) for a in (means, columns, lost))
     result, step = nearest.copy(order="K"), max(1, BLOCK // max(1, given.shape[1]))
     for start in range(0, len(given), step):
         rows = slice(start, start + step)

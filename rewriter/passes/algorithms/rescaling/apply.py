@@ -24,7 +24,6 @@ HINT = (
     "`passes` and `skip` that it was saved with"
 )
 
-
 EXPONENTS = "rewriter.exponents"
 """Metadata key of a JSON object: exponent of two by tensor of the main graph."""
 

@@ -213,8 +213,7 @@ def _add_constant(survey: Survey, use: ConstantUse, value: Array, demand: Demand
         _keep_mean(mean, demand)
         if mean < SMALLEST_RMS:  # the root mean square is at least the mean
             rms = math.sqrt(float(np.mean(np.square(sizes, dtype=np.float64))))
-            level = _binades(SMALLEST_RMS, rms)
-            if level > 0:
+            if (level := _binades(SMALLEST_RMS, rms)) > 0:
                 demand.sunken[use.tensor] = level
 
 
