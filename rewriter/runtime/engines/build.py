@@ -246,11 +246,8 @@ def _add_profile(builder: Any, network: Any, config: Any, options: BuildOptions)
 
 def _required(table: Mapping[str, Any], name: str, why: str, what: str) -> Any:
     if name not in table:
-        raise EngineError(
-            f"input {name!r} {why}, and nothing says {what}",
-            where=name,
-            hint=f"give sample data (`inputs`), or `input-shapes={name}:1x3x224x224`",
-        )
+        hint = f"give sample data (`inputs`), or `input-shapes={name}:1x3x224x224`"
+        raise EngineError(f"input {name!r} {why}, and nothing says {what}", where=name, hint=hint)
     return table[name]
 
 

@@ -83,8 +83,5 @@ def load_plugins(trt: Any, registry: Any, plugins: Sequence[Path]) -> None:
         except Exception as error:  # the bindings raise several types
             loaded, problem = None, f"it does not load as a TensorRT plugin library: {error}"
         if loaded is None:
-            raise EngineError(
-                problem,
-                where=str(plugin),
-                hint="build it for this TensorRT and platform; `ldd` lists the libraries that it misses",
-            )
+            hint = "build it for this TensorRT and platform; `ldd` lists the libraries that it misses"
+            raise EngineError(problem, where=str(plugin), hint=hint)

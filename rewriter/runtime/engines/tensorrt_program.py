@@ -91,10 +91,8 @@ class TensorRTProgram:
         load_plugins(trt, self._runtime.get_plugin_registry(), plugins)
         self._engine = self._runtime.deserialize_cuda_engine(variant.engine.read_bytes())
         if self._engine is None:
-            raise EngineError(
-                f"{self._title} does not load the engine on {self.device}: {self._why()}",
-                hint="build it on this machine, with this version",
-            )
+            what = f"{self._title} does not load the engine on {self.device}: {self._why()}"
+            raise EngineError(what, hint="build it on this machine, with this version")
         self._context = self._created()
         self._buffers: dict[str, Buffer] = {}
         self._host: dict[str, Array] = {}
@@ -175,20 +173,14 @@ class TensorRTProgram:
 
     def _feed_one(self, name: str, feeds: Mapping[str, Array]) -> None:
         if name not in feeds:
-            raise EngineError(
-                f"the samples hold no array for input {name!r}",
-                where=name,
-                hint="the engine was built from a model with other inputs: build it again",
-            )
+            hint = "the engine was built from a model with other inputs: build it again"
+            raise EngineError(f"the samples hold no array for input {name!r}", where=name, hint=hint)
         array = np.require(feeds[name], self._dtype(name), "C")
         if not self._context.set_input_shape(name, tuple(array.shape)):
             low, _, high = self._engine.get_tensor_profile_shape(name, 0)
-            raise EngineError(
-                f"shape {list(array.shape)} of input {name!r} is outside the engine's profile "
-                f"({list(low)} to {list(high)})",
-                where=name,
-                hint="widen it with `min-shapes` and `max-shapes`",
-            )
+            profile = f"the engine's profile ({list(low)} to {list(high)})"
+            what = f"shape {list(array.shape)} of input {name!r} is outside {profile}"
+            raise EngineError(what, where=name, hint="widen it with `min-shapes` and `max-shapes`")
         if self._on_host(name):
             self._host[name] = array.copy()
             self._context.set_tensor_address(name, self._host[name].ctypes.data)
@@ -235,9 +227,6 @@ class TensorRTProgram:
     def _dtype(self, name: str) -> np.dtype[Any]:
         kind = self._engine.get_tensor_dtype(name).name
         if kind not in NUMPY:
-            raise EngineError(
-                f"tensor {name!r} is {kind}, which NumPy does not have",
-                where=name,
-                hint="add a Cast to FP32 before this output",
-            )
+            what = f"tensor {name!r} is {kind}, which NumPy does not have"
+            raise EngineError(what, where=name, hint="add a Cast to FP32 before this output")
         return NUMPY[kind]

@@ -53,9 +53,7 @@ def load_samples(
     for name, (least, _, most) in profile.items():
         for shape in (spans[name][0], spans[name][2]) if name in spans else ():
             if not all(low <= size <= high for low, size, high in zip(least, shape, most, strict=True)):
-                sizes = (
-                    f"{shown(shape)} in the data, and the profile goes from {shown(least)} to {shown(most)}"
-                )
-                hint = "widen it, or give data of its sizes"
-                raise UsageError(f"input {name!r} is {sizes}", option=PROFILE, hint=hint)
+                limits = f"{shown(least)} to {shown(most)}"
+                what = f"input {name!r} is {shown(shape)} in the data, and the profile goes from {limits}"
+                raise UsageError(what, option=PROFILE, hint="widen it, or give data of its sizes")
     return samples

@@ -52,11 +52,9 @@ def random_samples(
     shapes = {name: tuple(shapes_of.get(name) or _shape(port, named, chosen)) for name, port in ports.items()}
     for name, shape in shapes.items():
         if math.prod(shape) > MOST_ELEMENTS:
-            raise InputsError(
-                f"random values of the shape {list(shape)} do not fit into memory",
-                where=f"input {name!r}",
-                hint="give smaller data with `inputs`, or correct the model's input",
-            )
+            what = f"random values of the shape {list(shape)} do not fit into memory"
+            hint = "give smaller data with `inputs`, or correct the model's input"
+            raise InputsError(what, where=f"input {name!r}", hint=hint)
     limits = table_sizes(model)
     makers = {name: _maker(port, limits.get(name)) for name, port in ports.items()}
 

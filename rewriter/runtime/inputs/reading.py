@@ -211,10 +211,9 @@ def _polygraphy(path: Path) -> Iterator[Mapping[str, Any]]:
     """Feeds from the JSON that Polygraphy writes, where an array is the base64 text of an npy file."""
     with _explained(str(path)):
         content = from_json(path.read_text(encoding="utf-8"))
+    hint = "write a list of dicts of arrays with polygraphy.json.save_json"
     for index, sample in enumerate(content if isinstance(content, list) else [content]):
-        with _explained(
-            f"{path}: sample {index}", "write a list of dicts of arrays with polygraphy.json.save_json"
-        ):
+        with _explained(f"{path}: sample {index}", hint):
             texts = {name: base64.b64decode(value["array"], validate=True) for name, value in sample.items()}
             feeds = {name: np.load(io.BytesIO(text), allow_pickle=False) for name, text in texts.items()}
         yield feeds
