@@ -82,7 +82,6 @@ SPLIT = frozenset({"MatMul", "Gemm", "Conv"})
 FUSED_CHUNK = 32
 """Products that attention's second product sums before it rounds (docs/accuracy.md#emulated-sums)."""
 
-
 _SUM = f"""
     on = Identity (go)
     total = Add (before, part)

@@ -59,10 +59,8 @@ def _spans(low: Shapes, usual: Shapes, high: Shapes) -> Iterator[tuple[str, Span
     for name in {**low, **usual, **high}:
         middle = usual.get(name) or high.get(name) or low[name]
         span = tuple(low.get(name, middle)), tuple(middle), tuple(high.get(name, middle))
-        ordered = len({len(shape) for shape in span}) == 1 and all(
-            a <= b <= c for a, b, c in zip(*span, strict=True)
-        )
-        if not ordered:
+        one_rank = len({len(shape) for shape in span}) == 1
+        if not one_rank or not all(a <= b <= c for a, b, c in zip(*span, strict=True)):
             what = f"the shapes of {name!r} are not in order: {', '.join(map(shown, span))}"
             hint = "each axis: smallest, usual and largest size, of one rank"
             raise UsageError(what, option=PROFILE, hint=hint)

@@ -24,7 +24,6 @@ from rewriter.runtime.engines.onnxruntime_library import NoKernelError, import_o
 RUN_S = 600.0
 """Wall time of one run, and of loading a model: the slowest model of `models/` needs seconds."""
 
-
 _cuda: ContextVar[list[str] | None] = ContextVar("cuda", default=None)
 """None: sessions run on the CPU. Else with CUDA until it fails; the list then has a sentence on that."""
 

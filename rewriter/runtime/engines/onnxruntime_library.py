@@ -107,7 +107,6 @@ _FAILED = (
     re.compile(r"Node:(?P<node>.*?) (?P<why>Output:.*)", re.S),
 )
 
-
 HINT = "see that the samples have the shapes that the model expects; if it runs nowhere, export it again"
 
 

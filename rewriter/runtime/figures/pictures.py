@@ -137,9 +137,7 @@ def best_boxes(name: str, outputs: Mapping[str, Array]) -> Array | None:
     if boxes.shape[-1] == 6:
         scores = rows[:, 4]
     else:
-        partners = (
-            a for n, a in outputs.items() if n != name and a.dtype.kind == "f" and a.ndim == boxes.ndim
-        )
+        partners = (a for n, a in outputs.items() if n != name and a.dtype.kind == "f")
         partner = next((a for a in partners if a.shape[:-1] == boxes.shape[:-1]), None)
         if partner is None:
             return None

@@ -178,10 +178,8 @@ def probabilities(model: Model) -> dict[str, Probabilities]:
         operators = {node.op_type if node is not None else "" for node in ends}
         node = ends[0]
         if node is not None and operators in ({"Softmax"}, {"LogSoftmax"}, {"Sigmoid"}):
-            rank = len(port.shape) if port.shape else 0
-            classes = (
-                None if moved or node.op_type == "Sigmoid" else _class_axis(node, rank, model.opset or 1)
-            )
+            rank, alone = len(port.shape or ()), moved or node.op_type == "Sigmoid"
+            classes = None if alone else _class_axis(node, rank, model.opset or 1)
             reason = f"{label(node)} ({node.op_type}) makes it"
             by_name[port.name] = Probabilities(reason, classes, node.op_type == "LogSoftmax")
         elif not moved and len(port.shape or ()) > 1 and (product := _product(node, made_by)) is not None:
@@ -214,11 +212,11 @@ def _ends(tensor: str, made_by: Mapping[str, NodeProto]) -> tuple[list[NodeProto
         if name in seen:
             continue
         seen.add(name)
-        if node is None or not is_op(node, *PLAIN):
+        if is_op(node, *PLAIN):
+            moved = moved or not is_op(node, "Identity", "Cast")
+            stack.extend(node.input if node.op_type == "Concat" else node.input[:1])
+        else:
             ends.append(node)
-            continue
-        moved = moved or not is_op(node, "Identity", "Cast")
-        stack.extend(node.input if node.op_type == "Concat" else node.input[:1])
     return ends, moved
 
 

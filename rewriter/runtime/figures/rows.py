@@ -28,12 +28,8 @@ def row_groups(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> li
     """
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, array in expected.items():
-        if (
-            array.ndim in (2, 3)
-            and array.shape[0]
-            and 1 < array.shape[1] <= MOST_ROWS
-            and array.shape == actual[name].shape
-        ):
+        has_rows = array.ndim in (2, 3) and array.shape[0] and 1 < array.shape[1] <= MOST_ROWS
+        if has_rows and array.shape == actual[name].shape:
             groups.setdefault(array.shape[:2], []).append(name)
     return [names for names in groups.values() if all(_finite(expected[n], actual[n]) for n in names)]
 

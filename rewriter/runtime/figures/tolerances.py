@@ -37,9 +37,7 @@ TOLERANCES = {
         "FP32 arithmetic in another order: 3.8e-6 for one MatMul on an H200, times 25 for depth",
     ),
     "tf32": Tolerance(
-        5e-3,
-        RELATIVE_L2,
-        "TF32 keeps as many bits as FP16; whole networks measured up to 1.9e-3 on an H200",
+        5e-3, RELATIVE_L2, "TF32 keeps as many bits as FP16; whole networks measured up to 1.9e-3 on an H200"
     ),
     "fp16": Tolerance(5e-3, RELATIVE_L2, "sound FP16 networks measured 6e-4 to 2.4e-3 on an H200, times 2"),
     "bf16": Tolerance(

@@ -183,11 +183,9 @@ class _Unsupported:
 
     def __call__(self, node: NodeProto, scope: int) -> bool:
         op = qualified(node)
-        text = (
-            op != node.op_type or schema_of(op, "", self._model.opset) or (node.domain, op) in self._functions
-        )
+        foreign = op != node.op_type or (node.domain, op) in self._functions
         refused = self._refused and {(op, None), self._kind(node, scope)} & self._refused
-        if not text or refused:
+        if refused or not (foreign or schema_of(op, "", self._model.opset)):
             self.ops.add(op)
             return True
         return False

@@ -196,8 +196,6 @@ class _Scope:
             self.known.add(name)
             self.reductions.measure((self.index, name), facts)
 
-    # -- subgraphs ---------------------------------------------------------------------------
-
     def _lift(self, node: NodeProto) -> None:
         """Instruments the graphs of `node`, and makes their vectors outputs of it."""
         graphs = list(subgraphs(node))

@@ -96,9 +96,8 @@ class Emitter:
     def stack(self, tensors: Sequence[str]) -> str:
         """Stacks tensors of one shape along a new first axis."""
         if self.opset >= _SEQUENCE_OPSET:
-            return self.add(
-                "ConcatFromSequence", [self.add("SequenceConstruct", tensors)], axis=0, new_axis=1
-            )
+            sequence = self.add("SequenceConstruct", tensors)
+            return self.add("ConcatFromSequence", [sequence], axis=0, new_axis=1)
         one = self.constant([1], np.int64)  # below opset 11 only scalars are stacked
         return self.add("Concat", [self.add("Reshape", [t, one]) for t in tensors], axis=0)
 

@@ -84,9 +84,8 @@ def known_target(target: Target) -> Target:
 
 def measured(target: Target | None = None) -> Answers | None:
     """The newest answers of this machine's GPU and driver, for a target if one is given."""
-    files = sorted(
-        user_cache("probe", "any").parent.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True
-    )
+    folder = user_cache("probe", "any").parent
+    files = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
     cached = filter(None, map(_read_cached, files))
     fitting = [answers for answers in cached if target is None or answers.fits(target)]
     gpu = this_machine.gpu() if fitting else None  # asks the driver in a child process: only if it matters
