@@ -292,6 +292,15 @@ def _is_shared(graph: GraphEditor, chain: list[NodeProto]) -> bool:
     return pointwise and chain[-2].output[0] == chain[-1].input[0] and one in ((), (1,)) and heads != one
 
 
+def _pads_columns(graph: GraphEditor, chain: list[NodeProto]) -> bool:
+    """True for a Pad of columns that Convs or poolings read, and not one Conv alone, which takes it over."""
+    pad, readers = chain[-1], graph.consumers(chain[-1].output[0])
+    sizes = graph.constant(pad.input[1]) if attribute(pad, "mode", "constant") == "constant" else None
+    columns = sizes is not None and sizes.size >= 8 and bool(sizes[sizes.size // 2 - 1] or sizes[-1])
+    taken = len(readers) == 1 and readers[0].op_type == "Conv"
+    return columns and not taken and any(r.op_type in ("Conv", "MaxPool", "AveragePool") for r in readers)
+
+
 _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     **dict.fromkeys(("any", "shared-axis", "shared-input"), lambda graph, chain: True),
     "float8": lambda graph, chain: graph.dtype(chain[0].input[0]) in _FLOAT8,
@@ -300,6 +309,7 @@ _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     "own-gate": lambda graph, chain: chain[0].input[0] in chain[2].input,
     "biased": _has_bias,
     "one-for-heads": _is_shared,
+    "columns": _pads_columns,
     "pointwise-1d": lambda graph, chain: _is_pointwise_1d(graph, chain[0]),
     "kernel-is-stride": lambda graph, chain: _is_patch(graph, chain[0]),
 }

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from rewriter.ir.base import Pass
-from rewriter.passes.bias_convs import BiasConvs
 from rewriter.passes.clamp_constants import ClampConstants
 from rewriter.passes.clean_casts import CleanCasts
 from rewriter.passes.drop_double import DropDouble
@@ -18,6 +17,7 @@ from rewriter.passes.fuse_softmax import FuseSoftmax
 from rewriter.passes.inline_functions import InlineFunctions
 from rewriter.passes.isolate_clip import IsolateClip
 from rewriter.passes.keep_epilogues import KeepEpilogues
+from rewriter.passes.mend_convs import MendConvs
 from rewriter.passes.merge_branches import MergeBranches
 from rewriter.passes.merge_projections import MergeProjections
 from rewriter.passes.mixed_precision import MixedPrecision
@@ -49,7 +49,7 @@ ALL: tuple[type[Pass], ...] = (
     ScaleQuery,
     ClampConstants,
     IsolateClip,
-    BiasConvs,
+    MendConvs,
     DropRoundTrips,
     PadChannels,
     UnfoldPatches,

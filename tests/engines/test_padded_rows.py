@@ -1,0 +1,56 @@
+"""The builder's log shows a Conv that writes its rows into a padded image, without a GPU."""
+
+from __future__ import annotations
+
+import re
+
+import graphs
+import pytest
+from needs import needs_rtx
+from onnx import ModelProto
+
+from rewriter.hazards.quirks import table
+from rewriter.ir.base import Context, Target
+from rewriter.ir.model import load
+from rewriter.passes.mend_convs import MendConvs
+
+(QUIRK,) = (quirk for quirk in table() if quirk.id == "conv-into-padded-rows")
+WRITTEN = re.compile(r"LayerType: correlation.*Outputs: \[ \{[^}]*Dimensions: \[(.*?)\], Strides: \[(.*?)\]")
+
+
+def strides_of_rows(proto: ModelProto) -> list[tuple[int, int]]:
+    """For what each Conv's kernel writes: the stride of rows, and that of rows one after the other."""
+    import tensorrt_rtx as rtx
+
+    lines = list[str]()
+
+    class Logger(rtx.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            rtx.ILogger.__init__(self)
+
+        def log(self, severity: object, text: str) -> None:
+            lines.extend(text.splitlines())
+
+    logger = Logger()
+    builder = rtx.Builder(logger)
+    network = builder.create_network(0)
+    assert rtx.OnnxParser(network, logger).parse(proto.SerializeToString())
+    config = builder.create_builder_config()
+    config.profiling_verbosity = rtx.ProfilingVerbosity.DETAILED
+    assert builder.build_serialized_network(network, config) is not None
+    shown = (found for line in lines if (found := WRITTEN.search(line)))
+    written = [[[int(n) for n in part.split(",")] for part in found.groups()] for found in shown]
+    return [(strides[2], shape[3] * strides[3]) for shape, strides in written]
+
+
+@needs_rtx
+@pytest.mark.parametrize("case", QUIRK.case, ids=lambda case: case.name)
+def test_a_mended_conv_writes_row_after_row(case) -> None:  # type: ignore[no-untyped-def]
+    proto = case.proto()
+    assert any(row != packed for row, packed in strides_of_rows(proto)), "this release has no such kernel"
+    mended, report = graphs.apply(
+        MendConvs(), load(proto), Context(target=Target.parse("tensorrt-rtx 1.6.1"))
+    )
+    assert report.changes
+    rows = strides_of_rows(mended.whole())
+    assert rows and all(row == packed for row, packed in rows)
