@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import graphs
 import pytest
@@ -13,6 +14,7 @@ from rewriter.hazards.quirks import table
 from rewriter.ir.base import Context, Target
 from rewriter.ir.model import load
 from rewriter.passes.mend_convs import MendConvs
+from rewriter.runtime.engines.probe.question import Case
 
 (QUIRK,) = (quirk for quirk in table() if quirk.id == "conv-into-padded-rows")
 WRITTEN = re.compile(r"LayerType: correlation.*Outputs: \[ \{[^}]*Dimensions: \[(.*?)\], Strides: \[(.*?)\]")
@@ -28,7 +30,7 @@ def strides_of_rows(proto: ModelProto) -> list[tuple[int, int]]:
         def __init__(self) -> None:
             rtx.ILogger.__init__(self)
 
-        def log(self, severity: object, text: str) -> None:
+        def log(self, severity: Any, text: str) -> None:
             lines.extend(text.splitlines())
 
     logger = Logger()
@@ -44,13 +46,11 @@ def strides_of_rows(proto: ModelProto) -> list[tuple[int, int]]:
 
 
 @needs_rtx
-@pytest.mark.parametrize("case", QUIRK.case, ids=lambda case: case.name)
-def test_a_mended_conv_writes_row_after_row(case) -> None:  # type: ignore[no-untyped-def]
-    proto = case.proto()
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in QUIRK.case])
+def test_a_mended_conv_writes_row_after_row(case: Case) -> None:
+    proto, target = case.proto(), Target.parse("tensorrt-rtx 1.6.1")
     assert any(row != packed for row, packed in strides_of_rows(proto)), "this release has no such kernel"
-    mended, report = graphs.apply(
-        MendConvs(), load(proto), Context(target=Target.parse("tensorrt-rtx 1.6.1"))
-    )
+    mended, report = graphs.apply(MendConvs(), load(proto), Context(target=target))
     assert report.changes
     rows = strides_of_rows(mended.whole())
     assert rows and all(row == packed for row, packed in rows)

@@ -33,14 +33,14 @@ ROOMS = (
 
 BUDGETS = {
     "ir": 6_200,
-    "runtime": 6_500,
-    "hazards": 3_450,
-    "passes": 5_400,
+    "runtime": 6_485,
+    "hazards": 3_460,
+    "passes": 5_410,
     "pipeline": 2_000,
     "judge": 1_800,
     "parity": 900,
     "jobs": 4_100,
-    "report": 2_650,
+    "report": 2_645,
     "hooks": 800,
     "compat": 200,
     "batch": 800,
