@@ -286,6 +286,7 @@ def _is_pointwise_1d(graph: GraphEditor, conv: NodeProto) -> bool:
 
 
 def _is_shared(graph: GraphEditor, chain: list[NodeProto]) -> bool:
+    """True for a pointwise Conv without a bias, whose heads all meet one right operand of the MatMul."""
     conv, left, right = chain[0], *map(graph.shape, chain[-1].input)
     pointwise = len(conv.input) == 2 and set((graph.sizes(conv.input[1]) or ())[2:]) == {1}
     heads, one = (shape[-3:-2] if shape else None for shape in (left, right))
@@ -295,7 +296,8 @@ def _is_shared(graph: GraphEditor, chain: list[NodeProto]) -> bool:
 def _pads_columns(graph: GraphEditor, chain: list[NodeProto]) -> bool:
     """True for a Pad of columns that Convs or poolings read, and not one Conv alone, which takes it over."""
     pad, readers = chain[-1], graph.consumers(chain[-1].output[0])
-    sizes = graph.constant(pad.input[1]) if attribute(pad, "mode", "constant") == "constant" else None
+    plain = attribute(pad, "mode", "constant") == "constant" and len(pad.input) < 4  # no axes are named
+    sizes = graph.constant(pad.input[1]) if plain else None
     columns = sizes is not None and sizes.size >= 8 and bool(sizes[sizes.size // 2 - 1] or sizes[-1])
     taken = len(readers) == 1 and readers[0].op_type == "Conv"
     return columns and not taken and any(r.op_type in ("Conv", "MaxPool", "AveragePool") for r in readers)
