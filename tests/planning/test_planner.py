@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import graphs
@@ -230,3 +231,9 @@ def test_what_samples_differ_by_is_kept_free_at_the_end_of_the_range(
     plan = make_plan(source, ranges, PrecisionRequest())
     factor = f"x comes within a factor of {figure(headroom)} of 65504"
     assert [d.reason for d in plan.decisions if d.op == "Abs"] == [factor] * (20000 * headroom > 65504)
+
+
+def test_a_tensor_that_is_zero_in_one_sample_and_infinite_in_another_does_not_count() -> None:
+    source = graphs.graph("g (float[1] x) => (float[1] y) { y = Abs(x) }")
+    ranges = measure(source, [{"x": np.array([value], np.float32)} for value in (0.0, math.inf, 1.0)])
+    assert ranges[0, "y"].headroom == 2.0

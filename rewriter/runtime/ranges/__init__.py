@@ -87,7 +87,7 @@ def measure(
                     ranges.outputs[place] = own
                 high, low, mean, ran = probe.read(values)
                 highs, lows = np.fmax(highs, high), np.fmin(lows, low)
-                with np.errstate(divide="ignore"):
+                with np.errstate(divide="ignore", invalid="ignore"):  # 0 in one sample, infinite in another
                     logs += np.log(np.fmax(np.abs(high), np.abs(low)))  # infinite where it did not run
                 means, runs = means + mean, runs + ran
                 for channels_of, means_of in probe.read_means(values):
