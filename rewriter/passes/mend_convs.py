@@ -53,11 +53,9 @@ class MendConvs(GraphPass):
 
 
 def _with_bias(graph: GraphEditor, conv: NodeProto) -> Event:
-    size = (graph.sizes(conv.input[1]) or ())[0]
+    zeros = np.zeros((graph.sizes(conv.input[1]) or (0,))[0])
     conv.input.append("")
-    graph.set_input(
-        conv, 2, graph.add_constant(f"{conv.output[0]}/zeros", np.zeros(size), like=conv.input[1])
-    )
+    graph.set_input(conv, 2, graph.add_constant(f"{conv.output[0]}/zeros", zeros, like=conv.input[1]))
     return Change(label(conv), "a bias of zeros")
 
 

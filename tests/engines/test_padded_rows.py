@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Any
 
@@ -22,8 +23,7 @@ WRITTEN = re.compile(r"LayerType: correlation.*Outputs: \[ \{[^}]*Dimensions: \[
 
 def strides_of_rows(proto: ModelProto) -> list[tuple[int, int]]:
     """For what each Conv's kernel writes: the stride of rows, and that of rows one after the other."""
-    import tensorrt_rtx as rtx
-
+    rtx: Any = importlib.import_module("tensorrt_rtx")
     lines = list[str]()
 
     class Logger(rtx.ILogger):  # type: ignore[misc]

@@ -141,7 +141,7 @@ class Probe:
         problems = [f"{name}: {why}" for name, why in results.items() if isinstance(why, str)]
         if problems:
             return Answer(self.failing, {}, "; ".join(problems))
-        figures = {name: figure for name, figure in results.items() if not isinstance(figure, str)}
+        figures = {name: float(figure) for name, figure in results.items() if not isinstance(figure, str)}
         value = next(row["value"] for row in self.answers if _holds(row.get("above"), figures))
         return Answer(value, {n: float(f"{v:.4g}") for n, v in figures.items() if math.isfinite(v)})
 
