@@ -177,6 +177,11 @@ def repairs(target: Target, low: int) -> list[Quirk]:
     return [q for q in table() if q.repaired and q.meets(low) and q.concerns(target)]
 
 
+def may_be_repaired_by(step: str, target: Target) -> list[Quirk]:
+    """The defects that a pass repairs, and that the target is not known to be without."""
+    return [q for q in table() if q.steps == step and q.concerns(target) is not False]
+
+
 def not_repaired(model: Model, target: Target, low: int) -> Iterator[str]:
     """One sentence for each defect that the model meets and nothing repairs: the target is known to have it,
     or has it on some GPUs, and names none."""
@@ -199,8 +204,7 @@ def met(model: Model, quirks: Sequence[Quirk]) -> Iterator[tuple[Quirk, list[Nod
     """The defects that the model meets, with the nodes."""
     graphs = open_graphs(model) if quirks else []
     for quirk in quirks:
-        nodes = [node for graph in graphs for node in places(graph, quirk)]
-        if nodes:
+        if nodes := [node for graph in graphs for node in places(graph, quirk)]:
             yield quirk, nodes
 
 
@@ -231,8 +235,7 @@ def places(graph: GraphEditor, quirk: Quirk) -> list[NodeProto]:
 
 
 def _chains(graph: GraphEditor, quirk: Quirk) -> list[list[NodeProto]]:
-    chains = [chain for node in graph.nodes for chain in _from(graph, node, quirk.chain)]
-    chains = [chain for chain in chains if _MEANT[quirk.where](graph, chain)]
+    chains = [c for n in graph.nodes for c in _from(graph, n, quirk.chain) if _MEANT[quirk.where](graph, c)]
     if quirk.lower:  # what is in FP16 already is right
         chains = [c for c in chains if any(_is_fp32(graph, n) for n in c if n.op_type in quirk.lower)]
     if quirk.where not in ("shared-axis", "shared-input"):
@@ -295,12 +298,11 @@ def _is_shared(graph: GraphEditor, chain: list[NodeProto]) -> bool:
 
 def _pads_columns(graph: GraphEditor, chain: list[NodeProto]) -> bool:
     """True for a Pad of columns that Convs or poolings read, and not one Conv alone, which takes it over."""
-    pad, readers = chain[-1], graph.consumers(chain[-1].output[0])
+    pad, readers = chain[-1], [node.op_type for node in graph.consumers(chain[-1].output[0])]
     plain = attribute(pad, "mode", "constant") == "constant" and len(pad.input) < 4  # no axes are named
     sizes = graph.constant(pad.input[1]) if plain else None
     columns = sizes is not None and sizes.size >= 8 and bool(sizes[sizes.size // 2 - 1] or sizes[-1])
-    taken = len(readers) == 1 and readers[0].op_type == "Conv"
-    return columns and not taken and any(r.op_type in ("Conv", "MaxPool", "AveragePool") for r in readers)
+    return columns and readers != ["Conv"] and not {"Conv", "MaxPool", "AveragePool"}.isdisjoint(readers)
 
 
 _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {

@@ -8,7 +8,7 @@ from typing import Literal
 
 from onnx import NodeProto
 
-from rewriter.hazards.quirks import of_chains, table
+from rewriter.hazards.quirks import may_be_repaired_by, of_chains
 from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, label
 from rewriter.ir.graph.match import optional_input
@@ -49,8 +49,7 @@ class IsolateClip(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        defects = [quirk for quirk in table() if quirk.steps == self.name]
-        concerned = [quirk for quirk in defects if quirk.concerns(context.target) is not False]
+        concerned = may_be_repaired_by(self.name, context.target)
         fused = {id(n): quirk for quirk in concerned for n in of_chains(graph, quirk, ("Clip", "Relu"))}
         for node in graph.nodes:
             if id(node) in fused:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.hazards.quirks import of_chains, table
+from rewriter.hazards.quirks import may_be_repaired_by, of_chains
 from rewriter.ir.base import Change, Context, Event, GraphPass
 from rewriter.ir.graph import GraphEditor, label
 
@@ -45,17 +45,18 @@ class MendConvs(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        defects = [quirk for quirk in table() if quirk.steps == self.name]
-        concerned = [quirk for quirk in defects if quirk.concerns(context.target) is not False]
+        concerned = may_be_repaired_by(self.name, context.target)
         wrong = (n for q in concerned for n in of_chains(graph, q, ("Pad" if "Pad" in q.chain else "Conv",)))
         for node in {id(node): node for node in wrong}.values():
             yield _with_bias(graph, node) if node.op_type == "Conv" else _by_itself(graph, node)
 
 
 def _with_bias(graph: GraphEditor, conv: NodeProto) -> Event:
-    zeros = np.zeros((graph.sizes(conv.input[1]) or (0,))[0])
+    sizes = graph.sizes(conv.input[1])
+    assert sizes is not None  # the rows of the table ask for them
     conv.input.append("")
-    graph.set_input(conv, 2, graph.add_constant(f"{conv.output[0]}/zeros", zeros, like=conv.input[1]))
+    zeros = graph.add_constant(f"{conv.output[0]}/zeros", np.zeros(sizes[0]), like=conv.input[1])
+    graph.set_input(conv, 2, zeros)
     return Change(label(conv), "a bias of zeros")
 
 
