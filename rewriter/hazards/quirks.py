@@ -296,13 +296,22 @@ def _is_shared(graph: GraphEditor, chain: list[NodeProto]) -> bool:
     return pointwise and chain[-2].output[0] == chain[-1].input[0] and one in ((), (1,)) and heads != one
 
 
-def _pads_columns(graph: GraphEditor, chain: list[NodeProto]) -> bool:
-    """True for a Pad of columns that Convs or poolings read, and not one Conv alone, which takes it over."""
-    pad, readers = chain[-1], [node.op_type for node in graph.consumers(chain[-1].output[0])]
-    plain = attribute(pad, "mode", "constant") == "constant" and len(pad.input) < 4  # no axes are named
-    sizes = graph.constant(pad.input[1]) if plain else None
-    columns = sizes is not None and sizes.size >= 8 and bool(sizes[sizes.size // 2 - 1] or sizes[-1])
-    return columns and readers != ["Conv"] and not {"Conv", "MaxPool", "AveragePool"}.isdisjoint(readers)
+def _leaves_gaps(graph: GraphEditor, chain: list[NodeProto]) -> bool:
+    """True for a Pad or Concat with other elements between what a Conv writes for rows, planes or images.
+
+    A Conv or a pooling reads it as an image, and not one Conv alone a Pad, which it takes over.
+    """
+    last, readers = chain[-1], [node.op_type for node in graph.consumers(chain[-1].output[0])]
+    shape = graph.shape(last.input[0]) or ()
+    if len(shape) < 4 or {"Conv", "MaxPool", "AveragePool"}.isdisjoint(readers):
+        return False
+    if last.op_type == "Concat":
+        axes = {attribute(last, "axis", 0) % len(shape)}
+    else:
+        plain = attribute(last, "mode", "constant") == "constant" and len(last.input) < 4  # no axes are named
+        sizes = graph.constant(last.input[1]) if plain and readers != ["Conv"] else None
+        axes = set() if sizes is None else {i % len(shape) for i in sizes.nonzero()[0].tolist()}
+    return any(shape[before] != 1 for axis in axes if axis >= 2 for before in (0, *range(2, axis)))
 
 
 _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
@@ -313,7 +322,7 @@ _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     "own-gate": lambda graph, chain: chain[0].input[0] in chain[2].input,
     "biased": _has_bias,
     "one-for-heads": _is_shared,
-    "columns": _pads_columns,
+    "gaps": _leaves_gaps,
     "pointwise-1d": lambda graph, chain: _is_pointwise_1d(graph, chain[0]),
     "kernel-is-stride": lambda graph, chain: _is_patch(graph, chain[0]),
 }

@@ -1,4 +1,4 @@
-"""mend-convs: a bias of zeros, or a Pad of its own, where TensorRT-RTX computes a Conv wrongly without."""
+"""mend-convs: a bias of zeros, or a Pad or Concat by itself, where TensorRT-RTX errs in a Conv without."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx import NodeProto
 
 from rewriter.hazards.quirks import may_be_repaired_by, of_chains
 from rewriter.ir.base import Change, Context, Event, GraphPass
-from rewriter.ir.graph import GraphEditor, label
+from rewriter.ir.graph import GraphEditor, attribute, label
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class MendConvs(GraphPass):
 
     A pointwise FP16 Conv without a bias errs altogether if all heads that are made of it meet the same keys,
     as in MobileNetV5, and the build crashes at a gated one of a series: a bias of zeros costs nothing. A Conv
-    that writes its rows into a padded image shears it, in FP32, too: between Unsqueeze and Squeeze, the Pad
-    is a kernel of its own (docs/engines.md#convs).
+    that writes into the larger image of a Pad or Concat shears it, in FP32, too: between Unsqueeze and
+    Squeeze, those are kernels of their own (docs/engines.md#convs).
 
     It follows `rewriter probe`: it acts where the target was wrong and not where it was right. Without probe
     results it acts for releases with the defect.
@@ -46,7 +46,11 @@ class MendConvs(GraphPass):
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         concerned = may_be_repaired_by(self.name, context.target)
-        wrong = (n for q in concerned for n in of_chains(graph, q, ("Pad" if "Pad" in q.chain else "Conv",)))
+        wrong = [
+            n
+            for q in concerned
+            for n in of_chains(graph, q, q.chain[-1].split("|") if q.where == "gaps" else ("Conv",))
+        ]
         for node in {id(node): node for node in wrong}.values():
             yield _with_bias(graph, node) if node.op_type == "Conv" else _by_itself(graph, node)
 
@@ -60,16 +64,26 @@ def _with_bias(graph: GraphEditor, conv: NodeProto) -> Event:
     return Change(label(conv), "a bias of zeros")
 
 
-def _by_itself(graph: GraphEditor, pad: NodeProto) -> Event:
-    data, result, first = pad.input[0], pad.output[0], graph.add_ints(f"{pad.output[0]}/first", 0)
-    before, after = np.split(graph.value(pad.input[1]), 2)
-    shapes = [(1, *shape) if (shape := graph.shape(tensor)) else None for tensor in (data, result)]
-    one = [graph.tensor(f"{result}/image", like=data, shape=s) for s in shapes]
-    sizes = graph.add_ints(f"{result}/sizes", 0, *before, 0, *after)
-    graph.substitute(
-        result,
-        graph.make("Unsqueeze", [data, first], [one[0]]),
-        graph.again(pad, [one[0], sizes, *pad.input[2:]], [one[1]]),
-        graph.make("Squeeze", [one[1], first], [result]),
-    )
-    return Change(label(pad), "a kernel of its own")
+def _by_itself(graph: GraphEditor, node: NodeProto) -> Event:
+    """Pad or Concat with a first dimension of 1 more."""
+    result, joins = node.output[0], node.op_type == "Concat"
+    first = graph.add_ints(f"{result}/first", 0)
+
+    def larger(tensor: str) -> str:
+        shape = graph.shape(tensor)
+        return graph.tensor(f"{result}/image", like=tensor, shape=(1, *shape) if shape else None)
+
+    given = node.input if joins else node.input[:1]
+    images, made = [larger(tensor) for tensor in given], larger(result)
+    if joins:
+        axis = attribute(node, "axis", 0)
+        middle = graph.again(node, images, [made], axis=axis + 1 if axis >= 0 else axis)
+    else:
+        before, after = np.split(graph.value(node.input[1]), 2)
+        sizes = graph.add_ints(f"{result}/sizes", 0, *before, 0, *after)
+        middle = graph.again(node, [*images, sizes, *node.input[2:]], [made])
+    raised = [
+        graph.make("Unsqueeze", [tensor, first], [image]) for tensor, image in zip(given, images, strict=True)
+    ]
+    graph.substitute(result, *raised, middle, graph.make("Squeeze", [made, first], [result]))
+    return Change(label(node), "a kernel of its own")
