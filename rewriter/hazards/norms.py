@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from onnx import NodeProto
 
+from rewriter.hazards.front_ends import steep_operand
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL
 from rewriter.hazards.survey import Survey
@@ -130,15 +131,9 @@ def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
 
     The island reaches from the sum of squares, whose small values would vanish, to the guarded node.
     """
-    if not survey.is_fp16:
-        return
     sums = VIEWS | {"ReduceSum", "ReduceMean", "ReduceL2", "Sqrt", "Pow"}
-
-    def sums_squares(node: NodeProto) -> bool:
-        return node.op_type in sums or survey.squares(node)
-
     settled = {id(n) for norm in survey.norms if fits_inside(survey, norm) for n in norm.nodes}
-    for node in survey.nodes:
+    for node in survey.nodes if survey.is_fp16 else ():
         hazard = _epsilon(survey, node) if id(node) not in settled else None
         guarded = _guarded(survey, node.output[0]) if hazard else []
         if hazard is None or not guarded:
@@ -146,7 +141,8 @@ def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
         epsilon, other = hazard
         reason = f"{epsilon:.3g} in {label(node)} is below FP16's normal range"
         severity = _epsilon_severity(epsilon, survey.range(other))
-        for inner in (*survey.upstream(other, sums_squares), node, *guarded):
+        before = survey.upstream(other, lambda n: n.op_type in sums or survey.squares(n))
+        for inner in (*before, node, *guarded):
             yield survey.hazard(inner, "epsilon", reason, other, severity)
 
 
@@ -177,14 +173,8 @@ def _epsilon(survey: Survey, node: NodeProto) -> tuple[float, str] | None:
 def _guarded(survey: Survey, tensor: str) -> list[NodeProto]:
     """The nodes from an epsilon to the division, root or logarithm that it protects."""
     through = VIEWS | {"Sqrt", "Pow"}
-    path = list(survey.downstream(tensor, lambda n: n.op_type in through))
-    if not any(_is_sensitive(survey, name, node) for name, node in path):
+    path = survey.downstream(tensor, lambda n: n.op_type in through)
+    steep = [(node, steep_operand(survey, node) == name) for name, node in path]
+    if not any(is_steep for _, is_steep in steep):
         return []
-    return [node for name, node in path if node.op_type in through or _is_sensitive(survey, name, node)]
-
-
-def _is_sensitive(survey: Survey, tensor: str, node: NodeProto) -> bool:
-    """True if zero instead of a tiny `tensor` changes the node's result."""
-    if node.op_type == "Div":
-        return bool(node.input[1] == tensor)
-    return node.op_type in {"Reciprocal", "Log"} or (node.input[0] == tensor and survey.exponent(node) < 1)
+    return [node for node, is_steep in steep if is_steep or node.op_type in through]

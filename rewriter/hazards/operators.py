@@ -12,7 +12,7 @@ from onnx import NodeProto
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.survey import Survey
 from rewriter.ir.base import Target
-from rewriter.ir.model import Model, walk_graphs
+from rewriter.ir.model import STANDARD_DOMAINS, Model, walk_nodes
 from rewriter.ir.plan import plugin_types
 
 TYPES = ("FP32", "FP16", "BF16")
@@ -57,7 +57,7 @@ def types_of(operator: str, target: Target, device: str = "") -> Sequence[str]:
 def refused_by_parser(node: NodeProto, low: str, target: Target) -> str | None:
     """Sentence on why a node keeps FP32: the target takes it, and not in `low`; None otherwise."""
     taken = types_of(node.op_type, target)
-    if node.domain not in ("", "ai.onnx") or low in taken or not taken:
+    if node.domain not in STANDARD_DOMAINS or low in taken or not taken:
         return None
     return f"{target} takes {node.op_type} in {' and '.join(taken)}, not in {low} (NVIDIA's operator table)"
 
@@ -66,7 +66,7 @@ def refused_operators(survey: Survey) -> Iterator[Hazard]:
     """Nodes that the target's parser refuses, and those that a DLA leaves to the GPU."""
     target, plugins = survey.request.target, plugin_types(survey.request.plugin_types)
     for node in survey.graph.nodes:
-        if node.domain not in ("", "ai.onnx") or node.op_type in plugins:
+        if node.domain not in STANDARD_DOMAINS or node.op_type in plugins:
             continue
         if not types_of(node.op_type, target):
             reason = f"{target} has no {node.op_type} (NVIDIA's operator table)"
@@ -79,9 +79,7 @@ def refused_operators(survey: Survey) -> Iterator[Hazard]:
 
 def refusal(model: Model, target: Target, plugins: Iterable[str]) -> Iterator[str]:
     """One sentence on the operators that the target's parser refuses, if there are any."""
-    nodes = (node for graph in walk_graphs(model.proto.graph) for node in graph.node)
-    operators = {node.op_type for node in nodes if node.domain in ("", "ai.onnx")} - set(
-        plugin_types(plugins)
-    )
+    nodes = (node for node in walk_nodes(model.proto.graph) if node.domain in STANDARD_DOMAINS)
+    operators = {node.op_type for node in nodes} - plugin_types(plugins).keys()
     if refused := sorted(name for name in operators if not types_of(name, target)):
         yield f"{target} has no {' and no '.join(refused)}: it builds no engine without a plugin"

@@ -63,16 +63,11 @@ _SOFTMAX_REASON = "attention stays one kernel with it in FP32, and the product b
 
 def refusals(target: Target) -> Iterator[str]:
     """One sentence for each rule that `rewriter probe` switched off for the target."""
+    found = f"`rewriter probe` found that on {target}"
     if target.answers.get(PROBE) == "fp16":
-        yield (
-            f"no FP32 epilogues: `rewriter probe` found that on {target} an FP16 MatMul sums in FP16 even "
-            "where its epilogue is FP32"
-        )
+        yield f"no FP32 epilogues: {found} an FP16 MatMul sums in FP16 even where its epilogue is FP32"
     if target.answers.get(SOFTMAX_PROBE) == "none":
-        yield (
-            f"attention's Softmax stays FP16: `rewriter probe` found that on {target} attention is one "
-            "kernel only without FP32 in it"
-        )
+        yield f"attention's Softmax stays FP16: {found} attention is one kernel only without FP32 in it"
 
 
 def _has_epilogues(survey: Survey) -> bool:

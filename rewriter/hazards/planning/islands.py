@@ -37,15 +37,8 @@ def grow(survey: Survey, hazards: dict[int, Hazard]) -> None:
         grown = identities | {id(node) for node in stream}
         before, after = (sum(_is_cast(survey, t, fp32) for t in tensors) for fp32 in (identities, grown))
         if 0 < after <= before:
-            for node in stream:
-                hazards[id(node)] = Hazard(
-                    node, RULE, "the FP32 nodes around it need as many Casts without it"
-                )
-
-
-def is_residual_sum(survey: Survey, node: NodeProto) -> bool:
-    """True if the node adds several computed tensors."""
-    return node.op_type in SUMS and sum(1 for t in node.input if not survey.is_constant(t)) > 1
+            reason = "the FP32 nodes around it need as many Casts without it"
+            hazards.update((id(node), Hazard(node, RULE, reason)) for node in stream)
 
 
 def _streams(survey: Survey, hazards: dict[int, Hazard]) -> list[list[NodeProto]]:
@@ -57,8 +50,8 @@ def _streams(survey: Survey, hazards: dict[int, Hazard]) -> list[list[NodeProto]
             continue
         if _begins_stream(survey, node, fp32):
             fp32.add(id(node))
-        elif not is_residual_sum(survey, node):
-            continue
+        elif node.op_type not in SUMS or sum(not survey.is_constant(t) for t in node.input) < 2:
+            continue  # it adds no two computed tensors
         own = streams[id(node)] = [node]
         for producer in map(survey.producer, node.input):
             fed = streams.get(id(producer), own)
@@ -103,9 +96,8 @@ def keep_adjacent(survey: Survey, hazards: dict[int, Hazard]) -> None:
         node = queue.pop()
         for other in partners.get(id(node), ()):
             if id(other) not in hazards:
-                hazards[id(other)] = Hazard(
-                    other, "quantized", f"next to {label(node)}, with no Cast between"
-                )
+                reason = f"next to {label(node)}, with no Cast between"
+                hazards[id(other)] = Hazard(other, "quantized", reason)
                 queue.append(other)
 
 
@@ -115,10 +107,8 @@ def _quantized_pairs(survey: Survey) -> Iterator[tuple[NodeProto, NodeProto]]:
         if node.op_type == "DequantizeLinear":
             pairs = survey.downstream(node.output[0], lambda n: n.op_type in VIEWS)
             yield from ((node, reader) for _, reader in pairs)
-        elif node.op_type == "QuantizeLinear":
-            producer = survey.producer(node.input[0])
-            if producer is not None:
-                yield node, producer
+        elif node.op_type == "QuantizeLinear" and (producer := survey.producer(node.input[0])) is not None:
+            yield node, producer
 
 
 def absorb(survey: Survey, hazards: dict[int, Hazard]) -> None:

@@ -34,18 +34,11 @@ def make_plan(model: Model, ranges: RangesByTensor, wish: PrecisionRequest, *, r
     """
     if wish.precision == "fp32":
         return Plan("fp32", wish.io)
-    wish = replace(wish, measured_norms=real)
-    decisions: list[Decision] = []
-    in_range: set[str] = set()
-    float_nodes = 0
-    for survey in surveys(model, ranges, wish):
-        float_nodes += len(survey.nodes)
-        decisions.extend(_decide(survey))
-        in_range.update(_in_range(survey))
-    types = wish.plugin_types
-    return Plan(
-        wish.precision, wish.io, tuple(decisions), float_nodes, frozenset(in_range), plugin_types=types
-    )
+    every = list(surveys(model, ranges, replace(wish, measured_norms=real)))
+    decisions = tuple(decision for survey in every for decision in _decide(survey))
+    in_range = frozenset(tensor for survey in every for tensor in _in_range(survey))
+    nodes, types = sum(len(survey.nodes) for survey in every), wish.plugin_types
+    return Plan(wish.precision, wish.io, decisions, nodes, in_range, plugin_types=types)
 
 
 def _in_range(survey: Survey) -> Iterator[str]:
@@ -81,8 +74,7 @@ def extend_plan(
         absorb(survey, hazards)
         reach_outputs(survey, hazards)
         decisions += _decisions(survey, hazards)
-    repairs = {d.key: d.repair for d in left}
-    repaired = (replace(d, repair=repairs.get(d.key, "fp32")) for d in decisions)
+    repaired = (replace(d, repair=by_key[d.key].repair) if d.key in by_key else d for d in decisions)
     return replace(plan, decisions=tuple(repaired))
 
 
@@ -91,11 +83,8 @@ def unscaled_overflows(plan: Plan, ranges: RangesByTensor) -> dict[tuple[int, st
     if plan.precision == "fp32":
         return {}
     largest = LARGEST[LOW_TYPES[plan.precision]]
-    before = {
-        (scope, tensor): ranges[scope, tensor].scaled(-exponent)
-        for scope, tensor, exponent in plan.exponents
-        if (scope, tensor) in ranges
-    }
+    places = (((scope, tensor), exponent) for scope, tensor, exponent in plan.exponents)
+    before = {place: ranges[place].scaled(-exponent) for place, exponent in places if place in ranges}
     return {place: range_ for place, range_ in before.items() if range_.reach > largest}
 
 
@@ -147,10 +136,9 @@ def _decide(survey: Survey) -> list[Decision]:
         add(free_fp32.own_epilogues(survey, by_node.keys()))
     add(free_fp32.rounded_reciprocals(survey))
     reach_outputs(survey, by_node)
-    for node in survey.nodes:
-        hazard = by_node.get(id(node))
-        if hazard is not None and hazard.rule not in NO_LOWER_TYPE and any(wish.lower.requests(node)):
-            del by_node[id(node)]
+    for identity, hazard in list(by_node.items()):
+        if hazard.rule not in NO_LOWER_TYPE and any(wish.lower.requests(hazard.node)):
+            del by_node[identity]
     for identity in lowered_for_defects(survey):
         if identity in by_node and by_node[identity].rule in free_fp32.FREE:
             del by_node[identity]

@@ -50,9 +50,7 @@ def named(model: Model) -> Model:
     taken: set[str] = set()
     for node in walk_nodes(result.proto.graph):
         wanted = node.name or next(filter(None, node.output), node.op_type) + "/" + node.op_type
-        node.name = fresh_name(
-            UNSAFE.sub("_", wanted), taken, "."
-        )  # TensorRT itself appends `_` and a number
+        node.name = fresh_name(UNSAFE.sub("_", wanted), taken, ".")  # TensorRT appends `_` and a number
     return result
 
 
