@@ -36,9 +36,8 @@ def masks(survey: Survey) -> Iterator[Hazard]:
             guarded = _guarded(survey, use.node)
             end = "which is replaced after the Softmax" if guarded else "and a row masked entirely is NaN"
             severity: Severity = "warning" if use.relies and not guarded else "note"
-            yield Hazard(
-                use.node, "mask", f"{value} in {place} becomes infinite, {end}", tensor, severity=severity
-            )
+            reason = f"{value} in {place} becomes infinite, {end}"
+            yield Hazard(use.node, "mask", reason, tensor, severity=severity)
 
 
 def mask_uses(survey: Survey, *, products: bool = False) -> Iterator[Use]:

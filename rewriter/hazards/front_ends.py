@@ -41,12 +41,10 @@ def steep_functions(survey: Survey) -> Iterator[Hazard]:
     bank of mel filters, cancel nothing and lose nothing.
     """
     for node, tensor, inside in _steep(survey):
-        reason = (
-            f"an FP32 engine computes it in TF32, as inexact as FP16, and {label(node)} shows it: build with "
-            "TF32 off"
-        )
+        advice = f"and {label(node)} shows it: build with TF32 off"
         for transform in (n for n in inside if _uses_tf32(survey, n)):
-            yield survey.hazard(transform, "tf32", f"{label(transform)}: {reason}", tensor, "warning")
+            reason = f"{label(transform)}: an FP32 engine computes it in TF32, as inexact as FP16, {advice}"
+            yield survey.hazard(transform, "tf32", reason, tensor, "warning")
         measured = survey.range(tensor)
         span = f"values from {measured.low:.3g} to {measured.high:.3g}" if measured else "values"
         reason = f"{label(node)} reads {span} of the transformed input: FP16 rounds away the small ones"

@@ -18,7 +18,6 @@ from rewriter.ir.graph.ops import SOFTMAX
 
 NAIVE_LOG_SUM_EXP = "https://github.com/NVIDIA/TensorRT/issues/4772"
 
-
 TERMS: Mapping[str, Callable[[float], float]] = {
     "ReduceLogSumExp": lambda x: math.exp(min(x, 700.0)),
     "ReduceLogSum": lambda x: x,

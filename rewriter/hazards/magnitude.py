@@ -131,10 +131,8 @@ def underflow(survey: Survey) -> Iterator[Hazard]:
         value, measured = survey.constant(tensor), survey.range(tensor)
         reach = largest(value) if value is not None else measured.absmax if measured else 0.0
         severity: Severity = "warning" if reach < UNDERFLOW else "note"
+        what = "is subnormal throughout and loses bits"
         if reach <= FP16_FLUSH:
             divides = node.op_type == "Div" and tensor == node.input[1]
-            severity = "error" if value is None or divides else "warning"
-            yield survey.hazard(node, "underflow", f"{head} becomes zero", tensor, severity)
-        else:
-            reason = f"{head} is subnormal throughout and loses bits"
-            yield survey.hazard(node, "underflow", reason, tensor, severity)
+            severity, what = "error" if value is None or divides else "warning", "becomes zero"
+        yield survey.hazard(node, "underflow", f"{head} {what}", tensor, severity)

@@ -131,9 +131,8 @@ def _reaches_step(survey: Survey, node: NodeProto, exact: AbstractSet[str]) -> b
     """
     step = 1.0 / EXACT_INTEGERS[survey.request.low]
     ranges = [r for t in node.input if (r := _widened(survey, t, step)) is not None]
-    if len(ranges) < len(node.input) or all(
-        survey.is_constant(t) or survey.source(t) in exact for t in node.input
-    ):
+    holds = all(survey.is_constant(t) or survey.source(t) in exact for t in node.input)
+    if holds or len(ranges) < len(node.input):
         return False
     low, high = max(low for low, _ in ranges), min(high for _, high in ranges)
     if node.op_type in ROUNDING:
@@ -180,9 +179,8 @@ def order(survey: Survey) -> Iterator[Hazard]:
             continue
         reason = f"order of {label(node)}"
         severity: Severity = "warning" if node.op_type == "TopK" else "note"
-        yield Hazard(node, "order", reason, severity=severity)
-        for source in survey.upstream(node.input[0], _outside_stream(survey), seen):
-            yield Hazard(source, "order", reason, severity=severity)
+        for one in (node, *survey.upstream(node.input[0], _outside_stream(survey), seen)):
+            yield Hazard(one, "order", reason, severity=severity)
 
 
 def _outside_stream(survey: Survey) -> Through:

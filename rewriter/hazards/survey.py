@@ -186,11 +186,8 @@ class Survey:
 
     def _computes(self, node: NodeProto) -> bool:
         """True if a precision has to be chosen for the node."""
-        if (
-            node.op_type == "Constant"
-            or not self._casts.keys().isdisjoint(node.output)
-            or not self.floats(node)
-        ):
+        casts = not self._casts.keys().isdisjoint(node.output)
+        if node.op_type == "Constant" or casts or not self.floats(node):
             return False
         rules = self.rules(node)
         if rules is None:

@@ -20,7 +20,6 @@ from rewriter.ir.plan import plugin_types
 SEQUENCE_LENS = 4
 """Place of the lengths of the sequences among the inputs of LSTM, GRU and RNN."""
 
-
 NO_LOWER_TYPE = frozenset({"no-lower-type", "no-schema", "unknown-type"})
 """Rules of nodes that no option lowers."""
 
@@ -84,10 +83,8 @@ def _branch_not_taken(survey: Survey) -> str:
     owner = survey.graph.owner
     if owner is None or owner.op_type != "If":
         return ""
-    results = (
-        t for n in survey.nodes if n.op_type not in SAME_VALUES for t in n.output if survey.is_float(t)
-    )
-    if any(survey.range(tensor) is not None for tensor in results):
+    nodes = (n for n in survey.nodes if n.op_type not in SAME_VALUES)
+    if any(survey.range(t) is not None for n in nodes for t in n.output if survey.is_float(t)):
         return ""
     called = [a.name for a in owner.attribute if a.g.name == survey.graph.graph.name]
     branch = called[0] if len(called) == 1 else "one branch"
@@ -128,9 +125,8 @@ def cast_pairs(survey: Survey) -> Iterator[Hazard]:
             continue
         measured = survey.range(node.input[0])
         beyond = to == TensorProto.FLOAT16 and measured is not None and measured.absmax > LARGEST[to]
-        reason = (
-            f"{label(node)} rounds {node.input[0]} to {SHORT_NAMES[to].upper()}, and {label(back)} goes back"
-        )
+        low = SHORT_NAMES[to].upper()
+        reason = f"{label(node)} rounds {node.input[0]} to {low}, and {label(back)} goes back"
         yield survey.hazard(node, "cast-pair", reason, node.input[0], "error" if beyond else None)
 
 

@@ -72,13 +72,10 @@ def limits(
         return lambda survey: [Hazard(n, name, "beyond the limit") for n in survey.nodes if keeps(survey, n)]
 
     def above(survey: Survey, node: NodeProto, limit: float, *, weights: bool) -> bool:
-        for tensor in survey.floats(node):
-            constant, measured = survey.constant(tensor), survey.range(tensor)
-            if constant is not None and weights and np.any(np.abs(constant) > limit):
-                return True
-            if constant is None and not weights and measured is not None and measured.absmax > limit:
-                return True
-        return False
+        tensors = [(survey.constant(t), survey.range(t)) for t in survey.floats(node)]
+        if weights:
+            return any(c is not None and bool(np.any(np.abs(c) > limit)) for c, _ in tensors)
+        return any(c is None and r is not None and r.absmax > limit for c, r in tensors)
 
     if largest is not None and largest < math.inf:
         yield rule("data_max", lambda survey, node: above(survey, node, largest, weights=False))
