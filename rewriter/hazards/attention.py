@@ -11,7 +11,7 @@ from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.survey import Survey
 from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import CHEAP, SOFTMAX
-from rewriter.ir.patterns.masks import Use, huge_uses, obstacle
+from rewriter.ir.patterns.masks import Use, extreme, huge_uses, obstacle
 
 BEFORE_SOFTMAX = CHEAP - SOFTMAX
 
@@ -25,7 +25,7 @@ def masks(survey: Survey) -> Iterator[Hazard]:
     another mask's inf.
     """
     for use in mask_uses(survey, products=True):
-        value = f"{float(use.value.reshape(-1)[np.argmax(np.abs(use.value.astype(np.float64)))]):.4g}"
+        value = f"{extreme(use.value):.4g}"
         tensor, place = use.node.input[use.index], label(use.node)
         if use.node.op_type == "Mul":
             reason = f"{value} in {place} becomes infinite, and 0 times infinity is NaN"
@@ -46,7 +46,7 @@ def mask_uses(survey: Survey, *, products: bool = False) -> Iterator[Use]:
     `products`: also finite factors that reach a Softmax among others.
     """
     for use in huge_uses(survey.graph):
-        huge = np.max(np.abs(use.value.astype(np.float64))) > survey.largest
+        huge = abs(extreme(use.value)) > survey.largest
         if huge and (not obstacle(survey.graph, use) or (products and _multiplies_scores(survey, use))):
             yield use
 

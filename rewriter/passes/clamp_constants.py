@@ -12,7 +12,7 @@ from rewriter.ir.base import Clamped, Context, Event, Exactness, GraphPass, Refu
 from rewriter.ir.graph import GraphEditor, label
 from rewriter.ir.graph.match import produced
 from rewriter.ir.model import Array
-from rewriter.ir.patterns.masks import FP16_MAX, Use, huge_uses, obstacle, widened
+from rewriter.ir.patterns.masks import FP16_MAX, Use, extreme, huge_uses, obstacle, widened
 
 MASK = 16384.0
 """Magnitude of a clamped mask constant; the docstring of `ClampConstants` derives it."""
@@ -77,7 +77,7 @@ class ClampConstants(GraphPass):
 
 
 def _clamp(graph: GraphEditor, use: Use, reason: str | None, clamped: dict[str, str]) -> Event:
-    before, after = _largest(use.value), _largest(_tamed(use.value))
+    before, after = extreme(use.value), extreme(_tamed(use.value))
     if reason:
         return Refusal(label(use.node), f"{before:.4g} stays: {reason}")
     tensor = use.node.input[use.index]
@@ -104,8 +104,3 @@ def _clamped(graph: GraphEditor, tensor: str, value: Array) -> str:
     fill = numpy_helper.from_array(_tamed(value))
     graph.insert(graph.make("ConstantOfShape", node.input, [out], name=base, value=fill), before=node)
     return out
-
-
-def _largest(value: Array) -> float:
-    flat = value.astype(np.float64).reshape(-1)
-    return float(flat[np.argmax(np.abs(flat))])

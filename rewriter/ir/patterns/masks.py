@@ -93,6 +93,12 @@ def widened(value: Array) -> Array:
     return value.astype(np.float32) if value.dtype.itemsize < 4 else value
 
 
+def extreme(value: Array) -> float:
+    """The entry of the largest magnitude."""
+    flat = value.astype(np.float64).reshape(-1)
+    return float(flat[np.argmax(np.abs(flat))])
+
+
 @dataclass(frozen=True)
 class _Flow:
     """Properties of a mask on its way to Softmax.
