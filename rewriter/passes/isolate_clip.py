@@ -12,6 +12,7 @@ from rewriter.hazards.quirks import may_be_repaired_by, of_chains
 from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, label
 from rewriter.ir.graph.match import optional_input
+from rewriter.ir.graph.weights import Replacement
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,10 @@ def _isolate(graph: GraphEditor, clip: NodeProto, lower: Literal["Max", "Relu"])
         return Refusal(label(clip), "its bounds are computed: TensorRT does not fuse such a Clip")
     if not steps:
         return Refusal(label(clip), "it has no bounds")
-    nodes, current = [], clip.input[0]
+    new, current = Replacement(graph, clip), clip.input[0]
     for index, (op, bound) in enumerate(steps):
         last = index == len(steps) - 1
         out = clip.output[0] if last else graph.tensor(f"{clip.output[0]}/{op}", like=clip.output[0])
-        operands = [current] if op == "Relu" else [current, bound]
-        nodes.append(graph.make(op, operands, [out], name=f"{label(clip)}/{op}"))
-        current = out
-    graph.substitute(clip.output[0], *nodes)
+        current = new.add(op, [current] if op == "Relu" else [current, bound], out)
+    graph.remove(clip, keep=clip.output)
     return Change(label(clip), f"{clip.op_type} became " + " and ".join(op for op, _ in steps))

@@ -117,14 +117,12 @@ class _Product:
 
     Attributes:
         end: The node that writes the result: the product itself, or the Add of its bias.
-        transposed: True if the weight is [columns, depth].
         bias: Shape [columns]; None if there is none.
         obstacle: Why it cannot be merged.
     """
 
     node: NodeProto
     end: NodeProto
-    transposed: bool = False
     columns: int = 0
     bias: Array | None = None
     obstacle: str | None = None
@@ -148,18 +146,16 @@ def _product(graph: GraphEditor, node: NodeProto) -> _Product | None:
         return None
     if (obstacle := layout_obstacle(graph, node.input[1])) is not None:
         return _Product(node, node, obstacle=obstacle)
-    transposed = is_transposed(node)
-    columns = graph.value(node.input[1]).shape[0 if transposed else 1]
-    return _with_bias(graph, _Product(node, node, transposed, columns))
+    columns = graph.value(node.input[1]).shape[0 if is_transposed(node) else 1]
+    return _with_bias(graph, _Product(node, node, columns))
 
 
 def _with_bias(graph: GraphEditor, product: _Product) -> _Product:
     """Returns the product with its C, or else with the bias that is its only consumer."""
     node, columns = product.node, product.columns
-    c, obstacle = optional_input(node, 2), gemm_obstacle(node)
+    c = optional_input(node, 2)
     row = constant_row(graph, c, columns, rank=2) if c else None
-    if c and row is None:
-        obstacle = obstacle or f"its C, {c}, is no constant row"
+    obstacle = gemm_obstacle(node) or (f"its C, {c}, is no constant row" if c and row is None else None)
     if obstacle is not None:
         return replace(product, obstacle=f"it is not merged with its siblings: {obstacle}")
     if c:
@@ -174,7 +170,7 @@ def _with_bias(graph: GraphEditor, product: _Product) -> _Product:
 
 def _weight(members: list[_Product], weights: NewWeights) -> str:
     """Returns the name of the constant [depth, sum of columns]."""
-    key = tuple((member.node.input[1], member.transposed) for member in members)
+    key = tuple((member.node.input[1], is_transposed(member.node)) for member in members)
 
     def joined() -> Array:
         values = ((weights.graph.value(name), transposed) for name, transposed in key)
@@ -227,11 +223,6 @@ class _Cut:
     heads: int
     size: int
 
-    @property
-    def nodes(self) -> list[NodeProto]:
-        """The consumers of the result that are moved or removed."""
-        return [self.view] if self.scale is None else [self.scale, self.view]
-
 
 def _heads(graph: GraphEditor, kept: Kept, members: list[_Product]) -> tuple[list[_Cut], _Target] | None:
     """The cuts of all results into heads of one size, and the entries of the axes before the heads.
@@ -241,7 +232,8 @@ def _heads(graph: GraphEditor, kept: Kept, members: list[_Product]) -> tuple[lis
     """
     cuts = [_cut_of(graph, member.end.output[0], member.columns) for member in members]
     alike = [cut for cut in cuts if cut is not None and cut.size == (cuts[0] or cut).size]
-    if len(alike) < len(members) or any(any(kept.requests(n)) for cut in alike for n in cut.nodes):
+    moved = [node for cut in alike for node in (cut.scale, cut.view) if node is not None]
+    if len(alike) < len(members) or kept.reason(*moved) is not None:
         return None
     rows = tuple(one[0] if len(set(one)) == 1 else -1 for one in zip(*(c.rows for c in alike), strict=True))
     return (alike, rows) if rows.count(-1) <= 1 else None

@@ -69,8 +69,7 @@ class ShufflePixels(WeightPass):
             windows = windows_of(graph, node, "ConvTranspose")
             if windows is None or not self._accepts(windows):
                 continue
-            reason = _reason_against(graph, node, context.kept)
-            refusal = refused(node, "it stays a ConvTranspose", reason)
+            refusal = refused(node, "it stays a ConvTranspose", _reason_against(graph, node, context.kept))
             yield refusal or _shuffled(graph, node, windows.strides[0], weights)
 
     def _accepts(self, windows: Windows) -> bool:
@@ -96,11 +95,9 @@ def _reason_against(graph: GraphEditor, node: NodeProto, kept: Kept) -> str | No
 
 def _shuffled(graph: GraphEditor, node: NodeProto, step: int, weights: NewWeights) -> Change:
     """Replaces the node; channels are ordered (channel, row, column), the mode CRD of DepthToSpace."""
-    new, count = Replacement(graph, node, "shuffled"), step * step
+    new, count, kernel = Replacement(graph, node, "shuffled"), step * step, node.input[1]
     # [C, O, s, s] to [O * s * s, C, 1, 1]
-    weight = weights.changed(
-        node.input[1], "shuffled", lambda w: w.transpose(1, 2, 3, 0).reshape(-1, len(w), 1, 1)
-    )
+    weight = weights.changed(kernel, "shuffled", lambda w: w.transpose(1, 2, 3, 0).reshape(-1, len(w), 1, 1))
     inputs = [node.input[0], weight]
     if bias := optional_input(node, 2):
         key, name = (bias, count), f"{bias}/shuffled"

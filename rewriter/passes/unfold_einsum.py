@@ -11,6 +11,7 @@ from onnx import NodeProto
 
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, attribute, is_op, label
+from rewriter.ir.graph.weights import Replacement
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,7 @@ class UnfoldEinsum(GraphPass):
 
 
 def _product_of(equation: str) -> Product | None:
-    """The product that an Einsum's equation describes.
-
-    None for other than two operands, ellipses, diagonals, sums over one operand alone, and outer products.
-    """
+    """The product that an Einsum's equation describes; None for what `UnfoldEinsum` declines."""
     inputs, _, output = equation.replace(" ", "").partition("->")
     operands = inputs.split(",")
     if len(operands) != 2 or "." in equation:
@@ -109,14 +107,12 @@ def _unfold(graph: GraphEditor, node: NodeProto, product: Product) -> str | None
     target = _target(sizes, batch, product.rows + product.columns) if any(needed) else None
     if any(need and to is None for need, to in zip((*needed, any(needed)), (*flat, target), strict=True)):
         return "the sizes of the axes to be merged are not known"
-    nodes: list[NodeProto] = []
-    labels = product.left, product.right
+    new, labels = Replacement(graph, node), (product.left, product.right)
     operands = [
-        _ordered(graph, name, _perm(axes, order), to, nodes)
+        _ordered(new, name, _perm(axes, order), to)
         for name, axes, order, to in zip(node.input, labels, orders, flat, strict=True)
     ]
-    nodes += _product_nodes(graph, node, operands, target, _perm(result, product.output))
-    graph.substitute(node.output[0], *nodes)
+    _multiply(new, operands, target, _perm(result, product.output))
     return None
 
 
@@ -143,39 +139,33 @@ def _perm(labels: str, wanted: str) -> list[int]:
     return [labels.index(letter) for letter in wanted]
 
 
-def _ordered(
-    graph: GraphEditor, name: str, perm: list[int], target: list[int] | None, nodes: list[NodeProto]
-) -> str:
+def _ordered(new: Replacement, name: str, perm: list[int], target: list[int] | None) -> str:
     """An operand with its axes in order, and merged to `target`; a constant is computed at once."""
-    moves = perm != sorted(perm)
+    graph, moves = new.graph, perm != sorted(perm)
     value = graph.constant(name)
     if value is not None and (moves or target is not None):
         turned = np.ascontiguousarray(value.transpose(perm))
         whole = [turned.shape[i] if size == 0 else size for i, size in enumerate(target or turned.shape)]
         return graph.add_constant(f"{name}/product", turned.reshape(whole), like=name)
     if moves:
-        result = graph.tensor(f"{name}/ordered", dtype=graph.dtype(name))
-        nodes.append(graph.make("Transpose", [name], [result], perm=perm))
-        name = result
-    if target is not None:
-        result = graph.tensor(f"{name}/merged", dtype=graph.dtype(name))
-        nodes.append(graph.make("Reshape", [name, graph.add_ints(f"{name}/target", *target)], [result]))
-        name = result
-    return name
+        ordered = graph.tensor(f"{name}/ordered", dtype=graph.dtype(name))
+        name = new.add("Transpose", [name], ordered, f"{ordered}/Transpose", perm=perm)
+    if target is None:
+        return name
+    merged = graph.tensor(f"{name}/merged", dtype=graph.dtype(name))
+    return new.add("Reshape", [name, graph.add_ints(f"{name}/target", *target)], merged, f"{merged}/Reshape")
 
 
-def _product_nodes(
-    graph: GraphEditor, node: NodeProto, operands: list[str], target: list[int] | None, perm: list[int]
-) -> list[NodeProto]:
-    """The MatMul, and the nodes that bring its axes into the order of the result."""
-    end, dtype = node.output[0], graph.dtype(node.output[0])
-    moves = perm != sorted(perm)
+def _multiply(new: Replacement, operands: list[str], target: list[int] | None, perm: list[int]) -> None:
+    """Adds the MatMul, and the nodes that bring its axes into the order of the result."""
+    graph, end, moves = new.graph, new.node.output[0], perm != sorted(perm)
+    dtype = graph.dtype(end)
     product = graph.tensor(f"{end}/product", dtype=dtype) if moves or target is not None else end
-    nodes = [graph.make("MatMul", operands, [product])]
+    new.add("MatMul", operands, product, f"{product}/MatMul")
     if target is not None:
         shaped = graph.tensor(f"{end}/split", dtype=dtype) if moves else end
-        nodes.append(graph.make("Reshape", [product, graph.add_ints(f"{end}/target", *target)], [shaped]))
-        product = shaped
+        sizes = graph.add_ints(f"{end}/target", *target)
+        product = new.add("Reshape", [product, sizes], shaped, f"{shaped}/Reshape")
     if moves:
-        nodes.append(graph.make("Transpose", [product], [end], perm=perm))
-    return nodes
+        new.add("Transpose", [product], end, f"{end}/Transpose", perm=perm)
+    graph.remove(new.node, keep=new.node.output)

@@ -83,18 +83,15 @@ class WidenGroups(WeightPass):
             return 0
         wider = range(self.width, self.most + 1, self.step)
         joined = next((new for new in wider if new % width == 0 == channels % new and new > width), 0)
-        if not joined or width <= NO_TENSOR_CORE:
-            return channels // joined if joined else 0
         sizes = graph.sizes(node.output[0])
         small = sizes is not None and math.prod(sizes) * joined * places <= MOST_WORK
-        return channels // joined if small and set(windows.strides) == {1} else 0
+        gains = width <= NO_TENSOR_CORE or (small and set(windows.strides) == {1})
+        return channels // joined if joined and gains else 0
 
 
 def _widen(graph: GraphEditor, node: NodeProto, groups: int, weights: NewWeights) -> Change:
     narrow, old = node.input[1], attribute(node, "group", 1)
-    weight = weights.made(
-        (narrow, groups), f"{narrow}/wide", lambda: _wide(graph.value(narrow), old, old // groups)
-    )
+    weight = weights.changed(narrow, "wide", lambda w: _wide(w, old, old // groups))
     graph.set_input(node, 1, weight)
     next(item for item in node.attribute if item.name == "group").i = groups
     width = len(graph.value(weight)) // groups
