@@ -82,12 +82,10 @@ class FoldStrides(WeightPass):
             windows = windows_of(graph, node)
             if windows is None or not self._accepts(windows):
                 continue
-            reason: str | None = "its padding is negative"
-            if min(attribute(node, "pads", [0])) >= 0:
-                reason = reason_against(graph, node, windows, context.kept)
-            refusal = refused(node, "it keeps its stride", reason)
+            negative = "its padding is negative" if min(attribute(node, "pads", [0])) < 0 else None
+            reason = negative or reason_against(graph, node, windows, context.kept)
             folding = _Folding(graph, node, "folded", windows=windows, weights=weights)
-            yield refusal or folding.write()
+            yield refused(node, "it keeps its stride", reason) or folding.write()
 
     def _accepts(self, windows: Windows) -> bool:
         image = len(windows.kernel) == 2 and windows.channels <= self.channels

@@ -61,11 +61,9 @@ class FuseSoftmax(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        for node in graph.nodes:
+        for node in (n for n in graph.nodes if is_op(n, "Div", "Mul", "Sub")):
             kind, formula = ("LogSoftmax", LOG_SOFTMAX) if is_op(node, "Sub") else ("Softmax", SOFTMAX)
-            match = None
-            if is_op(node, "Div", "Mul", "Sub"):
-                match = next(formula.match(Bindings(graph), node.output[0]), None)
+            match = next(formula.match(Bindings(graph), node.output[0]), None)
             if match is None:
                 continue
             axes, reasons = _axes(match), list(_reasons(match, node.output[0]))

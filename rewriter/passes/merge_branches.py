@@ -127,13 +127,12 @@ def _reason_in_branch(graph: GraphEditor, branch: _Branch) -> str | None:
 def _reason_to_differ(graph: GraphEditor, large: _Branch, small: _Branch) -> str | None:
     """Returns why the smaller window cannot be a part of the larger one; None if it can."""
     one, other = large.windows, small.windows
-    for what, values in (
-        ("strides", (one.strides, other.strides)),
-        ("groups", tuple(attribute(branch.conv, "group", 1) for branch in (large, small))),
-        ("numbers of channels", (one.out, other.out)),
-    ):
-        if values[0] != values[1]:
-            return f"have different {what}"
+    if one.strides != other.strides:
+        return "have different strides"
+    if attribute(large.conv, "group", 1) != attribute(small.conv, "group", 1):
+        return "have different groups"
+    if one.out != other.out:
+        return "have different numbers of channels"
     steps = zip(one.dilations, other.dilations, other.kernel, strict=True)
     if any(count > 1 and mine != others for mine, others, count in steps):
         return "have different dilations"

@@ -94,10 +94,8 @@ def request(model: Model, plan: Plan, tag: str) -> TypeRequest:
         return {name: LOW_TYPES[cast("Precision", kind)] for name, kind in types.items() if kind != "keep"}
 
     inputs, outputs = wanted(model.signature.inputs), wanted(model.signature.outputs)
-    plugins = {
-        op: (_element_types(ports.inputs), _element_types(ports.outputs))
-        for op, ports in plugin_types(plan.plugin_types).items()
-    }
+    ports = plugin_types(plan.plugin_types).items()
+    plugins = {op: (_element_types(one.inputs), _element_types(one.outputs)) for op, one in ports}
     return TypeRequest(node_type, inputs, outputs, plugins=plugins, tag=tag)
 
 

@@ -121,7 +121,6 @@ class _Block:
 Layout = tuple[_Block, ...]
 """The channels of a tensor: a Concat has the blocks of all its inputs, in their order."""
 
-
 Constant = tuple[NodeProto, int, Mapping[int, Layout], float]
 """A node, the index of a constant that it reads, the layouts of the constant's axes, and the padding."""
 
@@ -224,11 +223,9 @@ class _Channels:
         first, rank = layouts[0], ranks.pop()
         if not all(_tie(first, other) for other in layouts[1:]):
             return None
-        for index, name in enumerate(node.input):
-            value = self.graph.constant(name)
-            if value is not None and not self._is_row(node, index, first, value.ndim - rank + 1):
-                return None
-        return first
+        values = ((i, self.graph.constant(name)) for i, name in enumerate(node.input))
+        rows = (self._is_row(node, i, first, v.ndim - rank + 1) for i, v in values if v is not None)
+        return first if all(rows) else None
 
     def _is_row(self, node: NodeProto, index: int, layout: Layout, axis: int, fill: float = 0.0) -> bool:
         """True for a constant of one value, or of one for each channel along its axis `axis`."""

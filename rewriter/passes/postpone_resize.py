@@ -19,9 +19,7 @@ from rewriter.ir.graph.weights import Replacement, layout_obstacle
 from rewriter.ir.model import Array
 from rewriter.ir.model.tensors import Shape
 
-_ALIGNED = frozenset(
-    {"align_corners", "asymmetric", "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel"}
-)
+_ALIGNED = frozenset("align_corners asymmetric half_pixel half_pixel_symmetric pytorch_half_pixel".split())
 """Coordinate modes in which every weight is of an element of the tensor, and a scale of 1 changes nothing."""
 
 
@@ -94,8 +92,8 @@ class PostponeResize(WeightPass):
                 continue
             reason = _reason_against(graph, conv, context.kept) or (None if done else reasons[0])
             reason = reason or _loss(graph, conv, parts, self.work)
-            refusal = refused(conv, "it stays after the Resize", reason)
-            yield refusal or _Postponing(graph, conv, parts=parts).write()
+            postponing = _Postponing(graph, conv, parts=parts)
+            yield refused(conv, "it stays after the Resize", reason) or postponing.write()
 
 
 @dataclass(frozen=True)
@@ -119,9 +117,7 @@ class _Part:
 
 
 def _is_pointwise(graph: GraphEditor, node: NodeProto) -> bool:
-    if not is_op(node, "Conv"):
-        return False
-    sizes = graph.sizes(node.input[1])
+    sizes = graph.sizes(node.input[1]) if is_op(node, "Conv") else None
     if sizes is None or len(sizes) < 3 or {*sizes[2:], attribute(node, "group", 1)} != {1}:
         return False
     pads = attribute(node, "auto_pad", "NOTSET") == "NOTSET" and any(attribute(node, "pads", [0]))
@@ -171,10 +167,8 @@ def _part(graph: GraphEditor, part: _Part, out: int, kept: Kept) -> _Part:
         return part
     if growth == 1:
         return replace(part, tensor=resize.input[0])
-    if request is not None:
-        return replace(part, reason=f"{label(resize)} is kept in FP32 by {request}")
-    reason = _reason_to_stay(graph, resize, part.count, out)
-    if reason:
+    kept_by = f"{label(resize)} is kept in FP32 by {request}" if request is not None else None
+    if reason := kept_by or _reason_to_stay(graph, resize, part.count, out):
         return replace(part, reason=reason)
     return replace(part, tensor=resize.input[0], resize=resize, growth=growth)
 

@@ -212,9 +212,7 @@ def _onnxsim() -> Any:
 
 
 def _needed(model: Model) -> set[str]:
-    """Returns the tensors whose data onnxsim needs: those that nodes read which depend on constants alone,
-    and those of a Conv before a BatchNormalization.
-    """
+    """Returns the tensors whose data onnxsim needs to fold constants, or a BatchNormalization into a Conv."""
     constants = {t.name for t in model.proto.graph.initializer}
     convs: dict[str, NodeProto] = {}
     needed: set[str] = set()

@@ -66,9 +66,7 @@ class UnfoldDotProducts(WeightPass):
 
 def _is_head(graph: GraphEditor, node: NodeProto, most: int) -> bool:
     """True if the node multiplies one row by a constant matrix to give an output."""
-    if not is_op(node, *PRODUCTS):
-        return False
-    shape = graph.shape(node.input[0])
+    shape = graph.shape(node.input[0]) if is_op(node, *PRODUCTS) else None
     one = shape is not None and len(shape) == 2 and shape[0] == 1
     if not one or graph.constant(node.input[0]) is not None or graph.rank(node.input[1]) != 2:
         return False

@@ -92,12 +92,10 @@ class UnfoldPatches(WeightPass):
 
     def _accepts(self, windows: Windows) -> bool:
         places = math.prod(windows.kernel)
-        if _of_one_pixel(windows):
-            return True
-        if windows.kernel != windows.strides or places < 2:
-            return False
         deep = bool(self.depth) and windows.channels * places >= self.depth
-        return deep or not self.channels or windows.channels <= self.channels
+        chosen = deep or not self.channels or windows.channels <= self.channels
+        patches = windows.kernel == windows.strides and places > 1
+        return _of_one_pixel(windows) or (patches and chosen)
 
 
 def _of_one_pixel(windows: Windows) -> bool:
