@@ -22,7 +22,7 @@ from rewriter.runtime.emulation.divergence import NodeError, diverge
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.figures.outputs import OutputComparison, worst_of_samples
 from rewriter.runtime.figures.pair import degenerate
-from rewriter.runtime.figures.tolerances import RELATIVE_L2, TOLERANCES, USABLE, Tolerance
+from rewriter.runtime.figures.tolerances import RELATIVE_L2, TOLERANCES, USABLE, Tolerance, precision_of
 
 BOTH_ROUND = 2.0
 """Largest distance of two models that both round every tensor, in units of the distance of one from the exact
@@ -160,11 +160,11 @@ def excused(check: Check, conditioning: Callable[[], Mapping[str, float]]) -> Ch
     return _allowing(check, [limits], words, "conditioning")
 
 
-def as_fp32(check: Check, rounds: Callable[[], Rounds], engine: str, *, lowered: bool = True) -> Check:
+def as_fp32(check: Check, rounds: Callable[[], Rounds], engine: str, *, by_chance: bool = False) -> Check:
     """Judges a failed check again where the network's own FP32 engine errs as much.
 
-    No sample may err more than `AS_FP32` times the engine's worst, nor, if anything is lowered, more than
-    `SAME_SAMPLE` times what the engine errs on it. A single row of probabilities may move `AS_FP32` times as
+    No sample may err more than `AS_FP32` times the engine's worst, nor more than `SAME_SAMPLE` times what the
+    engine errs on it, unless chance decides which sample errs. A single row of probabilities may move `AS_FP32` times as
     far as the engine moves one of any sample, if the mean distance of the rows is within its tolerance: which
     row's class hangs on rounding is chance. On four pages of text TF32 moves one row of PP-OCRv4's recogniser
     by 0.62, the fixed file two, by 0.52 and 0.51, and all lines are equal.
@@ -172,11 +172,11 @@ def as_fp32(check: Check, rounds: Callable[[], Rounds], engine: str, *, lowered:
     Args:
         rounds: The outputs of that engine for each sample; called for a failed check alone.
         engine: The engine, for the summary.
-        lowered: False for a file that is all FP32, which errs on the one sample or the other by chance.
+        by_chance: As `errs_by_chance` says of the file.
     """
     if check.passed is not False:
         return check
-    own, beyond = rounds(), 0.0 if lowered else math.inf
+    own, beyond = rounds(), math.inf if by_chance else 0.0
     errors = [{o.name: o.relative_l2 for o in outputs if o.finite} for outputs in own]
     names = {name for of_sample in errors for name in of_sample}
     worst = {name: max(of_sample.get(name, 0.0) for of_sample in errors) for name in names}
@@ -191,6 +191,16 @@ def as_fp32(check: Check, rounds: Callable[[], Rounds], engine: str, *, lowered:
     words = f"{engine} errs by {max(worst.values(), default=0.0):.2g}"
     allowed = _allowing(check, limits, words, "as-fp32", rows)
     return allowed if allowed.passed else check
+
+
+def errs_by_chance(fixed: Model) -> bool:
+    """True if chance decides on which sample a file errs that is as accurate as FP32.
+
+    So it is for one that is all FP32, and for a model that selects rows: with TF32, an RT-DETR selects others
+    in one of three samples (errors 0.003, 0.011, 0.001), in FP16 in two (0.007, 0.012, 0.012); on a GPU it erred
+    by 0.044 in FP32 and by 0.048 in FP16.
+    """
+    return precision_of(fixed) == "fp32" or selects_rows(fixed)
 
 
 def without_tf32(check: Check, exact: Callable[[], Check]) -> Check:

@@ -12,7 +12,13 @@ import pytest
 from graphs import graph
 
 import rewriter
-from rewriter.judge.arithmetic_checks import as_fp32, check_emulation, excused, without_tf32
+from rewriter.judge.arithmetic_checks import (
+    as_fp32,
+    check_emulation,
+    errs_by_chance,
+    excused,
+    without_tf32,
+)
 from rewriter.judge.expected import Expected, expected_outputs
 from rewriter.judge.judge import Standard
 from rewriter.judge.verdict import Check, MetricValue
@@ -107,9 +113,27 @@ def test_fp32_excuses_an_error_on_the_sample_it_errs_on(
 
 def test_on_which_sample_a_file_that_is_all_fp32_errs_is_chance() -> None:
     check = samples((output("y", 0.004),), (output("y", 0.0119),))
-    assert as_fp32(check, engine(0.01, 0.001), "FP32", lowered=False).passed
+    assert as_fp32(check, engine(0.01, 0.001), "FP32", by_chance=True).passed
     assert not as_fp32(check, engine(0.01, 0.001), "FP32").passed
-    assert not as_fp32(check, engine(0.008, 0.001), "FP32", lowered=False).passed
+    assert not as_fp32(check, engine(0.008, 0.001), "FP32", by_chance=True).passed
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "chance"),
+    [
+        pytest.param("a = Cast<to = 10>(x) b = Neg(a) y = Cast<to = 1>(b)", "x", False, id="FP16"),
+        pytest.param("y = Neg(x)", "x", True, id="all FP32"),
+        pytest.param(
+            "v, i = TopK(x, k) a = Cast<to = 10>(v) b = Neg(a) y = Cast<to = 1>(b)", "k", True, id="rows"
+        ),
+    ],
+)
+def test_chance_decides_where_a_file_errs_that_is_fp32_or_selects_rows(
+    body: str, kind: str, chance: bool
+) -> None:
+    size = {"x": 4, "k": 2}[kind]
+    model = graph(f"g (float[1,4] x) => (float[1,{size}] y) <int64[1] k = {{2}}> {{ {body} }}")
+    assert errs_by_chance(model) is chance
 
 
 ROWS = """g (float[1,T,8] x, float[1,T,2] k) => (float[1,T,2] y)

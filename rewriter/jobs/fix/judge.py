@@ -22,6 +22,7 @@ from rewriter.judge.arithmetic_checks import (
     check_emulation,
     check_structure,
     conditioning,
+    errs_by_chance,
     excused,
     without_tf32,
 )
@@ -121,8 +122,8 @@ class Judge:
             emulate = partial(check_emulation, self.expected, fixed, precision, self.samples, sums, held)
             check = excused(emulate(), lambda: self.conditioning)
             if not self.asked:
-                lowered, engine = precision_of(fixed) != "fp32", "its FP32 engine (TF32, emulated)"
-                check = as_fp32(check, lambda: self.emulated_fp32, engine, lowered=lowered)
+                engine = "its FP32 engine (TF32, emulated)"
+                check = as_fp32(check, lambda: self.emulated_fp32, engine, by_chance=errs_by_chance(fixed))
             return without_tf32(check, partial(emulate, tf32=False)) if products else check
 
     def built(self, fixed: Model, plan: Plan | None) -> tuple[list[Check], Path | None]:
@@ -275,8 +276,8 @@ class Judge:
         check, judged = run_check(self.expected.exact, outcomes, standard, time.perf_counter() - start)
         check = excused(check, lambda: self.conditioning)
         if not self.asked:
-            lowered, engine = precision_of(fixed) != "fp32", "the network's own FP32 engine"
-            check = as_fp32(check, lambda: self.fp32_engine, engine, lowered=lowered)
+            engine = "the network's own FP32 engine"
+            check = as_fp32(check, lambda: self.fp32_engine, engine, by_chance=errs_by_chance(fixed))
         return check, judged
 
     def variant(
