@@ -164,10 +164,10 @@ def as_fp32(check: Check, rounds: Callable[[], Rounds], engine: str, *, by_chanc
     """Judges a failed check again where the network's own FP32 engine errs as much.
 
     No sample may err more than `AS_FP32` times the engine's worst, nor more than `SAME_SAMPLE` times what the
-    engine errs on it, unless chance decides which sample errs. A single row of probabilities may move `AS_FP32` times as
-    far as the engine moves one of any sample, if the mean distance of the rows is within its tolerance: which
-    row's class hangs on rounding is chance. On four pages of text TF32 moves one row of PP-OCRv4's recogniser
-    by 0.62, the fixed file two, by 0.52 and 0.51, and all lines are equal.
+    engine errs on it, unless chance decides which sample errs. A single row of probabilities may move
+    `AS_FP32` times as far as the engine moves one of any sample, if the mean distance of the rows is within
+    its tolerance: which row's class hangs on rounding is chance. On four pages of text TF32 moves one row of
+    PP-OCRv4's recogniser by 0.62, the fixed file two, by 0.52 and 0.51, and all lines are equal.
 
     Args:
         rounds: The outputs of that engine for each sample; called for a failed check alone.
@@ -197,8 +197,8 @@ def errs_by_chance(fixed: Model) -> bool:
     """True if chance decides on which sample a file errs that is as accurate as FP32.
 
     So it is for one that is all FP32, and for a model that selects rows: with TF32, an RT-DETR selects others
-    in one of three samples (errors 0.003, 0.011, 0.001), in FP16 in two (0.007, 0.012, 0.012); on a GPU it erred
-    by 0.044 in FP32 and by 0.048 in FP16.
+    in one of three samples (errors 0.003, 0.011, 0.001), in FP16 in two (0.007, 0.012, 0.012); on a GPU it
+    erred by 0.044 in FP32 and by 0.048 in FP16.
     """
     return precision_of(fixed) == "fp32" or selects_rows(fixed)
 
