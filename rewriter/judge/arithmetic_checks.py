@@ -113,9 +113,8 @@ def check_emulation(
         accumulation: Type in which FP16 MatMul, Gemm and Conv accumulate, as for `emulation.emulation`.
         standard: How close the outputs have to be; by default what is known of the precision.
     """
-    name, low, accumulation = (
-        ("tf32", "tf32", "fp32") if precision == "fp32" else ("emulation", precision, accumulation)
-    )
+    fp32 = precision == "fp32"
+    name, low, accumulation = ("tf32", "tf32", "fp32") if fp32 else ("emulation", precision, accumulation)
     held = standard or Standard(TOLERANCES[low], as_sets=selects_rows(fixed))
     emulate = partial(emulation, accumulation=accumulation, tf32=tf32)
     check = _compare_run(name, expected.exact, partial(_run, fixed, samples, emulate), held)
