@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,24 @@ def test_fp32_errors_with_and_without_tf32(engine: EngineName, tmp_path: Path) -
         assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
         record(f"MatMul 1024, {outcome.variant}", outcome, relative(outcome, source, samples))
     assert relative(fp32, source, samples) < 2e-5, "TF32 was not switched off"
+
+
+def test_the_next_engine_finds_compiled_kernels(tmp_path: Path) -> None:
+    if problem := this_machine.obstacle("tensorrt-rtx"):
+        pytest.skip(problem.what)
+    source, samples, kernels = matmul(1024), write_samples(tmp_path / "s", feeds(1024)), tmp_path / "kernels"
+    settings, variant = (
+        MeasureSettings("tensorrt-rtx"),
+        Variant("m", save(source, tmp_path / "m.onnx"), samples),
+    )
+    sizes, errors = [], []
+    for number in range(2):
+        (outcome,) = measure([variant], replace(settings, kernels=kernels), tmp_path / str(number))
+        assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
+        sizes.append(kernels.stat().st_size)
+        errors.append(relative(outcome, source, samples))
+    assert sizes[0] == sizes[1] > 10_000, "nothing was kept, or the same kernels were compiled again"
+    assert errors[0] == errors[1]
 
 
 def test_fp16_and_fp32_are_timed_side_by_side(engine: EngineName, tmp_path: Path) -> None:

@@ -86,7 +86,8 @@ class Judge:
         engine = self.deployment.choose().engine
         if engine is None or not (self.verify and self.build) or self.expected is None:
             return None
-        return MeasureSettings(engine, plugins=self.deployment.plugins, timeout_s=self.timeout_s)
+        kernels, plugins = self.folder / "kernels", self.deployment.plugins
+        return MeasureSettings(engine, plugins=plugins, kernels=kernels, timeout_s=self.timeout_s)
 
     def structure(
         self, structured: Model, changed: Sequence[Pass], outputs: Mapping[int, Outputs]

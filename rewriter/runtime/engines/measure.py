@@ -165,15 +165,16 @@ def _run(group: Sequence[Run], settings: MeasureSettings) -> None:
         run.outcome = outcome if outcome.ran else replace(outcome, log=log)
 
 
-def load_program(engine: EngineName, variant: Variant, plugins: Sequence[Path] = ()) -> Program:
-    """Load what was built with the engine of this name."""
+def load_program(settings: MeasureSettings, variant: Variant) -> Program:
+    """Load what was built with the engine of the settings."""
+    engine = settings.engine
     if engine.startswith("onnxruntime"):
         from rewriter.runtime.engines.local_session import OnnxRuntimeProgram
 
         return OnnxRuntimeProgram(variant, gpu=engine == "onnxruntime-cuda")
     from rewriter.runtime.engines.tensorrt_program import TensorRTProgram
 
-    return TensorRTProgram(engine.replace("-", "_"), variant, plugins)
+    return TensorRTProgram(engine.replace("-", "_"), variant, settings.plugins, settings.kernels)
 
 
 def run_here(runs: Sequence[Run], settings: MeasureSettings) -> list[EngineOutcome]:
@@ -210,7 +211,7 @@ def _each(runs: Sequence[Run], work: Callable[[Run], None]) -> None:
 
 
 def _load(run: Run, settings: MeasureSettings) -> None:
-    run.program = load_program(settings.engine, run.variant, settings.plugins)
+    run.program = load_program(settings, run.variant)
     run.add(device=run.program.device, library=run.program.library)
 
 

@@ -84,12 +84,15 @@ class MeasureSettings:
             one file differ. More than one leaves the timing cache out.
         timing: None measures no latency.
         timeout_s: For each build, and for the child that runs all of them.
+        kernels: A file for the kernels that TensorRT-RTX compiles as it loads an engine, which the next one
+            finds there; None: each engine compiles its own.
     """
 
     engine: EngineName
     builds: int = 1
     timing: Timing | None = field(default_factory=Timing)
     plugins: tuple[Path, ...] = ()
+    kernels: Path | None = None
     timeout_s: float = 600.0
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from rewriter.ir.errors import EngineError
 from rewriter.ir.model import Array
+from rewriter.ir.model.output_files import replacing
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.build import NO_TF32
 from rewriter.runtime.engines.nvidia_driver import Buffer, Stream
@@ -71,11 +72,16 @@ def allocator(trt: Any, stream: Stream) -> Any:
 class TensorRTProgram:
     """An engine of `tensorrt` or `tensorrt_rtx` on the GPU with its execution context.
 
+    Args:
+        kernels: As in `MeasureSettings`.
+
     Raises:
         EngineError: there is no such device or library, or it does not load the engine.
     """
 
-    def __init__(self, module: str, variant: Variant, plugins: Sequence[Path]) -> None:
+    def __init__(
+        self, module: str, variant: Variant, plugins: Sequence[Path] = (), kernels: Path | None = None
+    ) -> None:
         assert variant.engine is not None
         assert variant.tf32 or NO_TF32.items() <= os.environ.items(), (
             "it must be set before the process starts"
@@ -93,6 +99,8 @@ class TensorRTProgram:
         if self._engine is None:
             what = f"{self._title} does not load the engine on {self.device}: {self._why()}"
             raise EngineError(what, hint="build it on this machine, with this version")
+        self._kernels = kernels
+        self._compiled: Any = None
         self._context = self._created()
         self._buffers: dict[str, Buffer] = {}
         self._host: dict[str, Array] = {}
@@ -125,7 +133,10 @@ class TensorRTProgram:
         return self._stream.elapsed_us(self._batch) / self._runs
 
     def close(self) -> None:
-        """Free the buffers; the engine goes with the object."""
+        """Keep the compiled kernels and free the buffers; the engine goes with the object."""
+        if self._kernels is not None and self._compiled is not None:
+            with replacing(self._kernels) as temporary:
+                temporary.write_bytes(memoryview(self._compiled.serialize()))
         for buffer in self._buffers.values():
             buffer.free()
         self._buffers.clear()
@@ -139,6 +150,11 @@ class TensorRTProgram:
         else:
             config = engine.create_runtime_config()
             config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
+            if self._kernels is not None and hasattr(config, "create_runtime_cache"):
+                self._compiled = config.create_runtime_cache()
+                if self._kernels.exists():
+                    self._compiled.deserialize(self._kernels.read_bytes())
+                config.set_runtime_cache(self._compiled)
             context = engine.create_execution_context(config)
         if context is None:
             raise EngineError(
