@@ -33,9 +33,9 @@ ROOMS = (
 
 BUDGETS = {
     "ir": 6_200,
-    "runtime": 6_485,
-    "hazards": 3_460,
-    "passes": 5_410,
+    "runtime": 6_505,
+    "hazards": 3_430,
+    "passes": 5_390,
     "pipeline": 2_000,
     "judge": 1_800,
     "parity": 900,
