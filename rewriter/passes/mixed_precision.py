@@ -14,7 +14,7 @@ from rewriter.ir.english import count
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Model, Port
 from rewriter.ir.plan import Epilogues, Plan, Precision, io_type, node_key, plugin_types
-from rewriter.passes.algorithms.rounding import unbiased_weights
+from rewriter.passes.algorithms.rounding import raised_bounds, unbiased_weights
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ def lowered(model: Model, plan: Plan, means_of: Context | None = None, tag: str 
     Weights are rounded by the means of the context, to nearest without one.
     """
     refined = unbiased_weights(model, plan, means_of) if means_of is not None else {}
+    refined |= raised_bounds(model, plan)
     return retype(model, replace(request(model, plan, tag), refined=refined))
 
 

@@ -6,11 +6,14 @@ import graphs
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import numpy_helper
 
 import rewriter
 from rewriter.ir.model import Array
+from rewriter.ir.plan import Plan
 from rewriter.judge.expected import run_all
 from rewriter.passes.algorithms.rounding import unbiased
+from rewriter.passes.mixed_precision import lowered
 from rewriter.runtime.emulation import reference
 
 TEXT = """
@@ -79,3 +82,36 @@ def test_outputs_keep_their_mean_over_the_samples() -> None:
     assert kept["p"] < nearest["p"] / 4 and kept["q"] < nearest["q"] / 4
     # two nodes read the weight; it is no matrix
     assert all(kept[name] == nearest[name] for name in ("r", "s", "t", "u"))
+
+
+@pytest.mark.parametrize(
+    ("body", "raised"),
+    [
+        pytest.param("c = Max(m, e) b = Expand(c, d) y = Div(x, b)", True, id="Max"),
+        pytest.param("c = Clip(m, e) y = Div(x, c)", True, id="Clip"),
+        pytest.param("c = Max(m, e) y = Div(c, x)", False, id="what is divided"),
+        pytest.param("c = Max(m, e) y = Mul(x, c)", False, id="a factor"),
+        pytest.param("y = Max(m, e)", False, id="a result"),
+        pytest.param("c = Max(m, e) b = Add(c, e) z = Div(x, c) y = Div(z, b)", False, id="added, too"),
+    ],
+)
+def test_the_lower_bound_of_a_divisor_stays_above_zero(body: str, raised: bool) -> None:
+    source = graphs.graph(
+        f"""g (float[2,4] x) => (float[N,M] y) <float e = {{1e-12}}, int64[2] d = {{2, 4}}> {{
+            m = ReduceL2<axes = [1]>(x) {body}
+        }}"""
+    )
+    low = lowered(source, Plan("fp16"))
+    (bound,) = (numpy_helper.to_array(t) for t in low.proto.graph.initializer if t.name == "e")
+    assert bound == np.float16(2.0**-14 if raised else 0.0)
+
+
+def test_a_row_of_zeros_has_no_direction_in_fp16() -> None:
+    source = graphs.graph(
+        """g (float[2,4] x) => (float[2,4] y) <float e = {1e-12}> {
+            m = ReduceL2<axes = [1]>(x) c = Clip(m, e) y = Div(x, c)
+        }"""
+    )
+    x = np.array([[0, 0, 0, 0], [3, 0, 4, 0]], np.float32)
+    (result,) = run_all(lowered(source, Plan("fp16")), [{"x": x}])
+    assert result["y"] == pytest.approx(np.array([[0, 0, 0, 0], [0.6, 0, 0.8, 0]]), abs=1e-3)

@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 from onnx import NodeProto
 
+from rewriter.hazards.magnitude import FP16_MIN_NORMAL
 from rewriter.hazards.survey import LOW_TYPES
 from rewriter.ir.base import Context
 from rewriter.ir.graph import GraphView, attribute
@@ -56,6 +57,38 @@ def unbiased_weights(model: Model, plan: Plan, context: Context) -> dict[str, Re
             lost = _lost(graph, node, higher, LOW_TYPES[plan.precision])
             refined[weight] = partial(_refined, node, mean, variance, lost)
     return refined
+
+
+def raised_bounds(model: Model, plan: Plan) -> dict[str, Refine]:
+    """FP16's smallest normal number for smaller lower bounds of divisors that the plan has in FP16.
+
+    Rounded to nearest, the epsilon of an L2 norm, 1e-12, is 0, and a row of zeros becomes 0 / 0.
+    """
+    graph, higher = GraphView(model, model.proto.graph, model.facts().main), plan.fp32 | plan.bf16
+    low = (
+        [node for node in graph.nodes if node_key(0, node) not in higher] if plan.precision == "fp16" else []
+    )
+    bounds = [node for node in low if node.op_type in {"Clip", "Max"} and _divides(graph, node.output[0])]
+    raised = {
+        name for node in bounds for name in node.input[1:] if 0 < (graph.scalar(name) or 0) < FP16_MIN_NORMAL
+    }
+    others = {name for node in low if node not in bounds for name in node.input}
+    return dict.fromkeys(raised - others, lambda _, nearest: np.maximum(nearest, np.float16(FP16_MIN_NORMAL)))
+
+
+def _divides(graph: GraphView, tensor: str) -> bool:
+    """True if a tensor is nothing but a divisor, expanded or not."""
+    readers = graph.consumers(tensor)
+    return (
+        bool(readers)
+        and not graph.is_output(tensor)
+        and all(
+            _divides(graph, reader.output[0])
+            if reader.op_type == "Expand"
+            else reader.op_type == "Div" and reader.input[0] != tensor
+            for reader in readers
+        )
+    )
 
 
 def _lost(graph: GraphView, node: NodeProto, higher: AbstractSet[str], low: int) -> Array:
