@@ -12,6 +12,7 @@ from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL
 from rewriter.hazards.survey import Survey
 from rewriter.ir.graph import label
+from rewriter.ir.graph.match import is_only_divisor
 from rewriter.ir.graph.ops import VIEWS
 from rewriter.ir.patterns.norms import Norm
 from rewriter.ir.plan import HEADROOM, Evidence, NormHazard, Range
@@ -70,11 +71,13 @@ def _inside(survey: Survey, norm: Norm) -> tuple[str, Severity, str, Evidence]:
 
 def _before_maximum(survey: Survey, norm: Norm) -> tuple[NodeProto, ...]:
     """The root of an L2 norm, with what it is taken of; () unless a maximum with epsilon guards its division
-    that no measured root needs, nor one as much smaller as samples differ."""
-    for place, node in enumerate(norm.nodes if norm.kind == "l2-normalize" else ()):
-        measured = survey.range(node.input[0]) if node.op_type in {"Clip", "Max"} else None
-        if measured is not None and measured.low >= FP16_MIN_NORMAL * measured.headroom:
-            return norm.nodes[:place]
+    that no measured root needs, nor one as much smaller as samples differ. `mixed-precision` raises epsilons
+    in the main graph."""
+    for place, node in enumerate(norm.nodes if norm.kind == "l2-normalize" and not survey.scope else ()):
+        if node.op_type in {"Clip", "Max"} and is_only_divisor(survey.graph, node.output[0]):
+            measured = survey.range(node.input[0])
+            if measured is not None and measured.low >= FP16_MIN_NORMAL * measured.headroom:
+                return norm.nodes[:place]
     return ()
 
 

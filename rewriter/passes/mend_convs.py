@@ -12,6 +12,8 @@ from rewriter.hazards.quirks import may_be_repaired_by, of_chains
 from rewriter.ir.base import Change, Context, Event, GraphPass
 from rewriter.ir.graph import GraphEditor, attribute, label
 
+_ENDS = ("Pad", "Concat")
+
 
 @dataclass(frozen=True)
 class MendConvs(GraphPass):
@@ -46,11 +48,7 @@ class MendConvs(GraphPass):
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         concerned = may_be_repaired_by(self.name, context.target)
-        wrong = [
-            n
-            for q in concerned
-            for n in of_chains(graph, q, q.chain[-1].split("|") if q.where == "gaps" else ("Conv",))
-        ]
+        wrong = (n for q in concerned for n in of_chains(graph, q, _ENDS if q.where == "gaps" else ("Conv",)))
         for node in {id(node): node for node in wrong}.values():
             yield _with_bias(graph, node) if node.op_type == "Conv" else _by_itself(graph, node)
 

@@ -74,3 +74,14 @@ def back(graph: GraphView, tensor: str, passes: Callable[[NodeProto], bool]) -> 
         chain.append(node)
         tensor = node.input[0]
     return chain, tensor
+
+
+def is_only_divisor(graph: GraphView, tensor: str) -> bool:
+    """True if a tensor is nothing but a divisor, expanded or not."""
+    readers = graph.consumers(tensor) if not graph.is_output(tensor) else []
+    return bool(readers) and all(
+        is_only_divisor(graph, reader.output[0])
+        if reader.op_type in {"Expand", "Cast"}
+        else reader.op_type == "Div" and reader.input[0] != tensor
+        for reader in readers
+    )

@@ -20,7 +20,7 @@ from rewriter.hazards.magnitude import FP16_MIN_NORMAL
 from rewriter.hazards.survey import LOW_TYPES
 from rewriter.ir.base import Context
 from rewriter.ir.graph import GraphView, attribute
-from rewriter.ir.graph.match import optional_input, other_operand
+from rewriter.ir.graph.match import is_only_divisor, optional_input, other_operand
 from rewriter.ir.graph.weights import constant_row, gemm_obstacle, is_transposed, summed_axes
 from rewriter.ir.model import Array, Model
 from rewriter.ir.model.schemas import convert
@@ -64,31 +64,16 @@ def raised_bounds(model: Model, plan: Plan) -> dict[str, Refine]:
 
     Rounded to nearest, the epsilon of an L2 norm, 1e-12, is 0, and a row of zeros becomes 0 / 0.
     """
+    if plan.precision != "fp16":
+        return {}
     graph, higher = GraphView(model, model.proto.graph, model.facts().main), plan.fp32 | plan.bf16
-    low = (
-        [node for node in graph.nodes if node_key(0, node) not in higher] if plan.precision == "fp16" else []
-    )
-    bounds = [node for node in low if node.op_type in {"Clip", "Max"} and _divides(graph, node.output[0])]
-    raised = {
-        name for node in bounds for name in node.input[1:] if 0 < (graph.scalar(name) or 0) < FP16_MIN_NORMAL
-    }
-    others = {name for node in low if node not in bounds for name in node.input}
-    return dict.fromkeys(raised - others, lambda _, nearest: np.maximum(nearest, np.float16(FP16_MIN_NORMAL)))
-
-
-def _divides(graph: GraphView, tensor: str) -> bool:
-    """True if a tensor is nothing but a divisor, expanded or not."""
-    readers = graph.consumers(tensor)
-    return (
-        bool(readers)
-        and not graph.is_output(tensor)
-        and all(
-            _divides(graph, reader.output[0])
-            if reader.op_type == "Expand"
-            else reader.op_type == "Div" and reader.input[0] != tensor
-            for reader in readers
-        )
-    )
+    bounds, others = set[str](), set[str]()
+    for node in graph.nodes:
+        if node_key(0, node) not in higher:
+            bound = node.op_type in {"Clip", "Max"} and is_only_divisor(graph, node.output[0])
+            (bounds if bound else others).update(node.input)
+    raised = (name for name in bounds - others if 0 < (graph.scalar(name) or 0) < FP16_MIN_NORMAL)
+    return dict.fromkeys(raised, lambda _, nearest: np.maximum(nearest, np.float16(FP16_MIN_NORMAL)))
 
 
 def _lost(graph: GraphView, node: NodeProto, higher: AbstractSet[str], low: int) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class TensorRTProgram:
     """
 
     def __init__(
-        self, module: str, variant: Variant, plugins: Sequence[Path] = (), kernels: Path | None = None
+        self, module: str, variant: Variant, plugins: Sequence[Path], kernels: Path | None = None
     ) -> None:
         assert variant.engine is not None
         assert variant.tf32 or NO_TF32.items() <= os.environ.items(), (
@@ -133,13 +134,13 @@ class TensorRTProgram:
         return self._stream.elapsed_us(self._batch) / self._runs
 
     def close(self) -> None:
-        """Keep the compiled kernels and free the buffers; the engine goes with the object."""
-        if self._kernels is not None and self._compiled is not None:
-            with replacing(self._kernels) as temporary:
-                temporary.write_bytes(memoryview(self._compiled.serialize()))
+        """Free the buffers and keep the compiled kernels; the engine goes with the object."""
         for buffer in self._buffers.values():
             buffer.free()
         self._buffers.clear()
+        if self._kernels is not None and self._compiled is not None:
+            with suppress(OSError), replacing(self._kernels) as temporary:  # the next one compiles its own
+                temporary.write_bytes(memoryview(self._compiled.serialize()))
 
     def _created(self) -> Any:
         """An execution context that compiles kernels for dynamic shapes before runs, not during them."""
