@@ -146,10 +146,12 @@ def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
 
     The island reaches from the sum of squares, whose small values would vanish, to the guarded node.
     """
+    if not survey.is_fp16:
+        return
     sums = VIEWS | {"ReduceSum", "ReduceMean", "ReduceL2", "Sqrt", "Pow"}
     norms = [norm for norm in survey.norms if fits_inside(survey, norm) or _before_maximum(survey, norm)]
     settled = {id(n) for norm in norms for n in norm.nodes}
-    for node in survey.nodes if survey.is_fp16 else ():
+    for node in survey.nodes:
         hazard = _epsilon(survey, node) if id(node) not in settled else None
         guarded = _guarded(survey, node.output[0]) if hazard else []
         if hazard is None or not guarded:

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.hazards.quirks import may_be_repaired_by, of_chains
+from rewriter.hazards.quirks import may_be_repaired_by, of_chains, places
 from rewriter.ir.base import Change, Context, Event, GraphPass
 from rewriter.ir.graph import GraphEditor, attribute, label
-
-_ENDS = ("Pad", "Concat")
 
 
 @dataclass(frozen=True)
@@ -47,10 +45,11 @@ class MendConvs(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        concerned = may_be_repaired_by(self.name, context.target)
-        wrong = (n for q in concerned for n in of_chains(graph, q, _ENDS if q.where == "gaps" else ("Conv",)))
-        for node in {id(node): node for node in wrong}.values():
-            yield _with_bias(graph, node) if node.op_type == "Conv" else _by_itself(graph, node)
+        for quirk in may_be_repaired_by(self.name, context.target):
+            larger = quirk.where == "gaps"
+            nodes = places(graph, quirk) if larger else of_chains(graph, quirk, ("Conv",))
+            for node in {id(node): node for node in nodes}.values():
+                yield _by_itself(graph, node) if larger else _with_bias(graph, node)
 
 
 def _with_bias(graph: GraphEditor, conv: NodeProto) -> Event:

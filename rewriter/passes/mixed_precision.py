@@ -11,6 +11,7 @@ from onnx import NodeProto
 from rewriter.hazards.survey import LOW_TYPES
 from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refusal, Stage
 from rewriter.ir.english import count
+from rewriter.ir.graph import GraphView
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Model, Port
 from rewriter.ir.plan import Epilogues, Plan, Precision, io_type, node_key, plugin_types
@@ -76,8 +77,9 @@ def lowered(model: Model, plan: Plan, means_of: Context | None = None, tag: str 
 
     Weights are rounded by the means of the context, to nearest without one.
     """
-    refined = unbiased_weights(model, plan, means_of) if means_of is not None else {}
-    refined |= raised_bounds(model, plan)
+    graph = GraphView(model, model.proto.graph, model.facts().main)
+    refined = unbiased_weights(graph, plan, means_of) if means_of is not None else {}
+    refined |= raised_bounds(graph, plan)
     return retype(model, replace(request(model, plan, tag), refined=refined))
 
 

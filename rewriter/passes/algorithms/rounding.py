@@ -22,7 +22,7 @@ from rewriter.ir.base import Context
 from rewriter.ir.graph import GraphView, attribute
 from rewriter.ir.graph.match import is_only_divisor, optional_input, other_operand
 from rewriter.ir.graph.weights import constant_row, gemm_obstacle, is_transposed, summed_axes
-from rewriter.ir.model import Array, Model
+from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import convert
 from rewriter.ir.plan import Plan, node_key
 
@@ -40,14 +40,13 @@ Refine = Callable[[Array, Array], Array]
 """Returns the weights to store, from the given ones and these rounded to nearest."""
 
 
-def unbiased_weights(model: Model, plan: Plan, context: Context) -> dict[str, Refine]:
+def unbiased_weights(graph: GraphView, plan: Plan, context: Context) -> dict[str, Refine]:
     """How to round the weights of the products of the main graph in the plan's lower type, by their names.
 
     Weights that two nodes read are rounded to nearest, and so are those of data without a measured mean.
     """
-    graph, higher = GraphView(model, model.proto.graph, model.facts().main), plan.fp32 | plan.bf16
-    refined: dict[str, Refine] = {}
-    for node, axis in summed_axes(model.proto.graph):
+    higher, refined = plan.fp32 | plan.bf16, dict[str, Refine]()
+    for node, axis in summed_axes(graph.graph):
         data, weight = node.input[:2]
         mean, data_range = context.means.get((data, axis)), (context.ranges or {}).get((0, data))
         if mean is None or data_range is None or not np.isfinite(mean).all():
@@ -59,15 +58,14 @@ def unbiased_weights(model: Model, plan: Plan, context: Context) -> dict[str, Re
     return refined
 
 
-def raised_bounds(model: Model, plan: Plan) -> dict[str, Refine]:
+def raised_bounds(graph: GraphView, plan: Plan) -> dict[str, Refine]:
     """FP16's smallest normal number for smaller lower bounds of divisors that the plan has in FP16.
 
     Rounded to nearest, the epsilon of an L2 norm, 1e-12, is 0, and a row of zeros becomes 0 / 0.
     """
     if plan.precision != "fp16":
         return {}
-    graph, higher = GraphView(model, model.proto.graph, model.facts().main), plan.fp32 | plan.bf16
-    bounds, others = set[str](), set[str]()
+    higher, bounds, others = plan.fp32 | plan.bf16, set[str](), set[str]()
     for node in graph.nodes:
         if node_key(0, node) not in higher:
             bound = node.op_type in {"Clip", "Max"} and is_only_divisor(graph, node.output[0])
