@@ -283,6 +283,12 @@ def _clips_from_zero(graph: GraphEditor, chain: list[NodeProto]) -> bool:
     return alone and not shifted and graph.scalar(optional_input(clip, 1)) == 0.0
 
 
+def _has_few_channels(graph: GraphEditor, chain: list[NodeProto]) -> bool:
+    channels = (*(graph.shape(chain[0].input[0]) or ())[1:2], 0)[0]
+    found = isinstance(channels, int) and 80 <= channels <= 240 and channels % 16 == 0 and channels % 64 != 0
+    return found and (chain[0].op_type == "GroupNormalization" or len(chain) == 2)
+
+
 def _is_pointwise_1d(graph: GraphEditor, conv: NodeProto) -> bool:
     sizes = graph.sizes(conv.input[1]) or ()
     return len(conv.input) == 2 and sizes[2:] == (1,) and min(sizes[:2]) >= WIDE
@@ -318,6 +324,7 @@ _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     **dict.fromkeys(("any", "shared-axis", "shared-input"), lambda graph, chain: True),
     "float8": lambda graph, chain: graph.dtype(chain[0].input[0]) in _FLOAT8,
     "eight-columns": lambda graph, chain: (graph.shape(chain[0].input[1]) or (None,))[-1] == 8,
+    "few-channels": _has_few_channels,
     "from-zero": _clips_from_zero,
     "own-gate": lambda graph, chain: chain[0].input[0] in chain[2].input,
     "biased": _has_bias,

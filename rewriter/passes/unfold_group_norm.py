@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto, helper
 
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 from rewriter.ir.graph import GraphEditor, attribute, is_op, label
 from rewriter.ir.graph.match import other_operand
 from rewriter.ir.graph.ops import RESHAPES
+from rewriter.ir.graph.weights import NewWeights, Replacement
 
 ACTIVATIONS = ("Relu", "Sigmoid", "Swish")
 WIDTH = 64
@@ -23,16 +24,16 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class UnfoldGroupNorm(GraphPass):
-    """TensorRT-RTX's own kernel for GroupNorm is slow, wrong for 96 channels, and may not load.
+    """TensorRT-RTX's own kernel for GroupNorm is slow, wrong for 80 to 240 channels, and may not load.
 
-    Exporters write GroupNorm as InstanceNormalization, of scale 1 and bias 0, between two Reshapes: its rows
-    are groups. LayerNormalization over a group's channels and places is the same. On one H200 (1.6.1, FP16)
-    a ResNetV2-50 takes 914 us instead of 961, and 1316 if the rows are normalised, an EfficientNet-B0 825
-    instead of 1194 us and NaN, the UNet of a latent diffusion model 958, and 1120 if the rows are.
+    Exporters write the operator (from opset 21 on), or InstanceNormalization of scale 1 and bias 0 between
+    Reshapes: its rows are groups. LayerNormalization over the channels and places of each group is the same.
+    In FP16 on one H200 (1.6.1) a ResNetV2-50 takes 914 us instead of 961 (1316 if rows are normalised), an
+    EfficientNet-B0 825 instead of 1194 us and NaN, and the UNet of a latent diffusion model 958 (1120).
 
-    The own kernel takes 20 us for any size, the other up to 120: a norm of 2^20 elements stays if channels are
-    a multiple of 64 and an activation follows, since all such were right and loaded. The decoder of a latent
-    diffusion model takes 326 us so, 414 if none stays, and 370 if only those go that do not load.
+    The own kernel takes 20 us for any size, this one up to 120. So a norm of 2^20 elements stays where an
+    activation follows and channels are a multiple of 64: all such norms loaded and were right. The decoder of
+    a latent diffusion model takes 326 us so, and 414 if none stays.
 
     Options:
         largest: Norms of fewer elements become LayerNormalization.
@@ -67,11 +68,11 @@ class UnfoldGroupNorm(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        scales: dict[tuple[Sizes, int | None], str] = {}
+        weights = NewWeights(graph)
         for node in graph.nodes:
-            if not is_op(node, "InstanceNormalization") or not _normalises_rows(graph, node):
+            if (found := _found(graph, node)) is None:
                 continue
-            data, sizes = _unfolded(graph, node.input[0])
+            data, sizes = found
             channels, elements = math.prod(sizes[:2]), math.prod(graph.sizes(data) or sizes)
             wide = len(sizes) > 2 and channels % WIDTH == 0 and elements >= self.largest
             if not sizes:
@@ -79,33 +80,34 @@ class UnfoldGroupNorm(GraphPass):
             elif wide and _activated(graph, node.output[0]):
                 yield Refusal(label(node), "TensorRT's kernel is fast for so large a norm with an activation")
             else:
-                key = (sizes, graph.dtype(data))
-                if key not in scales:
-                    # ONNX Runtime's FP16 kernel is wrong for a scale of one element, which ONNX allows
-                    ones = np.ones(sizes[1:])
-                    scales[key] = graph.add_constant(f"{node.output[0]}/ones", ones, like=data)
-                _write(graph, node, data, sizes, scales[key])
+                _write(graph, node, data, sizes, weights)
                 yield Change(label(node), "a GroupNorm became LayerNormalization over its groups")
 
 
-def _normalises_rows(graph: GraphEditor, node: NodeProto) -> bool:
-    """True for [N, G, L] with scale 1 and bias 0."""
-    scale, bias = (graph.constant(name) for name in node.input[1:3])
-    plain = scale is not None and bias is not None and bool((scale == 1).all() and (bias == 0).all())
-    return plain and graph.rank(node.input[0]) == 3
+def _found(graph: GraphEditor, node: NodeProto) -> tuple[str, Sizes] | None:
+    """What a GroupNorm normalises, with its sizes after the batch: [groups, their channels, height, width].
 
-
-def _unfolded(graph: GraphEditor, rows: str) -> tuple[str, Sizes]:
-    """What to normalise, and its sizes after the batch: of an image [groups, channels of one, height, width].
-
-    Rows that are no view of an image stay [groups, length]. The sizes are () if one is not known.
+    Rows that are no view of an image stay [groups, length]; () stands for sizes that are not known. None: it
+    is another node, or its scale is computed, or for each group, as in GroupNormalization before opset 21.
     """
-    view, known = graph.producer(rows), _inner(graph, rows)
+    of_groups = is_op(node, "GroupNormalization") and graph.model.opset >= 21
+    if not of_groups and not is_op(node, "InstanceNormalization"):
+        return None
+    data, known = node.input[0], _inner(graph, node.input[0])
+    scale, bias = map(graph.constant, node.input[1:3])
+    if scale is None or bias is None or graph.rank(data) == 2:
+        return None
+    if of_groups:
+        groups = attribute(node, "num_groups", 1)
+        return data, (groups, known[0] // groups, *known[1:]) if known else ()
+    if (scale != 1).any() or (bias != 0).any() or graph.rank(data) != 3:
+        return None
+    view = graph.producer(data)
     if view is not None and is_op(view, "Reshape") and known:
         channels, *places = _inner(graph, view.input[0]) or (0,)
         if len(places) > 1 and channels % known[0] == 0 and channels * math.prod(places) == math.prod(known):
             return view.input[0], (known[0], channels // known[0], *places)
-    return rows, known
+    return data, known
 
 
 def _inner(graph: GraphEditor, tensor: str) -> Sizes:
@@ -124,17 +126,21 @@ def _activated(graph: GraphEditor, tensor: str) -> bool:
     return any(is_op(reader, *ACTIVATIONS) for reader in graph.consumers(tensor))
 
 
-def _write(graph: GraphEditor, node: NodeProto, data: str, sizes: Sizes, scale: str) -> None:
-    """Puts LayerNormalization in the place of `node`, between two views if `data` is an image."""
-    result, like, of_rows = node.output[0], graph.dtype(data), data == node.input[0]
-    new = [graph.tensor(f"{result}/{what}", dtype=like) for what in ("view", "normal") if not of_rows]
-    view, normal = new or (data, result)
-    fields = {"name": node.name, "axis": 2, "epsilon": attribute(node, "epsilon", 1e-5)}
-    norm = graph.make("LayerNormalization", [view, scale], [normal], **fields)
-    before = [] if of_rows else [_reshaped(graph, data, view, sizes)]
-    after = [] if of_rows else [_reshaped(graph, normal, result, (sizes[0], -1))]
-    graph.substitute(result, *before, norm, *after)
-
-
-def _reshaped(graph: GraphEditor, tensor: str, out: str, sizes: Sizes) -> NodeProto:
-    return graph.make("Reshape", [tensor, graph.add_ints(f"{out}/sizes", 0, *sizes)], [out])
+def _write(graph: GraphEditor, node: NodeProto, data: str, sizes: Sizes, weights: NewWeights) -> None:
+    new = Replacement(graph, node)
+    dtype = helper.tensor_dtype_to_np_dtype(graph.dtype(data) or TensorProto.FLOAT)
+    # ONNX Runtime's FP16 kernel is wrong for a scale of one element, which ONNX allows
+    ones = weights.made((sizes, dtype), f"{node.output[0]}/ones", lambda: np.ones(sizes[1:], dtype))
+    fields = {"axis": 2, "epsilon": attribute(node, "epsilon", 1e-5)}
+    if len(sizes) == 2:
+        new.finish("LayerNormalization", [data, ones], new.name, **fields)
+        return
+    view = new.reshape(data, sizes, new.tensor("view"))
+    normal = new.add("LayerNormalization", [view, ones], new.tensor("normal"), new.name, **fields)
+    if node.op_type == "InstanceNormalization":
+        new.finish("Reshape", [normal, graph.add_ints(f"{node.output[0]}/rows", 0, sizes[0], -1)])
+        return
+    image = new.reshape(normal, (sizes[0] * sizes[1], *sizes[2:]), new.tensor("image"))
+    column = (-1, *[1 for _ in sizes[2:]])
+    scale, bias = (weights.changed(name, "column", lambda v: v.reshape(column)) for name in node.input[1:3])
+    new.finish("Add", [new.add("Mul", [image, scale], new.tensor("scaled")), bias])
