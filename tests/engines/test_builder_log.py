@@ -1,4 +1,4 @@
-"""The builder's log shows a Conv that writes into the larger image of a Pad or Concat, without a GPU."""
+"""The builder's log shows the kernels whose results are known to be wrong, without a GPU."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from rewriter.hazards.quirks import table
 from rewriter.ir.base import Context, Target
 from rewriter.ir.model import load
 from rewriter.passes.mend_convs import MendConvs
+from rewriter.passes.unfold_group_norm import UnfoldGroupNorm
 from rewriter.runtime.engines.probe.question import Case
 
-(QUIRK,) = (quirk for quirk in table() if quirk.id == "conv-into-wider-image")
+QUIRKS = {quirk.id: quirk for quirk in table()}
+TARGET = Target.parse("tensorrt-rtx 1.6.1")
 WRITTEN = re.compile(r"LayerType: correlation.*Outputs: \[ \{[^}]*Dimensions: \[(.*?)\], Strides: \[(.*?)\]")
 
 
-def packed(proto: ModelProto) -> list[bool]:
-    """For what each Conv writes: True if rows and images (channels last) follow one another without gaps."""
+def log_of(proto: ModelProto) -> list[str]:
+    """What the builder says of an engine."""
     rtx: Any = importlib.import_module("tensorrt_rtx")
     lines = list[str]()
 
@@ -40,17 +42,37 @@ def packed(proto: ModelProto) -> list[bool]:
     config = builder.create_builder_config()
     config.profiling_verbosity = rtx.ProfilingVerbosity.DETAILED
     assert builder.build_serialized_network(network, config) is not None
-    shown = (found for line in lines if (found := WRITTEN.search(line)))
+    return lines
+
+
+def packed(proto: ModelProto) -> list[bool]:
+    """For what each Conv writes: True if rows and images (channels last) follow one another without gaps."""
+    shown = (found for line in log_of(proto) if (found := WRITTEN.search(line)))
     written = [[[int(n) for n in part.split(",")] for part in found.groups()] for found in shown]
     return [s[2] == d[3] * s[3] and (d[0] == 1 or s[0] == d[2] * s[2]) for d, s in written]
 
 
+def cases(quirk: str) -> list[Any]:
+    return [pytest.param(case, id=case.name) for case in QUIRKS[quirk].case]
+
+
 @needs_rtx
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in QUIRK.case])
+@pytest.mark.parametrize("case", cases("conv-into-wider-image"))
 def test_a_mended_conv_leaves_no_gaps(case: Case) -> None:
-    proto, target = case.proto(), Target.parse("tensorrt-rtx 1.6.1")
+    proto = case.proto()
     assert not all(packed(proto)), "this release has no such kernel"
-    mended, report = graphs.apply(MendConvs(), load(proto), Context(target=target))
+    mended, report = graphs.apply(MendConvs(), load(proto), Context(target=TARGET))
     assert report.changes
     found = packed(mended.whole())
     assert found and all(found)
+
+
+@needs_rtx
+@pytest.mark.parametrize("case", cases("group-norm-few-channels"))
+def test_an_unfolded_group_norm_has_no_kernel_of_its_own(case: Case) -> None:
+    proto = case.proto()
+    own = re.compile(r"Name: \w*[GI]nor\w*, LayerType")
+    assert any(map(own.search, log_of(proto))), "this release has no such kernel"
+    unfolded, report = graphs.apply(UnfoldGroupNorm(), load(proto), Context(target=TARGET))
+    assert report.changes
+    assert not any(map(own.search, log_of(unfolded.whole())))
