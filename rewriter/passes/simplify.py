@@ -219,9 +219,8 @@ def _needed(model: Model) -> set[str]:
     for node in model.proto.graph.node:
         if node.op_type == "Conv":
             convs[node.output[0]] = node
-        if node.op_type == "BatchNormalization":
-            if node.input[0] in convs:
-                needed.update((*convs[node.input[0]].input, *node.input))
+        if node.op_type == "BatchNormalization" and node.input[0] in convs:
+            needed.update((*convs[node.input[0]].input, *node.input))
         elif _is_foldable(node, constants, model.opset):
             constants.update(node.output)
             needed.update(node.input)
