@@ -108,8 +108,7 @@ def _run_passes(
 @presets.command("show", cls=Command)
 def _show_preset(
     name: Annotated[
-        str,
-        typer.Argument(help="As `rewriter presets` lists it.", autocompletion=completer(KEYS["preset"])),
+        str, typer.Argument(help="As `rewriter presets` lists it.", autocompletion=completer(KEYS["preset"]))
     ],
 ) -> None:
     """Show the pipeline of a preset, its defaults, and when to use it."""

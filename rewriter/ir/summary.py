@@ -36,7 +36,6 @@ class Summary:
 def listed(title: str, texts: Iterable[str], most: int = 4) -> Iterable[Row]:
     """A row for each text, under one title; the last row counts those left out."""
     items = list(texts)
-    for index, text in enumerate(items[:most]):
-        yield title if index == 0 else "", text
+    yield from ((title if index == 0 else "", text) for index, text in enumerate(items[:most]))
     if len(items) > most:
         yield "", f"and {len(items) - most} more"

@@ -28,12 +28,7 @@ FIRST = "array 0"
 
 
 def compare_inputs(
-    ours: Any,
-    theirs: Any,
-    *,
-    samples: int = SAMPLES,
-    images: Any = None,
-    progress: Progress | None = None,
+    ours: Any, theirs: Any, *, samples: int = SAMPLES, images: Any = None, progress: Progress | None = None
 ) -> InputComparison:
     """Compares the results of two pipelines, sample by sample, in the order of the data.
 

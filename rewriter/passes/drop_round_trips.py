@@ -48,8 +48,7 @@ class DropRoundTrips(GraphPass):
         target = context.target
         unprobed = "wrong" if target.library == "tensorrt-rtx" or not target.version else "right"
         if target.answers.get(PROBE, unprobed) == "wrong":
-            for trip in list(lost_round_trips(graph)):
-                yield _drop(graph, trip)
+            yield from (_drop(graph, trip) for trip in list(lost_round_trips(graph)))
 
 
 def _drop(graph: GraphEditor, trip: RoundTrip) -> Event:

@@ -11,7 +11,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 from rewriter.ir.graph import GraphEditor, attribute, is_op, label
-from rewriter.ir.graph.match import other_operand
+from rewriter.ir.graph.match import along
 from rewriter.ir.graph.ops import RESHAPES
 from rewriter.ir.graph.weights import NewWeights, Replacement
 
@@ -50,21 +50,19 @@ class UnfoldGroupNorm(GraphPass):
     before = """
         g (float[1,4,2,2] x) => (float[1,4,2,2] y)
         <int64[3] groups = {0, 2, -1}, int64[4] whole = {1, 4, 2, 2},
-         float[2] one = {1, 1}, float[2] zero = {0, 0}, float[4,1,1] scale = {1, 2, 3, 4}> {
+         float[2] one = {1, 1}, float[2] zero = {0, 0}> {
             rows = Reshape(x, groups)
             norm = InstanceNormalization<epsilon = 0.000001>(rows, one, zero)
-            image = Reshape(norm, whole)
-            y = Mul(image, scale)
+            y = Reshape(norm, whole)
         }"""
     after = """
         g (float[1,4,2,2] x) => (float[1,4,2,2] y)
         <int64[5] places = {0, 2, 2, 2, 2}, int64[3] groups = {0, 2, -1}, int64[4] whole = {1, 4, 2, 2},
-         float[2,2,2] ones = {1, 1, 1, 1, 1, 1, 1, 1}, float[4,1,1] scale = {1, 2, 3, 4}> {
+         float[2,2,2] ones = {1, 1, 1, 1, 1, 1, 1, 1}> {
             view = Reshape(x, places)
             norm = LayerNormalization<axis = 2, epsilon = 0.000001>(view, ones)
             rows = Reshape(norm, groups)
-            image = Reshape(rows, whole)
-            y = Mul(image, scale)
+            y = Reshape(rows, whole)
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
@@ -118,12 +116,12 @@ def _inner(graph: GraphEditor, tensor: str) -> Sizes:
 
 def _activated(graph: GraphEditor, tensor: str) -> bool:
     """True if Relu or SiLU reads a tensor, through views, and through a scale and a bias for each channel."""
-    while (reader := graph.only_consumer(tensor)) is not None:
-        other = other_operand(reader, tensor) if is_op(reader, "Mul", "Add") else None
-        if not is_op(reader, *RESHAPES) and (other is None or graph.constant(other) is None):
-            break
-        tensor = reader.output[0]
-    return any(is_op(reader, *ACTIVATIONS) for reader in graph.consumers(tensor))
+    _, end = along(graph, tensor, lambda n: is_op(n, *RESHAPES) or _is_affine(graph, n))
+    return any(is_op(reader, *ACTIVATIONS) for reader in graph.consumers(end))
+
+
+def _is_affine(graph: GraphEditor, node: NodeProto) -> bool:
+    return is_op(node, "Mul", "Add") and any(graph.constant(name) is not None for name in node.input)
 
 
 def _write(graph: GraphEditor, node: NodeProto, data: str, sizes: Sizes, weights: NewWeights) -> None:

@@ -32,19 +32,19 @@ ROOMS = (
 """From the ground up: a room imports from itself and from those below it (docs/architecture.md)."""
 
 BUDGETS = {
-    "ir": 6_200,
+    "ir": 6_185,
     "runtime": 6_505,
-    "hazards": 3_430,
-    "passes": 5_405,
-    "pipeline": 2_000,
+    "hazards": 3_435,
+    "passes": 5_435,
+    "pipeline": 1_980,
     "judge": 1_800,
-    "parity": 900,
+    "parity": 885,
     "jobs": 4_100,
-    "report": 2_645,
+    "report": 2_600,
     "hooks": 800,
     "compat": 200,
-    "batch": 800,
-    "cli": 1_250,
+    "batch": 795,
+    "cli": 1_230,
     "__main__": 50,
 }
 """Most lines of Python in each room, as in docs/architecture.md: 36,000 in all. A room that needs more says

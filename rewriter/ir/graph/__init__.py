@@ -4,8 +4,6 @@ A `GraphEditor` keeps producers and consumers indexed while it edits, so that a 
 walk over the graph. The edits of a `with` block reach the model at its end.
 """
 
-from __future__ import annotations
-
 from rewriter.ir.graph.editor import TAG, GraphEditor, made_by, open_graphs
 from rewriter.ir.graph.nodes import attribute, casts_to, constant_value, is_op, label, reached
 from rewriter.ir.graph.view import GraphView

@@ -3,8 +3,6 @@
 A set that differs from a family is derived from it where it is used, with the reason beside it.
 """
 
-from __future__ import annotations
-
 RESHAPES = frozenset("Identity Reshape Squeeze Unsqueeze Flatten".split())
 """Keep the elements and their order; only the shape changes."""
 

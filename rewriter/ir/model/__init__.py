@@ -5,8 +5,6 @@ arrays, not in the proto. Copies, checks and shape inference then cost the same 
 and one of 10 GB, and files with external data are mapped, not read.
 """
 
-from __future__ import annotations
-
 from rewriter.ir.model.external_data import data_files
 from rewriter.ir.model.graphs import STANDARD_DOMAINS, holds_graphs, refill, walk_graphs, walk_nodes
 from rewriter.ir.model.model import Model

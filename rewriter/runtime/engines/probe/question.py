@@ -162,8 +162,7 @@ def cases(rows: Sequence[Mapping[str, Any]]) -> Iterator[Case]:
     """The cases of rows of TOML, one for each value of `each`."""
     for row in rows:
         fields = {key: value for key, value in row.items() if key != "each"}
-        for names in row.get("each", [{}]):
-            yield Case(**_filled(fields, names))
+        yield from (Case(**_filled(fields, names)) for names in row.get("each", [{}]))
 
 
 def _filled(value: Any, names: Mapping[str, Any]) -> Any:
