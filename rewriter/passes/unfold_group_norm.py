@@ -31,16 +31,16 @@ class UnfoldGroupNorm(GraphPass):
     In FP16 on one H200 (1.6.1) a ResNetV2-50 takes 914 us instead of 961 (1316 if rows are normalised), an
     EfficientNet-B0 825 instead of 1194 us and NaN, and the UNet of a latent diffusion model 958 (1120).
 
-    The own kernel takes 20 us for any size, this one up to 120. So a norm of 2^20 elements stays where an
-    activation follows and channels are a multiple of 64: all such norms loaded and were right. The decoder of
-    a latent diffusion model takes 326 us so, and 414 if none stays.
+    The own kernel takes 20 us for any size, this one up to 120. So a norm of 2^20 elements, or of an image of
+    unknown size, stays where an activation follows and channels are a multiple of 64: all such norms loaded
+    and were right. The decoder of a latent diffusion model takes 326 us so, and 414 if none stays.
 
     Options:
         largest: Norms of fewer elements become LayerNormalization.
 
     Declines:
         - a larger norm before Relu or SiLU, of a multiple of 64 channels
-        - groups of unknown size
+        - rows, and the operator, of unknown size
     """
 
     name = "unfold-group-norm"
@@ -71,12 +71,15 @@ class UnfoldGroupNorm(GraphPass):
             if (found := _found(graph, node)) is None:
                 continue
             data, sizes = found
-            channels, elements = math.prod(sizes[:2]), math.prod(graph.sizes(data) or sizes)
-            wide = len(sizes) > 2 and channels % WIDTH == 0 and elements >= self.largest
-            if not sizes:
+            elements = math.prod(graph.sizes(data) or sizes)  # below 0: not known
+            own = len(sizes) > 2 and sizes[0] * sizes[1] % WIDTH == 0 and not 0 < elements < self.largest
+            if len(sizes) < 2:
                 yield Refusal(label(node), "the number of elements of a group is not known")
-            elif wide and _activated(graph, node.output[0]):
-                yield Refusal(label(node), "TensorRT's kernel is fast for so large a norm with an activation")
+            elif own and _activated(graph, node.output[0]):
+                yield Refusal(
+                    label(node),
+                    "TensorRT has a good kernel for a norm that may be large, with its activation",
+                )
             else:
                 _write(graph, node, data, sizes, weights)
                 yield Change(label(node), "a GroupNorm became LayerNormalization over its groups")
@@ -85,33 +88,37 @@ class UnfoldGroupNorm(GraphPass):
 def _found(graph: GraphEditor, node: NodeProto) -> tuple[str, Sizes] | None:
     """What a GroupNorm normalises, with its sizes after the batch: [groups, their channels, height, width].
 
-    Rows that are no view of an image stay [groups, length]; () stands for sizes that are not known. None: it
-    is another node, or its scale is computed, or for each group, as in GroupNormalization before opset 21.
+    Rows that are no view of an image stay [groups, length]; an image of unknown height or width is [groups,
+    their channels, -1]; () stands for other sizes that are not known. None: it is another node, or its scale
+    is computed, or for each group, as in GroupNormalization before opset 21.
     """
     of_groups = is_op(node, "GroupNormalization") and graph.model.opset >= 21
     if not of_groups and not is_op(node, "InstanceNormalization"):
         return None
     data, known = node.input[0], _inner(graph, node.input[0])
     scale, bias = map(graph.constant, node.input[1:3])
-    if scale is None or bias is None or graph.rank(data) == 2:
+    if scale is None or bias is None or len(known) < 2:
         return None
     if of_groups:
         groups = attribute(node, "num_groups", 1)
-        return data, (groups, known[0] // groups, *known[1:]) if known else ()
-    if (scale != 1).any() or (bias != 0).any() or graph.rank(data) != 3:
+        return data, (groups, known[0] // groups, *known[1:]) if min(known) > 0 else ()
+    if (scale != 1).any() or (bias != 0).any() or len(known) != 2:
         return None
     view = graph.producer(data)
-    if view is not None and is_op(view, "Reshape") and known:
-        channels, *places = _inner(graph, view.input[0]) or (0,)
-        if len(places) > 1 and channels % known[0] == 0 and channels * math.prod(places) == math.prod(known):
-            return view.input[0], (known[0], channels // known[0], *places)
-    return data, known
+    if view is not None and is_op(view, "Reshape") and known[0] > 0:
+        image, target = view.input[0], graph.constant(view.input[1])
+        channels, *places = _inner(graph, image) or (0,)
+        if len(places) > 1 and channels > 0 and channels % known[0] == 0:
+            if min(places) > 0 and channels * math.prod(places) == math.prod(known):
+                return image, (known[0], channels // known[0], *places)
+            if min(places) < 0 and channels > known[0] and target is not None and target[0] == 0:
+                return image, (known[0], channels // known[0], -1)
+    return data, known if min(known) > 0 else ()
 
 
 def _inner(graph: GraphEditor, tensor: str) -> Sizes:
-    """Sizes after the batch; () if one is not known."""
-    sizes = (graph.shape(tensor) or ())[1:]
-    return tuple(s for s in sizes if isinstance(s, int)) if all(isinstance(s, int) for s in sizes) else ()
+    """Sizes after the batch; -1 for those that are not known."""
+    return tuple(size if isinstance(size, int) else -1 for size in (graph.shape(tensor) or ())[1:])
 
 
 def _activated(graph: GraphEditor, tensor: str) -> bool:
@@ -128,7 +135,8 @@ def _write(graph: GraphEditor, node: NodeProto, data: str, sizes: Sizes, weights
     new = Replacement(graph, node)
     dtype = helper.tensor_dtype_to_np_dtype(graph.dtype(data) or TensorProto.FLOAT)
     # ONNX Runtime's FP16 kernel is wrong for a scale of one element, which ONNX allows
-    ones = weights.made((sizes, dtype), f"{node.output[0]}/ones", lambda: np.ones(sizes[1:], dtype))
+    shape = [max(size, 1) for size in sizes[1:]]
+    ones = weights.made((sizes, dtype), f"{node.output[0]}/ones", lambda: np.ones(shape, dtype))
     fields = {"axis": 2, "epsilon": attribute(node, "epsilon", 1e-5)}
     if len(sizes) == 2:
         new.finish("LayerNormalization", [data, ones], new.name, **fields)
