@@ -77,8 +77,7 @@ class UnfoldGroupNorm(GraphPass):
                 yield Refusal(label(node), "the number of elements of a group is not known")
             elif own and _activated(graph, node.output[0]):
                 yield Refusal(
-                    label(node),
-                    "TensorRT has a good kernel for a norm that may be large, with its activation",
+                    label(node), "TensorRT's kernel suits a norm that may be large, with an activation"
                 )
             else:
                 _write(graph, node, data, sizes, weights)
@@ -107,11 +106,11 @@ def _found(graph: GraphEditor, node: NodeProto) -> tuple[str, Sizes] | None:
     view = graph.producer(data)
     if view is not None and is_op(view, "Reshape") and known[0] > 0:
         image, target = view.input[0], graph.constant(view.input[1])
-        channels, *places = _inner(graph, image) or (0,)
+        batch, (channels, *places) = (graph.shape(image) or ())[:1], _inner(graph, image) or (0,)
         if len(places) > 1 and channels > 0 and channels % known[0] == 0:
             if min(places) > 0 and channels * math.prod(places) == math.prod(known):
                 return image, (known[0], channels // known[0], *places)
-            if min(places) < 0 and channels > known[0] and target is not None and target[0] == 0:
+            if min(places) < 0 and channels > known[0] and target is not None and target[0] in (0, *batch):
                 return image, (known[0], channels // known[0], -1)
     return data, known if min(known) > 0 else ()
 
