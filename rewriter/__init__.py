@@ -28,31 +28,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Answers": "runtime.engines.probe.answers",
-    "Finding": "jobs.findings",
-    "FixOptions": "pipeline.options",
-    "FixResult": "jobs.fix.result",
-    "InputComparison": "parity.comparison",
-    "Location": "judge.locate",
-    "Model": "ir.model",
-    "Plan": "ir.plan",
-    "RewriterError": "ir.errors",
-    "ScanOptions": "pipeline.options",
-    "ScanResult": "jobs.findings",
-    "Target": "ir.base",
-    "Verdict": "judge.verdict",
-    "VerifyOptions": "pipeline.options",
-    "VerifyResult": "judge.verify_result",
-    "compare_inputs": "jobs.api",
-    "fix": "jobs.api",
-    "load": "ir.model",
-    "locate": "jobs.api",
-    "probe": "jobs.api",
-    "run_passes": "jobs.api",
-    "save": "ir.model",
-    "scan": "jobs.api",
-    "verify": "jobs.api",
+    "ir.base": "Target",
+    "ir.errors": "RewriterError",
+    "ir.model": "Model load save",
+    "ir.plan": "Plan",
+    "jobs.api": "compare_inputs fix locate probe run_passes scan verify",
+    "jobs.findings": "Finding ScanResult",
+    "jobs.fix.result": "FixResult",
+    "judge.locate": "Location",
+    "judge.verdict": "Verdict",
+    "judge.verify_result": "VerifyResult",
+    "parity.comparison": "InputComparison",
+    "pipeline.options": "FixOptions ScanOptions VerifyOptions",
+    "runtime.engines.probe.answers": "Answers",
 }
+"""Public names by their modules."""
 
 _ROOMS = ("hazards", "passes")
 """Packages that are part of the API as a whole: `rewriter.passes.ALL`, `rewriter.hazards.Hazard`."""
@@ -92,9 +82,10 @@ def __getattr__(name: str) -> object:
     """Imports the module of a public name on first use (PEP 562)."""
     if name in _ROOMS:
         return import_module(f"rewriter.{name}")
-    if name not in _HOMES:
+    home = next((module for module, names in _HOMES.items() if name in names.split()), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"rewriter.{_HOMES[name]}"), name)
+    value: object = getattr(import_module(f"rewriter.{home}"), name)
     globals()[name] = value
     return value
 
