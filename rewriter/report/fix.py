@@ -281,18 +281,8 @@ def as_dict(result: FixResult) -> dict[str, Any]:
         "next_verify": following.verify or None,
         "next_remarks": following.remarks,
     }
-    names = (
-        "output",
-        "pipeline",
-        "passes",
-        "causes",
-        "before",
-        "repairs",
-        "constraints",
-        "warnings",
-        "seconds",
-    )
-    words = ("verified", "ending", "proven", "conclusion", "latency_shares")
+    names = ("output", "pipeline", "passes", "causes", "before", "repairs", "constraints")
+    words = ("warnings", "seconds", "verified", "ending", "proven", "conclusion", "latency_shares")
     return document({**own, **attributes(result, *names, *words)})
 
 

@@ -248,6 +248,13 @@ def test_functions_that_expand_without_measure(tmp_path: Path) -> None:
     assert "it expands to more than 1e+07 nodes" in str(refused(proto, tmp_path))
 
 
+def turning(count: str, go: str, inputs: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2] x) => (float[2] y) <int64 n = {{{count}}}, bool go = {{{go}}}> {{
+            [turning] y = Loop({inputs}, x) <body = b (int64 i, bool c, float[2] s) => (bool d, float[2] t)
+                {{ d = Identity(c) t = Tanh(s) }}> }}""")
+
+
 @pytest.mark.parametrize(
     ("count", "go", "inputs", "endless"),
     [
@@ -258,15 +265,19 @@ def test_functions_that_expand_without_measure(tmp_path: Path) -> None:
     ],
 )
 def test_loops_that_do_not_end(count: str, go: str, inputs: str, *, endless: bool, tmp_path: Path) -> None:
-    proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[2] x) => (float[2] y) <int64 n = {{{count}}}, bool go = {{{go}}}> {{
-            [turning] y = Loop({inputs}, x) <body = b (int64 i, bool c, float[2] s) => (bool d, float[2] t)
-                {{ d = Identity(c) t = Tanh(s) }}> }}""")
+    proto = turning(count, go, inputs)
     if endless:
         assert "node 'turning': it does not end" in str(refused(proto, tmp_path))
     else:
         onnx.save(proto, tmp_path / "m.onnx")
         load(tmp_path / "m.onnx")
+
+
+def test_a_loop_whose_count_is_broken(tmp_path: Path) -> None:
+    proto = turning("3", "1", "n, go")
+    (count,) = (tensor for tensor in proto.graph.initializer if tensor.name == "n")
+    count.CopyFrom(onnx.TensorProto(name="n", data_type=onnx.TensorProto.INT64, raw_data=b"123"))
+    assert "initializer 'n': its data do not fit its shape" in str(refused(proto, tmp_path))
 
 
 def test_graphs_nested_too_deeply_for_protobuf(tmp_path: Path) -> None:

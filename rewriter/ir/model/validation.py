@@ -85,10 +85,10 @@ def check_proto(proto: onnx.ModelProto, where: str) -> None:
     for graph in walk_graphs(proto.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
             _check_type(value.type.tensor_type.elem_type, "", f"{where}: tensor {value.name!r}")
+        for tensor in graph.initializer:  # before a Loop reads its count
+            check_tensor(tensor, f"{where}: initializer {tensor.name!r}")
         for node in graph.node:
             _check_node(node, graph, f"{where}: node {node.name or node.op_type!r}")
-        for tensor in graph.initializer:
-            check_tensor(tensor, f"{where}: initializer {tensor.name!r}")
     for owner, tensor in constant_tensors(proto):
         check_tensor(tensor, f"{where}: node {owner!r}: tensor {tensor.name!r}")
     _check_expansion(proto, where)
