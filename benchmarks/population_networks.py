@@ -481,7 +481,8 @@ def _fits(name: str) -> bool:
     import timm
 
     try:
-        model = timm.create_model(name, pretrained=False)
+        with torch.device("meta"):  # the largest have billions of parameters
+            model = timm.create_model(name, pretrained=False)
     except Exception:  # needs a package that is not here
         return False
     channels, height, width = model.pretrained_cfg["input_size"]

@@ -21,8 +21,9 @@ from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.keywords import FixKeywords
 from rewriter.pipeline.options import FixOptions, combined, documented
-from rewriter.pipeline.presets import DEFAULT_OPSETS, Preset, preset_named, select
+from rewriter.pipeline.presets import DEFAULT_OPSETS, OTHERWISE, Preset, preset_named, select
 from rewriter.runtime.emulation import Accumulation
+from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.deployment import deployment
 from rewriter.runtime.engines.probe.answers import known_target
 from rewriter.runtime.figures.metrics import named
@@ -62,7 +63,9 @@ def _job(
     plan = given_plan(request.plan, request.precision, request.io, **excluded)
     precision = plan.precision if plan is not None else request.precision or chosen.precision
     io: InputsOutputs = plan.io if plan is not None else chosen.choose("io", request.io)
-    target = known_target(Target.parse(chosen.choose("target", request.target)))
+    rtx = this_machine.choose(request.engine).engine == "tensorrt-rtx"
+    judge = "tensorrt-rtx" if rtx else OTHERWISE["target"]
+    target = known_target(Target.parse(request.target or chosen.defaults.get("target", judge)))
     sums: Accumulation | None = chosen.choose("accumulation", request.accumulation)
     asked = (target.answers.get(probe) for probe in ("matmul-accumulation", "conv-accumulation"))
     recorded: Accumulation = "fp16" if "fp16" in asked else "fp32"  # FP32, too, if it was never asked
