@@ -63,4 +63,4 @@ def use(result: Answers) -> str:
         return "no target, since none is ONNX Runtime"
     if result.library == Target().library:
         return f"the target {result.library} (the default), with or without this release's number"
-    return f"the target {result.library}, not for the default target {Target().library}"
+    return f"the target {result.library}, the default of `fix` where it judges"

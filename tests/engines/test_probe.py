@@ -331,7 +331,7 @@ def test_the_command_prints_what_is_recorded(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["probe", "--json", str(tmp_path / "answers.json")])
     assert result.exit_code == 0
     assert "Recorded answers" in result.output
-    assert "Used for: the target tensorrt-rtx, not for the default target" in result.output
+    assert "Used for: the target tensorrt-rtx, the default of `fix` where it judges" in result.output
     assert json.loads((tmp_path / "answers.json").read_text())["version"] == "1.6.1.120"
 
 

@@ -83,6 +83,19 @@ def test_an_engine_that_fails_is_repaired_though_its_emulation_passes(
     assert "NOT within" in result.repairs[0] and "every check passes" in result.repairs[-1]
 
 
+def test_what_the_emulation_foretold_is_searched_for_before_engines_are_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On three drawn networks, five engines were built in vain, or a slower one was handed out."""
+    use_emulation(monkeypatch)
+    w = np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32) / 8
+    text = OFFSET.replace("x) => (float[4,64] y)", "x, float[64,8] w) => (float[4,8] z)")
+    source = with_weights(text.replace("c, u)", "c, u) z = MatMul(y, w)"), {"w": w}).whole()
+    result = rewriter.fix(source, inputs=samples((4, 64)))
+    assert result.verified and "FP16 emulated" in result.repairs[0] and "NOT within" in result.repairs[0]
+    assert result.repairs[1].startswith("more nodes in FP32") and "every check passes" in result.repairs[1]
+
+
 def test_an_engine_as_accurate_as_the_networks_own_fp32_engine_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

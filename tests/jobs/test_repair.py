@@ -12,6 +12,7 @@ import onnx
 import onnx.parser
 import pytest
 from graphs import graph
+from paths import MODELS
 from searching import OFFSET
 
 import rewriter
@@ -23,6 +24,7 @@ from rewriter.jobs.fix.conclusion import Conclusion
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.making import Subject
 from rewriter.passes.simplify import Simplify
+from rewriter.runtime.engines import this_machine
 from rewriter.runtime.inputs import load_samples
 
 HOPELESS = """
@@ -162,6 +164,16 @@ def test_what_is_recorded_of_the_target_decides_on_sums() -> None:
         result = rewriter.fix(source, inputs=data, build=False, target=target)
         assert result.verdict is not None
         assert ("sums in FP16" in result.verdict.checks[1].summary) is sums
+
+
+def test_the_library_that_judges_is_what_a_result_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else, remedies for its defects were left out: a Conv into a padded image failed on an H200."""
+    choice = this_machine.Choice("tensorrt-rtx")
+    monkeypatch.setattr(this_machine, "choose", lambda engine="auto": choice)
+    given: dict[str, Any] = {"model": MODELS / "matmul_clip.onnx", "build": False, "verify": False}
+    assert rewriter.fix(**given).target.library == "tensorrt-rtx"
+    assert rewriter.fix(target="tensorrt", **given).target.library == "tensorrt"
+    assert rewriter.fix(preset="trt11-migrate", **given).target.version == (11,)
 
 
 def test_no_repair_starts_after_its_deadline() -> None:
