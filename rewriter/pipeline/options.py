@@ -143,8 +143,9 @@ class FixOptions(DataOptions, EngineOptions):
         refittable: Keep weights and their names. Leaves out the passes that merge, fold or scale weights, so
             that TensorRT refits an engine of the result by name, in the types that the result has.
         opset: Operator set [17; BF16: 22].
-        target: tensorrt, tensorrt-rtx, 10.3. The TensorRT that the result is for; TensorRT-RTX where it judges.
-            A GPU may follow (`10.13 sm_110`); names are jetpack-6.2, jetpack-7.1, jetpack-7.2.2 and dla.
+        target: tensorrt, tensorrt-rtx, 10.3. The TensorRT that the result is for; TensorRT-RTX where it
+            judges. A GPU may follow (`10.13 sm_110`); names are jetpack-6.2, jetpack-7.1, jetpack-7.2.2
+            and dla.
         precision: fp16, bf16, or fp32: structure only. The type that nodes compute in.
         io: Inputs and outputs: fp16,logits=fp32. Types of the model's float inputs and outputs: keep, fp32,
             fp16 or bf16 for all of them, and NAME=TYPE for those whose name fits the pattern NAME.

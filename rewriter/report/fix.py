@@ -137,7 +137,7 @@ def _causes(result: FixResult) -> list[str]:
         return []
     low = result.plan.precision.upper()
     if all(output.passed for output in held):
-        return [f"nothing: no hazard was found, and plain {low} is within the tolerance, too"]
+        return [f"nothing: no hazard was found, and plain {low} passes, too"]
     if all(output.finite for output in held):
         return [f"plain {low} is NOT within the tolerance, by rounding: no value is out of range"]
     return []

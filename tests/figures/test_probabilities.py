@@ -70,7 +70,10 @@ def test_a_difference_that_no_threshold_sees_passes() -> None:
     assert one.probability is not None
     assert one.probability.top_1 == 1.0
     assert one.probability.difference == pytest.approx(0.008)
-    assert "the same best class in 1 of the rows" in one.fair_text and "Softmax(y) (Softmax)" in one.fair_text
+    assert (
+        "the same best class in 100 % of the rows" in one.fair_text
+        and "Softmax(y) (Softmax)" in one.fair_text
+    )
     assert one.excess <= 1.0
 
 
@@ -168,7 +171,7 @@ TEXTS = [
     pytest.param(
         ProbabilityError("", 0.8, 0.8, 0.01, 0.0, False),
         "mean distance of the rows 0.8, 0.01 allowed, at most 0.8, 0.1 allowed, "
-        "the same best class in 0 of the rows, and not by ties alone",
+        "the same best class in 0 % of the rows, and not by ties alone",
         id="rows",
     ),
     pytest.param(
@@ -231,10 +234,10 @@ def test_the_best_classes_of_what_may_be_scores_are_reported(body: str) -> None:
     assert close.passed and not close.scores_text
     ((same, _),) = compare({"y": exact}, {"y": other}, 5e-3, kinds=kinds)
     assert not same.passed and same.probability is None
-    assert "at the same place in 1 of the rows" in same.scores_text
+    assert "at the same place in 100 % of the rows" in same.scores_text
     other[0, 0] = other[0, 1]
     ((moved, _),) = compare({"y": exact}, {"y": other}, 5e-3, kinds=kinds)
-    assert moved.same_best == 0.75 and "in 0.75 of the rows" in moved.scores_text
+    assert moved.same_best == 0.75 and "in 75 % of the rows" in moved.scores_text
 
 
 @pytest.mark.parametrize(

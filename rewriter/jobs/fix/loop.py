@@ -71,8 +71,8 @@ plan that meets a limit on the sample of a search may miss it on others: the nex
 less, beside what the last one missed by. Of a user's limit the first search asks for the whole."""
 
 AS_EMULATED = 2.0
-"""Largest error of an engine over its emulation's that rounding explains: 1.05 in the mean of 31 networks, and
-on none as much (benchmarks/README.md)."""
+"""Largest error of an engine over its emulation's that rounding explains: 1.05 in the mean of 31 networks,
+and on none as much (benchmarks/README.md)."""
 
 REFUSALS = 4
 """Most candidates that move refused nodes to FP32: a parser names the first node that it refuses, or few."""

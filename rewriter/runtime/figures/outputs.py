@@ -76,8 +76,9 @@ class OutputComparison:
         if not self.finite or self.relative_l2 <= self.tolerance or self.same_best is None:
             return ""
         return (
-            f"the largest element of each row of {self.name} is at the same place in {self.same_best:.4g} of "
-            "the rows; if it holds scores of classes, `metric='top-1'` `tolerance=0.99` judges by that"
+            f"the largest element of each row of {self.name} is at the same place in "
+            f"{100 * self.same_best:.4g} % of the rows; if it holds scores of classes, `metric='top-1'` "
+            "`tolerance=0.99` judges by that"
         )
 
     @property

@@ -158,7 +158,9 @@ class ProbabilityError:
                 f"{self.areas.distance:.2g} of the map's area differs, {self.allowed:.2g} allowed; beyond "
                 f"the values around a pixel at most {self.areas.beyond:.2g}, {USABLE:.2g} allowed"
             )
-        best = f", the same best class in {self.top_1:.4g} of the rows" if self.top_1 is not None else ""
+        best = (
+            f", the same best class in {100 * self.top_1:.4g} % of the rows" if self.top_1 is not None else ""
+        )
         ties = "" if self.decided else ", and not by ties alone"
         return (
             f"mean distance of the rows {self.mean:.2g}, {self.allowed:.2g} allowed, at most "
