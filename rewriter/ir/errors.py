@@ -71,11 +71,7 @@ class RewriterError(Exception):
         return printable(f"{text}\n  what to do: {self.hint}" if self.hint else text)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (type(self), self.args), self.__dict__
-
-
-def _restored(kind: type[RewriterError], arguments: tuple[Any, ...]) -> RewriterError:
-    return kind.__new__(kind, *arguments)
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class UsageError(RewriterError):
