@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 
 import onnx
 from onnx import numpy_helper
@@ -160,8 +161,7 @@ def _named(model: Model, tensor: onnx.TensorProto, name: str, *, main: bool) -> 
     """An initializer with the data of a Constant, detached if it is large and of the main graph."""
     if main:
         return model.detached_tensor(name, numpy_helper.to_array(tensor))
-    copy = onnx.TensorProto()
-    copy.CopyFrom(tensor)
+    copy = deepcopy(tensor)
     copy.name = name
     return copy
 

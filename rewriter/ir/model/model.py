@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -136,9 +137,7 @@ class Model:
 
     def copy(self) -> Model:
         """An independent model; the weights' arrays are shared, for they are read-only."""
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.proto)
-        return replace(self, proto=proto, weights=dict(self.weights), notes=())
+        return replace(self, proto=deepcopy(self.proto), weights=dict(self.weights), notes=())
 
     def same_as(self, other: Model) -> bool:
         """Byte for byte the same graph, with the same arrays as weights (by identity)."""
@@ -177,8 +176,7 @@ class Model:
                 where=str(self.path) if self.path else None,
                 hint="save it with external data and pass the path",
             )
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.proto)
+        proto = deepcopy(self.proto)
         for tensor in proto.graph.initializer:
             if tensor.name in self.weights:
                 attach(tensor, self.weights[tensor.name])
@@ -194,8 +192,7 @@ class Model:
         operators: onnx's checker refuses them though every runtime has them (GroupNormalization of
         opset 18).
         """
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.proto)
+        proto = deepcopy(self.proto)
         graph = proto.graph
         inputs = {v.name for v in graph.input}
         tensors = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,7 @@ def _problem(proto: onnx.ModelProto) -> str | None:
 def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
     """Moves large initializers out of `proto`; without a path it is the caller's, and is copied first."""
     if path is None:
-        copy = onnx.ModelProto()
-        copy.CopyFrom(proto)
-        proto = copy
+        proto = deepcopy(proto)
     check_proto(proto, str(path or "model"))
     _clear_placeholders(proto)
     model = Model(proto, path=path)
@@ -91,8 +90,7 @@ def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
     for _, tensor in constant_tensors(proto):
         _detach_tensor(model, tensor, opened, main=False)
     model.files = tuple(opened)
-    model.proto = onnx.ModelProto()  # a message keeps the memory of cleared fields until it is gone
-    model.proto.CopyFrom(proto)
+    model.proto = deepcopy(proto)  # a message keeps the memory of cleared fields until it is gone
     return model
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,7 @@ def save(model: Any, path: str | os.PathLike[str], *, map_back: bool = False) ->
             raise OutputError("it holds weights of the model", where=str(named), hint="name another file")
         external = model.external or model.size > PROTOBUF_LIMIT
         if external:
-            proto = onnx.ModelProto()
-            proto.CopyFrom(model.proto)
+            proto = deepcopy(model.proto)
             # the data first, the model that names it last: a kill leaves the old pair or the new one
             with new_data(proto, model.weights, target), replacing(target) as temporary:
                 temporary.write_bytes(proto.SerializeToString(deterministic=True))

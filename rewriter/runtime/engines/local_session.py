@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from typing import Any
 
 import onnx
@@ -167,8 +168,7 @@ def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[s
     Returns:
         The proto, the weights that are inputs of it, and those that are external initializers.
     """
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = deepcopy(model.proto)
     foreign: set[str] = set()
     local = {(f.domain, f.name) for f in proto.functions}  # inlined: ordinary operators take any tensor
     for graph in walk_graphs(proto.graph):
