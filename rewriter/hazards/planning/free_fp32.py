@@ -26,14 +26,17 @@ from rewriter.hazards import Hazard
 from rewriter.hazards.attention import of_activations
 from rewriter.hazards.survey import Survey
 from rewriter.ir.base import Target
-from rewriter.ir.graph.fusion import (
-    elementwise_after,
-    has_fp32_epilogue,
-    projected,
-    reduces,
-    rounded_reciprocal,
+from rewriter.ir.graph.fusion import elementwise_after, has_fp32_epilogue, projected, rounded_reciprocal
+from rewriter.ir.graph.ops import (
+    CONVOLUTIONS,
+    ELEMENTWISE,
+    LAYOUTS,
+    REDUCING,
+    RESHAPES,
+    ROW_NORMS,
+    SCALING,
+    SUMS,
 )
-from rewriter.ir.graph.ops import CONVOLUTIONS, ELEMENTWISE, LAYOUTS, RESHAPES, ROW_NORMS, SCALING, SUMS
 
 RULE = "epilogue"
 NORM_RULE = "norm"
@@ -130,7 +133,7 @@ def _is_taken_over(survey: Survey, chain: Sequence[NodeProto]) -> bool:
     reader = _only(after)
     if reader is not None and reader.op_type in SUMS and not survey.is_output(reader.output[0]):
         summed = _only([n for _, n in survey.readers(reader.output[0])])
-        return summed is not None and reduces(summed)
+        return summed is not None and summed.op_type in REDUCING
     if reader is not None and reader.op_type == "Split":
         moved = (n for part in reader.output for _, n in survey.readers(part) if n.op_type == "Transpose")
         return any(n.op_type in CONVOLUTIONS for move in moved for _, n in survey.readers(move.output[0]))
@@ -139,7 +142,7 @@ def _is_taken_over(survey: Survey, chain: Sequence[NodeProto]) -> bool:
         is_row = sizes is not None and max(sizes[:-1], default=1) == 1
         multiplies = {node.op_type for node in _after(survey, gate)} == {"Mul"}
         return is_row and multiplies and sum(_INSTRUCTIONS.get(node.op_type, 1) for node in gate) > 2
-    return reader is not None and reduces(reader)
+    return reader is not None and reader.op_type in REDUCING
 
 
 def _after(survey: Survey, chain: Sequence[NodeProto]) -> list[NodeProto]:

@@ -19,7 +19,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.ir.graph import GraphView, attribute, is_op
-from rewriter.ir.graph.ops import CONVOLUTIONS, ELEMENTWISE, LAYOUTS, PRODUCTS, REDUCING, ROW_NORMS
+from rewriter.ir.graph.ops import CONVOLUTIONS, ELEMENTWISE, LAYOUTS, PRODUCTS, ROW_NORMS
 
 Test = Callable[[NodeProto], bool]
 
@@ -54,11 +54,6 @@ def conv_depth(node: NodeProto, weight: Sequence[int]) -> int:
     read = next(iter(weight), 1) // int(attribute(node, "group", 1))
     overlap = max(1, int(math.prod(attribute(node, "strides", [1]))))
     return max(1, read * math.prod(weight[2:]) // overlap)
-
-
-def reduces(node: NodeProto) -> bool:
-    """True if the operator's kernel takes elementwise operators before it away from a product's kernel."""
-    return node.op_type in REDUCING
 
 
 def rounded_reciprocal(divisor: float) -> float | None:

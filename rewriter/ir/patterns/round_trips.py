@@ -13,9 +13,9 @@ from typing import NamedTuple
 from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph import GraphView, casts_to
-from rewriter.ir.graph.fusion import kernel_results, reduces
+from rewriter.ir.graph.fusion import kernel_results
 from rewriter.ir.graph.match import along, produced
-from rewriter.ir.graph.ops import ELEMENTWISE, LAYOUTS, PRODUCTS, RESHAPES, SELECTIONS, TENSOR_CORE
+from rewriter.ir.graph.ops import ELEMENTWISE, LAYOUTS, PRODUCTS, REDUCING, RESHAPES, SELECTIONS, TENSOR_CORE
 
 _INSIDE = ELEMENTWISE | {"Cast", "Identity"}
 """Operators that the kernel of a product may hold besides the product."""
@@ -71,4 +71,4 @@ def _ends(graph: GraphView, result: str, *, matrix: bool) -> bool:
     if matrix and graph.is_output(result):
         return True
     alone = len(readers) == 1 and readers[0].op_type in _TAKING
-    return not alone and any(not (r.op_type in ELEMENTWISE or reduces(r)) for r in readers)
+    return not alone and any(r.op_type not in ELEMENTWISE | REDUCING for r in readers)

@@ -17,8 +17,8 @@ from rewriter.hazards.planning.planner import extend_plan, surveys
 from rewriter.hazards.quirks import lowered_for_defects
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.ir.base import Context, Target
-from rewriter.ir.graph.fusion import conv_depth, kernel_results, reduces
-from rewriter.ir.graph.ops import ELEMENTWISE
+from rewriter.ir.graph.fusion import conv_depth, kernel_results
+from rewriter.ir.graph.ops import ELEMENTWISE, REDUCING
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan, node_key
 from rewriter.jobs.search.goal import Found, Goal
@@ -207,6 +207,6 @@ class Trials:
         taking = frozenset(
             node_key(survey.scope, node)
             for node in survey.nodes
-            if reduces(node) and any(survey.source(name) in results for name in node.input if name)
+            if node.op_type in REDUCING and any(survey.source(name) in results for name in node.input if name)
         )
         return (attention | taking) - plan.fp32 - plan.bf16

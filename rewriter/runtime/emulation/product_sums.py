@@ -17,11 +17,10 @@ from rewriter.ir.graph.fusion import (
     kernel_results,
     multiplies_computed,
     projected,
-    reduces,
     stands_alone,
 )
 from rewriter.ir.graph.match import along, back, produced
-from rewriter.ir.graph.ops import ELEMENTWISE, PRODUCTS, ROW_NORMS, SCALING
+from rewriter.ir.graph.ops import ELEMENTWISE, PRODUCTS, REDUCING, ROW_NORMS, SCALING
 from rewriter.ir.model import Model, walk_graphs
 
 
@@ -73,7 +72,7 @@ class TypedGraph(GraphView):
         A Transpose does so if it alone reads them and needs no view of the product, which has two axes.
         """
         if node.op_type != "Transpose":
-            return reduces(node)
+            return node.op_type in REDUCING
         shape = self.shape(node.input[0])
         flat = shape is not None and all(d == 1 for d in shape[:-2])
         return flat and self.only_consumer(node.input[0]) is node
