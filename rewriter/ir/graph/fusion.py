@@ -91,24 +91,19 @@ def kernel_results(
 
 def after_products(graph: GraphView) -> AbstractSet[str]:
     """The results of matrix products by constants, and what is computed elementwise from them."""
-
-    def by_constant(node: NodeProto) -> bool:
-        return node.op_type in PRODUCTS and any(graph.constant(name) is not None for name in node.input[:2])
-
-    return kernel_results(graph.nodes, by_constant, _computes_elementwise).keys()
+    return _elementwise_from(
+        graph, lambda n: n.op_type in PRODUCTS and any(graph.constant(t) is not None for t in n.input[:2])
+    )
 
 
 def after_convs_of_series(graph: GraphView) -> AbstractSet[str]:
     """The results of Convs over one axis, and what is computed elementwise from them."""
-
-    def over_one_axis(node: NodeProto) -> bool:
-        return node.op_type == "Conv" and graph.rank(node.input[0]) == 3
-
-    return kernel_results(graph.nodes, over_one_axis, _computes_elementwise).keys()
+    return _elementwise_from(graph, lambda n: n.op_type == "Conv" and graph.rank(n.input[0]) == 3)
 
 
-def _computes_elementwise(node: NodeProto) -> bool:
-    return node.op_type == "Cast" or node.op_type in ELEMENTWISE
+def _elementwise_from(graph: GraphView, begins: Test) -> AbstractSet[str]:
+    inside = ELEMENTWISE | {"Cast"}
+    return kernel_results(graph.nodes, begins, lambda node: node.op_type in inside).keys()
 
 
 class Dataflow(Protocol):
