@@ -179,20 +179,10 @@ def _each(types: Sequence[int], names: Sequence[str]) -> list[int]:
 
 def _detours(tensors: Tensors, nodes: Sequence[NodeProto]) -> set[int]:
     """Casts that round on purpose: from FP32 to a lower type, with a Cast back to FP32 as consumer."""
-    widened = {
-        node.input[0]
-        for node in nodes
-        if casts_floats(node, tensors.is_float) and attribute(node, "to") == TensorProto.FLOAT
-    }
-    return {
-        id(node)
-        for node in nodes
-        if node.output
-        and node.output[0] in widened
-        and casts_floats(node, tensors.is_float)
-        and attribute(node, "to") in LOWER
-        and tensors.original_type(node.input[0]) == TensorProto.FLOAT
-    }
+    casts = [(n, attribute(n, "to")) for n in nodes if casts_floats(n, tensors.is_float)]
+    widened = {node.input[0] for node, to in casts if to == TensorProto.FLOAT}
+    narrowing = (node for node, to in casts if to in LOWER and node.output[0] in widened)
+    return {id(n) for n in narrowing if tensors.original_type(n.input[0]) == TensorProto.FLOAT}
 
 
 def _fill_with(node: NodeProto, dtype: int) -> None:
