@@ -193,7 +193,10 @@ def _integers(graph: GraphEditor, tensor: str, depth: int = 16) -> tuple[float, 
     """
     value, node = graph.constant(tensor), graph.producer(tensor)
     if value is not None:
-        return _constant_integers(value)
+        if not value.size or value.dtype.kind in "OSU":
+            return None
+        wide = value.astype(np.float64)
+        return (float(wide.min()), float(wide.max())) if np.all(np.rint(wide) == wide) else None
     if graph.dtype(tensor) not in FLOATS:
         return (0.0, 1.0) if graph.dtype(tensor) is not None else None
     if node is None or depth == 0:
@@ -208,13 +211,6 @@ def _integers(graph: GraphEditor, tensor: str, depth: int = 16) -> tuple[float, 
     combine = _COMBINED.get(node.op_type)
     ends = [combine(x, y) for x in first for y in second] if combine else [*first, *second]
     return min(ends), max(ends)
-
-
-def _constant_integers(value: Array) -> tuple[float, float] | None:
-    if not value.size or value.dtype.kind in "OSU":
-        return None
-    wide = value.astype(np.float64)
-    return (float(wide.min()), float(wide.max())) if bool(np.all(np.rint(wide) == wide)) else None
 
 
 def _at_softmax(graph: GraphEditor, softmax: NodeProto, flow: _Flow) -> str:
