@@ -38,8 +38,7 @@ def lost_round_trips(graph: GraphView) -> Iterator[RoundTrip]:
     kernels = kernel_results(nodes, lambda n: n.op_type in TENSOR_CORE, lambda n: n.op_type in _INSIDE)
     for node in nodes:
         begins = next((kernels[name] for name in node.output if name in kernels), None)
-        trip = _trip(graph, node) if begins is not None else None
-        if begins is None or trip is None:
+        if begins is None or (trip := _trip(graph, node)) is None:
             continue
         if _ends(graph, trip.up.output[0], matrix=nodes[begins].op_type in PRODUCTS):
             yield trip
@@ -71,4 +70,4 @@ def _ends(graph: GraphView, result: str, *, matrix: bool) -> bool:
     if matrix and graph.is_output(result):
         return True
     alone = len(readers) == 1 and readers[0].op_type in _TAKING
-    return not alone and any(r.op_type not in ELEMENTWISE | REDUCING for r in readers)
+    return not alone and any(r.op_type not in ELEMENTWISE and r.op_type not in REDUCING for r in readers)
