@@ -45,10 +45,9 @@ _CONTROLS = chain(range(0x20), range(0x7F, 0xA0))
 _DIRECTIONS = chain(range(0x202A, 0x202F), range(0x2066, 0x206A), (0x200E, 0x200F, 0x061C))
 """Unicode's bidirectional controls, which make text read as other text (CVE-2021-42574)."""
 
-_SPELLED = {code: ascii(chr(code))[1:-1] for code in chain(_CONTROLS, _DIRECTIONS)}
-_LINES = {ord("\n"): "\n", ord("\t"): "\t"}
+_SPELLED = {c: ascii(chr(c))[1:-1] for c in chain(_CONTROLS, _DIRECTIONS) if chr(c) not in "\n\t"}
 
 
 def printable(text: str) -> str:
     """The text with control characters as escapes, `\\x1b` for ESC; lines and tabs stay."""
-    return text.translate(_SPELLED | _LINES)
+    return text.translate(_SPELLED)
