@@ -152,8 +152,7 @@ class GraphView:
             return self.model.array(stored)
         node = self._producer.get(tensor)
         if node is None:
-            outside = self.parent is not None and tensor not in self._inputs
-            return self.parent.constant(tensor) if outside and self.parent else None
+            return self.parent.constant(tensor) if self.parent and tensor not in self._inputs else None
         if node.op_type == "Constant":
             return constant_value(node)
         return self.constant(node.input[0]) if node.op_type == "Identity" else None
