@@ -93,10 +93,7 @@ def _file(location: str, model: Path, where: str) -> Path:
 
 
 def _exists(file: Path) -> bool:
-    try:
-        return file.is_file()
-    except (OSError, ValueError):  # the name is too long, or has a NUL
-        return False
+    return os.path.isfile(file)  # noqa: PTH113 - False, no error, where the name is too long or has a NUL
 
 
 def data_files(model: Path) -> list[Path]:
