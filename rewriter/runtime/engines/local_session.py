@@ -16,7 +16,7 @@ import onnx
 
 from rewriter.ir.errors import EngineError
 from rewriter.ir.graph import label
-from rewriter.ir.model import Array, Model, load, refill, walk_graphs
+from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, load, refill, walk_nodes
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.onnxruntime_library import (
     array_of,
@@ -171,11 +171,10 @@ def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[s
     proto = deepcopy(model.proto)
     foreign: set[str] = set()
     local = {(f.domain, f.name) for f in proto.functions}  # inlined: ordinary operators take any tensor
-    for graph in walk_graphs(proto.graph):
-        for node in graph.node:
-            node.name = label(node)
-            if node.domain not in ("", "ai.onnx") and (node.domain, node.op_type) not in local:
-                foreign.update(node.input)
+    for node in walk_nodes(proto.graph):
+        node.name = label(node)
+        if node.domain not in STANDARD_DOMAINS and (node.domain, node.op_type) not in local:
+            foreign.update(node.input)
     copied = COPIED_BYTES if len(model.weights) >= MANY_NODES else 0
     nodes, inputs, constants = [], [], []
     listed = {v.name for v in proto.graph.input}

@@ -21,7 +21,7 @@ from onnx import numpy_helper
 from rewriter.ir import children
 from rewriter.ir.errors import ArithmeticRunError, EngineError
 from rewriter.ir.graph import captured
-from rewriter.ir.model import Array, holds_graphs, refill, walk_graphs
+from rewriter.ir.model import Array, holds_graphs, refill, walk_graphs, walk_nodes
 
 
 def import_onnxruntime() -> Any:
@@ -177,9 +177,8 @@ def trains(proto: onnx.ModelProto) -> bool:
     It declares that they are the memory of outputs 1 and 2 (`KernelDefBuilder::Alias`), inputs of the graph
     included. Of 1,303 node tests of onnx 1.23 no other operator changed a feed.
     """
-    nodes = (node for graph in walk_graphs(proto.graph) for node in graph.node)
     return any(
         node.op_type in ("BatchNormalization", "BatchNormInternal")
         and (any(node.output[1:]) or any(a.name == "training_mode" and a.i for a in node.attribute))
-        for node in nodes
+        for node in walk_nodes(proto.graph)
     )
