@@ -120,8 +120,7 @@ class Buffer:
     def __init__(self, stream: Stream, size: int) -> None:
         self._stream = stream
         self.size = size
-        (self.pointer,) = stream.call("cudaMalloc", max(size, 1))
-        self.pointer = int(self.pointer)
+        self.pointer = int(stream.call("cudaMalloc", max(size, 1))[0])
 
     def upload(self, array: Array) -> None:
         """Copy a C-contiguous array of at most `size` bytes to the GPU."""
