@@ -17,6 +17,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from rewriter.ir.graph import casts_to, label, reads
+from rewriter.ir.graph.casts import LOWER
 from rewriter.ir.model import Array, Model, refill
 from rewriter.ir.model.graphs import rename_reads
 from rewriter.ir.model.schemas import logical_name
@@ -29,8 +30,6 @@ REFERENCE, EMULATED, LOCAL, DISTANCE, SCALED = (f"rewriter/{c}/" for c in "relds
 """Prefixes of the tensors of the three computations, of the distances, and of original tensors times 2^k."""
 
 UNSCALED: Mapping[str, int] = {}
-
-LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class SideBySide:
             if node.op_type == "Constant" or (node.op_type == "Cast" and node.input[0] in self.constants):
                 self.constants.update(node.output)
         self.exponents = {name: k for name, k in exponents.items() if self.known.get(name, -1) >= 0}
-        self.narrowed = {n.output[0]: n.input[0] for n in other.node if any(casts_to(n, t) for t in LOW)}
+        self.narrowed = {n.output[0]: n.input[0] for n in other.node if any(casts_to(n, t) for t in LOWER)}
         self._begin()
         done = 0
         for node in other.node:
@@ -100,7 +99,7 @@ class SideBySide:
         for port in self.emulated.signature.inputs:
             out = EMULATED + port.name
             self.nodes.append(helper.make_node("Cast", [port.name], [out], to=port.dtype))
-            if self._dtype(port.name) in LOW:  # exact, and without a counterpart in FP32
+            if self._dtype(port.name) in LOWER:  # exact, and without a counterpart in FP32
                 self.constants.add(port.name)
 
     def _advance(self, done: int, node: NodeProto) -> int:
@@ -139,7 +138,7 @@ class SideBySide:
 
         A tensor that the original rounds on purpose is FP16 there and FP32 in the emulated model: no match.
         """
-        if name in self.narrowed or self._dtype(name) in LOW:
+        if name in self.narrowed or self._dtype(name) in LOWER:
             return ""
         if name in self.known:
             return name
