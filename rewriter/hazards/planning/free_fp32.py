@@ -211,11 +211,8 @@ def _attention(survey: Survey) -> Iterator[NodeProto]:
         if node.op_type == "Softmax" and not survey.graph.is_output(node.output[0]):
             readers = _readers_of_weights(survey, node)
             second = bool(readers) and all(of_activations(survey, r) for r in readers)
-            if second and any(
-                producer is not None and of_activations(survey, producer)
-                for n in (node, *_before(survey, node))
-                for producer in map(survey.producer, n.input)
-            ):
+            before = (p for n in (node, *_before(survey, node)) for p in map(survey.producer, n.input))
+            if second and any(p is not None and of_activations(survey, p) for p in before):
                 yield node
 
 
