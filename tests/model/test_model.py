@@ -148,7 +148,10 @@ class TestExternalData:
         onnx.checker.check_model(str(saved))
         np.testing.assert_array_equal(load(saved).weights["w"], np.arange(1024, dtype=np.float32))
 
-    def test_external_tensors_of_branches_and_constants_are_loaded(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("called", [False, True], ids=["graph", "function"])
+    def test_external_tensors_of_branches_and_constants_are_loaded(
+        self, called: bool, tmp_path: Path
+    ) -> None:
         proto = graph(
             """
             g (float[4] x, bool c) => (float[4] y) {
@@ -163,10 +166,15 @@ class TestExternalData:
         ).whole()
         inner = proto.graph.node[0].attribute[0].g.initializer[0]
         constant = proto.graph.node[0].attribute[1].g.node[0].attribute[0].t
-        for offset, tensor in enumerate((inner, constant)):
+        for offset, tensor in enumerate((constant, inner)[: 1 if called else 2]):
             values = numpy_helper.to_array(tensor).tobytes()
             (tmp_path / f"{offset}.bin").write_bytes(values)
             _point(tensor, f"{offset}.bin")
+        if called:
+            body = helper.make_function("own", "F", ["x", "c"], ["y"], proto.graph.node, proto.opset_import)
+            proto.graph.node[0].CopyFrom(helper.make_node("F", ["x", "c"], ["y"], domain="own"))
+            proto.functions.append(body)
+            proto.opset_import.append(helper.make_opsetid("own", 1))
         (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
         source = load(tmp_path / "m.onnx")
         assert not source.weights

@@ -145,8 +145,8 @@ def _is_endless(loop: onnx.NodeProto, graph: onnx.GraphProto) -> bool:
 
 def constant_tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
     """Every tensor that is an attribute, with the name of its node."""
-    for nodes in [g.node for g in walk_graphs(proto.graph)] + [f.node for f in proto.functions]:
-        for node in nodes:
+    for graph in (proto.graph, *proto.functions):
+        for node in walk_nodes(graph):
             for attribute in node.attribute:
                 for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
                     yield node.name or node.op_type, tensor
