@@ -25,3 +25,8 @@ def parsed(line: str) -> None:
             return
         name, command, words = command.resolve_command(context, rest)
         context = command.make_context(name, list(words), parent=context)
+
+
+def flat(text: str) -> str:
+    """Without line breaks, wherever a terminal of some width put them."""
+    return " ".join(text.split())

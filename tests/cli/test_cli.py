@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from command_lines import flat
 from graphs import graph
 from paths import ROOT
 from typer.testing import CliRunner
@@ -66,10 +67,6 @@ def quick(*arguments: str | Path) -> tuple[int, str, str]:
     """The same inside this process: exit code, stdout, stderr."""
     outcome = CliRunner().invoke(cli.app, [str(a) for a in arguments])
     return outcome.exit_code, outcome.stdout, outcome.stderr
-
-
-def flat(text: str) -> str:
-    return " ".join(text.split())
 
 
 def test_fixes_and_verifies(model: Path, tmp_path: Path) -> None:

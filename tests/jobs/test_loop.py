@@ -83,9 +83,7 @@ def test_an_engine_that_fails_is_repaired_though_its_emulation_passes(
     assert "NOT within" in result.repairs[0] and "every check passes" in result.repairs[-1]
 
 
-def test_what_the_emulation_foretold_is_searched_for_before_engines_are_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_the_emulation_foretold_is_searched_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """On three drawn networks, five engines were built in vain, or a slower one was handed out."""
     use_emulation(monkeypatch)
     w = np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32) / 8

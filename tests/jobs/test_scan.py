@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_lines import flat
 from graphs import graph, model
 from nightly import small
 from paths import MODELS
@@ -161,10 +162,6 @@ def printed(result: ScanResult, verbosity: int = 0) -> str:
     out.width = 80
     scan_report.print_result(result, out, verbosity=verbosity)
     return stream.getvalue()
-
-
-def flat(text: str) -> str:
-    return " ".join(text.split())
 
 
 class TestReports:

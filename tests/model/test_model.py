@@ -149,9 +149,7 @@ class TestExternalData:
         np.testing.assert_array_equal(load(saved).weights["w"], np.arange(1024, dtype=np.float32))
 
     @pytest.mark.parametrize("called", [False, True], ids=["graph", "function"])
-    def test_external_tensors_of_branches_and_constants_are_loaded(
-        self, called: bool, tmp_path: Path
-    ) -> None:
+    def test_external_tensors_of_branches_and_constants_load(self, called: bool, tmp_path: Path) -> None:
         proto = graph(
             """
             g (float[4] x, bool c) => (float[4] y) {

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_lines import flat
 from graphs import graph
 
 from rewriter.ir.base import Change, Refusal, Target
@@ -97,10 +98,6 @@ def printed(shown: FixResult, verbosity: int = 0) -> str:
     out = terminal.console(stream)
     report.print_result(shown, out, verbosity=verbosity)
     return stream.getvalue()
-
-
-def flat(text: str) -> str:
-    return " ".join(text.split())
 
 
 CAUSE = Cause(

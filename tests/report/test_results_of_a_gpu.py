@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pages
 import pytest
+from command_lines import flat
 
 from rewriter.judge.judge import BuildRun
 from rewriter.judge.locate.location import Location, Step
@@ -31,10 +32,6 @@ def on_a_gpu() -> VerifyResult:
         reference_latency=SLOW,
         builds=(BuildRun(0, "ok", "", 2e-3, FAST), BuildRun(1, "crashed", "SIGSEGV", None, None)),
     )
-
-
-def flat(text: str) -> str:
-    return " ".join(text.split())
 
 
 def in_a_terminal(result: VerifyResult, verbosity: int) -> str:
