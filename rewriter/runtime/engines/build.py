@@ -165,7 +165,7 @@ def build_here(path: Path, options: BuildOptions) -> BuildReport:
         layers=tuple(_layer(network.get_layer(i)) for i in range(network.num_layers)) if parsed else (),
         inputs=tuple(_tensor(network.get_input(i)) for i in range(network.num_inputs)),
         parser_errors=tuple(
-            ParserError(error.node_name(), error.node_operator(), noiseless(error.desc()))
+            ParserError(*_place(error, log), noiseless(error.desc()))
             for error in map(parser.get_error, range(parser.num_errors))
         ),
         notes=tuple(_mark(network, options.outputs)) if parsed else (),
@@ -178,6 +178,11 @@ def build_here(path: Path, options: BuildOptions) -> BuildReport:
             report = replace(report, obstacle=error.what, hint=error.hint or "")
         report = replace(report, build_s=time.perf_counter() - start)
     return replace(report, warnings=tuple(log.warnings), errors=tuple(log.errors))
+
+
+def _place(error: Any, log: Log) -> tuple[str, str]:
+    """The node that an error of the parser is about, and its operator."""
+    return (error.node_name(), error.node_operator()) if error.node_operator() else log.parsing
 
 
 def _layer(layer: Any) -> NetworkLayer:

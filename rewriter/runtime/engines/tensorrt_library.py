@@ -35,11 +35,15 @@ def import_tensorrt(name: str | None) -> Any:
 
 
 class Log:
-    """Collects distinct warnings and errors; everything from INFO on goes to stderr at once."""
+    """Collects distinct warnings and errors; everything from INFO on goes to stderr at once.
+
+    `parsing` has the node that the parser is at, and its operator: not every error of it names one.
+    """
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
         self.errors: list[str] = []
+        self.parsing = ("", "")
 
     def add(self, severity: str, message: str) -> None:
         sys.stderr.write(f"[{severity}] {message}\n")
@@ -58,6 +62,10 @@ def logger(trt: Any, log: Log) -> Any:
         def log(self, severity: Any, message: str) -> None:
             if severity <= trt.ILogger.Severity.INFO:
                 log.add(severity.name, message)
+            elif found := re.match(r"Parsing node: (.*) \[(.*)\]$", message):
+                log.parsing = (found[1], found[2])
+            elif "] outputs: [" in message:
+                log.parsing = ("", "")
 
     return Logger()
 
