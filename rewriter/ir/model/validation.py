@@ -145,7 +145,8 @@ def _is_endless(loop: onnx.NodeProto, graph: onnx.GraphProto) -> bool:
 
 def constant_tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
     """Every tensor that is an attribute, with the name of its node."""
-    for graph in (proto.graph, *proto.functions):
+    held: list[onnx.GraphProto | onnx.FunctionProto] = [proto.graph, *proto.functions]
+    for graph in held:
         for node in walk_nodes(graph):
             for attribute in node.attribute:
                 for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
