@@ -43,7 +43,7 @@ class Log:
     def __init__(self) -> None:
         self.warnings: list[str] = []
         self.errors: list[str] = []
-        self.parsing = ("", "")
+        self.parsing: tuple[str, str] = ("", "")
 
     def add(self, severity: str, message: str) -> None:
         sys.stderr.write(f"[{severity}] {message}\n")
