@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from rewriter.hooks.precommit import data_beside
 from rewriter.ir.errors import UsageError
+from rewriter.ir.reading import read_toml
 from rewriter.pipeline.config import Configuration
 from rewriter.pipeline.options import BatchCommand, FixOptions
 from rewriter.pipeline.reader import read_table
@@ -137,11 +137,7 @@ def listed(manifest: Path, output: Path) -> list[Entry]:
     Raises:
         UsageError: it cannot be read, or sets what is no option; the message names the entry.
     """
-    try:
-        table = tomllib.loads(manifest.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        what = f"it cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise UsageError(what, where=str(manifest), hint="name a TOML file") from error
+    table = read_toml(manifest, "name a TOML file")
     tables = table.pop("model", [])
     if not (isinstance(tables, list) and tables and all(isinstance(one, dict) for one in tables)):
         hint = 'write a table for each model: [[model]] and path = "net.onnx"'

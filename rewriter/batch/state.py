@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rewriter.batch.models import Entry
+from rewriter.ir.errors import UsageError
 from rewriter.ir.model import data_files, write_json
+from rewriter.ir.reading import read_json
 from rewriter.report.json import installed_versions
 
 Ending = Literal[
@@ -53,6 +55,15 @@ class Outcome:
         return self.ending in PASSED
 
 
+@dataclass(frozen=True)
+class State:
+    """What a state file has: the key of the run, digests of the files that it made, and its outcome."""
+
+    key: str
+    files: Mapping[str, str]
+    outcome: Outcome
+
+
 Ends = Generator[tuple[Entry, Outcome], None, None]
 """Models as they end."""
 
@@ -68,21 +79,17 @@ def save(entry: Entry, outcome: Outcome, key: str) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    content = {
-        "key": key,
-        "files": {name: digest(entry.output.parent / name) for name in outcome.files},
-        "outcome": asdict(outcome),
-    }
-    write_json(content, state_file(entry.output), "the state")
+    files = {name: digest(entry.output.parent / name) for name in outcome.files}
+    write_json(asdict(State(key, files, outcome)), state_file(entry.output), "the state")
 
 
 def finished(entry: Entry, key: str) -> Outcome | None:
     """The outcome of an earlier run with this key, if its files are unchanged; None otherwise."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        state = json.loads(state_file(entry.output).read_text(encoding="utf-8"))
-        current = {name: digest(entry.output.parent / name) for name in state["files"]}
-        if (state["key"], state["files"]) == (key, current):
-            return Outcome(**{**state["outcome"], "files": tuple(current), "skipped": True})
+    with suppress(OSError, UsageError):
+        state: State = read_json(state_file(entry.output), State, "the model is fixed again")
+        current = {name: digest(entry.output.parent / name) for name in state.files}
+        if (state.key, state.files) == (key, current):
+            return replace(state.outcome, files=tuple(current), skipped=True)
     return None
 
 

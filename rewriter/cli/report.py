@@ -9,7 +9,6 @@ import typer
 
 from rewriter.cli.exits import PAGES
 from rewriter.cli.parameters import check_extra, option
-from rewriter.ir.errors import UsageError
 from rewriter.pipeline.options import OUTCOME
 
 
@@ -24,18 +23,8 @@ def report(
     JSON has no arrays: charts along the depth, graphs and pictures are left out.
     """
     from rewriter.ir.model import write_text
-    from rewriter.ir.model.writing import from_json
     from rewriter.report.html.render import html
     from rewriter.report.html.saved import page
 
     check_extra("output", output, [saved], PAGES)
-    try:
-        content = from_json(saved.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        what = (
-            f"it cannot be read: {error.strerror}"
-            if isinstance(error, OSError)
-            else f"it is no JSON: {error}"
-        )
-        raise UsageError(what, where=str(saved), hint="give what --json wrote") from error
-    write_text(html(page(content, str(saved))), output)
+    write_text(html(page(saved)), output)

@@ -29,7 +29,10 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 def shortened(value: object) -> str:
     """The value as Python writes it, cut where it is long."""
-    text = " ".join((repr(str(value)) if isinstance(value, str) else repr(value)).split())
+    try:
+        text = " ".join((repr(str(value)) if isinstance(value, str) else repr(value)).split())
+    except (RecursionError, ValueError):  # Python writes no integer of over 4,300 digits
+        text = "it"
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}... (a {type(value).__name__})"
 
 

@@ -11,7 +11,6 @@ file of the project one works in, the preset, and the default of `rewriter.fix`.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rewriter.ir.errors import RewriterError, UsageError
+from rewriter.ir.reading import read_toml
 from rewriter.pipeline.options import JOBS, KEYS, Command
 from rewriter.pipeline.presets import DEFAULT_OPSETS, OTHERWISE, preset_named
 from rewriter.pipeline.reader import Text, read, read_table
@@ -227,12 +227,7 @@ def _table(path: Path) -> Mapping[str, Any] | None:
     Raises:
         UsageError: it cannot be read, is not TOML, or `tool.rewriter` is no table.
     """
-    try:
-        table: Any = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        what = "cannot be read" if isinstance(error, OSError) else "is not TOML"
-        hint = f"repair it, or name another file with {CONFIG}"
-        raise UsageError(f"it {what}: {error}", where=shown(path), hint=hint) from error
+    table: Any = read_toml(path, f"repair it, or name another file with {CONFIG}", shown(path))
     if path.name == SHARED:
         table = table.get("tool", {})
         table = table.get("rewriter") if isinstance(table, dict) else None

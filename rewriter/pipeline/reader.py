@@ -22,6 +22,9 @@ from rewriter.pipeline.schema import AnyPath, Option, Paths, loaded
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 TRUTH: dict[str, bool] = {text: text in TRUE for text in (*TRUE, *FALSE)}
 
+LARGEST = 2**63
+"""Whole numbers are below it, as in TOML."""
+
 WANTED: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -153,10 +156,10 @@ def _number(value: Any, kind: type) -> Any:
         if isinstance(value, Text):
             value = TRUTH[value.lower()] if kind is bool else kind(value)
         wanted: Any = {bool: bool, int: Integral, float: Real}[kind]
-        is_nan = value != value
-        if isinstance(value, wanted) and isinstance(value, bool) == (kind is bool) and not is_nan:
+        fits = value == value and not (isinstance(value, Integral) and abs(int(value)) >= LARGEST)  # no NaN
+        if isinstance(value, wanted) and isinstance(value, bool) == (kind is bool) and fits:
             return cast("Any", kind)(value)
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError):
         pass
     raise ValueError(f"it takes {expected(kind)}")
 
@@ -187,7 +190,8 @@ def _shapes(value: Text | Mapping[Any, Any]) -> Iterable[tuple[Any, Any]]:
 def _shape(name: Any, sizes: Any) -> tuple[str, tuple[int, ...]]:
     listed = isinstance(sizes, Iterable) and not isinstance(sizes, str)
     shape = tuple(sizes) if listed else (0,)
-    if not (isinstance(name, str) and name and all(isinstance(n, Integral) and int(n) > 0 for n in shape)):
+    sizes_fit = all(isinstance(n, Integral) and 0 < int(n) < LARGEST for n in shape)
+    if not (isinstance(name, str) and name and sizes_fit):
         raise ValueError("a shape is NAME:1x3x224x224, or a list of sizes from 1 in files and in Python")
     return name, tuple(map(int, shape))
 

@@ -69,7 +69,7 @@ def test_a_key_follows_contents_and_options_and_not_names(tmp_path: Path) -> Non
 
 
 BAD = [
-    pytest.param("[[model]", "it cannot be read", id="no TOML"),
+    pytest.param("[[model]", "it is not TOML", id="no TOML"),
     pytest.param('preset = "trt-fp16"', "it names no models", id="no models"),
     pytest.param("model = 3", "it names no models", id="a number in place of models"),
     pytest.param("[[model]]\nopset = 17", "model 1: it has no path", id="no path"),

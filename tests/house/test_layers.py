@@ -32,19 +32,19 @@ ROOMS = (
 """From the ground up: a room imports from itself and from those below it (docs/architecture.md)."""
 
 BUDGETS = {
-    "ir": 6_175,
-    "runtime": 6_515,
+    "ir": 6_220,
+    "runtime": 6_520,
     "hazards": 3_435,
     "passes": 5_440,
-    "pipeline": 1_980,
+    "pipeline": 1_975,
     "judge": 1_800,
     "parity": 885,
     "jobs": 4_110,
-    "report": 2_585,
+    "report": 2_605,
     "hooks": 800,
     "compat": 200,
-    "batch": 795,
-    "cli": 1_230,
+    "batch": 800,
+    "cli": 1_215,
     "__main__": 50,
 }
 """Most lines of Python in each room, as in docs/architecture.md: 36,000 in all. A room that needs more says

@@ -11,11 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rewriter.batch import models
 from rewriter.ir.errors import RewriterError
 from rewriter.ir.plan import plan_file
 from rewriter.pipeline import config
 from rewriter.pipeline import text as pipeline
 from rewriter.pipeline.presets import PRESETS
+from rewriter.report.html import saved
+from rewriter.report.html.render import html
+from rewriter.runtime.engines.probe import answers
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,25 @@ def _pipeline(data: bytes) -> None:
     assert pipeline.parse(pipeline.render(steps)) == steps
 
 
+def _report(data: bytes) -> None:
+    with tempfile.TemporaryDirectory(prefix="rewriter-fuzz-") as folder:
+        (path := Path(folder) / "r.json").write_bytes(data)
+        html(saved.page(path))
+
+
+def _manifest(data: bytes) -> None:
+    with tempfile.TemporaryDirectory(prefix="rewriter-fuzz-") as folder:
+        (path := Path(folder) / "m.toml").write_bytes(data)
+        (Path(folder) / "net.onnx").touch()
+        models.listed(path, Path(folder) / "out")
+
+
+def _answers(data: bytes) -> None:
+    with tempfile.TemporaryDirectory(prefix="rewriter-fuzz-") as folder:
+        (path := Path(folder) / "a.json").write_bytes(data)
+        answers._read(path)
+
+
 def _configuration(data: bytes) -> None:
     with tempfile.TemporaryDirectory(prefix="rewriter-fuzz-") as folder:
         (Path(folder) / "rewriter.toml").write_bytes(data)
@@ -61,9 +84,29 @@ input-shapes = {x = [1, 3, 8]}
 fail-on = "error"
 """
 
+_MANIFEST = b"""
+preset = "accurate"
+[[model]]
+path = "net.onnx"
+keep-fp32 = ["*/attn/*"]
+tolerance = 1e-3
+input-shapes = {x = [1, 3, 8]}
+"""
+_REPORT = b"""{"schema_version": 1, "versions": {"onnx": "1.23.2"}, "input": "m.onnx", "verified": true,
+ "plan": {"float_nodes": 3, "fp32": [{"node": "/a/Exp", "rule": "overflow", "tensor": "e",
+   "range": {"low": 90.01, "high": "inf", "finite": true}}], "bf16": []},
+ "checks": [{"name": "structure", "passed": true, "details": ["a"], "seconds": 0.01, "latency": null,
+   "outputs": [{"name": "y", "cosine": 1.0, "at": [0, 0]}]}, {"name": "build", "passed": null}],
+ "conclusion": {"kind": "verified", "limit": "l", "remedy": "r", "remarks": []}, "counts": {"error": 1},
+ "ending": "Verified", "proven": true, "warnings": ["w"], "seconds": {"reading": 0.1},
+ "next_command": "trtexec --onnx=m.onnx", "output": "f.onnx"}"""
+
 TARGETS: Mapping[str, FuzzTarget] = {
     "plan": FuzzTarget(_plan, (_PLAN,)),
     "pipeline": FuzzTarget(_pipeline, tuple(preset.pipeline.encode() for preset in PRESETS.values())),
+    "report": FuzzTarget(_report, (_REPORT,)),
+    "manifest": FuzzTarget(_manifest, (_MANIFEST,)),
+    "answers": FuzzTarget(_answers, (next(answers.RECORDED.glob("*.json")).read_bytes(),)),
     "configuration": FuzzTarget(_configuration, (_CONFIGURATION,)),
 }
 """By name; models have tests/corruption.py."""

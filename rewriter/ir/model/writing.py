@@ -127,15 +127,3 @@ def _reporting_failure(what: str, path: Path) -> Iterator[None]:
         what = f"cannot write {what}: {error.strerror or error}"
         hint = "check the folder, its permissions and the free space"
         raise OutputError(what, where=str(path), hint=hint) from error
-
-
-def from_json(text: str) -> Any:
-    """The content of a JSON text of others.
-
-    Raises:
-        json.JSONDecodeError: it is not JSON, or nested more deeply than Python reads (about 1,000 levels).
-    """
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise json.JSONDecodeError("it is nested too deeply", text, 0) from None

@@ -10,50 +10,85 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from rewriter.ir.errors import UsageError
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from rewriter.ir.errors import UsageError, shortened
 from rewriter.ir.model import write_text
-from rewriter.ir.model.writing import from_json
 from rewriter.ir.plan import Decision, InputsOutputs, Plan, Precision, Range, Repair, io_parts, plugin_types
+from rewriter.ir.reading import content_of, from_json
 
 SCHEMA = "rewriter-plan"
 VERSION = 1
 """Incremented when a field changes its meaning or goes away, not for a new optional field."""
 
-LOWER: tuple[Precision, ...] = ("fp16", "bf16")
-"""Precisions of the nodes that a plan does not list."""
+LARGEST_EXPONENT = 277
+"""Between the smallest and the largest FP32 number are 2^276: no exponent beyond makes sense."""
 
-FIELDS: dict[str, Any] = {
-    "schema": SCHEMA,
-    "version": VERSION,
-    "precision": "",
-    "io": "keep",
-    "float_nodes": 0,
-    "fp32": [],
-    "bf16": [],
-    "norms_in_range": [],
-    "rescaled": {},
-    "plugin_types": [],
-}
-"""Fields of the file with their defaults, whose types they have. All but the first three are optional."""
+NOT_JSON = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+"""Numbers that JSON lacks, by their names in the file."""
 
-NODE_FIELDS: dict[str, Any] = {
-    "node": "",
-    "op": "",
-    "key": "",
-    "rule": "user",
-    "reason": "kept by the plan",
-    "tensor": "",
-    "range": {},
-}
-"""Fields of a node in FP32 or BF16. `key` or `node` is required; `tensor` and `range` may be null."""
+Exponent = Annotated[int, Field(ge=-LARGEST_EXPONENT, le=LARGEST_EXPONENT)]
 
-RANGE_FIELDS = ("low", "high", "mean_abs", "finite")
+
+def _exponents(table: Mapping[str, Exponent]) -> tuple[tuple[int, str, int], ...]:
+    parts = [(*key.partition(":")[::2], k) for key, k in table.items()]
+    if not all(graph.isdecimal() and len(graph) < 9 and tensor for graph, tensor, _ in parts):
+        raise ValueError('it takes {"0:tensor": exponent}, with the index of the graph; or leave it out')
+    return tuple((int(graph), tensor, k) for graph, tensor, k in parts)
+
+
+def _checked(parse: Any) -> AfterValidator:
+    """Holds a text to what a function can parse."""
+    return AfterValidator(lambda value: (parse(value), value)[1])
+
+
+PluginTypes = Annotated[tuple[str, ...], _checked(plugin_types)]
+Number = Annotated[float, BeforeValidator(lambda n: NOT_JSON.get(n, n) if isinstance(n, str) else n)]
+
+
+@dataclass(frozen=True)
+class RangeFields:
+    """The range of a node's tensor."""
+
+    low: Number
+    high: Number
+    mean_abs: Number
+    finite: bool
+    headroom: Number = 0.0  # as of the samples, which this run measures anew
+
+
+@dataclass(frozen=True)
+class NodeFields:
+    """A node in FP32 or BF16. `key` or `node` is required."""
+
+    node: str = ""
+    op: str = ""
+    key: str = ""
+    rule: str = "user"
+    reason: str = "kept by the plan"
+    tensor: str | None = None
+    range: RangeFields | None = None
+
+
+@dataclass(frozen=True)
+class PlanFields:
+    """The fields of the file, and its types. All but the first three are optional."""
+
+    schema: str
+    version: int
+    precision: Literal["fp16", "bf16"]
+    io: Annotated[str, _checked(io_parts)] = "keep"
+    float_nodes: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    fp32: tuple[NodeFields, ...] = ()
+    bf16: tuple[NodeFields, ...] = ()
+    norms_in_range: frozenset[str] = frozenset()
+    rescaled: Annotated[dict[str, Exponent], _checked(_exponents)] = field(default_factory=dict)
+    plugin_types: PluginTypes = ()
 
 
 def to_text(plan: Plan) -> str:
@@ -81,41 +116,32 @@ def _entry(decision: Decision) -> dict[str, Any]:
     return fields
 
 
-def from_text(text: str, where: str = "plan") -> Plan:
+def from_text(text: str | bytes, where: str = "plan") -> Plan:
     """Parses a plan, of the file `where`; nodes that it gives by name alone have the key "".
 
     Raises:
         UsageError: not JSON, another schema or version, or an invalid field, which is named.
     """
-    try:
-        entries = from_json(text)
-    except json.JSONDecodeError as error:
-        hint = f"line {error.lineno}, column {error.colno}"
-        raise UsageError(f"not JSON: {error.msg}", where=where, hint=f"correct {hint}") from error
+    entries = from_json(text, Any, where, "correct it; `save-plan` writes a plan")
     if not isinstance(entries, dict) or entries.get("schema") != SCHEMA:
         raise UsageError("not a plan", where=where, hint=f'`save-plan` writes one; "schema" is "{SCHEMA}"')
     if entries.get("version") != VERSION:
-        version = f"a plan of version {entries.get('version')!r}, this is version {VERSION}"
+        version = f"a plan of version {shortened(entries.get('version'))}, this is version {VERSION}"
         raise UsageError(version, where=where, hint="save it again with this release: `save-plan`")
-    fields = _filled(entries, FIELDS, where)
+    fields: PlanFields = from_json(text, PlanFields, where, "correct it, or leave it out")
     decisions = tuple(
         _decision(entry, repair, f"{where}: {repair}[{index}]")
         for repair in get_args(Repair)
-        for index, entry in enumerate(fields[repair])
+        for index, entry in enumerate(getattr(fields, repair))
     )
-    if fields["precision"] not in LOWER:
-        what = f"'precision' cannot be {fields['precision']!r}"
-        raise UsageError(what, where=where, hint=f"choose from {', '.join(LOWER)}")
-    for name, parse in (("io", io_parts), ("plugin_types", plugin_types)):
-        with _refusing(name, where, f"it cannot be {fields[name]!r}"):
-            parse(fields[name])
-    with _refusing("norms_in_range", where, "not a list of texts"):
-        norms = frozenset(_text(name) for name in fields["norms_in_range"])
-    with _refusing("rescaled", where, 'not {"0:tensor": exponent}, with the index of the graph'):
-        exponents = tuple(_exponent(key, k) for key, k in fields["rescaled"].items())
-    plugins = tuple(fields["plugin_types"])
     return Plan(
-        fields["precision"], fields["io"], decisions, fields["float_nodes"], norms, exponents, plugins
+        fields.precision,
+        fields.io,
+        decisions,
+        fields.float_nodes,
+        fields.norms_in_range,
+        _exponents(fields.rescaled),
+        fields.plugin_types,
     )
 
 
@@ -125,11 +151,7 @@ def read(path: str | os.PathLike[str]) -> Plan:
     Raises:
         UsageError: it cannot be read, or is not a plan.
     """
-    try:
-        return from_text(Path(path).read_text(encoding="utf-8"), str(path))
-    except (OSError, TypeError, UnicodeDecodeError) as error:
-        hint = "`save-plan` writes a plan, which is text"
-        raise UsageError(f"cannot read it: {error}", where=str(path), hint=hint) from error
+    return from_text(content_of(Path(path), "`save-plan` writes a plan"), str(path))
 
 
 def given_plan(
@@ -166,50 +188,12 @@ def write(plan: Plan, path: Path) -> None:
     write_text(to_text(plan), path, "the plan")
 
 
-def _filled(entries: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The fields, with defaults for those that lack; null is a field that lacks."""
-    for name, value in entries.items():
-        if name not in defaults:
-            raise UsageError(f"no field {name!r}", where=where, hint=f"there are {', '.join(defaults)}")
-        kind = type(defaults[name])
-        if type(value) is not kind and not (value is None and name in ("tensor", "range")):
-            hint = f"it takes {kind.__name__}"
-            raise UsageError(f"{name!r} cannot be {value!r}", where=where, hint=hint)
-    return {**defaults, **entries}
-
-
-def _decision(entry: object, repair: Repair, where: str) -> Decision:
-    if not isinstance(entry, dict):
-        hint = 'such as {"node": "/encoder/Softmax"}'
-        raise UsageError("not an object with fields", where=where, hint=hint)
-    fields = _filled(entry, NODE_FIELDS, where)
-    if not fields["key"] and not fields["node"]:
+def _decision(entry: NodeFields, repair: Repair, where: str) -> Decision:
+    if not entry.key and not entry.node:
         raise UsageError("no node is named", where=where, hint='give its name as "node", or its "key"')
-    measured, bounds = fields.pop("range"), None
-    if measured:
-        with _refusing("range", where, f"it has {', '.join(RANGE_FIELDS)}; or leave the range out"):
-            low, high, mean_abs = (float(measured[name]) for name in RANGE_FIELDS[:3])
-            bounds = Range(low, high, mean_abs, bool(measured["finite"]))
-    return Decision(**{**fields, "tensor": fields["tensor"] or None}, range=bounds, repair=repair)
-
-
-def _exponent(key: str, k: object) -> tuple[int, str, int]:
-    scope, _, tensor = key.partition(":")
-    if not tensor or type(k) is not int:
-        raise ValueError(f"{key!r}: {k!r}")
-    return int(scope), tensor, k
-
-
-def _text(entry: object) -> str:
-    if not isinstance(entry, str):
-        raise TypeError(f"it has {entry!r}")
-    return entry
-
-
-@contextmanager
-def _refusing(field: str, where: str, what: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        hint = f"correct it, or leave it out: {error}"
-        raise UsageError(what, where=f"{where}: {field}", hint=hint) from error
+    own = entry.range
+    bounds = None if own is None else Range(own.low, own.high, own.mean_abs, own.finite)
+    tensor = entry.tensor or None
+    return Decision(
+        entry.node, entry.op, entry.key, entry.rule, entry.reason, tensor, range=bounds, repair=repair
+    )

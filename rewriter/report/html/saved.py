@@ -3,46 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 from rewriter.ir.english import count
 from rewriter.ir.errors import UsageError
+from rewriter.ir.reading import content_of, from_json
 from rewriter.report.html.render import Fact, Page, Section, part, table_sections
-from rewriter.report.json import SCHEMA_VERSION
 from rewriter.report.tables import Cell, Kind, State, Table, number
 
 LEFT_OUT = "This page is made from saved JSON, which has no charts, graphs or pictures"
+
+HINT = "give what fix, scan or verify wrote with --json, for one model"
 
 VERDICTS = {"fix": "verified", "verify": "passed", "scan": "counts"}
 """Commands by the key that only their reports have."""
 
 
-def page(saved: Any, where: str) -> Page:
-    """Returns the page.
+@dataclass(frozen=True)
+class Report:
+    """The keys of a report that a page reads by name; it shows all others as they are."""
+
+    schema_version: Literal[1]
+    warnings: tuple[str, ...]
+    counts: Mapping[str, int] = field(default_factory=dict)
+    conclusion: Mapping[str, Any] = field(default_factory=dict)
+    passed: bool | None = None
+    verified: bool | None = None
+    proven: bool | None = None
+    ending: str = ""
+    input: str | None = None
+    output: str | None = None
+    fixed: str | None = None
+
+
+def page(path: Path) -> Page:
+    """Returns the page of a saved report.
 
     Raises:
-        UsageError: it is not the report of one model in today's form; names `where`.
+        UsageError: it is not the report of one model in today's form; names the file and the key.
     """
-    try:
-        verb = next(
-            verb
-            for verb, key in VERDICTS.items()
-            if key in saved and saved["schema_version"] == SCHEMA_VERSION
-        )
-        return _page(verb, saved, saved.get("counts", {}), saved.get("conclusion", {}))
-    except (AttributeError, KeyError, StopIteration, TypeError) as error:
-        hint = "give what fix, scan or verify wrote with --json, for one model"
-        raise UsageError("it is no report that has a page", where=where, hint=hint) from error
+    content, where = content_of(path, HINT), str(path)
+    report: Report = from_json(content, Report, where, HINT, extra="ignore")
+    saved: dict[str, Any] = from_json(content, dict[str, Any], where, HINT)
+    if verb := next((verb for verb, key in VERDICTS.items() if key in saved), None):
+        return _page(verb, report, saved)
+    raise UsageError("it is no report that has a page", where=where, hint=HINT)
 
 
-def _page(verb: str, saved: Any, counts: Mapping[str, int], conclusion: Mapping[str, str]) -> Page:
-    bad = counts.get("error") or False in (saved.get("passed"), saved.get("verified"))
-    state: State = "bad" if bad else "good" if saved.get("proven", not counts.get("warning")) else "warn"
-    tables = [(name, rows) for name, rows in _lists(saved) if rows and isinstance(rows[0], Mapping)]
-    subject = str(saved.get("output") or saved.get("fixed") or saved["input"] or "a model in memory")
-    verdict = saved.get("ending") or ", ".join(count(many, kind) for kind, many in counts.items())
-    rows = [(_title(key), conclusion[key]) for key in ("limit", "remedy") if conclusion.get(key)]
-    rows += [("Note", warning) for warning in (LEFT_OUT, *saved["warnings"])]
+def _page(verb: str, report: Report, saved: Mapping[str, Any]) -> Page:
+    bad = report.counts.get("error") or False in (report.passed, report.verified)
+    good = not report.counts.get("warning") if report.proven is None else report.proven
+    state: State = "bad" if bad else "good" if good else "warn"
+    tables = [(name, rows) for name, rows in _lists(saved) if rows and all(isinstance(r, dict) for r in rows)]
+    subject = report.output or report.fixed or report.input or "a model in memory"
+    verdict = report.ending or ", ".join(count(many, kind) for kind, many in report.counts.items())
+    rows = [(_title(key), text) for key in ("limit", "remedy") if (text := _line(report.conclusion.get(key)))]
+    rows += [("Note", warning) for warning in (LEFT_OUT, *report.warnings)]
     run = Section("run", "This run", "", [part("facts.html", rows=list(_facts(saved)))])
     sections = [*table_sections(_table(name, rows) for name, rows in reversed(tables)), run]
     return Page(verb, subject, verdict, state, rows, sections)
@@ -73,7 +91,11 @@ def _numeric(value: Any) -> bool:
 def _cell(value: Any) -> Cell:
     if isinstance(value, list):
         return Cell("", names=tuple(map(_line, value)))
-    return number(value) if _numeric(value) else Cell(_line(value))
+    return (
+        number(value, "{:d}" if isinstance(value, int) else "{:.3g}")
+        if _numeric(value)
+        else Cell(_line(value))
+    )
 
 
 def _line(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
 import re
 import shutil
@@ -21,7 +22,6 @@ import numpy as np
 from rewriter.ir.english import article, count
 from rewriter.ir.errors import InputsError, UsageError
 from rewriter.ir.model import Array, Model, Port
-from rewriter.ir.model.writing import from_json
 from rewriter.runtime.engines.tensor_files import read_tensors, write_tensors
 from rewriter.runtime.inputs.arranging import MOST_ITEMS, arranged, by_name, has_labels, is_array, items
 from rewriter.runtime.inputs.images import EXAMPLE, OPTION, image_files, image_samples
@@ -210,7 +210,7 @@ def _npy(path: Path) -> Array:
 def _polygraphy(path: Path) -> Iterator[Mapping[str, Any]]:
     """Feeds from the JSON that Polygraphy writes, where an array is the base64 text of an npy file."""
     with _explained(str(path)):
-        content = from_json(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_bytes())
     hint = "write a list of dicts of arrays with polygraphy.json.save_json"
     for index, sample in enumerate(content if isinstance(content, list) else [content]):
         with _explained(f"{path}: sample {index}", hint):

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 
 import numpy as np
 
 from rewriter.ir.errors import UsageError
 from rewriter.ir.graph import GraphEditor
 from rewriter.ir.model import Model, set_metadata
-from rewriter.ir.model.writing import from_json
+from rewriter.ir.plan.plan_file import Exponent
+from rewriter.ir.reading import from_json
 from rewriter.passes.algorithms.rescaling.exponents import Constraints
 
 DEFAULT_EPSILON = 1e-5
@@ -96,12 +98,9 @@ def record(model: Model, exponents: Mapping[str, int]) -> None:
 def recorded(model: Model) -> dict[str, int]:
     """The noted exponents by tensor; empty if another program wrote something else under this key."""
     text = next((e.value for e in model.proto.metadata_props if e.key == EXPONENTS), "{}")
-    try:
-        table = from_json(text)
-    except ValueError:
-        return {}
-    sound = isinstance(table, dict) and all(type(k) is int for k in table.values())
-    return dict(table) if sound else {}
+    with suppress(UsageError):
+        return dict(from_json(text, dict[str, Exponent], EXPONENTS, ""))
+    return {}
 
 
 def between(original: Model, other: Model) -> dict[str, int]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rewriter.ir.base import Target
+from rewriter.ir.errors import UsageError
 from rewriter.ir.model import write_json
-from rewriter.ir.model.writing import from_json
+from rewriter.ir.reading import read_json
 from rewriter.ir.summary import Row, Summary, listed
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.caches import user_cache
@@ -113,21 +114,26 @@ def remember(answers: Answers) -> Path:
 
 def plain_fields(answers: Answers) -> dict[str, Any]:
     """The answers as they are written; a file in `RECORDED` has the same form."""
-    fields = {"schema_version": SCHEMA_VERSION, **asdict(answers)}
-    del fields["recorded"]
-    return fields
+    plain = {"schema_version": SCHEMA_VERSION, **asdict(answers)}
+    del plain["recorded"]
+    return plain
+
+
+@dataclass(frozen=True, repr=False)
+class AnswersFile(Answers):
+    """The answers as `plain_fields` has them."""
+
+    schema_version: Literal[1] = field(kw_only=True)
 
 
 def _read(path: Path) -> Answers:
-    """Raises OSError, ValueError, KeyError or TypeError for a file that is broken or of another version."""
-    fields: dict[str, Any] = from_json(path.read_text(encoding="utf-8"))
-    if fields.pop("schema_version") != SCHEMA_VERSION:
-        raise ValueError(path)
-    return Answers(**{**fields, "answers": {name: Answer(**one) for name, one in fields["answers"].items()}})
+    """Raises UsageError for a file that is broken or of another version."""
+    content = read_json(path, AnswersFile, "measure them again with `rewriter probe --ask`")
+    return Answers(**{item.name: getattr(content, item.name) for item in fields(Answers)})
 
 
 def _read_cached(path: Path) -> Answers | None:
     """A file of the cache; None if it is broken or of another version: it can be measured again."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(UsageError):
         return _read(path)
     return None
