@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
 from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.ir.english import count
-from rewriter.ir.graph import GraphEditor, attribute, label, open_graphs, reached
-from rewriter.ir.graph.casts import TypeRequest, retype
+from rewriter.ir.graph import GraphEditor, GraphView, attribute, label, open_graphs, reached
+from rewriter.ir.graph.casts import UNCHANGED, TypeRequest, retype
+from rewriter.ir.graph.ops import CONTROL_FLOW
 from rewriter.ir.model import Array, Model
 from rewriter.ir.model.tensors import FLOATS
 
 DOUBLE, FLOAT = int(TensorProto.DOUBLE), int(TensorProto.FLOAT)
+
+Tensor = tuple[int, str]
+"""The index of a scope, and a name in it."""
 
 _SIZES = {"Resize": (1, 2), "Upsample": (1,)}
 """Inputs that decide the size of the output: 2.9999998 in place of 3.0 gives another shape."""
@@ -32,11 +38,11 @@ class DropDouble(ModelPass):
     Tensors that depend on float64 constants, Casts, random numbers and the like become float32, and so does
     what crosses the border of If, Loop and Scan. Inputs and outputs of the model keep their type, with one
     Cast at the border. Some arithmetic decides shapes and positions and stays float64: what ends in an
-    integer (Cast), in the bounds of a Range or in the scales of a Resize.
+    integer (Cast), in the bounds of a Range or in the scales of a Resize, in whichever graph it does so.
 
     Declines:
-        - a constant that float32 cannot hold, and the nodes that it reaches: beyond 3.4e38, below 1e-45,
-          or an integer above 2^24 that would change
+        - a constant that float32 cannot hold, and the nodes that it reaches, in subgraphs and from there on,
+          too: beyond 3.4e38, below 1e-45, or an integer above 2^24 that would change
     """
 
     name = "drop-double"
@@ -61,16 +67,19 @@ class DropDouble(ModelPass):
         before = _computing(model)
         if not before:
             return
-        double: set[tuple[int, str]] = set()
-        for scope, graph in enumerate(open_graphs(model)):
-            own = _index_arithmetic(graph)
-            refused = list(_refusals(graph, own))
-            yield from (Refusal(name, reason) for _, name, reason in refused)
-            own |= _downstream(graph, [node for node, _, _ in refused])
-            double.update((scope, name) for node in graph.nodes if id(node) in own for name in node.output)
+        network = _Network(open_graphs(model))
+        double = network.index_arithmetic()
+        refused: dict[Tensor, Refusal] = {}
+        for flow in network.flows:
+            if flow.target not in double and (refusal := network.refusal(flow)):
+                refused[flow.target] = refusal
+        yield from dict.fromkeys(refused.values())
+        double |= network.reached(refused, {DOUBLE})
+        borders = network.borders(double)
 
         def node_type(scope: int, node: NodeProto) -> int:
-            return DOUBLE if any((scope, name) in double for name in node.output) else FLOAT
+            outputs = {(scope, name) for name in node.output}
+            return UNCHANGED if outputs & borders else DOUBLE if outputs & double else FLOAT
 
         result = retype(model, TypeRequest(node_type, tag=self.name, floats=frozenset({DOUBLE, FLOAT})))
         fewer = before - _computing(result)
@@ -96,57 +105,100 @@ def _has_double(graph: GraphEditor, node: NodeProto) -> bool:
     return any(_is_double(graph, name) for name in (*node.input, *node.output))
 
 
-def _index_arithmetic(graph: GraphEditor) -> set[int]:
-    """Returns the nodes (by id) whose float64 results become an integer, a length or a scale."""
-
-    def operands(tensor: str) -> list[str]:
-        node = graph.producer(tensor)
-        return [] if node is None else [name for name in node.input if graph.dtype(name) in FLOATS]
-
-    deciding = reached((name for node in graph.nodes for name in _deciding(graph, node)), operands)
-    makers = (node for node in map(graph.producer, deciding) if node is not None)
-    ranges = (node for node in graph.nodes if node.op_type == "Range" and _is_double(graph, node.output[0]))
-    return {id(node) for node in makers if _has_double(graph, node)} | {id(node) for node in ranges}
-
-
 def _deciding(graph: GraphEditor, node: NodeProto) -> Iterable[str]:
-    """Returns the inputs of a node that must not change in the last bit."""
+    """Returns the tensors at a node that must not change in the last bit."""
     if node.op_type == "Cast" and graph.dtype(node.output[0]) not in FLOATS:
         return [name for name in node.input if _is_double(graph, name)]
     if node.op_type == "Range":
-        return [name for name in node.input if graph.dtype(name) in FLOATS]
+        return [name for name in (*node.input, *node.output) if graph.dtype(name) in FLOATS]
     return [node.input[i] for i in _SIZES.get(node.op_type, ()) if i < len(node.input) and node.input[i]]
 
 
-def _downstream(graph: GraphEditor, nodes: list[NodeProto]) -> set[int]:
-    """Returns the nodes (by id) and all their float64 consumers, whose values need not fit float32 either."""
+class _Flow(NamedTuple):
+    """A node that reads `source` to make `target`; at the border of a subgraph, the node that holds it."""
 
-    def doubles(nodes: Iterable[NodeProto]) -> list[str]:
-        return [name for node in nodes for name in node.output if _is_double(graph, name)]
-
-    tensors = reached(doubles(nodes), lambda tensor: doubles(graph.consumers(tensor)))
-    return {id(node) for node in (*nodes, *(n for tensor in tensors for n in graph.consumers(tensor)))}
+    node: NodeProto
+    source: Tensor
+    target: Tensor
 
 
-def _refusals(graph: GraphEditor, double: set[int]) -> Iterator[tuple[NodeProto, str, str]]:
-    """Yields nodes with a constant that float32 cannot hold, the constant's name, and the reason."""
-    for node in graph.nodes:
-        if id(node) in double or node.op_type == "Constant":
-            continue
-        for name in (*node.input, *node.output):
-            value = _double_value(graph, node, name)
-            reason = _misfit(value) if value is not None else None
-            if reason:
-                yield node, name, f"{reason}; {label(node)} stays in float64, with what follows"
+class _Network:
+    """The tensors of all graphs, and how values get from one to another, across borders of subgraphs, too."""
 
+    def __init__(self, graphs: Sequence[GraphEditor]) -> None:
+        self.graphs = graphs
+        self.scopes = {id(graph): scope for scope, graph in enumerate(graphs)}
+        flows = (flow for graph in graphs for flow in (*self._border(graph), *self._within(graph)))
+        self.flows = [flow for flow in flows if flow.source[1] and flow.target[1]]
 
-def _double_value(graph: GraphEditor, node: NodeProto, name: str) -> Array | None:
-    """Returns the float64 constant that `node` reads as `name`, or fills `name` with."""
-    if not _is_double(graph, name):
-        return None
-    if node.op_type == "ConstantOfShape":
-        return numpy_helper.to_array(attribute(node, "value"))
-    return graph.constant(name) if name in node.input else None
+    def home(self, graph: GraphView, name: str) -> Tensor:
+        """The tensor that `name` is there: of the graph or of one that encloses it."""
+        while graph.parent is not None and not graph.owns(name):
+            graph = graph.parent
+        return self.scopes[id(graph)], name
+
+    def _within(self, graph: GraphEditor) -> Iterator[_Flow]:
+        scope = self.scopes[id(graph)]
+        for node in (node for node in graph.nodes if node.op_type not in CONTROL_FLOW):
+            sources = [self.home(graph, name) for name in node.input]
+            yield from (_Flow(node, source, (scope, name)) for source in sources for name in node.output)
+
+    def _border(self, graph: GraphEditor) -> Iterator[_Flow]:
+        """From a node to its body, from there to its outputs, and from one iteration to the next."""
+        if graph.parent is None or graph.owner is None or graph.owner.op_type not in CONTROL_FLOW:
+            return
+        owner, scope, outer = graph.owner, self.scopes[id(graph)], self.scopes[id(graph.parent)]
+        inputs = [(scope, value.name) for value in graph.graph.input]
+        results = [self.home(graph, value.name) for value in graph.graph.output]
+        states = inputs[: len(inputs) - (attribute(owner, "num_scan_inputs") or 0)]
+        if owner.op_type == "Loop":  # the number and the condition come first, and the next condition
+            results, states = results[1:], states[2:]
+        entering = [
+            (self.home(graph.parent, name), value)
+            for name, value in zip(owner.input[::-1], inputs[::-1], strict=False)
+        ]
+        leaving = zip(results, [(outer, name) for name in owner.output], strict=False)
+        for source, target in (*entering, *leaving, *zip(results, states, strict=False)):
+            yield _Flow(owner, source, target)
+
+    def dtype(self, tensor: Tensor) -> int | None:
+        return self.graphs[tensor[0]].dtype(tensor[1])
+
+    def reached(
+        self, start: Iterable[Tensor], types: Container[int | None], *, back: bool = False
+    ) -> set[Tensor]:
+        """All that is computed from `start`, or `back` to what that is computed from, through these types."""
+        onward: dict[Tensor, list[Tensor]] = {}
+        for _, source, target in self.flows:
+            if self.dtype(source) in types:
+                first, second = (target, source) if back else (source, target)
+                onward.setdefault(first, []).append(second)
+        return set(reached(start, lambda tensor: onward.get(tensor, ())))
+
+    def index_arithmetic(self) -> set[Tensor]:
+        """The results of nodes whose float64 arithmetic becomes an integer, a length or a scale."""
+        nodes = [(graph, node) for graph in self.graphs for node in graph.nodes]
+        deciding = [self.home(graph, name) for graph, node in nodes for name in _deciding(graph, node)]
+        decided = self.reached(deciding, FLOATS, back=True)
+        makers = {self.home(graph, name): _has_double(graph, n) for graph, n in nodes for name in n.output}
+        return {tensor for tensor in decided if makers.get(tensor, self.dtype(tensor) == DOUBLE)}
+
+    def borders(self, double: AbstractSet[Tensor]) -> set[Tensor]:
+        """The outputs of the nodes at whose border a tensor stays float64."""
+        owners = {id(f.node) for f in self.flows if f.node.op_type in CONTROL_FLOW and f.target in double}
+        held = ((graph.parent, graph.owner) for graph in self.graphs if id(graph.owner) in owners)
+        return {self.home(graph, name) for graph, owner in held if graph and owner for name in owner.output}
+
+    def refusal(self, flow: _Flow) -> Refusal | None:
+        """The refusal of a node that reads, or fills its result with, a constant that float32 cannot hold."""
+        name, graph = flow.source[1], self.graphs[flow.source[0]]
+        filled = attribute(flow.node, "value") if flow.node.op_type == "ConstantOfShape" else None
+        value = graph.constant(name) if self.dtype(flow.source) == DOUBLE else None
+        if filled is not None and self.dtype(flow.target) == DOUBLE:
+            value, name = numpy_helper.to_array(filled), flow.target[1]
+        if value is None or (reason := _misfit(value)) is None:
+            return None
+        return Refusal(name, f"{reason}; {label(flow.node)} stays in float64, with what follows")
 
 
 def _misfit(value: Array) -> str | None:

@@ -25,6 +25,9 @@ __all__ = ["TypeRequest", "retype"]
 
 LOWER = EXCHANGEABLE - {TensorProto.FLOAT}
 
+UNCHANGED = int(TensorProto.UNDEFINED)
+"""As the type of If, Loop or Scan: what crosses its border keeps its types."""
+
 
 def retype(model: Model, request: TypeRequest) -> Model:
     """Returns a copy of the model with the types of `request`.
@@ -155,7 +158,8 @@ class _Walk:
     def _visit_control_flow(self, tensors: Tensors, scope: int, node: NodeProto) -> None:
         """Gives all floats that cross the border of If, Loop and Scan the node's type."""
         dtype, border = self.request.node_type(scope, node), 0  # it keeps its types
-        rules = type_rules(node, self.model.opsets, dtype) if node.op_type in CONTROL_FLOW else None
+        exchanges = dtype != UNCHANGED and node.op_type in CONTROL_FLOW
+        rules = type_rules(node, self.model.opsets, dtype) if exchanges else None
         if rules is not None:
             border = dtype if rules.can_follow else TensorProto.FLOAT
         self._read(tensors, node, [border or tensors.original_type(name) for name in node.input])

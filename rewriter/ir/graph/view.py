@@ -67,6 +67,10 @@ class GraphView:
     def is_initializer(self, tensor: str) -> bool:
         return tensor in self._initializers or tensor in self._new_initializers
 
+    def owns(self, tensor: str) -> bool:
+        """True if a tensor is of this graph, and not of an enclosing one."""
+        return tensor in self._producer or tensor in self._inputs or self.is_initializer(tensor)
+
     def only_consumer(self, tensor: str) -> NodeProto | None:
         """The consumer of `tensor`, if there is exactly one and the tensor is no graph output."""
         uses = self._uses.get(tensor, {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from onnx import NodeProto, TensorProto, numpy_helper
 
 from rewriter.ir.graph import GraphEditor, attribute, label, reached
 from rewriter.ir.graph.match import produced
-from rewriter.ir.graph.ops import VIEWS
+from rewriter.ir.graph.ops import SHUFFLES, VIEWS
 from rewriter.ir.model import Array
 from rewriter.ir.model.tensors import FLOATS
 
@@ -26,6 +26,9 @@ READERS = MOVES - {"Identity"} | {"Add", "Sub", "Mul", "Where", "Concat", "Cast"
 """Operators that a mask constant may enter."""
 
 _COMBINED = {"Add": operator.add, "Sub": operator.sub, "Mul": operator.mul}
+
+_ANY = frozenset(range(-8, 0))
+"""Axes of a tensor of unknown rank."""
 
 LARGEST_BIAS = 4096.0
 """Largest other value in a mask constant: half of what a mask of -2^14 tolerates."""
@@ -104,15 +107,17 @@ class _Flow:
     """Properties of a mask on its way to Softmax.
 
     Attributes:
-        sign, infinite: Of its huge entries.
-        selective: It certainly leaves entries open: it is not a shift of whole rows.
+        sign, infinite, uniform: Of its huge entries; uniform ones are equal.
+        along: Axes, counted from the end, along which each line has an open entry, or data may leave one.
+            Along others it may shift whole lines.
         summed: Something was added to the masked entries.
     """
 
     tensor: str
     sign: int
     infinite: bool
-    selective: bool
+    uniform: bool
+    along: frozenset[int]
     summed: bool = False
 
 
@@ -126,8 +131,13 @@ def _start(tensor: str, value: Array) -> _Flow | str:
         return "it has both signs"
     if bool((np.abs(wide[~huge]) > LARGEST_BIAS).any()):
         return f"other values in it exceed {LARGEST_BIAS:.0f}"
-    selective = wide.size > 1 and not bool(huge.all(axis=-1).any())
-    return _Flow(tensor, signs.pop(), bool(np.isinf(wide).any()), selective)
+    uniform = np.unique(wide[huge]).size == 1
+    return _Flow(tensor, signs.pop(), bool(np.isinf(wide).any()), uniform, _open_along(huge))
+
+
+def _open_along(huge: Array) -> frozenset[int]:
+    """Axes, counted from the end, along which no line is masked as a whole."""
+    return frozenset(axis for axis in range(-huge.ndim, 0) if not huge.all(axis=axis).any())
 
 
 def _readers(graph: GraphEditor, tensor: str) -> Iterator[tuple[NodeProto, int]]:
@@ -148,28 +158,26 @@ def _step(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow) -> _Flow
         case "Mul" if not flow.summed:
             after = _multiplied(graph, node, index, flow, on)
         case "Concat" if not flow.summed:
-            after = replace(on, selective=True)
+            after = replace(on, along=_concatenated(graph, node, index, flow))
         case "Max" if _only_lower_bounds(graph, node, index):
             after = on
         case "Cast":
             wide = {graph.dtype(node.input[0]), TensorProto.FLOAT, TensorProto.DOUBLE}
             after = on if attribute(node, "to") in wide else f"{label(node)} narrows its type"
         case op if index == 0 and op in MOVES:
-            after = replace(on, selective=on.selective or op == "Trilu")
+            after = replace(on, along=_moved(graph, node, flow.along))
         case _:
             after = None
     return after or f"it reaches {label(node)}, not only Softmax"
 
 
-def _joined(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow, on: _Flow) -> _Flow | str | None:
+def _joined(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow, on: _Flow) -> _Flow | None:
     """The mask after an Add, a Sub or a Where."""
     if node.op_type == "Where":
-        return replace(on, selective=True) if index > 0 else None
+        chosen = _selected_along(graph, node.input[0], lambda condition: condition != (index == 2))
+        return replace(on, along=flow.along | chosen) if index > 0 else None
     if node.input[0] == node.input[1]:
         return None
-    mask, total = graph.shape(flow.tensor), graph.shape(node.output[0])
-    if mask and total and mask[-1] == 1 != total[-1]:  # one entry serves a whole row
-        return f"in {label(node)} it masks whole rows"
     subtracted = node.op_type == "Sub" and index == 1
     return replace(on, summed=True, sign=-flow.sign if subtracted else flow.sign)
 
@@ -183,7 +191,65 @@ def _multiplied(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow, on
         return f"0 * inf in {label(node)} is NaN as it stands"
     if bounds[0] < 0 < bounds[1] or max(-bounds[0], bounds[1]) > 1:
         return f"{other} may lie in {bounds[0]:.4g} to {bounds[1]:.4g}"
-    return replace(on, selective=True, sign=flow.sign if bounds[1] > 0 else -flow.sign)
+    along = flow.along | _selected_along(graph, other, lambda factor: factor != 0)
+    return replace(on, along=along, sign=flow.sign if bounds[1] > 0 else -flow.sign)
+
+
+def _selected_along(graph: GraphEditor, tensor: str, masks: Callable[[Array], Array]) -> frozenset[int]:
+    """Axes along which a condition or factor leaves entries open, or may: it is data and has several."""
+    value, shape = graph.constant(tensor), graph.shape(tensor)
+    if value is not None:
+        return _open_along(np.asarray(masks(value)))
+    return _ANY if shape is None else frozenset(a - len(shape) for a, size in enumerate(shape) if size != 1)
+
+
+def _concatenated(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow) -> frozenset[int]:
+    """Other parts are open, unless they are constants that are huge, too."""
+    rank, axis = graph.rank(node.output[0]), attribute(node, "axis")
+    others = [graph.constant(name) for at, name in enumerate(node.input) if at != index]
+    closed = all(v is not None and bool((np.abs(widened(v)) >= FP16_MAX).any()) for v in others)
+    return flow.along if closed or rank is None else flow.along | {axis % rank - rank}
+
+
+def _moved(graph: GraphEditor, node: NodeProto, along: frozenset[int]) -> frozenset[int]:
+    """The axes with open entries after one of `MOVES`; those that cannot be followed are left out."""
+    before, after = graph.shape(node.input[0]), graph.shape(node.output[0])
+    if node.op_type in {"Identity", "Expand", "Tile"}:
+        return along
+    if node.op_type == "Trilu":
+        return along | _beside_the_diagonal(graph, node)
+    if node.op_type == "Slice" and any(graph.constant(name) is None for name in node.input[1:3]):
+        return along  # of a table of all positions: each line of it keeps its own
+    if before is None or after is None or node.op_type in SHUFFLES:
+        return frozenset()
+    if node.op_type == "Slice":
+        return frozenset(axis for axis in along if before[axis] == after[axis] is not None)
+    if node.op_type == "Transpose":
+        rank = len(before)
+        order = attribute(node, "perm") or range(rank)[::-1]
+        return frozenset(axis - rank for axis, source in enumerate(order) if source - rank in along)
+    if node.op_type == "Gather":
+        axis = (attribute(node, "axis") or 0) % len(before) - len(before)
+        more = len(after) - len(before)
+        return frozenset(a if a > axis else a - more for a in along if a != axis)
+    # axes of equal sizes at either end are the same; one that is merged has the lines of all its parts
+    old, new = ([a - len(s) for a, size in enumerate(s) if size != 1] for s in (before, after))
+    pairs = []
+    for end in (-1, 0):
+        while old and new and before[old[end]] == after[new[end]] is not None:
+            pairs.append((old.pop(end), new.pop(end)))
+    merged = {new[0]} if len(new) == 1 and along & set(old) else set()
+    return frozenset({b for a, b in pairs if a in along} | merged)
+
+
+def _beside_the_diagonal(graph: GraphEditor, trilu: NodeProto) -> frozenset[int]:
+    """Axes of a square matrix along which a Trilu leaves a 0 in each line: it removes the diagonal, too."""
+    shift = graph.scalar(trilu.input[1]) if len(trilu.input) > 1 and trilu.input[1] else 0
+    shape = graph.shape(trilu.input[0])
+    if shift is None or shape is None or shape[-1] != shape[-2]:
+        return frozenset()
+    removed = shift > 0 if attribute(trilu, "upper") in (None, 1) else shift < 0
+    return frozenset({-1, -2}) if removed else frozenset()
 
 
 def _integers(graph: GraphEditor, tensor: str, depth: int = 16) -> tuple[float, float] | None:
@@ -217,12 +283,23 @@ def _at_softmax(graph: GraphEditor, softmax: NodeProto, flow: _Flow) -> str:
     """Returns why the mask must not change where it takes effect; "" if it may."""
     if flow.sign > 0:
         return f"at {label(softmax)} it is positive"
-    if not flow.selective:
+    if not (flow.uniform and not flow.summed) and not flow.along & _row(graph, softmax):
         return f"it masks whole rows of {label(softmax)}"
     guards = [n for n in graph.consumers(softmax.output[0]) if n.op_type == "IsNaN"]
     if guards and flow.infinite:
         return f"{label(guards[0])} looks for the NaN that it makes of a row masked whole"
     return ""
+
+
+def _row(graph: GraphEditor, softmax: NodeProto) -> set[int]:
+    """The axes of a row, counted from the end: before opset 13, all from `axis` on are one."""
+    flattens, rank = graph.model.opset < 13, graph.rank(softmax.input[0])
+    axis = attribute(softmax, "axis")
+    axis = (1 if flattens else -1) if axis is None else axis
+    if axis >= 0 and rank is None:
+        return set()
+    axis = axis - rank if axis >= 0 and rank is not None else axis
+    return set(range(axis, 0)) if flattens else {axis}
 
 
 def _only_lower_bounds(graph: GraphEditor, node: NodeProto, index: int) -> bool:
