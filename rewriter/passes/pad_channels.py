@@ -218,8 +218,8 @@ class _Channels:
         computed = [name for name in node.input if self.graph.constant(name) is None]
         layouts = [self._of(name) or () for name in computed]
         ranks = {self.graph.rank(name) or 0 for name in (*computed, node.output[0])}
-        if not all(layouts) or len(ranks) != 1:
-            return None
+        if not layouts or not all(layouts) or len(ranks) != 1:
+            return None  # all of them constants, or channels that are not known
         first, rank = layouts[0], ranks.pop()
         if not all(_tie(first, other) for other in layouts[1:]):
             return None

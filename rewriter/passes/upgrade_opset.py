@@ -123,7 +123,7 @@ def _replace(editor: GraphEditor, converted: Converted) -> None:
             made.metadata_props.extend(node.metadata_props)
         made.attribute.extend(step.attribute)
         new.append(made)
-    editor.substitute(node.output[0], *new)
+    editor.substitute(next(filter(None, node.output)), *new)  # the first output may be left out
 
 
 def _add_constant(editor: GraphEditor, node: NodeProto, tensor: TensorProto) -> str:

@@ -72,6 +72,28 @@ def test_only_the_requested_outputs_are_returned() -> None:
         assert list(session.run({"x": np.ones(2, np.float32)}, ["b"])) == ["b"]
 
 
+@pytest.mark.parametrize("optimize", [False, True])
+@pytest.mark.parametrize("size", [4, 4000], ids=["held by the session", "held by the model"])
+def test_outputs_outlive_what_they_came_from(optimize: bool, size: int) -> None:
+    """Inputs and constants that are outputs: ONNX Runtime returns the memory of the feed or the weight."""
+    n = size
+    body = f"""g (int64[{n}] x, float[{n}] w, float[{n}] u)
+        => (int64[{n}] x, float[{n}] w, float[{n}] v, float[{n}] y) {{ v = Neg(u) y = Cast<to=1>(x) }}"""
+    weights = {name: np.full(size, number, np.float32) for name, number in (("w", 7.0), ("u", -5.0))}
+    session = LocalSession(graphs.with_weights(body, weights), optimize=optimize)
+    del weights
+    values = session.run({"x": np.full(size, 9, np.int64)})
+    session.close()
+    del session
+    _taking_their_memory = [np.full(size, -1, kind) for kind in (np.int64, np.float32) for _ in range(50)]
+    assert {name: set(array.tolist()) for name, array in values.items()} == {
+        "x": {9},
+        "w": {7.0},
+        "v": {5.0},
+        "y": {9.0},
+    }
+
+
 def test_small_weights_are_copied_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     model, expected = linear()
     monkeypatch.setattr(local_session, "MANY_NODES", 1)

@@ -164,7 +164,7 @@ class TestExternalData:
         ).whole()
         inner = proto.graph.node[0].attribute[0].g.initializer[0]
         constant = proto.graph.node[0].attribute[1].g.node[0].attribute[0].t
-        for offset, tensor in enumerate((constant, inner)[: 1 if called else 2]):
+        for offset, tensor in enumerate((constant, inner)):
             values = numpy_helper.to_array(tensor).tobytes()
             (tmp_path / f"{offset}.bin").write_bytes(values)
             _point(tensor, f"{offset}.bin")

@@ -245,7 +245,35 @@ def test_functions_that_expand_without_measure(tmp_path: Path) -> None:
         domain, op = ("l", f"f{depth - 1}") if depth else ("", "Relu")
         nodes = [helper.make_node(op, [a], [b], domain=domain) for a, b in ("am", "mb")]
         proto.functions.append(helper.make_function("l", f"f{depth}", ["a"], ["b"], nodes, imports))
-    assert "it expands to more than 1e+07 nodes" in str(refused(proto, tmp_path))
+    assert "function 'f16': its functions expand to more than 100000 nodes" in str(refused(proto, tmp_path))
+
+
+def calling(*bodies: str) -> onnx.ModelProto:
+    """A model that calls the function `f0`; each body is that of `f0`, `f1`, ..."""
+    text = '<ir_version: 8, opset_import: ["" : 17, "l" : 1]> g (float[4] x) => (float[4] y) { y = l.f0(x) }'
+    for place, body in enumerate(bodies):
+        text += f'<domain: "l", opset_import: ["" : 17, "l" : 1]> f{place} (a) => (b) {{ {body} }}'
+    return onnx.parser.parse_model(text)
+
+
+def test_functions_that_call_each_other(tmp_path: Path) -> None:
+    error = refused(calling("b = l.f1(a)", "c = l.f0(a) b = Relu(c)"), tmp_path)
+    assert "function 'f0': it calls itself, itself or through other functions" in str(error)
+
+
+def test_many_calls_of_one_function(tmp_path: Path) -> None:
+    """The graph calls what stays below the limit, and is above it."""
+    bodies = [
+        "b = l.f1(a)",
+        *(f"c = l.f{n}(a) b = l.f{n}(c)" for n in range(2, 17)),
+        "c = Relu(a) b = Neg(c)",
+    ]
+    proto = calling(*bodies)
+    onnx.save(proto, tmp_path / "m.onnx")
+    assert load(tmp_path / "m.onnx").proto.functions
+    for place in range(2):
+        proto.graph.node.append(helper.make_node("f0", ["x"], [f"y{place}"], domain="l"))
+    assert "m.onnx: its functions expand to more than 100000 nodes" in str(refused(proto, tmp_path))
 
 
 def turning(count: str, go: str, inputs: str) -> onnx.ModelProto:

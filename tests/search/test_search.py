@@ -153,6 +153,14 @@ def test_a_budget_buys_the_most_accurate_plan() -> None:
     assert values[10.0] < values[0.0] / 100, "everything in FP32"
 
 
+@pytest.mark.parametrize("options", [{"preset": "accurate"}, {"max_latency_cost": 0.2}])
+def test_a_model_without_floats_has_nothing_to_search(options: dict[str, Any]) -> None:
+    """Nothing diverges, and ONNX Runtime refuses a model without outputs."""
+    source = graphs.graph("g (int64[2] x) => (int64[2] y) { y = Add(x, x) }")
+    verdict = rewriter.fix(source.whole(), build=False, **options).verdict
+    assert verdict is not None and verdict.passed
+
+
 def test_a_budget_of_zero_keeps_the_rules_plan() -> None:
     found = reached(trials_of(graphs.graph(CANCELLING), Budget(0.0)), Budget(0.0))
     assert (found.plan, found.cost_us, found.value) == (Plan("fp16"), 0.0, found.before)

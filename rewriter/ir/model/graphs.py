@@ -24,6 +24,14 @@ def walk_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
             yield from walk_graphs(child)
 
 
+def all_graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The main graph and its subgraphs, as `walk_graphs`, then the subgraphs in local functions."""
+    yield from walk_graphs(proto.graph)
+    for node in (node for function in proto.functions for node in function.node):
+        for child in subgraphs(node):
+            yield from walk_graphs(child)
+
+
 def walk_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
     """The nodes of a graph or function and of all subgraphs; a node comes before those that it holds."""
     for node in graph.node:

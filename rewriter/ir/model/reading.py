@@ -14,7 +14,7 @@ import onnx
 from rewriter.ir.errors import ModelError
 from rewriter.ir.model.external_data import map_external
 from rewriter.ir.model.facts import guarded
-from rewriter.ir.model.graphs import walk_graphs
+from rewriter.ir.model.graphs import all_graphs
 from rewriter.ir.model.mending import mend
 from rewriter.ir.model.model import Model, model_of
 from rewriter.ir.model.tensors import (
@@ -84,7 +84,7 @@ def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
     _clear_placeholders(proto)
     model = Model(proto, path=path)
     opened: dict[Path, Array] = {}
-    for graph in walk_graphs(proto.graph):
+    for graph in all_graphs(proto):
         for tensor in graph.initializer:
             _detach_tensor(model, tensor, opened, main=graph is proto.graph)
     for _, tensor in constant_tensors(proto):
@@ -99,7 +99,7 @@ def _clear_placeholders(proto: onnx.ModelProto) -> None:
 
     As a size, -1 would refuse every sample. As a name, `?` would make unrelated axes equal.
     """
-    for graph in walk_graphs(proto.graph):
+    for graph in all_graphs(proto):
         for value in (*graph.input, *graph.output, *graph.value_info):
             for dim in value.type.tensor_type.shape.dim:
                 if dim.dim_value < 0 or dim.dim_param == "?":

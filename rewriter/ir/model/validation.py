@@ -7,7 +7,8 @@ text that is not UTF-8, tensors whose type, dims and data contradict each other,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -19,15 +20,16 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import TensorProto, numpy_helper
 
 from rewriter.ir.errors import ModelError
-from rewriter.ir.model.graphs import STANDARD_DOMAINS, walk_graphs, walk_nodes
+from rewriter.ir.model.graphs import STANDARD_DOMAINS, all_graphs, walk_nodes
 from rewriter.ir.model.schemas import TYPE_ATTRIBUTES
 from rewriter.ir.model.tensors import PACKED_TYPES
 
 LARGEST_VERSION = 2**31 - 1
 """Versions are 64 bits in the file, and 32 bits in the libraries that read it."""
 
-MOST_EXPANDED = 10**7
-"""Nodes of a function with all that it calls; the largest exports have 10^5."""
+MOST_EXPANDED, MOST_CALLED = 10**5, 10
+"""Nodes of a model with all functions in the place of their calls, as a number and for each node in the file:
+one of both may be exceeded. The largest exports have 10^5 nodes, and no function that is called so often."""
 
 MOST_TURNS = 10**9
 """Of a Loop whose condition never changes: ONNX Runtime makes about a million in a second."""
@@ -83,57 +85,61 @@ def check_proto(proto: onnx.ModelProto, where: str) -> None:
         if not least <= opset.version <= LARGEST_VERSION:
             name = opset.domain or "ai.onnx"
             raise _broken(f"operator set {name!r} cannot have the version {opset.version}", where)
-    for graph in walk_graphs(proto.graph):
+    for graph in all_graphs(proto):
         for value in (*graph.input, *graph.output, *graph.value_info):
             _check_type(value.type.tensor_type.elem_type, "", f"{where}: tensor {value.name!r}")
         for tensor in graph.initializer:  # before a Loop reads its count
             check_tensor(tensor, f"{where}: initializer {tensor.name!r}")
+        held = {tensor.name: tensor for tensor in graph.initializer}
         for node in graph.node:
-            _check_node(node, graph, f"{where}: node {node.name or node.op_type!r}")
+            _check_node(node, held, f"{where}: node {node.name or node.op_type!r}")
     for owner, tensor in constant_tensors(proto):
         check_tensor(tensor, f"{where}: node {owner!r}: tensor {tensor.name!r}")
     _check_expansion(proto, where)
 
 
 def _check_expansion(proto: onnx.ModelProto, where: str) -> None:
-    """Refuses functions that call each other so often that no computer holds the whole graph."""
-    calls = {(f.domain, f.name): [(n.domain, n.op_type) for n in walk_nodes(f)] for f in proto.functions}
-    sizes = dict.fromkeys(calls, 1)
-    for _ in calls:  # the longest chain of calls has one turn for each function
-        grown = {key: sum(sizes.get(callee, 1) for callee in callees) for key, callees in calls.items()}
-        if grown == sizes:
-            return
-        sizes = grown
-        for (_, name), size in sizes.items():
-            if size > MOST_EXPANDED:
-                raise _broken(
-                    f"it expands to more than {MOST_EXPANDED:.0e} nodes", f"{where}: function {name!r}"
-                )
+    """Refuses functions that call themselves, or each other so often that the whole graph is too large."""
+    bodies: dict[object, onnx.GraphProto | onnx.FunctionProto] = {
+        (f.domain, f.name): f for f in proto.functions
+    }
+    bodies[None] = proto.graph
+    calls = {key: Counter((n.domain, n.op_type) for n in walk_nodes(body)) for key, body in bodies.items()}
+    limit = max(MOST_EXPANDED, MOST_CALLED * sum(count.total() for count in calls.values()))
+    sizes, begun, stack = dict[object, int](), set[object](), list(bodies)
+    while stack:
+        key = stack[-1]
+        waiting = [callee for callee in calls[key] if callee in bodies and callee not in sizes]
+        place = where if key is None else f"{where}: function {bodies[key].name!r}"
+        if waiting and key in begun:
+            raise _broken("it calls itself, itself or through other functions", place)
+        begun.add(key)
+        stack.extend(waiting)
+        if not waiting:
+            sizes[stack.pop()] = size = sum(n * sizes.get(callee, 1) for callee, n in calls[key].items())
+            if size > limit:
+                raise _broken(f"its functions expand to more than {limit} nodes", place)
 
 
-def _check_node(node: onnx.NodeProto, graph: onnx.GraphProto, where: str) -> None:
+def _check_node(node: onnx.NodeProto, held: Mapping[str, TensorProto], where: str) -> None:
     if not any(node.output):
         hint = "remove it: it computes nothing that anything uses"
         raise ModelError("it has no output", where=where, hint=hint)
     for attribute in node.attribute if node.op_type in TYPE_ATTRIBUTES else ():
         if attribute.name == TYPE_ATTRIBUTES[node.op_type]:
             _check_type(attribute.i, f"its attribute {attribute.name!r}: ", where)
-    if node.op_type == "Loop" and node.domain in STANDARD_DOMAINS and _is_endless(node, graph):
+    if node.op_type == "Loop" and node.domain in STANDARD_DOMAINS and _is_endless(node, held):
         raise _broken("it does not end: its condition is never false, and nothing limits its turns", where)
 
 
-def _is_endless(loop: onnx.NodeProto, graph: onnx.GraphProto) -> bool:
+def _is_endless(loop: onnx.NodeProto, held: Mapping[str, TensorProto]) -> bool:
     """True for a Loop whose constant condition its body hands on, and whose count is never reached."""
     body = next((a.g for a in loop.attribute if a.name == "body"), None)
     if body is None or len(loop.input) < 2 or len(body.input) < 2 or not body.output:
         return False
+    constants = map(held.get, loop.input[:2])
     count, condition = (
-        [
-            numpy_helper.to_array(t).flat[0]
-            for t in graph.initializer
-            if t.name == name and t.dims in ([], [1])
-        ]
-        for name in loop.input[:2]
+        numpy_helper.to_array(t).flat if t is not None and t.dims in ([], [1]) else () for t in constants
     )
     handed_on = {
         n.output[0]: n.input[0] for n in body.node if n.op_type == "Identity" and n.input and n.output

@@ -80,6 +80,10 @@ class LocalSession:
         keep_captured_casts(proto)
         proto.ir_version = min(proto.ir_version, NEWEST_IR)
         self._outputs = [value.name for value in proto.graph.output]
+        # an input or a constant that is an output is handed out as it is, in the caller's or the session's
+        # memory; which outputs are constants after optimisations, only ONNX Runtime knows
+        lent = {value.name for value in proto.graph.input} | {t.name for t in proto.graph.initializer}
+        self._shared = None if optimize else lent
         self._inputs = {name: value_of(model.weights[name]) for name in inputs}
         self._constants = {name: value_of(model.weights[name]) for name in constants}
         options = _options(optimize, threads or min(MAX_THREADS, os.cpu_count() or 1))
@@ -98,7 +102,10 @@ class LocalSession:
         with self._running():
             inputs = self._inputs | {name: value_of(array) for name, array in feeds.items()}
             values = self._session.run_with_ort_values(names, inputs)
-        return {name: array_of(name, value) for name, value in zip(names, values, strict=True)}
+        return {
+            name: array_of(name, value, shared=self._shared is None or name in self._shared)
+            for name, value in zip(names, values, strict=True)
+        }
 
     def bound(self, feeds: Mapping[str, Array]) -> Callable[[], None]:
         """Returns a function that runs these feeds without copies: inputs and outputs stay on the device.

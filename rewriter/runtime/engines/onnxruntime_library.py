@@ -51,8 +51,11 @@ def value_of(array: Array, device: str = "cpu") -> Any:
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(f"u{array.itemsize}"), dtype)
 
 
-def array_of(name: str, value: Any) -> Array:
+def array_of(name: str, value: Any, *, shared: bool) -> Array:
     """The tensor `name` as an array; types that NumPy lacks, FP8 and INT4 among them, are those of ml_dtypes.
+
+    Args:
+        shared: The memory belongs to others than `value`: the array gets a copy. Otherwise it keeps `value`.
 
     Raises:
         ArithmeticRunError: it is a sequence, a map or an optional.
@@ -64,7 +67,7 @@ def array_of(name: str, value: Any) -> Array:
         )
     dtype = value.element_type()
     if dtype == onnx.TensorProto.STRING or onnx.helper.tensor_dtype_to_np_dtype(dtype).isbuiltin == 1:
-        return np.asarray(value.numpy())
+        return np.array(value.numpy(), copy=shared or None)
     data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
     return numpy_helper.to_array(onnx.TensorProto(data_type=dtype, dims=value.shape(), raw_data=data))
 
