@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 
 from rewriter.ir.english import printable
-from rewriter.ir.errors import RewriterError, UsageError
+from rewriter.ir.errors import RewriterError, UsageError, described
 from rewriter.ir.model import Model, load, save, walk_nodes
 from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.config import load as load_configuration
@@ -135,7 +135,7 @@ def attempt(work: Callable[[], Fixed], options: HookOptions, where: str, path: P
     except Exception as error:
         if options.strict:
             raise
-        reason = str(error) if isinstance(error, RewriterError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, RewriterError) else described(error)
         warnings.warn(f"{where} is the plain export, not fixed: {reason}", FixWarning, stacklevel=4)
         return Fixed(path, error=error)
 

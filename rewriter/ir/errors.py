@@ -77,6 +77,11 @@ class RewriterError(Exception):
         return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
+def described(error: Exception) -> str:
+    """What went wrong, for a message: an error of ours without its place, or the type and text of another."""
+    return error.what if isinstance(error, RewriterError) else f"{type(error).__name__}: {error}"
+
+
 class UsageError(RewriterError):
     """An option, a pass name or a combination of them that makes no sense."""
 

@@ -16,29 +16,38 @@ import onnx
 
 from rewriter.ir.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal, Stage, Target
 from rewriter.ir.english import count
-from rewriter.ir.errors import ModelError, PassError, UsageError
+from rewriter.ir.errors import ModelError, PassError, UsageError, described
 from rewriter.ir.graph import GraphEditor, open_graphs
 from rewriter.ir.model import Model, check, load
 from rewriter.ir.model.mending import with_lifted_weights
+from rewriter.ir.model.stopwatch import raise_signal
 from rewriter.ir.summary import Row, Summary
 from rewriter.pipeline.text import listed, parse, render
 
 
 @dataclass(frozen=True)
 class PassResult:
-    """The changes and refusals of one pass. `seconds` is wall time, checks included."""
+    """The changes and refusals of one pass. `seconds` is wall time, checks included.
+
+    `failure` says what the pass raised, or how it broke its contract, where the driver went on without it.
+    """
 
     name: str
     changes: tuple[Change, ...]
     refusals: tuple[Refusal, ...]
     seconds: float
+    failure: str = ""
 
 
 @dataclass(frozen=True)
 class Driver:
-    """Runs passes one after the other; `on_pass` is called with each before it runs."""
+    """Runs passes one after the other; `on_pass` is called with each before it runs.
+
+    With `lenient`, a pass that fails is left out, unless it carries the plan out.
+    """
 
     on_pass: Callable[[Pass], None] = lambda _: None
+    lenient: bool = False
 
     def run(self, model: Model, passes: Sequence[Pass], context: Context) -> tuple[Model, list[PassResult]]:
         """Returns the rewritten model and one result for each pass; `model` itself is unchanged.
@@ -47,7 +56,8 @@ class Driver:
         `model` as it came.
 
         Raises:
-            PassError: a pass broke the contract; the message names it and those before it.
+            PassError: a pass broke the contract; the message names it and those before it. What else a
+                pass raises is passed on.
         """
         current, draft = with_lifted_weights(model), None
         strict = not current.facts().contradiction  # the user's own model may have some
@@ -57,12 +67,20 @@ class Driver:
             start = time.perf_counter()
             if draft is None or not isinstance(step, GraphPass):
                 draft = _Draft(current)
-            events = _run_one(draft, step, context, strict, [r.name for r in results])
+            events, failure = list[Event](), ""
+            try:
+                events = _run_one(draft, step, context, strict, [r.name for r in results])
+            except Exception as error:
+                raise_signal()
+                if not self.lenient or step.stage is Stage.LOWERING:
+                    raise
+                failure = described(error)
+                draft = None  # half-edited
             changes = tuple(event for event in events if isinstance(event, Change))
             refusals = tuple(event for event in events if isinstance(event, Refusal))
-            results.append(PassResult(step.name, changes, refusals, time.perf_counter() - start))
-            current = draft.model if changes else current
-            draft = draft if draft.serves_again and not changes else None
+            results.append(PassResult(step.name, changes, refusals, time.perf_counter() - start, failure))
+            current = draft.model if draft is not None and changes else current
+            draft = None if changes or draft is None or not draft.serves_again else draft
         changed = any(result.changes for result in results)
         return current if changed else model, results
 

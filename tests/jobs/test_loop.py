@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from searching import OFFSET
 
 import rewriter
 from rewriter.hazards import Hazard, Survey
+from rewriter.ir.base import Context, Event, ModelPass, Stage
 from rewriter.ir.model import Array, Model, load
 from rewriter.jobs.fix.attempt import Attempt, attempt
 from rewriter.jobs.fix.job import FixJob
@@ -57,6 +58,33 @@ def test_an_engine_that_passes_overrules_an_emulation_that_fails(monkeypatch: py
     result = rewriter.fix(source, inputs=samples((4, 64)), repair=False)
     assert result.verified and result.conclusion.kind == "verified"
     assert check(result, "run").passed and check(result, "emulation").passed is None
+
+
+@dataclass(frozen=True)
+class _Fragile(ModelPass):
+    """Raises an exception where the model has no plan yet, or nodes in FP32, by its stage."""
+
+    name = "fragile"
+    stage: Stage = Stage.STRUCTURE  # type: ignore[misc]
+
+    def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        if context.plan is None or context.plan.fp32:
+            raise IndexError("list index out of range")
+        yield from ()
+
+
+def test_a_pass_that_raises_an_exception_is_left_out_and_named() -> None:
+    result = rewriter.fix(graph(OFFSET).whole(), build=False, passes=[_Fragile(), "mixed-precision"])
+    (warning,) = (warning for warning in result.warnings if "fragile" in warning)
+    assert warning.startswith("pass fragile failed on this model and was left out: IndexError: list index")
+    assert result.plan is not None
+
+
+def test_a_candidate_that_raises_an_exception_has_failed() -> None:
+    passes = ("mixed-precision", _Fragile(Stage.LOWERING))
+    result = rewriter.fix(graph(OFFSET).whole(), inputs=samples((4, 64)), build=False, passes=passes)
+    assert result.verified and result.plan is None, "all of it in FP32"
+    assert sum("no result (IndexError: list index out of range)" in one for one in result.repairs) > 0
 
 
 def summed() -> dict[str, Any]:

@@ -144,12 +144,24 @@ def test_the_error_names_the_file_and_that_no_pass_came_before(tmp_path: Path) -
         _run(load(path), _Inline(_unsorts))
 
 
-def test_an_exception_inside_a_pass_is_not_swallowed() -> None:
-    def fails(model: Model) -> Iterator[Event]:
-        raise ZeroDivisionError
+def _fails(model: Model) -> Iterator[Event]:
+    model.proto.graph.node[1].op_type = "Sqrt"
+    raise ZeroDivisionError
 
+
+def test_an_exception_inside_a_pass_is_not_swallowed() -> None:
     with pytest.raises(ZeroDivisionError):
-        _run(graph(TEXT), _Inline(fails))
+        _run(graph(TEXT), _Inline(_fails))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"), [*BROKEN, pytest.param(_fails, "ZeroDivisionError: ", id="raises")]
+)
+def test_a_lenient_driver_goes_on_without_a_pass_that_fails(body: Rewrite, message: str) -> None:
+    passes = (_Inline(body), _NegToAbs())
+    result, (failed, other) = Driver(lenient=True).run(graph(TEXT), passes, Context())
+    assert message in failed.failure and not failed.changes
+    assert ops(result) == ["Exp", "Abs"] and other.changes and not other.failure
 
 
 def test_a_pass_may_change_the_signature_if_it_says_so() -> None:

@@ -54,3 +54,10 @@ def interrupt_handled() -> None:
     handler: Any = signal.getsignal(signal.SIGINT)
     if hasattr(handler, "received"):
         handler.received = 0
+
+
+def raise_signal() -> None:
+    """Raises what Ctrl-C or a request to end raised, if an extension module made another exception of it."""
+    handler: Any = signal.getsignal(signal.SIGINT)
+    if hasattr(handler, "check"):
+        handler.check()

@@ -23,9 +23,10 @@ from rewriter.hazards.planning.costs import ORIGIN
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.hazards.user_rules import HINT
 from rewriter.ir.base import Pass, Stage
+from rewriter.ir.errors import described
 from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import PRODUCTS, TENSOR_CORE
-from rewriter.ir.model.stopwatch import LASTING, interrupt_handled
+from rewriter.ir.model.stopwatch import LASTING, interrupt_handled, raise_signal
 from rewriter.jobs.fix.attempt import Attempt, LatencyShare, Result, attempt, estimated_us
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.making import Making, Subject
@@ -124,7 +125,10 @@ def run(job: FixJob, subject: Subject) -> Result:
 
 @dataclass
 class _Loop:
-    """Attempts so far, and the candidates that they came from, in their order."""
+    """Attempts so far, and the candidates that they came from, in their order.
+
+    `failures` are candidates of which no attempt came, because one of its steps raised an exception.
+    """
 
     subject: Subject
     job: FixJob
@@ -133,6 +137,7 @@ class _Loop:
     estimated: Callable[[Attempt], tuple[float, float, float]]
     candidates: list[Candidate]
     stopped: str = ""
+    failures: list[str] = field(default_factory=list)
     interrupted: bool = False
     start: float = field(default_factory=time.monotonic)
 
@@ -162,22 +167,33 @@ class _Loop:
                 if spent > self._seconds():
                     self.stopped = f"stopped after {spent:.0f} s (`repair-seconds`)"
                     break
-                number = f"candidate {len(self.candidates)}, at most {self._seconds() - spent:.0f} s left"
+                place = len(self.candidates) + len(self.failures)
+                number = f"candidate {place}, at most {self._seconds() - spent:.0f} s left"
                 self.subject.stage.trying = f"{LASTING}{number}: {candidate.words}"
-                # what is emulated already for the first attempt is left to the engine
-                self.attempts.append(attempt(replace(candidate.job, repairing=True), self.subject))
-                self.candidates.append(candidate)
+                self._try(candidate)
         except KeyboardInterrupt:
             interrupt_handled()
             self.interrupted, spent = True, time.monotonic() - self.start
             self.stopped = f"interrupted after {spent:.0f} s: the best attempt so far is the result"
+
+    def _try(self, candidate: Candidate) -> None:
+        try:
+            # what is emulated already for the first attempt is left to the engine
+            self.attempts.append(attempt(replace(candidate.job, repairing=True), self.subject))
+        except Exception as error:
+            raise_signal()
+            self.failures.append(f"{candidate.words}: no result ({described(error)})")
+        else:
+            self.candidates.append(candidate)
 
     def result(self) -> Result:
         """The best attempt, and how it was found."""
         latencies = self._timed_in_turn()
         at = self._chosen(latencies)
         chosen = self.attempts[at]
-        lines = tuple(self._lines(latencies)) if len(self.attempts) > 1 or self.stopped else ()
+        lines = (
+            tuple(self._lines(latencies)) if len(self.attempts) > 1 or self.stopped or self.failures else ()
+        )
         earlier = next((n for n, one in enumerate(self.attempts) if not one.failed), at)
         remark = self._remark(at, earlier, latencies) if earlier != at else ""
         fp32 = [one.error for one in self.attempts if one.failed and one.job.wish.precision == "fp32"]
@@ -254,6 +270,7 @@ class _Loop:
             outcome = _summary(one) if one.failed else "every check passes"
             timed = f", {us:.3g} us" if one.latency_us is not None else ""
             yield f"{candidate.words}: {outcome}{timed}"
+        yield from self.failures
         if self.stopped:
             yield self.stopped
 
@@ -311,8 +328,9 @@ class _Loop:
         if faster and self._worse_than_plain(self.latest):
             goal = ErrorLimit(WORSE * self._plain_error, job.metric, one_sample=True)
             yield Candidate("FP32 until it is as close as plain FP16", replace(job, goal=goal))
-        rules, *_, us = self._latencies()
-        if self.latest.failed or self._worse_than_plain(self.latest) or us > (1.0 + MOST_FOR_PLAIN) * rules:
+        us = self._latencies()
+        dear = us[-1] > (1.0 + MOST_FOR_PLAIN) * us[0]
+        if self.latest.failed or self._worse_than_plain(self.latest) or dear:
             yield Candidate(f"plain FP16, as {PLAIN}", replace(_plain(nearest), emulated=True), "plain FP16")
 
     def _with_ports_as_they_came(self) -> Iterator[Candidate]:

@@ -100,7 +100,8 @@ class Making:
     ) -> Model:
         """Returns the model after passes that need no samples."""
         stage, total, places = self.subject.stage, len(self.job.steps), count(len(self.passes))
-        driver = Driver(lambda step: stage.report("rewriting", next(places), total, f": {step.name}"))
+        report = partial(stage.report, "rewriting", total=total)
+        driver = Driver(lambda step: report(next(places), detail=f": {step.name}"), lenient=True)
         job = self.job  # what the user keeps in FP32 stands in the plan that excludes the options
         kept = Kept(job.wish.keep_nodes, job.wish.keep_ops) if job.plan is None else kept_by_user(job.plan)
         with stage("rewriting"):
@@ -108,6 +109,9 @@ class Making:
             context = Context(job.opset, job.wish.target, plan, ranges, means, kept)
             rewritten, results = driver.run(model, steps, context)
         self.passes.extend(results)
+        for result in (result for result in results if result.failure):
+            text = f"pass {result.name} failed on this model and was left out: {result.failure}"
+            self.warnings.append(f"{text}; please report it with the model")
         return rewritten
 
     def changed(self) -> list[Pass]:
