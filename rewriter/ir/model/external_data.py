@@ -1,24 +1,26 @@
 """External data: the file, the offset and the length that a tensor names, and new files of weights.
 
 Readers of a model find its weights by name and offset. Data is therefore never changed in place: new
-weights go into a new file, and the model that names it replaces the old model in one step. Old files of
-data stay, for other models may name them.
+weights go into a new file, and the model that names it replaces the old model in one step. Of the old files,
+those that we wrote go, if no model in the folder names them any more.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import onnx
 
 from rewriter.ir.errors import ModelError
-from rewriter.ir.model.output_files import take_permissions
+from rewriter.ir.model.output_files import abandoned, files_matching, reserved, take_permissions
 from rewriter.ir.model.tensors import PACKED_TYPES, Array, frozen
 from rewriter.ir.model.validation import byte_size, check_tensor, read_proto
 
@@ -106,36 +108,81 @@ def data_files(model: Path) -> list[Path]:
     return [file for location in sorted(filter(None, locations)) if _exists(file := model.parent / location)]
 
 
+OURS = b"Weights of an ONNX model, written by rewriter\n"
+"""Start of each data file of ours: exporters give their files the same names."""
+
+READING_S = 1.0
+"""Seconds that old data stays after its model was replaced: some readers have the old model already."""
+
+MODEL_STARTS = b"\x08\x12\x1a\x22\x28\x32\x3a\x42\x72\xa2\xca"
+"""First byte of a ModelProto: the tag of its first field. Copies of models may have any suffix."""
+
+
 @contextmanager
 def new_data(proto: onnx.ModelProto, weights: Mapping[str, Array], target: Path) -> Iterator[None]:
     """Writes the weights to a new file for the model `target`, and points the initializers of `proto` at it.
 
     The block replaces the model. If it fails before, nothing of the new file stays.
     """
-    path, stream = _created(target)
-    try:
-        with stream:
-            for tensor in (t for t in proto.graph.initializer if t.name in weights):
-                array = weights[tensor.name]
-                stream.write(b"\0" * (-stream.tell() % PAGE))
-                place = {"location": path.name, "offset": stream.tell(), "length": array.nbytes}
-                stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-                del tensor.external_data[:]
-                for key, value in place.items():
-                    tensor.external_data.add(key=key, value=str(value))
+    name = _data_name(target)
+    numbered = (target.with_name(f"{name}{f'.{number}' if number else ''}.data") for number in count())
+    with reserved(numbered, OURS) as path:
+        try:
+            with path.open("r+b") as stream:
+                stream.seek(len(OURS))
+                for tensor in (t for t in proto.graph.initializer if t.name in weights):
+                    array = weights[tensor.name]
+                    stream.write(b"\0" * (-stream.tell() % PAGE))
+                    place = {"location": path.name, "offset": stream.tell(), "length": array.nbytes}
+                    stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                    del tensor.external_data[:]
+                    for key, value in place.items():
+                        tensor.external_data.add(key=key, value=str(value))
             take_permissions(path, target)
-        yield
-    except BaseException:
-        if path not in data_files(target):  # what the model names must never be removed
-            path.unlink(missing_ok=True)
-        raise
+            yield
+        except BaseException:
+            if path not in data_files(target):  # what the model names must never be removed
+                path.unlink(missing_ok=True)
+            raise
 
 
-def _created(target: Path) -> tuple[Path, IO[bytes]]:
-    """`<target>.data`, or the first numbered one that is free, created here."""
-    name = os.fsencode(target.name).decode(errors="replace").replace("\N{REPLACEMENT CHARACTER}", "_")
-    for number in count():  # the model names the file, and its text is UTF-8
-        path = target.with_name(f"{name}{f'.{number}' if number else ''}.data")
-        with suppress(FileExistsError):
-            return path, path.open("xb")
-    raise AssertionError("there is always a further number")
+def _data_name(target: Path) -> str:
+    """The name of a model as its data has it: the model names the file, and its text is UTF-8."""
+    return os.fsencode(target.name).decode(errors="replace").replace("\N{REPLACEMENT CHARACTER}", "_")
+
+
+def remove_old_data(target: Path) -> None:
+    """Removes the data that we wrote for earlier models `target` and that no model in the folder names."""
+    data = files_matching(target.parent, re.escape(_data_name(target)) + r"(\.\d+)?\.data")
+    old = [path for path in data if _is_ours(path) and not _is_named(path)]
+    if old:
+        time.sleep(READING_S)
+    for path in old:
+        with suppress(OSError), abandoned(path) as free:
+            if free and not _is_named(path):  # whoever wrote it has named it by now, or is gone
+                path.unlink()
+
+
+def _is_ours(path: Path) -> bool:
+    with suppress(OSError), path.open("rb") as stream:
+        return stream.read(len(OURS)) == OURS
+    return False
+
+
+def _is_named(data: Path) -> bool:
+    """True if the name is in a model in the same folder, or in one that cannot be read."""
+    return any(_holds(file, data.name.encode()) for file in files_matching(data.parent, "(?s:.*)"))
+
+
+def _holds(file: Path, name: bytes) -> bool:
+    """True if a file begins as a model does, and has a name in it."""
+    try:
+        with file.open("rb") as stream:
+            if (start := stream.read(1)) == b"" or start not in MODEL_STARTS:
+                return False
+            with mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
+                return content.find(name) >= 0
+    except FileNotFoundError:  # a temporary file that is gone
+        return False
+    except OSError:
+        return True

@@ -1,15 +1,24 @@
-"""Output files: regular files are replaced as a whole, devices and pipes are written to."""
+"""Output files: regular files are replaced as a whole, devices and pipes are written to.
+
+What is being written is locked until it is complete. The system drops a lock with its process: so the next
+run can tell what a killed one left from what a living one writes, on network file systems with locks, too.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import secrets
+import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
+from typing import IO
 
 STREAMS = {"/dev/stdout": 1, "/proc/self/fd/1": 1, "/dev/fd/1": 1}
 STREAMS |= {"/dev/stderr": 2, "/proc/self/fd/2": 2, "/dev/fd/2": 2}
@@ -81,17 +90,98 @@ def overwrites(output: Path, other: Path) -> bool:
 def replacing(target: Path) -> Iterator[Path]:
     """Yields a temporary file beside `target`, which replaces it if the block succeeds.
 
-    The new file has the permissions of the old one, and its owner where the system allows that.
+    The new file has the permissions of the old one, and its owner where the system allows that. Temporary
+    files for `target` that a killed run left are removed.
     """
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    temporary = Path(name)
+    names = (target.with_name(f".{target.name}.{secrets.token_hex(4)}.rewriter") for _ in count())
+    with reserved(names) as temporary:
+        try:
+            yield temporary
+            take_permissions(temporary, target)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    for left in files_matching(target.parent, re.escape(f".{target.name}.") + r"[0-9a-f]{8}\.rewriter"):
+        with suppress(OSError), abandoned(left) as free:
+            if free:
+                left.unlink()
+
+
+@contextmanager
+def reserved(names: Iterable[Path], start: bytes = b"") -> Iterator[Path]:
+    """Yields the first free name, as a private file with this start, which is locked until the block ends."""
+    path, holder = next(filter(None, (_created(name, start) for name in names)))
+    with holder:
+        if sys.platform == "win32":
+            holder.close()  # an open file cannot be replaced there
+        yield path
+
+
+def _created(path: Path, start: bytes) -> tuple[Path, IO[bytes]] | None:
+    """The new file, open and locked; None if the name is taken."""
     try:
-        yield temporary
-        take_permissions(temporary, target)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return None
+    os.write(descriptor, start)  # at once: without it, nobody would know what a killed run left
+    holder = os.fdopen(descriptor, "wb")
+    ours = True
+    with suppress(OSError):  # a file system without locks: nothing is removed there
+        ours = _lock(holder) and os.path.samestat(os.fstat(holder.fileno()), path.stat())
+    if not ours:  # removed before it was locked
+        holder.close()
+    return (path, holder) if ours else None
+
+
+@contextmanager
+def abandoned(path: Path) -> Iterator[bool]:
+    """Yields True if no process has locked a file; it is locked until the block ends."""
+    with ExitStack() as stack:
+        free = False
+        with suppress(OSError):  # network file systems lock only what is open for writing
+            mode = "r+b" if os.access(path, os.W_OK) else "rb"
+            free = not path.is_symlink() and _lock(stack.enter_context(path.open(mode)))
+        yield free
+
+
+def _lock(stream: IO[bytes]) -> bool:
+    """Locks an open file until it is closed or its process ends; False if another process has the lock.
+
+    Raises:
+        OSError: the system or the file system has no locks.
+    """
+    if sys.platform == "win32":
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+    import fcntl
+
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def files_matching(folder: Path, pattern: str) -> list[Path]:
+    """The files of a folder whose whole name matches a regular expression."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.is_file()]
+        return [folder / name for name in sorted(names) if re.fullmatch(pattern, name)]
+    return []
+
+
+OWNER = ".owner"
+"""File of a work folder that its run has locked."""
+
+
+@contextmanager
+def work_folder() -> Iterator[Path]:
+    """Yields a temporary folder, removed after the block; those that killed runs left are removed before."""
+    for owner in Path(tempfile.gettempdir()).glob(f"rewriter-*/{OWNER}"):
+        with suppress(OSError), abandoned(owner) as free:
+            if free:
+                shutil.rmtree(owner.parent)
+    with tempfile.TemporaryDirectory(prefix="rewriter-") as name, reserved([Path(name, OWNER)]):
+        yield Path(name)
 
 
 def take_permissions(new: Path, old: Path) -> None:
@@ -101,7 +191,7 @@ def take_permissions(new: Path, old: Path) -> None:
     except FileNotFoundError:
         umask = os.umask(0)
         os.umask(umask)
-        new.chmod(0o666 & ~umask)  # mkstemp makes private files
+        new.chmod(0o666 & ~umask)  # it was made private
         return
     if hasattr(os, "chown"):
         with suppress(PermissionError):

@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 
 from rewriter.ir.errors import OutputError
-from rewriter.ir.model.external_data import map_external, new_data
+from rewriter.ir.model.external_data import map_external, new_data, remove_old_data
 from rewriter.ir.model.graphs import refill
 from rewriter.ir.model.model import PROTOBUF_LIMIT, model_of
 from rewriter.ir.model.output_files import file_to_replace, replacing, special, write_special
@@ -28,7 +28,8 @@ def save(model: Any, path: str | os.PathLike[str], *, map_back: bool = False) ->
     """Writes a model, or that of a result; a failure or a kill leaves the old model there, with its weights.
 
     Weights go into a new file `<name>.data` beside it when the model does not fit into one protobuf
-    message or came from a file with external data. The data of the old model stays, for others may name it.
+    message or came from a file with external data. Data that we wrote for the old model is removed, unless
+    another model in the folder names it.
 
     Args:
         map_back: Let the model's weights be those of the new file of external data: they need no memory then.
@@ -48,7 +49,7 @@ def save(model: Any, path: str | os.PathLike[str], *, map_back: bool = False) ->
         target = file_to_replace(named)
         if os.path.realpath(target) in map(os.path.realpath, model.files):
             raise OutputError("it holds weights of the model", where=str(named), hint="name another file")
-        external = model.external or model.size > PROTOBUF_LIMIT
+        external = bool(model.weights) and (model.external or model.size > PROTOBUF_LIMIT)
         if external:
             proto = deepcopy(model.proto)
             # the data first, the model that names it last: a kill leaves the old pair or the new one
@@ -62,6 +63,7 @@ def save(model: Any, path: str | os.PathLike[str], *, map_back: bool = False) ->
         else:
             with replacing(target) as temporary:
                 temporary.write_bytes(model.whole().SerializeToString(deterministic=True))
+        remove_old_data(target)
     return target if external else named
 
 
