@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -16,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from rewriter import __version__
-from rewriter.batch.machine import Process, Tick
+from rewriter.batch.machine import Process, Tick, error_line, make_folder
 from rewriter.batch.models import Entry
-from rewriter.batch.state import Ends, Outcome, land, memory_needed, model_files, option_files
-from rewriter.ir.errors import UsageError
+from rewriter.batch.state import Ends, Outcome, memory_needed, model_files, option_files
+from rewriter.hazards.planning.weak_typing import constraint_files
+from rewriter.ir.errors import RewriterError, UsageError
+from rewriter.ir.model import data_files, write_text
+from rewriter.ir.model.output_files import work_folder
+from rewriter.ir.model.writing import publish
 
 RETRIES = 5
 """Times that Ray runs a task again after the death of its worker."""
@@ -57,16 +60,35 @@ def run_task(
     if version != __version__:
         versions = f"this worker has rewriter {__version__}, and {version} sent the model"
         return Outcome("refused", f"{versions}: install one version"), {}
-    with tempfile.TemporaryDirectory(prefix="rewriter-batch-") as name:
-        result, places = Path(name) / "result", dict[Any, Path]()
+    with work_folder() as folder:
+        result, places = folder / "result", dict[Any, Path]()
         result.mkdir()
         for number, (path, packed) in enumerate(zip(paths, contents, strict=True)):
-            unpack(packed, Path(name) / str(number))
-            places[path] = Path(name) / str(number) / path.name
+            unpack(packed, folder / str(number))
+            places[path] = folder / str(number) / path.name
         options = {option: _moved(value, places) for option, value in entry.options.items()}
-        moved = replace(entry, model=places[entry.model], options=options)
-        outcome = Process(moved, limit_s).run(result)
-        return replace(outcome, text=outcome.text.replace(f"{name}/", "")), pack(result, [result])
+        moved = replace(entry, model=places[entry.model], output=result / entry.output.name, options=options)
+        outcome = Process(moved, limit_s).run()
+        made = pack(result, (result / name for name in outcome.files))
+        return replace(outcome, text=outcome.text.replace(f"{folder}/", "")), made
+
+
+def _placed(files: Packed, output: Path) -> tuple[str, ...]:
+    """Writes what a worker made beside the output, the model last; returns the names.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    if not files:
+        return ()
+    make_folder(output)
+    with work_folder() as folder:
+        unpack(files, folder)
+        others = sorted({file.name for file in constraint_files(output)} & files.keys())
+        for name in others:
+            write_text((folder / name).read_text(encoding="utf-8"), output.with_name(name))
+        publish(folder / output.name, output)
+    return (*others, *(file.name for file in data_files(output)), output.name)
 
 
 def _moved(value: Any, places: Mapping[Any, Path]) -> Any:
@@ -109,17 +131,16 @@ class Cluster:
 
     def _outcome(self, entry: Entry, reference: Any) -> Outcome:
         """What a task returned; its death counts as a crash when Ray has run it often enough."""
+        outcome: Outcome
         try:
             outcome, files = self.ray.get(reference)
         except self.ray.exceptions.RayError as error:
             last = str(error).strip().splitlines()[-1]
             return Outcome("crashed", f"Ray ran it {RETRIES + 1} times: {last}")
-
-        def work(folder: Path) -> Outcome:
-            unpack(files, folder)
-            return outcome  # type: ignore[no-any-return]
-
-        return land(entry, work)
+        try:
+            return replace(outcome, files=_placed(files, entry.output))
+        except RewriterError as error:
+            return Outcome("refused", error_line(error))
 
     def _submit(self, entry: Entry) -> Any:
         """Starts a task; files that models share are stored once. None asks for more memory than there is."""

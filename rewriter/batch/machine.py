@@ -13,9 +13,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rewriter.batch.models import Entry
-from rewriter.batch.state import FINISHED, Ending, Ends, Outcome, finished, key_of, land, memory_needed, save
+from rewriter.batch.state import (
+    FINISHED,
+    Ending,
+    Ends,
+    Outcome,
+    finished,
+    key_of,
+    memory_needed,
+    remove_outdated,
+    save,
+    set_aside,
+)
+from rewriter.hazards.planning.weak_typing import constraint_files
 from rewriter.ir import children
-from rewriter.ir.errors import ModelError, NativeError, RewriterError, UnbuildableError
+from rewriter.ir.errors import ModelError, NativeError, OutputError, RewriterError, UnbuildableError
+from rewriter.ir.model import data_files
 from rewriter.ir.model.stopwatch import Progress
 from rewriter.pipeline.options import with_flags
 from rewriter.report.checks import judging_check
@@ -63,6 +76,10 @@ def run_batch(
             ended(entry, earlier)
     with closing(run([one for one in entries if one.name not in outcomes], tick)) as ends:
         for entry, outcome in ends:
+            if outcome.files:
+                remove_outdated(entry)
+            elif finished(entry, keys[entry.name]) is None:
+                outcome = replace(outcome, text=outcome.text + set_aside(entry))
             if outcome.ending in FINISHED:
                 save(entry, outcome, keys[entry.name])
             ended(entry, outcome)
@@ -77,23 +94,22 @@ class Process:
         self.child: children.Child | None = None
         self.stopped = False
 
-    def run(self, folder: Path) -> Outcome:
-        """Fixes the model into a folder: waits for the end of the process, or ends it at its deadline."""
+    def run(self) -> Outcome:
+        """Fixes the model: waits for the end of the process, or ends it at its deadline."""
         start, limit_s = time.monotonic(), self.limit_s
-        entry = replace(self.entry, output=folder / self.entry.output.name)
         try:
             with closing(children.Child(None, doing="it", limit_s=limit_s)) as self.child:
                 left = start + limit_s - time.monotonic()
-                outcome: Outcome = self.child.call(_fix, entry, limit_s=0.0 if self.stopped else left)
+                outcome: Outcome = self.child.call(_fix, self.entry, limit_s=0.0 if self.stopped else left)
         except UnbuildableError as error:
-            outcome = Outcome("unbuildable", _line(error))
+            outcome = Outcome("unbuildable", error_line(error))
         except NativeError as error:
             if error.cause == "timeout":
                 outcome = Outcome("timed out", f"stopped after {limit_s:g} s: `time-limit` allows more")
             else:
                 outcome = Outcome("crashed", KILLED if error.cause == "SIGKILL" else error.cause)
         except RewriterError as error:
-            outcome = Outcome("refused", _line(error))
+            outcome = Outcome("refused", error_line(error))
         except Exception as error:
             outcome = Outcome("crashed", f"{type(error).__name__}: {error}")
         return replace(outcome, seconds=time.monotonic() - start)
@@ -105,8 +121,22 @@ class Process:
             self.child.kill()
 
 
-def _line(error: RewriterError) -> str:
+def error_line(error: RewriterError) -> str:
+    """The text of an error on one line."""
     return " ".join(with_flags("; ".join(str(error).splitlines())).split())
+
+
+def make_folder(output: Path) -> None:
+    """Makes the folder of a result.
+
+    Raises:
+        OutputError: that cannot be done.
+    """
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what, hint = f"cannot write the result: {error.strerror}", "check permissions and the free space"
+        raise OutputError(what, where=str(output), hint=hint) from error
 
 
 def _fix(entry: Entry) -> Outcome:
@@ -114,6 +144,7 @@ def _fix(entry: Entry) -> Outcome:
     from rewriter.jobs.fix.api import fix
 
     children.inside = False  # native code of this model runs in processes of its own, as always
+    make_folder(entry.output)
     try:
         result = fix(entry.model, entry.output, **entry.options)
     except NativeError as error:  # of such a process: this one has not crashed
@@ -128,7 +159,11 @@ def _fix(entry: Entry) -> Outcome:
         text = f"{conclusion.limit}; what to do: {conclusion.remedy}"
     judging = judging_check(checks)
     worst = max(float(output.relative_l2) for output in judging.outputs) if judging else None
-    outcome = Outcome("unbuildable" if conclusion.kind == "unbuildable" else ending, text, error=worst)
+    files = () if result.output is None else (*data_files(result.output), result.output)
+    files += constraint_files(entry.output) if result.constraints is not None else ()
+    names = tuple(file.name for file in files)
+    ending = "unbuildable" if conclusion.kind == "unbuildable" else ending
+    outcome = Outcome(ending, text, error=worst, files=names)
     if result.plan is None:
         return outcome
     nodes = len(result.plan.fp32) + len(result.plan.bf16)
@@ -156,7 +191,7 @@ class Processes:
         processes = [Process(entry, self.seconds) for entry in entries]
         with ThreadPoolExecutor(max(1, jobs)) as threads:
             pairs = zip(entries, processes, strict=True)
-            running = {threads.submit(land, entry, process.run): entry for entry, process in pairs}
+            running = {threads.submit(process.run): entry for entry, process in pairs}
             try:
                 while running:
                     tick()

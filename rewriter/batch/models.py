@@ -81,7 +81,7 @@ def _resolved(entry: Entry, options: Mapping[str, Any], configuration: Configura
 def named(paths: Iterable[Path], output: Path) -> list[Entry]:
     """The models that paths name: files, folders with all below them, and patterns such as `nets/**/*.onnx`.
 
-    The folder of the results is not searched.
+    The folder of the results is not searched, nor are hidden folders, as by patterns.
 
     Raises:
         UsageError: a path or a pattern names no model.
@@ -102,8 +102,9 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
     """Each model with its name."""
     if path.is_dir():
         for file in sorted(path.rglob("*.onnx")):
-            if file.is_file():
-                yield file.relative_to(path).as_posix(), file
+            name = file.relative_to(path)
+            if file.is_file() and not any(part.startswith(".") for part in name.parts):
+                yield name.as_posix(), file
     elif path.is_file():
         yield path.name, path
     elif glob.has_magic(str(path)):

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from rewriter.batch.models import Entry
+from rewriter.hazards.planning.weak_typing import constraint_files
 from rewriter.ir.errors import UsageError
 from rewriter.ir.model import data_files, write_json
+from rewriter.ir.model.external_data import remove_old_data
 from rewriter.ir.reading import read_json
 from rewriter.report.json import installed_versions
 
@@ -36,7 +37,7 @@ class Outcome:
         fp32_nodes: Nodes that stay in FP32; `float_nodes`: all that could be in FP16; None without a plan.
         error: Relative L2 error of the worst output in the check that decides.
         seconds: Wall time of the process.
-        files: Names of the files that it made, relative to its folder.
+        files: Names of the files that it made, in the folder of the output.
         skipped: An earlier run found it.
     """
 
@@ -88,7 +89,7 @@ def finished(entry: Entry, key: str) -> Outcome | None:
     with suppress(OSError, UsageError):
         state: State = read_json(state_file(entry.output), State, "the model is fixed again")
         current = {name: digest(entry.output.parent / name) for name in state.files}
-        if (state.key, state.files) == (key, current):
+        if (state.key, state.files) == (key, current) and "" not in current.values():
             return replace(state.outcome, files=tuple(current), skipped=True)
     return None
 
@@ -150,21 +151,34 @@ def memory_needed(model: Path) -> int:
     return int(BASE_BYTES + BYTES_PER_BYTE * size)
 
 
-def land(entry: Entry, work: Callable[[Path], Outcome]) -> Outcome:
-    """The outcome of work in a folder of its own, whose files then go to the output's, the model last.
+def set_aside(entry: Entry) -> str:
+    """Renames the result of an earlier model, which would pass for today's, to `net.onnx.outdated`.
 
-    The state of an earlier run goes first: a kill in between leaves a model that the next run makes anew.
+    Returns:
+        The part of a sentence that says so; "" if there is no such result.
     """
-    folder = entry.output.parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".rewriter-batch-", dir=folder) as name:
-            outcome = work(Path(name))
-            state_file(entry.output).unlink(missing_ok=True)
-            files = sorted(Path(name).iterdir(), key=lambda file: file.name == entry.output.name)
-            for file in files:
-                file.replace(folder / file.name)
-    except OSError as error:
-        what = f"cannot write the result: {error.strerror}; check permissions and the free space"
-        return Outcome("refused", f"{entry.output}: {what}")
-    return replace(outcome, files=tuple(file.name for file in files))
+    left, *_ = map(_outdated, _named_files(entry))
+    with suppress(OSError):
+        for file in filter(Path.is_file, _named_files(entry)):
+            file.replace(_outdated(file))
+        remove_old_data(entry.output)  # that of a model which was set aside before
+    if entry.output.is_file():
+        return f"; {entry.output.name} is the result of an earlier model, and cannot be renamed"
+    return f"; {left.name} is the result of an earlier model" if left.is_file() else ""
+
+
+def remove_outdated(entry: Entry) -> None:
+    """Removes what was set aside, as there is a result again."""
+    with suppress(OSError):
+        for file in filter(Path.is_file, map(_outdated, _named_files(entry))):
+            file.unlink()
+            remove_old_data(entry.output)
+
+
+def _named_files(entry: Entry) -> tuple[Path, ...]:
+    """The files of a result that are known by their names; its model names its data."""
+    return entry.output, *constraint_files(entry.output)
+
+
+def _outdated(file: Path) -> Path:
+    return file.with_name(f"{file.name}.outdated")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Unpack
 
 from rewriter.ir.errors import ArithmeticRunError, EngineError, UsageError
 from rewriter.ir.model import Model, load
+from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.stopwatch import Progress, Stopwatch
 from rewriter.jobs.fix.judge import Judge
 from rewriter.jobs.fix.provenance import SAMPLES, noted, noted_sums, noted_tolerance
@@ -71,7 +70,7 @@ def verify(
     chosen = deployed.choose()
     later = ("comparing outputs", "building an engine") if chosen.engine is None else ("running the engine",)
     watch.steps = ("reading", "running the original", *later)
-    with tempfile.TemporaryDirectory(prefix="rewriter-verify-") as folder, ExitStack() as stack:
+    with work_folder() as folder, ExitStack() as stack:
         with watch("reading"):
             models = load(original), load(fixed)
             _require_same_ports(*models)
@@ -90,7 +89,7 @@ def verify(
             deployment=deployed,
             spans={**samples.source.spans, **deployed.profile},
             timeout_s=request.timeout,
-            folder=Path(folder),
+            folder=folder,
             stage=watch,
             asked=asked is not None,
         )

@@ -15,7 +15,7 @@ from graphs import graph, with_weights
 from rewriter.batch import models
 from rewriter.batch.cluster import Cluster, pack, run_task, unpack
 from rewriter.batch.models import Entry
-from rewriter.batch.state import Outcome, key_of, land, model_files, state_file
+from rewriter.batch.state import key_of, model_files
 from rewriter.ir.errors import UsageError
 from rewriter.ir.model import save
 from rewriter.pipeline.config import Configuration
@@ -111,23 +111,6 @@ def test_a_batch_of_nothing_and_one_over_its_models_are_refused(tmp_path: Path) 
     assert (entry.output, entry.options["inputs"]) == (tmp_path / "out" / "net.onnx", tmp_path / "net.npz")
     (shaped,) = models.entries([model], tmp_path / "out", {"input_shapes": {"x": (2,)}}, Configuration(()))
     assert "inputs" not in shaped.options, "the user gave shapes for random data"
-
-
-def test_a_result_lands_with_the_model_last_and_without_the_old_state(tmp_path: Path) -> None:
-    output, names = tmp_path / "out" / "net.onnx", ("net.onnx", "net.onnx.data", "zz.json")
-
-    def work(folder: Path) -> Outcome:
-        for name in names:
-            (folder / name).write_text(name)
-        state_file(output).write_text("of an earlier run")
-        return Outcome("verified", "fixed")
-
-    landed = land(Entry("net.onnx", tmp_path / "net.onnx", output), work)
-    assert set(landed.files) == set(names) == {file.name for file in output.parent.iterdir()}
-    assert (landed.ending, landed.files[-1]) == ("verified", "net.onnx")
-    (tmp_path / "file").write_text("in the way")
-    refused = land(Entry("net.onnx", tmp_path / "net.onnx", tmp_path / "file" / "net.onnx"), work)
-    assert refused.ending == "refused" and refused.text.startswith(f"{tmp_path}/file/net.onnx: cannot write")
 
 
 class Ray:

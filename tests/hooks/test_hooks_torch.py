@@ -103,9 +103,8 @@ def test_weights_in_a_file_of_their_own_stay_in_one(tmp_path: Path) -> None:
         "external_data": True,
     }
     fixed(hooks.export(net(), (image(),), path, **more))
-    exported_data, own_data = "net.onnx.data", "net.onnx.1.data"  # PyTorch's file is not ours to remove
-    written = ["net.onnx", own_data, exported_data, "net.raw.onnx", "net.raw.onnx.data"]
-    assert listed(tmp_path) == sorted(written)
+    exported_data = "net.onnx.data"  # PyTorch's file is not ours to remove; in FP16 the weights are small
+    assert listed(tmp_path) == sorted(["net.onnx", exported_data, "net.raw.onnx", "net.raw.onnx.data"])
     assert load(tmp_path / "net.raw.onnx").whole().graph.node
 
 

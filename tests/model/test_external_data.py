@@ -21,7 +21,7 @@ from rewriter import cli
 from rewriter.ir.errors import ModelError, OutputError
 from rewriter.ir.model import Model, external_data, load, save
 from rewriter.ir.model.external_data import MOST_MAPPED
-from rewriter.ir.model.output_files import reserved, work_folder
+from rewriter.ir.model.output_files import reserved
 from rewriter.ir.model.tensors import release
 
 

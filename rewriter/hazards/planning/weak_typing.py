@@ -88,15 +88,19 @@ def python_code(wanted: Sequence[Constraint], model: str) -> str:
     return Template(code).substitute(model=model, rows=rows, flags=flags)
 
 
+def constraint_files(path: Path) -> tuple[Path, Path]:
+    """The files of a model's constraints: `x.trtexec.txt` and `x_constraints.py` for `x.onnx`."""
+    python = re.sub(r"\W", "_", path.stem) + "_constraints.py"  # it must be importable
+    return path.with_name(f"{path.stem}.trtexec.txt"), path.with_name(python)
+
+
 def write(model: Model, plan: Plan, path: Path) -> tuple[Path, Path]:
-    """Write the constraints beside the model's file: `x.trtexec.txt` and `x_constraints.py` for `x.onnx`.
+    """Write the constraints beside the model's file.
 
     Raises:
         OutputError: they cannot be written.
     """
-    wanted = constraints(model, plan)
-    trtexec = path.with_name(f"{path.stem}.trtexec.txt")
-    python = path.with_name(re.sub(r"\W", "_", path.stem) + "_constraints.py")  # it must be importable
+    wanted, (trtexec, python) = constraints(model, plan), constraint_files(path)
     write_text(trtexec_arguments(wanted) + "\n", trtexec, "the constraints")
     write_text(python_code(wanted, path.name), python, "the constraints")
     return trtexec, python

@@ -16,9 +16,10 @@ import onnx
 from rewriter.ir.errors import OutputError
 from rewriter.ir.model.external_data import map_external, new_data, remove_old_data
 from rewriter.ir.model.graphs import refill
-from rewriter.ir.model.model import PROTOBUF_LIMIT, model_of
+from rewriter.ir.model.model import PROTOBUF_LIMIT, Model, model_of
 from rewriter.ir.model.output_files import file_to_replace, replacing, special, write_special
 from rewriter.ir.model.tensors import Array
+from rewriter.ir.model.validation import read_proto
 
 UNENCODABLE = "backslashreplace"
 """File names may hold bytes that are not UTF-8."""
@@ -65,6 +66,18 @@ def save(model: Any, path: str | os.PathLike[str], *, map_back: bool = False) ->
                 temporary.write_bytes(model.whole().SerializeToString(deterministic=True))
         remove_old_data(target)
     return target if external else named
+
+
+def publish(source: Path, target: Path) -> None:
+    """Copies a result of another machine, as `save` writes it: its data gets a name that is free.
+
+    Raises:
+        OutputError: the folder cannot be written, or the disk is full.
+    """
+    proto, opened = read_proto(source), dict[Path, Array]()
+    external = [tensor for tensor in proto.graph.initializer if tensor.external_data]
+    weights = {tensor.name: map_external(tensor, source, opened) for tensor in external}
+    save(Model(proto, weights, external=True), target)
 
 
 def set_metadata(proto: onnx.ModelProto | onnx.NodeProto, entries: Mapping[str, str]) -> None:

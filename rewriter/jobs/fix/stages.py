@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -17,6 +16,7 @@ from rewriter.hazards.survey import LOW_TYPES
 from rewriter.ir.base import Stage
 from rewriter.ir.errors import ArithmeticRunError, NativeError
 from rewriter.ir.model import Array, Model, load, save, set_metadata
+from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.stopwatch import Stopwatch
 from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.plan import io_type, plan_file
@@ -58,8 +58,8 @@ def run(job: FixJob) -> FixResult:
     with stage("reading"):
         original, samples, warnings = _read(job)
     cuda = pays_on_cuda(original, samples)
-    with tempfile.TemporaryDirectory(prefix="rewriter-") as folder, on_cuda(cuda) as notes:
-        job, subject = _subject(job, stage, Path(folder), original, samples, warnings)
+    with work_folder() as folder, on_cuda(cuda) as notes:
+        job, subject = _subject(job, stage, folder, original, samples, warnings)
         source_sha, judge = source_hash(job.source, subject.original), subject.judge
         ending = loop.run(job, subject)
         ending = replace(ending, made=_checked_to_the_end(ending, job, subject))

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import onnx
 
 from rewriter.ir.errors import EngineError, UsageError
 from rewriter.ir.model import Array, Model, save
+from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.stopwatch import LASTING, Progress
 from rewriter.judge.expected import as_declared
 from rewriter.judge.locate.bisection import TOLERANCE, Bisection, LocateOptions
@@ -66,8 +65,7 @@ def locate(
         ArithmeticRunError: ONNX Runtime cannot run the original.
         UsageError: the models have no tensor in common.
     """
-    with tempfile.TemporaryDirectory(prefix="rewriter-locate-") as name:
-        folder = Path(name)
+    with work_folder() as folder:
         path = other.path or save(other, folder / "other.onnx")
         fed = write_samples(folder / "samples", (as_declared(other, sample) for sample in samples))
         variant = Variant("other", path, fed, shapes=profile or {})

@@ -7,12 +7,10 @@ import io
 import json
 import os
 import re
-import shutil
-import tempfile
 import weakref
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ import numpy as np
 from rewriter.ir.english import article, count
 from rewriter.ir.errors import InputsError, UsageError
 from rewriter.ir.model import Array, Model, Port
+from rewriter.ir.model.output_files import work_folder
 from rewriter.runtime.engines.tensor_files import read_tensors, write_tensors
 from rewriter.runtime.inputs.arranging import MOST_ITEMS, arranged, by_name, has_labels, is_array, items
 from rewriter.runtime.inputs.images import EXAMPLE, OPTION, image_files, image_samples
@@ -119,8 +118,9 @@ class _Spool:
     """A temporary folder that is removed with this object."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="rewriter-samples-"))
-        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        stack = ExitStack()
+        self.folder = stack.enter_context(work_folder())
+        weakref.finalize(self, stack.close)
 
     def read(self, number: str) -> dict[str, Array]:
         return read_tensors(self.folder / number)

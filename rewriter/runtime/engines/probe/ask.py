@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
-from pathlib import Path
 
 import onnx
 
 from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.model import Model
+from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.stopwatch import Progress
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.measure import measure
@@ -45,10 +44,10 @@ def ask(
     timing = ON_CPU if engine == "onnxruntime" else Timing()
     results: dict[tuple[str, str], float | str] = {}
     library, jobs = "", min(MOST_JOBS, os.cpu_count() or 1)
-    with tempfile.TemporaryDirectory(prefix="rewriter-probe-") as name, ThreadPoolExecutor(jobs) as pool:
+    with work_folder() as name, ThreadPoolExecutor(jobs) as pool:
         for timed in (False, True):
             group = [(probe, case) for probe in probes for case in probe.cases if case.timed == timed]
-            folder = Path(name) / str(timed)
+            folder = name / str(timed)
             variants = list[Variant]()
             for number, (probe, case) in enumerate(group):
                 place = folder / f"{number:03d}"
