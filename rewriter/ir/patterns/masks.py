@@ -283,7 +283,7 @@ def _at_softmax(graph: GraphEditor, softmax: NodeProto, flow: _Flow) -> str:
     """Returns why the mask must not change where it takes effect; "" if it may."""
     if flow.sign > 0:
         return f"at {label(softmax)} it is positive"
-    if not (flow.uniform and not flow.summed) and not flow.along & _row(graph, softmax):
+    if (flow.summed or flow.infinite or not flow.uniform) and not flow.along & _row(graph, softmax):
         return f"it masks whole rows of {label(softmax)}"
     guards = [n for n in graph.consumers(softmax.output[0]) if n.op_type == "IsNaN"]
     if guards and flow.infinite:
