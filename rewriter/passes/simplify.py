@@ -106,13 +106,13 @@ class Simplify(ModelPass):
         first = _operators(model)
         changed = _drop_idle(model, self.name)
         for _ in range(MOST_ROUNDS):
-            before = _operators(model)
+            before = _operators(model, inner=True)
             outcome = _round(model, self.name)
             if isinstance(outcome, Refusal) and not changed:
                 yield outcome
             advanced = _drop_idle(model, self.name) or outcome is True
             changed = changed or advanced
-            if not advanced or (before - _operators(model)).keys() <= _UNLOCKS_NOTHING:
+            if not advanced or (before - _operators(model, inner=True)).keys() <= _UNLOCKS_NOTHING:
                 break
         if changed:
             yield Change("model", _summary(first, _operators(model)))
@@ -156,8 +156,9 @@ def _standardised(graph: GraphEditor, node: NodeProto) -> str | None:
     return graph.add_constant(node.output[0], weight, like=node.input[0])
 
 
-def _operators(model: Model) -> Counter[str]:
-    return Counter(node.op_type for node in model.proto.graph.node)
+def _operators(model: Model, *, inner: bool = False) -> Counter[str]:
+    """Numbers of nodes of the main graph, and of its subgraphs if `inner`, by operator."""
+    return Counter(n.op_type for n in (walk_nodes(model.proto.graph) if inner else model.proto.graph.node))
 
 
 def _round(model: Model, tag: str) -> Refusal | bool:
