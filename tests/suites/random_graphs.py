@@ -1,316 +1,591 @@
-"""Random valid models, as a hypothesis strategy: what exporters write, in orders that nobody thought of."""
+"""Random models from a seed: the patterns of passes and rules, in disguises and surroundings of exporters.
+
+    cd tests && PYTHONPATH=.:suites python -m random_graphs 2000 46          # more of them, another seed
+    cd tests && PYTHONPATH=.:suites python -m random_graphs 1 46 1234        # number 1234 of that seed again
+
+Each model goes through every pass and through `fix`, in child processes: a crash of native code has a number.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import re
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+import onnxruntime
+from google.protobuf.message import Message
+from graphs import run
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from paths import ROOT
+from worker_pool import Crash, over
 
-from rewriter.ir.model import Array, Model, load
+import rewriter
+from rewriter.ir import children as walls
+from rewriter.ir.base import Context, Pass, Stage, Target
+from rewriter.ir.errors import PassError, RewriterError
+from rewriter.ir.graph.casts import LOWER
+from rewriter.ir.model import Array, Model, check, load, walk_graphs, walk_nodes
+from rewriter.ir.model.graphs import refill, schema_of
+from rewriter.passes import ALL
+from rewriter.pipeline import onnx_text
+from rewriter.pipeline.driver import Driver
+from rewriter.runtime.figures.pair import Pair
 
-Draw = st.DrawFn
+Rng = np.random.Generator
+Shape = tuple[int, ...]
+Work = tuple[int, int, tuple[int, ...]]
+"""A seed, a number, and the indices of disguises that are left out."""
 
-SMOOTH = ("Relu", "Sigmoid", "Tanh", "Erf", "Neg", "Abs", "Identity", "Softplus", "HardSigmoid", "LeakyRelu")
-BINARY = ("Add", "Sub", "Mul", "Max", "Min")
-MOST_ELEMENTS = 4096
+PROCESSES = 2
+
+SLOW_SECONDS = 20.0
+"""Processor time; a case needs about 0.3 s."""
+
+CASE_SECONDS = 120.0
+"""Wall time, on a busy machine and with the start of a child."""
+
+FIXED = 0.4
+"""Share of the cases that `fix` gets, too, which costs as much as all passes."""
+
+STRUCTURAL = tuple(kind() for kind in ALL if kind.stage is Stage.STRUCTURE and kind.keeps_signature)
+
+AMPLIFIED = 64.0
+"""Changes of an output that a tolerance allows, in units of what a change of the inputs by it does: each of
+the network's own roundings is of that size, and a random graph has up to some dozens of them in a row."""
+
+ROUNDED = 2.0**-6
+"""What results of FP16 and BF16 may differ by: some spacings of BF16, 2^-8."""
+
+SETTING = re.compile(r"^(with|opset|target|answers|keep|keep-ops|not-compared) .*\n", re.MULTILINE)
+
+KINDS = ("normal", "large", "small", "ties", "special")
+"""Values of a float input; `special` has NaN, infinities and negative zeros among them."""
 
 
-@dataclass
-class Writer:
-    """A graph that grows by one step at a time. `shapes` has every FP32 tensor that a step may read."""
+@cache
+def patterns() -> list[ModelProto]:
+    """The graphs of tests/passes/text, the examples of passes, and the graphs of rules and defects."""
+    texts = [text for kind in ALL for text in (kind.before, kind.after)]
+    for file in sorted((ROOT / "tests/passes/text").glob("*/*.txt")):
+        texts += (SETTING.sub("", text) for text in re.split(r"^=== .*\n", file.read_text(), flags=re.M)[1:])
+    for name in ("hazards/rules.txt", "hazards/quirks.txt", "model/sound.txt"):
+        blocks = (ROOT / "tests" / name).read_text(encoding="utf-8").split("\n\n")
+        texts += (block.split("\n- ")[0] for block in blocks if block.startswith(("g (", "<ir_version")))
+    return [_at_least_ir_8(onnx_text.parse(text)) for text in texts]
 
-    seed: int
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    initializers: list[onnx.TensorProto] = field(default_factory=list)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    count: int = 0
 
-    def __post_init__(self) -> None:
-        self.rng = np.random.default_rng(self.seed)
+def _at_least_ir_8(proto: ModelProto) -> ModelProto:
+    proto.ir_version = max(8, proto.ir_version)
+    return proto
 
-    def name(self, prefix: str = "t") -> str:
-        self.count += 1
-        return f"{prefix}{self.count}"
 
-    def weight(self, shape: tuple[int, ...], scale: float = 1.0, *, positive: bool = False) -> str:
-        value = (self.rng.standard_normal(shape) * scale).astype(np.float32)
-        return self.constant(np.abs(value) + np.float32(0.1 * scale) if positive else value)
+# -- disguises: each edits a model; one that makes it invalid is undone -----------------------------
 
-    def constant(self, value: Array | np.floating[Any]) -> str:
-        """An initializer or, for every second one, a Constant node."""
-        name = self.name("w")
-        tensor = numpy_helper.from_array(np.asarray(value), name)
-        if self.count % 2:
-            self.initializers.append(tensor)
+
+class Unfit(Exception):
+    """The model has nothing to disguise."""
+
+
+def _pick(rng: Rng, choices: Sequence[Any]) -> Any:
+    if not choices:
+        raise Unfit
+    return choices[int(rng.integers(len(choices)))]
+
+
+def _some(rng: Rng, choices: Sequence[Any], share: float = 0.5) -> list[Any]:
+    return [choice for choice in choices if rng.random() < share]
+
+
+def sizes(value: ValueInfoProto) -> Shape | None:
+    """The shape of a tensor: a size of the name `d7` is 7, another unknown one 2; None without a rank."""
+    kind = value.type.tensor_type
+    if not kind.HasField("shape"):
+        return None
+
+    def size(dim: Any) -> int:
+        named = re.fullmatch(r"d(\d+)", dim.dim_param)
+        return int(dim.dim_value) if dim.HasField("dim_value") else int(named[1]) if named else 2
+
+    return tuple(map(size, kind.shape.dim))
+
+
+def _values(value: ValueInfoProto, rng: Rng, kind: str) -> Array:
+    """Floats of a kind; 0 and 1 by turns for other types."""
+    shape = sizes(value) or ()
+    dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    if not np.issubdtype(dtype, np.floating) and dtype.name != "bfloat16":
+        turns = (np.arange(np.prod(shape, dtype=int)).reshape(shape) + rng.integers(2)) % 2
+        return np.asarray(turns).astype(dtype)
+    array = np.asarray(rng.standard_normal(shape) * {"large": 1e4, "small": 1e-4}.get(kind, 1.0))
+    if kind == "ties":
+        array = np.rint(array)
+    if kind == "special":
+        odd = rng.random(shape) < 0.2
+        array = np.where(odd, rng.choice([np.nan, np.inf, -np.inf, -0.0, 0.0], shape), array)
+    with np.errstate(over="ignore"):
+        return array.astype(dtype)
+
+
+def _constants(proto: ModelProto, rng: Rng) -> None:
+    """Inputs become initializers, and initializers Constant nodes, Identities of others, or overridable."""
+    graph = proto.graph
+    for value in _some(rng, list(graph.input)):
+        graph.initializer.append(numpy_helper.from_array(_values(value, rng, "normal"), value.name))
+        graph.input.remove(value)
+    first: list[NodeProto] = []
+    for tensor in _some(rng, list(graph.initializer)):
+        form = _pick(rng, ("Constant", "Identity", "listed"))
+        if form == "listed":
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        elif form == "Constant":
+            first.append(helper.make_node("Constant", [], [tensor.name], value=tensor))
+            graph.initializer.remove(tensor)
         else:
-            self.nodes.append(helper.make_node("Constant", [], [name], value=tensor))
-        return name
-
-    def node(self, operator: str, inputs: list[str], **attributes: Any) -> str:
-        name = self.name()
-        self.nodes.append(helper.make_node(operator, inputs, [name], f"n/{name}", **attributes))
-        return name
-
-    def keep(self, name: str, shape: tuple[int, ...]) -> None:
-        self.shapes[name] = shape
+            first.append(helper.make_node("Identity", [f"{tensor.name}/held"], [tensor.name]))
+            tensor.name += "/held"
+    refill(graph.node, [*first, *graph.node])
 
 
-Step = Callable[[Draw, Writer, str], None]
+def _left_out(proto: ModelProto, rng: Rng) -> None:
+    """Optional inputs and outputs are left out, those that are outputs of the model among them."""
+    for graph in walk_graphs(proto.graph):
+        read = {name for node in walk_nodes(graph) for name in node.input}
+        for node in graph.node:
+            schema = schema_of(node.op_type, node.domain, _opset(proto))
+            for formal, names in (
+                ((schema.inputs, node.input), (schema.outputs, node.output)) if schema else ()
+            ):
+                for index, (port, name) in enumerate(zip(formal, names, strict=False)):
+                    optional = port.option == onnx.defs.OpSchema.FormalParameterOption.Optional
+                    if not optional or rng.random() < 0.5 or (names is node.output and name in read):
+                        continue
+                    names[index] = ""
+                    if names is node.output and graph is proto.graph:
+                        refill(graph.output, [value for value in graph.output if value.name != name])
+                while names and not names[-1]:
+                    del names[-1]
 
 
-def _unary(draw: Draw, graph: Writer, x: str) -> None:
-    graph.keep(graph.node(draw(st.sampled_from(SMOOTH)), [x]), graph.shapes[x])
+def _opset(proto: ModelProto) -> int:
+    return next((int(o.version) for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
-def _with_constant(draw: Draw, graph: Writer, x: str) -> None:
-    """A scalar, a vector or a whole tensor on either side."""
-    shape = graph.shapes[x]
-    cut = draw(st.integers(0, len(shape)))
-    scale = draw(st.sampled_from((1e-3, 0.5, 1.0, 30.0)))
-    operands = [x, graph.weight(shape[cut:], scale)]
-    operator = draw(st.sampled_from(BINARY))
-    if operator != "Sub" and draw(st.booleans()):
-        operands.reverse()
-    graph.keep(graph.node(operator, operands), shape)
+def _messages(message: Message) -> Iterator[Message]:
+    yield message
+    for descriptor, value in message.ListFields():
+        if descriptor.type == descriptor.TYPE_MESSAGE:
+            for item in value if descriptor.is_repeated else (value,):
+                yield from _messages(item)
 
 
-def _divided(draw: Draw, graph: Writer, x: str) -> None:
-    scale = draw(st.sampled_from((1e-2, 1.0, 64.0)))
-    graph.keep(graph.node("Div", [x, graph.weight((), scale, positive=True)]), graph.shapes[x])
+def _typed(proto: ModelProto, rng: Rng) -> None:
+    """FP32 becomes another float type, everywhere."""
+    to = _pick(rng, (TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.FLOAT16, TensorProto.BFLOAT16))
+    dtype = helper.tensor_dtype_to_np_dtype(to)
+    for message in list(_messages(proto)):
+        if isinstance(message, onnx.TypeProto.Tensor) and message.elem_type == TensorProto.FLOAT:
+            message.elem_type = to
+        elif isinstance(message, TensorProto) and message.data_type == TensorProto.FLOAT:
+            with np.errstate(over="ignore"):
+                array = numpy_helper.to_array(message).astype(dtype)
+            message.CopyFrom(numpy_helper.from_array(array, message.name))
+        elif isinstance(message, onnx.AttributeProto) and message.name in ("to", "dtype"):
+            message.i = to if message.i == TensorProto.FLOAT else message.i
 
 
-def _two(draw: Draw, graph: Writer, x: str) -> None:
-    """Two tensors of one shape: a residual, a gate."""
-    same = [name for name, shape in graph.shapes.items() if shape == graph.shapes[x]]
-    graph.keep(graph.node(draw(st.sampled_from(BINARY)), [x, draw(st.sampled_from(same))]), graph.shapes[x])
+def _of_another_opset(proto: ModelProto, rng: Rng) -> None:
+    for opset in proto.opset_import:
+        if opset.domain == "":
+            opset.version = _pick(rng, range(9, 24))
 
 
-def _product(draw: Draw, graph: Writer, x: str) -> None:
-    shape = graph.shapes[x]
-    if not shape:
-        return
-    width = draw(st.sampled_from((1, 3, 4, 8)))
-    made = graph.node("MatMul", [x, graph.weight((shape[-1], width), 1 / math.sqrt(shape[-1]))])
-    if draw(st.booleans()):
-        made = graph.node("Add", [made, graph.weight((width,))])
-    graph.keep(made, (*shape[:-1], width))
+def _dynamic(proto: ModelProto, rng: Rng) -> None:
+    """Sizes of inputs get names, and those of the rest are unknown."""
+    for value in proto.graph.input:
+        for dim in _some(rng, list(value.type.tensor_type.shape.dim)):
+            if dim.dim_value > 1:
+                dim.dim_param = f"d{dim.dim_value}"
+    for number, value in enumerate(proto.graph.output):
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            dim.dim_param = f"o{number}_{axis}"
+    for graph in walk_graphs(proto.graph):
+        del graph.value_info[:]
 
 
-def _branches(draw: Draw, graph: Writer, x: str) -> None:
-    """Projections of one tensor, as queries, keys and values are."""
-    for _ in range(draw(st.integers(2, 3))):
-        _product(draw, graph, x)
+def _exposed(proto: ModelProto, rng: Rng) -> None:
+    """Tensors between nodes are outputs, too."""
+    inferred = onnx.shape_inference.infer_shapes(proto).graph
+    made = {name for node in proto.graph.node for name in node.output}
+    proto.graph.output.extend(_some(rng, [v for v in inferred.value_info if v.name in made], 0.3))
 
 
-def _gemm(draw: Draw, graph: Writer, x: str) -> None:
-    shape = graph.shapes[x]
-    if len(shape) != 2:
-        return
-    turned, width = draw(st.booleans()), draw(st.sampled_from((2, 4)))
-    weight = graph.weight((width, shape[1]) if turned else (shape[1], width), 0.5)
-    made = graph.node("Gemm", [x, weight, graph.weight((width,))], transB=int(turned))
-    graph.keep(made, (shape[0], width))
+def _shared(proto: ModelProto, rng: Rng) -> None:
+    """Two inputs of one type are one."""
+    pairs = [(a, b) for a in proto.graph.input for b in proto.graph.input if a != b and a.type == b.type]
+    kept, gone = _pick(rng, pairs)
+    proto.graph.node.insert(0, helper.make_node("Identity", [kept.name], [gone.name]))
+    proto.graph.input.remove(gone)
 
 
-def _conv(draw: Draw, graph: Writer, x: str) -> None:
-    """A convolution, perhaps with a normalisation and an activation."""
-    shape = graph.shapes[x]
-    if len(shape) != 4:
-        return
-    kernel, width = draw(st.sampled_from((1, 3))), draw(st.sampled_from((2, 4)))
-    weight = graph.weight((width, shape[1], kernel, kernel), 1 / math.sqrt(shape[1] * kernel**2))
-    made = graph.node("Conv", [x, weight], pads=[kernel // 2] * 4, kernel_shape=[kernel, kernel])
-    if draw(st.booleans()):
-        scale, bias, mean = (graph.weight((width,)) for _ in range(3))
-        made = graph.node(
-            "BatchNormalization", [made, scale, bias, mean, graph.weight((width,), positive=True)]
-        )
-    if draw(st.booleans()):
-        made = graph.node("Mul", [made, graph.node("Sigmoid", [made])])
-    graph.keep(made, (shape[0], width, *shape[2:]))
+def _unnamed(proto: ModelProto, rng: Rng) -> None:
+    for node in _some(rng, list(walk_nodes(proto.graph))):
+        node.name = ""
 
 
-def _normalised(draw: Draw, graph: Writer, x: str) -> None:
-    """A LayerNorm or an RMSNorm in single operators."""
-    shape = graph.shapes[x]
-    if not shape or shape[-1] < 2:
-        return
-    centred = x
-    if draw(st.booleans()):
-        centred = graph.node("Sub", [x, graph.node("ReduceMean", [x], axes=[-1])])
-    square = (
-        graph.node("Pow", [centred, graph.constant(np.float32(2))])
-        if draw(st.booleans())
-        else graph.node("Mul", [centred, centred])
+def _joined(proto: ModelProto, rng: Rng) -> None:
+    """Another pattern that reads an output of this one, or stands beside it."""
+    other = ModelProto()
+    other.CopyFrom(_pick(rng, patterns()))
+    for name in ("ir_version", "opset_import"):
+        other.ClearField(name)
+    other.ir_version = proto.ir_version
+    other.opset_import.extend(proto.opset_import)
+    other = onnx.compose.add_prefix(other, "z/")
+    fits = [(o.name, i.name) for o in proto.graph.output for i in other.graph.input if o.type == i.type]
+    links = [_pick(rng, fits)] if fits else []
+    kept = [value.name for value in (*proto.graph.output, *other.graph.output)]
+    proto.CopyFrom(onnx.compose.merge_models(proto, other, links, outputs=kept if links else None))
+    refill(proto.opset_import, {opset.domain: opset for opset in proto.opset_import}.values())
+
+
+# -- surroundings ----------------------------------------------------------------------------------
+
+
+def _info(value: ValueInfoProto, name: str, length: int | None = 0) -> ValueInfoProto:
+    """A tensor of another name; with a length, it has one more axis in front, of unknown size for None."""
+    copy = ValueInfoProto(name=name)
+    copy.type.CopyFrom(value.type)
+    if length != 0 and copy.type.tensor_type.HasField("shape"):
+        shape = copy.type.tensor_type.shape
+        front = onnx.TensorShapeProto.Dimension()
+        if length is not None:
+            front.dim_value = length
+        refill(shape.dim, [front, *shape.dim])
+    return copy
+
+
+def _wrapped(graph: GraphProto, node: NodeProto, inputs: Any, outputs: Any, outer: Any) -> None:
+    graph.CopyFrom(helper.make_graph([node], "outer", inputs, outputs, outer))
+
+
+def _inner(proto: ModelProto, rng: Rng) -> tuple[GraphProto, list[TensorProto], list[ValueInfoProto]]:
+    """The graph without inputs, those initializers that the outer graph has, and inputs that have none."""
+    body, listed = GraphProto(), {value.name for value in proto.graph.input}
+    body.CopyFrom(proto.graph)
+    outer = [t for t in body.initializer if t.name in listed or rng.random() < 0.5]
+    held = {tensor.name for tensor in outer}
+    refill(body.initializer, [t for t in body.initializer if t.name not in held])
+    del body.input[:]
+    return body, outer, [value for value in proto.graph.input if value.name not in held]
+
+
+def _in_if(proto: ModelProto, rng: Rng) -> None:
+    """The graph is one branch; the other is the same or has constants alone."""
+    body, outer, _ = _inner(proto, rng)
+    other, outputs, inputs = body, list(proto.graph.output), list(proto.graph.input)
+    if rng.random() < 0.4 and all(sizes(value) is not None for value in outputs):
+        values = [numpy_helper.from_array(_values(v, rng, "normal")) for v in outputs]
+        infos = [_info(v, f"{v.name}/else") for v in outputs]
+        nodes = [
+            helper.make_node("Constant", [], [v.name], value=a) for v, a in zip(infos, values, strict=True)
+        ]
+        other = helper.make_graph(nodes, "else", [], infos)
+    yes, no = _pick(rng, ((body, other), (other, body)))
+    condition, results = f"{outputs[0].name}/if", [_info(v, f"{v.name}/c") for v in outputs]
+    if rng.random() < 0.5:
+        inputs.append(helper.make_tensor_value_info(condition, TensorProto.BOOL, []))
+    else:
+        outer.append(numpy_helper.from_array(np.array(rng.random() < 0.5), condition))
+    names = [value.name for value in results]
+    node = helper.make_node("If", [condition], names, "if", then_branch=yes, else_branch=no)
+    _wrapped(proto.graph, node, inputs, results, outer)
+
+
+def _in_loop(proto: ModelProto, rng: Rng) -> None:
+    """The graph is the body of a Loop that carries one of its inputs, or none; other outputs are stacked."""
+    body, outer, free = _inner(proto, rng)
+    outputs, mark = list(proto.graph.output), f"{proto.graph.output[0].name}/l"
+    pairs = [(i, o) for i in free for o in outputs if i.type == o.type and i.name != o.name]
+    carried = _some(rng, [_pick(rng, pairs)], 0.7) if pairs else []
+    outputs.sort(key=lambda v: not any(v is o for _, o in carried))
+    number, go = (
+        helper.make_tensor_value_info(f"{mark}/{n}", kind, [])
+        for n, kind in (("i", TensorProto.INT64), ("g", TensorProto.BOOL))
     )
-    variance = graph.node("ReduceMean", [square], axes=[-1])
-    eps = graph.constant(np.float32(draw(st.sampled_from((1e-5, 1e-3)))))
-    deviation = graph.node("Sqrt", [graph.node("Add", [variance, eps])])
-    made = graph.node("Div", [centred, deviation])
-    if draw(st.booleans()):
-        made = graph.node("Mul", [made, graph.weight((shape[-1],))])
-    if draw(st.booleans()):
-        made = graph.node("Add", [made, graph.weight((shape[-1],))])
-    graph.keep(made, shape)
+    body.input.extend([number, go, *(i for i, _ in carried)])
+    body.node.append(helper.make_node("Identity", [go.name], [f"{mark}/n"]))
+    refill(body.output, [_info(go, f"{mark}/n"), *outputs])
+    outer.append(numpy_helper.from_array(np.array(_pick(rng, (1, 2, 3))), f"{mark}/m"))
+    starts = [_info(i, f"{i.name}/s") for i, _ in carried]
+    inputs = [v for v in proto.graph.input if not any(v is i for i, _ in carried)] + starts
+    results = [_info(v, f"{v.name}/c", 0 if n < len(carried) else None) for n, v in enumerate(outputs)]
+    names = [f"{mark}/m", "", *(v.name for v in starts)]
+    node = helper.make_node("Loop", names, [v.name for v in results], "loop", body=body)
+    _wrapped(proto.graph, node, inputs, results, outer)
 
 
-def _attention(draw: Draw, graph: Writer, x: str) -> None:
-    shape = graph.shapes[x]
-    if len(shape) != 3:
-        return
-    width = shape[-1]
-    query, key, value = (graph.node("MatMul", [x, graph.weight((width, width), 0.5)]) for _ in range(3))
-    scores = graph.node("MatMul", [query, graph.node("Transpose", [key], perm=[0, 2, 1])])
-    factor = graph.constant(np.float32(1 / math.sqrt(width)))
-    scores = graph.node(draw(st.sampled_from(("Mul", "Div"))), [scores, factor])
-    if draw(st.booleans()):
-        mask = np.triu(np.full((shape[1], shape[1]), draw(st.sampled_from((-1e4, -1e9, -3.4e38)))), 1)
-        scores = graph.node("Add", [scores, graph.constant(mask.astype(np.float32))])
-    graph.keep(graph.node("MatMul", [graph.node("Softmax", [scores], axis=-1), value]), shape)
+def _in_scan(proto: ModelProto, rng: Rng) -> None:
+    """The graph is the body of a Scan of some of its inputs; it captures the others."""
+    body, outer, free = _inner(proto, rng)
+    length = int(rng.integers(1, 4))
+    scanned = _some(rng, free) or [_pick(rng, free)]
+    body.input.extend(scanned)
+    starts = [_info(v, f"{v.name}/s", length) for v in scanned]
+    inputs = [v for v in proto.graph.input if v not in scanned] + starts
+    results = [_info(v, f"{v.name}/c", length) for v in proto.graph.output]
+    reads, writes = ([v.name for v in side] for side in (starts, results))
+    node = helper.make_node("Scan", reads, writes, "scan", body=body, num_scan_inputs=len(scanned))
+    _wrapped(proto.graph, node, inputs, results, outer)
 
 
-def _reduced(draw: Draw, graph: Writer, x: str) -> None:
-    shape = graph.shapes[x]
-    if not shape:
-        return
-    axis, keep = draw(st.integers(0, len(shape) - 1)), draw(st.integers(0, 1))
-    operator = draw(st.sampled_from(("ReduceMean", "ReduceMax", "ReduceL2")))
-    left = (*shape[:axis], *((1,) if keep else ()), *shape[axis + 1 :])
-    graph.keep(graph.node(operator, [x], axes=[axis], keepdims=keep), left)
+def _in_function(proto: ModelProto, rng: Rng) -> None:
+    """The graph is a local function, with one attribute by reference; it is called once or twice."""
+    graph, name = proto.graph, f"F{len(proto.functions)}"
+    held = _some(rng, [t for t in graph.initializer if t.name not in {v.name for v in graph.input}])
+    nodes = [helper.make_node("Constant", [], [t.name], value=t) for t in held] + list(graph.node)
+    refill(graph.initializer, [t for t in graph.initializer if t not in held])
+    inputs = list(dict.fromkeys([v.name for v in graph.input] + [t.name for t in graph.initializer]))
+    if all(opset.domain != "local" for opset in proto.opset_import):
+        proto.opset_import.add(domain="local", version=1)
+    opsets, outputs = list(proto.opset_import), [v.name for v in graph.output]
+    function = helper.make_function("local", name, inputs, outputs, nodes, opsets)
+    given: dict[str, Any] = {}
+    plain = [a for node in function.node for a in node.attribute if not a.HasField("g")]
+    for attribute in _some(rng, plain, 0.3)[:1]:
+        given["p"] = helper.get_attribute_value(attribute)
+        attribute.CopyFrom(onnx.AttributeProto(name=attribute.name, type=attribute.type, ref_attr_name="p"))
+        function.attribute.append("p")
+    again = [_info(v, f"{v.name}/2") for v in graph.output] if rng.random() < 0.3 else []
+    calls = [outputs, [v.name for v in again]][: 1 + bool(again)]
+    proto.functions.append(function)
+    refill(graph.node, [helper.make_node(name, inputs, names, domain="local", **given) for names in calls])
+    del graph.value_info[:]
+    graph.output.extend(again)
 
 
-def _moved(draw: Draw, graph: Writer, x: str) -> None:
-    """A Transpose, often with its opposite after it."""
-    shape = graph.shapes[x]
-    order = draw(st.permutations(range(len(shape))))
-    if not order:
-        return
-    made = graph.node("Transpose", [x], perm=list(order))
-    graph.keep(made, tuple(shape[i] for i in order))
-    if draw(st.booleans()):
-        graph.keep(graph.node("Transpose", [made], perm=[order.index(i) for i in range(len(order))]), shape)
+SURROUNDINGS = (_in_if, _in_if, _in_loop, _in_scan, _in_function)
+Disguise = Callable[[ModelProto, Rng], None]
+DISGUISES: dict[Disguise, float] = {
+    _joined: 0.4,
+    _shared: 0.1,
+    _exposed: 0.2,
+    _typed: 0.25,
+    _left_out: 0.3,
+    _of_another_opset: 0.25,
+    _constants: 0.6,
+    _unnamed: 0.3,
+}
+"""With the share of models that each is tried on."""
 
 
-def _reshaped(draw: Draw, graph: Writer, x: str) -> None:
-    size = math.prod(graph.shapes[x])
-    halves = [(size,), (1, size), *(((2, size // 2), (size // 2, 2)) if size % 2 == 0 else ())]
-    shape = draw(st.sampled_from(halves))
-    graph.keep(graph.node("Reshape", [x, graph.constant(np.array(shape, np.int64))]), shape)
+@dataclass(frozen=True)
+class Draw:
+    """A model, and the disguises that it wears."""
+
+    proto: ModelProto
+    worn: tuple[str, ...]
 
 
-def _joined(draw: Draw, graph: Writer, x: str) -> None:
-    shape = graph.shapes[x]
-    if not shape:
-        return
-    axis = draw(st.integers(0, len(shape) - 1))
-    made = graph.node("Concat", [x, x], axis=axis)
-    graph.keep(made, (*shape[:axis], 2 * shape[axis], *shape[axis + 1 :]))
+def drawn(seed: int, number: int, without: Sequence[int] = ()) -> Draw:
+    """The model of a number; `without` has the indices of disguises that are left out."""
+    rng = np.random.default_rng([seed, number])
+    proto = ModelProto()
+    proto.CopyFrom(_pick(rng, patterns()))
+    chosen = [disguise for disguise, share in DISGUISES.items() if rng.random() < share]
+    for _ in range(int(_pick(rng, (0, 1, 1, 2)))):
+        chosen += [_pick(rng, SURROUNDINGS), *_some(rng, [_constants], 0.4)]
+    chosen += _some(rng, [_dynamic], 0.3)
+    worn = []
+    for index, disguise in enumerate(chosen):
+        if index in without:
+            continue
+        draft = ModelProto()
+        draft.CopyFrom(proto)
+        try:
+            disguise(draft, np.random.default_rng([seed, number, index]))
+            onnx.checker.check_model(draft, full_check=True)
+        except Exception:  # whatever the checker, or an edit of a graph that has no such place, raises
+            continue
+        proto = draft
+        worn.append(f"{index} {disguise.__name__.strip('_')}")
+    return Draw(proto, tuple(worn))
 
 
-def _split(draw: Draw, graph: Writer, x: str) -> None:
-    shape = graph.shapes[x]
-    axes = [axis for axis, size in enumerate(shape) if size % 2 == 0]
-    if not axes:
-        return
-    axis = draw(st.sampled_from(axes))
-    size = shape[axis] // 2
-    halves = [graph.name(), graph.name()]
-    sizes = graph.constant(np.array([size, size], np.int64))
-    graph.nodes.append(helper.make_node("Split", [x, sizes], halves, f"n/{halves[0]}", axis=axis))
-    for half in halves:
-        graph.keep(half, (*shape[:axis], size, *shape[axis + 1 :]))
+# -- what holds for each of them -------------------------------------------------------------------
 
 
-def _cast(draw: Draw, graph: Writer, x: str) -> None:
-    """There and back: through FP64 it changes nothing, through FP16 it rounds on purpose."""
-    kind = draw(st.sampled_from((TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.FLOAT)))
-    there = graph.node("Cast", [x], to=kind)
-    graph.keep(graph.node("Cast", [there], to=TensorProto.FLOAT), graph.shapes[x])
+@dataclass(frozen=True)
+class Outcome:
+    """How a case ended: `ok`, `invalid` (ONNX Runtime does not run it), `refused` or `DEFECT`."""
+
+    kind: str
+    text: str = ""
+    seconds: float = 0.0
 
 
-def _clipped(draw: Draw, graph: Writer, x: str) -> None:
-    low, high = draw(st.sampled_from(((-1.0, 1.0), (0.0, 6.0), (-3.4e38, 5.0))))
-    bounds = [graph.constant(np.float32(low)), graph.constant(np.float32(high))]
-    graph.keep(graph.node("Clip", [x, *bounds]), graph.shapes[x])
+def tried(work: Work) -> Outcome:
+    """Tries the case of a seed and a number, without some of its disguises."""
+    onnxruntime.set_default_logger_severity(4)
+    walls.inside = True
+    seed, number, without = work
+    begin = time.process_time()
+    with tempfile.TemporaryDirectory(prefix="random-graphs-") as folder:
+        proto = drawn(seed, number, without).proto
+        try:
+            kind, text = _judged(proto, np.random.default_rng([seed, number]), Path(folder))
+        except Exception:
+            kind, text = "DEFECT", traceback.format_exc()
+    return Outcome(kind, text, time.process_time() - begin)
 
 
-def _resized(draw: Draw, graph: Writer, x: str) -> None:
-    shape = graph.shapes[x]
-    if len(shape) != 4:
-        return
-    scales = graph.constant(np.array([1, 1, 2, 2], np.float32))
-    mode = draw(st.sampled_from(("nearest", "linear")))
-    graph.keep(graph.node("Resize", [x, "", scales], mode=mode), (*shape[:2], 2 * shape[2], 2 * shape[3]))
+def _judged(proto: ModelProto, rng: Rng, folder: Path) -> tuple[str, str]:
+    try:
+        source = load(_written(proto, folder) if rng.random() < 0.15 else proto)
+        feeds = [_feeds(proto, rng, kind) for kind in ("normal", _pick(rng, KINDS[1:]))]
+        runs = _ran(source, feeds[0]) is not None
+        steps = [STRUCTURAL[i] for i in rng.permutation(len(STRUCTURAL))]
+        context = Context(int(_pick(rng, (17, 17, 20, 23))), Target())
+        current = source
+        for step in STRUCTURAL:
+            _holds(source, step, context, feeds)
+        for step in steps:
+            current = _holds(current, step, context, feeds[:1])
+        if rng.random() < FIXED:
+            fixed = rewriter.fix(
+                source.path or proto, inputs=feeds[0] if rng.random() < 0.7 else None, build=False
+            )
+            check(fixed.model)
+            lines = [one.failure for one in fixed.passes] + [r for r in fixed.repairs if "no result" in r]
+            lines += [str(one) for one in fixed.checks if one.name == "structure" and one.passed is False]
+            if any(lines):
+                return "DEFECT", "\n".join(lines)
+    except RewriterError as error:
+        if isinstance(error, PassError) or not error.hint:
+            return "DEFECT", f"{type(error).__name__} without help: {error}\n{traceback.format_exc()}"
+        return "refused", f"{type(error).__name__}: {error}"
+    return ("ok" if runs else "invalid"), ""
 
 
-def _chosen(draw: Draw, graph: Writer, x: str) -> None:
-    """An If whose branches read a tensor of the outer graph."""
-    condition = graph.constant(np.array(draw(st.booleans())))
-    branches = []
-    for operator in draw(st.permutations(("Tanh", "Neg"))):
-        name = graph.name("b")
-        out = helper.make_tensor_value_info(name, TensorProto.FLOAT, graph.shapes[x])
-        inner = helper.make_node(operator, [x], [name], f"n/{name}")
-        branches.append(helper.make_graph([inner], name, [], [out]))
-    made = graph.node("If", [condition], then_branch=branches[0], else_branch=branches[1])
-    graph.keep(made, graph.shapes[x])
+def _written(proto: ModelProto, folder: Path) -> Path:
+    """The model as a file, with all its tensors in another."""
+    copy = ModelProto()
+    copy.CopyFrom(proto)
+    onnx.external_data_helper.convert_model_to_external_data(copy, True, "w.bin", 0, True)
+    onnx.save_model(copy, folder / "m.onnx")
+    return folder / "m.onnx"
 
 
-STEPS: tuple[Step, ...] = (
-    _unary,
-    _with_constant,
-    _divided,
-    _two,
-    _product,
-    _branches,
-    _gemm,
-    _conv,
-    _normalised,
-    _attention,
-    _reduced,
-    _moved,
-    _reshaped,
-    _joined,
-    _split,
-    _cast,
-    _clipped,
-    _resized,
-    _chosen,
-)
-FIRST_SHAPES = ((2, 4), (2, 3, 8), (1, 4, 6, 6), (8,))
+def _feeds(proto: ModelProto, rng: Rng, kind: str) -> dict[str, Array]:
+    held = {tensor.name for tensor in proto.graph.initializer}
+    return {v.name: _values(v, rng, kind) for v in proto.graph.input if v.name not in held}
 
 
-@st.composite
-def models(draw: Draw, most_steps: int = 10) -> Model:
-    """A checked FP32 model of one to two inputs with static shapes and opset 17, without random operators.
-
-    Every tensor that nothing reads is an output, so that no node is without effect.
-    """
-    graph = Writer(draw(st.integers(0, 2**16)))
-    inputs = draw(st.lists(st.sampled_from(FIRST_SHAPES), min_size=1, max_size=2))
-    ports = []
-    for number, shape in enumerate(inputs):
-        graph.keep(f"x{number}", shape)
-        ports.append(helper.make_tensor_value_info(f"x{number}", TensorProto.FLOAT, shape))
-    for _ in range(draw(st.integers(1, most_steps))):
-        small = [name for name, shape in graph.shapes.items() if math.prod(shape) <= MOST_ELEMENTS]
-        draw(st.sampled_from(STEPS))(draw, graph, draw(st.sampled_from(small)))
-    return load(_finished(graph, ports))
+def _ran(source: Model, feeds: dict[str, Array]) -> list[Array] | None:
+    """Results; None if ONNX Runtime does not run the model."""
+    try:
+        return run(source, feeds)
+    except Exception:
+        return None
 
 
-def _finished(graph: Writer, ports: list[onnx.ValueInfoProto]) -> onnx.ModelProto:
-    read = {name for node in graph.nodes for name in node.input}
-    made = [name for name in graph.shapes if not name.startswith("x")]
-    ends = [name for name in made if name not in read]
-    if not ends:  # every step declined
-        graph.keep(graph.node("Relu", ["x0"]), graph.shapes["x0"])
-        ends = [list(graph.shapes)[-1]]
-    outputs = [helper.make_tensor_value_info(e, TensorProto.FLOAT, graph.shapes[e]) for e in ends]
-    whole = helper.make_graph(graph.nodes, "random", ports, outputs, graph.initializers)
-    return helper.make_model(whole, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+def _holds(source: Model, step: Pass, context: Context, feeds: list[dict[str, Array]]) -> Model:
+    """The model after a pass, which keeps its results and does not change it twice."""
+    result, (report,) = Driver().run(source, [step], context)
+    if not report.changes:
+        assert result is source, f"{step.name}: no change, and another model"
+        return source
+    declined = {refusal.node for refusal in report.refusals}  # a change may have brought shapes to light
+    _, (second,) = Driver().run(result, [step], context)
+    again = [change for change in second.changes if change.node not in declined]
+    assert not again, f"{step.name} changes its own result: {again}"
+    if any("relies on" in change.what for change in report.changes):  # masks that leave all open
+        feeds = [{n: a if a.dtype.kind == "f" else np.ones_like(a) for n, a in feeds[0].items()}]
+    allowed = AMPLIFIED * step.exactness.tolerance + (ROUNDED if _rounds(source) else 0.0)
+    for one in feeds:
+        if (before := _ran(source, one)) is None:
+            continue
+        after = run(result, one)
+        for number, (a, b) in enumerate(zip(before, after, strict=True)):
+            where = f"{step.name}, output {number}: {a.ravel()[:8]} became {b.ravel()[:8]}: {report.changes}"
+            assert (a.dtype, a.shape) == (b.dtype, b.shape), where
+            if not allowed or a.dtype.kind in "OSUb":
+                assert _same_bits(a, b), where
+            elif one is feeds[0] and np.isfinite(a.astype(np.float64)).all():
+                pair = Pair(a, b)
+                assert pair.finite and pair.relative_l2 <= allowed, where
+    return result
+
+
+def _rounds(source: Model) -> bool:
+    """True if a tensor is FP16 or BF16: ONNX Runtime rounds it or not, as it finds kernels."""
+    return any(t.dtype in LOWER for scope in source.facts().scopes for t in scope.values())
+
+
+def _same_bits(a: Array, b: Array) -> bool:
+    """True if two arrays are equal to the sign of a zero; any NaN equals any other."""
+    if a.dtype.kind in "OSUbiu":
+        return bool(np.array_equal(a, b))
+    one, other = a.astype(np.float64), b.astype(np.float64)
+    return bool(np.array_equal(one, other, equal_nan=True)) and bool(
+        (np.signbit(one) == np.signbit(other))[~np.isnan(one)].all()
+    )
+
+
+def over_cases(work: Iterable[Work], children: int = PROCESSES) -> Iterator[tuple[Work, Outcome]]:
+    """The outcomes of cases; one that ends its child is a defect."""
+    for item, answer in over(work, tried, children=children, timeout_s=CASE_SECONDS):
+        yield item, Outcome("DEFECT", answer.how) if isinstance(answer, Crash) else answer
+
+
+def findings(count: int, seed: int, first: int, counts: Counter[str]) -> Iterator[str]:
+    """Tries cases from the number `first` on, counts them by kind, and yields the defects, reduced."""
+    for work, outcome in over_cases((seed, number, ()) for number in range(first, first + count)):
+        counts[outcome.kind] += 1
+        counts["slow"] += outcome.seconds > SLOW_SECONDS
+        if outcome.kind == "DEFECT":
+            least, outcome = _smallest(work, outcome)
+            draw = drawn(*least)
+            yield f"== {least}: {', '.join(draw.worn)}\n{_text(draw.proto)}\n{outcome.text}\n"
+
+
+def _smallest(work: Work, outcome: Outcome) -> tuple[Work, Outcome]:
+    """The case without the disguises that it is as wrong without, and how."""
+    seed, number, without = work
+    for index in reversed([int(worn.split()[0]) for worn in drawn(*work).worn]):
+        (smaller,) = over_cases([(seed, number, (*without, index))], children=1)
+        if smaller[1].kind == "DEFECT":
+            (_, _, without), outcome = smaller
+    return (seed, number, without), outcome
+
+
+def _text(proto: ModelProto) -> str:
+    try:
+        return onnx_text.render(proto)
+    except Exception as error:
+        return f"no text: {error!r}"
+
+
+def main(count: int, seed: int, first: int = 0) -> int:
+    """Prints the defects of `count` cases from the number `first` on, and how the cases ended."""
+    counts: Counter[str] = Counter()
+    for finding in findings(count, seed, first, counts):
+        sys.stdout.write(finding + "\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{dict(counts)}\n")
+    return counts["DEFECT"]
+
+
+if __name__ == "__main__":
+    import random_graphs  # children import its functions by this name
+
+    sys.exit(random_graphs.main(*map(int, sys.argv[1:])))
