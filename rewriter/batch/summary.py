@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rewriter.batch.models import Entry
 from rewriter.batch.state import Outcome
-from rewriter.ir.english import count, printable
+from rewriter.ir.english import count, one_line
 from rewriter.report.json import document
 from rewriter.report.tables import Cell, Kind, State, Table, number
 from rewriter.report.terminal import printed
@@ -127,4 +127,4 @@ def as_junit(summary: Summary) -> str:
 
 
 def _xml(text: str) -> str:
-    return printable(text).encode(errors="replace").decode()
+    return one_line(text).encode(errors="replace").decode()

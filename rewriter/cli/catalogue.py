@@ -46,7 +46,7 @@ def _list_passes(json: Json = None) -> None:
                 rows.append([Cell(name), Cell(one["exactness"]), Cell(one["summary"])])
     table = Table({"pass": "choice", "FP32 result": "choice", "why": "text"}, rows)
     console().print(printed(table))
-    echo("\n* runs in the default preset. `rewriter passes show NAME` explains one.\n")
+    echo("", "* runs in the default preset. `rewriter passes show NAME` explains one.", "")
 
 
 def _is_json_alone(name: str, content: object, json: Path | None) -> bool:
@@ -67,7 +67,7 @@ def _list_presets(json: Json = None) -> None:
     if _is_json_alone("presets", catalogue.presets(), json):
         return
     entries = map(catalogue.preset_entry, PRESETS.values())
-    echo("\n\n".join([*entries, "rewriter presets show NAME tells more."]))
+    echo(*"\n\n".join([*entries, "rewriter presets show NAME tells more."]).split("\n"))
 
 
 passes = _listing(_list_passes, "What a pipeline can do; `passes show NAME`")
@@ -84,7 +84,7 @@ def _show_pass(
     from rewriter.pipeline.catalogue import page
     from rewriter.pipeline.text import find
 
-    echo(page(find(name, where="passes show")).rstrip())
+    echo(*page(find(name, where="passes show")).rstrip().split("\n"))
 
 
 @passes.command("run", cls=Command)
@@ -102,7 +102,7 @@ def _run_passes(
 
     before = load(graph if graph.suffix == ".onnx" else onnx_text.read(graph))
     result = run(before, pipeline)
-    echo(onnx_text.outcome(before, result.model, result.passes))
+    echo(*onnx_text.outcome(before, result.model, result.passes))
 
 
 @presets.command("show", cls=Command)
@@ -115,4 +115,4 @@ def _show_preset(
     from rewriter.pipeline.catalogue import preset_page
     from rewriter.pipeline.presets import preset_named
 
-    echo(preset_page(preset_named(name)))
+    echo(*preset_page(preset_named(name)).split("\n"))

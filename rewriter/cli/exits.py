@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from rewriter.ir.english import printable
+from rewriter.ir.english import one_line
 from rewriter.ir.errors import RewriterError, UnbuildableError
 from rewriter.report import signals
 
@@ -29,16 +30,16 @@ FAILED, BAD_INPUT, UNBUILDABLE, DEFECT, INTERRUPTED = 1, 2, 3, 70, 130
 MEMORY = "take smaller samples, or a machine with more memory; save large weights as external data"
 
 
-def echo(text: str, *, err: bool = False) -> None:
-    """Prints a text on stdout, or on stderr; control characters in it are spelled out."""
-    typer.echo(printable(text), err=err)
+def echo(*lines: str, err: bool = False) -> None:
+    """Prints lines on stdout, or on stderr: what a file has stays on its line, and controls nothing."""
+    typer.echo("\n".join(map(one_line, lines)), err=err)
 
 
 def print_error(error: RewriterError) -> None:
     """Prints an error of ours on stderr, with options as the command line has them."""
     from rewriter.pipeline.options import with_flags
 
-    echo(with_flags(f"error: {error}"), err=True)
+    echo(*with_flags(f"error: {error}").split("\n"), err=True)
 
 
 @contextmanager
@@ -59,19 +60,19 @@ def exit_codes() -> Iterator[None]:
             print_error(error)
             raise typer.Exit(UNBUILDABLE if isinstance(error, UnbuildableError) else BAD_INPUT) from None
         if isinstance(error, MemoryError):
-            _stop(f"error: memory ran out: {error}\n  what to do: {MEMORY}", BAD_INPUT)
-        echo(traceback.format_exc().rstrip(), err=True)
-        _stop("this is a defect of rewriter: please report it with the lines above", DEFECT)
+            _stop(f"error: memory ran out: {error}", f"  what to do: {MEMORY}", code=BAD_INPUT)
+        echo(*textwrap.indent(traceback.format_exc().rstrip(), "  ").splitlines(), err=True)
+        _stop("this is a defect of rewriter: please report it with the lines above", code=DEFECT)
 
 
 def _interrupted(remark: str) -> NoReturn:
     if handler := signals.current():
         handler.reported = True
-    _stop(f"interrupted: {remark}" if remark else "interrupted", INTERRUPTED)
+    _stop(f"interrupted: {remark}" if remark else "interrupted", code=INTERRUPTED)
 
 
-def _stop(message: str, code: int) -> NoReturn:
-    echo(message, err=True)
+def _stop(*lines: str, code: int) -> NoReturn:
+    echo(*lines, err=True)
     raise typer.Exit(code) from None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from rewriter.cli.exits import FAILED, UNBUILDABLE, is_page
 from rewriter.cli.parameters import Outputs, check_extra, check_outputs, configured, with_options
+from rewriter.ir.english import command_line
 from rewriter.ir.errors import UsageError
 from rewriter.pipeline.options import FixCommand, FixOptions
 
@@ -34,7 +34,7 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
 
     model, *others = models
     if others or model.is_dir():
-        hint = f"rewriter batch {shlex.join(map(str, models))} -o FOLDER fixes them all"
+        hint = f"rewriter batch {command_line(models)} -o FOLDER fixes them all"
         raise UsageError("it takes one model", where="rewriter fix", hint=hint)
     in_place = given.get("in_place", False)
     if output is None and not (in_place or given.get("dry_run")):

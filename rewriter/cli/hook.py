@@ -12,6 +12,7 @@ from rewriter.cli.exits import BAD_INPUT, FAILED, echo, print_error
 from rewriter.cli.parameters import Outputs, with_options
 from rewriter.cli.scan import run_scan
 from rewriter.ir.errors import RewriterError
+from rewriter.ir.model.writing import ENDINGS
 from rewriter.pipeline.options import FixCommand, ScanCommand
 
 app = typer.Typer(cls=Group, help="What the pre-commit hooks run, for repositories with models.")
@@ -21,7 +22,18 @@ Models = Annotated[
 ]
 
 
-@app.command(cls=Command)
+class HookCommand(Command):
+    """A command whose files follow its options: without `--`, where `args` of the user replace ours."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """A file called `--inputs=x.onnx` is a file."""
+        if "--" not in args:
+            files = [word for word in args if word.endswith(ENDINGS) and Path(word).is_file()]
+            args = [*(word for word in args if word not in files), "--", *files]
+        return super().parse_args(ctx, args)
+
+
+@app.command(cls=HookCommand)
 @with_options(ScanCommand, "inputs", "precision", "target", "fail_on", outputs=("json", "sarif", "verbose"))
 def scan(models: Models, outputs: Outputs, **given: Any) -> None:
     """Scan committed models. Samples are taken from net.npz beside net.onnx, if it is there.
@@ -35,7 +47,7 @@ def scan(models: Models, outputs: Outputs, **given: Any) -> None:
     run_scan(todo, given, outputs, least="error")
 
 
-@app.command(cls=Command)
+@app.command(cls=HookCommand)
 @with_options(FixCommand, "inputs", "preset", "target")
 def fix(models: Models, **given: Any) -> None:
     """Fix committed models in their place, once each, and keep net.raw.onnx. Samples as for `hook scan`.

@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import typer
 from typer.models import ArgumentInfo
 
 from rewriter.cli.exits import PAGES, STDOUT, echo, is_page, reader_may_leave, write_document
+from rewriter.ir.english import command_line
 from rewriter.ir.errors import OutputError, UsageError
 from rewriter.pipeline.options import DATA, OUTCOME, PANELS
 from rewriter.pipeline.reader import Text, read
@@ -118,7 +118,7 @@ def _write(result: Any, report: Any, path: Path) -> None:
     if is_page(path):
         from rewriter.report import html
 
-        html.write(result, path, shlex.join(["rewriter", *sys.argv[1:]]))
+        html.write(result, path, command_line(["rewriter", *sys.argv[1:]]))
     else:
         write_document(report.as_dict(result), path)
 

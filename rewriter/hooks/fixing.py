@@ -16,7 +16,7 @@ from typing import Any
 
 import onnx
 
-from rewriter.ir.english import printable
+from rewriter.ir.english import one_line
 from rewriter.ir.errors import RewriterError, UsageError, described
 from rewriter.ir.model import Model, load, save, walk_nodes
 from rewriter.jobs.fix.result import FixResult
@@ -135,8 +135,9 @@ def attempt(work: Callable[[], Fixed], options: HookOptions, where: str, path: P
     except Exception as error:
         if options.strict:
             raise
-        reason = str(error) if isinstance(error, RewriterError) else described(error)
-        warnings.warn(f"{where} is the plain export, not fixed: {reason}", FixWarning, stacklevel=4)
+        reason = str(error) if isinstance(error, RewriterError) else one_line(described(error))
+        text = f"{one_line(where)} is the plain export, not fixed: {reason}"
+        warnings.warn(text, FixWarning, stacklevel=4)
         return Fixed(path, error=error)
 
 
@@ -192,7 +193,7 @@ def module_of(node: onnx.NodeProto) -> str:
 def say(text: str, options: HookOptions) -> None:
     """Print for the user on stderr: stdout belongs to the training script."""
     if not options.quiet:
-        print(printable(f"rewriter: {text}"), file=sys.stderr, flush=True)  # noqa: T201
+        print(one_line(f"rewriter: {text}"), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def raw_path(path: Path) -> Path:

@@ -445,6 +445,11 @@ def _receive(stream: BufferedReader) -> Any:
 
 def available_memory() -> int:
     """Bytes of memory that the machine can give without swapping; 0 if the system does not tell."""
+    return memory("MemAvailable")
+
+
+def memory(kind: str) -> int:
+    """Bytes in a row of Linux's table of memory, such as `MemTotal`; 0 if there is none."""
     with contextlib.suppress(OSError, StopIteration), Path("/proc/meminfo").open(encoding="ascii") as table:
-        return next(int(line.split()[1]) for line in table if line.startswith("MemAvailable:")) * 1024
+        return next(int(line.split()[1]) for line in table if line.startswith(f"{kind}:")) * 1024
     return 0

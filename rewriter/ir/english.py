@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
-from itertools import chain
+import re
+import shlex
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
 
 VOWELS = "aeiou"
 
@@ -39,15 +43,41 @@ def figure(value: float) -> str:
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
-_CONTROLS = chain(range(0x20), range(0x7F, 0xA0))
-"""C0 and C1: ESC and CSI begin sequences that move the cursor, set titles and answer as the keyboard."""
+class _Spelled(dict[int, str | int]):
+    """For `str.translate`: controls, format characters, ends of lines and halves of pairs as escapes.
 
-_DIRECTIONS = chain(range(0x202A, 0x202F), range(0x2066, 0x206A), (0x200E, 0x200F, 0x061C))
-"""Unicode's bidirectional controls, which make text read as other text (CVE-2021-42574)."""
+    ESC and CSI begin sequences that move the cursor, set titles and make links; bidirectional controls make
+    text read as other text (CVE-2021-42574). U+200C and U+200D only join letters and emoji.
+    """
 
-_SPELLED = {c: ascii(chr(c))[1:-1] for c in chain(_CONTROLS, _DIRECTIONS) if chr(c) not in "\n\t"}
+    def __missing__(self, code: int) -> str | int:
+        spelled = unicodedata.category(chr(code)) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+        self[code] = ascii(chr(code))[1:-1] if spelled and code not in (0x200C, 0x200D) else code
+        return self[code]
 
 
-def printable(text: str) -> str:
-    """The text with control characters as escapes, `\\x1b` for ESC; lines and tabs stay."""
-    return text.translate(_SPELLED)
+_SPELLED = _Spelled()
+
+_COMMANDS = re.compile(
+    r"::(?=(?:add|debug|echo|end|error|group|internal|notice|remove|save|set|stop|warning)[a-z-]*(?: |::))"
+    r"|##(?=\w*\[)",
+    re.IGNORECASE,
+)
+"""Commands that GitHub, Azure and TeamCity obey in a job's log, whose lines may be wrapped text."""
+
+
+def one_line(text: str) -> str:
+    """Text of a file as people read it: on one line, with `\\x1b` for ESC, and without commands."""
+    return _COMMANDS.sub(lambda match: f"\\x{ord(match[0][0]):02x}{match[0][1]}", text.translate(_SPELLED))
+
+
+def command_line(words: Iterable[object]) -> str:
+    """A command to be copied into a shell, on one line; a `Path` that begins with `-` is no option."""
+    return " ".join(_word(f"./{w}" if isinstance(w, Path) and str(w)[0] == "-" else str(w)) for w in words)
+
+
+def _word(word: str) -> str:
+    if one_line(word) == word:
+        return shlex.quote(word)
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{one_line(escaped)}'"

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-from rewriter.ir.english import printable
+from rewriter.ir.english import one_line
 
 LIKENESS = 0.5
 """From this likeness on (`difflib`), a name is taken for a misspelling of another."""
@@ -70,8 +70,8 @@ class RewriterError(Exception):
         return " ".join(filter(None, (option, self.where)))
 
     def __str__(self) -> str:
-        text = f"{self.place}: {self.what}" if self.place else self.what
-        return printable(f"{text}\n  what to do: {self.hint}" if self.hint else text)
+        text = one_line(f"{self.place}: {self.what}" if self.place else self.what)
+        return f"{text}\n  what to do: {one_line(self.hint)}" if self.hint else text
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).__new__, (type(self), *self.args), self.__dict__

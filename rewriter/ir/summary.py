@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from itertools import islice
 
-from rewriter.ir.english import printable
+from rewriter.ir.english import one_line
 
 MOST_ROWS = 12
 """Rows of a summary: what a result holds beyond them is in its attributes and in the report."""
@@ -27,8 +27,8 @@ class Summary:
     def __repr__(self) -> str:
         rows = []
         for title, text in islice(self.summary(), MOST_ROWS):
-            plain = printable(" ".join(text.split()))
-            rows.append((title, plain if len(plain) <= WIDTH else f"{plain[: WIDTH - 3]}..."))
+            plain = one_line(text)
+            rows.append((one_line(title), plain if len(plain) <= WIDTH else f"{plain[: WIDTH - 3]}..."))
         width = max((len(title) for title, _ in rows), default=0)
         return "\n".join([type(self).__name__, *(f"  {title:<{width}}  {text}" for title, text in rows)])
 

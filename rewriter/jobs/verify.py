@@ -74,13 +74,14 @@ def verify(
         with watch("reading"):
             models = load(original), load(fixed)
             _require_same_ports(*models)
-            asked = asked or noted_tolerance(models[1])
             samples = request.samples(models[0], deployed)
             places = judging(samples)
             data = replace(samples.source, names=tuple(samples.source.names[place] for place in places))
         precision = precision_of(models[1])
         rounds = precision == "fp32" and chosen.engine != "onnxruntime"
-        held = asked or TOLERANCES["tf32" if rounds else precision]
+        default = TOLERANCES["tf32" if rounds else precision]
+        asked, *remarks = (asked,) if asked else _stated(noted_tolerance(models[1]), default)
+        held = asked or default
         judge = Judge(
             source=original,
             samples=[samples.feeds(place) for place in places],
@@ -113,7 +114,7 @@ def verify(
             )
             with watch("running the engine"):
                 result = _on_engine(result, judge, *models, precision, settings, missing)
-        warnings = [*_warnings(chosen, samples), *data_warnings(models[0], samples), *made_nan]
+        warnings = [*_warnings(chosen, samples), *data_warnings(models[0], samples), *made_nan, *remarks]
         if few := noted(models[1], SAMPLES):
             warnings.append(
                 f"fix judged the file on {few} of the samples: for time, or since the others show nothing"
@@ -268,6 +269,17 @@ def _warnings(chosen: Choice, samples: Samples) -> Iterator[str]:
         yield f"{MOST_SAMPLES} of {len(samples)} samples were compared: the last, and the widest others"
 
 
+def _stated(noted: Tolerance | None, default: Tolerance) -> tuple[Any, ...]:
+    """The tolerance that a file states of itself if it counts, with a remark: it may not be looser."""
+    if noted is None:
+        return (None,)
+    text = f"{noted.metric} {noted.value:g}"
+    if noted.metric == default.metric and 0 <= noted.value <= default.value:
+        return noted, f"the limit, {text}, is the one that the file states of itself"
+    ours = f"{default.metric} {default.value:g}"
+    return None, f"the file states a limit of itself, {text}, which does not count: the default is {ours}"
+
+
 def _asked(tolerance: float | Tolerance | None, metric: str) -> Tolerance | None:
     """The user's tolerance, if there is one and it makes sense."""
     measure = named(metric)
@@ -277,6 +289,6 @@ def _asked(tolerance: float | Tolerance | None, metric: str) -> Tolerance | None
             raise UsageError(what, option="metric", hint="add `tolerance=VALUE`")
         return None
     asked = tolerance if isinstance(tolerance, Tolerance) else Tolerance(tolerance, metric, "`tolerance`")
-    if math.isnan(asked.value) or (asked.value < 0 and not measure.least):
+    if not math.isfinite(asked.value) or (asked.value < 0 and not measure.least):
         raise UsageError(f"it cannot be {asked.value:g}", option="tolerance", hint="such as 1e-3")
     return asked

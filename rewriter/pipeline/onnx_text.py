@@ -135,8 +135,8 @@ def _broken(line: str) -> str:
     return re.sub(r", (?=[a-z0-9]+(?:\[[^\]]*\])? \S+(?: =|[,>]))", ",\n    ", line)
 
 
-def outcome(before: Model, after: Model, results: Sequence[PassResult]) -> str:
-    """What passes did to a model, as text that `parse` reads as the model before.
+def outcome(before: Model, after: Model, results: Sequence[PassResult]) -> list[str]:
+    """What passes did to a model, as lines of text that `parse` reads as the model before.
 
     Lines that they removed have a minus, their own ones a plus. Changes and refusals are below the graph.
     """
@@ -146,4 +146,4 @@ def outcome(before: Model, after: Model, results: Sequence[PassResult]) -> str:
     refusals = [
         f"declined {refusal.node}: {refusal.reason}" for result in results for refusal in result.refusals
     ]
-    return "\n".join([*(marked or [f" {line}" for line in old]), *changes, *refusals])
+    return [*(marked or [f" {line}" for line in old]), *changes, *refusals]

@@ -64,6 +64,12 @@ def require_opset(number: int) -> None:
         raise ValueError(f"choose from 1 to {onnx_opset_version()}")
 
 
+def finite(value: Any) -> None:
+    """Refuses a limit that holds nothing; raises ValueError."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("it takes a finite number, such as 1e-3")
+
+
 def share_from_text(text: str) -> float:
     """`5%` and `0.05` as 0.05, and `1.05x`, the latency in all, too.
 
@@ -215,7 +221,7 @@ class FixOptions(DataOptions, EngineOptions):
     save_plan: AnyPath | None = option(None, PRECISION, "PLAN.json", kind=Path, places=ONE_RUN)
     hazards: Sequence[Rule] = option((), PRECISION, places=("python",), kind=tuple)
     weak_typing: bool | None = option(None, PRECISION)
-    tolerance: float | None = option(None, SEARCH, "ERROR")
+    tolerance: float | None = option(None, SEARCH, "ERROR", check=finite)
     max_latency_cost: float | None = option(None, SEARCH, "SHARE", read=share_from_text, least=0.0)
     metric: str | None = option(None, SEARCH, "NAME", offers=f"{METRICS}.keys")
     verify: bool = option(True, OUTCOME)
@@ -328,7 +334,7 @@ class LocateCommand(DataOptions, EngineOptions):
     """
 
     timeout: float = like(VerifyOptions, "timeout", places=COMMAND)
-    tolerance: float | None = option(None, SEARCH, "ERROR", places=COMMAND, least=0.0)
+    tolerance: float | None = option(None, SEARCH, "ERROR", places=COMMAND, least=0.0, check=finite)
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from rewriter.ir.english import one_line
 from rewriter.runtime.inputs.samples import DataSource
 
 SCHEMA_VERSION = 1
@@ -54,6 +55,15 @@ def installed_versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return versions
+
+
+def shown(value: Any) -> Any:
+    """Plain data whose texts people read: each on one line."""
+    if isinstance(value, dict):
+        return {key: shown(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return list(map(shown, value))
+    return one_line(value) if isinstance(value, str) else value
 
 
 def plain(value: Any) -> Any:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from json import dumps
+from pathlib import Path
 
 from rewriter.hazards.quirks import build_arguments
 from rewriter.ir.base import TYPED_SINCE, Target
+from rewriter.ir.english import command_line
 from rewriter.ir.model import Port
+from rewriter.jobs.fix.provenance import noted_tolerance
 from rewriter.jobs.fix.result import FixResult
 from rewriter.judge.verdict import ran
 from rewriter.report.json import installed_versions
 from rewriter.runtime.engines.tensor_files import Span
 from rewriter.runtime.engines.this_machine import numbers
+from rewriter.runtime.figures.tolerances import RELATIVE_L2
 from rewriter.runtime.inputs.samples import DataSource
 
 PROPOSED = (
@@ -54,7 +57,7 @@ def next_step(result: FixResult) -> NextStep:
     engine = str(result.output.with_suffix(".engine"))
     if result.constraints is not None:  # the shell splits the arguments in the file
         words = ["trtexec", f"--onnx={result.output}", f"--saveEngine={engine}", *_trtexec_shapes(profile)]
-        command = f"{shlex.join(words)} $(cat {shlex.quote(str(result.constraints))})"
+        command = f"{command_line(words)} $(cat {command_line([result.constraints])})"
         return NextStep({"trtexec": command}, _verify(result), tuple(remarks))
     target = result.target
     if target.library == "tensorrt" and not target.version:  # the release that is installed here
@@ -81,7 +84,7 @@ def next_step(result: FixResult) -> NextStep:
         *build_arguments(result.model, target),
     ]
     other = _polygraphy(target, str(result.output), engine, typing[1:], profile)
-    commands = {tool: shlex.join(words), "polygraphy": other}
+    commands = {tool: command_line(words), "polygraphy": other}
     if shutil.which(tool) is None:  # wheels of TensorRT have no such program
         commands = dict(reversed(commands.items()))
         if not (shutil.which("polygraphy") or find_spec("polygraphy") or _chooses_types(target)):
@@ -94,15 +97,18 @@ def _verify(result: FixResult) -> str:
     source, data = result.model.path, result.data
     if source is None or (result.verdict is not None and ran(result.verdict.checks)):
         return ""
-    words = ["rewriter", "verify", str(source), str(result.output)]
+    words = ["rewriter", "verify", source, Path(str(result.output))]
     if data is not None and data.real:
-        words += ["--inputs", data.path or "YOUR_DATA.npz"]
+        words += ["--inputs", Path(data.path or "YOUR_DATA.npz")]
         words += ["--image-preprocess", data.preprocess] if data.preprocess else []
+    if limit := noted_tolerance(result.model):
+        words += ["--tolerance", f"{limit.value!r}"]
+        words += ["--metric", limit.metric] if limit.metric != RELATIVE_L2 else []
     for flag, place in (("--min-shapes", 0), ("--opt-shapes", 1), ("--max-shapes", 2)):
         spans = data.spans if data is not None else {}
         inputs = sorted(data.profiled) if data is not None else ()
         words += [f"{flag}={name}:{'x'.join(map(str, spans[name][place]))}" for name in inputs]
-    return shlex.join(words)
+    return command_line(words)
 
 
 def _chooses_types(target: Target) -> bool:
@@ -156,14 +162,14 @@ def _python(target: Target, path: str, engine: str, profile: Profile) -> str:
         code.append(f"profile.set_shape({dumps(name)}, {', '.join('(' + ','.join(s) + ',)' for s in span)})")
     code += ["config.add_optimization_profile(profile)"] * bool(profile)
     code.append(f"Path({dumps(engine)}).write_bytes(b.build_serialized_network(net, config))")
-    return shlex.join(["python", "-c", "; ".join(code)])
+    return command_line(["python", "-c", "; ".join(code)])
 
 
 def _polygraphy(target: Target, path: str, engine: str, typing: Sequence[str], profile: Profile) -> str:
-    words = ["polygraphy", "convert", path, "--convert-to", "trt", *typing, "-o", engine]
+    words = ["polygraphy", "convert", Path(path), "--convert-to", "trt", *typing, "-o", Path(engine)]
     for index, flag in enumerate(("min", "opt", "max")):
         if profile:
             words += [f"--trt-{flag}-shapes"]
             words += [f"{name}:[{','.join(shapes[index])}]" for name, shapes in profile]
     variable = "POLYGRAPHY_USE_TENSORRT_RTX=1 " if target.library == "tensorrt-rtx" else ""
-    return variable + shlex.join(words)
+    return variable + command_line(words)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from rewriter.ir.english import one_line
 from rewriter.ir.model.stopwatch import LASTING, Progress
 from rewriter.report.signals import listening
 from rewriter.report.terminal import console
@@ -37,6 +38,7 @@ def progress(*, shown: bool, lines: bool = False) -> Iterator[Progress]:
         def update(stage: str, done: int, total: int) -> None:
             nonlocal last
             signals.check()
+            stage = one_line(stage)
             printed = lines or (stage.startswith(LASTING) and not stderr.is_terminal)
             if shown and printed and stage and stage != last:
                 stderr.print(stage, markup=False, highlight=False, soft_wrap=True)

@@ -6,6 +6,7 @@ The format is OASIS Standard "Static Analysis Results Interchange Format (SARIF)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from rewriter import __version__
 from rewriter.hazards.kinds import KINDS
 from rewriter.ir.errors import RewriterError
 from rewriter.jobs.findings import Finding, ScanResult
-from rewriter.report.json import plain
+from rewriter.report.json import plain, shown
 
 VERSION = "2.1.0"
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -34,7 +35,8 @@ def as_sarif(results: Sequence[ScanResult], unread: Sequence[RewriterError] = ()
     """
     kinds = sorted({finding.kind for result in results for finding in result.findings})
     files = [result for result in results if result.path]
-    notes = [{"level": "error", "message": {"text": str(error)}} for error in unread]
+    errors = (_unlinked(str(error).replace("\n ", ";")) for error in unread)
+    notes = [{"level": "error", "message": {"text": text}} for text in errors]
     run = {
         "tool": {
             "driver": {
@@ -53,7 +55,7 @@ def as_sarif(results: Sequence[ScanResult], unread: Sequence[RewriterError] = ()
         ],
         "columnKind": "unicodeCodePoints",
     }
-    return {"$schema": SCHEMA, "version": VERSION, "runs": plain([run])}
+    return {"$schema": SCHEMA, "version": VERSION, "runs": shown(plain([run]))}
 
 
 def _rule(name: str) -> dict[str, Any]:
@@ -76,11 +78,16 @@ def _result(finding: Finding, index: int, result: ScanResult, files: Sequence[Sc
         "ruleId": finding.kind,
         "ruleIndex": index,
         "level": finding.severity,
-        "message": {"text": f"{text} What to do: {finding.repair}."},
+        "message": {"text": _unlinked(f"{text} What to do: {finding.repair}.")},
         "locations": [_location(finding, result, files)],
         "partialFingerprints": {"nodes/v1": "|".join((finding.kind, *finding.nodes[:1]))},
         "properties": {**properties, **({"link": finding.link} if finding.link else {})},
     }
+
+
+def _unlinked(text: str) -> str:
+    """The text without links: messages may embed them (3.11.6), and code hosts show messages as Markdown."""
+    return re.sub(r"\]\(|<(?=\w+:)", lambda match: "".join(f"\\{one}" for one in match[0]), text)
 
 
 def _location(finding: Finding, result: ScanResult, files: Sequence[ScanResult]) -> dict[str, Any]:

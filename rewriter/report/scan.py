@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from rewriter.hazards.kinds import SEVERITIES, Severity
-from rewriter.ir.english import count
+from rewriter.ir.english import command_line, count
 from rewriter.ir.errors import RewriterError
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report.json import attributes, data_dict, document
@@ -40,10 +39,10 @@ def next_command(result: ScanResult) -> str:
         return ""
     path = Path(str(result.path))
     options = [] if result.precision == "fp16" else ["--preset", f"trt-{result.precision}"]
-    words = ["rewriter", "fix", str(path), "-o", f"{path.stem}.fixed.onnx", *options]
-    words += ["--inputs", result.data.path or "YOUR_DATA.npz"]
+    words = ["rewriter", "fix", path, "-o", Path(f"{path.stem}.fixed.onnx"), *options]
+    words += ["--inputs", Path(result.data.path or "YOUR_DATA.npz")]
     words += ["--image-preprocess", result.data.preprocess] if result.data.preprocess else []
-    return shlex.join(words)
+    return command_line(words)
 
 
 def state(result: ScanResult) -> State:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
+from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from rewriter.ir.base import Target
-from rewriter.ir.english import printable
+from rewriter.ir.english import one_line
 from rewriter.pipeline.options import with_flags
 from rewriter.report.tables import State, Table
 from rewriter.runtime.inputs.samples import DataSource
@@ -25,10 +24,12 @@ NAME_WIDTH = 32
 
 
 class _Console(Console):
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Spells out control characters in names, and leaves rich's own in place."""
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=printable(segment.text))
+    def print(self, *objects: Any, **more: Any) -> None:
+        """Prints each text on one line, whatever a file wrote into it."""
+        for shown in objects:
+            if isinstance(shown, Text):
+                shown.plain = one_line(shown.plain)
+        super().print(*(one_line(shown) if isinstance(shown, str) else shown for shown in objects), **more)
 
     def on_broken_pipe(self) -> None:
         """Let the caller handle it: rich would exit with 1, which here means a failed verification."""
@@ -70,7 +71,7 @@ def print_report(
     out.print(Text(with_flags(verdict), STYLES[state]), soft_wrap=True)  # one line, for grep
     if verbosity < 0:
         return
-    out.print(_summary(summary, out), soft_wrap=True)
+    out.print(*_summary(summary, out), sep="\n", soft_wrap=True)
     for label, command in commands:
         out.print(Text(f"{label:<{LABEL}}{command}"), soft_wrap=True)
     if verbosity > 0:
@@ -88,7 +89,7 @@ def printed(table: Table) -> RichTable:
         shown.add_column(name, justify=justify, no_wrap=kind in ("number", "choice"), overflow="fold")
     for row in table.rows:
         texts = [": ".join(filter(None, (cell.text, ", ".join(cell.names)))) for cell in row]
-        shown.add_row(*(Text(t, STYLES[cell.state]) for t, cell in zip(texts, row, strict=True)))
+        shown.add_row(*(Text(one_line(t), STYLES[cell.state]) for t, cell in zip(texts, row, strict=True)))
     return shown
 
 
@@ -99,20 +100,21 @@ LABEL = 9
 """Columns of the labels of a summary."""
 
 
-def _summary(rows: Iterable[Row], out: Console) -> Text:
+def _summary(rows: Iterable[Row], out: Console) -> list[Text]:
     """The rows, wrapped beside their labels, without the spaces that a table puts at the ends of lines."""
-    lines, last = [], ""
+    lines, last = list[Text](), ""
     for label, text in rows:
         loud = label in ("Failed", "Limit")
         shown = Text("" if label == last else label, style="bold")
-        wrapped = Text(with_flags(text), style="red" if loud else "").wrap(out, max(out.width - LABEL, 20))
+        plain = Text(one_line(with_flags(text)), style="red" if loud else "")
+        wrapped = plain.wrap(out, max(out.width - LABEL, 20))
         for part in wrapped:
             shown.align("left", LABEL)
             part.rstrip()
             lines.append(Text.assemble(shown, part))
             shown = Text()
         last = label or last
-    return Text("\n").join(lines)
+    return lines
 
 
 def first_rows(label: str, texts: Sequence[str], most: int | None) -> Iterator[Row]:

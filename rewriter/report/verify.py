@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from rewriter.ir.english import count, figure
+from rewriter.ir.english import command_line, count, figure
 from rewriter.judge.verify_result import VerifyResult
 from rewriter.report import checks
 from rewriter.report.json import data_dict, document
@@ -49,8 +49,8 @@ def next_command(result: VerifyResult) -> str:
     """The command that finds the tensor at which a failure begins; "" if there is none."""
     if result.passed or not (result.original and result.fixed):
         return ""
-    data = ["--inputs", result.data.path] if result.data.path else []
-    return shlex.join(["rewriter", "locate", str(result.original), str(result.fixed), *data])
+    data = ["--inputs", Path(result.data.path)] if result.data.path else []
+    return command_line(["rewriter", "locate", Path(result.original), Path(result.fixed), *data])
 
 
 def rows(result: VerifyResult) -> Iterator[Row]:

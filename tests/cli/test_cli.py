@@ -136,6 +136,33 @@ def test_in_place_replaces_the_model(model: Path) -> None:
     assert [n.op_type for n in onnx.load(model).graph.node] == ["Conv", "Max", "Min"]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param("fix -o o.onnx --no-build -- {}", id="fix"),
+        pytest.param("scan -- {}", id="scan"),
+        pytest.param("verify --engine emulation -- {} {}", id="verify"),
+        pytest.param("locate --engine emulation -- {} {}", id="locate"),
+        pytest.param("batch -o out --no-build -- {}", id="batch"),
+        pytest.param("report -o page.html -- {}", id="report"),
+        pytest.param("compare-inputs -- {} {}", id="compare-inputs"),
+        pytest.param("hook scan {}", id="a hook, as pre-commit calls it"),
+        pytest.param("hook scan --fail-on error -- {}", id="a hook"),
+        pytest.param("hook fix {}", id="the other hook"),
+    ],
+)
+def test_a_file_that_is_called_like_an_option_is_a_file(
+    line: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "--plugin-lib=evil.onnx"
+    model.rename(model.with_name(name))
+    monkeypatch.chdir(model.parent)
+    done = CliRunner().invoke(cli.app, line.replace("{}", name).split())
+    assert done.exit_code in (0, 1) or f"error: {name}: " in done.stderr
+    if line.startswith("fix"):
+        assert f" ./{name} " in done.output, "so that the next command takes it for a file, too"
+
+
 def test_quiet_prints_one_line(model: Path, tmp_path: Path) -> None:
     _, out, error = quick("fix", model, "-o", tmp_path / "f.onnx", "-q", "--no-verify", *STRUCTURE)
     assert out == f"Fixed, NOT verified (--no-verify): {tmp_path / 'f.onnx'}\n"

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 from graphs import graph
-from rich.table import Table
+from rich.text import Text
 from typer.testing import CliRunner
 
 from rewriter import cli
-from rewriter.ir.english import printable
+from rewriter.ir.english import command_line, one_line
 from rewriter.ir.model import Model, load, save
-from rewriter.report.terminal import console
+from rewriter.report.tables import Cell, Table
+from rewriter.report.terminal import console, printed
 
-EVIL = "a\x1b]0;title\x07b\x9b31mc\r\u202ed"
-"""Sets the window's title, turns the text red (8-bit CSI), goes to the start of the line, reverses."""
+EVIL = "a\x1b]0;title\x07b\x9b31mc\r\u202ed\n::error file=a,line=1::e\x85Verified f\u2028##vso[g]h [red][i](http://j)"
+"""Sets the window's title, turns the text red (8-bit CSI), goes to the start of the line, reverses, begins
+lines in three ways, gives commands to GitHub and Azure, and looks like markup of rich and of Markdown."""
 
-CONTROLS = {"\x1b", "\x07", "\x9b", "\r", "\u202e"}
+CONTROLS = {"\x1b", "\x07", "\x9b", "\r", "\u202e", "\x85", "\u2028"}
+FORGED = re.compile(r"^\s*(?:::error|Verified f|e$)|##vso\[", re.MULTILINE)
 
 
 def evil() -> Model:
@@ -64,8 +69,10 @@ def test_no_control_character_is_printed(model: Path, command: str, named: str) 
     assert outcome.exit_code in (0, 1, 2), outcome.output
     text = outcome.stdout + outcome.stderr
     assert not CONTROLS & set(text)
+    assert not FORGED.search(text)
     assert named in text
     if named:
+        assert "[red]" in "".join(text.split())
         assert "\\x1b]0;title" in "".join(text.split())
 
 
@@ -77,17 +84,47 @@ def test_a_report_in_json_holds_the_name_as_it_is(model: Path, tmp_path: Path) -
     assert any(EVIL in node for finding in json.loads(text)["findings"] for node in finding["nodes"])
 
 
+def test_a_page_and_a_log_for_code_hosts_hold_it_on_one_line(model: Path, tmp_path: Path) -> None:
+    page, log = tmp_path / "r.html", tmp_path / "r.sarif"
+    command = ["scan", str(model), "--report", str(page), "--sarif", str(log), "-q"]
+    assert CliRunner().invoke(cli.app, command).exit_code == 0
+    text = page.read_text(encoding="utf-8")
+    assert not CONTROLS & set(text) and not re.search(r"u202e|^::error", text.replace("\\u202e", ""), re.M)
+    (run,) = json.loads(log.read_text(encoding="utf-8"))["runs"]
+    shown = json.dumps(run, ensure_ascii=False)
+    assert "second" in shown and not CONTROLS & set(shown) and not re.search(r"(?<!\\)\\n", shown)
+    messages = [result["message"]["text"] for result in run["results"]]
+    assert any("[i" in text for text in messages) and not any("](" in text for text in messages)
+
+
+def test_a_name_of_a_file_is_on_one_line_too(tmp_path: Path) -> None:
+    folder = tmp_path / "\n::error::x"
+    folder.mkdir()
+    path = save(evil(), folder / "-m\n\u202e.onnx")
+    for words in (["scan", str(path)], ["scan", f"{path}x"], ["hook", "scan", str(path)]):
+        outcome = CliRunner().invoke(cli.app, words)
+        text = outcome.stdout + outcome.stderr
+        assert "\u202e" not in text and not FORGED.search(text)
+
+
+@pytest.mark.parametrize(
+    "word", ["plain", "two words", "it's", "a\nb'c\\d", "é\u202e", "\x1b[1m ::error::", "$(id)"]
+)
+def test_a_printed_command_is_one_line_that_a_shell_reads_as_the_words(word: str) -> None:
+    line = command_line(["printf", "%s|%s", word, Path(f"-{word}")])
+    assert line == one_line(line)
+    output = subprocess.run(["bash", "-c", line], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"})
+    assert output.stdout.decode() == f"{word}|./-{word}"
+
+
 def test_tables_and_own_colours_stay() -> None:
     out = console()
-    table = Table(box=None)
-    table.add_column("a\x1bb", style="bold")
-    table.add_row("é\n中\t\x1b[1m")
     with out.capture() as captured:
-        out.print(table)
-    assert "\x1b" not in captured.get()
-    assert "é" in captured.get() and "中" in captured.get()
+        out.print(printed(Table({"a": "text"}, [[Cell("é\n中\t\x1b[1m")]])), Text("b\n::error::"))
+    assert "\x1b" not in captured.get() and "é\\n中\\t\\x1b[1m" in captured.get()
+    assert "\n::" not in captured.get()
 
 
-@pytest.mark.parametrize("text", ["plain", "é中🎉", "two\nlines\tand a tab", "back\\slash"])
+@pytest.mark.parametrize("text", ["plain", "é中🎉", "two words", "back\\slash", "aten::add", "👩\u200d💻"])
 def test_other_text_stays(text: str) -> None:
-    assert printable(text) == text
+    assert one_line(text) == text

@@ -87,7 +87,7 @@ def run_action(folder: Path, **given: str) -> subprocess.CompletedProcess[str]:
     step = content["runs"]["steps"][-1]
     values = {name: inputs[text.split(".")[1].split()[0]] for name, text in step["env"].items()}
     program = folder / "bin/rewriter"
-    program.parent.mkdir()
+    program.parent.mkdir(exist_ok=True)
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m rewriter "$@"\n')
     program.chmod(0o755)
     environment = {
@@ -124,6 +124,17 @@ def test_the_action_fixes(models: Path) -> None:
     assert (models / "output").read_text() == "report=rewriter.xml\n"
     assert parse(models / "rewriter.xml").getroot().get("tests") == "2"
     assert (models / "fixed/deep/b c.onnx").is_file()
+
+
+def test_the_action_takes_names_of_files_for_files(models: Path) -> None:
+    """A model that is called like an option, and patterns in options that name files."""
+    (models / "models/a.onnx").rename(models / "--plugin-lib=evil.onnx")
+    (models / "Mul.txt").touch()
+    options = "--no-build --keep-fp32 Mul*"
+    done = run_action(models, models="*evil.onnx models", command="batch", options=options)
+    assert "--plugin-lib=evil.onnx: --keep-fp32: no node has the name 'Mul*'" in done.stdout
+    done = run_action(models, models="*evil.onnx")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_action_knows_two_commands(models: Path) -> None:

@@ -32,19 +32,19 @@ ROOMS = (
 """From the ground up: a room imports from itself and from those below it (docs/architecture.md)."""
 
 BUDGETS = {
-    "ir": 6_480,
+    "ir": 6_555,
     "runtime": 6_530,
     "hazards": 3_440,
     "passes": 5_490,
-    "pipeline": 1_990,
+    "pipeline": 2_000,
     "judge": 1_800,
     "parity": 885,
-    "jobs": 4_130,
-    "report": 2_605,
-    "hooks": 800,
+    "jobs": 4_145,
+    "report": 2_640,
+    "hooks": 805,
     "compat": 200,
     "batch": 870,
-    "cli": 1_215,
+    "cli": 1_225,
     "__main__": 50,
 }
 """Most lines of Python in each room, as in docs/architecture.md: 36,000 in all. A room that needs more says

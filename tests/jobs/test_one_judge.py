@@ -307,6 +307,41 @@ def test_a_file_from_elsewhere_names_no_metric_to_run(tmp_path: Path) -> None:
     assert rewriter.verify(source, tmp_path / "fixed.onnx", inputs=X, build=False, engine="emulation").passed
 
 
+@pytest.mark.parametrize(
+    ("stated", "passes", "remark"),
+    [
+        pytest.param("inf relative-l2", False, "does not count", id="infinity"),
+        pytest.param("nan relative-l2", False, "does not count", id="no number"),
+        pytest.param("0.5 relative-l2", False, "does not count", id="looser than the default"),
+        pytest.param("-2 cosine", False, "does not count", id="a metric without a default"),
+        pytest.param("-1 relative-l2", False, "does not count", id="negative"),
+        pytest.param("0.002 relative-l2", False, "states of itself", id="stricter"),
+        pytest.param("inf", False, "", id="no metric"),
+    ],
+)
+def test_a_file_does_not_loosen_its_own_limit(stated: str, passes: bool, remark: str, tmp_path: Path) -> None:
+    source = save(graph("g (float16[4,8] x) => (float16[4,8] y) { y = Relu(x) }"), tmp_path / "net.onnx")
+    wrong = graph("g (float16[4,8] x) => (float16[4,8] y) { a = Relu(x) y = Neg(a) }").proto
+    helper.set_model_props(wrong, {"rewriter.tolerance": stated})
+    onnx.save(wrong, tmp_path / "wrong.onnx")
+    models = source, tmp_path / "wrong.onnx"
+    data = [{"x": sample["x"].astype(np.float16)} for sample in X]
+    result = rewriter.verify(*models, inputs=data, build=False, engine="emulation")
+    assert result.passed is passes
+    assert (remark in "".join(result.warnings)) and result.tolerance.value <= 5e-3
+    looser = rewriter.verify(*models, inputs=data, build=False, engine="emulation", tolerance=3.0)
+    assert looser.passed, "the user may loosen it"
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -1.0])
+def test_a_limit_that_holds_nothing_is_refused(value: float) -> None:
+    net = graph("g (float[4,8] x) => (float[4,8] y) { y = Relu(x) }")
+    with pytest.raises(UsageError, match="`tolerance`: it cannot be"):
+        rewriter.verify(net, net, inputs=X, tolerance=value)
+    with pytest.raises(UsageError, match="`tolerance`: it cannot be"):
+        rewriter.fix(net, inputs=X, tolerance=value)
+
+
 def test_the_first_figure_names_the_sample_that_is_worst(tmp_path: Path) -> None:
     for number, size in enumerate((1.0, 8.0, 1.0)):
         np.savez(tmp_path / f"{number}.npz", x=floats(4, 8, scale=size, seed=number))

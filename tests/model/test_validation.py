@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from rewriter.ir import children
 from rewriter.ir.errors import ModelError
 from rewriter.ir.model import data_files, load
 
@@ -246,6 +248,52 @@ def test_functions_that_expand_without_measure(tmp_path: Path) -> None:
         nodes = [helper.make_node(op, [a], [b], domain=domain) for a, b in ("am", "mb")]
         proto.functions.append(helper.make_function("l", f"f{depth}", ["a"], ["b"], nodes, imports))
     assert "function 'f16': its functions expand to more than 100000 nodes" in str(refused(proto, tmp_path))
+
+
+ZEROS = [
+    ("c", "Conv<group=0>(x, w)", "node 'n': its attribute 'group' is 0, and has to be positive"),
+    ("c", "Conv<strides=[1,-1]>(x, w)", "node 'n': its attribute 'strides' is -1, and has to be positive"),
+    ("c", "MaxPool<kernel_shape=[0,1]>(x)", "node 'n': its attribute 'kernel_shape' is 0"),
+    ("c", "DepthToSpace<blocksize=0>(x)", "node 'n': its attribute 'blocksize' is 0"),
+    ("d", "Div(k, zero)", "node 'n': it divides integers by 'zero', which holds a zero"),
+    ("d", "Mod(k, zero)", "node 'n': it divides integers by 'zero', which holds a zero"),
+]
+
+
+@pytest.mark.parametrize(("out", "node", "words"), ZEROS, ids=[words for *_, words in ZEROS])
+@pytest.mark.parametrize("called", [False, True])
+def test_zeros_that_operators_divide_by(
+    out: str, node: str, words: str, *, called: bool, tmp_path: Path
+) -> None:
+    proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,4,8,8] x, float[4,4,3,3] w, int64[2] k) => (float[N,C,H,W] c, int64[2] d)
+        <int64[2] zero = {{1, 0}}> {{ [n] {out} = {node} }}""")
+    if called and out == "c":
+        body = helper.make_function("l", "F", ["x", "w"], ["c"], proto.graph.node, proto.opset_import)
+        proto.functions.append(body)
+        del proto.graph.node[:]
+        words = f"function 'F': {words}"
+    assert words in str(refused(proto, tmp_path))
+
+
+@pytest.mark.parametrize("field", ["input", "output", "initializer"])
+def test_more_axes_than_arrays_have(field: str, tmp_path: Path) -> None:
+    proto = base()
+    if field == "initializer":
+        proto.graph.initializer[0].dims[:] = [1] * 103 + [512]
+    else:
+        shape = getattr(proto.graph, field)[0].type.tensor_type.shape
+        shape.dim.extend(shape.dim[:1] * 102)
+    assert "it has 104 axes, and an array has at most 64" in str(refused(proto, tmp_path))
+
+
+@pytest.mark.skipif(not children.FORKS, reason="the size of the memory is read on Linux")
+def test_weights_beyond_the_machines_memory(tmp_path: Path) -> None:
+    """Sparse on the disk, and 8 TiB by its size."""
+    proto = external(tmp_path, length=str(4 * 2**41))
+    proto.graph.initializer[0].dims[:] = [2**41]
+    os.truncate(tmp_path / "w.bin", 2**43)
+    assert "its weights need 8192 GiB, over 2 times this machine's memory" in str(refused(proto, tmp_path))
 
 
 def calling(*bodies: str) -> onnx.ModelProto:

@@ -98,7 +98,7 @@ def _cases() -> Iterator[object]:
 def test_the_graph_becomes(case: Case, request: pytest.FixtureRequest) -> None:
     before = load(onnx_text.parse(case.text))
     after, result = apply(case.step, before, case.context)
-    outcome = onnx_text.outcome(before, after, [result])
+    outcome = "\n".join(onnx_text.outcome(before, after, [result]))
     if request.config.getoption("--update"):
         _update(case, outcome)
     else:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from rewriter.ir import children
 from rewriter.ir.errors import ModelError
 from rewriter.ir.model.external_data import map_external
 from rewriter.ir.model.facts import guarded
@@ -27,6 +28,10 @@ from rewriter.ir.model.tensors import (
     mark_detached,
 )
 from rewriter.ir.model.validation import check_proto, constant_tensors, read_proto
+
+MOST_OF_MEMORY = 2
+"""Largest weights, which are mapped from their file, in units of the machine's memory: in FP16 they have to
+fit into it. A sparse file may claim any size."""
 
 
 def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:
@@ -90,6 +95,11 @@ def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
     for _, tensor in constant_tensors(proto):
         _detach_tensor(model, tensor, opened, main=False)
     model.files = tuple(opened)
+    memory = MOST_OF_MEMORY * children.memory("MemTotal")
+    if memory and model.size > memory:
+        size = f"{model.size / 2**30:.0f} GiB"
+        what = f"its weights need {size}, over {MOST_OF_MEMORY} times this machine's memory"
+        raise ModelError(what, where=str(path or "model"), hint="take a machine with more memory")
     model.proto = deepcopy(proto)  # a message keeps the memory of cleared fields until it is gone
     return model
 

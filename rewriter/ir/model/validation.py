@@ -34,6 +34,14 @@ one of both may be exceeded. The largest exports have 10^5 nodes, and no functio
 MOST_TURNS = 10**9
 """Of a Loop whose condition never changes: ONNX Runtime makes about a million in a second."""
 
+MOST_AXES = 64
+"""Of a NumPy array; TensorRT's tensors have 8."""
+
+POSITIVE = frozenset(
+    "group num_groups strides dilations kernel_shape blocksize size hidden_size num_outputs".split()
+)
+"""Attributes of ONNX's own operators of which ONNX Runtime refuses 0 and less; others divide by them."""
+
 NOTES = frozenset({"doc_string", "producer_name", "producer_version"})
 """Text that no program looks up anything by; it stays as it is, whatever its encoding."""
 
@@ -87,12 +95,17 @@ def check_proto(proto: onnx.ModelProto, where: str) -> None:
             raise _broken(f"operator set {name!r} cannot have the version {opset.version}", where)
     for graph in all_graphs(proto):
         for value in (*graph.input, *graph.output, *graph.value_info):
-            _check_type(value.type.tensor_type.elem_type, "", f"{where}: tensor {value.name!r}")
+            place, tensor_type = f"{where}: tensor {value.name!r}", value.type.tensor_type
+            _check_type(tensor_type.elem_type, "", place)
+            _check_axes(len(tensor_type.shape.dim), place)
         for tensor in graph.initializer:  # before a Loop reads its count
             check_tensor(tensor, f"{where}: initializer {tensor.name!r}")
         held = {tensor.name: tensor for tensor in graph.initializer}
         for node in graph.node:
             _check_node(node, held, f"{where}: node {node.name or node.op_type!r}")
+    for function in proto.functions:
+        for node in function.node:
+            _check_node(node, {}, f"{where}: function {function.name!r}: node {node.name or node.op_type!r}")
     for owner, tensor in constant_tensors(proto):
         check_tensor(tensor, f"{where}: node {owner!r}: tensor {tensor.name!r}")
     _check_expansion(proto, where)
@@ -128,7 +141,18 @@ def _check_node(node: onnx.NodeProto, held: Mapping[str, TensorProto], where: st
     for attribute in node.attribute if node.op_type in TYPE_ATTRIBUTES else ():
         if attribute.name == TYPE_ATTRIBUTES[node.op_type]:
             _check_type(attribute.i, f"its attribute {attribute.name!r}: ", where)
-    if node.op_type == "Loop" and node.domain in STANDARD_DOMAINS and _is_endless(node, held):
+    if node.domain not in STANDARD_DOMAINS:
+        return
+    for attribute in node.attribute:
+        sizes = [*attribute.ints, *([attribute.i] if attribute.type == attribute.INT else [])]
+        if attribute.name in POSITIVE and min(sizes, default=1) < 1:
+            raise _broken(f"its attribute {attribute.name!r} is {min(sizes)}, and has to be positive", where)
+    divisor = held.get(node.input[1]) if node.op_type in ("Div", "Mod") and len(node.input) > 1 else None
+    if divisor is not None and divisor.data_location != TensorProto.EXTERNAL:
+        value = numpy_helper.to_array(divisor)
+        if value.dtype.kind in "iu" and not value.all():
+            raise _broken(f"it divides integers by {divisor.name!r}, which holds a zero", where)
+    if node.op_type == "Loop" and _is_endless(node, held):
         raise _broken("it does not end: its condition is never false, and nothing limits its turns", where)
 
 
@@ -159,6 +183,11 @@ def constant_tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorP
                     yield node.name or node.op_type, tensor
 
 
+def _check_axes(axes: int, where: str) -> None:
+    if axes > MOST_AXES:
+        raise _broken(f"it has {axes} axes, and an array has at most {MOST_AXES}", where)
+
+
 def _check_type(dtype: int, what: str, where: str) -> None:
     if dtype not in ELEMENT_TYPES and dtype != TensorProto.UNDEFINED:
         raise _broken(f"{what}it has the element type {dtype}, which ONNX lacks", where)
@@ -172,6 +201,7 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
     """
     if tensor.data_type not in ELEMENT_TYPES:
         raise _broken(f"it has the element type {tensor.data_type}, which ONNX lacks", where)
+    _check_axes(len(tensor.dims), where)
     if any(size < 0 for size in tensor.dims):
         raise _broken(f"its shape {list(tensor.dims)} has a negative size", where)
     if tensor.data_location != TensorProto.EXTERNAL:

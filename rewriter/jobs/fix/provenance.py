@@ -83,7 +83,7 @@ def stamp(model: Model, job: FixJob, pipeline: str, plan: Plan | None, source: s
 
 
 def noted_tolerance(model: Model) -> Tolerance | None:
-    """The user's tolerance that `fix` judged a model by; None if there was none, or it cannot be read."""
+    """The tolerance that a file says `fix` judged it by; None if it says none, or it cannot be read."""
     value, _, metric = noted(model, LIMIT).partition(" ")
     if metric not in METRICS:  # a file from elsewhere does not name code to run
         return None

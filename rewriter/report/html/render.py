@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,8 +21,9 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from rewriter.ir.base import Target
+from rewriter.ir.english import one_line
 from rewriter.report import terminal
-from rewriter.report.json import installed_versions
+from rewriter.report.json import installed_versions, shown
 from rewriter.report.tables import State, Table
 from rewriter.report.terminal import Row
 
@@ -117,22 +119,29 @@ def _environment() -> Environment:
     templates = Environment(
         loader=FunctionLoader(_source),
         autoescape=True,
+        finalize=_on_one_line,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     templates.filters["ticks"] = _with_code
+    templates.policies["json.dumps_function"] = lambda value, **more: json.dumps(shown(value), **more)
     script, style = _source("page.js"), _source("page.css")
     policy = _POLICY.format(script=_hash(script), style=_hash(style))
     templates.globals.update(script=Markup(script), style=Markup(style), policy=policy)
     return templates
 
 
+def _on_one_line(value: Any) -> Any:
+    """Text of files as `one_line`; a template's own parts are `Markup`."""
+    return one_line(str(value)) if isinstance(value, (str, Path)) and not isinstance(value, Markup) else value
+
+
 def _with_code(text: str) -> Markup:
     """Escaped text, where words between backticks are set as code."""
-    parts = text.split("`")
+    parts = one_line(text).split("`")
     if len(parts) % 2 == 0:  # one has no partner: it is a part of a name
-        return escape(text)
+        return escape(one_line(text))
     marked = (
         Markup("<code>{}</code>").format(part) if i % 2 else escape(part) for i, part in enumerate(parts)
     )
