@@ -8,6 +8,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -181,7 +182,7 @@ def fix_export(source: Path | onnx.ModelProto, feeds: Feeds, options: HookOption
 def module_of(node: onnx.NodeProto) -> str:
     """The name of the innermost module that a node was exported from; "" for the model itself."""
     scopes = next((item.value for item in node.metadata_props if item.key == SCOPES), "")
-    if scopes:
+    with suppress(Exception):  # what others wrote there is no list of names
         return str(["", *ast.literal_eval(scopes)[:-1]][-1])
     path: list[str] = []
     for part in node.name.split("/")[1:-1]:  # "/blocks/blocks.0/norm/Pow" is of blocks.0.norm

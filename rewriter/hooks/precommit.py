@@ -56,7 +56,7 @@ def fix_committed(path: Path, options: dict[str, Any]) -> bool:
     changed = path.read_bytes() != before
     if not changed:
         raw.unlink()
-    elif shutil.which("git") and _git(raw.parent, "check-ignore", "-q", raw.name).returncode == 1:
+    elif shutil.which("git") and _git(raw.parent, "check-ignore", "-q", "--", raw.name).returncode == 1:
         exclude = raw.parent / _git(raw.parent, "rev-parse", "--git-path", "info/exclude").stdout.strip()
         exclude.parent.mkdir(exist_ok=True)
         with exclude.open("a", encoding="utf-8") as stream:

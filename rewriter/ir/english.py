@@ -52,7 +52,12 @@ class _Spelled(dict[int, str | int]):
 
     def __missing__(self, code: int) -> str | int:
         spelled = unicodedata.category(chr(code)) in ("Cc", "Cf", "Cs", "Zl", "Zp")
-        self[code] = ascii(chr(code))[1:-1] if spelled and code not in (0x200C, 0x200D) else code
+        if not spelled or code in (0x200C, 0x200D):
+            self[code] = code
+        elif 0xDC80 <= code <= 0xDCFF:  # a byte of a file's name that is no text
+            self[code] = f"\\x{code - 0xDC00:02x}"
+        else:  # as shells read it, too
+            self[code] = f"\\u{code:04x}" if 0x80 <= code <= 0xFF else ascii(chr(code))[1:-1]
         return self[code]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.ir.english import one_line
+from rewriter.ir.model.writing import UNENCODABLE
 from rewriter.runtime.inputs.samples import DataSource
 
 SCHEMA_VERSION = 1
@@ -74,8 +75,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(part) for part in value]
-    if isinstance(value, Path):
-        return str(value)
+    if isinstance(value, (str, Path)):
+        return str(value).encode(errors=UNENCODABLE).decode()
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

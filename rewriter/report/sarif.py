@@ -6,6 +6,7 @@ The format is OASIS Standard "Static Analysis Results Interchange Format (SARIF)
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -107,4 +108,4 @@ def _uri(path: Path | None) -> str | None:
     """Returns a relative reference for a relative path, a file: URI for an absolute one (RFC 3986, 3.4.3)."""
     if path is None:
         return None
-    return path.as_uri() if path.is_absolute() else quote(path.as_posix())
+    return path.as_uri() if path.is_absolute() else quote(os.fsencode(path.as_posix()))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,14 +109,27 @@ def test_a_name_of_a_file_is_on_one_line_too(tmp_path: Path) -> None:
         assert "\u202e" not in text and not FORGED.search(text)
 
 
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="names of files are Unicode there")
+def test_a_name_of_a_file_need_not_be_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "m\udcff.onnx"
+    save(graph("g (float[2] x) => (float[2] y) { y = Exp(x) }"), tmp_path / name)
+    command = ["scan", name, "--json", "r.json", "--sarif", "r.sarif", "--report", "r.html"]
+    for words in (command, ["report", "r.json", "-o", "again.html"]):
+        outcome = CliRunner().invoke(cli.app, words)
+        assert outcome.exit_code == 0, outcome.output
+    assert "m%FF.onnx" in (tmp_path / "r.sarif").read_text()
+    assert "m\\udcff.onnx" in (tmp_path / "again.html").read_text()
+
+
 @pytest.mark.parametrize(
-    "word", ["plain", "two words", "it's", "a\nb'c\\d", "é\u202e", "\x1b[1m ::error::", "$(id)"]
+    "word", ["plain", "two words", "it's", "a\nb'c\\d", "é\u202e\x9b", "\udcff", "\x1b[1m ::error::", "$(id)"]
 )
 def test_a_printed_command_is_one_line_that_a_shell_reads_as_the_words(word: str) -> None:
     line = command_line(["printf", "%s|%s", word, Path(f"-{word}")])
     assert line == one_line(line)
     output = subprocess.run(["bash", "-c", line], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"})
-    assert output.stdout.decode() == f"{word}|./-{word}"
+    assert output.stdout == os.fsencode(f"{word}|./-{word}")
 
 
 def test_tables_and_own_colours_stay() -> None:

@@ -9,11 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 from paths import ROOT
 from typer.testing import CliRunner
 
 from rewriter import cli
+from rewriter.hooks.fixing import SCOPES, module_of
 
 MODELS = ROOT / "models"
 
@@ -108,6 +110,13 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def pre_commit(*arguments: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pre_commit", *arguments]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("text", ["x(", "3", "{}", "[" * 300, "['', 'encoder.norm', 'n']"])
+def test_what_others_wrote_about_modules_ends_no_run(text: str) -> None:
+    node = onnx.helper.make_node("Relu", ["x"], ["y"], name="/encoder/encoder.norm/Relu")
+    onnx.helper.set_model_props(node, {SCOPES: text})  # type: ignore[arg-type]
+    assert module_of(node) == "encoder.norm"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the script in front of PATH is one of a POSIX shell")

@@ -175,3 +175,8 @@ def test_the_preset_does_the_same_and_names_the_command(tmp_path: Path) -> None:
     following, engine = next_step(result), output.with_suffix(".engine")
     assert following.commands["trtexec"] == f"trtexec --onnx={output} --saveEngine={engine} $(cat {trtexec})"
     assert not following.remarks, "nothing about --stronglyTyped"
+
+
+@pytest.mark.parametrize("name", ['a"""\nraise SystemExit\n""".onnx', "it's \\", "'\"\u202e"])
+def test_the_name_of_a_file_is_no_code(name: str) -> None:
+    assert name in str(module_of(weak_typing.python_code((), name)).__doc__)
