@@ -72,8 +72,8 @@ class Driver:
                 events = _run_one(draft, step, context, strict, [r.name for r in results])
             except Exception as error:
                 raise_signal()
-                if not self.lenient or step.stage is Stage.LOWERING:
-                    raise
+                if not self.lenient or step.stage is Stage.LOWERING or isinstance(error, UsageError):
+                    raise  # a UsageError: the plan that the user gave does not fit
                 failure = described(error)
                 draft = None  # half-edited
             changes = tuple(event for event in events if isinstance(event, Change))
