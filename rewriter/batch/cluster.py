@@ -1,16 +1,18 @@
 """Runs the models of a batch on a Ray cluster, whose workers need not share our disk.
 
-Models and samples travel as bytes. Ray runs a task again if its worker dies, so that nothing is lost.
+Models and samples travel as bytes. Ray runs a task again if its worker dies, so that nothing is lost. Ray
+itself has a process of its own, which ends if the head of the cluster dies.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from rewriter.batch.machine import Process, Tick, error_line, make_folder
 from rewriter.batch.models import Entry
 from rewriter.batch.state import Ends, Outcome, memory_needed, model_files, option_files
 from rewriter.hazards.planning.weak_typing import constraint_files
-from rewriter.ir.errors import RewriterError, UsageError
+from rewriter.ir import children
+from rewriter.ir.errors import NativeError, RewriterError, UsageError
 from rewriter.ir.model import data_files, write_text
 from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.writing import publish
@@ -28,6 +31,18 @@ RETRIES = 5
 """Times that Ray runs a task again after the death of its worker."""
 
 WAIT_SECONDS = 0.2
+
+CHECK_SECONDS = 5.0
+"""Between two looks at the machines that live."""
+
+NOBODY_SECONDS = 60.0
+"""That a cluster without a machine for models has to get one again."""
+
+HEAD_SECONDS = 30
+"""That the head of a cluster has to come back, before Ray ends each process that is connected to it."""
+
+ANSWER_SECONDS = 600.0
+"""Deadline of one step of the connection, which may send or write a result of several GB."""
 
 Packed = Mapping[str, bytes]
 """Contents by path, relative to a folder, with `/`."""
@@ -113,21 +128,38 @@ class Cluster:
         self.shared: dict[Path, Any] = {}
         self.task = ray.remote(run_task)
 
-    def run(self, entries: Sequence[Entry], tick: Tick) -> Ends:
-        """Yields each model with its outcome as it ends; closing the generator cancels the others."""
-        waiting, running = list(entries), dict[Any, Entry]()
-        try:
-            while waiting or running:
-                tick()
-                while waiting and len(running) < self.jobs:
-                    entry = waiting.pop(0)
-                    running[self._submit(entry)] = entry
-                for reference in self.ray.wait(list(running), timeout=WAIT_SECONDS)[0]:
-                    entry = running.pop(reference)
-                    yield entry, self._outcome(entry, reference)
-        finally:
-            for reference in running:
-                self.ray.cancel(reference, force=True)
+    def run(self, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Outcome] | None]:
+        """Yields each model with its outcome as it ends, and None while it waits.
+
+        A task that reserves more memory than any machine has, since one died, would wait forever: it is
+        started again with what there is, and has crashed if no machine comes for a minute.
+        """
+        waiting, running, checked = list(entries), dict[Any, tuple[Entry, int]](), time.monotonic()
+        placeable = checked
+        while waiting or running:
+            while waiting and len(running) < self.jobs:
+                running |= self._started(waiting.pop(0))
+            for reference in self.ray.wait(list(running), timeout=WAIT_SECONDS)[0]:
+                entry, _ = running.pop(reference)
+                yield entry, self._outcome(entry, reference)
+            if (now := time.monotonic()) > checked + CHECK_SECONDS:
+                checked, most = now, self._most_memory()
+                placeable = placeable if most is None else now
+                lost = [one for one, (_, memory) in running.items() if most is None or memory > most]
+                for reference in lost if most is not None or now > placeable + NOBODY_SECONDS else ():
+                    self.ray.cancel(reference, force=True)
+                    entry, _ = running.pop(reference)
+                    if most is None:
+                        yield entry, Outcome("crashed", "no machine that is left in the cluster can run it")
+                    else:
+                        running |= self._started(entry)
+            yield None
+
+    def _most_memory(self) -> int | None:
+        """Memory of the largest machine that lives and can run a model; None if there is no such machine."""
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        able = [node for node in nodes if node.get("CPU", 0) >= 1 and node.get("GPU", 0) >= self.gpus]
+        return max((int(node.get("memory", 0)) for node in able), default=None)
 
     def _outcome(self, entry: Entry, reference: Any) -> Outcome:
         """What a task returned; its death counts as a crash when Ray has run it often enough."""
@@ -142,18 +174,17 @@ class Cluster:
         except RewriterError as error:
             return Outcome("refused", error_line(error))
 
-    def _submit(self, entry: Entry) -> Any:
-        """Starts a task; files that models share are stored once. None asks for more memory than there is."""
+    def _started(self, entry: Entry) -> dict[Any, tuple[Entry, int]]:
+        """Starts a task, with the bytes that it reserves; files that models share are stored once."""
         packed: dict[Path, Any] = {entry.model: pack(entry.model.parent, model_files(entry.model))}
         packed |= {
             path: self._stored(path) for paths in option_files(entry.options).values() for path in paths
         }
-        machines = [node["Resources"].get("memory", 0) for node in self.ray.nodes() if node["Alive"]]
-        memory = min(memory_needed(entry.model), int(max(machines)))
+        memory = min(memory_needed(entry.model), self._most_memory() or 0)
         resources = {"num_cpus": 1, "num_gpus": self.gpus, "memory": memory, "max_retries": RETRIES}
-        return self.task.options(**resources).remote(
-            entry, self.seconds, __version__, list(packed), *packed.values()
-        )
+        task = self.task.options(**resources)
+        reference = task.remote(entry, self.seconds, __version__, list(packed), *packed.values())
+        return {reference: (entry, memory)}
 
     def _stored(self, path: Path) -> Any:
         if path not in self.shared:
@@ -161,30 +192,72 @@ class Cluster:
         return self.shared[path]
 
 
-@contextmanager
-def connected(address: str, *, gpus: float, jobs: int, seconds: float) -> Iterator[Cluster]:
-    """Connects to a cluster for the length of the block.
+class _Member:
+    """This machine as a member of a cluster. Ray ends the process that holds it if the cluster's head dies.
 
     Raises:
         UsageError: Ray is not installed, does not answer, or has too few GPUs.
     """
-    try:
-        import ray  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        hint = "pip install ray, on each machine of the cluster"
-        raise UsageError("Ray is not installed", option="ray", hint=hint) from error
-    with redirect_stdout(sys.stderr):  # Ray prints there, until it is shut down; --json - goes there, too
+
+    def __init__(self, address: str, *, gpus: float, jobs: int, seconds: float) -> None:
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(HEAD_SECONDS))
+        try:
+            import ray  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            hint = "pip install ray, on each machine of the cluster"
+            raise UsageError("Ray is not installed", option="ray", hint=hint) from error
+        self.ray = ray
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             what = f"no Ray cluster answers: {str(error).strip().splitlines()[0]}"
             hint = "start one: ray start --head; docs/batch.md shows how"
-            raise UsageError(what, option="ray", where=address, hint=hint) from error
+            raise UsageError(what, option="ray", where=address, hint=hint) from None
+        if (gpu_count := ray.cluster_resources().get("GPU", 0.0)) < gpus:  # Ray would wait forever
+            self.close()
+            what = f"the cluster has {gpu_count:g}, and each model reserves {gpus:g}"
+            hint = "ray start --address=HOST:PORT adds a machine to the cluster"
+            raise UsageError(what, option="gpus", hint=hint)
+        self.cluster = Cluster(ray, gpus=gpus, jobs=jobs, seconds=seconds)
+
+    def start(self, entries: Sequence[Entry]) -> None:
+        self.ends = self.cluster.run(entries)
+
+    def next(self) -> tuple[Entry, Outcome] | None:
+        return next(self.ends)
+
+    def close(self) -> None:
+        self.ray.shutdown()
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A member of a cluster in a process of its own, so that this one survives the cluster."""
+
+    member: children.Held
+
+    def run(self, entries: Sequence[Entry], tick: Tick) -> Ends:
+        """Yields each model with its outcome as it ends; the rest has crashed if the cluster is lost."""
+        left = {entry.name: entry for entry in entries}
         try:
-            if (gpu_count := ray.cluster_resources().get("GPU", 0.0)) < gpus:  # Ray would wait forever
-                what = f"the cluster has {gpu_count:g}, and each model reserves {gpus:g}"
-                hint = "ray start --address=HOST:PORT adds a machine to the cluster"
-                raise UsageError(what, option="gpus", hint=hint)
-            yield Cluster(ray, gpus=gpus, jobs=jobs, seconds=seconds)
-        finally:
-            ray.shutdown()
+            self.member.call("start", entries)
+            while left:
+                tick()
+                if (end := self.member.call("next", limit_s=ANSWER_SECONDS)) is not None:
+                    yield left.pop(end[0].name), end[1]
+        except NativeError as error:
+            what = f"the cluster is lost ({error.cause or error.what}): start its head again, then the batch"
+            yield from ((entry, Outcome("crashed", what)) for entry in left.values())
+
+
+@contextmanager
+def connected(address: str, *, gpus: float, jobs: int, seconds: float) -> Iterator[Connection]:
+    """Connects to a cluster for the length of the block.
+
+    Raises:
+        UsageError: Ray is not installed, does not answer, or has too few GPUs.
+    """
+    join = partial(_Member, address, gpus=gpus, jobs=jobs, seconds=seconds)
+    doing = "the connection to Ray"
+    with closing(children.held(join, doing=doing, limit_s=ANSWER_SECONDS, limited=False)) as member:
+        yield Connection(member)

@@ -15,6 +15,7 @@ from pathlib import Path
 from rewriter.batch.models import Entry
 from rewriter.batch.state import (
     FINISHED,
+    GIB,
     Ending,
     Ends,
     Outcome,
@@ -178,15 +179,23 @@ class Processes:
         jobs: Models at a time, if the largest fits so many times into the memory.
         memory_bytes: For all of them together; 0: no limit.
         seconds: Deadline of each model.
+        strict: Refuse a model that alone needs more memory; else it runs alone.
     """
 
     jobs: int
     memory_bytes: int
     seconds: float
+    strict: bool = False
 
     def run(self, entries: Sequence[Entry], tick: Tick) -> Ends:
         """Yields each model with its outcome as it ends; closing the generator stops those that run."""
-        largest = max((memory_needed(entry.model) for entry in entries), default=1)
+        needs = {entry.name: memory_needed(entry.model) for entry in entries}
+        large = [entry for entry in entries if self.strict and needs[entry.name] > self.memory_bytes]
+        for entry in large:
+            text = f"needs about {needs[entry.name] / GIB:.1f} GiB, and `memory` allows less: name more"
+            yield entry, Outcome("refused", text)
+        entries = [entry for entry in entries if entry not in large]
+        largest = max((needs[entry.name] for entry in entries), default=1)
         jobs = min(self.jobs, self.memory_bytes // largest) if self.memory_bytes else self.jobs
         processes = [Process(entry, self.seconds) for entry in entries]
         with ThreadPoolExecutor(max(1, jobs)) as threads:

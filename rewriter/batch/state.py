@@ -136,19 +136,20 @@ def digest(path: Path) -> str:
 
 GIB = 2**30
 
-BASE_BYTES = 0.8 * GIB
-"""For what does not grow with the weights. Measured on a model of 16 KB: 0.23 GiB; the rest is for samples
+BASE_BYTES = 0.5 * GIB
+"""For what does not grow with the weights. Measured on a model of 16 KB: 0.30 GiB; the rest is for samples
 and activations, which the size of a file does not tell."""
 
-BYTES_PER_BYTE = 8
-"""Memory of `fix` for each byte of a model and its weights. Measured with all its processes (PSS) on chains
-of MatMuls of 0.20 and 0.56 GiB, TensorRT-RTX's build included: 5.7 and 5.6."""
+BYTES_PER_BYTE = {"inside": 5, "external": 2}
+"""Memory of `fix` for each byte of a model's file, and of its external data, which is mapped, not read.
+Measured with all its processes (PSS) on chains of MatMuls, TensorRT-RTX's build included: 4.5 for 0.06 and
+0.19 GiB inside, 1.7 and 1.5 for 0.19 and 0.50 GiB of external data."""
 
 
 def memory_needed(model: Path) -> int:
-    """Estimated bytes that `fix` needs for a model; 0.8 GiB and 8 times the model with its weights."""
-    size = sum(file.stat().st_size for file in model_files(model) if file.is_file())
-    return int(BASE_BYTES + BYTES_PER_BYTE * size)
+    """Estimated bytes that `fix` needs for a model."""
+    inside, *external = (file.stat().st_size if file.is_file() else 0 for file in model_files(model))
+    return int(BASE_BYTES + BYTES_PER_BYTE["inside"] * inside + BYTES_PER_BYTE["external"] * sum(external))
 
 
 def set_aside(entry: Entry) -> str:

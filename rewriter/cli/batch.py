@@ -19,7 +19,7 @@ from rewriter.pipeline.options import BatchCommand, FixOptions
 from rewriter.pipeline.schema import declarations
 
 if TYPE_CHECKING:
-    from rewriter.batch.cluster import Cluster
+    from rewriter.batch.cluster import Connection
     from rewriter.batch.machine import Processes
 
 Models = Annotated[
@@ -76,7 +76,7 @@ def batch(
 
 
 @contextmanager
-def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Processes | Cluster, str]]:
+def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Processes | Connection, str]]:
     """What runs the models, and its name for people."""
     from rewriter.batch import cluster, machine, state
     from rewriter.ir.children import available_memory
@@ -92,4 +92,5 @@ def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Processes | Cluster, st
     jobs = jobs or max(1, (os.cpu_count() or 2) // 2)
     allowed = given.get("memory")
     budget = int(SHARE * available_memory() if allowed is None else allowed * state.GIB)
-    yield machine.Processes(jobs, budget, seconds), f"{count(jobs, 'job')} on this machine"
+    workers = machine.Processes(jobs, budget, seconds, strict=allowed is not None)
+    yield workers, f"{count(jobs, 'job')} on this machine"

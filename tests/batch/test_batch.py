@@ -159,6 +159,13 @@ def test_bad_usage_starts_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_model_that_needs_more_memory_than_is_allowed_is_refused(tmp_path: Path) -> None:
+    save(graph(BODIES["exp"]), tmp_path / "net.onnx")
+    done = rewriter("batch", tmp_path / "net.onnx", "-o", tmp_path / "out", "--memory=0.05", *FAST, code=1)
+    assert "net.onnx: needs about 0.5 GiB, and `memory` allows less" in done.stdout
+    assert not (tmp_path / "out" / "net.onnx").exists()
+
+
 def process(tmp_path: Path, limit_s: float) -> Process:
     model = save(graph(BODIES["exp"]), tmp_path / "exp.onnx")
     return Process(Entry("exp.onnx", model, tmp_path / "out.onnx"), limit_s)

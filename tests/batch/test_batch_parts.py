@@ -122,7 +122,7 @@ class Ray:
         return {"CPU": 2.0}
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"Alive": True, "Resources": {"memory": 4e9}}]
+        return [{"Alive": True, "Resources": {"CPU": 2.0, "memory": 4e9}}]
 
     def put(self, value: Any) -> Any:
         return value
@@ -144,8 +144,8 @@ def test_a_cluster_gets_all_that_a_model_needs_and_sends_its_result(tmp_path: Pa
     np.savez(tmp_path / "x.npz", x=np.ones(2, np.float32))
     options = {"inputs": tmp_path / "x.npz", "build": False}
     entries = [Entry(name, model, tmp_path / "out" / name, options) for name in ("net.onnx", "lost.onnx")]
-    run = Cluster(Ray(), gpus=0.0, jobs=0, seconds=60.0).run(entries, lambda: None)
-    ends = {entry.name: outcome for entry, outcome in run}
+    run = Cluster(Ray(), gpus=0.0, jobs=0, seconds=60.0).run(entries)
+    ends = {end[0].name: end[1] for end in run if end is not None}
     assert ends["net.onnx"].ending == "verified" and ends["net.onnx"].files == ("net.onnx",)
     assert (tmp_path / "out" / "net.onnx").is_file()
     assert ends["lost.onnx"].text == "Ray ran it 6 times: the worker died"

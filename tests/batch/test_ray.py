@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from graphs import graph
@@ -55,9 +57,9 @@ def environment() -> dict[str, str]:
 class Cluster:
     """The process that holds a cluster, and its address."""
 
-    def __init__(self) -> None:
+    def __init__(self, *memory_mib: int) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("ray_cluster.py")],
+            [sys.executable, Path(__file__).with_name("ray_cluster.py"), *map(str, memory_mib)],
             env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -70,9 +72,9 @@ class Cluster:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def kill_a_worker(self) -> None:
+    def kill(self, order: str = "kill") -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write("kill\n")
+        self.process.stdin.write(f"{order}\n")
         self.process.stdin.flush()
         assert self.answer() == "killed"
 
@@ -82,7 +84,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    made = Cluster()
+    made = Cluster(4096, 4096)
     yield made
     made.close()
 
@@ -114,11 +116,33 @@ def test_nothing_is_lost_with_a_worker(cluster: Cluster, models: Path) -> None:
         order, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert running.stderr is not None
-    first = running.stderr.readline()
-    cluster.kill_a_worker()
+    first = next(line for line in running.stderr if line.startswith("["))
+    cluster.kill()
     stdout, rest = running.communicate(timeout=300)
     assert running.returncode == 0, first + rest
     assert json.loads(stdout)["passed"], stdout  # what Ray prints on the death of a worker is not in it
     assert run(models, "-o", models.parent / "one", "--jobs=1", *FAST).returncode == 0
     assert results(fixed) == results(models.parent / "one")
     assert len(results(fixed)) == len(BODIES)
+
+
+@pytest.mark.parametrize("order", ["kill", "behead"])
+def test_a_batch_ends_if_a_large_worker_or_the_head_dies(order: str, models: Path, tmp_path: Path) -> None:
+    """Tasks of the only worker with memory for them are given to the small one; nobody replaces a head."""
+    cluster, fixed = Cluster(100, 4096), tmp_path / "fixed"
+    command = batch(models, "-o", fixed, "--ray", cluster.address, "--json=-", *FAST)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = subprocess.Popen(command, env=environment(), **pipes)
+    assert running.stderr is not None
+    first = next(line for line in running.stderr if line.startswith("["))
+    cluster.kill(order)
+    start = time.monotonic()
+    stdout, rest = running.communicate(timeout=300)
+    seconds = time.monotonic() - start
+    cluster.close()
+    endings = json.loads(stdout)["endings"]
+    assert sum(endings.values()) == len(BODIES), first + rest
+    assert running.returncode == (0 if order == "kill" else 1), stdout
+    assert order == "kill" or ("the cluster is lost" in stdout and endings["crashed"] < len(BODIES))
+    assert len([*fixed.glob("*.batch.json")]) == len(BODIES) - endings.get("crashed", 0)
+    assert seconds < 120

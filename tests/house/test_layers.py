@@ -43,8 +43,8 @@ BUDGETS = {
     "report": 2_645,
     "hooks": 805,
     "compat": 200,
-    "batch": 870,
-    "cli": 1_225,
+    "batch": 955,
+    "cli": 1_230,
     "__main__": 50,
 }
 """Most lines of Python in each room, as in docs/architecture.md: 36,000 in all. A room that needs more says
