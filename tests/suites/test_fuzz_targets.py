@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nightly import sized
 
-VALUE = re.compile(rb"\"[^\"]*\"|-?\\d[\\d.e+-]*|true|false|null|[\\[{]")
+VALUE = re.compile(rb'"[^"]*"|-?\d[\d.e+-]*|true|false|null|[\[{]')
 """A value of JSON or TOML, or the beginning of one."""
 
 ODD = (
