@@ -276,6 +276,18 @@ def test_zeros_that_operators_divide_by(
     assert words in str(refused(proto, tmp_path))
 
 
+def test_the_checkers_words_name_a_node_without_a_name(tmp_path: Path) -> None:
+    proto = base()
+    proto.graph.node.append(helper.make_node("TopK", ["x", "shape"], ["", "places"]))
+    assert "Node (TopK(places))'s output 0 is marked single" in str(refused(proto, tmp_path))
+
+
+def test_a_model_without_outputs(tmp_path: Path) -> None:
+    proto = base()
+    del proto.graph.output[:]
+    assert "m.onnx: it has no outputs" in str(refused(proto, tmp_path))
+
+
 @pytest.mark.parametrize("field", ["input", "output", "initializer"])
 def test_more_axes_than_arrays_have(field: str, tmp_path: Path) -> None:
     proto = base()

@@ -15,7 +15,7 @@ from rewriter.ir import children
 from rewriter.ir.errors import ModelError
 from rewriter.ir.model.external_data import map_external
 from rewriter.ir.model.facts import guarded
-from rewriter.ir.model.graphs import all_graphs
+from rewriter.ir.model.graphs import all_graphs, walk_nodes
 from rewriter.ir.model.mending import mend
 from rewriter.ir.model.model import Model, model_of
 from rewriter.ir.model.tensors import (
@@ -65,6 +65,8 @@ def check(model: Model) -> None:
     for value in proto.graph.output:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()  # the checker wants one, and compares it with nothing
+    for node in walk_nodes(proto.graph):  # the checker names a node by its name alone
+        node.name = node.name or f"{node.op_type}({next(filter(None, node.output), '')})"
     problem = guarded(_problem, proto, doing="the check of the graph", path=model.path)
     if problem is not None:
         what = f"the graph is invalid: {problem}"
