@@ -87,7 +87,10 @@ def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
     """Moves large initializers out of `proto`; without a path it is the caller's, and is copied first."""
     if path is None:
         proto = deepcopy(proto)
-    check_proto(proto, str(path or "model"))
+    where = str(path or "model")
+    check_proto(proto, where)
+    if not proto.graph.output:
+        raise ModelError("it has no outputs", where=where, hint="name the tensors to compute as outputs")
     _clear_placeholders(proto)
     model = Model(proto, path=path)
     opened: dict[Path, Array] = {}
@@ -101,7 +104,7 @@ def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
     if memory and model.size > memory:
         size = f"{model.size / 2**30:.0f} GiB"
         what = f"its weights need {size}, over {MOST_OF_MEMORY} times this machine's memory"
-        raise ModelError(what, where=str(path or "model"), hint="take a machine with more memory")
+        raise ModelError(what, where=where, hint="take a machine with more memory")
     model.proto = deepcopy(proto)  # a message keeps the memory of cleared fields until it is gone
     return model
 

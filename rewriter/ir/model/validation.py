@@ -88,10 +88,6 @@ def check_proto(proto: onnx.ModelProto, where: str) -> None:
             inconsistent; the message names the node or tensor.
     """
     _check_text(proto, where)
-    if not proto.graph.output:
-        raise ModelError(
-            "it has no outputs", where=where, hint="name the tensors to compute as graph outputs"
-        )
     for opset in (*proto.opset_import, *(o for f in proto.functions for o in f.opset_import)):
         least = 1 if opset.domain in STANDARD_DOMAINS else 0
         if not least <= opset.version <= LARGEST_VERSION:
