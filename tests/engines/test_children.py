@@ -15,6 +15,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -140,13 +142,23 @@ class Sleeper:
         return "slept"
 
 
-# -- both kinds of children -------------------------------------------------------------------
+# -- all kinds of children --------------------------------------------------------------------
 
 
 def fork(function: Callable[..., Any], *arguments: Any, limit_s: float = 60.0) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(children, "CALL_S", limit_s)
         return children.call(function, *arguments, doing="the work")
+
+
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(work).result(timeout=120)
+
+
+def served(function: Callable[..., Any], *arguments: Any, limit_s: float = 60.0) -> Any:
+    """A fork of the server, since this thread lives, too."""
+    return in_a_thread(partial(fork, function, *arguments, limit_s=limit_s))
 
 
 def run(function: Callable[..., Any], *arguments: Any, limit_s: float = 60.0, **more: Any) -> tuple[Any, str]:
@@ -157,12 +169,15 @@ def interpreter(function: Callable[..., Any], *arguments: Any, limit_s: float = 
     return run(function, *arguments, limit_s=limit_s)[0]
 
 
-BOTH = pytest.mark.parametrize(
-    "way", [pytest.param(fork, id="a fork", marks=forks), pytest.param(interpreter, id="an interpreter")]
+FORK, INTERPRETER = (
+    pytest.param(fork, id="a fork", marks=forks),
+    pytest.param(interpreter, id="an interpreter"),
 )
+SERVED = pytest.param(served, id="a fork of the server", marks=forks)
+WAYS = pytest.mark.parametrize("way", [FORK, SERVED, INTERPRETER])
 
 
-@BOTH
+@pytest.mark.parametrize("way", [FORK, INTERPRETER])
 @pytest.mark.parametrize("size", [0, 1_000_000])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
 def test_arrays_go_there_and_back(way: Callable[..., Any], size: int, dtype: type) -> None:
@@ -182,7 +197,7 @@ ENDS = [
 ]
 
 
-@BOTH
+@WAYS
 @pytest.mark.parametrize(("function", "arguments", "message", "cause"), ENDS)
 def test_what_ends_a_child_is_an_error_and_the_next_call_works(
     way: Callable[..., Any],
@@ -197,7 +212,7 @@ def test_what_ends_a_child_is_an_error_and_the_next_call_works(
     assert way(os.getpid) != os.getpid()
 
 
-@BOTH
+@WAYS
 def test_exceptions_come_back_whole(way: Callable[..., Any]) -> None:
     with pytest.raises(EngineError) as caught:
         way(fail)
@@ -295,6 +310,10 @@ def test_processes_left_by_a_finished_child_are_killed(pids: Path) -> None:
 
 LIVES = {
     "an idle fork": "t.fork(t.leave_grandchild, pids); t.hang()",
+    "an idle fork of the server": "t.served(t.leave_grandchild, pids); t.hang()",
+    "a fork of the server that hangs": (
+        "t.threading.Thread(target=t.fork, args=(t.hang_with_a_child, pids), daemon=True).start(); t.hang()"
+    ),
     "a fork that hangs": "t.fork(t.hang_with_a_child, pids)",
     "an interpreter that hangs": "t.run(t.hang_with_a_child, pids)",
 }
@@ -352,16 +371,115 @@ def test_a_fork_has_children_of_its_own() -> None:
 
 
 @forks
-def test_a_child_prints_whatever_its_parent_held_at_the_fork() -> None:
+def test_a_child_prints_whatever_its_parent_held_at_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bar that another thread draws holds the lock of the terminal now and then."""
-    console = Console(file=sys.stderr, force_terminal=True)
-    with Progress(console=console, transient=True) as bars, console._lock:
+    monkeypatch.setattr(children, "WATCHERS", {*children.WATCHERS, __name__})
+    console, holds, over = Console(file=sys.stderr, force_terminal=True), threading.Event(), threading.Event()
+
+    def draw() -> None:
+        with console._lock:
+            holds.set()
+            over.wait(60)
+
+    with Progress(console=console, transient=True) as bars:
         bars.add_task("drawn")
-        answers: list[Array] = []
-        caller = threading.Thread(target=lambda: answers.append(fork(doubled, np.ones(1))))
-        caller.start()
-        caller.join(30)
-    assert answers == [2.0]
+        threading.Thread(target=draw).start()
+        holds.wait()
+        try:
+            assert fork(doubled, np.ones(1)) == 2.0
+            assert not children._servers
+        finally:
+            over.set()
+
+
+# -- threads ----------------------------------------------------------------------------------
+
+
+class Server:
+    """The parent of a fork."""
+
+    def pid(self) -> int:
+        return os.getppid()
+
+
+@contextlib.contextmanager
+def computing() -> Iterator[list[int]]:
+    """Another thread in which OpenBLAS has its threads multiply; yields the products so far."""
+    over, products, vector = threading.Event(), [0], np.ones(400_000)
+
+    def multiply() -> None:
+        while not over.is_set():
+            vector.dot(vector)
+            products[0] += 1
+
+    thread = threading.Thread(target=multiply, daemon=True)
+    thread.start()
+    yield products
+    over.set()
+    thread.join(60)
+    assert not thread.is_alive(), "a product waits for threads that OpenBLAS ended before a fork"
+
+
+@forks
+def test_a_fork_does_not_end_the_threads_that_compute_for_another() -> None:
+    with computing() as products:
+        for _ in range(20):
+            before = products[0]
+            with contextlib.closing(children.Child(Server, doing="the work", limit_s=60.0)) as child:
+                assert child.call("pid") != os.getpid(), "the server is its parent"
+            deadline = time.monotonic() + 60
+            while products[0] == before and time.monotonic() < deadline:
+                time.sleep(0.001)
+
+
+@forks
+def test_a_server_that_was_killed_is_replaced() -> None:
+    def parents() -> Iterator[int]:
+        for _ in range(2):
+            with contextlib.closing(children.Child(Server, doing="the work", limit_s=60.0)) as child:
+                yield child.call("pid")
+            os.kill(children._servers[0]._process.pid, signal.SIGKILL)
+            with pytest.raises(NativeError, match=r"the process that others are forked from crashed"):
+                children.Child(Server, doing="the work", limit_s=60.0)
+
+    first, second = in_a_thread(lambda: [*parents()])
+    assert first != second
+
+
+class Held:
+    """An array, and the file that it is mapped from."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def described(self) -> tuple[float, bool]:
+        address = self.array.ctypes.data
+        with Path("/proc/self/maps").open() as table:
+            for line in table:
+                start, end = (int(number, 16) for number in line.split()[0].split("-"))
+                if start <= address < end:
+                    return float(self.array[-1]), line.rstrip().endswith("weights")
+        raise AssertionError
+
+
+@forks
+@pytest.mark.parametrize("change", ["", "replaced", "removed"])
+def test_weights_that_lie_in_a_file_are_shared_with_forks_of_the_server(tmp_path: Path, change: str) -> None:
+    file = tmp_path / "weights"
+    np.arange(1 << 20, dtype=np.float32).tofile(file)
+    array: Array = np.asarray(np.memmap(file, np.float32, "r"))[1000:]
+    if change == "replaced":
+        np.zeros(1 << 20, np.float32).tofile(tmp_path / "new")
+        (tmp_path / "new").replace(file)
+    elif change:
+        file.unlink()
+
+    def described() -> Any:
+        make = partial(Held, array)
+        with contextlib.closing(children.Child(make, doing="the work", limit_s=60.0)) as child:
+            return child.call("described")
+
+    assert in_a_thread(described) == ((1 << 20) - 1, not change)
 
 
 # -- libraries in forks -----------------------------------------------------------------------

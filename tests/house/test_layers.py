@@ -32,7 +32,7 @@ ROOMS = (
 """From the ground up: a room imports from itself and from those below it (docs/architecture.md)."""
 
 BUDGETS = {
-    "ir": 6_571,
+    "ir": 6_785,
     "runtime": 6_530,
     "hazards": 3_445,
     "passes": 5_490,

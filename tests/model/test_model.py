@@ -141,7 +141,7 @@ class TestExternalData:
     def test_external_data_is_mapped_and_saved_next_to_the_model(self, tmp_path: Path) -> None:
         source = load(_external(tmp_path))
         assert source.external
-        assert isinstance(source.weights["w"], np.memmap)
+        assert source.weights["w"].base is not None, "mapped"
         (tmp_path / "out").mkdir()
         saved = save(source, tmp_path / "out" / "fixed.onnx")
         assert {p.name for p in (tmp_path / "out").iterdir()} == {"fixed.onnx", "fixed.onnx.data"}

@@ -63,8 +63,9 @@ def map_external(tensor: onnx.TensorProto, model: Path | None, opened: dict[Path
         raise ModelError(text, where=where, hint=AS_ONE)
     start, dtype = int(offset), onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     if file not in opened and needed:
-        mapped = len(opened) < MOST_MAPPED
-        opened[file] = np.memmap(file, np.uint8, "r") if mapped else frozen(np.fromfile(file, np.uint8))
+        mapped = len(opened) < MOST_MAPPED  # as plain arrays, which are pickled without a copy
+        content = np.asarray(np.memmap(file, np.uint8, "r")) if mapped else np.fromfile(file, np.uint8)
+        opened[file] = frozen(content)
     data = opened[file][start : start + needed] if needed else frozen(np.zeros(0, np.uint8))
     return data if tensor.data_type in PACKED_TYPES else data.view(dtype).reshape(tuple(tensor.dims))
 

@@ -14,6 +14,7 @@ from rewriter.hazards.planning import weak_typing
 from rewriter.hazards.quirks import not_repaired
 from rewriter.hazards.survey import LOW_TYPES
 from rewriter.ir.base import Stage
+from rewriter.ir.children import processor_s
 from rewriter.ir.errors import ArithmeticRunError, NativeError
 from rewriter.ir.model import Array, Model, load, save, set_metadata
 from rewriter.ir.model.output_files import work_folder
@@ -29,7 +30,7 @@ from rewriter.jobs.fix.judge import Judge
 from rewriter.jobs.fix.making import Subject
 from rewriter.jobs.fix.provenance import SAMPLES, UNFINISHED, source_hash, stamp
 from rewriter.jobs.fix.result import FixResult
-from rewriter.jobs.search.effort import RunCost, pays_on_cuda, processor_s
+from rewriter.jobs.search.effort import RunCost, pays_on_cuda
 from rewriter.judge.arithmetic_checks import explained
 from rewriter.judge.expected import MOST_SAMPLES, Expected, expected_outputs, judging
 from rewriter.judge.judge import Standard

@@ -5,8 +5,6 @@ What one run of the original took decides, in processor time, so that the load o
 
 from __future__ import annotations
 
-import math
-import os
 from dataclasses import dataclass
 
 from rewriter.hazards.planning.costs import products
@@ -29,11 +27,6 @@ FULL_S = 10.0
 
 MOST, FEWER = 12, 5
 """Plans that a search for a budget evaluates: for quick models, and for slow ones."""
-
-
-def processor_s() -> float:
-    """Processor seconds of this process and of its children that have ended, in which ONNX Runtime runs."""
-    return math.fsum(os.times()[:4])
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from dataclasses import replace
 from itertools import islice, zip_longest
 
 from rewriter.ir.base import Context, Target
+from rewriter.ir.children import processor_s
 from rewriter.ir.model import Model
 from rewriter.ir.plan import Plan
-from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable, processor_s
+from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable
 from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit, Found, Goal
 from rewriter.jobs.search.trials import Candidate, Trials, bisect
 from rewriter.judge.arithmetic_checks import AS_FP32

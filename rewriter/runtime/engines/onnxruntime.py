@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from functools import partial
 
 import onnx
 
@@ -79,7 +80,7 @@ class Session(AbstractContextManager["Session"]):
         model, optimize, gpu = self._model, self._optimize, self._gpu
         with self._explained():
             self._held = children.held(
-                lambda: LocalSession(model, optimize=optimize, gpu=gpu, tf32=False),
+                partial(LocalSession, model, optimize=optimize, gpu=gpu, tf32=False),
                 doing="ONNX Runtime with CUDA" if gpu else "ONNX Runtime",
                 limit_s=RUN_S,
                 limited=not gpu,
