@@ -23,6 +23,10 @@ def main() -> None:
         sys.stdout.write(f"rewriter {__version__}\n")
         return
     signal.signal(signal.SIGINT, _end_at_once)
+    # of streams that are closed, the next files would get the numbers, and what is printed
+    for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
+        if stream is None and os.name == "posix":
+            os.dup2(os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY), number)
     from rewriter import cli
 
     try:

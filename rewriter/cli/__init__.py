@@ -16,7 +16,14 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from rewriter.cli.exits import BAD_INPUT, INTERRUPTED, echo, exit_codes, print_error, reader_may_leave
+from rewriter.cli.exits import (
+    BAD_INPUT,
+    INTERRUPTED,
+    echo,
+    exit_codes,
+    print_error,
+    streams,
+)
 from rewriter.cli.parameters import FLAG
 from rewriter.ir.errors import UsageError
 from rewriter.report.signals import listening
@@ -50,6 +57,10 @@ COMMANDS = {
 }
 
 
+CACHING = ("fix", "scan", "verify", "locate", "batch", "probe")
+"""Commands that use the user's cache folder."""
+
+
 def show_help(
     context: typer.Context,
     words: Annotated[list[str] | None, typer.Argument(metavar="[COMMAND]", show_default=False)] = None,
@@ -81,7 +92,12 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""
-        with exit_codes(), reader_may_leave():
+        with exit_codes():
+            if self.name in CACHING:
+                from rewriter.runtime.engines import caches
+
+                if problem := caches.obstacle():
+                    echo(f"warning: it works without a cache: {problem}", err=True)
             return super().invoke(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -179,9 +195,15 @@ GARBAGE_THRESHOLD = 20_000
 def main() -> None:
     """Runs the command that `sys.argv` names, and exits."""
     gc.set_threshold(GARBAGE_THRESHOLD)
-    with listening() as signals:
+    with listening() as signals, streams() as out:
         try:
-            app(prog_name="rewriter")
+            try:
+                app(prog_name="rewriter")
+            finally:
+                sys.stdout.flush()
+                if out.error and not isinstance(out.error, BrokenPipeError):
+                    echo(f"error: standard output: {out.error.strerror}: not all was printed", err=True)
+                    raise SystemExit(BAD_INPUT)
         except SystemExit as end:
             if signals.received == SIGINT and not signals.reported:  # Typer ends in silence outside a command
                 echo("interrupted", err=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, STDOUT, reader_may_leave, write_document
+from rewriter.cli.exits import FAILED, STDOUT, write_document
 from rewriter.cli.parameters import Json, Quiet, check_extra, configured, with_options
 from rewriter.ir.english import count
 from rewriter.ir.errors import UsageError
@@ -64,8 +64,7 @@ def batch(
     with _workers(given) as (workers, where), progress(shown=not quiet, lines=True) as shown:
         records = run_batch(todo, workers.run, shown, again=given.get("again", False))
     summary = Summary(records, where, time.monotonic() - start)
-    with reader_may_leave():
-        print_summary(summary, console(stderr=json == STDOUT), quiet=quiet)
+    print_summary(summary, console(stderr=json == STDOUT), quiet=quiet)
     for path in [*reports, *([] if json is None else [json])]:
         if path.suffix.lower() == JUNIT:
             write_text(as_junit(summary), path)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rewriter.cli import Command, Group
-from rewriter.cli.exits import STDOUT, echo, exit_codes, reader_may_leave, write_document
+from rewriter.cli.exits import STDOUT, echo, exit_codes, write_document
 from rewriter.cli.parameters import Json, check_outputs, completer
 from rewriter.pipeline.options import KEYS
 
@@ -21,7 +21,7 @@ def _listing(list_all: Callable[..., None], text: str) -> typer.Typer:
     @group.callback(invoke_without_command=True)
     def run(context: typer.Context) -> None:
         if context.invoked_subcommand is None:
-            with exit_codes(), reader_may_leave():
+            with exit_codes():
                 list_all()
 
     group.command("list", cls=Command)(list_all)

@@ -15,6 +15,7 @@ import textwrap
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedWriter, FileIO, TextIOWrapper
 from json import dumps
 from pathlib import Path
 from typing import Any, NoReturn
@@ -59,10 +60,21 @@ def exit_codes() -> Iterator[None]:
         if isinstance(error, RewriterError):
             print_error(error)
             raise typer.Exit(UNBUILDABLE if isinstance(error, UnbuildableError) else BAD_INPUT) from None
+        if isinstance(error, OSError) and not _in_a_folder():
+            hint = "  what to do: go to one that exists"
+            _stop("error: the working folder was removed", hint, code=BAD_INPUT)
         if isinstance(error, MemoryError):
             _stop(f"error: memory ran out: {error}", f"  what to do: {MEMORY}", code=BAD_INPUT)
         echo(*textwrap.indent(traceback.format_exc().rstrip(), "  ").splitlines(), err=True)
         _stop("this is a defect of rewriter: please report it with the lines above", code=DEFECT)
+
+
+def _in_a_folder() -> bool:
+    """False if the working folder was removed, and names without a folder mean nothing."""
+    try:
+        return bool(Path.cwd())
+    except OSError:
+        return False
 
 
 def _interrupted(remark: str) -> NoReturn:
@@ -76,14 +88,42 @@ def _stop(*lines: str, code: int) -> NoReturn:
     raise typer.Exit(code) from None
 
 
+class Stream(FileIO):
+    """Standard output or error of a command, whose result is in files: nobody has to read what is printed.
+
+    Attributes:
+        error: The first one of a write, of which the program says at its end: all that follows is dropped.
+    """
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Writes, or keeps the error."""
+        try:
+            return super().write(data) if self.error is None else len(data)
+        except OSError as error:
+            self.error = error
+            return len(data)
+
+
 @contextmanager
-def reader_may_leave() -> Iterator[None]:
-    """Ignores a closed pipe: `| head` may have read enough, and the exit code still gives the verdict."""
+def streams() -> Iterator[Stream]:
+    """Prints through `Stream` in the block, unless it is a console of Windows; yields standard output."""
+    before, raw = (sys.stdout, sys.stderr), (Stream(1, "w", closefd=False), Stream(2, "w", closefd=False))
+    sys.stdout, sys.stderr = (
+        TextIOWrapper(
+            BufferedWriter(new), getattr(old, "encoding", None), errors, line_buffering=new.isatty()
+        )
+        if os.name == "posix" or not new.isatty()
+        else old
+        for new, old, errors in zip(raw, before, ("replace", "backslashreplace"), strict=True)
+    )
     try:
-        yield
+        yield raw[0]
+    finally:
         sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = before
 
 
 STDOUT = Path("-")
@@ -105,5 +145,4 @@ def write_document(content: Any, json: Path) -> None:
     if json != STDOUT:
         write_json(content, json)
         return
-    with reader_may_leave():
-        typer.echo(dumps(content, indent=2, allow_nan=False))
+    typer.echo(dumps(content, indent=2, allow_nan=False))

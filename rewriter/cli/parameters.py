@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin, 
 import typer
 from typer.models import ArgumentInfo
 
-from rewriter.cli.exits import PAGES, STDOUT, echo, is_page, reader_may_leave, write_document
+from rewriter.cli.exits import PAGES, STDOUT, echo, is_page, write_document
 from rewriter.ir.english import command_line
 from rewriter.ir.errors import OutputError, UsageError
 from rewriter.pipeline.options import DATA, OUTCOME, PANELS
@@ -105,8 +105,7 @@ class Outputs:
             except OutputError as error:
                 failures.append(error)
         out = console(stderr=STDOUT in (self.json, self.report))
-        with reader_may_leave():
-            report.print_result(result, out, verbosity=int(self.verbose) - int(self.quiet))
+        report.print_result(result, out, verbosity=int(self.verbose) - int(self.quiet))
         for failure in failures:
             model = getattr(result, "output", None)
             also = f"; the model was written to {model}" if model else ""
@@ -217,8 +216,9 @@ def configured(given: Mapping[str, Any], model: Path | None = None, *, quiet: bo
 
     configuration = config.load()
     warnings = [*configuration.warnings]
-    beside = model.absolute().parent / "rewriter.toml" if model else None
-    if beside and beside != configuration.file and beside.is_file():
+    beside = model.parent / "rewriter.toml" if model else None
+    here = configuration.file
+    if beside and beside.is_file() and not (here and beside.samefile(here)):
         warnings.append(f"{beside} is not read: configuration is that of the current folder's project")
     for warning in warnings:
         echo(f"warning: {warning}", err=True)
@@ -250,9 +250,9 @@ def check_extra(option: str, path: Path | None, inputs: Iterable[Any], endings: 
     from rewriter.ir.model.output_files import overwrites
 
     place: Any = {"option": option, "where": str(path)}
-    if not path.absolute().parent.is_dir():
+    if not path.parent.is_dir():
         raise OutputError("its folder does not exist", hint="make it first", **place)
-    if not os.access(path.absolute().parent, os.W_OK):
+    if not os.access(path.parent, os.W_OK):
         raise OutputError("its folder cannot be written", hint="name another folder", **place)
     if path.is_dir():
         raise OutputError("it is a folder", hint="name a file in it", **place)

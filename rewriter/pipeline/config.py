@@ -174,7 +174,7 @@ def load(folder: Path | None = None, environment: Mapping[str, str] | None = Non
             writes files in a file of another user; the message names the file or the variable.
     """
     variables = os.environ if environment is None else environment
-    path, notes = _find(Path.cwd() if folder is None else folder, variables.get(CONFIG, ""))
+    path, notes = _find(Path() if folder is None else folder, variables.get(CONFIG, ""))
     # an empty variable sets nothing, as in most shells and CI files
     texts = {name: text for name, key in KEYS.items() if (text := variables.get(key.variable, "").strip())}
     values = {name: read(KEYS[name], Text(text), KEYS[name].variable) for name, text in texts.items()}
@@ -205,7 +205,10 @@ def _find(start: Path, named: str) -> tuple[Path | None, tuple[str, ...]]:
         if not Path(named).is_file():
             raise UsageError(f"there is no file {named}", where=CONFIG, hint="name a file, or none")
         return Path(named).absolute(), ()
-    start = Path(os.path.abspath(start))  # noqa: PTH100  # without `..`, but with links
+    try:
+        start = Path(os.path.abspath(start))  # noqa: PTH100  # without `..`, but with links
+    except OSError:  # the current folder was removed
+        return None, ()
     for folder in (start, *start.parents):
         # os.path, as a folder may not be readable
         here = [folder / name for name in (OWN, SHARED) if os.path.isfile(folder / name)]  # noqa: PTH113

@@ -31,10 +31,6 @@ class _Console(Console):
                 shown.plain = one_line(shown.plain)
         super().print(*(one_line(shown) if isinstance(shown, str) else shown for shown in objects), **more)
 
-    def on_broken_pipe(self) -> None:
-        """Let the caller handle it: rich would exit with 1, which here means a failed verification."""
-        raise BrokenPipeError
-
 
 def console(stream: IO[str] | None = None, *, stderr: bool = False) -> Console:
     """Returns a console that prints names verbatim, without markup or highlighting.

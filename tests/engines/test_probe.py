@@ -223,7 +223,7 @@ def test_measured_answers_are_cached_and_override_recorded_ones(
 ) -> None:
     assert store.measured() is None
     assert rewriter.probe() == rewriter.probe("tensorrt-rtx") == recorded()[0]
-    assert remember(MINE).is_relative_to(cache)
+    assert (path := remember(MINE)) and path.is_relative_to(cache)
     assert store.measured(Target("tensorrt-rtx", (1, 6))) == rewriter.probe("tensorrt-rtx") == MINE
     here = store.known_target(Target("tensorrt-rtx"))
     assert here.answers == {"conv-clip": "wrong"}
@@ -239,7 +239,9 @@ def test_measured_answers_are_cached_and_override_recorded_ones(
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("text", ['{"schema_version": 1, "library"', '{"schema_version": 0}', "[]"])
 def test_a_broken_cache_is_ignored(text: str) -> None:
-    remember(MINE).write_text(text)
+    path = remember(MINE)
+    assert path is not None
+    path.write_text(text)
     assert store.measured() is None
 
 

@@ -33,7 +33,7 @@ ROOMS = (
 
 BUDGETS = {
     "ir": 6_785,
-    "runtime": 6_530,
+    "runtime": 6_560,
     "hazards": 3_445,
     "passes": 5_490,
     "pipeline": 2_000,
@@ -44,7 +44,7 @@ BUDGETS = {
     "hooks": 805,
     "compat": 200,
     "batch": 955,
-    "cli": 1_230,
+    "cli": 1_290,
     "__main__": 50,
 }
 """Most lines of Python in each room, as in docs/architecture.md: 36,000 in all. A room that needs more says

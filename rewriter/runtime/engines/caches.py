@@ -8,8 +8,10 @@ GPU that it runs on, and asking for one makes a build without a GPU fail.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,16 +31,36 @@ def user_cache(*parts: str) -> Path:
 
     `REWRITER_CACHE` names the folder itself; else it is the platform's: ~/.cache/rewriter, for example. What
     a file name cannot hold becomes `_`.
-    """
-    if folder := os.environ.get(VARIABLE):
-        root = Path(folder)
-    else:
-        from platformdirs import user_cache_path
 
-        root = user_cache_path("rewriter", appauthor=False)
-    path = root.joinpath(*(re.sub(r"[^\w.+-]+", "_", part) for part in parts))
+    Raises:
+        OSError: there is no such folder, and none can be made.
+    """
+    path = _root().joinpath(*(re.sub(r"[^\w.+-]+", "_", part) for part in parts))
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def _root() -> Path:
+    if folder := os.environ.get(VARIABLE):
+        return Path(folder)
+    from platformdirs import user_cache_path
+
+    root = user_cache_path("rewriter", appauthor=False)
+    if not root.is_absolute():  # `~`, of a user without HOME and without an entry among the users
+        raise OSError(errno.ENOENT, "this user has no home folder", str(root))
+    return root
+
+
+def obstacle() -> str:
+    """Why nothing can be kept in the cache folder, and what to do about it; "" if it can."""
+    try:
+        with tempfile.TemporaryFile(dir=user_cache("any").parent) as file:
+            file.write(b"x")
+            file.flush()
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror or error}; {VARIABLE} may name another folder"
+    return ""
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rewriter.ir.base import Target
-from rewriter.ir.errors import UsageError
+from rewriter.ir.errors import OutputError, UsageError
 from rewriter.ir.model import write_json
 from rewriter.ir.reading import read_json
 from rewriter.ir.summary import Row, Summary, listed
@@ -85,8 +85,10 @@ def known_target(target: Target) -> Target:
 
 def measured(target: Target | None = None) -> Answers | None:
     """The newest answers of this machine's GPU and driver, for a target if one is given."""
-    folder = user_cache("probe", "any").parent
-    files = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    files = list[Path]()
+    with suppress(OSError):  # there is no folder, or none that can be read
+        folder = user_cache("probe", "any").parent
+        files += sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
     cached = filter(None, map(_read_cached, files))
     fitting = [answers for answers in cached if target is None or answers.fits(target)]
     gpu = this_machine.gpu() if fitting else None  # asks the driver in a child process: only if it matters
@@ -100,16 +102,17 @@ def recorded() -> tuple[Answers, ...]:
     return tuple(sorted(content, key=lambda a: (a.library, a.version, len(a.answers)), reverse=True))
 
 
-def remember(answers: Answers) -> Path:
+def remember(answers: Answers) -> Path | None:
     """Keep answers in the user's cache folder, by GPU, driver and library; returns the file.
 
-    Raises:
-        OutputError: the folder cannot be written, or the disk is full.
+    None if the folder cannot be written: the answers, measured in minutes, are more than their copy.
     """
     name = f"{answers.gpu}, {answers.driver}, {answers.library} {answers.version}.json"
-    path = user_cache("probe", name)
-    write_json(plain_fields(answers), path, "the answers")
-    return path
+    with suppress(OSError, OutputError):
+        path = user_cache("probe", name)
+        write_json(plain_fields(answers), path, "the answers")
+        return path
+    return None
 
 
 def plain_fields(answers: Answers) -> dict[str, Any]:
