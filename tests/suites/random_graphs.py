@@ -23,9 +23,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from backend_check import RANDOM
 from google.protobuf.message import Message
 from graphs import run
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 from paths import ROOT
 from worker_pool import Crash, over
 
@@ -35,7 +37,7 @@ from rewriter.ir.base import Context, Pass, Stage, Target
 from rewriter.ir.errors import PassError, RewriterError
 from rewriter.ir.graph.casts import LOWER
 from rewriter.ir.model import Array, Model, check, load, walk_graphs, walk_nodes
-from rewriter.ir.model.graphs import refill, schema_of
+from rewriter.ir.model.graphs import holds_graphs, refill, schema_of
 from rewriter.passes import ALL
 from rewriter.pipeline import onnx_text
 from rewriter.pipeline.driver import Driver
@@ -160,7 +162,7 @@ def _left_out(proto: ModelProto, rng: Rng) -> None:
     """Optional inputs and outputs are left out, those that are outputs of the model among them."""
     for graph in walk_graphs(proto.graph):
         read = {name for node in walk_nodes(graph) for name in node.input}
-        for node in graph.node:
+        for node in (node for node in graph.node if not holds_graphs(node)):  # a Loop would never end
             schema = schema_of(node.op_type, node.domain, _opset(proto))
             for formal, names in (
                 ((schema.inputs, node.input), (schema.outputs, node.output)) if schema else ()
@@ -452,7 +454,10 @@ def _judged(proto: ModelProto, rng: Rng, folder: Path) -> tuple[str, str]:
     try:
         source = load(_written(proto, folder) if rng.random() < 0.15 else proto)
         feeds = [_feeds(proto, rng, kind) for kind in ("normal", _pick(rng, KINDS[1:]))]
-        runs = _ran(source, feeds[0]) is not None
+        bodies: list[GraphProto | onnx.FunctionProto] = [source.proto.graph, *source.proto.functions]
+        draws = any(node.op_type in RANDOM for body in bodies for node in walk_nodes(body))
+        runs = not draws and _ran(source, feeds[0]) is not None
+        feeds = feeds if runs else []
         steps = [STRUCTURAL[i] for i in rng.permutation(len(STRUCTURAL))]
         context = Context(int(_pick(rng, (17, 17, 20, 23))), Target())
         current = source
@@ -462,7 +467,9 @@ def _judged(proto: ModelProto, rng: Rng, folder: Path) -> tuple[str, str]:
             current = _holds(current, step, context, feeds[:1])
         if rng.random() < FIXED:
             fixed = rewriter.fix(
-                source.path or proto, inputs=feeds[0] if rng.random() < 0.7 else None, build=False
+                source.path or proto,
+                inputs=_feeds(proto, rng, "normal") if rng.random() < 0.7 else None,
+                build=False,
             )
             check(fixed.model)
             lines = [one.failure for one in fixed.passes] + [r for r in fixed.repairs if "no result" in r]
@@ -508,13 +515,16 @@ def _holds(source: Model, step: Pass, context: Context, feeds: list[dict[str, Ar
     _, (second,) = Driver().run(result, [step], context)
     again = [change for change in second.changes if change.node not in declined]
     assert not again, f"{step.name} changes its own result: {again}"
-    if any("relies on" in change.what for change in report.changes):  # masks that leave all open
-        feeds = [{n: a if a.dtype.kind == "f" else np.ones_like(a) for n, a in feeds[0].items()}]
+    if any("relies on" in change.what for change in report.changes):  # on data that leave masks open
+        return result
     allowed = AMPLIFIED * step.exactness.tolerance + (ROUNDED if _rounds(source) else 0.0)
     for one in feeds:
         if (before := _ran(source, one)) is None:
             continue
-        after = run(result, one)
+        try:
+            after = run(result, one)
+        except NoKernel:  # of a newer opset
+            continue
         for number, (a, b) in enumerate(zip(before, after, strict=True)):
             where = f"{step.name}, output {number}: {a.ravel()[:8]} became {b.ravel()[:8]}: {report.changes}"
             assert (a.dtype, a.shape) == (b.dtype, b.shape), where
