@@ -64,7 +64,7 @@ PLACES = [in_the_way, no_home, not_writable, a_full_disk]
 COMMANDS = {
     "fix": ("fix", "m.onnx", "-o", "out.onnx", *QUICK),
     "scan": ("scan", "m.onnx"),
-    "verify": ("verify", "m.onnx", "m.onnx", "--no-build"),
+    "verify": ("verify", "m.onnx", "m.onnx"),
     "batch": ("batch", "m.onnx", "-o", "out", *QUICK),
     "probe": ("probe",),
 }

@@ -45,10 +45,11 @@ def _root() -> Path:
         return Path(folder)
     from platformdirs import user_cache_path
 
-    root = user_cache_path("rewriter", appauthor=False)
-    if not root.is_absolute():  # `~`, of a user without HOME and without an entry among the users
-        raise OSError(errno.ENOENT, "this user has no home folder", str(root))
-    return root
+    # of a user without HOME and without an entry among the users: RuntimeError, or ~ in the working folder
+    with contextlib.suppress(RuntimeError):
+        if (root := user_cache_path("rewriter", appauthor=False)).is_absolute():
+            return root
+    raise OSError(errno.ENOENT, "this user has no home folder")
 
 
 def obstacle() -> str:
