@@ -18,10 +18,10 @@ import onnx
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rewriter.ir.model import load
-from rewriter.judge.expected import expected_outputs
 from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.protocol import MeasureSettings, Timing, Variant
 from rewriter.runtime.engines.tensor_files import write_samples
+from rewriter.verification.expected import expected_outputs
 
 LENGTH = 6
 

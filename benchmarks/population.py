@@ -45,13 +45,13 @@ sys.path.insert(0, str(ROOT))
 
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.ir.model import Array, Model, load
-from rewriter.judge.expected import expected_outputs, selects_rows
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.measure import build_variant, measure
 from rewriter.runtime.engines.protocol import EngineName, MeasureSettings, Timing, Variant
 from rewriter.runtime.engines.tensor_files import write_samples
-from rewriter.runtime.figures.outputs import compare
-from rewriter.runtime.figures.tolerances import TOLERANCES
+from rewriter.runtime.metrics.outputs import compare
+from rewriter.runtime.metrics.tolerances import TOLERANCES
+from rewriter.verification.expected import expected_outputs, selects_rows
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables that limit the threads of numpy's linear algebra and other libraries."""

@@ -8,7 +8,7 @@ pipeline in which the rule acts, in FP16; `plain` is the draw in FP16.
 
 A file's result is wrong if the engine errs by more than 5e-3 and by 10 times what the emulation of the same file does;
 or if it does not build, load or run, and FP32 does. It is then made smaller, one neighbour and one size at a time, as
-long as the symptom stays, and printed as a row of rewriter/hazards/quirks.toml. WORK/NAME.json has the draws of a
+long as the symptom stays, and printed as a row of rewriter/target/quirks.toml. WORK/NAME.json has the draws of a
 pattern; another run continues there. Without a GPU, files are built and not run.
 """
 
@@ -36,8 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.population import THREADS, read_json, write_json
 from benchmarks.surroundings_graphs import Draw, build, drawn, examples, feeds_of, quirk, smaller
-from rewriter.ir import children
-from rewriter.ir.errors import EngineError, NativeError, RewriterError
+from rewriter.base import sandbox
+from rewriter.base.errors import EngineError, NativeError, RewriterError
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, load, save
 from rewriter.runtime.emulation import emulation, reference
@@ -140,14 +140,14 @@ class Worker:
     folder: Path
     gpu: bool
     until: float
-    child: children.Child | None = None
+    child: sandbox.Child | None = None
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Raises NativeError if the child did not survive, and what the function raised."""
         limit_s = max(5.0, min(CALL_S, self.until + LAST_S - time.monotonic()))
         if self.child is None or not self.child.alive:
             threads = dict.fromkeys(THREADS, "1")
-            self.child = children.Child(None, doing=function.__name__, limit_s=limit_s, env=threads)
+            self.child = sandbox.Child(None, doing=function.__name__, limit_s=limit_s, env=threads)
         try:
             return self.child.call(function, *arguments, limit_s=limit_s)
         except EngineError:

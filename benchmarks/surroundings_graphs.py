@@ -19,14 +19,15 @@ import onnx.parser
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 import rewriter
-from rewriter.ir.base import Context, Stage, Target
 from rewriter.ir.model import Array, Model
+from rewriter.passes.base import Context, Stage
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline import onnx_text
 from rewriter.pipeline.driver import Driver
 from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS, with_epilogues
 from rewriter.pipeline.text import parse
 from rewriter.runtime.engines.tensorrt_library import import_tensorrt
+from rewriter.target import Target
 
 ROOT = Path(__file__).resolve().parent.parent
 Shape = tuple[int, ...]
@@ -305,7 +306,7 @@ def feeds_of(model: ModelProto, seed: int) -> dict[str, Array]:
 
 
 def quirk(path: Path, draw: Draw, symptom: str) -> str:
-    """The row of rewriter/hazards/quirks.toml for a file, to be completed by hand."""
+    """The row of rewriter/target/quirks.toml for a file, to be completed by hand."""
     model = onnx.load(path)
     del model.metadata_props[:]
     for node in model.graph.node:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from rewriter.hazards import quirks
-from rewriter.hazards.kinds import KINDS, SEVERITIES, Kind
+from rewriter.base.errors import SEVERITIES
+from rewriter.hazards.kinds import KINDS, Kind
 from rewriter.hazards.planning import free_fp32, islands
 from rewriter.pipeline.catalogue import exactness_text, page, settings, summary
 from rewriter.pipeline.options import COMMANDS, JOBS, KEYS
@@ -20,6 +20,7 @@ from rewriter.pipeline.reader import expected, to_text
 from rewriter.pipeline.schema import Option, declarations
 from rewriter.pipeline.text import own_passes
 from rewriter.runtime.engines.probe.answers import recorded
+from rewriter.target import quirks
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -237,11 +238,11 @@ from types import EllipsisType
 from typing import Any, Literal, TypedDict
 
 from rewriter.hazards import Rule
-from rewriter.ir.base import Pass
+from rewriter.passes.base import Pass
 from rewriter.ir.plan import Plan, Precision
 from rewriter.pipeline.options import Runner
 from rewriter.pipeline.schema import AnyPath, Names, Paths, Shapes
-from rewriter.runtime.figures.tolerances import Tolerance
+from rewriter.runtime.metrics.tolerances import Tolerance
 '''
 
 

@@ -11,34 +11,34 @@ TYPE_CHECKING = False  # `typing` takes longer to load than all that Ctrl-C is n
 
 if TYPE_CHECKING:
     from rewriter import hazards, passes
-    from rewriter.ir.base import Target
-    from rewriter.ir.errors import RewriterError
+    from rewriter.base.errors import RewriterError
+    from rewriter.compare_inputs.comparison import InputComparison
     from rewriter.ir.model import Model, load, save
     from rewriter.ir.plan import Plan
     from rewriter.jobs.api import compare_inputs, fix, locate, probe, run_passes, scan, verify
     from rewriter.jobs.findings import Finding, ScanResult
     from rewriter.jobs.fix.result import FixResult
-    from rewriter.judge.locate import Location
-    from rewriter.judge.verdict import Verdict
-    from rewriter.judge.verify_result import VerifyResult
-    from rewriter.parity.comparison import InputComparison
     from rewriter.pipeline.options import FixOptions, ScanOptions, VerifyOptions
     from rewriter.runtime.engines.probe.answers import Answers
+    from rewriter.target import Target
+    from rewriter.verification.locate import Location
+    from rewriter.verification.verdict import Verdict
+    from rewriter.verification.verify_result import VerifyResult
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ir.base": "Target",
-    "ir.errors": "RewriterError",
+    "target": "Target",
+    "base.errors": "RewriterError",
     "ir.model": "Model load save",
     "ir.plan": "Plan",
     "jobs.api": "compare_inputs fix locate probe run_passes scan verify",
     "jobs.findings": "Finding ScanResult",
     "jobs.fix.result": "FixResult",
-    "judge.locate": "Location",
-    "judge.verdict": "Verdict",
-    "judge.verify_result": "VerifyResult",
-    "parity.comparison": "InputComparison",
+    "verification.locate": "Location",
+    "verification.verdict": "Verdict",
+    "verification.verify_result": "VerifyResult",
+    "compare_inputs.comparison": "InputComparison",
     "pipeline.options": "FixOptions ScanOptions VerifyOptions",
     "runtime.engines.probe.answers": "Answers",
 }

@@ -22,8 +22,8 @@ from typing import Any, ParamSpec
 
 from onnx import ModelProto
 
+from rewriter.base.errors import UsageError
 from rewriter.hazards.user_rules import limits
-from rewriter.ir.errors import UsageError
 from rewriter.ir.model import Model, load, walk_nodes
 from rewriter.jobs.fix.api import fix
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from nightly import ALONE, NIGHTLY, sized
 
-from rewriter.ir import children
+from rewriter.base import sandbox
 
 settings.register_profile("own", deadline=None, max_examples=sized(20, 300))
 """A busy machine is no failure."""
@@ -44,7 +44,7 @@ test's own process: children cost up to half of the time."""
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    children.inside = not NIGHTLY and item.path.parent.name not in WALLED
+    sandbox.inside = not NIGHTLY and item.path.parent.name not in WALLED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -30,7 +30,7 @@ from onnx import numpy_helper
 from paths import ROOT
 from worker_pool import Crash, over
 
-from rewriter.ir.errors import PassError, RewriterError
+from rewriter.base.errors import PassError, RewriterError
 from rewriter.jobs.fix.api import fix
 from rewriter.jobs.scan import scan
 

@@ -55,5 +55,5 @@ def use_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
 def use_emulation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the emulation with FP16 sums the engine that judges results on this machine."""
     use_onnxruntime(monkeypatch)
-    for user in ("rewriter.jobs.verify", "rewriter.jobs.fix.judge"):
+    for user in ("rewriter.jobs.verify", "rewriter.verification.verifier"):
         monkeypatch.setattr(f"{user}.measure", measure)

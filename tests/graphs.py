@@ -14,8 +14,8 @@ import pytest
 from onnx import numpy_helper
 from paths import ROOT
 
-from rewriter.ir.base import Context, Pass, with_header
 from rewriter.ir.model import Array, Model, load
+from rewriter.passes.base import Context, Pass, with_header
 from rewriter.pipeline.driver import Driver, PassResult
 from rewriter.runtime.engines.onnxruntime_library import keep_captured_casts
 

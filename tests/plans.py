@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rewriter.hazards.analysis import PrecisionRequest
 from rewriter.hazards.planning.planner import make_plan
-from rewriter.hazards.survey import PrecisionRequest
 from rewriter.ir.model import Model
 from rewriter.ir.plan import Plan, Range
 

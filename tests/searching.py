@@ -11,8 +11,8 @@ from rewriter.ir.plan import Plan
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Found, Goal
 from rewriter.jobs.search.run import cheapest, most_accurate
 from rewriter.jobs.search.trials import Candidate, Trials
-from rewriter.judge.expected import run_all
 from rewriter.runtime.emulation import reference
+from rewriter.verification.expected import run_all
 
 CANCELLING = """
     g (float[256] x) => (float[256] y) <float big = {64.0}, float k = {0.7}> {

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from rewriter import __version__
+from rewriter.base import sandbox
+from rewriter.base.errors import NativeError, RewriterError, UsageError
 from rewriter.batch.machine import Process, Tick, error_line, make_folder
 from rewriter.batch.models import Entry
 from rewriter.batch.state import Ends, Outcome, memory_needed, model_files, option_files
 from rewriter.hazards.planning.weak_typing import constraint_files
-from rewriter.ir import children
-from rewriter.ir.errors import NativeError, RewriterError, UsageError
 from rewriter.ir.model import data_files, write_text
 from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.writing import publish
@@ -234,7 +234,7 @@ class _Member:
 class Connection:
     """A member of a cluster in a process of its own, so that this one survives the cluster."""
 
-    member: children.Held
+    member: sandbox.Held
 
     def run(self, entries: Sequence[Entry], tick: Tick) -> Ends:
         """Yields each model with its outcome as it ends; the rest has crashed if the cluster is lost."""
@@ -259,5 +259,5 @@ def connected(address: str, *, gpus: float, jobs: int, seconds: float) -> Iterat
     """
     join = partial(_Member, address, gpus=gpus, jobs=jobs, seconds=seconds)
     doing = "the connection to Ray"
-    with closing(children.held(join, doing=doing, limit_s=ANSWER_SECONDS, limited=False)) as member:
+    with closing(sandbox.held(join, doing=doing, limit_s=ANSWER_SECONDS, limited=False)) as member:
         yield Connection(member)

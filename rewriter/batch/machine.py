@@ -12,6 +12,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rewriter.base import sandbox
+from rewriter.base.errors import ModelError, NativeError, OutputError, RewriterError, UnbuildableError
+from rewriter.base.stopwatch import Progress
 from rewriter.batch.models import Entry
 from rewriter.batch.state import (
     FINISHED,
@@ -27,10 +30,7 @@ from rewriter.batch.state import (
     set_aside,
 )
 from rewriter.hazards.planning.weak_typing import constraint_files
-from rewriter.ir import children
-from rewriter.ir.errors import ModelError, NativeError, OutputError, RewriterError, UnbuildableError
 from rewriter.ir.model import data_files
-from rewriter.ir.model.stopwatch import Progress
 from rewriter.pipeline.options import with_flags
 from rewriter.report.checks import judging_check
 
@@ -92,14 +92,14 @@ class Process:
 
     def __init__(self, entry: Entry, limit_s: float) -> None:
         self.entry, self.limit_s = entry, limit_s
-        self.child: children.Child | None = None
+        self.child: sandbox.Child | None = None
         self.stopped = False
 
     def run(self) -> Outcome:
         """Fixes the model: waits for the end of the process, or ends it at its deadline."""
         start, limit_s = time.monotonic(), self.limit_s
         try:
-            with closing(children.Child(None, doing="it", limit_s=limit_s)) as self.child:
+            with closing(sandbox.Child(None, doing="it", limit_s=limit_s)) as self.child:
                 left = start + limit_s - time.monotonic()
                 outcome: Outcome = self.child.call(_fix, self.entry, limit_s=0.0 if self.stopped else left)
         except UnbuildableError as error:
@@ -144,7 +144,7 @@ def _fix(entry: Entry) -> Outcome:
     """Runs in the child process."""
     from rewriter.jobs.fix.api import fix
 
-    children.inside = False  # native code of this model runs in processes of its own, as always
+    sandbox.inside = False  # native code of this model runs in processes of its own, as always
     make_folder(entry.output)
     try:
         result = fix(entry.model, entry.output, **entry.options)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rewriter.base.errors import UsageError
 from rewriter.hooks.precommit import data_beside
-from rewriter.ir.errors import UsageError
 from rewriter.ir.reading import read_toml
 from rewriter.pipeline.config import Configuration
 from rewriter.pipeline.options import BatchCommand, FixOptions

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rewriter.base.errors import UsageError
 from rewriter.batch.models import Entry
 from rewriter.hazards.planning.weak_typing import constraint_files
-from rewriter.ir.errors import UsageError
 from rewriter.ir.model import data_files, write_json
 from rewriter.ir.model.external_data import remove_old_data
 from rewriter.ir.reading import read_json

@@ -12,9 +12,9 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from rich.console import Console
 from rich.text import Text
 
+from rewriter.base.text import count, one_line
 from rewriter.batch.models import Entry
 from rewriter.batch.state import Outcome
-from rewriter.ir.english import count, one_line
 from rewriter.report.json import document
 from rewriter.report.tables import Cell, Kind, State, Table, number
 from rewriter.report.terminal import printed

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from rewriter.base.errors import UsageError
 from rewriter.cli.exits import (
     BAD_INPUT,
     INTERRUPTED,
@@ -25,7 +26,6 @@ from rewriter.cli.exits import (
     streams,
 )
 from rewriter.cli.parameters import FLAG
-from rewriter.ir.errors import UsageError
 from rewriter.report.signals import listening
 
 MODELS, AROUND = "A model", "Around it"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rewriter.base.errors import UsageError
+from rewriter.base.text import count
 from rewriter.cli.exits import FAILED, STDOUT, write_document
 from rewriter.cli.parameters import Json, Quiet, check_extra, configured, with_options
-from rewriter.ir.english import count
-from rewriter.ir.errors import UsageError
 from rewriter.pipeline.options import BatchCommand, FixOptions
 from rewriter.pipeline.schema import declarations
 
@@ -77,8 +77,8 @@ def batch(
 @contextmanager
 def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Processes | Connection, str]]:
     """What runs the models, and its name for people."""
+    from rewriter.base.sandbox import available_memory
     from rewriter.batch import cluster, machine, state
-    from rewriter.ir.children import available_memory
 
     jobs, seconds = given.get("jobs", 0), given.get("time_limit", DEFAULTS["time_limit"].default)
     address, gpus = given.get("ray"), given.get("gpus", 0.0)

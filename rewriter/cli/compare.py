@@ -44,7 +44,7 @@ def verify(original: Original, fixed: Fixed, outputs: Outputs, **given: Any) -> 
 
 def _tolerance(resolved: ResolvedOptions, metric: str | None) -> dict[str, Any]:
     """The tolerance with the place that set it; a file's metric alone is a goal of `fix`, and ignored."""
-    from rewriter.runtime.figures.tolerances import Tolerance
+    from rewriter.runtime.metrics.tolerances import Tolerance
 
     usual, options = declarations(VerifyOptions)["metric"].default, resolved.arguments("verify")
     if "tolerance" not in options:
@@ -73,7 +73,7 @@ def compare_inputs(ours: Ours, theirs: Theirs, outputs: Outputs, **given: Any) -
 
     Exits with 0 if they do the same, with 1 if they differ, with 2 on bad usage or data.
     """
-    from rewriter.parity.job import compare_inputs as job
+    from rewriter.compare_inputs.job import compare_inputs as job
     from rewriter.report import compare_inputs as report
 
     outputs.check([ours, theirs, given.get("images")])

@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from rewriter.ir.english import one_line
-from rewriter.ir.errors import RewriterError, UnbuildableError
+from rewriter.base.errors import RewriterError, UnbuildableError
+from rewriter.base.text import one_line
 from rewriter.report import signals
 
 FAILED, BAD_INPUT, UNBUILDABLE, DEFECT, INTERRUPTED = 1, 2, 3, 70, 130

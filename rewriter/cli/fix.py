@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from rewriter.base.errors import UsageError
+from rewriter.base.text import command_line
 from rewriter.cli.exits import FAILED, UNBUILDABLE, is_page
 from rewriter.cli.parameters import Outputs, check_extra, check_outputs, configured, with_options
-from rewriter.ir.english import command_line
-from rewriter.ir.errors import UsageError
 from rewriter.pipeline.options import FixCommand, FixOptions
 
 Output = Annotated[

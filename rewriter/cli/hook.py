@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from rewriter.base.errors import RewriterError
 from rewriter.cli import Command, Group
 from rewriter.cli.exits import BAD_INPUT, FAILED, echo, print_error
 from rewriter.cli.parameters import Outputs, with_options
 from rewriter.cli.scan import run_scan
-from rewriter.ir.errors import RewriterError
 from rewriter.ir.model.writing import ENDINGS
 from rewriter.pipeline.options import FixCommand, ScanCommand
 

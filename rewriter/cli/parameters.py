@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin, 
 import typer
 from typer.models import ArgumentInfo
 
+from rewriter.base.errors import OutputError, UsageError
+from rewriter.base.text import command_line
 from rewriter.cli.exits import PAGES, STDOUT, echo, is_page, write_document
-from rewriter.ir.english import command_line
-from rewriter.ir.errors import OutputError, UsageError
 from rewriter.pipeline.options import DATA, OUTCOME, PANELS
 from rewriter.pipeline.reader import Text, read
 from rewriter.pipeline.schema import Option, declarations

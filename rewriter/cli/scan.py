@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rewriter.base.errors import InputsError, ModelError, RewriterError, UsageError
 from rewriter.cli.exits import BAD_INPUT, FAILED, is_page, print_error
 from rewriter.cli.parameters import Outputs, configured, with_options
-from rewriter.ir.errors import InputsError, ModelError, RewriterError, UsageError
 from rewriter.pipeline.options import ScanCommand, ScanOptions
 
 if TYPE_CHECKING:
-    from rewriter.hazards.kinds import Severity
+    from rewriter.base.errors import Severity
     from rewriter.jobs.findings import ScanResult
     from rewriter.pipeline.config import ResolvedOptions
 

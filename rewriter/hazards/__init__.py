@@ -16,16 +16,15 @@ from rewriter.hazards import (
     internal,
     magnitude,
     norms,
-    operators,
     resolution,
     small_values,
+    target_rules,
     types,
     weights,
 )
+from rewriter.hazards.analysis import PrecisionRequest, Survey
 from rewriter.hazards.kept import KEPT, is_kept
 from rewriter.hazards.kinds import Hazard
-from rewriter.hazards.quirks import kept_for_defects, known_defects
-from rewriter.hazards.survey import PrecisionRequest, Survey
 
 __all__ = ["KEPT", "RULES", "SCAN_RULES", "Hazard", "PrecisionRequest", "Rule", "Survey", "is_kept"]
 
@@ -60,7 +59,12 @@ HAZARDS: tuple[Rule, ...] = (
     types.unmeasured,
 )
 
-_TYPES: tuple[Rule, ...] = (types.user_choice, types.no_lower_type, kept_for_defects, types.generated)
+_TYPES: tuple[Rule, ...] = (
+    types.user_choice,
+    types.no_lower_type,
+    target_rules.kept_for_defects,
+    types.generated,
+)
 
 RULES: tuple[Rule, ...] = (*_TYPES, *HAZARDS)
 """The rules that `fix` uses, in order of precedence: the first that names a node gives the reason."""
@@ -70,7 +74,7 @@ SCAN_RULES: tuple[Rule, ...] = (
     attention.linear_attention,
     types.cast_pairs,
     types.fp16_reference,
-    known_defects,
-    operators.refused_operators,
+    target_rules.known_defects,
+    target_rules.refused_operators,
 )
 """The rules that `scan` uses: all of them report, so a node may occur in several hazards."""

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import NodeProto
 
+from rewriter.hazards.analysis import Survey
 from rewriter.hazards.kinds import Hazard
-from rewriter.hazards.survey import Survey
 from rewriter.ir.graph import GraphEditor, attribute, label
-from rewriter.ir.graph.fusion import conv_depth, is_plain_transpose
 from rewriter.ir.graph.ops import CHEAP, LOOPS, TENSOR_CORE, VIEWS
 from rewriter.ir.model import holds_graphs
+from rewriter.target.fusion import conv_depth, is_plain_transpose
 
 
 def partial_sums(survey: Survey) -> Iterator[Hazard]:

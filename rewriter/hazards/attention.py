@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.hazards.kinds import Hazard, Severity
-from rewriter.hazards.survey import Survey
+from rewriter.base.errors import Severity
+from rewriter.hazards.analysis import Survey
+from rewriter.hazards.kinds import Hazard
 from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import CHEAP, SOFTMAX
 from rewriter.ir.patterns.masks import Use, extreme, huge_uses, obstacle

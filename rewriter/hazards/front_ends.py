@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 from onnx import NodeProto
 
+from rewriter.hazards.analysis import Survey
 from rewriter.hazards.kinds import Hazard
-from rewriter.hazards.survey import Survey
 from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import REDUCTIONS, SCALING, SUMS, TENSOR_CORE, VIEWS
-from rewriter.ir.graph.product_kernels import operands_of
+from rewriter.target.product_kernels import operands_of
 
 RESOLUTION = 2.0**-11
 """What FP16 rounds away, relative to a value: half a unit of its 11 bits."""

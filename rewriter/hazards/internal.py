@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from onnx import NodeProto
 
-from rewriter.hazards.kinds import Hazard, Severity
+from rewriter.base.errors import Severity
+from rewriter.hazards.analysis import Survey
+from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL
-from rewriter.hazards.survey import Survey
 from rewriter.ir.graph import attribute
 from rewriter.ir.graph.ops import SOFTMAX
 

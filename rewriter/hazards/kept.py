@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rewriter.hazards.analysis import Survey
 from rewriter.hazards.kinds import Hazard
-from rewriter.hazards.survey import Survey
 
 ANY_TYPE = frozenset(
     "cast-pair tf32 known-defect refused-operator unmeasured no-schema random-data fp16-reference "

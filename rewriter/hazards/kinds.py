@@ -5,15 +5,11 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Literal
 
 from onnx import NodeProto
 
+from rewriter.base.errors import SEVERITIES, Severity
 from rewriter.ir.plan import NormHazard, Range
-
-Severity = Literal["note", "warning", "error"]
-SEVERITIES: tuple[Severity, ...] = ("note", "warning", "error")
-"""Note: worth knowing. Warning: inaccurate, or wrong on other data. Error: wrong on these samples."""
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Set
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.hazards.kinds import Hazard, Severity
-from rewriter.hazards.survey import Survey
-from rewriter.ir.english import figure
+from rewriter.base.errors import Severity
+from rewriter.base.text import figure
+from rewriter.hazards.analysis import Survey
+from rewriter.hazards.kinds import Hazard
 from rewriter.ir.graph.ops import CHEAP, SCALING, VIEWS
 from rewriter.ir.model import Array
 from rewriter.ir.plan import Range

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from onnx import NodeProto
 
+from rewriter.base.errors import Severity
+from rewriter.hazards.analysis import Survey
 from rewriter.hazards.front_ends import steep_operand
-from rewriter.hazards.kinds import Hazard, Severity
+from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL
-from rewriter.hazards.survey import Survey
 from rewriter.ir.graph import label
 from rewriter.ir.graph.match import is_only_divisor
 from rewriter.ir.graph.ops import VIEWS

@@ -8,8 +8,9 @@ from collections.abc import Set as AbstractSet
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.hazards.kinds import Hazard, Severity
-from rewriter.hazards.survey import Survey, Through
+from rewriter.base.errors import Severity
+from rewriter.hazards.analysis import Survey, Through
+from rewriter.hazards.kinds import Hazard
 from rewriter.ir.graph import attribute, label
 from rewriter.ir.graph.ops import CHEAP, COMPUTE_BOUND, INEQUALITIES, SELECTIONS, SOFTMAX, VIEWS
 from rewriter.ir.model.schemas import FP32_INPUTS

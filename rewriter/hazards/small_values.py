@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 from onnx import NodeProto
 
+from rewriter.hazards.analysis import Survey
 from rewriter.hazards.front_ends import LINEAR, POWERS, is_root, steep_operand
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL, UNDERFLOW
 from rewriter.hazards.norms import MEAN_RATIO
-from rewriter.hazards.survey import Survey
 from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import INEQUALITIES, SCALING, VIEWS
 

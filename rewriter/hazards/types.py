@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from rewriter.hazards.analysis import LARGEST, Survey
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL
-from rewriter.hazards.operators import refused_by_parser
-from rewriter.hazards.survey import LARGEST, Survey
-from rewriter.ir.base import Kept
 from rewriter.ir.graph import attribute, casts_to, label
 from rewriter.ir.graph.ops import QUANTISING, RECURRENT, SAME_VALUES
 from rewriter.ir.model.schemas import READS_BITS, SHORT_NAMES
 from rewriter.ir.plan import plugin_types
+from rewriter.ir.plan.node_patterns import Kept
+from rewriter.target.operators import refused_by_parser
 
 SEQUENCE_LENS = 4
 """Place of the lengths of the sequences among the inputs of LSTM, GRU and RNN."""

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto
 
+from rewriter.base.errors import UsageError
 from rewriter.hazards.accumulation import depth_of
+from rewriter.hazards.analysis import Survey
 from rewriter.hazards.kinds import KINDS, Hazard
-from rewriter.hazards.survey import Survey
-from rewriter.ir.errors import UsageError
 
 USER_KIND = "user-rule"
 """The kind of a hazard whose rule is not one of `KINDS`."""

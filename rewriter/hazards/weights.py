@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from onnx import NodeProto
 
+from rewriter.base.errors import Severity
+from rewriter.hazards.analysis import Survey
 from rewriter.hazards.attention import mask_uses
-from rewriter.hazards.kinds import Hazard, Severity
+from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_FLUSH, largest
-from rewriter.hazards.survey import Survey
 from rewriter.ir.graph import attribute, label
 from rewriter.ir.graph.ops import INEQUALITIES, PRODUCTS, TENSOR_CORE
 from rewriter.ir.model import Array

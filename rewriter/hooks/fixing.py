@@ -17,8 +17,8 @@ from typing import Any
 
 import onnx
 
-from rewriter.ir.english import one_line
-from rewriter.ir.errors import RewriterError, UsageError, described
+from rewriter.base.errors import RewriterError, UsageError, described
+from rewriter.base.text import one_line
 from rewriter.ir.model import Model, load, save, walk_nodes
 from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.config import load as load_configuration

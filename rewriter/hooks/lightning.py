@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from rewriter.base.errors import UsageError
 from rewriter.hooks.fixing import Fixed, HookOptions, attempt, require
-from rewriter.ir.errors import UsageError
 
 _OLD = "pytorch_lightning" in sys.modules and "lightning" not in sys.modules
 _lightning = require("pytorch_lightning" if _OLD else "lightning.pytorch", "lightning", __name__)

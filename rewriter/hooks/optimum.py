@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rewriter.base.errors import ModelError
 from rewriter.hooks.fixing import Fixed, HookOptions, fix_file
 from rewriter.hooks.torch_feeds import calibration_source
-from rewriter.ir.errors import ModelError
 
 
 def fix_export(

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rewriter.base.errors import OutputError, RewriterError
 from rewriter.hooks.fixing import HookOptions, fix_export, raw_path
-from rewriter.ir.errors import OutputError, RewriterError
 from rewriter.ir.graph import made_by
 from rewriter.ir.model import load
 from rewriter.passes.mixed_precision import MixedPrecision

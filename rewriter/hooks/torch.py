@@ -22,9 +22,9 @@ from rewriter.hooks.fixing import Fixed, FixWarning, HookOptions, attempt, fix_e
 
 torch = require("torch", "torch", __name__)
 
+from rewriter.base.errors import UsageError  # noqa: E402  # the message about PyTorch comes first
 from rewriter.hooks.torch_feeds import calibration_feeds, example_feeds  # noqa: E402
 from rewriter.hooks.torch_hints import check_names, rule, without_autocast  # noqa: E402
-from rewriter.ir.errors import UsageError  # noqa: E402  # the message about PyTorch comes first
 from rewriter.ir.model import Model  # noqa: E402
 
 __all__ = ["FixWarning", "Fixed", "export", "patched"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from rewriter.base.errors import InputsError
 from rewriter.hooks.fixing import Feeds, require
-from rewriter.ir.errors import InputsError
 from rewriter.ir.model import Array, Model
 from rewriter.runtime.inputs.arranging import as_array
 

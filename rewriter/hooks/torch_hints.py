@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 from unittest import mock
 
+from rewriter.base.errors import UsageError, nearest
 from rewriter.hazards import Hazard, Rule, Survey
 from rewriter.hazards.user_rules import HINT
 from rewriter.hooks.fixing import module_of, require
-from rewriter.ir.errors import UsageError, nearest
 
 torch = require("torch", "torch", __name__)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
-from rewriter.ir.errors import UsageError, shortened
+from rewriter.base.errors import UsageError, shortened
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from rewriter.ir.errors import UsageError, shortened
+from rewriter.base.errors import UsageError, shortened
+from rewriter.compare_inputs.job import compare_inputs as compare_inputs_job
 from rewriter.jobs.fix.api import fix as fix_job
 from rewriter.jobs.locate import locate as locate_job
 from rewriter.jobs.probe import probe as probe_job
 from rewriter.jobs.scan import scan as scan_job
 from rewriter.jobs.verify import verify as verify_job
-from rewriter.parity.job import compare_inputs as compare_inputs_job
 from rewriter.pipeline.driver import run
 from rewriter.pipeline.reader import converted, type_hints, unknown
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rewriter.hazards.kinds import SEVERITIES, Severity
-from rewriter.ir.base import Target
-from rewriter.ir.english import count
+from rewriter.base.errors import SEVERITIES, Severity
+from rewriter.base.summary import Row, Summary, listed
+from rewriter.base.text import count
 from rewriter.ir.plan import Precision, Range
-from rewriter.ir.summary import Row, Summary, listed
 from rewriter.runtime.inputs.samples import DataSource
+from rewriter.target import Target
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from rewriter.ir.errors import UsageError
+from rewriter.base.errors import UsageError
+from rewriter.base.stopwatch import Progress
 from rewriter.ir.model import load
-from rewriter.ir.model.stopwatch import Progress
 from rewriter.jobs.fix.provenance import noted_sums
 from rewriter.jobs.verify import verify
-from rewriter.judge import locate as search
-from rewriter.judge.expected import judging
-from rewriter.judge.locate import SAME, TOLERANCE, LocateOptions, Location
 from rewriter.pipeline.driver import run
 from rewriter.pipeline.options import VerifyOptions
 from rewriter.runtime.engines.deployment import deployment
@@ -23,8 +20,11 @@ from rewriter.runtime.engines.protocol import MeasureSettings
 from rewriter.runtime.engines.tensor_files import Shape
 from rewriter.runtime.engines.this_machine import AUTO
 from rewriter.runtime.expectations import data_warnings
-from rewriter.runtime.figures.tolerances import RELATIVE_L2
 from rewriter.runtime.inputs import load_samples
+from rewriter.runtime.metrics.tolerances import RELATIVE_L2
+from rewriter.verification import locate as search
+from rewriter.verification.expected import judging
+from rewriter.verification.locate import SAME, TOLERANCE, LocateOptions, Location
 
 
 def locate(

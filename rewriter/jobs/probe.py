@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rewriter.hazards.quirks import every_probe
-from rewriter.ir.errors import EngineError
-from rewriter.ir.model.stopwatch import Progress
+from rewriter.base.errors import EngineError
+from rewriter.base.stopwatch import Progress
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.probe import ask as probes
 from rewriter.runtime.engines.probe.answers import Answers, measured, recorded, remember
 from rewriter.runtime.engines.this_machine import AUTO
+from rewriter.target.quirks import every_probe
 
 
 def probe(engine: str = AUTO, *, ask: bool = False, progress: Progress | None = None) -> Answers:

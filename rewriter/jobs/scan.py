@@ -9,26 +9,26 @@ from functools import partial
 from itertools import islice
 from typing import Any, Unpack
 
+from rewriter.base.errors import SEVERITIES, ArithmeticRunError, Severity
+from rewriter.base.stopwatch import Progress, Stopwatch
 from rewriter.hazards import KEPT, SCAN_RULES, Hazard, PrecisionRequest, Rule, Survey, is_kept
-from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
+from rewriter.hazards.kinds import KINDS
 from rewriter.hazards.planning.planner import surveys
 from rewriter.hazards.user_rules import rules_of_the_user
-from rewriter.ir.base import Target
-from rewriter.ir.errors import ArithmeticRunError
 from rewriter.ir.graph import label
 from rewriter.ir.model import Model, load
-from rewriter.ir.model.stopwatch import Progress, Stopwatch
 from rewriter.jobs.findings import Finding, ScanResult
-from rewriter.judge.expected import run_all
 from rewriter.pipeline.driver import inlined
 from rewriter.pipeline.keywords import ScanKeywords
 from rewriter.pipeline.options import ScanOptions, combined, documented
 from rewriter.runtime.emulation import emulation, reference
 from rewriter.runtime.engines.probe.answers import known_target
 from rewriter.runtime.expectations import data_warnings
-from rewriter.runtime.figures.metrics import METRICS
-from rewriter.runtime.figures.tolerances import TOLERANCES
+from rewriter.runtime.metrics.metrics import METRICS
+from rewriter.runtime.metrics.tolerances import TOLERANCES
 from rewriter.runtime.ranges import measure
+from rewriter.target import Target
+from rewriter.verification.expected import run_all
 
 TF32_NOTED = 2e-3
 """Relative L2 error of TF32 that is worth a note: twice what well-conditioned networks show on an H200."""

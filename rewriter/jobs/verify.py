@@ -10,19 +10,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Unpack
 
-from rewriter.ir.errors import ArithmeticRunError, EngineError, UsageError
+from rewriter.base.errors import ArithmeticRunError, EngineError, UsageError
+from rewriter.base.stopwatch import Progress, Stopwatch
 from rewriter.ir.model import Model, load
 from rewriter.ir.model.output_files import work_folder
-from rewriter.ir.model.stopwatch import Progress, Stopwatch
-from rewriter.jobs.fix.judge import Judge
 from rewriter.jobs.fix.provenance import SAMPLES, noted, noted_sums, noted_tolerance
 from rewriter.jobs.search.effort import pays_on_cuda
-from rewriter.judge.build_check import expectation, judged_report
-from rewriter.judge.expected import MOST_SAMPLES, Expected, judging, run_all
-from rewriter.judge.judge import Standard, run_check
-from rewriter.judge.not_finite import nan_warnings
-from rewriter.judge.verdict import CPU, Check, Verdict
-from rewriter.judge.verify_result import VerifyResult
 from rewriter.pipeline.keywords import VerifyKeywords
 from rewriter.pipeline.options import VerifyOptions, combined, documented
 from rewriter.runtime.emulation import Accumulation, reference
@@ -33,9 +26,16 @@ from rewriter.runtime.engines.onnxruntime_library import NoKernelError
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing
 from rewriter.runtime.engines.this_machine import Choice
 from rewriter.runtime.expectations import data_warnings
-from rewriter.runtime.figures.metrics import named
-from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance, precision_of
 from rewriter.runtime.inputs import Samples
+from rewriter.runtime.metrics.metrics import named
+from rewriter.runtime.metrics.tolerances import TOLERANCES, Tolerance, precision_of
+from rewriter.verification.build_check import expectation, judged_report
+from rewriter.verification.compare_runs import Standard, run_check
+from rewriter.verification.expected import MOST_SAMPLES, Expected, judging, run_all
+from rewriter.verification.not_finite import nan_warnings
+from rewriter.verification.verdict import CPU, Check, Verdict
+from rewriter.verification.verifier import Judge
+from rewriter.verification.verify_result import VerifyResult
 
 
 @documented(VerifyOptions)

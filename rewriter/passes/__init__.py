@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
-from rewriter.ir.base import Pass
+from rewriter.passes.base import Pass
 from rewriter.passes.clamp_constants import ClampConstants
 from rewriter.passes.clean_casts import CleanCasts
-from rewriter.passes.drop_double import DropDouble
+from rewriter.passes.convtranspose_to_depth_to_space import ConvtransposeToDepthToSpace
+from rewriter.passes.decompose_dot_products import DecomposeDotProducts
+from rewriter.passes.decompose_einsum import DecomposeEinsum
+from rewriter.passes.decompose_group_norm import DecomposeGroupNorm
+from rewriter.passes.demote_float64 import DemoteFloat64
 from rewriter.passes.drop_round_trips import DropRoundTrips
 from rewriter.passes.fold_quantized_bias import FoldQuantizedBias
 from rewriter.passes.fold_strides import FoldStrides
@@ -17,46 +21,42 @@ from rewriter.passes.fuse_softmax import FuseSoftmax
 from rewriter.passes.inline_functions import InlineFunctions
 from rewriter.passes.isolate_clip import IsolateClip
 from rewriter.passes.keep_epilogues import KeepEpilogues
-from rewriter.passes.mend_convs import MendConvs
 from rewriter.passes.merge_branches import MergeBranches
+from rewriter.passes.merge_conv_groups import MergeConvGroups
 from rewriter.passes.merge_projections import MergeProjections
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.pad_channels import PadChannels
 from rewriter.passes.postpone_resize import PostponeResize
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
-from rewriter.passes.shuffle_pixels import ShufflePixels
 from rewriter.passes.simplify import Simplify
-from rewriter.passes.unfold_dot_products import UnfoldDotProducts
-from rewriter.passes.unfold_einsum import UnfoldEinsum
-from rewriter.passes.unfold_group_norm import UnfoldGroupNorm
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.passes.upgrade_opset import UpgradeOpset
-from rewriter.passes.widen_groups import WidenGroups
+from rewriter.passes.work_around_convs import WorkAroundConvs
 
 ALL: tuple[type[Pass], ...] = (
     InlineFunctions,
     UpgradeOpset,
-    DropDouble,
+    DemoteFloat64,
     Simplify,
     FoldQuantizedBias,
     CleanCasts,
     MergeBranches,
-    UnfoldEinsum,
+    DecomposeEinsum,
     FuseLayerNorm,
     FuseSoftmax,
-    UnfoldGroupNorm,
+    DecomposeGroupNorm,
     ScaleQuery,
     ClampConstants,
     IsolateClip,
-    MendConvs,
+    WorkAroundConvs,
     DropRoundTrips,
     PadChannels,
     UnfoldPatches,
-    ShufflePixels,
-    UnfoldDotProducts,
+    ConvtransposeToDepthToSpace,
+    DecomposeDotProducts,
     FoldStrides,
-    WidenGroups,
+    MergeConvGroups,
     PostponeResize,
     Rescale,
     MergeProjections,

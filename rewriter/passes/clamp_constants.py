@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import numpy_helper
 
-from rewriter.ir.base import Clamped, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, label
 from rewriter.ir.graph.match import produced
 from rewriter.ir.model import Array
 from rewriter.ir.patterns.masks import FP16_MAX, Use, extreme, huge_uses, obstacle, widened
+from rewriter.passes.base import Clamped, Context, Event, Exactness, GraphPass, Refusal
 
 MASK = 16384.0
 """Magnitude of a clamped mask constant; the docstring of `ClampConstants` derives it."""

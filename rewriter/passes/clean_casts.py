@@ -9,10 +9,10 @@ from typing import TypeGuard
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, attribute, is_op, label
 from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import INTEGERS, KNOWN, SIGNIFICAND, embeds
+from rewriter.passes.base import Change, Context, Event, GraphPass, Refusal
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, label
-from rewriter.ir.patterns.round_trips import RoundTrip, lost_round_trips
+from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Refusal
+from rewriter.target.round_trips import RoundTrip, lost_round_trips
 
 PROBE = "cast-round-trip-output"
 """The probe that asks the GPU whether such results are right."""

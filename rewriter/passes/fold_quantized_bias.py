@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.model import Array
+from rewriter.passes.base import Change, Context, Event, GraphPass, Refusal
 
 _DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
 """ONNX Runtime's quantiser writes 16-bit QDQ pairs in its own domain, with the same arithmetic."""

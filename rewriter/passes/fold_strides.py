@@ -8,11 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
-from rewriter.ir.base import Change, Context, Event, Exactness, Requires, WeightPass, refused
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.weights import NewWeights, Replacement
 from rewriter.ir.model import Array
 from rewriter.passes.algorithms.windows import IMAGE_CHANNELS, Windows, pads_of, reason_against, windows_of
+from rewriter.passes.base import Change, Context, Event, Exactness, Requires, WeightPass, refused
 
 STRIDES = frozenset({2, 4})
 """The measured strides (docs/accuracy.md#stems-with-a-stride). Blocks of larger strides would have more

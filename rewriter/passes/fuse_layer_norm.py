@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 from rewriter.ir.graph import GraphEditor
 from rewriter.ir.patterns.norms import Norm, find_norms
 from rewriter.ir.patterns.norms.affine import Frame, unrepeated, weight
+from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 from rewriter.ir.graph import GraphEditor, is_op, label
 from rewriter.ir.patterns.norms.language import Bindings, Pattern, broadcast, const, mean, named, op, var
 from rewriter.ir.patterns.values import exposed, is_harmless, positive
+from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 
 X = var("x")
 _PEAK = mean("peak", X, ("ReduceMax",), scaled=False)

@@ -10,12 +10,12 @@ from itertools import chain
 from onnx import FunctionProto, ModelProto, NodeProto
 from onnx.inliner import inline_local_functions
 
-from rewriter.ir import children
-from rewriter.ir.base import Change, Context, Event, ModelPass, Refusal
-from rewriter.ir.english import count
-from rewriter.ir.errors import ModelError, NativeError
+from rewriter.base import sandbox
+from rewriter.base.errors import ModelError, NativeError
+from rewriter.base.text import count
 from rewriter.ir.graph import TAG
 from rewriter.ir.model import STANDARD_DOMAINS, Model, check, refill, walk_nodes
+from rewriter.passes.base import Change, Context, Event, ModelPass, Refusal
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _inlined(model: Model, functions: dict[_Key, FunctionProto]) -> ModelProto:
             if opset.domain in STANDARD_DOMAINS:
                 opset.version = model.opset  # the checker found every operator unchanged between the two
     _fill_defaults(proto, functions)
-    return children.call(inline_local_functions, proto, doing="onnx.inliner")
+    return sandbox.call(inline_local_functions, proto, doing="onnx.inliner")
 
 
 def _fill_defaults(proto: ModelProto, functions: dict[_Key, FunctionProto]) -> None:

@@ -8,11 +8,11 @@ from typing import Literal
 
 from onnx import NodeProto
 
-from rewriter.hazards.quirks import may_be_repaired_by, of_chains
-from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, label
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.weights import Replacement
+from rewriter.passes.base import Change, Context, Event, GraphPass, Refusal
+from rewriter.target.quirks import may_be_repaired_by, of_chains
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from onnx import NodeProto
 
-from rewriter.ir.base import Change, Context, Event, GraphPass, Refusal, Requires
 from rewriter.ir.graph import GraphEditor, attribute, label
-from rewriter.ir.graph.fusion import after_convs_of_series, after_products
 from rewriter.ir.graph.match import along
 from rewriter.ir.graph.ops import ELEMENTWISE, ROW_NORMS
+from rewriter.passes.base import Change, Context, Event, GraphPass, Refusal, Requires
+from rewriter.target.fusion import after_convs_of_series, after_products
 
 MOST_AXES = 8
 """TensorRT's Dims::MAX_DIMS."""

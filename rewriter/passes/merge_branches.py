@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.base import Change, Context, Event, Exactness, Kept, Refusal, WeightPass, refused
 from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised, label
 from rewriter.ir.graph.match import optional_input, produced
 from rewriter.ir.graph.weights import NewWeights, Replacement, layout_obstacle
 from rewriter.ir.model import Array
+from rewriter.ir.plan.node_patterns import Kept
 from rewriter.passes.algorithms.windows import Windows, pads_of, windows_of
+from rewriter.passes.base import Change, Context, Event, Exactness, Refusal, WeightPass, refused
 
 APART = "its Convs stay apart"
 

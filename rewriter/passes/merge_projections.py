@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.base import Change, Context, Event, Exactness, Kept, Refusal, Requires, WeightPass, refused
 from rewriter.ir.graph import GraphEditor, attribute, constant_row, is_op, is_quantised, label
 from rewriter.ir.graph.match import consumed, optional_input, other_operand
 from rewriter.ir.graph.ops import PRODUCTS
@@ -16,6 +15,8 @@ from rewriter.ir.graph.weights import NewWeights, Replacement, gemm_obstacle, is
 from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import NUMPY_TYPES
 from rewriter.ir.model.tensors import Shape
+from rewriter.ir.plan.node_patterns import Kept
+from rewriter.passes.base import Change, Context, Event, Exactness, Refusal, Requires, WeightPass, refused
 
 RANK = 4
 """Axes of a result in heads, [batch, length, heads, size]: others were not measured (docs/accuracy.md)."""

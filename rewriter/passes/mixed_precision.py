@@ -8,14 +8,14 @@ from typing import Literal, cast
 
 from onnx import NodeProto
 
-from rewriter.hazards.survey import LOW_TYPES
-from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refusal, Stage
-from rewriter.ir.english import count
+from rewriter.base.text import count
+from rewriter.hazards.analysis import LOW_TYPES
 from rewriter.ir.graph import GraphView
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Model, Port
 from rewriter.ir.plan import Epilogues, Plan, Precision, io_type, node_key, plugin_types
 from rewriter.passes.algorithms.rounding import raised_bounds, unbiased_weights
+from rewriter.passes.base import Change, Context, Event, Exactness, ModelPass, Refusal, Stage
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,15 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.ops import ELEMENTWISE, SCALING, SUMS
 from rewriter.ir.graph.weights import NewWeights, layout_obstacle
 from rewriter.ir.model import STANDARD_DOMAINS, Array
 from rewriter.ir.model.graphs import reads
+from rewriter.ir.plan.node_patterns import Kept
 from rewriter.passes.algorithms.windows import windows_of
+from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 
 POOLINGS = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"})
 UNARY = POOLINGS | {"Identity", "Dropout"}

@@ -11,13 +11,14 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.hazards.planning.costs import KERNEL_US, PRODUCTS_PER_US, TYPICAL
-from rewriter.ir.base import Change, Context, Event, Exactness, Kept, WeightPass, refused
 from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised, label
 from rewriter.ir.graph.match import optional_input, produced
 from rewriter.ir.graph.ops import RESIZES
 from rewriter.ir.graph.weights import Replacement, layout_obstacle
 from rewriter.ir.model import Array
 from rewriter.ir.model.tensors import Shape
+from rewriter.ir.plan.node_patterns import Kept
+from rewriter.passes.base import Change, Context, Event, Exactness, WeightPass, refused
 
 _ALIGNED = frozenset("align_corners asymmetric half_pixel half_pixel_symmetric pytorch_half_pixel".split())
 """Coordinate modes in which every weight is of an element of the tensor, and a scale of 1 changes nothing."""

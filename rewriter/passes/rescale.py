@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from rewriter.base.text import count
+from rewriter.hazards.analysis import PrecisionRequest, Survey
 from rewriter.hazards.planning.planner import surveys
-from rewriter.hazards.survey import PrecisionRequest, Survey
-from rewriter.ir.base import Context, Event, Exactness, ModelPass, Refusal, Requires, Rescaled, Stage
-from rewriter.ir.english import count
 from rewriter.ir.graph import GraphEditor, label, open_graphs
 from rewriter.ir.model import Model
 from rewriter.ir.plan import Plan
 from rewriter.passes.algorithms.rescaling.apply import apply, apply_planned, record
 from rewriter.passes.algorithms.rescaling.choice import demands, in_range, solve
 from rewriter.passes.algorithms.rescaling.exponents import Constraints
+from rewriter.passes.base import Context, Event, Exactness, ModelPass, Refusal, Requires, Rescaled, Stage
 from rewriter.runtime.ranges import Ranges
 
 NAMED = 3

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.ir.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.ir.graph import GraphEditor, attribute, label
 from rewriter.ir.graph.match import other_operand
 from rewriter.ir.graph.ops import LAYOUTS, SCALING
 from rewriter.ir.patterns.norms.language import scaling
+from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Refusal
 
 LONGEST = 12
 """Most nodes that are searched after one scale: no exporter puts more before its Softmax."""

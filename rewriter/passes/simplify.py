@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.ir import children
-from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refusal
-from rewriter.ir.errors import NativeError
+from rewriter.base import sandbox
+from rewriter.base.errors import NativeError
 from rewriter.ir.graph import TAG, GraphEditor, attribute, casts_to, open_graphs, reads
 from rewriter.ir.graph.ops import QUANTISING
 from rewriter.ir.model import STANDARD_DOMAINS, Model, refill, walk_graphs, walk_nodes
 from rewriter.ir.model.graphs import UNKNOWN_DOMAIN, schema_of, subgraphs
-from rewriter.ir.model.mending import lift_large_constants
+from rewriter.ir.model.normalization import lift_large_constants
 from rewriter.ir.patterns.values import repeats_reshape, selected
+from rewriter.passes.base import Change, Context, Event, Exactness, ModelPass, Refusal
 
 OPTIMIZERS = frozenset(
     """
@@ -169,7 +169,7 @@ def _round(model: Model, tag: str) -> Refusal | bool:
     try:
         mixed = any(casts_to(node, TensorProto.FLOAT16) for node in walk_nodes(proto.graph))
         units = not mixed and (folds or _has_unit(proto.graph))
-        result = children.call(_run_onnxsim, proto, folds, units, doing="onnxsim")
+        result = sandbox.call(_run_onnxsim, proto, folds, units, doing="onnxsim")
     except NativeError as error:
         return Refusal("model", error.what)
     except ModuleNotFoundError:

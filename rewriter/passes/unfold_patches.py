@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.base import Change, Context, Event, Exactness, Kept, Requires, WeightPass, refused
 from rewriter.ir.graph import GraphEditor, attribute, is_op, label
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.weights import NewWeights, Replacement
 from rewriter.ir.model.tensors import Shape
+from rewriter.ir.plan.node_patterns import Kept
 from rewriter.passes.algorithms.windows import IMAGE_CHANNELS, Windows, reason_against, windows_of
+from rewriter.passes.base import Change, Context, Event, Exactness, Requires, WeightPass, refused
 
 MOST_AXES = 3
 """Patches of more spatial axes need a Transpose of more than 8 axes, TensorRT's Dims::MAX_DIMS."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.ir.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.ir.graph import GraphEditor, label, open_graphs
 from rewriter.ir.model import STANDARD_DOMAINS, Model, refill
 from rewriter.ir.model.tensors import FLOATS
 from rewriter.passes.algorithms.opsets import Converted, Converter
+from rewriter.passes.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.passes.inline_functions import inline
 
 

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from rewriter.ir.base import Exactness, Pass, Stage, WeightPass, with_header
+from rewriter.passes.base import Exactness, Pass, Stage, WeightPass, with_header
 from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS, Preset
 from rewriter.pipeline.reader import expected, to_text
 from rewriter.pipeline.schema import entries

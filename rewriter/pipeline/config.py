@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rewriter.ir.errors import RewriterError, UsageError
+from rewriter.base.errors import RewriterError, UsageError
 from rewriter.ir.reading import read_toml
 from rewriter.pipeline.options import JOBS, KEYS, Command
 from rewriter.pipeline.presets import DEFAULT_OPSETS, OTHERWISE, preset_named

@@ -14,15 +14,16 @@ from typing import Any
 
 import onnx
 
-from rewriter.ir.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal, Stage, Target
-from rewriter.ir.english import count
-from rewriter.ir.errors import ModelError, PassError, UsageError, described
+from rewriter.base.errors import ModelError, PassError, UsageError, described
+from rewriter.base.stopwatch import raise_signal
+from rewriter.base.summary import Row, Summary
+from rewriter.base.text import count
 from rewriter.ir.graph import GraphEditor, open_graphs
 from rewriter.ir.model import Model, check, load
-from rewriter.ir.model.mending import with_lifted_weights
-from rewriter.ir.model.stopwatch import raise_signal
-from rewriter.ir.summary import Row, Summary
+from rewriter.ir.model.normalization import with_lifted_weights
+from rewriter.passes.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal, Stage
 from rewriter.pipeline.text import listed, parse, render
+from rewriter.target import Target
 
 
 @dataclass(frozen=True)

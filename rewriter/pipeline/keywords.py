@@ -10,11 +10,11 @@ from types import EllipsisType
 from typing import Any, Literal, TypedDict
 
 from rewriter.hazards import Rule
-from rewriter.ir.base import Pass
 from rewriter.ir.plan import Plan, Precision
+from rewriter.passes.base import Pass
 from rewriter.pipeline.options import Runner
 from rewriter.pipeline.schema import AnyPath, Names, Paths, Shapes
-from rewriter.runtime.figures.tolerances import Tolerance
+from rewriter.runtime.metrics.tolerances import Tolerance
 
 
 class FixKeywords(TypedDict, total=False):

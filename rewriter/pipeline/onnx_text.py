@@ -18,9 +18,9 @@ import onnx.parser
 import onnx.printer
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
-from rewriter.ir.base import with_header
-from rewriter.ir.errors import ModelError
+from rewriter.base.errors import ModelError
 from rewriter.ir.model import Model, refill, walk_graphs
+from rewriter.passes.base import with_header
 from rewriter.pipeline.driver import PassResult
 
 _SYNTAX = (

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from types import EllipsisType
 
     from rewriter.hazards import Rule
-    from rewriter.ir.base import Pass
     from rewriter.ir.model import Model
+    from rewriter.passes.base import Pass
     from rewriter.runtime.engines.deployment import Deployment
-    from rewriter.runtime.figures.tolerances import Tolerance
     from rewriter.runtime.inputs import Samples
+    from rewriter.runtime.metrics.tolerances import Tolerance
 
 Command = Literal["fix", "scan", "verify"]
 Runner = Literal["auto", "tensorrt", "tensorrt-rtx", "onnxruntime", "onnxruntime-cuda", "emulation"]
@@ -53,7 +53,7 @@ TARGETS = ("tensorrt", "tensorrt-rtx")
 """Libraries; a version may follow or stand alone."""
 
 PRESETS, PIPELINE = "rewriter.pipeline.presets", "rewriter.pipeline.text:listed"
-METRICS = "rewriter.runtime.figures.metrics:METRICS"
+METRICS = "rewriter.runtime.metrics.metrics:METRICS"
 
 
 def require_opset(number: int) -> None:
@@ -207,7 +207,7 @@ class FixOptions(DataOptions, EngineOptions):
     skip: Names = option((), PASSES, check="rewriter.pipeline.text:require", offers=f"{PRESETS}:pass_names")
     refittable: bool = option(False, PASSES)
     opset: int | None = option(None, PASSES, check=require_opset)
-    target: str | None = option(None, PASSES, "NAME", check="rewriter.ir.base:Target.parse", offers=TARGETS)
+    target: str | None = option(None, PASSES, "NAME", check="rewriter.target:Target.parse", offers=TARGETS)
     precision: Precision | None = option(None, PRECISION)
     io: str | None = option(None, PRECISION, "TYPE,...", kind=str, check=io_parts, offers=IO_TYPES)
     keep_fp32: Names = option((), PRECISION, "PATTERN", commas=False)
@@ -395,7 +395,7 @@ def combined(kind: type[Options], options: Options | None, keywords: Mapping[str
     Raises:
         UsageError: a keyword is no option, or a value has the wrong type or makes no sense.
     """
-    from rewriter.ir.errors import UsageError, shortened
+    from rewriter.base.errors import UsageError, shortened
     from rewriter.pipeline.reader import read, type_hints, unknown
 
     if options is not None and not isinstance(options, kind):

@@ -13,11 +13,11 @@ from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
-from rewriter.ir.errors import UsageError, nearest
+from rewriter.base.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from rewriter.ir.base import Pass
     from rewriter.ir.plan import Precision
+    from rewriter.passes.base import Pass
 
 OTHERWISE: Mapping[str, Any] = {
     "precision": "fp16",

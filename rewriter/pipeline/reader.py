@@ -16,7 +16,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from rewriter.ir.errors import UsageError, did_you_mean, nearest, shortened
+from rewriter.base.errors import UsageError, did_you_mean, nearest, shortened
 from rewriter.pipeline.schema import AnyPath, Option, Paths, loaded
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -223,8 +223,8 @@ def to_text(value: Any) -> str:
 @cache
 def type_hints(kind: Any) -> Mapping[str, Any]:
     from rewriter.hazards import Rule
-    from rewriter.ir.base import Pass
-    from rewriter.runtime.figures.tolerances import Tolerance
+    from rewriter.passes.base import Pass
+    from rewriter.runtime.metrics.tolerances import Tolerance
 
     later = {"Tolerance": Tolerance, "Pass": Pass, "Rule": Rule, "EllipsisType": types.EllipsisType}
     return get_type_hints(kind, localns=later)

@@ -16,8 +16,8 @@ from functools import cache
 from types import EllipsisType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from rewriter.ir.base import GraphPass, ModelPass, Pass
-from rewriter.ir.errors import UsageError, nearest
+from rewriter.base.errors import UsageError, nearest
+from rewriter.passes.base import GraphPass, ModelPass, Pass
 from rewriter.pipeline.reader import Text, read
 from rewriter.pipeline.schema import Option
 
@@ -134,7 +134,7 @@ def _given(entry: Any) -> Pass:
     if isinstance(entry, type) and issubclass(entry, Pass):
         entry = entry()
     if not isinstance(entry, (GraphPass, ModelPass)):
-        hint = "give names, or objects of classes that derive from GraphPass or ModelPass of rewriter.ir.base"
+        hint = "give names, or objects of classes derived from GraphPass or ModelPass of rewriter.passes.base"
         raise UsageError(f"it is no pass: {entry!r}", option="passes", hint=hint)
     if not isinstance(getattr(entry, "name", None), str):
         where, hint = f"{type(entry).__name__}()", 'give its class a name: name = "my-pass"'

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rewriter.judge.verdict import ARITHMETIC, Check, deciding
 from rewriter.report.tables import Cell, Kind, State, Table, number, table
-from rewriter.runtime.figures.outputs import OutputComparison, OutputStatistics
 from rewriter.runtime.inputs.samples import DataSource
+from rewriter.runtime.metrics.outputs import OutputComparison, OutputStatistics
+from rewriter.verification.verdict import ARITHMETIC, Check, deciding
 
 RESULTS: Mapping[bool | None, tuple[str, State]] = {
     True: ("passed", "good"),

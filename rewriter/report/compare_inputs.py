@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from rewriter.ir.english import count
-from rewriter.parity.comparison import ArrayComparison, InputComparison
+from rewriter.base.text import count
+from rewriter.compare_inputs.comparison import ArrayComparison, InputComparison
 from rewriter.report.json import document
 from rewriter.report.terminal import Row, listed, print_report
 

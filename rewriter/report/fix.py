@@ -8,15 +8,14 @@ from typing import Any
 
 from rich.console import Console
 
+from rewriter.base.text import count, figure
 from rewriter.hazards.kinds import KINDS
 from rewriter.hazards.planning.costs import ORIGIN
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.hazards.planning.planner import SEARCHED
-from rewriter.ir.base import Stage
-from rewriter.ir.english import count, figure
 from rewriter.ir.plan import Decision, Plan
 from rewriter.jobs.fix.result import FixResult
-from rewriter.judge.verdict import GOALS
+from rewriter.passes.base import Stage
 from rewriter.pipeline.driver import PassResult
 from rewriter.pipeline.text import own_passes
 from rewriter.report import checks
@@ -24,7 +23,8 @@ from rewriter.report.json import attributes, data_dict, document
 from rewriter.report.next_step import next_step
 from rewriter.report.tables import NAME, Cell, Kind, State, Table, grouped, number, table
 from rewriter.report.terminal import Row, facts, first_rows, print_report, shortened
-from rewriter.runtime.figures.outputs import OutputComparison
+from rewriter.runtime.metrics.outputs import OutputComparison
+from rewriter.verification.verdict import GOALS
 
 CAUSES, WARNINGS, REPAIRS = 4, 3, 3
 """Lines of each kind without `-v`."""

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rewriter.ir.english import one_line
+from rewriter.base.text import one_line
 from rewriter.ir.model.writing import UNENCODABLE
 from rewriter.runtime.inputs.samples import DataSource
 

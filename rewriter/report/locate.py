@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
-from rewriter.ir.english import count, figure
-from rewriter.judge.locate.location import Location, Step
+from rewriter.base.text import count, figure
 from rewriter.report.json import data_dict, document
 from rewriter.report.tables import Cell, Kind, State, Table, table
 from rewriter.report.terminal import Row, first_rows, print_report
+from rewriter.verification.locate.location import Location, Step
 
 NAMED = 3
 """Tensors of each kind that the summary names."""

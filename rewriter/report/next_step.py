@@ -9,18 +9,17 @@ from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
 
-from rewriter.hazards.quirks import build_arguments
-from rewriter.ir.base import TYPED_SINCE, Target
-from rewriter.ir.english import command_line
+from rewriter.base.text import command_line
 from rewriter.ir.model import Port
 from rewriter.jobs.fix.provenance import noted_tolerance
 from rewriter.jobs.fix.result import FixResult
-from rewriter.judge.verdict import ran
 from rewriter.report.json import installed_versions
 from rewriter.runtime.engines.tensor_files import Span
-from rewriter.runtime.engines.this_machine import numbers
-from rewriter.runtime.figures.tolerances import RELATIVE_L2
 from rewriter.runtime.inputs.samples import DataSource
+from rewriter.runtime.metrics.tolerances import RELATIVE_L2
+from rewriter.target import TYPED_SINCE, Target, numbers
+from rewriter.target.quirks import build_arguments
+from rewriter.verification.verdict import ran
 
 PROPOSED = (
     "the profile's optimum is a typical sample; its batch from 1 and its maximum, twice the largest sample, "

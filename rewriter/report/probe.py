@@ -7,13 +7,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from rewriter.hazards.quirks import every_probe
-from rewriter.ir.base import Target
-from rewriter.ir.english import count
+from rewriter.base.text import count
 from rewriter.report.tables import Cell, Kind, Table
 from rewriter.report.terminal import MORE, printed
 from rewriter.runtime.engines.probe.answers import Answers, plain_fields
-from rewriter.runtime.engines.probe.question import UNKNOWN, Answer
+from rewriter.target import Target
+from rewriter.target.probes import UNKNOWN, Answer
+from rewriter.target.quirks import every_probe
 
 
 def print_result(result: Answers, out: Console, *, verbosity: int = 0) -> None:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from rewriter.ir.english import one_line
-from rewriter.ir.model.stopwatch import LASTING, Progress
+from rewriter.base.stopwatch import LASTING, Progress
+from rewriter.base.text import one_line
 from rewriter.report.signals import listening
 from rewriter.report.terminal import console
 

@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import quote
 
 from rewriter import __version__
+from rewriter.base.errors import RewriterError
 from rewriter.hazards.kinds import KINDS
-from rewriter.ir.errors import RewriterError
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report.json import plain, shown
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from rewriter.hazards.kinds import SEVERITIES, Severity
-from rewriter.ir.english import command_line, count
-from rewriter.ir.errors import RewriterError
+from rewriter.base.errors import SEVERITIES, RewriterError, Severity
+from rewriter.base.text import command_line, count
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report.json import attributes, data_dict, document
 from rewriter.report.tables import Cell, Kind, State, Table, grouped, number, table

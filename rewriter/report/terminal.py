@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from rewriter.ir.base import Target
-from rewriter.ir.english import one_line
+from rewriter.base.text import one_line
 from rewriter.pipeline.options import with_flags
 from rewriter.report.tables import State, Table
 from rewriter.runtime.inputs.samples import DataSource
+from rewriter.target import Target
 
 MORE = "-v shows all"
 NOT_PROBED = "no probe results, rules assume the worst"

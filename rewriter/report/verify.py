@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
-from rewriter.ir.english import command_line, count, figure
-from rewriter.judge.verify_result import VerifyResult
+from rewriter.base.text import command_line, count, figure
 from rewriter.report import checks
 from rewriter.report.json import data_dict, document
 from rewriter.report.tables import Cell, Kind, State, Table, number, table
 from rewriter.report.terminal import Row, facts, last_rows, print_report
 from rewriter.runtime.engines.protocol import Latency
+from rewriter.verification.verify_result import VerifyResult
 
 
 def as_dict(result: VerifyResult) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from rewriter.ir.model import load
 from rewriter.passes import ALL
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.engines.local_session import LocalSession
-from rewriter.runtime.engines.probe.question import cases
+from rewriter.target.probes import cases
 
 RULES = {name for name in examples() if name.startswith("fp32-")}
 

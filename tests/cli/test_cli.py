@@ -21,8 +21,8 @@ from paths import ROOT
 from typer.testing import CliRunner
 
 from rewriter import cli
+from rewriter.base.errors import UsageError
 from rewriter.cli import exits
-from rewriter.ir.errors import UsageError
 from rewriter.ir.model import Array, save
 from rewriter.pipeline.options import KEYS
 from rewriter.pipeline.reader import Text, read
@@ -383,12 +383,12 @@ def test_an_interrupt_of_the_build_keeps_the_file_and_says_what_it_lacks(tmp_pat
     in_a_build = """
 import os, signal, threading
 import rewriter.cli
-from rewriter.jobs.fix import judge
-build = judge.check_build
+from rewriter.verification import verifier
+build = verifier.check_build
 def interrupted(*arguments, **options):
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     return build(*arguments, **options)
-judge.check_build = interrupted"""
+verifier.check_build = interrupted"""
     done = python(in_a_build, "fix", large, "-o", written)
     assert (done.returncode, done.stdout) == (exits.INTERRUPTED, "")
     interrupted = f"interrupted: {written} is written, but not verified to the end"

@@ -20,8 +20,8 @@ from stored import made
 from typer.testing import CliRunner
 
 from rewriter import cli
+from rewriter.base.errors import UsageError
 from rewriter.cli.parameters import check_extra
-from rewriter.ir.errors import UsageError
 from rewriter.ir.model import save
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="devices, pipes, links and modes of POSIX")

@@ -15,7 +15,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from rewriter import cli
-from rewriter.ir.english import command_line, one_line
+from rewriter.base.text import command_line, one_line
 from rewriter.ir.model import Model, load, save
 from rewriter.report.tables import Cell, Table
 from rewriter.report.terminal import console, printed

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter
 from typer.testing import CliRunner
 
+from rewriter.base.errors import InputsError
 from rewriter.cli import app
-from rewriter.ir.errors import InputsError
+from rewriter.compare_inputs.job import compare_arrays, compare_inputs
 from rewriter.ir.model import Array
-from rewriter.parity.job import compare_arrays, compare_inputs
 
 CONSTANTS: dict[str, tuple[float, Any, Any]] = {
     "0..255": (1.0, 0.0, 1.0),

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import rewriter
-from rewriter.ir.errors import InputsError, UsageError
+from rewriter.base.errors import InputsError, UsageError
 from rewriter.ir.model import Array
 
 RNG = np.random.default_rng(0)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from polygraphy.json import save_json
 
-from rewriter.ir.errors import InputsError, UsageError
+from rewriter.base.errors import InputsError, UsageError
 from rewriter.ir.model import Array, Model
 from rewriter.runtime.engines.deployment import Deployment
 from rewriter.runtime.inputs import Samples, load_samples, random_samples

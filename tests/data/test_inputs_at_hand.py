@@ -16,8 +16,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import rewriter
+from rewriter.base.errors import InputsError, UsageError
 from rewriter.cli import app
-from rewriter.ir.errors import InputsError, UsageError
 from rewriter.ir.model import Model
 from rewriter.runtime.inputs import load_samples
 from rewriter.runtime.inputs.arranging import MOST_ITEMS

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from rewriter.base.errors import InputsError
 from rewriter.cli import app
-from rewriter.ir.errors import InputsError
+from rewriter.compare_inputs import photographs
+from rewriter.compare_inputs.job import compare_arrays, compare_inputs
+from rewriter.compare_inputs.photographs import METHODS, recognise
 from rewriter.ir.model import Array
-from rewriter.parity import photographs
-from rewriter.parity.job import compare_arrays, compare_inputs
-from rewriter.parity.photographs import METHODS, recognise
 
 cv2 = pytest.importorskip("cv2")
 torch = pytest.importorskip("torch")

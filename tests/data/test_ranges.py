@@ -17,7 +17,7 @@ import pytest
 from nightly import NIGHTLY
 from paths import ROOT
 
-from rewriter.ir.errors import ArithmeticRunError
+from rewriter.base.errors import ArithmeticRunError
 from rewriter.ir.model import Array, Model, load
 from rewriter.ir.model.tensors import TensorFacts
 from rewriter.ir.plan import Range

@@ -11,10 +11,10 @@ import pytest
 import rewriter
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan
-from rewriter.judge.expected import run_all
 from rewriter.runtime.emulation import Accumulation, emulation
 from rewriter.runtime.emulation.accumulate import CHUNK, DOMAIN
-from rewriter.runtime.figures.pair import relative_l2
+from rewriter.runtime.metrics.pairwise_error import relative_l2
+from rewriter.verification.expected import run_all
 
 
 def emulated(

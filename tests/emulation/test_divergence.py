@@ -11,14 +11,14 @@ import pytest
 from onnx import numpy_helper
 
 import rewriter
-from rewriter.ir.base import Context
 from rewriter.ir.model import Array, Model, load, save
 from rewriter.ir.plan import Decision, InputsOutputs, Plan
-from rewriter.judge.expected import run_all
+from rewriter.passes.base import Context
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.runtime.emulation import Accumulation, emulation, reference
 from rewriter.runtime.emulation.divergence import NodeError, diverge
-from rewriter.runtime.figures.pair import relative_l2
+from rewriter.runtime.metrics.pairwise_error import relative_l2
+from rewriter.verification.expected import run_all
 
 
 def lowered(source: Model, *fp32: str, io: InputsOutputs = "keep") -> Model:

@@ -12,11 +12,11 @@ from onnx import helper
 from paths import ROOT
 
 import rewriter
-from rewriter.ir.graph.product_kernels import operands_of
 from rewriter.ir.model import Array, Model
-from rewriter.judge.expected import run_all
 from rewriter.runtime.emulation import emulation
-from rewriter.runtime.figures.pair import relative_l2
+from rewriter.runtime.metrics.pairwise_error import relative_l2
+from rewriter.target.product_kernels import operands_of
+from rewriter.verification.expected import run_all
 
 
 def emulated(source: Model, feeds: dict[str, Array]) -> Array:

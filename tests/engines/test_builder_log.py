@@ -11,12 +11,13 @@ import pytest
 from needs import needs_rtx
 from onnx import ModelProto
 
-from rewriter.hazards.quirks import table
-from rewriter.ir.base import Context, Target
 from rewriter.ir.model import load
-from rewriter.passes.mend_convs import MendConvs
-from rewriter.passes.unfold_group_norm import UnfoldGroupNorm
-from rewriter.runtime.engines.probe.question import Case
+from rewriter.passes.base import Context
+from rewriter.passes.decompose_group_norm import DecomposeGroupNorm
+from rewriter.passes.work_around_convs import WorkAroundConvs
+from rewriter.target import Target
+from rewriter.target.probes import Case
+from rewriter.target.quirks import table
 
 QUIRKS = {quirk.id: quirk for quirk in table()}
 TARGET = Target.parse("tensorrt-rtx 1.6.1")
@@ -61,7 +62,7 @@ def cases(quirk: str) -> list[Any]:
 def test_a_mended_conv_leaves_no_gaps(case: Case) -> None:
     proto = case.proto()
     assert not all(packed(proto)), "this release has no such kernel"
-    mended, report = graphs.apply(MendConvs(), load(proto), Context(target=TARGET))
+    mended, report = graphs.apply(WorkAroundConvs(), load(proto), Context(target=TARGET))
     assert report.changes
     found = packed(mended.whole())
     assert found and all(found)
@@ -73,6 +74,6 @@ def test_an_unfolded_group_norm_has_no_kernel_of_its_own(case: Case) -> None:
     proto = case.proto()
     own = re.compile(r"Name: \w*[GI]nor\w*, LayerType")
     assert any(map(own.search, log_of(proto))), "this release has no such kernel"
-    unfolded, report = graphs.apply(UnfoldGroupNorm(), load(proto), Context(target=TARGET))
+    unfolded, report = graphs.apply(DecomposeGroupNorm(), load(proto), Context(target=TARGET))
     assert report.changes
     assert not any(map(own.search, log_of(unfolded.whole())))

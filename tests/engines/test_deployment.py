@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from graphs import graph
 
-from rewriter.ir.errors import InputsError, UsageError
+from rewriter.base.errors import InputsError, UsageError
 from rewriter.ir.model import Array
 from rewriter.runtime.engines.deployment import Deployment, deployment
 from rewriter.runtime.engines.tensor_files import Span

@@ -13,7 +13,7 @@ import pytest
 from graphs import graph
 from needs import needs_rtx
 
-from rewriter.ir.errors import EngineError, NativeError
+from rewriter.base.errors import EngineError, NativeError
 from rewriter.ir.model import Array, save
 from rewriter.runtime.engines.measure import Run, measure
 from rewriter.runtime.engines.onnxruntime import Session
@@ -117,7 +117,7 @@ def test_a_crash_is_an_outcome_and_the_survivors_are_timed(
             raise NativeError("it crashed", hint="mend it", cause="SIGKILL", log="its log")
         return [replace(one.outcome, device="here") for one in group], ""
 
-    monkeypatch.setattr("rewriter.ir.children.run", run)
+    monkeypatch.setattr("rewriter.base.sandbox.run", run)
     variants = [variant(DOUBLED, tmp_path, samples, name) for name in ("bad", "well", "fine")]
     bad, well, fine = measure(variants, ORT, tmp_path / "work")
     assert (bad.status, bad.problem, bad.hint, bad.log) == ("crashed", "it crashed", "mend it", "its log")

@@ -14,8 +14,8 @@ import onnx
 import pytest
 from needs import without_gpu
 
-from rewriter.ir import children
-from rewriter.ir.errors import ArithmeticRunError
+from rewriter.base import sandbox
+from rewriter.base.errors import ArithmeticRunError
 from rewriter.ir.model import Array, Model
 from rewriter.runtime.engines import local_session
 from rewriter.runtime.engines.local_session import LIBRARIES, LocalSession
@@ -206,7 +206,7 @@ def growth() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_weights_are_not_copied() -> None:
-    assert children.run(growth, doing="the growth", limit_s=60)[0] < 32, "MiB, of a weight of 64"
+    assert sandbox.run(growth, doing="the growth", limit_s=60)[0] < 32, "MiB, of a weight of 64"
 
 
 def test_an_unsupported_type_names_the_node() -> None:

@@ -17,20 +17,21 @@ from typer.testing import CliRunner
 
 import rewriter
 from passes.isolate_clip import IsolateClip
+from rewriter.base.errors import EngineError
 from rewriter.cli import app
+from rewriter.hazards.analysis import PrecisionRequest
 from rewriter.hazards.planning.planner import make_plan
-from rewriter.hazards.quirks import every_probe
-from rewriter.hazards.survey import PrecisionRequest
-from rewriter.ir.base import Context, Target
-from rewriter.ir.errors import EngineError
+from rewriter.passes.base import Context
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.build import BuildOptions, build
 from rewriter.runtime.engines.nvidia_driver import Gpu
 from rewriter.runtime.engines.probe import answers as store
 from rewriter.runtime.engines.probe.answers import Answers, recorded, remember
 from rewriter.runtime.engines.probe.ask import ask
-from rewriter.runtime.engines.probe.question import UNKNOWN, Answer, Case, Probe
 from rewriter.runtime.ranges import measure as measure_ranges
+from rewriter.target import Target
+from rewriter.target.probes import UNKNOWN, Answer, Case, Probe
+from rewriter.target.quirks import every_probe
 
 PROBES = every_probe()
 ALL_CASES = [(probe, case) for probe in PROBES for case in probe.cases]

@@ -13,7 +13,7 @@ import pytest
 from graphs import graph, model
 from needs import needs_rtx
 
-from rewriter.ir.errors import EngineError
+from rewriter.base.errors import EngineError
 from rewriter.ir.model import Model, save
 from rewriter.runtime.engines.build import BuildOptions, BuildReport, NetworkLayer, build, onnx_node
 from rewriter.runtime.engines.tensorrt_library import noiseless

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from needs import needs_rtx, without_gpu
 
-from rewriter.ir.base import Target
-from rewriter.ir.errors import EngineError
+from rewriter.base.errors import EngineError
 from rewriter.runtime.engines import nvidia_driver, this_machine
 from rewriter.runtime.engines.nvidia_driver import Gpu
 from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
 from rewriter.runtime.engines.this_machine import Choice
+from rewriter.target import Target
 
 H200 = Gpu("NVIDIA H200", (9, 0), (13, 0))
 ADA = Gpu("NVIDIA L4", (8, 9), (13, 0))

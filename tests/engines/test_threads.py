@@ -11,7 +11,7 @@ import pytest
 from paths import ROOT
 
 import rewriter
-from rewriter.ir import children
+from rewriter.base import sandbox
 
 NAMES = ("if_loop", "local_function", "matmul_clip", "mixed_casts", "qdq")
 
@@ -22,7 +22,7 @@ def digest(output: Path, name: str) -> str:
     return hashlib.sha256(output.read_bytes()).hexdigest()
 
 
-@pytest.mark.skipif(not children.FORKS, reason="forks are used on Linux alone")
+@pytest.mark.skipif(not sandbox.FORKS, reason="forks are used on Linux alone")
 def test_four_threads_write_what_one_writes(tmp_path: Path) -> None:
     """Products of each thread run in OpenBLAS's threads while the others start children."""
     one = {name: digest(tmp_path / f"{name}.onnx", name) for name in NAMES}

@@ -19,14 +19,14 @@ from paths import MODELS
 
 import rewriter
 from benchmarks.surroundings import Suite, table
-from rewriter.hazards import quirks
-from rewriter.hazards.quirks import Quirk
 from rewriter.ir.model import Array, Model, save
 from rewriter.jobs.search import effort
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import read_tensors, write_samples
+from rewriter.target import quirks
+from rewriter.target.quirks import Quirk
 
 pytestmark = pytest.mark.gpu
 

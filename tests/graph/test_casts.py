@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.ir.errors import PassError
+from rewriter.base.errors import PassError
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, Model, load, walk_graphs
 from rewriter.ir.model.schemas import logical_name

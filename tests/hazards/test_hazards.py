@@ -8,10 +8,10 @@ import graphs
 import pytest
 from hazard_rules import NAMES, Ranges, found, surveyed
 
+from rewriter.base.errors import SEVERITIES
 from rewriter.hazards import RULES, SCAN_RULES, PrecisionRequest
-from rewriter.hazards.kinds import SEVERITIES
-from rewriter.ir.base import Target
 from rewriter.ir.plan import Range
+from rewriter.target import Target
 
 CASES = graphs.cases("hazards/rules.txt")
 

@@ -13,14 +13,15 @@ from hazard_rules import surveyed
 from needs import needs_rtx
 
 import rewriter
-from rewriter.hazards import operators
-from rewriter.hazards.kinds import SEVERITIES
-from rewriter.hazards.quirks import Quirk, build_arguments, known_defects, not_repaired, places, table
-from rewriter.hazards.survey import PrecisionRequest
+from rewriter.base.errors import SEVERITIES
+from rewriter.hazards import target_rules
+from rewriter.hazards.analysis import PrecisionRequest
+from rewriter.hazards.target_rules import known_defects
 from rewriter.hazards.types import no_lower_type
-from rewriter.ir.base import Target
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.plan import Precision
+from rewriter.target import Target, operators
+from rewriter.target.quirks import Quirk, build_arguments, not_repaired, places, table
 
 SOURCES = ("measured here", "TensorRT-Model-Connect, qwen_vl", "TensorRT-Model-Connect, builder_policy.py")
 UNASKED = {"clip-hides-nan", "grid-sample-attention", "fused-attention-sm120"}
@@ -324,5 +325,5 @@ def test_fix_names_operators_that_the_parser_refuses() -> None:
 def test_a_dla_leaves_operators_to_the_gpu() -> None:
     text = "g (float[1,4,4,4] x) => (float[1,4,4,4] z) { y = Relu(x) e = Erf(y) z = Tanh(e) }"
     request = PrecisionRequest(target=Target.parse("dla"))
-    (found,) = operators.refused_operators(surveyed(text, request=request))
+    (found,) = target_rules.refused_operators(surveyed(text, request=request))
     assert (found.node.op_type, found.severity) == ("Erf", "note")

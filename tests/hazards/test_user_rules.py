@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hazard_rules import surveyed
 
+from rewriter.base.errors import UsageError
 from rewriter.hazards import Hazard, Survey
 from rewriter.hazards.user_rules import rules_of_the_user
-from rewriter.ir.errors import UsageError
 
 SURVEY = surveyed("g (float[2] x) => (float[2] y) { y = Exp(x) }")
 

@@ -14,8 +14,8 @@ import onnx
 import pytest
 from paths import ROOT
 
+from rewriter.base.errors import ModelError, UsageError
 from rewriter.hooks.fixing import FixWarning
-from rewriter.ir.errors import ModelError, UsageError
 from rewriter.ir.model import load
 
 pytest.importorskip("hooked", reason="PyTorch is not installed: pip install '.[hooks]'")

@@ -9,8 +9,8 @@ from typing import Any
 import onnx
 import pytest
 
+from rewriter.base.errors import RewriterError, UsageError
 from rewriter.hooks.fixing import FixWarning, Unverified
-from rewriter.ir.errors import RewriterError, UsageError
 from rewriter.ir.model import load
 
 hooked = pytest.importorskip("hooked", reason="PyTorch is not installed: pip install '.[hooks]'")

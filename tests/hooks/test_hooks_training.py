@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rewriter.ir.errors import UsageError
+from rewriter.base.errors import UsageError
 
 hooked = pytest.importorskip("hooked", reason="PyTorch is not installed: pip install '.[hooks]'")
 from hooked import QUICK, newer, torch  # noqa: E402

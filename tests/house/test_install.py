@@ -116,7 +116,7 @@ def test_the_light_install_is_enough(tmp_path: Path) -> None:
 
 
 def test_an_install_without_onnx_runtime_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rewriter.ir.errors import EngineError
+    from rewriter.base.errors import EngineError
     from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
 
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

@@ -16,7 +16,7 @@ from nightly import some
 from paths import ROOT
 
 import rewriter
-from rewriter.ir.errors import UsageError
+from rewriter.base.errors import UsageError
 from rewriter.ir.model import Array, Model, load, save
 
 

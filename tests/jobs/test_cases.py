@@ -16,9 +16,9 @@ import rewriter
 from models import measure
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.model import Array, load
-from rewriter.ir.patterns.round_trips import lost_round_trips
 from rewriter.jobs.fix.result import FixResult
-from rewriter.judge.verdict import Check
+from rewriter.target.round_trips import lost_round_trips
+from rewriter.verification.verdict import Check
 
 CASES: dict[str, dict[str, Any]] = tomllib.loads((MODELS / "cases.toml").read_text())
 DEFAULT_BOUND = 5e-3

@@ -9,13 +9,13 @@ from graphs import graph
 from onnx import helper, numpy_helper
 
 import rewriter
-from rewriter.ir.base import Clamped, with_header
 from rewriter.ir.model import Model, load
 from rewriter.ir.plan import Decision, Evidence, NormHazard, Plan, Range
 from rewriter.jobs.fix.before import errors_before
 from rewriter.jobs.fix.causes import causes
-from rewriter.judge.expected import expected_outputs
+from rewriter.passes.base import Clamped, with_header
 from rewriter.pipeline.driver import PassResult
+from rewriter.verification.expected import expected_outputs
 
 
 def decision(

@@ -18,7 +18,7 @@ from onnx import ModelProto, TensorProto
 
 from rewriter import compat as autocast
 from rewriter import compat as float16
-from rewriter.ir.errors import InputsError, UsageError
+from rewriter.base.errors import InputsError, UsageError
 from rewriter.ir.model import Array, load
 
 FP32, FP16, BF16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16

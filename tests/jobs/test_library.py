@@ -13,10 +13,10 @@ import pytest
 from graphs import graph
 
 import rewriter
+from rewriter.base.errors import ModelError, UsageError
 from rewriter.hazards import Hazard, Survey
-from rewriter.ir.base import Change, Context, Event, GraphPass
-from rewriter.ir.errors import ModelError, UsageError
 from rewriter.ir.graph import GraphEditor, label
+from rewriter.passes.base import Change, Context, Event, GraphPass
 from rewriter.pipeline.options import EVERY, with_flags
 from rewriter.report import html
 

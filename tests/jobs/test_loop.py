@@ -19,7 +19,6 @@ from searching import OFFSET
 
 import rewriter
 from rewriter.hazards import Hazard, Survey
-from rewriter.ir.base import Context, Event, ModelPass, Stage
 from rewriter.ir.model import Array, Model, load
 from rewriter.jobs.fix.attempt import Attempt, attempt
 from rewriter.jobs.fix.job import FixJob
@@ -27,11 +26,12 @@ from rewriter.jobs.fix.loop import _Loop, _optimism, best
 from rewriter.jobs.fix.making import Subject
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.search.goal import Budget
-from rewriter.judge.verdict import Check
+from rewriter.passes.base import Context, Event, ModelPass, Stage
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import write_samples
-from rewriter.runtime.figures.outputs import OutputComparison
-from rewriter.runtime.figures.tolerances import precision_of
+from rewriter.runtime.metrics.outputs import OutputComparison
+from rewriter.runtime.metrics.tolerances import precision_of
+from rewriter.verification.verdict import Check
 
 ROUNDED = """
     g (float[2,8] x) => (float[2,2] y)
@@ -152,7 +152,7 @@ def test_an_fp32_engine_with_a_defect_excuses_nothing(monkeypatch: pytest.Monkey
         return outcomes
 
     use_emulation(monkeypatch)
-    monkeypatch.setattr("rewriter.jobs.fix.judge.measure", defective)
+    monkeypatch.setattr("rewriter.verification.verifier.measure", defective)
     result = rewriter.fix(repair=False, **summed())
     assert check(result, "run").passed is False and check(result, "run").excuse == ""
     assert "own FP32 engine" not in check(result, "run").summary
@@ -340,7 +340,7 @@ def test_a_result_that_does_not_run_gives_way_to_one_that_does(monkeypatch: pyte
             for variant, one in zip(variants, outcomes, strict=True)
         ]
 
-    for user in ("rewriter.jobs.verify", "rewriter.jobs.fix.judge"):
+    for user in ("rewriter.jobs.verify", "rewriter.verification.verifier"):
         monkeypatch.setattr(f"{user}.measure", defective)
     result = rewriter.fix(**projections())
     assert result.verified and merged(result.model)

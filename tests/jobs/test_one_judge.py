@@ -20,8 +20,8 @@ from test_cases import CASES
 from typer.testing import CliRunner
 
 import rewriter
+from rewriter.base.errors import UsageError
 from rewriter.cli import app
-from rewriter.ir.errors import UsageError
 from rewriter.ir.model import Array, save
 from rewriter.jobs.fix.result import FixResult
 

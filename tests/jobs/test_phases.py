@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rewriter
-from rewriter.ir.errors import UsageError
+from rewriter.base.errors import UsageError
 from rewriter.jobs.fix.job import Phases
 from rewriter.pipeline.text import parse
 

@@ -12,8 +12,8 @@ from needs import needs_rtx
 from typer.testing import CliRunner
 
 import rewriter
+from rewriter.base.errors import InputsError, ModelError, UnbuildableError, UsageError
 from rewriter.cli import app
-from rewriter.ir.errors import InputsError, ModelError, UnbuildableError, UsageError
 from rewriter.ir.model import Array
 from rewriter.jobs.fix.refusals import refuse_unknown_names
 from rewriter.runtime.engines.build import BuildOptions, BuildReport, build

@@ -16,13 +16,13 @@ from paths import MODELS
 from searching import OFFSET
 
 import rewriter
-from rewriter.ir.base import Change, Context, Event
 from rewriter.ir.model import Array, Model, load
 from rewriter.jobs.fix import stages
 from rewriter.jobs.fix.attempt import Attempt, attempt
 from rewriter.jobs.fix.conclusion import Conclusion
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.making import Subject
+from rewriter.passes.base import Change, Context, Event
 from rewriter.passes.simplify import Simplify
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.inputs import load_samples

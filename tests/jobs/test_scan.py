@@ -19,9 +19,9 @@ from paths import MODELS
 from typer.testing import CliRunner, Result
 
 import rewriter
+from rewriter.base.errors import SEVERITIES
 from rewriter.cli import app
 from rewriter.hazards import KEPT
-from rewriter.hazards.kinds import SEVERITIES
 from rewriter.ir.model import save, write_json
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report import scan as scan_report

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 import rewriter
 from rewriter.cli import app
-from rewriter.ir.base import Change, Context, Event
 from rewriter.ir.model import Model
 from rewriter.ir.plan import Precision
 from rewriter.jobs.fix import stages
 from rewriter.jobs.fix.job import FixJob
+from rewriter.passes.base import Change, Context, Event
 from rewriter.passes.simplify import Simplify
 
 LARGE_TOPK = """

@@ -12,11 +12,11 @@ from graphs import graph
 from typer.testing import CliRunner
 
 import rewriter
+from rewriter.base.errors import InputsError, UsageError
 from rewriter.cli import app
-from rewriter.ir.errors import InputsError, UsageError
 from rewriter.ir.model import Array, save
 from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
-from rewriter.runtime.figures.tolerances import Tolerance
+from rewriter.runtime.metrics.tolerances import Tolerance
 
 ORIGINAL = """
     g (float[n,4] x) => (float[n,4] y, float[n] total) {

@@ -7,7 +7,7 @@ import pytest
 from graphs import graph, model, ops, random_feeds, run
 
 from rewriter.ir.model import DETACH_BYTES, walk_graphs
-from rewriter.ir.model.mending import with_lifted_weights
+from rewriter.ir.model.normalization import with_lifted_weights
 
 WEIGHT = "k = Constant<value = float[4] {4, 3, 2, 1}>()"
 

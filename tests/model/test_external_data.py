@@ -18,7 +18,7 @@ from stored import foreign, made, value
 from typer.testing import CliRunner
 
 from rewriter import cli
-from rewriter.ir.errors import ModelError, OutputError
+from rewriter.base.errors import ModelError, OutputError
 from rewriter.ir.model import Model, external_data, load, save
 from rewriter.ir.model.external_data import MOST_MAPPED
 from rewriter.ir.model.output_files import reserved

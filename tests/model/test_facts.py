@@ -7,7 +7,7 @@ import pytest
 from graphs import graph, weighted
 from onnx import TensorProto
 
-from rewriter.ir.errors import ModelError
+from rewriter.base.errors import ModelError
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.model import Model
 from rewriter.ir.model.tensors import Shape, TensorFacts

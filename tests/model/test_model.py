@@ -15,7 +15,7 @@ from graphs import graph, model, random_feeds, run
 from onnx import TensorProto, helper, numpy_helper
 from paths import ROOT
 
-from rewriter.ir.errors import ModelError, OutputError
+from rewriter.base.errors import ModelError, OutputError
 from rewriter.ir.model import DETACH_BYTES, Array, Model, load, refill, save
 from rewriter.ir.model.graphs import UNKNOWN_DOMAIN
 

@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from rewriter.ir import children
-from rewriter.ir.errors import ModelError
+from rewriter.base import sandbox
+from rewriter.base.errors import ModelError
 from rewriter.ir.model import data_files, load
 
 Change = Callable[[onnx.ModelProto], object]
@@ -299,7 +299,7 @@ def test_more_axes_than_arrays_have(field: str, tmp_path: Path) -> None:
     assert "it has 104 axes, and an array has at most 64" in str(refused(proto, tmp_path))
 
 
-@pytest.mark.skipif(not children.FORKS, reason="the size of the memory is read on Linux")
+@pytest.mark.skipif(not sandbox.FORKS, reason="the size of the memory is read on Linux")
 def test_weights_beyond_the_machines_memory(tmp_path: Path) -> None:
     """Sparse on the disk, and 8 TiB by its size."""
     proto = external(tmp_path, length=str(4 * 2**41))

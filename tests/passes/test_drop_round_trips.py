@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from graphs import apply, graph
 
-from rewriter.ir.base import Context, Target
+from rewriter.passes.base import Context
 from rewriter.passes.drop_round_trips import PROBE, DropRoundTrips
+from rewriter.target import Target
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,12 @@ from paths import MODELS
 
 import rewriter.passes
 from rewriter.hazards.planning.free_fp32 import PROBE
-from rewriter.ir.base import Context, Exactness, GraphPass, ModelPass, Pass, Target
 from rewriter.ir.graph import TAG
 from rewriter.ir.model import Array, Model, load, walk_graphs
 from rewriter.ir.model.tensors import FLOATS
-from rewriter.runtime.figures.tolerances import TOLERANCES
+from rewriter.passes.base import Context, Exactness, GraphPass, ModelPass, Pass
+from rewriter.runtime.metrics.tolerances import TOLERANCES
+from rewriter.target import Target
 
 
 def _discovered() -> dict[str, type[Pass]]:

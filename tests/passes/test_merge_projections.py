@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
 
-from rewriter.ir.base import Context
 from rewriter.ir.model import Array, Model, load
+from rewriter.passes.base import Context
 from rewriter.passes.merge_projections import MergeProjections
 from rewriter.pipeline.driver import Driver
 from rewriter.pipeline.text import parse

@@ -13,9 +13,9 @@ from graphs import graph, ops, with_weights
 from nightly import some
 from paths import MODELS
 
-from rewriter.ir.base import Context
 from rewriter.ir.model import Model, load
 from rewriter.jobs.fix import api
+from rewriter.passes.base import Context
 from rewriter.pipeline.driver import Driver
 from rewriter.pipeline.text import parse
 from rewriter.runtime.emulation.product_sums import find_product_sums

@@ -12,18 +12,18 @@ from onnx import TensorProto
 from paths import MODELS
 
 import rewriter
+from rewriter.base.errors import PassError
+from rewriter.hazards.analysis import PrecisionRequest
 from rewriter.hazards.planning.planner import make_plan
-from rewriter.hazards.survey import PrecisionRequest
-from rewriter.ir.base import Change, Context
-from rewriter.ir.errors import PassError
 from rewriter.ir.model import Array, Model, load
 from rewriter.ir.plan import Decision, Plan
-from rewriter.judge.expected import run_all
+from rewriter.passes.base import Change, Context
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.driver import Driver
 from rewriter.runtime.emulation import emulation, reference
-from rewriter.runtime.figures.metrics import METRICS
+from rewriter.runtime.metrics.metrics import METRICS
 from rewriter.runtime.ranges import measure
+from rewriter.verification.expected import run_all
 
 TEXT = """
     g (float[2,3] x, float[3,4] w) => (float[2,4] y) {

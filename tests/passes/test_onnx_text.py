@@ -8,8 +8,8 @@ import pytest
 from paths import MODELS
 from typer.testing import CliRunner
 
+from rewriter.base.errors import ModelError
 from rewriter.cli import app
-from rewriter.ir.errors import ModelError
 from rewriter.ir.model import load
 from rewriter.pipeline import onnx_text
 

@@ -1,4 +1,4 @@
-"""pad-channels and widen-groups on random networks of Convs: equal results, names, and nothing left to do."""
+"""pad-channels and merge-conv-groups on random networks of Convs: equal results and names."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from rewriter.ir.base import Pass
 from rewriter.ir.model import Array, Model, load
+from rewriter.passes.base import Pass
+from rewriter.passes.merge_conv_groups import MergeConvGroups
 from rewriter.passes.pad_channels import PadChannels
-from rewriter.passes.widen_groups import WidenGroups
 
 STEPS = {
     "pad-channels": PadChannels(step=4, least=2),
     "pad-channels, one channel": PadChannels(step=3, least=0),
-    "widen-groups": WidenGroups(width=4, step=4),
+    "merge-conv-groups": MergeConvGroups(width=4, step=4),
 }
 UNARY = "Relu Sigmoid Neg Abs HardSigmoid LeakyRelu Tanh Softplus Identity Clip Dropout".split()
 KINDS = "conv conv grouped grouped unary row row both both norm joined resized padded pooled reduced "

@@ -15,10 +15,10 @@ from nightly import small
 from onnx import helper, numpy_helper
 from paths import MODELS
 
-from rewriter.ir.base import Context, Rescaled
 from rewriter.ir.model import Array, Model, load
 from rewriter.ir.plan import Range
 from rewriter.passes.algorithms.rescaling.rules import RULES
+from rewriter.passes.base import Context, Rescaled
 from rewriter.passes.rescale import Rescale
 from rewriter.pipeline.driver import PassResult
 from rewriter.runtime.ranges import Ranges, measure

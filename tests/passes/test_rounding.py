@@ -11,10 +11,10 @@ from onnx import numpy_helper
 import rewriter
 from rewriter.ir.model import Array
 from rewriter.ir.plan import Plan
-from rewriter.judge.expected import run_all
 from rewriter.passes.algorithms.rounding import unbiased
 from rewriter.passes.mixed_precision import lowered
 from rewriter.runtime.emulation import reference
+from rewriter.verification.expected import run_all
 
 TEXT = """
     g (float[2,16,9,9] x) => (float[2,8,9,9] c, float[2,12] p, float[2,5] q, float[2,12] r, float[2,12] s,

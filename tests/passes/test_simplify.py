@@ -70,7 +70,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[tuple[onnx.ModelProto, 
         return simplify(proto, **options)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(onnxsim, "simplify", spy)
-    monkeypatch.setattr("rewriter.ir.children.inside", True)  # no child, whose calls the spy would not see
+    monkeypatch.setattr("rewriter.base.sandbox.inside", True)  # no child, whose calls the spy would not see
     return seen
 
 
@@ -132,7 +132,7 @@ def test_a_model_that_onnxsim_cannot_read_is_declined(monkeypatch: pytest.Monkey
     source = graph("g (float[3] x) => (float[3] y) { i = Identity(x) y = Relu(i) }")
     source.proto.graph.node[1].attribute.append(onnx.helper.make_attribute("nonsense", 1))
     step = Simplify()
-    from rewriter.ir.base import Context, Refusal
+    from rewriter.passes.base import Context, Refusal
 
     (event,) = step.rewrite_model(source, Context())
     assert isinstance(event, Refusal)

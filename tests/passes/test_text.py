@@ -31,10 +31,12 @@ import onnx
 import pytest
 from graphs import apply, run
 
-from rewriter.ir.base import Context, Exactness, Kept, Pass, Target
 from rewriter.ir.model import Array, Model, load
+from rewriter.ir.plan.node_patterns import Kept
+from rewriter.passes.base import Context, Exactness, Pass
 from rewriter.pipeline import onnx_text
 from rewriter.pipeline.text import parse
+from rewriter.target import Target
 
 TEXT = Path(__file__).parent / "text"
 

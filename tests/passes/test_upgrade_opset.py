@@ -10,8 +10,8 @@ import onnx
 import pytest
 from graphs import apply, graph, random_feeds, run
 
-from rewriter.ir.base import Context
 from rewriter.ir.model import Array, Model, load
+from rewriter.passes.base import Context
 from rewriter.passes.upgrade_opset import UpgradeOpset
 
 LINE = re.compile(r"(\d+) (.+?): (.+)")
@@ -126,7 +126,7 @@ def test_many_nodes_go_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
         return convert(proto, target)
 
     monkeypatch.setattr(onnx.version_converter, "convert_version", counted)
-    monkeypatch.setattr("rewriter.ir.children.inside", True)  # no child, whose calls are not counted here
+    monkeypatch.setattr("rewriter.base.sandbox.inside", True)  # no child, whose calls are not counted here
     result, _ = apply(UpgradeOpset(), source)
     assert calls == [3]
     feeds = random_feeds(source)

@@ -17,8 +17,8 @@ from paths import DOCS
 from typer.testing import CliRunner
 
 from rewriter import cli
+from rewriter.base.errors import UsageError
 from rewriter.cli import loaded as loaded_command
-from rewriter.ir.errors import UsageError
 from rewriter.ir.model import save
 from rewriter.jobs.fix import api
 from rewriter.pipeline import keywords

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from graphs import graph, ops
 
-from rewriter.ir.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal, Requires, Target
-from rewriter.ir.errors import PassError, UsageError
+from rewriter.base.errors import PassError, UsageError
 from rewriter.ir.graph import TAG, GraphEditor, label
 from rewriter.ir.model import Model, load, save
+from rewriter.passes.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal, Requires
 from rewriter.pipeline.driver import Driver
+from rewriter.target import Target
 
 TEXT = "g (float[2] x) => (float[2] y) { a = Exp(x) y = Neg(a) }"
 

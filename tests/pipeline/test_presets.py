@@ -14,9 +14,9 @@ from paths import MODELS
 from typer.testing import CliRunner
 
 from rewriter import cli
-from rewriter.ir.base import Pass
 from rewriter.jobs.fix import api
 from rewriter.passes import ALL
+from rewriter.passes.base import Pass
 from rewriter.pipeline.options import KEYS, FixOptions
 from rewriter.pipeline.presets import OTHERWISE, PRESETS, preset_named
 from rewriter.pipeline.reader import read

@@ -22,8 +22,8 @@ from rewriter.hazards.planning.costs import (
     products,
 )
 from rewriter.hazards.planning.planner import SEARCHED
-from rewriter.ir.base import Target
 from rewriter.ir.plan import Decision, Plan
+from rewriter.target import Target
 
 Sizes = tuple[int, ...]
 Node = tuple[NodeProto, dict[str, Sizes]]

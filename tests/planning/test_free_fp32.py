@@ -8,10 +8,10 @@ import graphs
 import pytest
 from plans import kept, planned
 
+from rewriter.hazards.analysis import PrecisionRequest
 from rewriter.hazards.planning.free_fp32 import FREE, PROBE, SOFTMAX_PROBE, refusals
-from rewriter.hazards.survey import PrecisionRequest
-from rewriter.ir.base import Target
 from rewriter.ir.plan import Epilogues
+from rewriter.target import Target
 
 WISH = PrecisionRequest(epilogues="all")
 

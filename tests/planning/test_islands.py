@@ -6,8 +6,8 @@ import graphs
 import pytest
 from plans import kept, planned
 
-from rewriter.hazards.survey import PrecisionRequest
-from rewriter.ir.base import Kept
+from rewriter.hazards.analysis import PrecisionRequest
+from rewriter.ir.plan.node_patterns import Kept
 
 
 @pytest.mark.parametrize(("text", "words", "expected"), graphs.cases("planning/islands.txt"))

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 import rewriter
 from rewriter import cli
+from rewriter.base.errors import OutputError, UsageError
 from rewriter.cli import exits
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.hazards.planning.plan_fit import fit
-from rewriter.ir.errors import OutputError, UsageError
 from rewriter.ir.model import Model, save
 from rewriter.ir.plan import Decision, Plan, Range, plan_file
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from plans import kept, planned
 
+from rewriter.base.text import figure
+from rewriter.hazards.analysis import PrecisionRequest
 from rewriter.hazards.planning.planner import SEARCHED, extend_plan, make_plan, unscaled_overflows
-from rewriter.hazards.survey import PrecisionRequest
-from rewriter.ir.english import figure
 from rewriter.ir.model import walk_graphs
 from rewriter.ir.plan import Plan, Range, node_key
 from rewriter.runtime.ranges import measure

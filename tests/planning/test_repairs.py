@@ -12,17 +12,17 @@ from nightly import some
 from paths import MODELS
 
 import rewriter
+from rewriter.base.errors import PassError
 from rewriter.hazards import SCAN_RULES, PrecisionRequest, Survey
-from rewriter.ir.errors import PassError
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.graph.casts import retype
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan
-from rewriter.judge.expected import run_all
 from rewriter.passes.mixed_precision import request
 from rewriter.runtime.emulation import emulation, reference
-from rewriter.runtime.figures.outputs import compare
+from rewriter.runtime.metrics.outputs import compare
 from rewriter.runtime.ranges import measure
+from rewriter.verification.expected import run_all
 
 REPAIRED = 2e-3
 """Relative L2 error of every output, or the share of elements that differ."""

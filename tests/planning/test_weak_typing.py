@@ -15,8 +15,8 @@ from onnx import TensorProto
 from paths import MODELS
 
 import rewriter
+from rewriter.base.errors import UsageError
 from rewriter.hazards.planning import weak_typing
-from rewriter.ir.errors import UsageError
 from rewriter.ir.model import Model, load, save, walk_graphs
 from rewriter.ir.plan import Decision, Plan
 from rewriter.report.next_step import next_step

@@ -15,8 +15,8 @@ from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.locate import locate
 from rewriter.jobs.scan import scan
 from rewriter.jobs.verify import verify
-from rewriter.judge.locate.location import Location
-from rewriter.judge.verify_result import VerifyResult
+from rewriter.verification.locate.location import Location
+from rewriter.verification.verify_result import VerifyResult
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>\"'&"
 """A node's name that would run code in a page that does not escape it."""

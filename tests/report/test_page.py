@@ -20,12 +20,11 @@ from pages import HOSTILE
 from typer.testing import CliRunner
 
 from rewriter.cli import app
-from rewriter.ir.base import Change, Refusal
 from rewriter.ir.plan import Decision, Plan, Range
 from rewriter.jobs.fix.api import fix
 from rewriter.jobs.fix.before import Emulated, SideBySide
 from rewriter.jobs.fix.conclusion import Conclusion
-from rewriter.judge.verdict import Verdict
+from rewriter.passes.base import Change, Refusal
 from rewriter.pipeline.driver import PassResult
 from rewriter.report import html
 from rewriter.report.checks import judging_check
@@ -33,9 +32,10 @@ from rewriter.report.html.depth import MOST, decades, logarithmic
 from rewriter.report.html.fix import nodes_of
 from rewriter.report.html.graphs import cause_graphs
 from rewriter.report.html.outputs import boxes_of, png, words_of
-from rewriter.runtime.figures.pair import Pair
-from rewriter.runtime.figures.pictures import picture_of
+from rewriter.runtime.metrics.pairwise_error import Pair
+from rewriter.runtime.metrics.pictures import picture_of
 from rewriter.runtime.ranges.depth import TensorAtDepth
+from rewriter.verification.verdict import Verdict
 
 LIMIT = 2_000_000
 """Bytes of a page."""

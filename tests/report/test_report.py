@@ -15,13 +15,12 @@ import pytest
 from command_lines import flat
 from graphs import graph
 
-from rewriter.ir.base import Change, Refusal, Target
 from rewriter.ir.model import Model, save, write_json
 from rewriter.ir.plan import Decision, Plan, Range
 from rewriter.jobs.fix.attempt import LatencyShare
 from rewriter.jobs.fix.causes import Cause
 from rewriter.jobs.fix.result import FixResult
-from rewriter.judge.verdict import Check, Verdict
+from rewriter.passes.base import Change, Refusal
 from rewriter.pipeline.driver import PassResult
 from rewriter.report import fix as report
 from rewriter.report import next_step as next_step_module
@@ -29,9 +28,11 @@ from rewriter.report import terminal
 from rewriter.report.next_step import next_step
 from rewriter.report.tables import grouped
 from rewriter.report.terminal import shortened
-from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.inputs.samples import DataSource
+from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.runtime.ranges.depth import TensorAtDepth
+from rewriter.target import Target
+from rewriter.verification.verdict import Check, Verdict
 
 STATIC = graph("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }")
 DYNAMIC = graph(

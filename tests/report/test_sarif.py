@@ -13,8 +13,8 @@ import pytest
 from graphs import graph
 
 import rewriter
+from rewriter.base.errors import ModelError
 from rewriter.hazards.kinds import KINDS
-from rewriter.ir.errors import ModelError
 from rewriter.ir.plan import Range
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report import sarif

@@ -13,7 +13,7 @@ from nightly import some
 from onnx import TensorProto
 from paths import MODELS
 
-from rewriter.hazards.survey import LARGEST
+from rewriter.hazards.analysis import LARGEST
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.model import Model, load
 from rewriter.ir.plan import Decision

@@ -20,10 +20,10 @@ from rewriter.ir.plan import Decision, InputsOutputs, Plan
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Found
 from rewriter.jobs.search.run import most_accurate
 from rewriter.jobs.search.trials import Candidate, Trials
-from rewriter.judge.expected import run_all
 from rewriter.passes.mixed_precision import lowered
 from rewriter.runtime.emulation import emulation
-from rewriter.runtime.figures.pair import relative_l2
+from rewriter.runtime.metrics.pairwise_error import relative_l2
+from rewriter.verification.expected import run_all
 
 
 def searched(

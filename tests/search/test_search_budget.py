@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from searching import CANCELLING, tried
 
+from rewriter.base import sandbox
+from rewriter.hazards.analysis import PrecisionRequest
 from rewriter.hazards.planning.planner import make_plan
-from rewriter.hazards.survey import PrecisionRequest
-from rewriter.ir import children
-from rewriter.ir.base import Target
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import InputsOutputs, Plan
 from rewriter.jobs.fix import api
@@ -21,10 +20,11 @@ from rewriter.jobs.search.effort import FEWER, MOST, RunCost, affordable
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
 from rewriter.jobs.search.run import LEAST_GAIN, MOST_GAIN, most_accurate
 from rewriter.jobs.search.trials import Candidate, Trials
-from rewriter.judge.expected import run_all
 from rewriter.runtime.emulation import Accumulation, reference
 from rewriter.runtime.emulation.accumulate import sum_error
 from rewriter.runtime.ranges import measure
+from rewriter.target import Target
+from rewriter.verification.expected import run_all
 
 STREAM = """
     g (float[8,4] x, float[4,4] v) => (float[8,4] y)
@@ -247,12 +247,12 @@ def test_slow_models_get_less_emulation_and_that_is_reported(
 
 
 def test_a_run_costs_what_its_process_spent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "inside", False)
+    monkeypatch.setattr(sandbox, "inside", False)
     source = graphs.graph("g (float[1500,1500] x) => (float[1500,1500] y) { y = MatMul(x, x) }")
-    own, all_of_it = time.thread_time(), children.processor_s()
+    own, all_of_it = time.thread_time(), sandbox.processor_s()
     run_all(source, 3 * [{"x": np.ones((1500, 1500), np.float32)}])
-    child_s = children.processor_s() - all_of_it - (time.thread_time() - own)
-    assert child_s > 0.03 or not children.FORKS
+    child_s = sandbox.processor_s() - all_of_it - (time.thread_time() - own)
+    assert child_s > 0.03 or not sandbox.FORKS
 
 
 def cost(seconds: float) -> RunCost:

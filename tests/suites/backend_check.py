@@ -13,13 +13,13 @@ from backend_cases import Case
 from nightly import NIGHTLY
 
 import rewriter
-from rewriter.ir import children
-from rewriter.ir.errors import ArithmeticRunError, RewriterError
+from rewriter.base import sandbox
+from rewriter.base.errors import ArithmeticRunError, RewriterError
 from rewriter.ir.model import Model, load, walk_graphs
-from rewriter.judge.arithmetic_checks import check_emulation
-from rewriter.judge.expected import expected_outputs
 from rewriter.pipeline.text import own_passes
-from rewriter.runtime.figures.pair import Pair, is_float
+from rewriter.runtime.metrics.pairwise_error import Pair, is_float
+from rewriter.verification.arithmetic_checks import check_emulation
+from rewriter.verification.expected import expected_outputs
 
 Outcome = Literal["good", "repaired", "declined", "not compared", "bad", "crash"]
 
@@ -68,7 +68,7 @@ class Answer:
 def check(case: Case) -> Answer:
     """Both findings on a case."""
     if not NIGHTLY:
-        children.inside = (
+        sandbox.inside = (
             True  # the pool's child is a wall; one inside it costs a third of the time of the suite
         )
     warnings.simplefilter("ignore")  # of NumPy, about overflows that some cases are about

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rewriter.base.errors import RewriterError
 from rewriter.batch import models
-from rewriter.ir.errors import RewriterError
 from rewriter.ir.plan import plan_file
 from rewriter.pipeline import config
 from rewriter.pipeline import text as pipeline

@@ -25,7 +25,7 @@ from typing import Any
 from reaching_tests import ReachingTests, measured
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("passes", "hazards", "hazards/planning", "judge", "runtime/figures")
+ROOMS = ("passes", "hazards", "hazards/planning", "target", "verification", "runtime/metrics")
 TESTS = (
     *"passes hazards planning verification figures pipeline rewriting patterns jobs".split(),
     "report/test_page.py",

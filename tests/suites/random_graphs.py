@@ -32,16 +32,17 @@ from paths import ROOT
 from worker_pool import Crash, over
 
 import rewriter
-from rewriter.ir import children as walls
-from rewriter.ir.base import Context, Pass, Stage, Target
-from rewriter.ir.errors import PassError, RewriterError
+from rewriter.base import sandbox as walls
+from rewriter.base.errors import PassError, RewriterError
 from rewriter.ir.graph.casts import LOWER
 from rewriter.ir.model import Array, Model, check, load, walk_graphs, walk_nodes
 from rewriter.ir.model.graphs import holds_graphs, refill, schema_of
 from rewriter.passes import ALL
+from rewriter.passes.base import Context, Pass, Stage
 from rewriter.pipeline import onnx_text
 from rewriter.pipeline.driver import Driver
-from rewriter.runtime.figures.pair import Pair
+from rewriter.runtime.metrics.pairwise_error import Pair
+from rewriter.target import Target
 
 Rng = np.random.Generator
 Shape = tuple[int, ...]
@@ -516,7 +517,7 @@ def _holds(source: Model, step: Pass, context: Context, feeds: list[dict[str, Ar
     again = [change for change in second.changes if change.node not in declined]
     assert not again, f"{step.name} changes its own result: {again}"
     # on data that leave masks open; and a float64 sum keeps the scores that a mask of -1e9 absorbs in float32
-    if step.name == "drop-double" or any("relies on" in change.what for change in report.changes):
+    if step.name == "demote-float64" or any("relies on" in change.what for change in report.changes):
         return result
     allowed = AMPLIFIED * step.exactness.tolerance + (ROUNDED if _rounds(source) else 0.0)
     for one in feeds:

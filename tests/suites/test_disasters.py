@@ -17,8 +17,8 @@ from nightly import sized
 from paths import ROOT
 from stored import foreign, made, value
 
-from rewriter.ir import children
-from rewriter.ir.errors import OutputError
+from rewriter.base import sandbox
+from rewriter.base.errors import OutputError
 from rewriter.ir.model import save
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks, signals and limits of POSIX")
@@ -145,7 +145,7 @@ def test_a_folder_without_permission_keeps_its_model(open_folder: Path) -> None:
     open_folder.chmod(0o555)
 
     def as_nobody() -> None:
-        children.inside = True  # the warm ones are root's
+        sandbox.inside = True  # the warm ones are root's
         if os.geteuid() == 0:  # root may write anywhere
             os.setgroups([])
             os.setresgid(65534, 65534, 65534)

@@ -9,15 +9,15 @@ import pytest
 from graphs import apply, graph, with_weights
 from onnx import numpy_helper
 
-from rewriter.ir.base import Context
 from rewriter.ir.model import Array, Model, load
 from rewriter.ir.plan import Plan
-from rewriter.judge.arithmetic_checks import check_emulation, check_structure
-from rewriter.judge.expected import Expected, expected_outputs
-from rewriter.judge.judge import Standard
+from rewriter.passes.base import Context
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.unfold_patches import UnfoldPatches
-from rewriter.runtime.figures.tolerances import Tolerance
+from rewriter.runtime.metrics.tolerances import Tolerance
+from rewriter.verification.arithmetic_checks import check_emulation, check_structure
+from rewriter.verification.compare_runs import Standard
+from rewriter.verification.expected import Expected, expected_outputs
 
 DOUBLED = graph("g (float[4] x) => (float[4] y) { y = Add(x, x) }")
 

@@ -14,10 +14,10 @@ from onnx import TensorProto
 from paths import MODELS
 
 from rewriter.ir.model import Array, Model, load, save
-from rewriter.judge.build_check import BuildExpectation, build_options, check_build, expectation
-from rewriter.judge.verdict import Check
 from rewriter.runtime.engines.build import BuildOptions, warnings_for_users
 from rewriter.runtime.engines.tensor_files import Span
+from rewriter.verification.build_check import BuildExpectation, build_options, check_build, expectation
+from rewriter.verification.verdict import Check
 
 NORM = """
     g (float16[2,8] x, float16[8] s, float16[8] b) => (float[2,8] y) {

@@ -12,18 +12,18 @@ import pytest
 from graphs import graph
 
 import rewriter
-from rewriter.judge.arithmetic_checks import (
+from rewriter.runtime.metrics.outputs import OutputComparison, worst_of_samples
+from rewriter.runtime.metrics.tolerances import TOLERANCES
+from rewriter.verification.arithmetic_checks import (
     as_fp32,
     check_emulation,
     errs_by_chance,
     excused,
     without_tf32,
 )
-from rewriter.judge.expected import Expected, expected_outputs
-from rewriter.judge.judge import Standard
-from rewriter.judge.verdict import Check, MetricValue
-from rewriter.runtime.figures.outputs import OutputComparison, worst_of_samples
-from rewriter.runtime.figures.tolerances import TOLERANCES
+from rewriter.verification.compare_runs import Standard
+from rewriter.verification.expected import Expected, expected_outputs
+from rewriter.verification.verdict import Check, MetricValue
 
 
 def output(name: str, error: float, tolerance: float = 5e-3) -> OutputComparison:

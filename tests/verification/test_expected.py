@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from graphs import graph
 
-from rewriter.judge.expected import expected_outputs, selects_rows
+from rewriter.verification.expected import expected_outputs, selects_rows
 
 FLOAT = graph("g (float[2] x) => (float[2] y) { a = Neg(x) y = Exp(a) }")
 HALF = "g (float16[2] x) => (float16[2] y) { a = Neg(x) y = Exp(a) }"

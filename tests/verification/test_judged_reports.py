@@ -13,19 +13,19 @@ import pytest
 from onnx import TensorProto
 
 from rewriter.ir.model import Array
-from rewriter.judge.build_check import (
+from rewriter.runtime.engines.build import BuildOptions, BuildReport, NetworkLayer, ParserError
+from rewriter.runtime.engines.protocol import EngineOutcome
+from rewriter.runtime.engines.tensor_files import write_samples
+from rewriter.runtime.metrics.tolerances import Tolerance
+from rewriter.verification.build_check import (
     LACKING,
     BuildExpectation,
     check_build,
     check_original_build,
     judged_report,
 )
-from rewriter.judge.judge import Standard, run_check, weigh
-from rewriter.judge.verdict import Check
-from rewriter.runtime.engines.build import BuildOptions, BuildReport, NetworkLayer, ParserError
-from rewriter.runtime.engines.protocol import EngineOutcome
-from rewriter.runtime.engines.tensor_files import write_samples
-from rewriter.runtime.figures.tolerances import Tolerance
+from rewriter.verification.compare_runs import Standard, run_check, weigh
+from rewriter.verification.verdict import Check
 
 HALF = int(TensorProto.FLOAT16)
 CONV = NetworkLayer("layer", "CONVOLUTION", "conv", (("c", "HALF"),))

@@ -17,11 +17,14 @@ from hypothesis import strategies as st
 from needs import without_gpu
 from typer.testing import CliRunner
 
+from rewriter.base.errors import EngineError, RewriterError, UsageError
 from rewriter.cli import app
-from rewriter.ir.errors import EngineError, RewriterError, UsageError
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, Model, load, save
-from rewriter.judge.locate import (
+from rewriter.runtime.engines import this_machine
+from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
+from rewriter.verification.locate import (
     Exact,
     LocateOptions,
     Location,
@@ -30,11 +33,8 @@ from rewriter.judge.locate import (
     locate_by_emulation,
     locate_with,
 )
-from rewriter.judge.locate.bisection import Bisection
-from rewriter.judge.locate.lineup import Lineup, SharedTensor, line_up
-from rewriter.runtime.engines import this_machine
-from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
+from rewriter.verification.locate.bisection import Bisection
+from rewriter.verification.locate.lineup import Lineup, SharedTensor, line_up
 
 # -- the search alone ---------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ def test_nan_counts_as_wrong() -> None:
 
 
 def test_a_long_chain_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rewriter.judge.locate.STEPS", 4)
+    monkeypatch.setattr("rewriter.verification.locate.STEPS", 4)
     found = located(network(), network(0))
     assert len(found.chain) == 4
     assert (found.chain[0].tensor, found.chain[-1].tensor) == ("m0", "y")
@@ -393,7 +393,7 @@ def test_a_model_in_memory_and_a_profile_are_passed_to_the_engine(monkeypatch: p
         seen.append((variants[0].shapes, settings.builds, settings.timing))
         return [EngineOutcome("other", 0, "error", "not here")]
 
-    monkeypatch.setattr("rewriter.judge.locate.measure", stop)
+    monkeypatch.setattr("rewriter.verification.locate.measure", stop)
     profile = {"x": ((1, 8), (2, 8), (4, 8))}
     for shapes in (profile, None):
         with pytest.raises(EngineError, match="does not run: not here"):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from graphs import graph
 
-from rewriter.ir.errors import ModelError
+from rewriter.base.errors import ModelError
 from rewriter.ir.model import Array
-from rewriter.judge.not_finite import first_nan, nan_outputs, nan_warnings
+from rewriter.verification.not_finite import first_nan, nan_outputs, nan_warnings
 
 NAN, INF = np.nan, np.inf
 

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from rewriter.judge.locate import Location
-from rewriter.judge.locate.location import Step
-from rewriter.judge.verdict import Check, MetricValue, Verdict, log_lines
-from rewriter.runtime.figures.outputs import OutputComparison
+from rewriter.runtime.metrics.outputs import OutputComparison
+from rewriter.verification.locate import Location
+from rewriter.verification.locate.location import Step
+from rewriter.verification.verdict import Check, MetricValue, Verdict, log_lines
 
 VALUE = MetricValue("psnr", 38.0, 40.0, False)
 

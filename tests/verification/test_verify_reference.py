@@ -9,7 +9,7 @@ import pytest
 from graphs import graph
 
 import rewriter
-from rewriter.ir.errors import ArithmeticRunError, EngineError
+from rewriter.base.errors import ArithmeticRunError, EngineError
 from rewriter.ir.model import save
 
 CUSTOM = "g (float[2,4] x) => (float[2,4] y) { a = Relu(x) y = Acme(a) }"

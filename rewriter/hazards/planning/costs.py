@@ -18,14 +18,14 @@ from math import ceil, fsum, prod
 
 from onnx import NodeProto
 
+from rewriter.hazards.analysis import PrecisionRequest, Survey
 from rewriter.hazards.planning.planner import SEARCHED, surveys
-from rewriter.hazards.survey import PrecisionRequest, Survey
-from rewriter.ir.base import Target
-from rewriter.ir.graph.fusion import conv_depth, is_depthwise, kernel_results
 from rewriter.ir.graph.ops import CHEAP, CONVOLUTIONS, NORMS, PRODUCTS, SCALING, SHUFFLES, SOFTMAX, VIEWS
 from rewriter.ir.model import Model
 from rewriter.ir.model.tensors import Shape
 from rewriter.ir.plan import Plan, node_key
+from rewriter.target import Target
+from rewriter.target.fusion import conv_depth, is_depthwise, kernel_results
 
 ORIGIN = "recorded on an H200, not measured here"
 

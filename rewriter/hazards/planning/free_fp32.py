@@ -7,7 +7,7 @@
   (docs/accuracy.md#norms-and-transposes).
 - Attention's Softmax alone in FP32 makes the scores sum in FP32. Scaling, masks, IsNaN and Where around it
   stay FP16, or attention is several kernels (docs/accuracy.md#attention).
-- A written-out sum of products (unfold-dot-products): neither its operands nor its result are rounded.
+- A written-out sum of products (decompose-dot-products): neither its operands nor its result are rounded.
 - A division by a constant is a product with its reciprocal, which TensorRT rounds to FP16: a bias, which adds
   up over layers. With the Div in FP32 between two Casts the kernel is the same, and right
   (docs/accuracy.md#rounded-reciprocals). A Mul by a rounded constant stays FP16.
@@ -23,10 +23,8 @@ from collections.abc import Set as AbstractSet
 from onnx import NodeProto
 
 from rewriter.hazards import Hazard
+from rewriter.hazards.analysis import Survey
 from rewriter.hazards.attention import of_activations
-from rewriter.hazards.survey import Survey
-from rewriter.ir.base import Target
-from rewriter.ir.graph.fusion import elementwise_after, has_fp32_epilogue, projected, rounded_reciprocal
 from rewriter.ir.graph.ops import (
     CONVOLUTIONS,
     ELEMENTWISE,
@@ -37,6 +35,8 @@ from rewriter.ir.graph.ops import (
     SCALING,
     SUMS,
 )
+from rewriter.target import Target
+from rewriter.target.fusion import elementwise_after, has_fp32_epilogue, projected, rounded_reciprocal
 
 RULE = "epilogue"
 NORM_RULE = "norm"

@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from onnx import NodeProto
 
 from rewriter.hazards import Hazard
-from rewriter.hazards.survey import Survey
+from rewriter.hazards.analysis import Survey
 from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import CHEAP, LAYOUTS, SUMS, VIEWS
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rewriter.base.errors import UsageError, did_you_mean
+from rewriter.hazards.analysis import LOW_TYPES, PrecisionRequest
 from rewriter.hazards.planning.planner import surveys
-from rewriter.hazards.survey import LOW_TYPES, PrecisionRequest
-from rewriter.ir.base import Kept
-from rewriter.ir.errors import UsageError, did_you_mean
 from rewriter.ir.graph import label
 from rewriter.ir.model import Model
 from rewriter.ir.model.schemas import type_rules
 from rewriter.ir.plan import Decision, Plan, node_key
+from rewriter.ir.plan.node_patterns import Kept
 
 SAME_MODEL = (
     "a plan fits the model that it was saved for, with the same `passes`, `skip`, `opset` and `target`; "

@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import chain
 
 from rewriter.hazards import RULES, Hazard
+from rewriter.hazards.analysis import LARGEST, LOW_TYPES, PrecisionRequest, Survey
 from rewriter.hazards.norms import fits_inside
 from rewriter.hazards.planning import free_fp32
 from rewriter.hazards.planning.islands import BETWEEN, absorb, grow, keep_adjacent, reach_outputs
-from rewriter.hazards.quirks import lowered_for_defects
-from rewriter.hazards.survey import LARGEST, LOW_TYPES, PrecisionRequest, Survey
+from rewriter.hazards.target_rules import lowered_for_defects
 from rewriter.hazards.types import NO_LOWER_TYPE
 from rewriter.ir.graph import label, open_graphs
 from rewriter.ir.model import Model

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from rewriter.ir.errors import ModelError
+from rewriter.base.errors import ModelError
 from rewriter.ir.model.output_files import abandoned, files_matching, reserved, take_permissions
 from rewriter.ir.model.tensors import PACKED_TYPES, Array, frozen
 from rewriter.ir.model.validation import byte_size, check_tensor, read_proto

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import onnx
 from onnx import ModelProto
 
-from rewriter.ir import children
-from rewriter.ir.errors import ModelError, NativeError
+from rewriter.base import sandbox
+from rewriter.base.errors import ModelError, NativeError
 from rewriter.ir.model.graphs import walk_graphs, walk_nodes
 from rewriter.ir.model.tensors import Facts, TensorFacts, shape_of
 
@@ -27,7 +27,7 @@ def guarded(
         ModelError: it crashed, or exceeded the limits of time and memory.
     """
     try:
-        return children.call(function, proto, *arguments, doing=doing)
+        return sandbox.call(function, proto, *arguments, doing=doing)
     except NativeError as error:
         raise ModelError(error.what, where=str(path) if path else None, hint=error.hint) from error
 

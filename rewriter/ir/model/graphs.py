@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 
-from rewriter.ir.errors import ModelError
+from rewriter.base.errors import ModelError
 
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
 """Both name the operator set of ONNX itself."""

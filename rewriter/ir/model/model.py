@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from rewriter.ir.english import article
-from rewriter.ir.errors import ModelError
+from rewriter.base.errors import ModelError
+from rewriter.base.text import article
 from rewriter.ir.model.facts import contradiction, infer
 from rewriter.ir.model.graphs import (
     STANDARD_DOMAINS,

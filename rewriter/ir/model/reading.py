@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import onnx
 
-from rewriter.ir import children
-from rewriter.ir.errors import ModelError
+from rewriter.base import sandbox
+from rewriter.base.errors import ModelError
 from rewriter.ir.model.external_data import map_external
 from rewriter.ir.model.facts import guarded
 from rewriter.ir.model.graphs import all_graphs, walk_nodes
-from rewriter.ir.model.mending import mend
 from rewriter.ir.model.model import Model, model_of
+from rewriter.ir.model.normalization import mend
 from rewriter.ir.model.tensors import (
     DETACH_BYTES,
     PACKED_TYPES,
@@ -100,7 +100,7 @@ def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
     for _, tensor in constant_tensors(proto):
         _detach_tensor(model, tensor, opened, main=False)
     model.files = tuple(opened)
-    memory = MOST_OF_MEMORY * children.memory("MemTotal")
+    memory = MOST_OF_MEMORY * sandbox.memory("MemTotal")
     if memory and model.size > memory:
         size = f"{model.size / 2**30:.0f} GiB"
         what = f"its weights need {size}, over {MOST_OF_MEMORY} times this machine's memory"

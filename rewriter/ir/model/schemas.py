@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto
 
-from rewriter.ir.errors import PassError
+from rewriter.base.errors import PassError
 from rewriter.ir.model.graphs import STANDARD_DOMAINS, schema_of
 from rewriter.ir.model.tensors import Array
 
@@ -25,7 +25,7 @@ _FLOAT_TYPES: dict[int, tuple[str, type[Any]]] = {
 }
 
 NUMPY_TYPES = {dtype: np.dtype(kind) for dtype, (_, kind) in _FLOAT_TYPES.items()}
-"""Their NumPy types. float64 is not among them: the pass drop-double removes it."""
+"""Their NumPy types. float64 is not among them: the pass demote-float64 removes it."""
 
 EXCHANGEABLE = frozenset(NUMPY_TYPES)
 SHORT_NAMES = {dtype: name for dtype, (name, _) in _FLOAT_TYPES.items()} | {int(TensorProto.DOUBLE): "fp64"}

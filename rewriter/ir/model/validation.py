@@ -19,7 +19,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import TensorProto, numpy_helper
 
-from rewriter.ir.errors import ModelError
+from rewriter.base.errors import ModelError
 from rewriter.ir.model.graphs import STANDARD_DOMAINS, all_graphs, walk_nodes
 from rewriter.ir.model.schemas import TYPE_ATTRIBUTES
 from rewriter.ir.model.tensors import PACKED_TYPES

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 
-from rewriter.ir.errors import OutputError
+from rewriter.base.errors import OutputError
 from rewriter.ir.model.external_data import map_external, new_data, remove_old_data
 from rewriter.ir.model.graphs import refill
 from rewriter.ir.model.model import PROTOBUF_LIMIT, Model, model_of

@@ -11,9 +11,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from rewriter.ir.english import count
-from rewriter.ir.errors import nearest
-from rewriter.ir.summary import Row, Summary, listed
+from rewriter.base.errors import nearest
+from rewriter.base.summary import Row, Summary, listed
+from rewriter.base.text import count
 
 if TYPE_CHECKING:
     from onnx import NodeProto

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from rewriter.ir.errors import UsageError, shortened
+from rewriter.base.errors import UsageError, shortened
 from rewriter.ir.model import write_text
 from rewriter.ir.plan import Decision, InputsOutputs, Plan, Precision, Range, Repair, io_parts, plugin_types
 from rewriter.ir.reading import content_of, from_json

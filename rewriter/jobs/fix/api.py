@@ -6,18 +6,18 @@ import os
 from dataclasses import replace
 from typing import Any, Unpack
 
-from rewriter.hazards.quirks import repairs
-from rewriter.hazards.survey import LOW_TYPES, PrecisionRequest
+from rewriter.base.errors import UsageError
+from rewriter.base.stopwatch import Progress
+from rewriter.hazards.analysis import LOW_TYPES, PrecisionRequest
 from rewriter.hazards.user_rules import rules_of_the_user
-from rewriter.ir.base import Kept, Pass, Stage, Target
-from rewriter.ir.errors import UsageError
-from rewriter.ir.model.stopwatch import Progress
 from rewriter.ir.plan import InputsOutputs, Plan, Precision
+from rewriter.ir.plan.node_patterns import Kept
 from rewriter.ir.plan.plan_file import given_plan
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.stages import run
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
+from rewriter.passes.base import Pass, Stage
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.keywords import FixKeywords
 from rewriter.pipeline.options import FixOptions, combined, documented
@@ -26,7 +26,9 @@ from rewriter.runtime.emulation import Accumulation
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.deployment import deployment
 from rewriter.runtime.engines.probe.answers import known_target
-from rewriter.runtime.figures.metrics import named
+from rewriter.runtime.metrics.metrics import named
+from rewriter.target import Target
+from rewriter.target.quirks import repairs
 
 
 @documented(FixOptions)

@@ -10,17 +10,17 @@ from pathlib import Path
 
 from rewriter.hazards.planning.costs import priced
 from rewriter.hazards.planning.planner import unscaled_overflows
-from rewriter.ir.base import Pass, Rescaled
 from rewriter.ir.graph.ops import TENSOR_CORE
 from rewriter.ir.model import Model
 from rewriter.ir.plan import Plan, Range
 from rewriter.jobs.fix.causes import Cause, causes, folded_statistics, fused_norms, repaired_defects
 from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.judge import Judge, engine_first
 from rewriter.jobs.fix.making import Making, Measured, Subject
 from rewriter.jobs.search.goal import Found
-from rewriter.judge.verdict import GOALS, Check, deciding
+from rewriter.passes.base import Pass, Rescaled
 from rewriter.pipeline.driver import PassResult
+from rewriter.verification.verdict import GOALS, Check, deciding
+from rewriter.verification.verifier import Judge, engine_first
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,25 +10,25 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
+from rewriter.base.errors import RewriterError
+from rewriter.hazards.analysis import LARGEST, LOW_TYPES, PrecisionRequest
 from rewriter.hazards.planning.planner import surveys
-from rewriter.hazards.survey import LARGEST, LOW_TYPES, PrecisionRequest
 from rewriter.hazards.types import generated, no_lower_type
-from rewriter.ir.base import Context
-from rewriter.ir.errors import RewriterError
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.plan import Precision, node_key
 from rewriter.jobs.fix.attempt import Attempt
 from rewriter.jobs.fix.making import Subject
-from rewriter.judge.arithmetic_checks import check_emulation
-from rewriter.judge.expected import Expected, Outputs, as_declared, run_all
-from rewriter.judge.judge import Standard
+from rewriter.passes.base import Context
 from rewriter.passes.upgrade_opset import UpgradeOpset
 from rewriter.pipeline.driver import Driver, inlined
 from rewriter.runtime.emulation import Accumulation, emulation
 from rewriter.runtime.emulation.accumulate import FIRST_OPSET
 from rewriter.runtime.emulation.divergence import diverge
-from rewriter.runtime.figures.outputs import OutputComparison
+from rewriter.runtime.metrics.outputs import OutputComparison
+from rewriter.verification.arithmetic_checks import check_emulation
+from rewriter.verification.compare_runs import Standard
+from rewriter.verification.expected import Expected, Outputs, as_declared, run_all
 
 
 def errors_before(

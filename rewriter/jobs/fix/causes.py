@@ -11,19 +11,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rewriter.base.text import count, figure
+from rewriter.hazards.analysis import LARGEST, LOW_TYPES, PrecisionRequest
 from rewriter.hazards.kinds import KINDS
 from rewriter.hazards.planning.planner import surveys
-from rewriter.hazards.quirks import met, repairs
-from rewriter.hazards.survey import LARGEST, LOW_TYPES, PrecisionRequest
 from rewriter.hazards.weights import batch_statistics
-from rewriter.ir.base import Clamped, Target
-from rewriter.ir.english import count, figure
 from rewriter.ir.graph import label
 from rewriter.ir.graph.editor import made_by
 from rewriter.ir.graph.ops import ROW_NORMS
 from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.plan import Decision, NormHazard, Plan, Precision, Range
+from rewriter.passes.base import Clamped
 from rewriter.pipeline.driver import PassResult
+from rewriter.target import Target
+from rewriter.target.quirks import met, repairs
 
 BATCH = "BatchNormalization"
 

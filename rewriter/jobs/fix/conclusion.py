@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from rewriter.ir.base import Stage
 from rewriter.jobs.fix.attempt import Attempt, Result
 from rewriter.jobs.fix.job import FixJob
-from rewriter.judge.verdict import GOALS, ORIGINAL, Check, Verdict, deciding
+from rewriter.passes.base import Stage
 from rewriter.pipeline.presets import preset_named
 from rewriter.pipeline.text import own_passes
-from rewriter.runtime.figures.tolerances import precision_of
+from rewriter.runtime.metrics.tolerances import precision_of
+from rewriter.verification.verdict import GOALS, ORIGINAL, Check, Verdict, deciding
 
 Kind = Literal["verified", "as-fp32", "unverified", "failed", "unbuildable"]
 """`as-fp32`: verified, as the network's own FP32 engine errs as much; `unbuildable`: TensorRT does not build

@@ -11,14 +11,14 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
-from rewriter.hazards.survey import PrecisionRequest
-from rewriter.ir.base import Pass, Stage
-from rewriter.ir.errors import UsageError
+from rewriter.base.errors import UsageError
+from rewriter.base.stopwatch import Progress
+from rewriter.hazards.analysis import PrecisionRequest
 from rewriter.ir.model import check_model_output, data_files
 from rewriter.ir.model.output_files import special
-from rewriter.ir.model.stopwatch import Progress
 from rewriter.ir.plan import Plan
 from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit, Goal
+from rewriter.passes.base import Pass, Stage
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.options import FixOptions
 from rewriter.runtime.emulation import Accumulation

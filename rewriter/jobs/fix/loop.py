@@ -18,24 +18,24 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal
 
+from rewriter.base.errors import described
+from rewriter.base.stopwatch import LASTING, interrupt_handled, raise_signal
 from rewriter.hazards import Hazard, Rule, Survey
 from rewriter.hazards.planning.costs import ORIGIN
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.hazards.user_rules import HINT
-from rewriter.ir.base import Pass, Stage
-from rewriter.ir.errors import described
 from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import PRODUCTS, TENSOR_CORE
-from rewriter.ir.model.stopwatch import LASTING, interrupt_handled, raise_signal
 from rewriter.jobs.fix.attempt import Attempt, LatencyShare, Result, attempt, estimated_us
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.making import Making, Subject
 from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit
-from rewriter.judge.arithmetic_checks import AS_FP32, check_structure
+from rewriter.passes.base import Pass, Stage
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.simplify import Simplify
 from rewriter.pipeline.presets import PRESETS, with_epilogues
-from rewriter.runtime.figures.tolerances import RELATIVE_L2
+from rewriter.runtime.metrics.tolerances import RELATIVE_L2
+from rewriter.verification.arithmetic_checks import AS_FP32, check_structure
 
 PLAIN = "trt11-migrate"
 """The preset that changes types, and what they require, alone."""

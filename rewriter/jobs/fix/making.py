@@ -8,26 +8,27 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
+from rewriter.base.stopwatch import Stopwatch
+from rewriter.hazards.analysis import PrecisionRequest
 from rewriter.hazards.planning import free_fp32
 from rewriter.hazards.planning.plan_fit import fit, kept_by_user
 from rewriter.hazards.planning.planner import extend_plan, make_plan
-from rewriter.hazards.survey import PrecisionRequest
-from rewriter.ir.base import Context, Kept, Pass
 from rewriter.ir.graph import label
 from rewriter.ir.model import Model, walk_graphs, walk_nodes
-from rewriter.ir.model.stopwatch import Stopwatch
 from rewriter.ir.plan import Plan, node_key
+from rewriter.ir.plan.node_patterns import Kept
 from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.judge import Judge
 from rewriter.jobs.fix.refusals import near_names
 from rewriter.jobs.search.goal import Found, Goal
 from rewriter.jobs.search.run import search
-from rewriter.judge.verdict import Check
+from rewriter.passes.base import Context, Pass
 from rewriter.pipeline.driver import Driver, PassResult
 from rewriter.runtime.emulation import reference
-from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.inputs import Samples
+from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.runtime.ranges import Ranges, measure
+from rewriter.verification.verdict import Check
+from rewriter.verification.verifier import Judge
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from rewriter.ir.model import Model, set_metadata, walk_graphs
 from rewriter.ir.plan import Plan, node_key, plan_file
 from rewriter.jobs.fix.job import FixJob
 from rewriter.runtime.emulation import Accumulation
-from rewriter.runtime.figures.metrics import METRICS
-from rewriter.runtime.figures.tolerances import Tolerance
+from rewriter.runtime.metrics.metrics import METRICS
+from rewriter.runtime.metrics.tolerances import Tolerance
 
 VERSION, PRESET, PIPELINE = "rewriter.version", "rewriter.preset", "rewriter.pipeline"
 PLAN, SOURCE, SOURCE_HASH = "rewriter.plan.sha256", "rewriter.source", "rewriter.source.sha256"

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.ir.errors import LIKENESS, UnbuildableError, UsageError
+from rewriter.base.errors import LIKENESS, UnbuildableError, UsageError
 from rewriter.ir.graph import label
 from rewriter.ir.graph.ops import DYNAMIC_INT8
 from rewriter.ir.model import Model, walk_graphs

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import onnx
 
-from rewriter.ir.base import Target
-from rewriter.ir.english import count
+from rewriter.base.summary import Row, Summary, listed
+from rewriter.base.text import count
 from rewriter.ir.model import Model
 from rewriter.ir.plan import Decision, Plan
-from rewriter.ir.summary import Row, Summary, listed
 from rewriter.jobs.fix.attempt import LatencyShare
 from rewriter.jobs.fix.before import SideBySide
 from rewriter.jobs.fix.causes import Cause
 from rewriter.jobs.fix.conclusion import UNVERIFIED, Conclusion
-from rewriter.judge.verdict import GOALS, Check, Verdict, proof
 from rewriter.pipeline.driver import PassResult
-from rewriter.runtime.figures.outputs import OutputComparison
 from rewriter.runtime.inputs.samples import DataSource
+from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.runtime.ranges.depth import TensorAtDepth
+from rewriter.target import Target
+from rewriter.verification.verdict import GOALS, Check, Verdict, proof
 
 
 @dataclass(repr=False)

@@ -9,16 +9,13 @@ from pathlib import Path
 
 from onnx import TensorProto
 
-from rewriter.hazards.operators import refusal
+from rewriter.base.errors import ArithmeticRunError, NativeError
+from rewriter.base.sandbox import processor_s
+from rewriter.base.stopwatch import Stopwatch
+from rewriter.hazards.analysis import LOW_TYPES
 from rewriter.hazards.planning import weak_typing
-from rewriter.hazards.quirks import not_repaired
-from rewriter.hazards.survey import LOW_TYPES
-from rewriter.ir.base import Stage
-from rewriter.ir.children import processor_s
-from rewriter.ir.errors import ArithmeticRunError, NativeError
 from rewriter.ir.model import Array, Model, load, save, set_metadata
 from rewriter.ir.model.output_files import work_folder
-from rewriter.ir.model.stopwatch import Stopwatch
 from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.plan import io_type, plan_file
 from rewriter.jobs.fix import loop, refusals
@@ -26,24 +23,27 @@ from rewriter.jobs.fix.attempt import Attempt, Result
 from rewriter.jobs.fix.before import errors_before, side_by_side
 from rewriter.jobs.fix.conclusion import conclude
 from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.judge import Judge
 from rewriter.jobs.fix.making import Subject
 from rewriter.jobs.fix.provenance import SAMPLES, UNFINISHED, source_hash, stamp
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.search.effort import RunCost, pays_on_cuda
-from rewriter.judge.arithmetic_checks import explained
-from rewriter.judge.expected import MOST_SAMPLES, Expected, expected_outputs, judging
-from rewriter.judge.judge import Standard
-from rewriter.judge.not_finite import nan_warnings
-from rewriter.judge.verdict import Check, Verdict
+from rewriter.passes.base import Stage
 from rewriter.pipeline import text as pipeline
 from rewriter.runtime.engines.onnxruntime import on_cuda
 from rewriter.runtime.expectations import data_warnings
-from rewriter.runtime.figures.outputs import OutputComparison
-from rewriter.runtime.figures.probabilities import finds_nothing, probabilities
-from rewriter.runtime.figures.tolerances import TOLERANCES, Tolerance
 from rewriter.runtime.inputs import Samples
+from rewriter.runtime.metrics.outputs import OutputComparison
+from rewriter.runtime.metrics.probabilities import finds_nothing, probabilities
+from rewriter.runtime.metrics.tolerances import TOLERANCES, Tolerance
 from rewriter.runtime.ranges.depth import along_depth
+from rewriter.target.operators import refusal
+from rewriter.target.quirks import not_repaired
+from rewriter.verification.arithmetic_checks import explained
+from rewriter.verification.compare_runs import Standard
+from rewriter.verification.expected import MOST_SAMPLES, Expected, expected_outputs, judging
+from rewriter.verification.not_finite import nan_warnings
+from rewriter.verification.verdict import Check, Verdict
+from rewriter.verification.verifier import Judge
 
 PORTS = 3
 """Inputs and outputs that the check of their types names."""

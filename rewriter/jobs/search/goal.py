@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rewriter.base.text import count
 from rewriter.hazards.planning.costs import ORIGIN
-from rewriter.ir.english import count
 from rewriter.ir.plan import Plan
-from rewriter.judge.verdict import Check
-from rewriter.runtime.figures.metrics import Metric, named
+from rewriter.runtime.metrics.metrics import Metric, named
+from rewriter.verification.verdict import Check
 
 NOISE = 0.02
 """Share of a latency by which two runs of one engine differ."""

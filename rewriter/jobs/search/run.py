@@ -11,19 +11,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, zip_longest
 
-from rewriter.ir.base import Context, Target
-from rewriter.ir.children import processor_s
+from rewriter.base.sandbox import processor_s
 from rewriter.ir.model import Model
 from rewriter.ir.plan import Plan
 from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable
 from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit, Found, Goal
 from rewriter.jobs.search.trials import Candidate, Trials, bisect
-from rewriter.judge.arithmetic_checks import AS_FP32
-from rewriter.judge.expected import run_all, selects_rows
+from rewriter.passes.base import Context
 from rewriter.runtime.emulation import Accumulation, reference
-from rewriter.runtime.figures.metrics import DETECTIONS
-from rewriter.runtime.figures.tolerances import RELATIVE_L2
 from rewriter.runtime.inputs import Samples
+from rewriter.runtime.metrics.metrics import DETECTIONS
+from rewriter.runtime.metrics.tolerances import RELATIVE_L2
+from rewriter.target import Target
+from rewriter.verification.arithmetic_checks import AS_FP32
+from rewriter.verification.expected import run_all, selects_rows
 
 SAMPLES = 4
 """Samples that each plan is compared on, at most."""

@@ -11,24 +11,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from rewriter.hazards.analysis import PrecisionRequest, Survey
 from rewriter.hazards.planning.costs import Prices, priced
 from rewriter.hazards.planning.free_fp32 import RULE
 from rewriter.hazards.planning.planner import extend_plan, surveys
-from rewriter.hazards.quirks import lowered_for_defects
-from rewriter.hazards.survey import PrecisionRequest, Survey
-from rewriter.ir.base import Context, Target
-from rewriter.ir.graph.fusion import conv_depth, kernel_results
+from rewriter.hazards.target_rules import lowered_for_defects
 from rewriter.ir.graph.ops import ELEMENTWISE, REDUCING
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan, node_key
 from rewriter.jobs.search.goal import Found, Goal
-from rewriter.judge.expected import as_declared
+from rewriter.passes.base import Context
 from rewriter.passes.mixed_precision import lowered
 from rewriter.runtime.emulation import Accumulation, emulation
 from rewriter.runtime.emulation.accumulate import sum_error
 from rewriter.runtime.emulation.divergence import diverge
 from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.figures.metrics import Metric
+from rewriter.runtime.metrics.metrics import Metric
+from rewriter.target import Target
+from rewriter.target.fusion import conv_depth, kernel_results
+from rewriter.verification.expected import as_declared
 
 LEAST_US = 0.01
 """Keeps the ranking finite for nodes without cost: two Casts that are fused."""

@@ -18,8 +18,8 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, version_converter
 
-from rewriter.ir import children
-from rewriter.ir.errors import NativeError
+from rewriter.base import sandbox
+from rewriter.base.errors import NativeError
 from rewriter.ir.graph import GraphEditor, attribute
 from rewriter.ir.graph.ops import RESIZES
 from rewriter.ir.model import DETACH_BYTES, STANDARD_DOMAINS, holds_graphs
@@ -151,7 +151,7 @@ def _separated(nodes: Sequence[NodeProto], graph: GraphProto, names: dict[str, s
 def _at(proto: ModelProto, version: int) -> ModelProto:
     if proto.opset_import[0].version == version:
         return proto
-    return children.call(version_converter.convert_version, proto, version, doing="onnx.version_converter")
+    return sandbox.call(version_converter.convert_version, proto, version, doing="onnx.version_converter")
 
 
 Correction = Callable[[GraphProto, NodeProto], None]

@@ -16,15 +16,15 @@ from functools import partial
 import numpy as np
 from onnx import NodeProto
 
+from rewriter.hazards.analysis import LOW_TYPES
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL
-from rewriter.hazards.survey import LOW_TYPES
-from rewriter.ir.base import Context
 from rewriter.ir.graph import GraphView, attribute
 from rewriter.ir.graph.match import is_only_divisor, optional_input, other_operand
 from rewriter.ir.graph.weights import constant_row, gemm_obstacle, is_transposed, summed_axes
 from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import convert
 from rewriter.ir.plan import Plan, node_key
+from rewriter.passes.base import Context
 
 CANDIDATES = 128
 """Weights of an output that may take their other neighbour: those whose data have the largest means. About

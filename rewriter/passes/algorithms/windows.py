@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from rewriter.ir.base import Kept
 from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised
 from rewriter.ir.graph.weights import layout_obstacle
+from rewriter.ir.plan.node_patterns import Kept
 
 IMAGE_CHANNELS = 4
 """Most channels of an image: grey, RGB, RGBA; a latent of Stable Diffusion has as many. TensorRT-RTX pads

@@ -9,18 +9,18 @@ from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
-from rewriter.ir.english import article
-from rewriter.ir.errors import UsageError
+from rewriter.base.errors import UsageError
+from rewriter.base.text import article
 from rewriter.ir.model import write_text
 from rewriter.jobs.findings import ScanResult
 from rewriter.jobs.fix.result import FixResult
-from rewriter.judge.locate.location import Location
-from rewriter.judge.verify_result import VerifyResult
 from rewriter.report import locate, scan, verify
 from rewriter.report.checks import judging_check
 from rewriter.report.html import fix
 from rewriter.report.html.outputs import pictures_section
 from rewriter.report.html.render import Fact, Page, html, run_section, table_sections
+from rewriter.verification.locate.location import Location
+from rewriter.verification.verify_result import VerifyResult
 
 
 def as_html(result: Any, command: str = "") -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from rewriter.ir.english import count
+from rewriter.base.text import count
 from rewriter.report.html.render import Section, part
 from rewriter.runtime.ranges.depth import TensorAtDepth
 

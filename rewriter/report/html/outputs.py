@@ -12,9 +12,9 @@ import numpy as np
 
 from rewriter.ir.model import Array
 from rewriter.jobs.fix.before import SideBySide
-from rewriter.judge.verdict import Check
 from rewriter.report.html.render import Section, part
-from rewriter.runtime.figures.pictures import Picture, best_boxes, best_classes, pixels_of
+from rewriter.runtime.metrics.pictures import Picture, best_boxes, best_classes, pixels_of
+from rewriter.verification.verdict import Check
 
 
 class Image(NamedTuple):

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from rewriter.ir.base import Target
-from rewriter.ir.english import one_line
+from rewriter.base.text import one_line
 from rewriter.report import terminal
 from rewriter.report.json import installed_versions, shown
 from rewriter.report.tables import State, Table
 from rewriter.report.terminal import Row
+from rewriter.target import Target
 
 
 class Fact(NamedTuple):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rewriter.ir.english import count
-from rewriter.ir.errors import UsageError
+from rewriter.base.errors import UsageError
+from rewriter.base.text import count
 from rewriter.ir.reading import content_of, from_json
 from rewriter.report.html.render import Fact, Page, Section, part, table_sections
 from rewriter.report.tables import Cell, Kind, State, Table, number

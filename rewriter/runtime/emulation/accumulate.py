@@ -17,12 +17,12 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.ir.graph import attribute
 from rewriter.ir.graph.match import optional_input
-from rewriter.ir.graph.product_kernels import FEW_CHANNELS, sums_in_fp32
 from rewriter.ir.model import Model
 from rewriter.ir.model.graphs import refill
 from rewriter.ir.model.tensors import Shape
 from rewriter.runtime.emulation.local_functions import declare, paired
 from rewriter.runtime.emulation.product_sums import ProductSums
+from rewriter.target.product_kernels import FEW_CHANNELS, sums_in_fp32
 
 CHUNK = 16
 """Products that a Tensor Core adds before it rounds the accumulator; see `accumulate`."""

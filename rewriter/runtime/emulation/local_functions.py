@@ -14,8 +14,8 @@ import onnx.parser
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
 from rewriter.ir.graph import open_graphs
-from rewriter.ir.graph.fusion import rounded_reciprocal
 from rewriter.ir.model import Model, walk_graphs, walk_nodes
+from rewriter.target.fusion import rounded_reciprocal
 
 
 def paired(

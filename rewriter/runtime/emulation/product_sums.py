@@ -1,6 +1,6 @@
 """How TensorRT sums and rounds each FP16 product of a model, depending on the nodes around it.
 
-`rewriter.ir.graph.fusion` has the rules about kernels; attention is added here
+`rewriter.target.fusion` has the rules about kernels; attention is added here
 (docs/accuracy.md#how-close-the-emulation-comes).
 """
 
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph import GraphView, casts_to, is_op
-from rewriter.ir.graph.fusion import (
+from rewriter.ir.graph.match import along, back, produced
+from rewriter.ir.graph.ops import ELEMENTWISE, PRODUCTS, REDUCING, ROW_NORMS, SCALING
+from rewriter.ir.model import Model, walk_graphs
+from rewriter.target.fusion import (
     has_fp32_epilogue,
     kernel_results,
     multiplies_computed,
     projected,
     stands_alone,
 )
-from rewriter.ir.graph.match import along, back, produced
-from rewriter.ir.graph.ops import ELEMENTWISE, PRODUCTS, REDUCING, ROW_NORMS, SCALING
-from rewriter.ir.model import Model, walk_graphs
 
 
 class TypedGraph(GraphView):

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from rewriter.ir.graph.ops import LAYOUTS, TENSOR_CORE
-from rewriter.ir.graph.product_kernels import Operands, operands_of
 from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.model.graphs import refill
 from rewriter.ir.model.tensors import TensorFacts
 from rewriter.runtime.emulation.local_functions import declare, paired
+from rewriter.target.product_kernels import Operands, operands_of
 
 DOMAIN = "rewriter.tf32"
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rewriter.ir import children
-from rewriter.ir.errors import EngineError
+from rewriter.base import sandbox
+from rewriter.base.errors import EngineError
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.caches import gpu_turn, timing_cache
 from rewriter.runtime.engines.tensor_files import Span
@@ -128,14 +128,14 @@ NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}
 
 
 def build(path: Path, options: BuildOptions | None = None, *, timeout_s: float) -> BuildReport:
-    """Parse and build an ONNX file in a child process with this limit (see `children.run`).
+    """Parse and build an ONNX file in a child process with this limit (see `sandbox.run`).
 
     Raises:
         EngineError: no library is installed.
         NativeError: the child crashed, ran out of time, or raised another exception.
     """
     options = options or BuildOptions()
-    report, log = children.run(
+    report, log = sandbox.run(
         build_here,
         path,
         options,

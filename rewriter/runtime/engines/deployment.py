@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rewriter.ir.errors import UsageError
+from rewriter.base.errors import UsageError
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.tensor_files import Shape, Span
 from rewriter.runtime.engines.this_machine import AUTO, Choice

@@ -14,7 +14,7 @@ from typing import Any
 
 import onnx
 
-from rewriter.ir.errors import EngineError
+from rewriter.base.errors import EngineError
 from rewriter.ir.graph import label
 from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, load, refill, walk_nodes
 from rewriter.runtime.engines import nvidia_driver

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rewriter.ir import children
-from rewriter.ir.errors import NativeError, RewriterError
+from rewriter.base import sandbox
+from rewriter.base.errors import NativeError, RewriterError
 from rewriter.runtime.engines.build import NO_TF32, BuildOptions, build
 from rewriter.runtime.engines.caches import gpu_turn
 from rewriter.runtime.engines.nvidia_driver import CudaFault
@@ -153,7 +153,7 @@ def _run_group(group: Sequence[Run], settings: MeasureSettings) -> None:
 
 def _run(group: Sequence[Run], settings: MeasureSettings) -> None:
     """Run a group in one child; those that fail get its log."""
-    outcomes, log = children.run(
+    outcomes, log = sandbox.run(
         run_here,
         group,
         settings,

@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from rewriter.ir.errors import EngineError
+from rewriter.base.errors import EngineError
 from rewriter.ir.model import Array
 
 _NAME_BYTES = 256

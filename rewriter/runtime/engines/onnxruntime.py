@@ -15,8 +15,8 @@ from functools import partial
 
 import onnx
 
-from rewriter.ir import children
-from rewriter.ir.errors import ArithmeticRunError, EngineError, NativeError, RewriterError
+from rewriter.base import sandbox
+from rewriter.base.errors import ArithmeticRunError, EngineError, NativeError, RewriterError
 from rewriter.ir.graph import label
 from rewriter.ir.model import Array, Model, walk_nodes
 from rewriter.runtime.engines.local_session import LocalSession
@@ -69,8 +69,8 @@ class Session(AbstractContextManager["Session"]):
         import_onnxruntime()  # here, so that each child has it at once
         self._model, self._optimize = model, optimize
         self._file = str(model.path) if model.path else None
-        self._held: children.Held | None = None
-        self._gpu = _cuda.get() == [] and children.FORKS and not children.inside
+        self._held: sandbox.Held | None = None
+        self._gpu = _cuda.get() == [] and sandbox.FORKS and not sandbox.inside
         try:
             self._open()
         except (ArithmeticRunError, EngineError) as error:
@@ -79,7 +79,7 @@ class Session(AbstractContextManager["Session"]):
     def _open(self) -> None:
         model, optimize, gpu = self._model, self._optimize, self._gpu
         with self._explained():
-            self._held = children.held(
+            self._held = sandbox.held(
                 partial(LocalSession, model, optimize=optimize, gpu=gpu, tf32=False),
                 doing="ONNX Runtime with CUDA" if gpu else "ONNX Runtime",
                 limit_s=RUN_S,

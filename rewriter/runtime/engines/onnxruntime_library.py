@@ -18,8 +18,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from rewriter.ir import children
-from rewriter.ir.errors import ArithmeticRunError, EngineError
+from rewriter.base import sandbox
+from rewriter.base.errors import ArithmeticRunError, EngineError
 from rewriter.ir.graph import captured
 from rewriter.ir.model import Array, holds_graphs, refill, walk_graphs, walk_nodes
 
@@ -30,7 +30,7 @@ def import_onnxruntime() -> Any:
     Raises:
         EngineError: it is not installed: the project came without its dependencies.
     """
-    os.environ.update(children.QUIET)
+    os.environ.update(sandbox.QUIET)
     try:
         import onnxruntime
     except ModuleNotFoundError as error:

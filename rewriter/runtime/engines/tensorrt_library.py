@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rewriter.ir.errors import EngineError
+from rewriter.base.errors import EngineError
 from rewriter.runtime.engines import nvidia_driver
 
 LIBRARIES = ("tensorrt", "tensorrt_rtx")

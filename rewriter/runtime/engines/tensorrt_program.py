@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from rewriter.ir.errors import EngineError
+from rewriter.base.errors import EngineError
 from rewriter.ir.model import Array
 from rewriter.ir.model.output_files import replacing
 from rewriter.runtime.engines import nvidia_driver
@@ -19,7 +19,7 @@ from rewriter.runtime.engines.build import NO_TF32
 from rewriter.runtime.engines.nvidia_driver import Buffer, Stream
 from rewriter.runtime.engines.protocol import Variant
 from rewriter.runtime.engines.tensorrt_library import Log, import_tensorrt, load_plugins, logger
-from rewriter.runtime.engines.this_machine import title
+from rewriter.target import title
 
 BATCH_US = 500.0
 """Duration of the back-to-back runs of one timing, against which the gaps between launches are short."""

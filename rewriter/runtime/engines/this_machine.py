@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -10,13 +9,13 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import get_args
 
-from rewriter.ir import children
-from rewriter.ir.base import Target
-from rewriter.ir.errors import EngineError, NativeError, UsageError
+from rewriter.base import sandbox
+from rewriter.base.errors import EngineError, NativeError, UsageError
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.nvidia_driver import Gpu
 from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
 from rewriter.runtime.engines.protocol import EngineName
+from rewriter.target import Target, numbers, title
 
 ASK_S = 60.0
 """Time limit for the driver; a GPU that wakes up needs a few seconds."""
@@ -50,7 +49,7 @@ class Choice:
 def gpu() -> Gpu | None:
     """The first GPU, or None; queried once, in a child process."""
     with suppress(NativeError):
-        return children.run(nvidia_driver.gpu, doing="NVIDIA's driver", limit_s=ASK_S)[0]
+        return sandbox.run(nvidia_driver.gpu, doing="NVIDIA's driver", limit_s=ASK_S)[0]
     return None
 
 
@@ -125,16 +124,6 @@ def at_hand(target: Target) -> Target:
     other = target.gpus or not release or release[: len(target.version)] != target.version
     device = None if other else gpu()
     return replace(target, version=target.version or release, gpus=(device.sm,)) if device else target
-
-
-def title(library: str) -> str:
-    """NVIDIA's name for a library, from that of its target or its module."""
-    return "TensorRT-RTX" if library.endswith("rtx") else "TensorRT"
-
-
-def numbers(release: str) -> tuple[int, ...]:
-    """The numbers of a release: (10, 13, 3) of 10.13.3."""
-    return tuple(map(int, re.findall(r"\d+", release)))
 
 
 def _installed(module: str) -> bool:

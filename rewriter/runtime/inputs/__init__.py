@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rewriter.ir.errors import UsageError
+from rewriter.base.errors import UsageError
 from rewriter.ir.model import Model
 from rewriter.runtime.engines.deployment import PROFILE, Deployment, shown
 from rewriter.runtime.inputs.random_samples import random_samples

@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 from onnx import helper
 
-from rewriter.ir.english import article, count
-from rewriter.ir.errors import InputsError, UsageError
+from rewriter.base.errors import InputsError, UsageError
+from rewriter.base.text import article, count
 from rewriter.ir.model import Port, Signature
 from rewriter.runtime.inputs.samples import Read, Sample, is_narrowed
 

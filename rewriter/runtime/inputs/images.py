@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 from onnx import helper
 
-from rewriter.ir.errors import InputsError, UsageError, did_you_mean
+from rewriter.base.errors import InputsError, UsageError, did_you_mean
 from rewriter.ir.model import Array, Port
 from rewriter.runtime.inputs.samples import Sample
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from rewriter.ir.errors import InputsError
+from rewriter.base.errors import InputsError
 from rewriter.ir.graph import GraphEditor, attribute, open_graphs, reached
 from rewriter.ir.graph.ops import VIEWS
 from rewriter.ir.model import Array, Model, Port

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from rewriter.ir.english import article, count
-from rewriter.ir.errors import InputsError, UsageError
+from rewriter.base.errors import InputsError, UsageError
+from rewriter.base.text import article, count
 from rewriter.ir.model import Array, Model, Port
 from rewriter.ir.model.output_files import work_folder
 from rewriter.runtime.engines.tensor_files import read_tensors, write_tensors

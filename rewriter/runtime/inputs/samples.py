@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from rewriter.ir.english import article
-from rewriter.ir.errors import InputsError, did_you_mean
+from rewriter.base.errors import InputsError, did_you_mean
+from rewriter.base.text import article
 from rewriter.ir.model import Array, Port, Signature
 from rewriter.runtime.engines.tensor_files import Span, spans_of
 

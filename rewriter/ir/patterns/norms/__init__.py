@@ -121,7 +121,7 @@ def _reasons(graph: GraphEditor, tail: Tail, source: str, unit: dict[int, NodePr
     if tail.blocked:
         yield tail.blocked
     if graph.dtype(tail.output) == TensorProto.DOUBLE:
-        yield "it computes in float64, which the operator would not (run drop-double before)"
+        yield "it computes in float64, which the operator would not (run demote-float64 before)"
     elif graph.dtype(source) != graph.dtype(tail.output):
         yield f"{source} and {tail.output} have different types"
     inner = (exposed(graph, n, unit) for n in unit.values() if tail.output not in n.output)

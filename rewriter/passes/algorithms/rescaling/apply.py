@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from rewriter.ir.errors import UsageError
+from rewriter.base.errors import UsageError
 from rewriter.ir.graph import GraphEditor
 from rewriter.ir.model import Model, set_metadata
 from rewriter.ir.plan.plan_file import Exponent

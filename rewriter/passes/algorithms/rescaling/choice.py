@@ -18,8 +18,8 @@ from functools import cached_property
 
 import numpy as np
 
+from rewriter.hazards.analysis import Survey
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL, UNDERFLOW, excess
-from rewriter.hazards.survey import Survey
 from rewriter.ir.graph import reached
 from rewriter.ir.graph.ops import QUANTISING, SCALING, TENSOR_CORE
 from rewriter.ir.model import Array

@@ -6,19 +6,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from rewriter.ir.base import Target
-from rewriter.ir.errors import OutputError, UsageError
+from rewriter.base.errors import OutputError, UsageError
+from rewriter.base.summary import Row, Summary, listed
 from rewriter.ir.model import write_json
 from rewriter.ir.reading import read_json
-from rewriter.ir.summary import Row, Summary, listed
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.caches import user_cache
-from rewriter.runtime.engines.probe.question import UNKNOWN, Answer
+from rewriter.target import Target, numbers
+from rewriter.target.probes import UNKNOWN, Answer
 
-RECORDED = Path(__file__).with_name("recorded")
+RECORDED = Path(str(files("rewriter.target"))) / "recorded"
 """Files of `rewriter probe --json`, one for each GPU and release."""
 
 SCHEMA_VERSION = 1
@@ -68,7 +69,7 @@ class Answers(Summary):
 
     def fits(self, target: Target) -> bool:
         """True if library, release and GPU are those of a target, which may give a part of them."""
-        release = this_machine.numbers(self.version)[: len(target.version)]
+        release = numbers(self.version)[: len(target.version)]
         elsewhere = self.sm and target.gpus and self.sm not in target.gpus
         return self.library == target.library and release == target.version and not elsewhere
 

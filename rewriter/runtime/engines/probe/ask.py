@@ -9,18 +9,18 @@ from itertools import chain, repeat
 
 import onnx
 
-from rewriter.ir.errors import ArithmeticRunError
+from rewriter.base.errors import ArithmeticRunError
+from rewriter.base.stopwatch import Progress
 from rewriter.ir.model import Model
 from rewriter.ir.model.output_files import work_folder
-from rewriter.ir.model.stopwatch import Progress
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.probe.answers import Answers
-from rewriter.runtime.engines.probe.question import Case, Probe
 from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Timing, Variant
 from rewriter.runtime.engines.tensor_files import write_samples
-from rewriter.runtime.figures.pair import Pair
+from rewriter.runtime.metrics.pairwise_error import Pair
+from rewriter.target.probes import Case, Probe
 
 LIMIT_S = 120.0
 """Of a build, and of a run: each needs a few seconds, most of them for the start of its process."""

@@ -1,0 +1,1 @@
+"""Errors, texts and worker processes: what every room may use."""

@@ -1,0 +1,671 @@
+"""Runs native code on a user's model in a child process, so that its crash, hang or greed is an error.
+
+    inferred = children.call(infer, proto_bytes, doing="shape inference")
+    report, log = children.run(build_here, path, options, doing="the TensorRT build", limit_s=600)
+
+`call` uses a fork of this process, kept warm: it starts in milliseconds, has the libraries that are imported
+here, and shares this process's memory, weights included, without a copy. `held` is such a fork with an object
+of its own. `run` starts an interpreter, which can use CUDA whatever this process did, and can have another
+environment.
+
+A process that may compute in another thread is never forked. Before a fork, OpenBLAS, which NumPy has, ends
+its threads (pthread_atfork): a product of another thread waits for them for ever, in the parent. In the
+child, a lock that another thread held stays locked: that of a module which it imported, or of a library.
+There, the forks are those of a server, an interpreter without other threads, which starts in a second. It
+gets weights that lie in files as those files, which it maps, and others as copies.
+
+A child that crashes or exceeds its limits is gone: the call raises `NativeError`, and the next one starts
+another child. Forks are used on Linux alone: they are not safe on macOS and do not exist on Windows, where
+`call` and `held` run the code in this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import gc
+import importlib
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, Any, TypeVar, cast
+
+from rewriter.base.errors import NativeError, RewriterError
+
+FORKS = sys.platform == "linux"
+
+CALL_S = 60.0
+"""Wall time of one call in seconds; shape inference of 50,000 nodes needs two."""
+
+START_S = 60.0
+"""Wall time in which the server of forks starts, and forks; it needs a second, and 20 ms."""
+
+QUIET = {"ORT_DISABLE_TELEMETRY": "1"}
+"""Environment in which ONNX Runtime keeps no records of the models that it runs, and opens no connection."""
+
+LEAST_BYTES = 4 << 30
+"""Address space that a fork may always take on top of this process's own."""
+
+SHARE = 0.9
+"""Share of the machine's available memory that a fork may take."""
+
+LOG_BYTES = 256 * 1024
+"""Size of the end of a child's output that is kept: a builder can print gigabytes."""
+
+MAPPED_BYTES = 1 << 20
+"""Size of an array from which a child maps the file that it lies in, instead of a copy."""
+
+WATCHERS = frozenset(
+    """IPython.core.history ipykernel.control ipykernel.heartbeat ipykernel.iostream ipykernel.parentpoller
+    ipykernel.shellchannel rewriter.report.progress rich.live tqdm._monitor""".split()
+)
+"""Modules whose threads draw or pass messages on, and compute nothing: a process forks beside them."""
+
+LIBRARIES = ("onnx", "onnxruntime", "onnxsim")
+"""Libraries that the server of forks imports as soon as this process has done so, as it does our modules."""
+
+UNKNOWN = "a native library raised it: run again with a smaller model to find the node"
+
+T = TypeVar("T")
+
+inside = False
+"""True in a child: its own calls need no other."""
+
+
+class Child:
+    """A child process that holds one object and calls its methods, or calls functions.
+
+    Args:
+        make: Makes the object, in a fork, which may get it pickled; None: an interpreter is started, without
+            an object.
+        doing: Name of its work for messages: `a run on ONNX Runtime`.
+        limit_s: Wall time of the start and, unless given there, of each call.
+        env: Environment variables of an interpreter, on top of this process's.
+        limited: False for a fork that uses CUDA, which reserves far more addresses than it uses.
+
+    Raises:
+        NativeError: the child did not survive `make`, or exceeded a limit. Exceptions are passed on.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any] | None,
+        *,
+        doing: str,
+        limit_s: float,
+        env: Mapping[str, str] | None = None,
+        limited: bool = True,
+    ) -> None:
+        self.doing = doing
+        self._limit_s = limit_s
+        self._lock = threading.Lock()
+        self._log = cast("IO[bytes]", tempfile.TemporaryFile())  # noqa: SIM115 - `close` closes it
+        self._owner = os.getpid()
+        mine, its = socket.socketpair()
+        self._socket: socket.socket | None = mine
+        self._stream = mine.makefile("rb")
+        with its, ExitStack() as failed:
+            for file in (self._log, mine, self._stream):
+                failed.callback(file.close)
+            self._process: _Fork | subprocess.Popen[bytes] = (
+                _Fork(make, its, self._log, limited=limited)
+                if make is not None
+                else _interpreter(its, self._log, env or {})
+            )
+            failed.pop_all()
+        self._answer(None, make if isinstance(self._process, _Fork) and self._process.server else None)
+
+    def call(
+        self,
+        function: str | Callable[..., Any],
+        *arguments: Any,
+        limit_s: float | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> Any:
+        """Call a method of the object by its name, or a function of a module; all values are pickled.
+
+        Args:
+            descriptors: Of open files, which the function gets from `_passed`.
+
+        Raises:
+            NativeError: the child crashed or exceeded a limit. Exceptions of the function are passed on.
+        """
+        with self._lock if self._own else contextlib.nullcontext():
+            if not self.alive:
+                raise NativeError(f"{self.doing}: its process is gone", hint="start again: it crashed before")
+            return self._answer(limit_s, (function, arguments), descriptors)
+
+    @property
+    def alive(self) -> bool:
+        return self._socket is not None and self._own
+
+    @property
+    def _own(self) -> bool:
+        """False in a fork of this child's parent: two processes would read each other's answers."""
+        return self._owner == os.getpid()
+
+    @property
+    def log(self) -> str:
+        """End of the output so far, of Python and of native code."""
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - LOG_BYTES))
+        return self._log.read().decode(errors="replace")
+
+    def close(self) -> None:
+        """End the child and its own children."""
+        if self._socket is None:
+            return
+        if self._own:
+            self.kill()
+            self._process.wait()
+        self._stream.close()
+        self._socket.close()
+        self._socket = None
+        self._log.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """Kill the child and its own children: a call that waits for it raises NativeError."""
+        if self._process.returncode is None:
+            if sys.platform == "win32":
+                self._process.kill()
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _answer(self, limit_s: float | None, message: object = None, descriptors: Sequence[int] = ()) -> Any:
+        """Sends a message and waits for the answer; the child is ended if there is none, or Ctrl-C comes."""
+        assert self._socket is not None
+        seconds = max(0.0, self._limit_s if limit_s is None else limit_s)
+        try:
+            with ExitStack() as opened:
+                if message is not None:
+                    _send(self._socket, message, opened)
+                if descriptors and self._stream.read(1):
+                    socket.send_fds(self._socket, [b"!"], descriptors)
+                if not select.select([self._socket], [], [], min(seconds, threading.TIMEOUT_MAX))[0]:
+                    raise self._ended(after_s=seconds)
+                success, value = _receive(self._stream)
+        except (ConnectionError, EOFError):
+            raise self._ended() from None
+        except BaseException:
+            self.close()
+            raise
+        if success:
+            return value
+        raise value
+
+    def _ended(self, after_s: float | None = None) -> NativeError:
+        """The error for a child that is gone, or is ended now because its time was up."""
+        self.kill()  # of a child that has ended, the exit code is its own
+        code, log = self._process.wait(), self.log
+        self.close()
+        if after_s is not None:
+            return NativeError(
+                f"{self.doing} gave no result within {after_s:.0f} s, and was stopped",
+                hint="the model may hold a loop without an end, or grow without measure when it is expanded",
+                cause="timeout",
+                log=log,
+            )
+        cause = signal.Signals(-code).name if -code in {*signal.Signals} else f"exit code {code}"
+        hint = "the model makes a native library fail: look at the attributes and shapes of its nodes"
+        if cause == "SIGKILL":
+            hint = "the kernel sends SIGKILL when memory runs out: free some, or take a smaller model"
+        return NativeError(f"{self.doing} crashed ({cause})", hint=hint, cause=cause, log=log)
+
+    def __del__(self) -> None:
+        if getattr(self, "_process", None) is not None:
+            if self._own and isinstance(self._process, _Fork):
+                self.kill()
+                self._process.leave()
+            self.close()
+
+
+_idle: list[Child] = []
+"""Idle forks, ready for reuse: one, or as many as threads called at the same time."""
+
+_servers: list[Child] = []
+"""The process that forks in the place of this one, if it was needed."""
+
+_starting = threading.Lock()
+
+_orphans: list[int] = []
+"""Forks of the server that have ended, and whose exit codes are of no interest."""
+
+
+def _forget() -> None:
+    """The children of a process are not those of its fork."""
+    global _starting  # another thread may have held it
+    _starting = threading.Lock()
+    for of_parent in (_idle, _servers, _orphans):
+        of_parent.clear()
+
+
+if FORKS:
+    os.register_at_fork(after_in_child=_forget)
+
+
+def call(function: Callable[..., T], *arguments: Any, doing: str) -> T:
+    """Call a function of a module in the warm fork; arguments and result are pickled.
+
+    Raises:
+        NativeError: it crashed, or exceeded the limits of time and memory.
+    """
+    if inside or not FORKS:
+        return function(*arguments)
+    try:
+        child = _idle.pop()
+    except IndexError:
+        child = Child(_nothing, doing="a new process", limit_s=CALL_S)
+    child.doing = doing
+    try:
+        return cast("T", child.call(function, *arguments, limit_s=CALL_S))
+    finally:
+        if child.alive:
+            _idle.append(child)
+
+
+class Here:
+    """An object in this process, called as one of a `Child`."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._object = make()
+
+    def call(self, method: str, *arguments: Any, limit_s: float | None = None) -> Any:
+        return getattr(self._object, method)(*arguments)
+
+    def close(self) -> None:
+        self._object.close()
+
+
+Held = Child | Here
+
+
+def held(make: Callable[[], Any], *, doing: str, limit_s: float, limited: bool = True) -> Held:
+    """An object in a fork of its own (see `Child`), or in this process if it is a child or cannot fork."""
+    return Here(make) if inside or not FORKS else Child(make, doing=doing, limit_s=limit_s, limited=limited)
+
+
+def run(
+    function: Callable[..., T],
+    *arguments: Any,
+    doing: str,
+    limit_s: float,
+    env: Mapping[str, str] | None = None,
+) -> tuple[T, str]:
+    """Call a function of a module in an interpreter of its own (see `Child`); its result and its log.
+
+    Raises:
+        NativeError: it crashed, exceeded a limit, or raised what is no `RewriterError`; those are passed on.
+    """
+    with contextlib.closing(Child(None, doing=doing, limit_s=limit_s, env=env)) as child:
+        try:
+            return cast("T", child.call(function, *arguments)), child.log
+        except RewriterError:
+            raise
+        except Exception as error:
+            raise NativeError(f"{type(error).__name__}: {error}", hint=UNKNOWN, log=child.log) from error
+
+
+def _nothing() -> None:
+    """The object of a child that calls functions alone."""
+
+
+@atexit.register
+def close() -> None:
+    """End the idle forks and their server; the next call starts others."""
+    for children in (_idle, _servers):
+        while children:
+            children.pop().close()
+
+
+_spent = threading.local()
+
+
+def processor_s() -> float:
+    """Processor seconds of this thread, and of the forks that it has ended, in which ONNX Runtime runs."""
+    if inside or not FORKS:
+        return time.process_time()
+    return time.thread_time() + float(getattr(_spent, "seconds", 0.0))
+
+
+class _Fork:
+    """A fork as `Child` uses a `subprocess.Popen`; `stdin` is a pipe that closes when this process ends."""
+
+    def __init__(self, make: Callable[[], Any], its: socket.socket, log: IO[bytes], *, limited: bool) -> None:
+        self.returncode: int | None = None
+        self.server = None if _alone() else _server()
+        watched, lifeline = os.pipe()
+        self.stdin = os.fdopen(lifeline, "wb")
+        passed = (its.fileno(), watched, log.fileno())
+        try:
+            if self.server is None:
+                self.pid = _fork(*passed, make, limited=limited)
+            else:
+                modules = [n for n in [*sys.modules] if n in LIBRARIES or n.startswith("rewriter.")]
+                left = [_orphans.pop() for _ in range(len(_orphans))]
+                self.pid = self.server.call(_fork_here, modules, left, limited, descriptors=passed)
+        except BaseException:
+            self.stdin.close()
+            raise
+        finally:
+            os.close(watched)
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode, seconds = -signal.SIGKILL, 0.0
+            with contextlib.suppress(ChildProcessError, NativeError):
+                reap = _reap if self.server is None else partial(self.server.call, _reap)
+                self.returncode, seconds = reap(self.pid)
+            _spent.seconds = getattr(_spent, "seconds", 0.0) + seconds
+        return self.returncode
+
+    def leave(self) -> None:
+        """Lets the server wait for it later: the garbage collector may run in the middle of a call of it."""
+        if self.server is not None and self.returncode is None:
+            self.returncode = -signal.SIGKILL
+            _orphans.append(self.pid)
+
+
+def _alone() -> bool:
+    """True if no other thread of this process may compute, import or hold a lock: it may fork."""
+    others = {*threading.enumerate()} - {threading.current_thread()}
+    return all((getattr(t, "_target", None) or type(t)).__module__ in WATCHERS for t in others)
+
+
+def _server() -> Child:
+    """The interpreter that forks in the place of this process, started when it is first needed."""
+    with _starting:
+        if not (_servers and _servers[0].alive):
+            _servers[:] = [Child(None, doing="the process that others are forked from", limit_s=START_S)]
+        return _servers[0]
+
+
+def _fork(connection: int, watched: int, log: int, make: Callable[[], Any] | None, *, limited: bool) -> int:
+    """Forks this process; returns the number of the child, whose object is made by `make`, or by what comes
+    through the connection."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks in a process with threads
+        pid = os.fork()
+    if not pid:
+        try:
+            _detach(connection, watched, log)
+            _serve(socket.socket(fileno=connection), make, limited=limited)
+        finally:
+            os._exit(1)
+    with contextlib.suppress(OSError):  # it does so, too; the first one counts
+        os.setpgid(pid, pid)
+    return pid
+
+
+def _fork_here(modules: Iterable[str], left: Iterable[int], limited: bool) -> int:
+    """Forks the server: with these modules, which are imported once, and the descriptors that are passed."""
+    descriptors = _passed()
+    try:
+        for name in modules:
+            with contextlib.suppress(ImportError):  # of a module that was made in memory
+                importlib.import_module(name)
+        for pid in left:
+            _reap(pid)
+        return _fork(*descriptors, None, limited=limited)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _reap(pid: int) -> tuple[int, float]:
+    """Waits for a child that ends; its exit code and its processor seconds."""
+    _, status, usage = os.wait4(pid, 0)
+    return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+
+
+def _interpreter(its: socket.socket, log: IO[bytes], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    inherited = () if sys.platform == "win32" else (its.fileno(),)
+    path = os.pathsep.join(sys.path)  # this process's, so that `rewriter` need not be installed
+    life = "import sys; from rewriter.base.sandbox import _begin; _begin(*sys.argv[1:])"
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", life, *map(str, inherited)],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **QUIET, "PYTHONPATH": path, **env},
+        start_new_session=True,
+        pass_fds=inherited,
+    )
+    if sys.platform == "win32":
+        assert process.stdin is not None
+        pickle.dump(its.share(process.pid), process.stdin)
+        process.stdin.flush()
+    return process
+
+
+def _begin(descriptor: str = "") -> None:
+    """The life of an interpreter, which ends without the destructors of native libraries."""
+    if sys.platform == "win32":
+        its = socket.fromshare(pickle.load(sys.stdin.buffer))
+    else:
+        its = socket.socket(fileno=int(descriptor))
+    _connection.append(its)
+    _serve(its, _nothing, limited=False)
+    os._exit(0)
+
+
+_connection: list[socket.socket] = []
+"""Of an interpreter, to its parent."""
+
+
+def _passed() -> tuple[int, int, int]:
+    """Receives descriptors, which the parent sends on request: a buffered read would drop them."""
+    _connection[0].sendall(b"?")
+    first, second, third = socket.recv_fds(_connection[0], 1, 3)[1]
+    return first, second, third
+
+
+def _detach(connection: int, watched: int, log: int) -> None:
+    """Makes a fork a process of its own: its files, its signals."""
+    gc.freeze()  # objects of the parent must not be collected: finalizers would delete its files
+    os.setpgid(0, 0)  # Ctrl-C is the parent's
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGIO):
+        signal.signal(number, signal.SIG_DFL)
+    for descriptor, source in ((0, watched), (1, log), (2, log)):
+        os.dup2(source, descriptor)
+    # a thread that draws progress may hold the locks of the old ones for ever: here it does not run
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    for other in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - {0, 1, 2, connection}:
+        with contextlib.suppress(OSError):
+            os.close(other)
+
+
+def _settle(*, limited: bool) -> None:
+    """Gives a child its environment, its limits, and its end with its parent."""
+    global inside  # a process is a child from its start to its end
+    inside = True
+    os.environ.update(QUIET)
+    faulthandler.enable()
+    if FORKS:
+        _end_with_parent()
+    else:
+        threading.Thread(target=_wait_for_parent, daemon=True).start()
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if limited:
+            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+            own = pages * resource.getpagesize()
+            _allow(max(LEAST_BYTES, int(SHARE * available_memory())), own)
+
+
+def _allow(size: int, limit: int = -1) -> None:
+    """Limits this process to `size` addresses more than `limit`, or than its limit of now, if it has one."""
+    import resource
+
+    old, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = old if limit < 0 else limit
+    if soft >= 0:
+        soft += size
+        resource.setrlimit(resource.RLIMIT_AS, (soft if hard < 0 else min(soft, hard), hard))
+
+
+def _end_with_parent() -> None:
+    """Lets the kernel end this group as soon as the parent ends, even if native code holds Python's lock.
+
+    It sends SIGIO, whose default action is that, when the other end of stdin closes (O_ASYNC of open(2)).
+    PR_SET_PDEATHSIG would come when the thread ends that started this process. Linux alone. Nothing may come
+    through stdin, since the kernel sends the same signal for data, and may do so after the data was read.
+    """
+    import fcntl
+
+    fcntl.fcntl(0, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    closed = select.poll()
+    closed.register(0, 0)
+    if closed.poll(0):  # it had closed before
+        os._exit(1)
+
+
+def _wait_for_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    if sys.platform != "win32":
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def _serve(its: socket.socket, make: Callable[[], Any] | None, *, limited: bool) -> None:
+    """Makes the object and calls its methods, and functions, until the parent closes the connection.
+
+    Args:
+        make: None: it comes through the connection.
+    """
+    _settle(limited=limited)
+    target: list[Any] = []
+    stream = its.makefile("rb")
+
+    def carry_out() -> Any:
+        function, arguments = _receive(stream)
+        return (getattr(target[0], function) if isinstance(function, str) else function)(*arguments)
+
+    if _answered(its, lambda: target.append((make or _receive(stream))())):
+        with contextlib.suppress(ConnectionError, EOFError):
+            while True:
+                _answered(its, carry_out)
+
+
+def _answered(its: socket.socket, work: Callable[[], Any]) -> bool:
+    """Does one piece of work and sends its result or its exception; True if there was none."""
+    try:
+        answer = True, work()
+    except EOFError:
+        raise
+    except MemoryError:
+        answer = False, NativeError("memory ran out", hint="a tensor of the model may be larger than memory")
+    except BaseException as error:
+        traceback.print_exc()
+        answer = False, error
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        _send(its, answer)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        problem = error if answer[0] else answer[1]
+        _send(its, (False, NativeError(f"{type(problem).__name__}: {problem}", hint=UNKNOWN)))
+    return answer[0]
+
+
+def _send(connection: socket.socket, message: object, opened: ExitStack | None = None) -> None:
+    """Sends a pickled object, its arrays after it.
+
+    Args:
+        opened: Gets the files of the arrays that are sent as places; open until the other end has them.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+    parts: list[bytes | memoryview] = [body, *(buffer.raw() for buffer in buffers)]
+    heads: list[int | Place] = [*map(len, parts)]
+    if opened is not None and FORKS and max(map(len, parts[1:]), default=0) >= MAPPED_BYTES:
+        heads = [place or len(part) for place, part in zip(_places(parts, opened), parts, strict=True)]
+    copied = [part for head, part in zip(heads, parts, strict=True) if isinstance(head, int)]
+    for part in [pickle.dumps(heads), *copied]:
+        connection.sendall(part)
+
+
+Place = tuple[str, int, int]
+"""A file, and the offset and the size of an array in it."""
+
+
+def _places(parts: Sequence[bytes | memoryview], opened: ExitStack) -> Iterator[Place | None]:
+    """Where each array lies in a file that is mapped for reading; None: in none, or it is small."""
+    from numpy import frombuffer
+
+    regions, files = list[tuple[range, int, int, str]](), dict[str, str]()
+    with Path("/proc/self/maps").open(encoding="utf-8", errors="surrogateescape") as table:
+        for row in (line.split(maxsplit=5) for line in table):
+            if len(row) == 6 and "w" not in row[1]:
+                start, end = (int(address, 16) for address in row[0].split("-"))
+                regions.append((range(start, end), int(row[2], 16), int(row[4]), row[5].rstrip()))
+    for part in parts:
+        address = frombuffer(part, "u1").ctypes.data if len(part) >= MAPPED_BYTES else 0
+        place = None
+        for region, offset, inode, name in regions:
+            if address in region and address + len(part) <= region.stop:
+                files[name] = files.get(name) or _same_file(Path(name), inode, opened)
+                place = (files[name], offset + address - region.start, len(part)) if files[name] else None
+        yield place
+
+
+def _same_file(path: Path, inode: int, opened: ExitStack) -> str:
+    """Another path of the file, open as long as `opened`; "" if `path` is another file by now, or none."""
+    with contextlib.suppress(OSError), ExitStack() as own:
+        file = own.enter_context(path.open("rb"))
+        if os.fstat(file.fileno()).st_ino == inode:
+            opened.push(own.pop_all())
+            return f"/proc/{os.getpid()}/fd/{file.fileno()}"
+    return ""
+
+
+def _receive(stream: BufferedReader) -> Any:
+    """The next object; EOFError if the process at the other end closed the connection, or is gone."""
+    parts, files = list[bytearray | memoryview](), dict[str, memoryview]()
+    for head in pickle.load(stream):
+        if isinstance(head, int):
+            parts.append(bytearray(head))
+            if stream.readinto(parts[-1]) < head:
+                raise EOFError
+            continue
+        name, offset, size = head
+        if name not in files:
+            with Path(name).open("rb") as file:
+                _allow(os.fstat(file.fileno()).st_size)  # of its own addresses, but not of memory
+                files[name] = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        parts.append(files[name][offset : offset + size])
+    return pickle.loads(parts[0], buffers=parts[1:])
+
+
+def available_memory() -> int:
+    """Bytes of memory that the machine can give without swapping; 0 if the system does not tell."""
+    return memory("MemAvailable")
+
+
+def memory(kind: str) -> int:
+    """Bytes in a row of Linux's table of memory, such as `MemTotal`; 0 if there is none."""
+    with contextlib.suppress(OSError, StopIteration), Path("/proc/meminfo").open(encoding="ascii") as table:
+        return next(int(line.split()[1]) for line in table if line.startswith(f"{kind}:")) * 1024
+    return 0

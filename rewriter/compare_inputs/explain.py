@@ -1,0 +1,170 @@
+"""Explains two arrays: the differences, and the distance that they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rewriter.compare_inputs.comparison import ArrayComparison, Difference, dtype_difference
+from rewriter.compare_inputs.relation import SAMPLE, Relation, axes_pairs, common, content, whole
+from rewriter.compare_inputs.scales import Fit, Pair, Scaling, between, border_pixel, listed, scalings
+from rewriter.ir.model import Array
+from rewriter.runtime.metrics.pairwise_error import Pair as Figures
+from rewriter.runtime.metrics.pairwise_error import relative_l2
+
+ROUNDING = 1e-6
+"""Relative L2 distance that float32 arithmetic explains: a few times 2^-24."""
+
+PIXEL = 1 / 200
+"""The step between two pixel values, over the span of a photograph's values: most have 200 of 255."""
+
+ROUNDED_SHARE = 0.01
+"""Share of whole pixel values that may differ by one where floats lie on the border of two."""
+
+ASK = "`images` with the photographs that both read tells how each side resized, cropped or padded them"
+
+
+def compare_images(name: str, relation: Relation, ours: Array, theirs: Array) -> ArrayComparison:
+    values = scaled(relation, ours, theirs)
+    mine, other = (side.astype(np.float64) for side in relation.sides(ours, theirs))
+    factor, offset = _affine(values, relation.fit)
+    image = mine[:, list(relation.fit.order)] * factor[:, None, None] + offset[:, None, None]
+    if theirs.dtype.kind in "iu":
+        image = np.rint(image).clip(np.iinfo(theirs.dtype).min, np.iinfo(theirs.dtype).max)
+    differences = list(in_words(relation, ours, theirs, values))
+    window = common(mine[:SAMPLE], other[:SAMPLE])
+    parts = image[..., *window], other[..., *window]
+    differences += _padding(image, other, float(np.std(parts[1] - parts[0])))
+    differences += _remainder(*parts, (ours.dtype, theirs.dtype))
+    notes = (ASK,) if any(d.kind == "interpolation" for d in differences) else ()
+    before, after = distance(ours, theirs), relative_l2(parts[1], parts[0])
+    return ArrayComparison(name, tuple(differences), before, after, notes)
+
+
+def compare_others(name: str, ours: Array, theirs: Array) -> ArrayComparison:
+    """Compares arrays that are no related images: shapes, one line for all values, or what differs."""
+    differences = [*dtype_difference(ours.dtype, theirs.dtype)]
+    before = after = distance(ours, theirs)
+    notes: tuple[str, ...] = ()
+    if ours.shape != theirs.shape:
+        phrase = f"has shape {list(theirs.shape)}, not {list(ours.shape)}"
+        differences.append(Difference("size", phrase, f"theirs {phrase}"))
+    elif before > ROUNDING and (line := _line_of_all(ours, theirs)) is not None:
+        phrase, after = f"is ours * {line[0]:g} + {line[1]:g}", distance(ours * line[0] + line[1], theirs)
+        differences.append(Difference("scale", phrase, f"theirs {phrase}"))
+    if after > 10 * ROUNDING and axes_pairs(ours.shape, theirs.shape):
+        text = "no layout, order of channels or scale turns ours into theirs: another resize or sample?"
+        differences.append(Difference("values", "shows something else", text))
+        notes = (ASK,)
+    elif after > 10 * ROUNDING and ours.shape == theirs.shape:
+        unequal = np.argwhere(ours != theirs)
+        at = tuple(unequal[0].tolist())
+        first = f"the first at {list(at)}: theirs {theirs[at]}, ours {ours[at]}"
+        text = f"{len(unequal)} of {ours.size} values differ, {first}"
+        differences.append(Difference("values", "has other values", text))
+    return ArrayComparison(name, tuple(differences), before, after, notes)
+
+
+def distance(ours: Array, theirs: Array) -> float:
+    """Relative L2 distance; infinite if shapes, or the places of NaN and infinities, differ."""
+    return Figures(theirs, ours).relative_l2
+
+
+def _line_of_all(ours: Array, theirs: Array) -> tuple[float, float] | None:
+    """Factor and offset that turn all values of ours into theirs; None if no line does."""
+    x, y = (side.astype(np.float64).reshape(-1) for side in (ours, theirs))
+    if x.size < 3 or not (np.isfinite(x).all() and np.isfinite(y).all()) or np.ptp(x) == 0:
+        return None
+    a, b = (float(v) for v in np.polyfit(x, y, 1))
+    a, b = float(f"{a:.7g}"), float(f"{b:.7g}") if abs(b) > 1e-6 * np.ptp(y) else 0.0
+    return (a, b) if a and relative_l2(y, a * x + b) <= 10 * ROUNDING else None
+
+
+def scaled(relation: Relation, ours: Array, theirs: Array) -> Pair | Fit | None:
+    """The scalings that explain the fit, else the fit; None if the values are equal within its accuracy."""
+    fit, images = relation.fit, relation.sides(ours, theirs)[0][:SAMPLE]
+    images = images[..., *content(images)].swapaxes(0, 1)
+    inside = images.reshape(len(images), -1).astype(np.float64)
+    spans = np.asarray(np.percentile(inside, [0.5, 99.5], axis=1).T[list(fit.order)])
+    width = float(np.ptp(spans)) or 1.0
+    moved = float(np.max(np.abs(spans * (fit.factor[:, None] - 1.0) + fit.offset[:, None]))) / width
+    # pixels minus a mean have few fractions: FP16 rounds most of them the same way, which moves the line
+    rounding = 0.5 * _epsilon(ours.dtype, theirs.dtype) * float(np.max(np.abs(spans))) / width
+    if moved <= max(1e-5, 0.5 * fit.unexplained**0.5, rounding):
+        return None
+    return scalings(fit, spans) or fit
+
+
+def _affine(values: Pair | Fit | None, fit: Fit) -> tuple[Array, Array]:
+    """Factor and offset of each of their channels: exact ones of named scalings, else the fitted ones."""
+    if values is None:
+        return np.ones(len(fit.order)), np.zeros(len(fit.order))
+    return (values.factor, values.offset) if isinstance(values, Fit) else between(values, fit.order)
+
+
+def _epsilon(*dtypes: np.dtype[Any]) -> float:
+    """Spacing of the coarsest float type at 1; 0 if none is one."""
+    return max((float(np.finfo(d).eps) for d in dtypes if d.kind == "f"), default=0.0)
+
+
+def in_words(r: Relation, ours: Array, theirs: Array, values: Pair | Fit | None) -> Iterator[Difference]:
+    """The differences that the relation states."""
+    yield from dtype_difference(ours.dtype, theirs.dtype)
+    mine, other = r.axes
+    if mine != other:
+        text = f"theirs is {other} {list(theirs.shape)}, ours {mine} {list(ours.shape)}"
+        yield Difference("layout", f"is {other}, not {mine}", text)
+    if not r.fit.in_order:
+        order = f"has the channels in the order {list(r.fit.order)} of ours"
+        phrase = "is BGR (if ours is RGB)" if r.fit.order == (2, 1, 0) else order
+        yield Difference("channel-order", phrase, f"theirs {order}")
+    if isinstance(values, Fit):
+        phrase = f"is ours * {listed(values.factor)} + {listed(values.offset)}"
+        yield Difference("scale", phrase, f"theirs {phrase}")
+    elif values is not None:
+        yield from _scalings(*values)
+
+
+def _scalings(mine: Scaling, other: Scaling) -> Iterator[Difference]:
+    both = f"theirs: {other}; ours: {mine}"
+    if mine.divisor != other.divisor:
+        once = f"is divided by 255, ours {'twice' if mine.divisor > 255.0 else 'is not'}"
+        phrases = {1.0: "is not divided by 255", 255.0: once}
+        yield Difference("scale", phrases.get(other.divisor, f"is {other}"), both)
+    if mine == other:
+        text = f"{both}: only one side has its constants in the order of its channels"
+        yield Difference("normalization", "has mean and deviation in another order of channels", text)
+    elif (mine.mean, mine.std) != (other.mean, other.std):
+        phrase = f"has {other}" if mine.plain else f"has {other}, not {mine}"
+        phrase = f"has no mean and deviation (ours: {mine})" if other.plain else phrase
+        yield Difference("normalization", phrase, both)
+
+
+def _padding(ours: Array, theirs: Array, noise: float) -> Iterator[Difference]:
+    """The border of theirs, if ours has another value there."""
+    box = content(theirs[:SAMPLE])
+    outside = np.ones(theirs.shape[-2:], bool)
+    outside[box] = False
+    gap = float(np.max(np.abs(theirs - ours)[..., outside], initial=0.0))
+    if box != whole(theirs) and gap > max(2e-3 * float(np.ptp(theirs[..., *box])), 4 * noise):
+        value = theirs[0][:, outside][:, 0]
+        pixel = border_pixel(value)
+        shown = "" if pixel is None or listed(value) == str(pixel) else f", pixel value {pixel}"
+        phrase = f"is padded with {listed(value)}{shown}"
+        yield Difference("padding", phrase, f"theirs {phrase}")
+
+
+def _remainder(
+    ours: Array, theirs: Array, dtypes: tuple[np.dtype[Any], np.dtype[Any]]
+) -> Iterator[Difference]:
+    """What is left: values that are rounded, at most by a pixel value, or another resampling."""
+    relative, largest = relative_l2(theirs, ours), float(np.max(np.abs(theirs - ours), initial=0.0))
+    exact = dtypes[1].kind in "iu" and float(np.mean(theirs != ours)) <= ROUNDED_SHARE
+    if relative > 2 * max(1e-6, _epsilon(*dtypes)) and not (exact and largest <= 1.0):
+        left = f"what is left is {relative:.2g} (relative L2), at most {largest:.2g}"
+        if largest <= 1.02 * PIXEL * float(np.ptp(theirs)):
+            yield Difference("rounding", "is rounded in another place", left)
+        else:
+            yield Difference("interpolation", "is resampled in another way", left)

@@ -1,0 +1,151 @@
+"""Relates two arrays of images of one size: layout, order of channels and scale, found together.
+
+A line is fitted to each channel where both have content. Of explanations that fit equally well, the simplest
+wins.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from rewriter.compare_inputs.scales import Fit
+from rewriter.ir.model import Array
+
+MOST_CHANNELS = 4
+"""Channels of RGBA: an axis of at most this length counts as the axis of channels."""
+
+LEAST_SIDE = 8
+"""Shortest height or width: fewer pixels do not tell one relation from another."""
+
+RELATED = 0.3
+"""Largest unexplained share of the variance between two versions of one image. Unrelated photographs leave
+more than 0.8; another interpolation leaves less than 0.1."""
+
+SIMPLER = 1.2
+"""Ratio of unexplained variances up to which the simpler of two explanations wins."""
+
+SAMPLE = 4
+"""Images of a batch that the search uses; its result is measured on all of them."""
+
+NOISE = 1e-7
+"""Unexplained share of the variance that float32 arithmetic explains."""
+
+Window = tuple[slice, slice]
+"""Rows and columns."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """How theirs comes from ours; `axes` are the layouts of ours and theirs, as letters N, C, H, W."""
+
+    axes: tuple[str, str]
+    fit: Fit
+
+    def sides(self, ours: Array, theirs: Array) -> tuple[Array, Array]:
+        """Both as [N, C, H, W]."""
+        return canonical(ours, self.axes[0]), canonical(theirs, self.axes[1])
+
+
+def relation(ours: Array, theirs: Array) -> Relation | None:
+    """The simplest good relation; None if they are no images, differ in size, or show different things."""
+    relations = []
+    for axes in axes_pairs(ours.shape, theirs.shape):
+        sides = [
+            canonical(a, x)[:SAMPLE].astype(np.float64) for a, x in zip((ours, theirs), axes, strict=True)
+        ]
+        if sides[0].shape == sides[1].shape and all(np.isfinite(side).all() for side in sides):
+            window = common(*sides)
+            relations.append(Relation(axes, fitted(*(side[..., *window] for side in sides))))
+    least = min((r.fit.unexplained for r in relations), default=1.0)
+    good = [r for r in relations if r.fit.unexplained <= min(SIMPLER * least + NOISE, RELATED)]
+    return min(
+        good, key=lambda r: (r.axes[0] != r.axes[1], not r.fit.in_order, r.fit.unexplained), default=None
+    )
+
+
+def axes_pairs(ours: tuple[int, ...], theirs: tuple[int, ...]) -> list[tuple[str, str]]:
+    """Layouts of both shapes in which batch and channels agree, equal layouts first."""
+
+    def sizes(shape: tuple[int, ...], axes: str) -> list[int]:
+        return [shape[axes.index(letter)] if letter in axes else 1 for letter in "NC"]
+
+    pairs = itertools.product(layouts(ours), layouts(theirs))
+    alike = (pair for pair in pairs if sizes(ours, pair[0]) == sizes(theirs, pair[1]))
+    return sorted(alike, key=lambda pair: pair[0] != pair[1])
+
+
+def layouts(shape: tuple[int, ...]) -> list[str]:
+    """Possible layouts of images of this shape, the usual one first."""
+    usual = {4: ["NCHW", "NHWC"], 3: ["CHW", "HWC"], 2: ["HW"]}.get(len(shape), [])
+    images = [axes for axes in usual if "C" not in axes or shape[axes.index("C")] <= MOST_CHANNELS]
+    images = images or usual[:1] * (len(shape) == 4)
+    return [axes for axes in images if min(shape[axes.index("H")], shape[axes.index("W")]) >= LEAST_SIDE]
+
+
+def canonical(array: Array, axes: str) -> Array:
+    """The array as [N, C, H, W], a view; missing axes have size 1."""
+    moved = array.transpose([axes.index(letter) for letter in "NCHW" if letter in axes])
+    return moved[tuple(slice(None) if letter in axes else None for letter in "NCHW")]
+
+
+def content(images: Array) -> Window:
+    """The window of images [N, C, H, W] without borders that have one value per channel in all of them."""
+    after = (images != images[..., :1, :1]).any(axis=(0, 1))
+    before = (images != images[..., -1:, -1:]).any(axis=(0, 1))
+    if not (after.any() and before.any()):
+        return whole(images)
+    (top, left), (bottom, right) = np.argwhere(after).min(axis=0), np.argwhere(before).max(axis=0) + 1
+    return slice(int(top), int(bottom)), slice(int(left), int(right))
+
+
+def whole(images: Array) -> Window:
+    return slice(0, images.shape[-2]), slice(0, images.shape[-1])
+
+
+def extent(window: Window) -> tuple[int, int]:
+    """Height and width."""
+    return window[0].stop - window[0].start, window[1].stop - window[1].start
+
+
+def common(ours: Array, theirs: Array) -> Window:
+    """The window in which both have content; all of both if there is none."""
+    (high, wide), (other_high, other_wide) = content(ours), content(theirs)
+    rows = slice(max(high.start, other_high.start), min(high.stop, other_high.stop))
+    columns = slice(max(wide.start, other_wide.start), min(wide.stop, other_wide.stop))
+    return (rows, columns) if min(extent((rows, columns))) > 0 else whole(ours)
+
+
+def standard(rows: Array) -> Array:
+    """The rows at mean 0 and deviation 1; rows of one value at 0."""
+    deviation = rows.std(axis=1, keepdims=True)
+    return np.asarray((rows - rows.mean(axis=1, keepdims=True)) / np.where(deviation > 0, deviation, 1.0))
+
+
+def fitted(ours: Array, theirs: Array) -> Fit:
+    """The channel order and, by least squares, the affine relation of two [N, C, H, W] of one size."""
+    mine, other = (side.swapaxes(0, 1).reshape(side.shape[1], -1) for side in (ours, theirs))
+    order = _order(mine, other)
+    means = mine[list(order)].mean(axis=1), other.mean(axis=1)
+    x, y = mine[list(order)] - means[0][:, None], other - means[1][:, None]
+    squares = np.sum(x * x, axis=1)
+    factor = np.where(squares > 0, np.sum(x * y, axis=1), 1.0) / np.where(squares > 0, squares, 1.0)
+    left, spread = np.mean((y - factor[:, None] * x) ** 2, axis=1), np.mean(y * y, axis=1)
+    return Fit(
+        order, factor, means[1] - factor * means[0], float(np.mean(left / np.where(spread > 0, spread, 1.0)))
+    )
+
+
+def _order(mine: Array, other: Array) -> tuple[int, ...]:
+    """Our channel for each of theirs; unchanged if no other order explains more."""
+    count = len(mine)
+    same = tuple(range(count))
+    if not 1 < count <= MOST_CHANNELS:
+        return same
+    left = np.maximum(1.0 - (standard(other) @ standard(mine).T / mine.shape[1]) ** 2, 0.0)
+    costs = {o: sum(left[c, source] for c, source in enumerate(o)) for o in itertools.permutations(same)}
+    allowed = 1.1 * min(costs.values()) + NOISE * count
+    usual = (same, (2, 1, 0, *same[3:])) if count >= 3 else (same,)
+    return next((o for o in usual if costs[o] <= allowed), min(costs, key=lambda o: costs[o]))

@@ -1,0 +1,58 @@
+"""Rules that ask the target: what its parser refuses, and which known defects a graph meets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rewriter.hazards.analysis import Survey
+from rewriter.hazards.kinds import Hazard
+from rewriter.ir.model import STANDARD_DOMAINS
+from rewriter.ir.plan import plugin_types
+from rewriter.target.operators import types_of
+from rewriter.target.quirks import ASK, of_chains, places, repairs, table
+
+
+def known_defects(survey: Survey) -> Iterator[Hazard]:
+    """Nodes that meet a defect of the target's release, or of a release that the target may be."""
+    opset = survey.opsets.get("", 1)
+    for quirk in table():
+        concerned = quirk.concerns(survey.request.target)
+        if concerned is False or opset < quirk.min_opset or not quirk.meets(survey.request.low):
+            continue
+        probed = survey.request.target.answers.get(quirk.answer) == "wrong"
+        where = f"seen by `rewriter probe` on {survey.request.target}" if probed else quirk.releases
+        reason = f"{quirk.title} ({where})"
+        severity = quirk.severity if concerned else "note"
+        remedy = quirk.remedy
+        if quirk.repaired:
+            remedy += ": `fix` does" if concerned else f"; {ASK}"
+        for node in places(survey.graph, quirk):
+            yield Hazard(node, "known-defect", reason, None, None, severity, remedy, quirk.link)
+
+
+def kept_for_defects(survey: Survey) -> Iterator[Hazard]:
+    """Nodes whose kernel in the lower precision has a defect in the target, and has none in FP32."""
+    for quirk in repairs(survey.request.target, survey.request.low):
+        for node in of_chains(survey.graph, quirk, quirk.keep):
+            yield Hazard(node, "known-defect", f"{quirk.title} ({quirk.releases})")
+
+
+def lowered_for_defects(survey: Survey) -> set[int]:
+    """Identities of nodes that must not be in FP32 without need: their FP32 kernel has a defect there."""
+    quirks = repairs(survey.request.target, survey.request.low)
+    return {id(node) for quirk in quirks for node in of_chains(survey.graph, quirk, quirk.lower)}
+
+
+def refused_operators(survey: Survey) -> Iterator[Hazard]:
+    """Nodes that the target's parser refuses, and those that a DLA leaves to the GPU."""
+    target, plugins = survey.request.target, plugin_types(survey.request.plugin_types)
+    for node in survey.graph.nodes:
+        if node.domain not in STANDARD_DOMAINS or node.op_type in plugins:
+            continue
+        if not types_of(node.op_type, target):
+            reason = f"{target} has no {node.op_type} (NVIDIA's operator table)"
+            yield Hazard(node, "refused-operator", reason)
+        elif target.device and not types_of(node.op_type, target, target.device):
+            reason = f"the {target.device.upper()} has no {node.op_type}: it runs on the GPU"
+            fallback = "allow the GPU (--allowGPUFallback); each change of device copies tensors"
+            yield Hazard(node, "refused-operator", reason, severity="note", repair=fallback)

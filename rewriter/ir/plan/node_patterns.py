@@ -1,0 +1,44 @@
+"""Nodes that a user names."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from onnx import NodeProto
+
+from rewriter.ir.graph.nodes import label
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Nodes that the user names: those to keep in FP32, or to lower.
+
+    Attributes:
+        nodes: Patterns (fnmatch) of node or output names.
+        ops: Operators.
+        planned: Names of nodes or outputs, each with the operator that it has in a given plan: passes hand
+            tensors on under their old names, so that a name alone may mean the node that made it before.
+    """
+
+    nodes: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+    planned: frozenset[tuple[str, str]] = frozenset()
+
+    def requests(self, node: NodeProto) -> Iterator[str]:
+        """The user's requests that a node fits, in words for the command line and Python alike."""
+        names = (node.name, *node.output)
+        for pattern in self.nodes:
+            if any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                yield f"your pattern {pattern!r}"
+        if node.op_type in self.ops:
+            yield f"your request for every {node.op_type}"
+        yield from (f"the plan, as {name}" for name in names if (name, node.op_type) in self.planned)
+
+    def reason(self, *nodes: NodeProto) -> str | None:
+        """Returns why nodes stay unchanged: a request keeps one of them in FP32; None if none does."""
+        for node in nodes:
+            for request in self.requests(node):
+                return f"{'it' if len(nodes) == 1 else label(node)} is kept in FP32 by {request}"
+        return None

@@ -1,0 +1,196 @@
+"""Defines a pass: a frozen dataclass whose fields are its options, and the events that it reports."""
+
+from __future__ import annotations
+
+import textwrap
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, ClassVar
+
+from onnx import NodeProto
+
+from rewriter.ir.graph import GraphEditor, label
+from rewriter.ir.graph.weights import ChannelKey
+from rewriter.ir.model import Array, Model
+from rewriter.ir.plan import Plan, Precision, Range
+from rewriter.ir.plan.node_patterns import Kept
+from rewriter.target import Target
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that a pass did. `node` is the node (or tensor) as the user knows it."""
+
+    node: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Rescaled(Change):
+    """A change after which tensors hold their values times a power of two, and nothing else is new."""
+
+    exponents: tuple[tuple[int, str, int], ...] = ()
+    """Index of the scope (the order of `Facts.scopes`), tensor and exponent."""
+
+
+@dataclass(frozen=True)
+class Clamped(Change):
+    """A constant that came into range: its largest entry before and after."""
+
+    before: float = 0.0
+    after: float = 0.0
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Something that a pass recognised and did not change, with the reason."""
+
+    node: str
+    reason: str
+
+
+Event = Change | Refusal
+
+
+def refused(node: NodeProto, kept: str, reason: str | None) -> Refusal | None:
+    """Returns the refusal to change a node, with what stays as it is; None if there is no reason."""
+    return Refusal(label(node), f"{kept}: {reason}") if reason else None
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """How closely a pass keeps the model's FP32 results on ONNX Runtime, optimisations off.
+
+    Attributes:
+        tolerance: Largest relative L2 difference of an output; 0 means bit-equal.
+        source: Where the figure comes from.
+    """
+
+    tolerance: float
+    source: str
+
+
+EXACT = Exactness(0.0, "the arithmetic is the same, operation for operation")
+
+
+class Stage(IntEnum):
+    """When a pass runs, and the data that it reads. A pipeline goes through the stages in this order.
+
+    Passes of `STRUCTURE` need nothing but the graph and may stand anywhere.
+    """
+
+    STRUCTURE = 0
+    """Reads the graph alone."""
+
+    RANGES = 1
+    """Reads `Context.ranges`: `fix` measures before the first such pass."""
+
+    LOWERING = 2
+    """Carries the plan out: `mixed-precision`."""
+
+
+@dataclass(frozen=True)
+class Requires:
+    """Conditions for a pass to run.
+
+    Attributes:
+        opset: Lowest default operator set of the model. Below it the driver reports what the pass would
+            have changed as refusals.
+        precisions: Precisions that a preset's pipeline runs the pass for.
+    """
+
+    opset: int = 0
+    precisions: frozenset[Precision] = frozenset({"fp32", "fp16", "bf16"})
+
+    def refusal(self, opset: int) -> str | None:
+        """Reason why a model of that operator set stays unchanged; None if its operator set will do."""
+        if opset >= self.opset:
+            return None
+        return f"it needs opset {self.opset}, the model has {opset}: run upgrade-opset"
+
+
+@dataclass(frozen=True)
+class Context:
+    """The settings that all passes of a run share; a pass's own options are its fields.
+
+    Attributes:
+        opset: The default operator set that the result may use at most.
+        plan: Element type of every node and tensor; None until ranges were measured.
+        ranges: By scope and tensor; None before the first pass that needs them.
+        means: The mean of each channel, [channels], by tensor and axis, as `summed_axes` gives them.
+        kept: What the user keeps in FP32, by option or in a plan.
+    """
+
+    opset: int = 17
+    target: Target = field(default_factory=Target)
+    plan: Plan | None = None
+    ranges: Mapping[tuple[int, str], Range] | None = None
+    means: Mapping[ChannelKey, Array] = field(default_factory=dict)
+    kept: Kept = field(default_factory=Kept)
+
+
+def with_header(example: str) -> str:
+    """Returns an example as a whole model for onnx.parser: one without a header is of opset 17."""
+    text = textwrap.dedent(example).strip()
+    return text if text.startswith("<") else f'<ir_version: 8, opset_import: ["" : 17]>\n{text}'
+
+
+@dataclass(frozen=True)
+class Pass(ABC):
+    """A rewrite with a name. The class docstring says why it exists; its fields are its options.
+
+    Class attributes:
+        name: As in a pipeline's text, e.g. `fuse-layer-norm`.
+        exactness: How closely FP32 results are kept; the tests and `fix` hold it to that.
+        before, after: A small example in the syntax of onnx.parser; `with_header` completes it. The
+            catalogue shows it and the tests run it: `before` goes in and a graph with the operators of
+            `after` comes out.
+        example: Options of the example; {}: the defaults.
+        imported: True when a library rewrites the graph: what breaks the contract is rolled back
+            and reported as a refusal, instead of being raised as a defect of ours.
+        stage: When it runs. `fix` checks that the stages of a pipeline are in order.
+        requires: Conditions for it to run; the driver and `fix` check them.
+        keeps_signature: False for a pass whose purpose is to change the types of inputs or outputs.
+        stands_alone: True for a pass that no preset runs: users name it.
+        refittable: False for a pass that merges, folds, scales or rearranges weights, which TensorRT then
+            cannot refit by their names.
+    """
+
+    name: ClassVar[str]
+    exactness: ClassVar[Exactness] = EXACT
+    before: ClassVar[str]
+    after: ClassVar[str]
+    example: ClassVar[Mapping[str, Any]] = {}
+    imported: ClassVar[bool] = False
+    stage: ClassVar[Stage] = Stage.STRUCTURE
+    requires: ClassVar[Requires] = Requires()
+    keeps_signature: ClassVar[bool] = True
+    stands_alone: ClassVar[bool] = False
+    refittable: ClassVar[bool] = True
+
+
+class GraphPass(Pass):
+    """A pass that works on one graph at a time; the driver calls it for every subgraph, too."""
+
+    @abstractmethod
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        """Edit `graph` through the editor and yield what was done and what was declined."""
+
+
+class WeightPass(GraphPass):
+    """A pass that replaces weights, but no quantised ones, and none of nodes that the user keeps in FP32.
+
+    Its page in the catalogue says so, and that the new weights stay in memory until they are lowered.
+    """
+
+    refittable = False
+
+
+class ModelPass(Pass):
+    """A pass that needs the whole model."""
+
+    @abstractmethod
+    def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        """Change `model` in place and yield what was done and what was declined."""

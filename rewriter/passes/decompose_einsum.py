@@ -1,0 +1,171 @@
+"""decompose-einsum: writes an Einsum that is a matrix product as MatMul."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto
+
+from rewriter.ir.graph import GraphEditor, attribute, is_op, label
+from rewriter.ir.graph.weights import Replacement
+from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Refusal
+
+
+@dataclass(frozen=True)
+class Product:
+    """The labels of an Einsum as those of a product [*batch, *rows, *summed] x [*batch, *summed, *columns].
+
+    `left`, `right` and `output` are the labels as written, one letter for each axis.
+    """
+
+    left: str
+    right: str
+    output: str
+    batch: str
+    rows: str
+    columns: str
+    summed: str
+
+    def fits(self, rows: str, columns: str) -> bool:
+        """True if MatMul takes an operand of these axes as it is: a Dense layer's rows need not be merged."""
+        is_dense = not self.batch and len(self.summed) == len(self.columns) == 1
+        return len(columns) == 1 and (len(rows) == 1 or (is_dense and rows == self.rows))
+
+
+@dataclass(frozen=True)
+class DecomposeEinsum(GraphPass):
+    """torch.einsum and Flax write projections and attention as Einsum, which no rule about products knows.
+
+    With MatMul, attention is recognised, sums in FP32 where that is free, and weights are rounded with the
+    others. Transposes and Reshapes bring the axes in order; those of a constant are computed at once
+    (docs/accuracy.md#as-flax-writes-it).
+
+    Declines:
+        - more or fewer than two operands, an ellipsis, a diagonal, a sum over one operand alone, an outer
+          product
+        - a label with two sizes, one of which is broadcast
+        - axes to be merged of which more than one size is unknown
+    """
+
+    name = "decompose-einsum"
+    exactness = Exactness(1e-6, "FP32 sums in another order: some ulps")
+    before = """
+        g (float[1,4,2,8] q, float[1,6,2,8] k) => (float[1,2,4,6] s) {
+            s = Einsum<equation = "bqhd,bkhd->bhqk">(q, k)
+        }"""
+    after = """
+        g (float[1,4,2,8] q, float[1,6,2,8] k) => (float[1,2,4,6] s) {
+            heads = Transpose<perm = [0, 2, 1, 3]>(q)
+            turned = Transpose<perm = [0, 2, 3, 1]>(k)
+            s = MatMul(heads, turned)
+        }"""
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        for node in graph.nodes:
+            if is_op(node, "Einsum"):
+                product = _product_of(attribute(node, "equation", ""))
+                reason = _unfold(graph, node, product) if product else "it is no product of two matrices"
+                yield Refusal(label(node), reason) if reason else Change(label(node), "became MatMul")
+
+
+def _product_of(equation: str) -> Product | None:
+    """The product that an Einsum's equation describes; None for what `DecomposeEinsum` declines."""
+    inputs, _, output = equation.replace(" ", "").partition("->")
+    operands = inputs.split(",")
+    if len(operands) != 2 or "." in equation:
+        return None
+    left, right = operands
+    if "->" not in equation:  # ONNX: the labels that occur once, in alphabetical order
+        output = "".join(sorted(label for label in set(left + right) if (left + right).count(label) == 1))
+    if any(len(set(labels)) != len(labels) for labels in (left, right, output)):
+        return None
+    shared = [label for label in left if label in right]
+    batch = "".join(label for label in output if label in shared)
+    summed = "".join(label for label in shared if label not in output)
+    rows = "".join(label for label in output if label not in right)
+    columns = "".join(label for label in output if label not in left)
+    whole = (set(left), set(right)) == (set(batch + rows + summed), set(batch + summed + columns))
+    if not summed or not rows or not columns or not whole:
+        return None
+    return Product(left, right, output, batch, rows, columns, summed)
+
+
+def _unfold(graph: GraphEditor, node: NodeProto, product: Product) -> str | None:
+    """Replaces the Einsum; returns the reason against it, with the graph unchanged."""
+    sizes = _sizes(graph, node, product)
+    if sizes is None:
+        return "one of its labels has two sizes"
+    batch = len(product.batch)
+    grouped = (product.rows, product.summed), (product.summed, product.columns)
+    orders = [product.batch + "".join(groups) for groups in grouped]
+    needed = [not product.fits(*groups) for groups in grouped]
+    flat = [_target(sizes, batch, pair) if need else None for pair, need in zip(grouped, needed, strict=True)]
+    result = product.batch + product.rows + product.columns
+    target = _target(sizes, batch, product.rows + product.columns) if any(needed) else None
+    if any(need and to is None for need, to in zip((*needed, any(needed)), (*flat, target), strict=True)):
+        return "the sizes of the axes to be merged are not known"
+    new, labels = Replacement(graph, node), (product.left, product.right)
+    operands = [
+        _ordered(new, name, _perm(axes, order), to)
+        for name, axes, order, to in zip(node.input, labels, orders, flat, strict=True)
+    ]
+    _multiply(new, operands, target, _perm(result, product.output))
+    return None
+
+
+def _target(sizes: dict[str, int], batch: int, groups: Sequence[str]) -> list[int] | None:
+    """The target of a Reshape that makes an axis of each group of labels, after `batch` axes that stay.
+
+    None if more than one of them has an unknown size.
+    """
+    totals = [math.prod(sizes.get(label, 0) for label in group) or -1 for group in groups]
+    return None if totals.count(-1) > 1 else [0] * batch + totals
+
+
+def _sizes(graph: GraphEditor, node: NodeProto, product: Product) -> dict[str, int] | None:
+    """The sizes of the labels, as far as one of the operands shows them; None if they contradict."""
+    by_label: dict[str, int] = {}
+    for name, labels in zip(node.input, (product.left, product.right), strict=True):
+        for letter, size in zip(labels, graph.shape(name) or (), strict=False):
+            if isinstance(size, int) and by_label.setdefault(letter, size) != size:
+                return None
+    return by_label
+
+
+def _perm(labels: str, wanted: str) -> list[int]:
+    return [labels.index(letter) for letter in wanted]
+
+
+def _ordered(new: Replacement, name: str, perm: list[int], target: list[int] | None) -> str:
+    """An operand with its axes in order, and merged to `target`; a constant is computed at once."""
+    graph, moves = new.graph, perm != sorted(perm)
+    value = graph.constant(name)
+    if value is not None and (moves or target is not None):
+        turned = np.ascontiguousarray(value.transpose(perm))
+        whole = [turned.shape[i] if size == 0 else size for i, size in enumerate(target or turned.shape)]
+        return graph.add_constant(f"{name}/product", turned.reshape(whole), like=name)
+    if moves:
+        ordered = graph.tensor(f"{name}/ordered", dtype=graph.dtype(name))
+        name = new.add("Transpose", [name], ordered, f"{ordered}/Transpose", perm=perm)
+    if target is None:
+        return name
+    merged = graph.tensor(f"{name}/merged", dtype=graph.dtype(name))
+    return new.add("Reshape", [name, graph.add_ints(f"{name}/target", *target)], merged, f"{merged}/Reshape")
+
+
+def _multiply(new: Replacement, operands: list[str], target: list[int] | None, perm: list[int]) -> None:
+    """Adds the MatMul, and the nodes that bring its axes into the order of the result."""
+    graph, end, moves = new.graph, new.node.output[0], perm != sorted(perm)
+    dtype = graph.dtype(end)
+    product = graph.tensor(f"{end}/product", dtype=dtype) if moves or target is not None else end
+    new.add("MatMul", operands, product, f"{product}/MatMul")
+    if target is not None:
+        shaped = graph.tensor(f"{end}/split", dtype=dtype) if moves else end
+        sizes = graph.add_ints(f"{end}/target", *target)
+        product = new.add("Reshape", [product, sizes], shaped, f"{shaped}/Reshape")
+    if moves:
+        new.add("Transpose", [product], end, f"{end}/Transpose", perm=perm)
+    graph.remove(new.node, keep=new.node.output)

@@ -1,0 +1,86 @@
+"""work-around-convs: adds a zero bias, or isolates a Pad or Concat, where TensorRT-RTX gets a Conv wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto
+
+from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.passes.base import Change, Context, Event, GraphPass
+from rewriter.target.quirks import may_be_repaired_by, of_chains, places
+
+
+@dataclass(frozen=True)
+class WorkAroundConvs(GraphPass):
+    """TensorRT-RTX computes some Convs wrongly, or crashes at them; a small change gives them another kernel.
+
+    A pointwise FP16 Conv without a bias errs altogether if all heads that are made of it meet the same keys,
+    as in MobileNetV5, and the build crashes at a gated one of a series: a bias of zeros costs nothing. A Conv
+    that writes into the larger image of a Pad or Concat shears it, in FP32, too: between Unsqueeze and
+    Squeeze, those are kernels of their own (docs/engines.md#convs).
+
+    It follows `rewriter probe`: it acts where the target was wrong and not where it was right. Without probe
+    results it acts for releases with the defect.
+    """
+
+    name = "work-around-convs"
+    before = """
+        g (float[1,4,2,2] x, float[4,4,1,1] w, float[2,2] k) => (float[1,2,4,2] y)
+        <int64[4] heads = {1, 2, 2, 4}> {
+            c = Conv(x, w)
+            r = Reshape(c, heads)
+            q = Transpose<perm = [0, 1, 3, 2]>(r)
+            y = MatMul(q, k)
+        }"""
+    after = """
+        g (float[1,4,2,2] x, float[4,4,1,1] w, float[2,2] k) => (float[1,2,4,2] y)
+        <int64[4] heads = {1, 2, 2, 4}, float[4] zeros = {0, 0, 0, 0}> {
+            c = Conv(x, w, zeros)
+            r = Reshape(c, heads)
+            q = Transpose<perm = [0, 1, 3, 2]>(r)
+            y = MatMul(q, k)
+        }"""
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        for quirk in may_be_repaired_by(self.name, context.target):
+            larger = quirk.where == "gaps"
+            nodes = places(graph, quirk) if larger else of_chains(graph, quirk, ("Conv",))
+            for node in {id(node): node for node in nodes}.values():
+                yield _by_itself(graph, node) if larger else _with_bias(graph, node)
+
+
+def _with_bias(graph: GraphEditor, conv: NodeProto) -> Event:
+    sizes = graph.sizes(conv.input[1])
+    assert sizes is not None  # the rows of the table ask for them
+    conv.input.append("")
+    zeros = graph.add_constant(f"{conv.output[0]}/zeros", np.zeros(sizes[0]), like=conv.input[1])
+    graph.set_input(conv, 2, zeros)
+    return Change(label(conv), "a bias of zeros")
+
+
+def _by_itself(graph: GraphEditor, node: NodeProto) -> Event:
+    """Pad or Concat with a first dimension of 1 more."""
+    result, joins = node.output[0], node.op_type == "Concat"
+    first = graph.add_ints(f"{result}/first", 0)
+
+    def larger(tensor: str) -> str:
+        shape = graph.shape(tensor)
+        return graph.tensor(f"{result}/image", like=tensor, shape=(1, *shape) if shape else None)
+
+    given = node.input if joins else node.input[:1]
+    images, made = [larger(tensor) for tensor in given], larger(result)
+    if joins:
+        axis = attribute(node, "axis", 0)
+        middle = graph.again(node, images, [made], axis=axis + 1 if axis >= 0 else axis)
+    else:
+        before, after = np.split(graph.value(node.input[1]), 2)
+        sizes = graph.add_ints(f"{result}/sizes", 0, *before, 0, *after)
+        middle = graph.again(node, [*images, sizes, *node.input[2:]], [made])
+    raised = [
+        graph.make("Unsqueeze", [tensor, first], [image]) for tensor, image in zip(given, images, strict=True)
+    ]
+    graph.substitute(result, *raised, middle, graph.make("Squeeze", [made, first], [result]))
+    return Change(label(node), "a kernel of its own")

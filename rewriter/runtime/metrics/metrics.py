@@ -1,0 +1,154 @@
+"""Metrics that a tolerance may be about: one number for the error of all outputs."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import runpy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from rewriter.base.errors import UsageError, nearest
+from rewriter.ir.model import Array
+from rewriter.runtime.metrics.outputs import compare
+from rewriter.runtime.metrics.pairwise_error import Pair
+from rewriter.runtime.metrics.tolerances import RELATIVE_L2
+
+Outputs = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A measure of all outputs of one sample.
+
+    Attributes:
+        worst: Computes the value from the original's outputs and the result's, by name. For measures of a
+            single output it is that of the worst output.
+        least: True if the tolerance is a lower limit (PSNR), not an upper one (an error).
+    """
+
+    worst: Callable[[Outputs, Outputs], float]
+    least: bool = False
+
+    @property
+    def failed(self) -> float:
+        """The worst value there is."""
+        return -math.inf if self.least else math.inf
+
+    def meets(self, value: float, tolerance: float) -> bool:
+        return value >= tolerance if self.least else value <= tolerance
+
+    def worst_of(self, values: Iterable[float]) -> float | None:
+        """The worst of some values; None if there are none."""
+        return (min if self.least else max)(values, default=None)
+
+
+def per_output(of: Callable[[Pair], float], *, least: bool = False) -> Metric:
+    """The worst value of a measure of one output; that of an output that is not finite is `failed`."""
+
+    def worst(expected: Outputs, actual: Outputs) -> float:
+        pairs = (Pair(expected[name], actual[name]) for name in expected)
+        value = metric.worst_of(of(pair) if pair.finite else metric.failed for pair in pairs)
+        return value if value is not None else math.inf if least else 0.0
+
+    metric = Metric(worst, least)
+    return metric
+
+
+def of_the_user(function: Callable[[Outputs, Outputs], Any], name: str) -> Metric:
+    """Wraps the function `name` of the user's, which maps the two dicts of arrays to a number.
+
+    If the function has a true attribute `least`, more is better and the tolerance is a lower limit. NaN is
+    the worst value there is.
+
+    Raises (when it is used):
+        UsageError: the function raises, or returns no number.
+    """
+
+    def worst(expected: Outputs, actual: Outputs) -> float:
+        try:
+            value = float(function(dict(expected), dict(actual)))
+        except Exception as error:
+            text = f"the function fails: {type(error).__name__}: {error}"
+            hint = "it gets two dicts of arrays, the original's outputs and the result's, and returns a float"
+            raise UsageError(text, option="metric", where=name, hint=hint) from error
+        return metric.failed if math.isnan(value) else value
+
+    metric = Metric(worst, bool(getattr(function, "least", False)))
+    return metric
+
+
+def detections(expected: Outputs, actual: Outputs) -> float:
+    """Relative L2 error of the worst output, with the rows of detections matched as sets; see `compare`.
+
+    Other outputs are compared element by element.
+    """
+    outputs = compare(expected, actual, -math.inf, as_sets=True)  # so all rows are matched
+    return max((c.relative_l2 if c.finite else math.inf for c, _ in outputs), default=0.0)
+
+
+def top_k(k: int) -> Callable[[Pair], float]:
+    """Share of rows along the last axis whose `k` largest entries are the same set."""
+
+    def agreement(pair: Pair) -> float:
+        expected, actual = (_best(array, k) for array in pair.wide)
+        return float(np.mean(np.all(expected == actual, axis=-1))) if pair.expected.size else 1.0
+
+    return agreement
+
+
+def _best(array: Array, k: int) -> Array:
+    """Positions of the `k` largest entries of each row, in order of position; ties go to the first."""
+    rows = array.reshape(-1, array.shape[-1] if array.ndim else 1)
+    return np.sort(np.argsort(-rows, axis=-1, kind="stable")[:, :k], axis=-1)
+
+
+DETECTIONS = "detections"
+"""The metric of models that select their rows."""
+
+METRICS: dict[str, Metric] = {
+    RELATIVE_L2: per_output(attrgetter("relative_l2")),
+    "max-abs": per_output(attrgetter("max_abs")),
+    "cosine": per_output(attrgetter("cosine"), least=True),
+    "psnr": per_output(attrgetter("psnr"), least=True),
+    "top-1": per_output(top_k(1), least=True),
+    "top-5": per_output(top_k(5), least=True),
+    DETECTIONS: Metric(detections),
+}
+"""By the name that `--metric` takes."""
+
+
+@functools.cache
+def named(name: str) -> Metric:
+    """The metric that `--metric` names: one of `METRICS`, `file.py:function`, or `package.module:function`.
+
+    Raises:
+        UsageError: no such metric, file, module or function; it is named.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    place, colon, attribute = name.rpartition(":")
+    if not (place and colon and attribute):
+        hint = f"{nearest(name, METRICS)}, or name a function: file.py:function"
+        raise UsageError(f"it cannot be {name!r}", option="metric", hint=hint)
+    function = _names_in(place).get(attribute)
+    if not callable(function):
+        hint = f"define `def {attribute}(expected, actual) -> float` there"
+        raise UsageError(f"{place} has no function {attribute}", option="metric", hint=hint)
+    return of_the_user(function, name)
+
+
+def _names_in(place: str) -> Mapping[str, Any]:
+    """What a file of the user's, or a module on the path, defines."""
+    try:
+        return runpy.run_path(place) if place.endswith(".py") else vars(importlib.import_module(place))
+    except FileNotFoundError as error:
+        raise UsageError("no such file", option="metric", where=place, hint="check the path") from error
+    except Exception as error:
+        text = f"it cannot be imported: {type(error).__name__}: {error}"
+        raise UsageError(text, option="metric", where=place, hint="does it import by itself?") from error

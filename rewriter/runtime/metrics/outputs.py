@@ -1,0 +1,205 @@
+"""Compares the outputs of a model with the original's, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rewriter.ir.model import Array
+from rewriter.runtime.metrics.pairwise_error import Pair, degenerate, is_float
+from rewriter.runtime.metrics.probabilities import (
+    GRAIN,
+    Probabilities,
+    ProbabilityError,
+    probability_error,
+    same_best,
+)
+from rewriter.runtime.metrics.row_errors import SET_FACTOR, matched, row_groups
+from rewriter.runtime.metrics.tolerances import USABLE
+
+PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """The verdict on one output, against a tolerance.
+
+    Attributes:
+        relative_l2: ||a - b|| / ||b|| for floats; the share of differing elements for other types.
+        finite: True if NaN and infinities are those of the original.
+        tolerance: Largest `relative_l2` that passes.
+        unit: That of `relative_l2`.
+        note: The way of comparison if it was not element by element, e.g. as a set of detections.
+        probability: The fair measure of an output of probabilities, which may excuse a larger `relative_l2`.
+        same_best: Share of rows with the same best class, if the output holds scores; None if it does not.
+    """
+
+    name: str
+    relative_l2: float
+    max_abs: float
+    cosine: float
+    finite: bool
+    tolerance: float
+    note: str = ""
+    probability: ProbabilityError | None = None
+    same_best: float | None = None
+    unit: str = "relative L2"
+
+    @property
+    def passed(self) -> bool:
+        """True within the tolerance, or if it is an output of probabilities that are as the original's."""
+        fair = self.probability is not None and self.probability.passed and self._relative_to_use <= 1.0
+        return self.finite and (self.relative_l2 <= self.tolerance or fair)
+
+    @property
+    def _relative_to_use(self) -> float:
+        """The relative error in units of `USABLE`; 0 for probabilities that FP32 does not resolve."""
+        fair = self.probability
+        return 0.0 if fair is not None and fair.difference <= GRAIN else self.relative_l2 / USABLE
+
+    @property
+    def fair_text(self) -> str:
+        """How probabilities or scores fare that a relative error alone would fail; "" for other outputs."""
+        fair = self.probability
+        if not self.finite or self.relative_l2 <= self.tolerance or fair is None:
+            return ""
+        beyond = f"; but a relative error beyond {USABLE} hides behind no other figure"
+        words = f"{self.name} holds probabilities ({fair.reason}): {fair}"
+        return words + (beyond if self._relative_to_use > 1.0 else "")
+
+    @property
+    def scores_text(self) -> str:
+        """What judges classes, if a failed output may hold their scores; else ""."""
+        if not self.finite or self.relative_l2 <= self.tolerance or self.same_best is None:
+            return ""
+        return (
+            f"the largest element of each row of {self.name} is at the same place in "
+            f"{100 * self.same_best:.4g} % of the rows; if it holds scores of classes, `metric='top-1'` "
+            "`tolerance=0.99` judges by that"
+        )
+
+    @property
+    def excess(self) -> float:
+        """The error in units of what is allowed: above 1 it fails."""
+        if not self.finite or (not self.tolerance and self.relative_l2):
+            return math.inf
+        relative = self.relative_l2 / self.tolerance if self.tolerance else 0.0
+        fair = self.probability
+        if fair is None or not fair.fair:
+            return relative
+        return min(relative, max(fair.excess, self._relative_to_use))
+
+
+@dataclass(frozen=True)
+class OutputStatistics:
+    """The errors of one output in one sample of one build, element by element; floats in the output's unit.
+
+    Elements that are not finite in the original are left out of all figures but `not_finite`.
+
+    Attributes:
+        sample, build: Numbers from 0.
+        not_finite: Number of elements that are NaN or infinite on one side only, or differ in it.
+        relative_l2, max_abs, psnr: As in `Pair`.
+        at: Index of the largest difference, where the original has `expected` and the fixed model `actual`.
+        percentiles: Absolute error that this share (in %) of the elements does not exceed.
+    """
+
+    name: str
+    sample: int
+    build: int
+    not_finite: int
+    relative_l2: float
+    max_abs: float
+    at: tuple[int, ...]
+    expected: float
+    actual: float
+    psnr: float
+    percentiles: Mapping[str, float]
+
+    @property
+    def badness(self) -> tuple[int, float]:
+        """Orders the samples and builds of one output, the worst last."""
+        return self.not_finite, self.relative_l2
+
+
+def compare(
+    expected: Mapping[str, Array],
+    actual: Mapping[str, Array],
+    tolerance: float,
+    *,
+    as_sets: bool = False,
+    kinds: Mapping[str, Probabilities] | None = None,
+) -> tuple[tuple[OutputComparison, Pair], ...]:
+    """Compares outputs by name, element by element.
+
+    Args:
+        tolerance: Largest relative L2 error of a float output, and largest share of differing elements of
+            any other output.
+        as_sets: Match the rows of finite outputs [batch, rows] or [batch, rows, features] that fail, and
+            compare them again: for models whose TopK orders detections.
+        kinds: Outputs that are probabilities: they pass by these, too.
+
+    Returns:
+        Each output with the arrays that were compared: rows are in matching order where they are a set.
+    """
+    pairs = {name: Pair(expected[name], actual[name]) for name in expected}
+    outputs = {name: _compared(name, replace(pair), tolerance) for name, pair in pairs.items()}
+    if as_sets and not all(c.passed for c in outputs.values()):
+        for names in row_groups(expected, actual):
+            if not all(outputs[name].passed for name in names):
+                for name, pair, note in matched(names, expected, actual):
+                    outputs[name] = _compared(name, replace(pair), SET_FACTOR * tolerance, note)
+                    pairs[name] = pair
+    for name, kind in (kinds or {}).items():
+        if outputs[name].finite and kind.raw:
+            outputs[name] = replace(outputs[name], same_best=same_best(Pair(expected[name], actual[name])))
+        elif outputs[name].finite and math.isfinite(tolerance):
+            error = probability_error(kind, Pair(expected[name], actual[name]), tolerance)
+            outputs[name] = replace(outputs[name], probability=error)
+    return tuple((one, pairs[name]) for name, one in outputs.items())
+
+
+def _compared(name: str, pair: Pair, tolerance: float, note: str = "") -> OutputComparison:
+    expected, actual = pair.expected, pair.actual
+    if not pair.same_shape:
+        note = f"shape {actual.shape}, expected {expected.shape}"
+    elif is_float(expected):
+        note = "; ".join(filter(None, (note, degenerate(expected))))
+    else:
+        share = float(np.mean(expected != actual)) if expected.size else 0.0
+        unit = "share of differing elements"
+        note = "; ".join(filter(None, (note, unit)))
+        return OutputComparison(name, share, share, 1.0 - share, True, tolerance, note, unit=unit)
+    return OutputComparison(name, pair.relative_l2, pair.max_abs, pair.cosine, pair.finite, tolerance, note)
+
+
+def worst_of_samples(rounds: Sequence[Sequence[OutputComparison]]) -> tuple[OutputComparison, ...]:
+    """The worst comparison of each output; one round for each sample and build."""
+    by_output = zip(*rounds, strict=True)
+    return tuple(max(same, key=lambda c: (not c.finite, not c.passed, c.relative_l2)) for same in by_output)
+
+
+def statistics(name: str, pair: Pair, *, sample: int = 0, build: int = 0) -> OutputStatistics:
+    """All figures of an output of any numeric type or bool; the shapes of the pair are equal."""
+    expected, actual = pair.wide
+    errors = np.zeros(expected.shape)
+    errors[pair.usable] = pair.differences
+    errors[pair.broken] = np.inf
+    at = tuple(int(i) for i in np.unravel_index(np.argmax(errors), errors.shape)) if errors.size else ()
+    shares = np.percentile(pair.differences, PERCENTILES).tolist() if pair.differences.size else ()
+    return OutputStatistics(
+        name=name,
+        sample=sample,
+        build=build,
+        not_finite=int(np.count_nonzero(pair.broken)),
+        relative_l2=pair.relative_l2,
+        max_abs=pair.max_abs,
+        at=at,
+        expected=float(expected[at]) if errors.size else 0.0,
+        actual=float(actual[at]) if errors.size else 0.0,
+        psnr=pair.psnr,
+        percentiles={f"{share:g}": value for share, value in zip(PERCENTILES, shares, strict=False)},
+    )

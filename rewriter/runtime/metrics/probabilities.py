@@ -1,0 +1,262 @@
+"""Outputs that are probabilities, found by the last operators of the graph, and how far they are apart.
+
+A relative L2 error of such an output says little about its use: classes are compared with each other, and
+scores with a threshold. Both are decided by differences of probabilities.
+
+Some are maps, such as those of segmentation and of text detectors. At the edge of an object, a probability
+goes from 0 to 1 over a pixel or two. An edge that moves by a tenth of a pixel changes values by a tenth,
+though nobody sees it. So maps are compared as areas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto
+
+from rewriter.ir.graph import attribute, is_op, label
+from rewriter.ir.graph.ops import RESHAPES
+from rewriter.ir.model import Array, Model
+from rewriter.runtime.metrics.pairwise_error import Pair, is_float
+from rewriter.runtime.metrics.tolerances import USABLE
+
+LEAST_SIDE = 16
+"""Pixels of the shorter side below which an output is no map: edges would be most of it."""
+
+
+@dataclass(frozen=True)
+class MapError:
+    """How far a map is from the original's.
+
+    Attributes:
+        distance: 1 - the weighted Jaccard index, sum(min(a, b)) / sum(max(a, b)): the share of the area that
+            differs. 0 where both are empty.
+        beyond: Largest distance of a value from the range of the original's values in the 3 x 3 pixels around
+            it: 0 if edges moved by less than a pixel.
+    """
+
+    distance: float
+    beyond: float
+
+    def excess(self, allowed: float) -> float:
+        """The error in units of what is allowed: of `distance` this much, of `beyond` `USABLE`."""
+        return max(self.distance / allowed, self.beyond / USABLE)
+
+
+def map_error(expected: Array, actual: Array) -> MapError | None:
+    """Compares two arrays of probabilities [N, C, H, W]; None if they do not look like maps."""
+    if expected.ndim != 4 or min(expected.shape[-2:]) < LEAST_SIDE:
+        return None
+    larger = float(np.maximum(expected, actual).sum(dtype=np.float64))
+    common = float(np.minimum(expected, actual).sum(dtype=np.float64))
+    padded = np.pad(expected, [(0, 0), (0, 0), (1, 1), (1, 1)], mode="edge")
+    around = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(-2, -1))
+    lowest, highest = around.min(axis=(-2, -1)), around.max(axis=(-2, -1))
+    beyond = np.maximum(lowest - actual, actual - highest).max(initial=0.0)
+    return MapError(1.0 - common / larger if larger > 0 else 0.0, float(max(beyond, 0.0)))
+
+
+PER_TOLERANCE = 2.0
+"""Largest difference of a probability that stands alone, largest mean distance of rows of them, and largest
+distance of two maps, over the tolerance of relative L2: 0.01 for FP16. Thresholds on probabilities are set in
+steps of 0.05."""
+
+TIE = 0.1
+"""Two classes of the original whose probabilities are this close, as a share of the larger one, are a tie
+(0.52 and 0.48): either may win. The mean distance of the rows limits how many do."""
+
+SAME_BEST = 0.25
+"""Largest difference of a probability in a single row where every row keeps its best class, ties aside: a row
+of a text recogniser (PP-OCRv4) differed by 0.22, and all 80 lines of text were equal."""
+
+NOTHING = 0.01
+"""Probability below which nothing was found: thresholds on probabilities are set in steps of 0.05."""
+
+GRAIN = 1e-6
+"""Differences of probabilities that say nothing: 6 times what ONNX Runtime's FP32 Sigmoid errs by on a CPU
+(1.7e-7 between -20 and 20), also where the probability itself is smaller."""
+
+FIRST_PLAIN_AXIS = 13
+"""Operator set from which on a Softmax is along one axis; before, it joined all axes from that one on."""
+
+PLAIN = RESHAPES | {"Cast", "Slice", "Gather", "Concat", "Split", "Transpose"}
+"""Operators between a Softmax or Sigmoid and an output that leave each probability as it is."""
+
+
+@dataclass(frozen=True)
+class Probabilities:
+    """An output of probabilities.
+
+    Attributes:
+        reason: The operator that makes it one, for the report.
+        classes: Axis from the end along which the classes of a row lie; None where each value stands alone.
+        logarithms: True for the logarithms of probabilities.
+        raw: True for what a product makes: it may be scores before a Softmax, or features. The graph does not
+            tell, so its best classes are reported, and not judged by.
+    """
+
+    reason: str
+    classes: int | None = None
+    logarithms: bool = False
+    raw: bool = False
+
+
+@dataclass(frozen=True)
+class ProbabilityError:
+    """How far probabilities are from the original's.
+
+    Attributes:
+        difference: Largest of a probability.
+        mean: Total variation distance of a row's two distributions, the mean over rows; None where each value
+            stands alone.
+        allowed: Largest `mean` that passes; where each value stands alone, largest `difference`, or distance
+            of maps.
+        top_1: Share of rows with the same best class; None where each value stands alone.
+        decided: True if no row has another best class, ties aside (`TIE`).
+        areas: The comparison as maps, where values that stand alone look like one.
+        of_fp32: Largest difference of a single row that the network's own FP32 engine excuses.
+    """
+
+    reason: str
+    difference: float
+    mean: float | None
+    allowed: float
+    top_1: float | None
+    decided: bool
+    areas: MapError | None = None
+    of_fp32: float = 0.0
+
+    @property
+    def excess(self) -> float:
+        """The error in units of what is allowed; a single row may differ by `row_limit`."""
+        if self.mean is None:
+            alone = self.difference / self.allowed
+            return alone if self.areas is None else min(alone, self.areas.excess(self.allowed))
+        return max(self.mean / self.allowed, self.difference / self.row_limit)
+
+    @property
+    def row_limit(self) -> float:
+        """Largest difference of a probability in a single row."""
+        return max(SAME_BEST if self.decided else USABLE, self.of_fp32)
+
+    @property
+    def fair(self) -> bool:
+        """True if every row keeps its best class, ties aside, or FP32 moves single rows as far."""
+        return self.decided or self.difference <= self.of_fp32
+
+    @property
+    def passed(self) -> bool:
+        return self.fair and self.excess <= 1.0
+
+    def __str__(self) -> str:
+        if self.mean is None and (self.areas is None or self.difference <= self.allowed):
+            return f"largest difference {self.difference:.2g}, {self.allowed:.2g} allowed"
+        if self.areas is not None:
+            return (
+                f"{self.areas.distance:.2g} of the map's area differs, {self.allowed:.2g} allowed; beyond "
+                f"the values around a pixel at most {self.areas.beyond:.2g}, {USABLE:.2g} allowed"
+            )
+        best = (
+            f", the same best class in {100 * self.top_1:.4g} % of the rows" if self.top_1 is not None else ""
+        )
+        ties = "" if self.decided else ", and not by ties alone"
+        return (
+            f"mean distance of the rows {self.mean:.2g}, {self.allowed:.2g} allowed, at most "
+            f"{self.difference:.2g}, {self.row_limit:.2g} allowed{best}{ties}"
+        )
+
+
+def probabilities(model: Model) -> dict[str, Probabilities]:
+    """Returns the outputs that end in a Softmax, LogSoftmax or Sigmoid, with nothing but views after it.
+
+    Those of two or more axes that end in a product and its bias are `raw`.
+    """
+    made_by = {name: node for node in model.proto.graph.node for name in node.output if name}
+    by_name = {}
+    for port in model.signature.outputs:
+        ends, moved = _ends(port.name, made_by)
+        operators = {node.op_type if node is not None else "" for node in ends}
+        node = ends[0]
+        if node is not None and operators in ({"Softmax"}, {"LogSoftmax"}, {"Sigmoid"}):
+            rank, alone = len(port.shape or ()), moved or node.op_type == "Sigmoid"
+            classes = None if alone else _class_axis(node, rank, model.opset or 1)
+            reason = f"{label(node)} ({node.op_type}) makes it"
+            by_name[port.name] = Probabilities(reason, classes, node.op_type == "LogSoftmax")
+        elif not moved and len(port.shape or ()) > 1 and (product := _product(node, made_by)) is not None:
+            reason = f"{label(product)} ({product.op_type}) makes it"
+            by_name[port.name] = Probabilities(reason, classes=-1, raw=True)
+    return by_name
+
+
+def _product(node: NodeProto | None, made_by: Mapping[str, NodeProto]) -> NodeProto | None:
+    """The MatMul or Gemm that a node is, or adds a bias to."""
+    if is_op(node, "Add"):
+        node = next((made_by[name] for name in node.input if name in made_by), None)
+    return node if is_op(node, "MatMul", "Gemm") else None
+
+
+def finds_nothing(outputs: Mapping[str, Array], kinds: Mapping[str, Probabilities]) -> bool:
+    """True if all float outputs are scores or maps without a probability that a threshold would pass."""
+    floats = {name: value for name, value in outputs.items() if is_float(value)}
+    kinds_of = [kinds[name] for name in floats if name in kinds]
+    alone = len(kinds_of) == len(floats) and all(k.classes is None and not k.logarithms for k in kinds_of)
+    return bool(floats) and alone and all(np.max(v, initial=0.0) < NOTHING for v in floats.values())
+
+
+def _ends(tensor: str, made_by: Mapping[str, NodeProto]) -> tuple[list[NodeProto | None], bool]:
+    """The nodes before the views that make a tensor, None for inputs; True if a view moved elements."""
+    moved, ends, stack, seen = False, list[NodeProto | None](), [tensor], set[str]()
+    while stack:
+        name = stack.pop()
+        node = made_by.get(name)
+        if name in seen:
+            continue
+        seen.add(name)
+        if is_op(node, *PLAIN):
+            moved = moved or not is_op(node, "Identity", "Cast")
+            stack.extend(node.input if node.op_type == "Concat" else node.input[:1])
+        else:
+            ends.append(node)
+    return ends, moved
+
+
+def _class_axis(node: NodeProto, rank: int, opset: int) -> int | None:
+    """The axis of a Softmax, from the end; None where older operator sets join axes, or it is not known."""
+    axis = attribute(node, "axis", -1 if opset >= FIRST_PLAIN_AXIS else 1)
+    from_end = axis if axis < 0 else axis - rank if rank else None
+    return from_end if from_end == -1 or opset >= FIRST_PLAIN_AXIS else None
+
+
+def probability_error(kind: Probabilities, pair: Pair, tolerance: float) -> ProbabilityError:
+    """Compares an output of probabilities; its shapes are equal, and it is finite.
+
+    Args:
+        tolerance: Of relative L2, for the precision of the model.
+    """
+    expected, actual = pair.wide
+    if kind.logarithms:
+        expected, actual = np.exp(expected), np.exp(actual)
+    difference = float(np.max(np.abs(actual - expected), initial=0.0))
+    top_1, mean, decided, areas = None, None, True, None
+    if kind.classes is not None and expected.size and expected.shape[kind.classes] > 1:
+        rows, other = (np.moveaxis(array, kind.classes, -1) for array in (expected, actual))
+        top_1, decided = _top_1(rows, other)
+        mean = float(np.mean(np.sum(np.abs(other - rows), axis=-1))) / 2.0
+    elif kind.classes is None:
+        areas = map_error(expected, actual)
+    return ProbabilityError(kind.reason, difference, mean, PER_TOLERANCE * tolerance, top_1, decided, areas)
+
+
+def same_best(pair: Pair) -> float | None:
+    """Share of rows whose largest element is at the same place; None for rows of one element, or none."""
+    rows = pair.expected.size and pair.expected.shape[-1] > 1
+    return _top_1(*pair.wide)[0] if rows else None
+
+
+def _top_1(expected: Array, actual: Array) -> tuple[float, bool]:
+    """Share of rows with the same best class, and True if the others are ties."""
+    best, other = (np.argmax(array, axis=-1)[..., None] for array in (expected, actual))
+    first, second = (np.take_along_axis(expected, at, axis=-1) for at in (best, other))
+    return float(np.mean(best == other)), bool(np.all(first - second <= TIE * first))

@@ -1,0 +1,88 @@
+"""The TensorRT and the GPU that a model is for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rewriter.base.errors import UsageError
+
+RTX_BELOW = (5,)
+"""A release below it without a library is one of TensorRT-RTX: TensorRT's own are 8 and later."""
+
+
+TYPED_SINCE = (9,)
+"""The first TensorRT with strongly typed networks; the builders of earlier ones choose all types."""
+
+
+ALWAYS_TYPED_SINCE = (11,)
+"""The first TensorRT with no other networks: no precision of a layer, no FP16 flag of the builder."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The TensorRT that the model is for. `version` is () when it is not known, and so is `gpus`.
+
+    `gpus` has compute capabilities, such as `sm_87`; `device` is "dla" for the accelerator beside the GPU.
+    `answers` holds the answer of each probe of `rewriter probe`, by name.
+    `known_from` names the library, the GPU and the source of these; "" if there are no probe results.
+    """
+
+    library: str = "tensorrt"
+    version: tuple[int, ...] = ()
+    answers: Mapping[str, str] = field(default_factory=dict, compare=False)
+    known_from: str = field(default="", compare=False)
+    gpus: tuple[str, ...] = ()
+    device: str = ""
+
+    def __str__(self) -> str:
+        release = f" {'.'.join(map(str, self.version))}" if self.version else ""
+        place = " or ".join(self.gpus) + (f" ({self.device.upper()})" if self.device else "")
+        return f"{self.library}{release}" + (f" on {place}" if place else "")
+
+    @property
+    def weakly_typed(self) -> bool:
+        """True if the builder takes precisions of layers: TensorRT before 11, or of an unknown release."""
+        return self.library == "tensorrt" and self.version < ALWAYS_TYPED_SINCE
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """`tensorrt`, `tensorrt-rtx`, a version such as `10.0.1`, or both: `tensorrt-rtx 1.6`.
+
+        A compute capability may follow: `10.13 sm_110`. Names such as `jetpack-6.2` are in `NAMED_TARGETS`.
+
+        Raises:
+            UsageError: no such library, or no release.
+        """
+        if named := NAMED_TARGETS.get(text.strip().lower()):
+            return named
+        number = r"(?:0|[1-9]\d*)"
+        match = re.fullmatch(
+            rf"(tensorrt(?:-rtx)?)?[ =:-]*({number}(?:\.{number})*)?(?:[ ,]*(sm_\d+))?", text.strip().lower()
+        )
+        if not match or not text.strip():
+            hint = f"tensorrt, tensorrt-rtx, a version such as 10.0.1, or {', '.join(NAMED_TARGETS)}"
+            raise UsageError(f"unknown target {text!r}", option="target", hint=hint)
+        version = tuple(int(part) for part in (match[2] or "").split(".") if part)
+        library = match[1] or ("tensorrt-rtx" if () < version < RTX_BELOW else "tensorrt")
+        return cls(library, version, gpus=(match[3],) if match[3] else ())
+
+
+NAMED_TARGETS = {
+    "jetpack-6.2": Target(version=(10, 3), gpus=("sm_87",)),
+    "jetpack-7.1": Target(version=(10, 13, 3), gpus=("sm_110",)),
+    "jetpack-7.2.2": Target(version=(11, 4, 1), gpus=("sm_87", "sm_110")),
+    "dla": Target(version=(11, 4, 1), gpus=("sm_87",), device="dla"),
+}
+"""What the accelerator `dla` does not take (`rewriter/target/operators.toml`) runs on the GPU."""
+
+
+def title(library: str) -> str:
+    """NVIDIA's name for a library, from that of its target or its module."""
+    return "TensorRT-RTX" if library.endswith("rtx") else "TensorRT"
+
+
+def numbers(release: str) -> tuple[int, ...]:
+    """The numbers of a release: (10, 13, 3) of 10.13.3."""
+    return tuple(map(int, re.findall(r"\d+", release)))

@@ -1,0 +1,198 @@
+"""Compares the outputs of results with those of the original, and judges builds that ran."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from rewriter.ir.model import Model
+from rewriter.runtime.engines.protocol import EngineOutcome, Latency
+from rewriter.runtime.metrics.metrics import Metric, named
+from rewriter.runtime.metrics.outputs import OutputComparison, compare, worst_of_samples
+from rewriter.runtime.metrics.pictures import WorstOutputs
+from rewriter.runtime.metrics.probabilities import Probabilities, probabilities
+from rewriter.runtime.metrics.tolerances import RELATIVE_L2, Tolerance
+from rewriter.verification.expected import Outputs, selects_rows
+from rewriter.verification.verdict import Check, MetricValue, log_lines
+
+
+@dataclass(frozen=True)
+class BuildRun:
+    """One build of the fixed model, run over all samples.
+
+    `error` is the tolerance's metric, the worst over outputs and samples; None if it did not run.
+    """
+
+    number: int
+    status: str
+    problem: str
+    error: float | None
+    latency: Latency | None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Results of one model, compared with the original's over all samples.
+
+    Attributes:
+        rounds: The outputs of each sample, build by build.
+        error: The tolerance's metric in the worst build; None if none ran.
+        allowed: The limit on `error`: above the tolerance where rows were matched as sets.
+        passed: True if all builds ran, and all outputs are within the tolerance.
+    """
+
+    rounds: tuple[tuple[OutputComparison, ...], ...] = ()
+    error: float | None = None
+    allowed: float = 0.0
+    passed: bool = False
+    worst: WorstOutputs = field(default_factory=WorstOutputs)
+    builds: tuple[BuildRun, ...] = ()
+
+    @cached_property
+    def comparisons(self) -> tuple[OutputComparison, ...]:
+        """Each output in its worst sample and build."""
+        return worst_of_samples(self.rounds)
+
+    def value(self, tolerance: Tolerance) -> MetricValue | None:
+        """The value of a metric that judges all outputs together; None for relative L2, or if none ran."""
+        if self.error is None or tolerance.metric == RELATIVE_L2:
+            return None
+        met = named(tolerance.metric).meets(self.error, self.allowed)
+        return MetricValue(tolerance.metric, self.error, self.allowed, met)
+
+
+@dataclass(frozen=True)
+class Standard:
+    """How close outputs have to be to the original's: to the user's tolerance, or to the precision's.
+
+    `kinds` has outputs of the original that are probabilities, none if the user chose the measure. With
+    `as_sets` the rows of the outputs may be in another order.
+    """
+
+    tolerance: Tolerance
+    kinds: Mapping[str, Probabilities] = field(default_factory=dict)
+    as_sets: bool = False
+
+    @classmethod
+    def of(
+        cls, original: Model, default: Tolerance, asked: Tolerance | None = None, *, fair: bool = True
+    ) -> Standard:
+        """The standard for results of a model: the user's tolerance alone, if there is one.
+
+        Args:
+            fair: False if the user named the metric.
+        """
+        kinds = probabilities(original) if fair and asked is None else {}
+        return cls(asked or default, kinds, selects_rows(original))
+
+
+def weigh(
+    expected: Iterable[Outputs],
+    actual: Iterable[Outputs],
+    standard: Standard,
+    worst: WorstOutputs | None = None,
+    build: int = 0,
+) -> Judged:
+    """Compares outputs of one result with the original's, sample by sample; the worst counts.
+
+    Args:
+        worst: Collects the figures of several builds; `build` is the number of this one.
+    """
+    worst = worst or WorstOutputs()
+    tolerance = standard.tolerance
+    metric, by_output = named(tolerance.metric), tolerance.metric == RELATIVE_L2
+    rounds: list[tuple[OutputComparison, ...]] = []
+    values = []
+    for sample, (exact, outputs) in enumerate(zip(expected, actual, strict=True)):
+        limit, kinds = tolerance.value if by_output else math.inf, standard.kinds
+        pairs = compare(exact, outputs, limit, as_sets=standard.as_sets, kinds=kinds)
+        for one, pair in pairs:
+            worst.add(one.name, pair, sample=sample, build=build)
+        compared = tuple(one for one, _ in pairs)
+        if not by_output:  # only outputs that are not finite fail by themselves
+            compared = tuple(replace(c, note=c.note or f"judged by {tolerance.metric}") for c in compared)
+        rounds.append(compared)
+        values.append(_value(metric, exact, outputs, compared, tolerance))
+    comparisons = worst_of_samples(rounds)
+    value = metric.worst_of(values)
+    value = metric.failed if value is None else value
+    allowed = max((c.tolerance for c in comparisons if by_output), default=tolerance.value)
+    met = by_output or metric.meets(value, allowed)
+    passed = met and all(c.passed for c in comparisons)
+    return Judged(tuple(rounds), value, allowed, passed, worst)
+
+
+def run_check(
+    expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standard: Standard, seconds: float = 0.0
+) -> tuple[Check, Judged]:
+    """Compares every sample of every build with the original's outputs; the worst counts.
+
+    Args:
+        expected: The original's outputs in FP32 for each sample; iterated once for each build.
+
+    Returns:
+        The check of the builds, and their figures.
+    """
+    metric, worst = named(standard.tolerance.metric), WorstOutputs()
+    weighed, runs, tolerance = list[Judged](), list[BuildRun](), standard.tolerance
+    for outcome in outcomes:
+        error = None
+        if outcome.ran:
+            values = (outcome.values(sample) for sample in range(len(outcome.outputs)))
+            weighed.append(weigh(expected, values, standard, worst, outcome.build))
+            error = weighed[-1].error
+        runs.append(BuildRun(outcome.build, outcome.status, outcome.problem, error, outcome.latency))
+    errors = [run.error for run in runs if run.error is not None]
+    judged = Judged(
+        tuple(outputs for one in weighed for outputs in one.rounds),
+        metric.worst_of(errors),
+        max((one.allowed for one in weighed), default=tolerance.value),
+        bool(weighed) and all(o.ran for o in outcomes) and all(one.passed for one in weighed),
+        worst,
+        tuple(runs),
+    )
+    failed = [outcome for outcome in outcomes if not outcome.ran]
+    details = [f"allowed: {tolerance.source}"]
+    for outcome in failed:
+        details.append(f"build {outcome.build}: {outcome.status}: {outcome.problem}")
+        details += log_lines(outcome.log) if outcome.status in ("crashed", "timeout") else ()
+        details += [f"what to do: {outcome.hint}"] if outcome.hint else []
+    where = next((outcome for outcome in outcomes if outcome.ran), outcomes[0])
+    check = Check(
+        "run",
+        judged.passed,
+        f"the fixed model did not run: {outcomes[0].problem}",
+        judged.comparisons,
+        tuple(details),
+        seconds,
+        judged.worst.statistics,
+        judged.worst.pictures,
+        value=judged.value(tolerance),
+        rounds=judged.rounds,
+        device=where.device,
+        advice=next((outcome.hint for outcome in failed if outcome.hint), ""),
+    )
+    if judged.error is not None:
+        summary = f"{where.library} on {where.device}: {check.error_words(judged.allowed)}"
+        if len(outcomes) > 1:
+            summary += f" ({min(errors):.3g} to {max(errors):.3g} over {len(outcomes)} builds)"
+        summary += f"; {len(failed)} of {len(outcomes)} builds did not run" if failed else ""
+        check = replace(check, summary=summary)
+    return check, judged
+
+
+def _value(
+    metric: Metric,
+    expected: Outputs,
+    actual: Outputs,
+    compared: Sequence[OutputComparison],
+    tolerance: Tolerance,
+) -> float:
+    """Returns the metric of the worst output; the worst possible value if an output has another shape."""
+    if tolerance.metric == RELATIVE_L2:  # as compared: rows of detections may be matched
+        return max((c.relative_l2 if c.finite else metric.failed for c in compared), default=0.0)
+    if any(expected[name].shape != actual[name].shape for name in expected):
+        return metric.failed
+    return metric.worst(expected, actual)

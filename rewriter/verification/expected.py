@@ -1,0 +1,94 @@
+"""Runs the original on ONNX Runtime for the expected outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rewriter.ir.model import Array, Model, walk_nodes
+from rewriter.ir.model.schemas import NUMPY_TYPES
+from rewriter.runtime.emulation import reference, rounded
+from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.inputs import Samples
+from rewriter.runtime.metrics.tolerances import precision_of
+
+Outputs = Mapping[str, Array]
+
+MOST_SAMPLES = 16
+"""Most samples that are compared; a warning reports that the others are not."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Outputs of the user's model, one dict for each sample.
+
+    Attributes:
+        exact: With every FP16 and BF16 tensor in FP32: the reference for the fixed model.
+        as_written: Rounded where the model rounds: the reference for structural passes. The same as `exact`
+            for an FP32 model.
+    """
+
+    exact: Sequence[Outputs]
+    as_written: Sequence[Outputs]
+
+
+def judging(samples: Samples, most: int = MOST_SAMPLES) -> list[int]:
+    """The places of the samples that judge, in order: beyond `most`, the last and the widest.
+
+    They are chosen before ranges are measured, so the widest have the largest inputs: no product exceeds
+    its operand's L2 norm times its weights' (Cauchy-Schwarz).
+    """
+    last = len(samples) - 1
+    if last < most:
+        return [*range(last + 1)]
+    wide = (
+        np.nan_to_num(array.astype(np.float64), neginf=0.0)
+        for place in range(last)
+        for array in samples.feeds(place).values()
+    )
+    norms = np.array([*map(np.linalg.norm, wide)]).reshape(last, -1)
+    sizes = (norms / np.maximum(norms.max(0), 1e-30)).sum(1)
+    return [*sorted(np.argsort(-sizes, kind="stable")[: most - 1].tolist()), last]
+
+
+def expected_outputs(model: Model, samples: Sequence[Outputs]) -> Expected:
+    """Runs the user's model on ONNX Runtime, without optimisations.
+
+    Raises:
+        ArithmeticRunError: ONNX Runtime cannot run the model.
+    """
+    exact = run_all(reference(model), samples)
+    return Expected(exact, exact if precision_of(model) == "fp32" else run_all(rounded(model), samples))
+
+
+def run_all(model: Model, samples: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:
+    """Returns the outputs of an FP32 model on ONNX Runtime for each sample, without optimisations."""
+    fed = list(samples)
+    if not fed:
+        return []
+    with Session(model) as session:
+        return [session.run(sample) for sample in fed]
+
+
+def as_declared(model: Model, sample: Mapping[str, Array]) -> dict[str, Array]:
+    """Casts a sample to the types of the model's inputs, which `--io` may have changed."""
+    types = {port.name: NUMPY_TYPES.get(port.dtype) for port in model.signature.inputs}
+    return {n: a.astype(types[n], copy=False) if types.get(n) else a for n, a in sample.items()}
+
+
+def selects_rows(model: Model) -> bool:
+    """True if a TopK or NonMaxSuppression may select and order the rows of the outputs, which are on axis 1.
+
+    A TopK of another number does not: it routes tokens to experts.
+    """
+    nodes = list(walk_nodes(model.proto.graph))
+    stored = {t.name: t for t in model.proto.graph.initializer}
+    counts = [stored.get(n.input[1]) if n.input[1:] else None for n in nodes if n.op_type == "TopK"]
+    named = {size for port in model.signature.inputs for size in port.shape or () if isinstance(size, str)}
+    shapes = [port.shape or (None, None) for port in model.signature.outputs]
+    rows = {shape[1] for shape in shapes if shape[1:]} - named
+    unknown = None in counts or not all(isinstance(size, int) for size in rows)
+    selects = unknown or any(int(model.array(t).item()) in rows for t in counts if t is not None)
+    return any(n.op_type == "NonMaxSuppression" for n in nodes) or (bool(counts) and selects)

@@ -1,0 +1,276 @@
+"""Locates the first tensor of an engine that goes wrong, without changing the engine's results.
+
+The library does not fuse across a tensor that is marked as an output, which can hide the very fault. So each
+build marks a few tensors only, and is discarded unless the outputs stay as wrong as without marks.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx
+
+from rewriter.base.errors import EngineError, UsageError
+from rewriter.base.stopwatch import LASTING, Progress
+from rewriter.ir.model import Array, Model, save
+from rewriter.ir.model.output_files import work_folder
+from rewriter.passes.algorithms.rescaling.apply import between
+from rewriter.runtime.emulation import Accumulation, reference
+from rewriter.runtime.emulation.divergence import diverge
+from rewriter.runtime.engines.measure import measure
+from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
+from rewriter.runtime.engines.tensor_files import Span, write_samples
+from rewriter.runtime.metrics.pairwise_error import Pair
+from rewriter.verification.expected import as_declared
+from rewriter.verification.locate.bisection import TOLERANCE, Bisection, LocateOptions
+from rewriter.verification.locate.lineup import Lineup, SharedTensor, line_up
+from rewriter.verification.locate.location import Location, Step
+
+__all__ = ["TOLERANCE", "LocateOptions", "Location", "Step", "locate", "locate_by_emulation", "locate_with"]
+
+SAME = 1.25
+"""Largest factor by which marks may change the error of a wrong output. Rounding differs from build to build
+by less; of two equal faults, the loss of one divides the error by 1.41."""
+
+CHANGED = "the outputs change when it is marked"
+
+STEPS = 16
+"""Most tensors of the chain: evenly spaced if it is longer."""
+
+
+def locate(
+    original: Model,
+    other: Model,
+    samples: Iterable[Mapping[str, Array]],
+    settings: MeasureSettings,
+    options: LocateOptions | None = None,
+    profile: Mapping[str, Span] | None = None,
+    progress: Progress = lambda *_: None,
+) -> Location:
+    """Finds the first tensor of `other` that differs from `original` when an engine runs it.
+
+    Args:
+        samples: Inputs of the original, iterated once for every build.
+        settings: Engine, time limits and plugins; its builds and timing are ignored.
+        profile: Optimisation profile of inputs with dynamic axes; the others' come from the samples.
+
+    Raises:
+        EngineError: the library is missing, or the other model does not build or run.
+        ArithmeticRunError: ONNX Runtime cannot run the original.
+        UsageError: the models have no tensor in common.
+    """
+    with work_folder() as folder:
+        path = other.path or save(other, folder / "other.onnx")
+        fed = write_samples(folder / "samples", (as_declared(other, sample) for sample in samples))
+        variant = Variant("other", path, fed, shapes=profile or {})
+        once, built = replace(settings, timing=None, builds=1), folder / "build"
+
+        def build(marks: Sequence[str]) -> EngineOutcome:
+            shutil.rmtree(built, ignore_errors=True)
+            built.mkdir()
+            return measure([replace(variant, outputs=tuple(marks))], once, built)[0]
+
+        return locate_with(original, other, samples, build, options or LocateOptions(), progress)
+
+
+def locate_with(
+    original: Model,
+    other: Model,
+    samples: Iterable[Mapping[str, Array]],
+    build: Callable[[Sequence[str]], EngineOutcome],
+    options: LocateOptions,
+    progress: Progress = lambda *_: None,
+) -> Location:
+    """Locates with any engine: `build` runs the other model with some of its tensors marked as outputs.
+
+    The files of the run before may be deleted then.
+
+    Raises:
+        EngineError: the other model cannot be built or run, so nothing can be located.
+    """
+    start = time.monotonic()
+
+    def report(line: str) -> None:
+        progress(f"{LASTING}{time.monotonic() - start:.0f} s: {line}", 0, 0)
+
+    exact, lineup = _prepared(original, other, samples)
+    report(f"{len(lineup.tensors)} tensors to compare; a build without marks first")
+    run = build(())
+    if not run.ran:
+        hint = run.hint or "try `rewriter scan` on it"
+        raise EngineError(f"the other model does not run: {run.problem}", hint=hint)
+    outputs = exact.errors(exact.outputs, map(run.values, range(len(run.outputs))))
+    report(f"the worst output is off by {max(outputs.values(), default=0.0):.2g}")
+    pairs = {t.name: t.exact for t in lineup.tensors}
+
+    def errors(names: Sequence[str]) -> Mapping[str, float] | str:
+        marked = build(names)
+        if not marked.ran:
+            return f"{marked.problem} ({marked.hint})" if marked.hint else marked.problem
+        values = map(marked.values, range(len(marked.outputs)))
+        errors = exact.errors(exact.outputs | {n: pairs[n] for n in names}, values)
+        if not all(_same(error, errors.get(n), options.tolerance) for n, error in outputs.items()):
+            return CHANGED
+        return {n: errors[n] for n in names if n in errors}
+
+    engine = " on ".join(part for part in (run.library, run.device) if part)
+    location = Location(engine, options.tolerance, (), notes=run.notes)
+    return _searched(location, _Errors(lineup, outputs, dict(outputs)), errors, options, report)
+
+
+def _same(before: float, after: float | None, tolerance: float) -> bool:
+    """True if marks leave an output right, or about as wrong as it was."""
+    if after is None or before == after:
+        return after is not None
+    if before <= tolerance:
+        return after <= SAME * tolerance
+    return before / SAME <= after <= SAME * before < float("inf")
+
+
+def locate_by_emulation(
+    original: Model,
+    other: Model,
+    samples: Iterable[Mapping[str, Array]],
+    options: LocateOptions | None = None,
+    accumulation: Accumulation = "fp16",
+) -> Location:
+    """Locates by the emulation of `other` on the CPU, which shows every tensor in one run."""
+    options = replace(options or LocateOptions(), max_builds=0)
+    exact, lineup = _prepared(original, other, samples)
+    rows = diverge(original, other, samples, accumulation, exact.exponents)
+    errors, added = ({row.tensor: getattr(row, key) for row in rows} for key in ("total", "added"))
+    by_name = {t.name: errors[t.exact] for t in lineup.tensors if t.exact in errors}
+    outputs = {name: by_name[name] for name in exact.outputs if name in by_name}
+    adds = {t.name: added[t.exact] for t in lineup.tensors if t.exact in added}
+    engine = f"emulation on ONNX Runtime, {accumulation.upper()} accumulators"
+    location = Location(engine, options.tolerance, ())
+    return _searched(location, _Errors(lineup, outputs, by_name, adds), lambda _: {}, options)
+
+
+def _prepared(original: Model, other: Model, samples: Iterable[Mapping[str, Array]]) -> tuple[Exact, Lineup]:
+    lineup = line_up(original, other)
+    if not lineup.tensors:
+        raise UsageError(
+            "the two models have no float tensor of one name and shape in common",
+            where=str(other.path) if other.path else None,
+            hint="give the model that the other one was made from; the tensors must have kept their names",
+        )
+    return Exact(reference(original), samples, between(original, other)), lineup
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Computes tensors of the original in FP32 on ONNX Runtime, a few at a time, sample by sample.
+
+    `reference` is the original with every tensor in FP32; `samples` are iterated once for each call of
+    `errors`. The other model holds tensors of `exponents` multiplied by 2^exponent.
+    """
+
+    reference: Model
+    samples: Iterable[Mapping[str, Array]]
+    exponents: Mapping[str, int]
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """The outputs, as pairs for `errors`."""
+        return {port.name: port.name for port in self.reference.signature.outputs}
+
+    def errors(self, pairs: Mapping[str, str], values: Iterable[Mapping[str, Array]]) -> dict[str, float]:
+        """Returns the relative L2 errors over all samples, of the tensors that `values` holds.
+
+        Args:
+            pairs: Name in the other model: name in the original.
+            values: Tensors of the other model, for each sample.
+        """
+        squares: dict[str, Array] = {}
+        model = self.reference.copy()
+        missing = dict.fromkeys(name for name in pairs.values() if name not in self.outputs)
+        model.proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
+        with Session(model) as session:
+            for sample, arrays in zip(self.samples, values, strict=False):
+                if not (present := [name for name in pairs if name in arrays]):
+                    break
+                exact = session.run(sample, list(dict.fromkeys(pairs[n] for n in present)))
+                for name in present:
+                    scale = 2.0 ** -self.exponents.get(pairs[name], 0)
+                    value = np.asarray(arrays[name]).astype(np.float64) * scale
+                    more = np.array(Pair(exact[pairs[name]], value).squares)
+                    squares[name] = squares.get(name, np.zeros(2)) + more
+        return {
+            name: math.sqrt(error / (scale or 1.0)) if math.isfinite(error) else math.inf
+            for name, (error, scale) in squares.items()
+        }
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """Errors of the outputs, and of all tensors that are known before the search."""
+
+    lineup: Lineup
+    outputs: Mapping[str, float]
+    known: dict[str, float]
+    added: Mapping[str, float] = field(default_factory=dict)
+
+    def step(self, tensor: SharedTensor, note: str = "") -> Step:
+        name = tensor.name
+        return Step(name, tensor.node, tensor.op, self.known.get(name), self.added.get(name), note)
+
+
+def _searched(
+    location: Location,
+    errors: _Errors,
+    measure: Callable[[Sequence[str]], Mapping[str, float] | str],
+    options: LocateOptions,
+    report: Callable[[str], None] = lambda line: None,
+) -> Location:
+    """Adds the results of a search to the location; `measure` as in `Bisection`."""
+    by_name = {t.name: t for t in errors.lineup.tensors}
+    outputs = tuple(
+        errors.step(by_name[name]) if name in by_name else Step(name, name, "Output", error)
+        for name, error in errors.outputs.items()
+    )
+    location = replace(location, outputs=outputs, tensors=len(by_name))
+    wrong = [n for n, e in errors.outputs.items() if not e <= options.tolerance and n in by_name]
+    if not wrong:
+        return location
+    # only tensors before a wrong output: the others cannot be the cause
+    search = Bisection(errors.lineup.leading_to(wrong), measure, errors.known, options, report)
+    search.run()
+    chain = _chain(search, sorted(wrong, key=lambda n: -errors.outputs[n]))
+    while search.mark(search.lineup.tensors[i].name for i in chain):
+        pass
+    tensors = search.lineup.tensors
+
+    def steps(members: Iterable[SharedTensor]) -> tuple[Step, ...]:
+        notes = dict.fromkeys(search.known, "")
+        return tuple(
+            errors.step(t, notes.get(t.name, search.hiding.get(t.name, "not measured"))) for t in members
+        )
+
+    right: set[str] = set(search.cut(search.low)) if search.low >= 0 else set()
+    if search.found:
+        right = {tensors[i].name for i in tensors[search.high].parents}
+    return replace(
+        location,
+        first=steps([tensors[search.high]])[0],
+        exact=search.found,
+        right=steps(t for t in tensors if t.name in right),
+        chain=steps(tensors[i] for i in chain),
+        hiding=steps(t for t in tensors[search.low + 1 : search.high] if t.name in search.hiding),
+        builds=search.builds,
+        discarded=search.discarded,
+    )
+
+
+def _chain(search: Bisection, outputs: Sequence[str]) -> list[int]:
+    """Returns positions from the first wrong tensor to the first of the outputs that it leads to."""
+    places = {t.name: i for i, t in enumerate(search.lineup.tensors)}
+    paths = (search.lineup.path(search.high, places[name]) for name in outputs)
+    path = next(path for path, name in zip(paths, outputs, strict=True) if path[-1] == places[name])
+    return path if len(path) <= STEPS else [path[i * (len(path) - 1) // (STEPS - 1)] for i in range(STEPS)]

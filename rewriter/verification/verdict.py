@@ -1,0 +1,180 @@
+"""Checks, and the verdict of all of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rewriter.base.text import count
+from rewriter.runtime.emulation.divergence import NodeError
+from rewriter.runtime.engines.protocol import Latency
+from rewriter.runtime.metrics.outputs import OutputComparison, OutputStatistics
+from rewriter.runtime.metrics.pictures import Picture
+
+GOALS = frozenset({"tolerance", "max-latency-cost", "search"})
+"""Checks of a search's goal, which verify nothing about the written model."""
+
+ARITHMETIC = ("run", "emulation", "tf32")
+"""Checks of a result's arithmetic; an engine's own figure decides over its emulation."""
+
+ORIGINAL = "original build"
+"""The check that tells a model that does not build as it came from one that a pass of ours broke."""
+
+Excuse = Literal["", "conditioning", "as-fp32"]
+"""Why an error beyond the tolerance passes: the network's own sums move its result that far in another order,
+or its own FP32 engine errs as much."""
+
+CPU = "CPU"
+"""Device of an engine that needs no GPU."""
+
+LOG_LINES = 15
+"""Lines of a dead child's log that are reported."""
+
+
+@dataclass(frozen=True)
+class MetricValue:
+    """A result under a metric that judges all outputs together.
+
+    `value` is that of the worst sample, `allowed` the user's tolerance.
+    """
+
+    metric: str
+    value: float
+    allowed: float
+    met: bool
+
+    @property
+    def excess(self) -> float:
+        """Distance from the tolerance in its units; above 1 it is missed."""
+        if self.met:
+            return 0.0
+        far = abs(self.value - self.allowed) / (abs(self.allowed) or 1.0)
+        return 1.0 + far if math.isfinite(far) else math.inf
+
+
+@dataclass(frozen=True)
+class Check:
+    """One step of verification, such as `structure`, `emulation`, `build` and `run`, or a goal of `GOALS`.
+
+    `passed` is None if the step was impossible; `summary` then gives the reason.
+
+    Attributes:
+        device: What `run` ran on: the name of a GPU, or `CPU`.
+        latency: Of the engine that `run` timed.
+        statistics: Errors of each output in its worst sample, of the arrays that `outputs` compares.
+        pictures: The same samples of outputs that look like images.
+        excuse: Of a check that passed beyond its tolerance.
+        rounds: The outputs of each sample, build by build; `outputs` has each in the worst of them.
+        value: Under a metric of the user's, which judges all outputs together.
+        tf32_off: As `error`, of the same file where FP32 products are exact; None if that was not tried.
+        built: True if there is an engine, whatever is wrong with it; None if no build was tried.
+        refused: Name and operator of the nodes that the parser refused.
+        worst: The nodes that add most of a failed emulation's error, largest first.
+        advice: What to do about a build or run that failed; `details` has it, too.
+    """
+
+    name: str
+    passed: bool | None
+    summary: str
+    outputs: tuple[OutputComparison, ...] = ()
+    details: tuple[str, ...] = ()
+    seconds: float = 0.0
+    statistics: tuple[OutputStatistics, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    excuse: Excuse = ""
+    latency: Latency | None = None
+    value: MetricValue | None = None
+    rounds: tuple[tuple[OutputComparison, ...], ...] = ()
+    worst: tuple[NodeError, ...] = ()
+    tf32_off: float | None = None
+    built: bool | None = None
+    refused: tuple[tuple[str, str], ...] = ()
+    device: str = ""
+    advice: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where `run` ran: ONNX Runtime's CPU kernels compute FP16 in FP32."""
+        return "with ONNX Runtime on the CPU" if self.device == CPU else "on this GPU"
+
+    @property
+    def error(self) -> float:
+        """Largest error of an output in units of its tolerance; infinite where none could be compared."""
+        if self.value is not None:
+            return self.value.excess
+        return max((output.excess for output in self.outputs), default=math.inf)
+
+    def error_words(self, default: float) -> str:
+        """`largest error 0.002, within 0.005`: the one closest to its tolerance, or furthest beyond.
+
+        Args:
+            default: The tolerance where there are no outputs.
+        """
+        if self.value is not None:
+            relation = "within" if self.value.met else "NOT within"
+            return f"{self.value.metric} {self.value.value:.3g}, {relation} {self.value.allowed:.3g}"
+        worst = max(self.outputs, key=lambda one: (one.excess, one.relative_l2, one.tolerance), default=None)
+        error, allowed = (0.0, default) if worst is None else (worst.relative_l2, worst.tolerance)
+        relation = "within" if error <= allowed else "beyond" if self.passed else "NOT within"
+        fair = "".join(f"; {one.fair_text}" for one in self.outputs if one.fair_text)
+        return f"largest error {error:.2g}, {relation} {allowed:.2g}{fair}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All checks of one model."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """At least one check was made and none failed."""
+        return any(c.passed for c in self.checks) and all(c.passed is not False for c in self.checks)
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """The checks, each with its outcome."""
+        for check in self.checks:
+            outcome = {True: "passed", False: "FAILED", None: "not possible"}[check.passed]
+            yield check.name, f"{outcome}: {check.summary}"
+
+    @property
+    def compared(self) -> bool:
+        """A check compared results with the original's: without one, no more is known than that it builds."""
+        return any(c.passed is not None and (c.outputs or c.value) for c in self.checks)
+
+
+def deciding(checks: Iterable[Check], names: Sequence[str] = ARITHMETIC) -> Check | None:
+    """The first of the checks in the order of `names`; None if there is none."""
+    by_name = {check.name: check for check in checks}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def ran(checks: Iterable[Check]) -> bool:
+    """True if an engine ran the result on a GPU of this machine, and was within its tolerance."""
+    return any(check.name == "run" and check.passed and check.device != CPU for check in checks)
+
+
+def proof(checks: Sequence[Check], samples: int, *, real: bool) -> str:
+    """How a result that passed was verified: emulation on random data proves nothing about the user's.
+
+    Args:
+        samples: Number of those that judged; 0 if unknown.
+    """
+    on = f" on {count(samples, 'sample')}" if samples and real else "" if real else " on random data"
+    run = next((check for check in checks if check.name == "run" and check.passed), None)
+    if run is not None:
+        return f"Verified {run.place}{on}"
+    if not real:
+        return "Emulated on random data, which is no proof"
+    built = any(check.name == "build" and check.passed for check in checks)
+    return f"Verified by emulation{on}{', built without a GPU' if built else ''}"
+
+
+def log_lines(log: str) -> tuple[str, ...]:
+    """Returns the library's last lines in a child's log, as details, without the Python stack after them."""
+    native = re.split(r"Fatal Python error|Traceback \(most recent call last\)", log)[0]
+    lines = [line for line in native.splitlines() if line.strip()]
+    return tuple(f"log: {line}" for line in lines[-LOG_LINES:])

@@ -1,0 +1,316 @@
+"""Judges every attempt of a run by one measure: the same samples, expected outputs and excuses."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from rewriter.base.errors import EngineError
+from rewriter.base.stopwatch import Stopwatch, interrupt_handled
+from rewriter.ir.model import Array, Model, load, save
+from rewriter.ir.plan import Plan
+from rewriter.passes.base import Pass
+from rewriter.runtime.emulation import Accumulation, reference
+from rewriter.runtime.engines import this_machine
+from rewriter.runtime.engines.build import BuildOptions
+from rewriter.runtime.engines.deployment import Deployment
+from rewriter.runtime.engines.measure import UNBUILT, measure
+from rewriter.runtime.engines.onnxruntime import began_on_cuda, on_cuda
+from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
+from rewriter.runtime.engines.tensor_files import Span, write_samples
+from rewriter.runtime.metrics.tolerances import TOLERANCES, precision_of
+from rewriter.verification.arithmetic_checks import (
+    Rounds,
+    as_fp32,
+    check_emulation,
+    check_structure,
+    conditioning,
+    errs_by_chance,
+    excused,
+    without_tf32,
+)
+from rewriter.verification.build_check import build_options, check_build, check_original_build, expectation
+from rewriter.verification.compare_runs import Judged, Standard, run_check, weigh
+from rewriter.verification.expected import Expected, Outputs, as_declared, expected_outputs
+from rewriter.verification.verdict import Check
+
+DEFECT = 10.0
+"""Times its emulated error from which an FP32 engine is wrong and excuses nothing: an encoder of three LSTMs
+erred by 0.2 in FP32, by 0.003 in FP16; the engines of sound networks, by up to 2.2 times the emulation."""
+
+
+@dataclass
+class Judge:
+    """Each part that attempts share is measured once, and only where a check needs it.
+
+    The original is loaded again for that: between, its weights need no memory.
+
+    Attributes:
+        source: The original, as the user gave it.
+        samples: The samples that checks compare; `expected`: the outputs of the original for them, None if it
+            cannot run, or nothing is verified. `places`: theirs among all samples.
+        standards: By precision: how close results have to be.
+        deployment: Engine and plugins. `spans`: the optimisation profile, shapes of the samples included.
+        timeout_s: Deadline of a build, and of a run.
+        folder: For engines; what is in it lives as long as the run.
+        asked: True if the tolerance is the user's own: nothing excuses an error beyond it but conditioning.
+        verify, build: The options.
+        interrupted: True after Ctrl-C in the first build: its model is handed out, not verified to the end.
+    """
+
+    source: Any
+    samples: Sequence[Mapping[str, Array]]
+    expected: Expected | None
+    standards: Mapping[str, Standard]
+    deployment: Deployment
+    spans: Mapping[str, Span]
+    timeout_s: float
+    folder: Path
+    stage: Stopwatch
+    places: Sequence[int] = ()
+    asked: bool = False
+    verify: bool = True
+    build: bool = True
+    interrupted: bool = field(default=False, init=False)
+    _built: int = field(default=0, init=False)
+
+    @cached_property
+    def settings(self) -> MeasureSettings | None:
+        """How engines are run here; None if none runs, none is to be built, or nothing can be compared."""
+        engine = self.deployment.choose().engine
+        if engine is None or not (self.verify and self.build) or self.expected is None:
+            return None
+        kernels, plugins = self.folder / "kernels", self.deployment.plugins
+        return MeasureSettings(engine, plugins=plugins, kernels=kernels, timeout_s=self.timeout_s)
+
+    def structure(
+        self, structured: Model, changed: Sequence[Pass], outputs: Mapping[int, Outputs]
+    ) -> Iterator[Check]:
+        """Compares the model in FP32, after passes that changed it, with the original.
+
+        Args:
+            outputs: Of the model, by place of the sample; it runs again if there are none.
+        """
+        if not self.verify:
+            return
+        if self.expected is None:
+            yield Check("structure", None, "not checked: ONNX Runtime cannot run the original")
+            return
+        with self.stage("comparing the rewritten model"):
+            chosen = [outputs[place] for place in self.places] if outputs else None
+            check = check_structure(self.expected, structured, changed, self.samples, chosen)
+            if check.passed is False and began_on_cuda():
+                with on_cuda(False):
+                    expected = expected_outputs(load(self.source), self.samples)
+                    check = check_structure(expected, structured, changed, self.samples)
+            yield excused(check, lambda: self.conditioning)
+
+    def emulated(self, fixed: Model, precision: str, sums: Accumulation, *, products: bool) -> Check:
+        """Emulates the planned types; TF32 for a model in FP32.
+
+        Args:
+            products: True if some are in FP32 in a model that is not: they are tried without TF32, too.
+        """
+        assert self.expected is not None
+        with self.stage("comparing outputs"):
+            held = self.standards[precision]
+            emulate = partial(check_emulation, self.expected, fixed, precision, self.samples, sums, held)
+            check = excused(emulate(), lambda: self.conditioning)
+            if not self.asked:
+                engine = "its FP32 engine (TF32, emulated)"
+                check = as_fp32(check, lambda: self.emulated_fp32, engine, by_chance=errs_by_chance(fixed))
+            return without_tf32(check, partial(emulate, tf32=False)) if products else check
+
+    def built(self, fixed: Model, plan: Plan | None) -> tuple[list[Check], Path | None]:
+        """Builds a model, and runs it where an engine runs here.
+
+        Returns:
+            The checks, and what is loaded, beside the ONNX file that it was built from; None if nothing is.
+        """
+        if not (self.verify and self.build) or self.interrupted:
+            return [], None
+        self._built += 1
+        try:
+            return self._built_and_run(fixed, plan)
+        except KeyboardInterrupt:
+            if self._built > 1:
+                raise
+            interrupt_handled()
+            self.interrupted = True
+            return [], None
+
+    def _built_and_run(self, fixed: Model, plan: Plan | None) -> tuple[list[Check], Path | None]:
+        folder, choice, checks = self.folder / f"{self._built:03d}", self.deployment.choose(), list[Check]()
+        folder.mkdir()
+        with self.stage("building an engine"):  # many attempts are kept: their weights need no memory
+            engine = path = save(fixed, folder / "model.onnx", map_back=True)
+        if choice.engine not in UNBUILT:
+            engine = folder / "model.engine"
+            checks.append(self.build_check(fixed, path, engine if choice.engine else None, plan))
+        if not engine.exists():
+            return checks, None
+        if self.settings is not None:
+            precision = precision_of(fixed) if plan is None else plan.precision
+            with self.stage("running the engine"):
+                start, variant = time.perf_counter(), self.variant(fixed, path, folder / "samples", engine)
+                (outcome,) = measure([variant], self.settings, folder)
+                check, _ = self.run_check([outcome], fixed, precision, start)
+            if (timed := outcome.latency) is not None:
+                summary = f"{check.summary}; {timed.median_us:.1f} us (+- {timed.iqr_us:.1f})"
+                check = replace(check, summary=summary, latency=timed)
+            checks.append(check)
+        elif choice.engine is None and this_machine.gpu() is not None:
+            checks.append(Check("run", None, f"not run on {this_machine.gpu()}: {'; '.join(choice.reasons)}"))
+        return checks, engine
+
+    def not_run(self) -> Iterator[str]:
+        """Yields a warning if results are built, but no GPU runs them."""
+        choice = self.deployment.choose()
+        if self.verify and self.build and choice.engine is None and this_machine.gpu() is None:
+            yield (
+                f"NOT run on a GPU ({'; '.join(choice.reasons)}): the figures are emulated, and what was "
+                "built was not loaded; `rewriter verify` on a machine with a GPU runs it"
+            )
+
+    @cached_property
+    def original_build(self) -> Check:
+        """The build of the original: not every failure of a build is ours."""
+        original = load(self.source)
+        path = self.file(original, "original", original)
+        with self.stage("building an engine"):
+            return check_original_build(path, self._build_options(), self.timeout_s)
+
+    @cached_property
+    def conditioning(self) -> Mapping[str, float]:
+        """Error of each output when the original's sums run in another order; needed where a check fails."""
+        if self.expected is None:
+            return {}
+        return conditioning(load(self.source), self.samples, self.expected.exact)
+
+    @cached_property
+    def fp32_engine(self) -> Rounds:
+        """The original's own FP32 engine, with TF32 as the library has it; () if a defect makes it wrong."""
+        if self.settings is None or self.expected is None:
+            return ()
+        original = load(self.source)
+        model, folder = reference(original), self.folder / "fp32"
+        variant = self.variant(model, self.file(model, "fp32", original), folder / "samples")
+        try:
+            (outcome,) = measure([variant], replace(self.settings, timing=None), folder)
+        except EngineError:
+            return ()
+        actual = (outcome.values(number) for number in range(len(outcome.outputs)))
+        rounds = weigh(self.expected.exact, actual, _tf32(original)).rounds if outcome.ran else ()
+        return rounds if _worst(rounds) <= DEFECT * _worst(self.emulated_fp32) else ()
+
+    @cached_property
+    def emulated_fp32(self) -> Rounds:
+        """The original in FP32 with TF32, emulated."""
+        if self.expected is None:
+            return ()
+        original = load(self.source)
+        held = _tf32(original)
+        return check_emulation(self.expected, reference(original), "fp32", self.samples, "fp32", held).rounds
+
+    def error_in_fp32(self, check: Check) -> float:
+        """The largest error in FP32 of an output on a sample in which it failed, the least of these outputs.
+
+        No plan has to be closer. It is that of the original's engine where one runs, else emulated.
+        """
+        errors = dict[str, float]()
+        for outputs, own in zip(
+            check.rounds, cycle(self.fp32_engine or self.emulated_fp32 or [()]), strict=False
+        ):
+            own_errors = {o.name: o.relative_l2 for o in own if o.finite}
+            for name in (o.name for o in outputs if not o.passed):
+                errors[name] = max(errors.get(name, 0.0), own_errors.get(name, 0.0))
+        return min(errors.values(), default=0.0)
+
+    def timed_in_turn(self, engines: Sequence[Path]) -> list[float | None]:
+        """Median latencies in microseconds of engines that are timed in turn in one process.
+
+        The GPU's clock rises and falls over a run: latencies of two processes differ by more than two plans.
+        None for an engine that does not run, or if no engine runs here.
+        """
+        if self.settings is None or not engines:
+            return [None] * len(engines)
+        with tempfile.TemporaryDirectory(prefix="timed-", dir=self.folder) as name:
+            variants = [
+                self.variant(load(path), path, Path(name, str(place)), engine)
+                for place, engine in enumerate(engines)
+                for path in (engine.with_suffix(".onnx"),)
+            ]
+            try:
+                outcomes = measure(variants, self.settings, Path(name))
+            except EngineError:
+                return [None] * len(engines)
+            return [one.latency.median_us if one.latency is not None else None for one in outcomes]
+
+    def _build_options(self, engine: Path | None = None) -> BuildOptions:
+        chosen, plugins = self.deployment.choose().engine, self.deployment.plugins
+        library, sample = chosen and chosen.replace("-", "_"), next(iter(self.samples), {})
+        return build_options(sample, self.spans, plugins=plugins, engine=engine, library=library)
+
+    def build_check(self, fixed: Model, path: Path, engine: Path | None, plan: Plan | None) -> Check:
+        """Builds the file of a model; the engine is kept in `engine`, if that is given."""
+        in_range = plan.norms_in_range if plan is not None else frozenset[str]()
+        with self.stage("building an engine"):
+            expected = expectation(fixed, in_range)
+            return check_build(path, expected, self._build_options(engine), self.timeout_s)
+
+    def run_check(
+        self, outcomes: Sequence[EngineOutcome], fixed: Model, precision: str, start: float
+    ) -> tuple[Check, Judged]:
+        """The check of builds that ran, and their figures.
+
+        Args:
+            start: Of their builds or runs, by `time.perf_counter`.
+        """
+        assert self.expected is not None
+        standard = self.standards[precision]
+        check, judged = run_check(self.expected.exact, outcomes, standard, time.perf_counter() - start)
+        check = excused(check, lambda: self.conditioning)
+        if not self.asked:
+            engine = "the network's own FP32 engine"
+            check = as_fp32(check, lambda: self.fp32_engine, engine, by_chance=errs_by_chance(fixed))
+        return check, judged
+
+    def variant(
+        self, model: Model, path: Path, folder: Path, engine: Path | None = None, *, tf32: bool = True
+    ) -> Variant:
+        """A model as a file, with the samples, which are written to `folder`."""
+        stored = write_samples(folder, (as_declared(model, one) for one in self.samples))
+        return Variant(folder.name, path, stored, tf32, self.spans, engine=engine)
+
+    def file(self, model: Model, name: str, loaded: Model) -> Path:
+        """The file of `loaded` if that is the model itself; else a new one."""
+        if model is loaded and loaded.path is not None:
+            return loaded.path
+        with self.stage("building an engine"):
+            return save(model, self.folder / f"{name}.onnx")
+
+
+def _worst(rounds: Rounds) -> float:
+    return max((output.relative_l2 for outputs in rounds for output in outputs), default=0.0)
+
+
+def _tf32(original: Model) -> Standard:
+    return Standard.of(original, TOLERANCES["tf32"])
+
+
+def engine_first(checks: Sequence[Check]) -> tuple[Check, ...]:
+    """The checks, where a real engine that passes overrules an emulation of it that failed."""
+    if not any(check.name == "run" and check.passed for check in checks):
+        return tuple(checks)
+    return tuple(
+        replace(check, passed=None, summary=f"{check.summary}; the engine itself is within its tolerance")
+        if check.name in ("emulation", "tf32") and check.passed is False
+        else check
+        for check in checks
+    )

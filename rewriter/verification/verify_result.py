@@ -1,0 +1,72 @@
+"""The result of `verify`, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rewriter.base.summary import Row, Summary, listed
+from rewriter.base.text import figure
+from rewriter.runtime.engines.protocol import Latency
+from rewriter.runtime.inputs.samples import DataSource
+from rewriter.runtime.metrics.outputs import OutputStatistics
+from rewriter.runtime.metrics.tolerances import Tolerance
+from rewriter.verification.compare_runs import BuildRun
+from rewriter.verification.verdict import Check, Verdict, proof
+
+
+@dataclass(frozen=True, repr=False)
+class VerifyResult(Summary):
+    """The outcome of `verify`.
+
+    Attributes:
+        engine: Library and version, or `emulation`. `device`: the GPU, or `CPU`.
+        outputs: The worst sample and build of each output, in the order of the model's outputs.
+        latency: Of the fixed model's first build; `reference_latency`: of the original in FP32, without
+            TF32. None if not timed.
+        verdict: The checks: `reference`, `run` or `emulation`, `build`.
+        warnings: Sentences for the user; the first one reports if no GPU was used.
+        seconds: Wall time by stage, in order.
+    """
+
+    original: Path | None
+    fixed: Path | None
+    engine: str
+    device: str
+    tolerance: Tolerance
+    data: DataSource
+    outputs: tuple[OutputStatistics, ...] = ()
+    builds: tuple[BuildRun, ...] = ()
+    latency: Latency | None = None
+    reference_latency: Latency | None = None
+    verdict: Verdict = field(default_factory=lambda: Verdict(()))
+    warnings: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """At least one check was made and none failed."""
+        return self.verdict.passed
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return self.verdict.checks
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in the words of the report's first line."""
+        if not self.passed:
+            failed = ", ".join(check.name for check in self.checks if check.passed is False)
+            return f"VERIFICATION FAILED ({failed or 'nothing ran'})"
+        return proof(self.checks, self.data.samples, real=self.data.real)
+
+    def summary(self) -> Iterator[Row]:
+        yield "verdict", self.ending
+        yield "engine", f"{self.engine} on {self.device}"
+        yield from self.verdict.rows()
+        errors = (f"{o.name}: relative L2 {figure(o.relative_l2)}" for o in self.outputs)
+        yield from listed("outputs", errors, 3)
+        if self.latency is not None:
+            yield "latency", f"{self.latency.median_us:.1f} us"
+        yield "data", self.data.text

@@ -1,0 +1,46 @@
+"""Words and numbers of messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from rewriter.base.text import article, count, figure
+
+
+@pytest.mark.parametrize(
+    ("number", "word", "text"),
+    [
+        (1, "sample", "1 sample"),
+        (2, "sample", "2 samples"),
+        (0, "mass", "0 masses"),
+        (3, "entry", "3 entries"),
+    ],
+)
+def test_counts(number: int, word: str, text: str) -> None:
+    assert count(number, word) == text
+
+
+@pytest.mark.parametrize(
+    ("word", "text"), [("LayerNorm", "a LayerNorm"), ("epsilon", "an epsilon"), ("Unsqueeze", "an Unsqueeze")]
+)
+def test_articles(word: str, text: str) -> None:
+    assert article(word) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (65504.0, "65504"),
+        (8.2e7, "8.2e7"),
+        (7e7, "7e7"),
+        (0.00054, "0.00054"),
+        (0.3192, "0.32"),
+        (1e-6, "1e-6"),
+        (12000.4, "12000"),
+        (float("inf"), "infinity"),
+        (float("nan"), "NaN"),
+        (0.0, "0"),
+    ],
+)
+def test_figures(value: float, text: str) -> None:
+    assert figure(value) == text

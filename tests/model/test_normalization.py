@@ -1,0 +1,141 @@
+"""Models that TensorRT parses although other libraries refuse them: mended, and reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from graphs import random_feeds, run
+from typer.testing import CliRunner
+
+import rewriter
+from rewriter import cli
+from rewriter.ir.model import load
+from rewriter.passes.base import with_header
+
+TEXT = """
+    g (float[2,3] x) => (float[2,3] y, float[2,3] z) {
+        [same] a = Neg(x)
+        [same] b = Exp(a)
+        [same_1] c = Relu(b)
+        [same] y = Sigmoid(c)
+        z = Abs(c)
+    }"""
+
+
+def parsed(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(with_header(text))
+
+
+def names(graph: onnx.GraphProto) -> list[str]:
+    return [node.name for node in graph.node]
+
+
+def test_nodes_of_one_name_are_renamed_and_reported() -> None:
+    model = load(parsed(TEXT))
+    assert names(model.proto.graph) == ["same", "same_2", "same_1", "same_3", ""]
+    assert model.notes == (
+        "nodes had the name of another node, and were renamed: same -> same_2, same -> same_3",
+    )
+    assert load(model.whole()).notes == ()
+
+
+def test_branches_have_names_of_their_own() -> None:
+    model = load(
+        parsed("""
+        g (bool k, float[2] x) => (float[2] y) {
+            [n] y = If (k) <then_branch = t () => (float[2] t) { [n] t = Neg(x) },
+                            else_branch = e () => (float[2] e) { [n] f = Exp(x) [n] e = Abs(f) }>
+        }""")
+    )
+    assert len(model.notes) == 1
+    assert "n -> n_1" in model.notes[0]
+    run(model, {**random_feeds(model), "k": np.array(True)})
+
+
+def without(field: str, text: str = TEXT) -> onnx.ModelProto:
+    """The model whose first output lacks its shape, or its type as a whole."""
+    proto = parsed(text)
+    value = proto.graph.output[0]
+    (value.type.tensor_type if field == "shape" else value).ClearField(field)
+    return proto
+
+
+@pytest.mark.parametrize("field", ["shape", "type"])
+def test_an_output_gets_the_shape_that_it_lacks(field: str) -> None:
+    model = load(without(field))
+    first, second = model.signature.outputs
+    assert (first.dtype, first.shape) == (second.dtype, second.shape)
+    assert model.notes[1:] == ("output 'y' has no shape in the file; by inference it is 2x3",)
+
+
+def test_an_output_that_inference_does_not_know_stays_unknown() -> None:
+    text = "g (float[2,3] x) => (float[2,3] y) { y = TheirPlugin(x) }"
+    model = load(without("shape", text))
+    assert model.signature.outputs[0].shape is None
+    assert model.notes == ("output 'y' has no shape in the file, and inference finds none",)
+
+
+@pytest.mark.parametrize("command", ["scan", "fix"])
+def test_the_commands_report_it(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(without("shape").SerializeToString())
+    more = ["--dry-run", "--engine", "emulation"] if command == "fix" else []
+    outcome = CliRunner().invoke(cli.app, [command, str(path), *more])
+    assert outcome.exit_code == 0, outcome.output
+    text = " ".join(outcome.stdout.split())
+    assert "were renamed: same -> same_2" in text
+    assert "output 'y' has no shape in the file" in text
+
+
+def test_the_fixed_model_runs(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(without("shape").SerializeToString())
+    result = rewriter.fix(path, tmp_path / "f.onnx", engine="emulation")
+    assert result.verdict is not None and result.verdict.passed
+    onnx.checker.check_model(str(tmp_path / "f.onnx"))
+
+
+UNSORTED = """
+    g (bool k, float[2] x) => (float[2] y) {
+        y = Abs(b)
+        b = If (k) <then_branch = t () => (float[2] t) { t = Neg(f) f = Exp(a) },
+                   else_branch = e () => (float[2] e) { e = Neg(x) }>
+        a = Relu(x)
+        c = Sin(x)
+    }"""
+
+
+def test_nodes_out_of_order_are_sorted_in_bodies_too() -> None:
+    model = load(parsed(UNSORTED))
+    assert model.notes == ("3 of 7 nodes came before a node whose result they read: sorted",)
+    assert [n.op_type for n in model.proto.graph.node] == ["Relu", "If", "Abs", "Sin"]
+    feeds = {"k": np.array(True), "x": np.array([1.0, -1.0], np.float32)}
+    np.testing.assert_allclose(run(model, feeds)[0], np.exp([1.0, 0.0]), rtol=1e-6)
+    assert load(model.whole()).notes == ()
+
+
+def test_a_local_function_out_of_order_is_sorted() -> None:
+    head, body = '<ir_version: 8, opset_import: ["" : 17, "own" : 1]>', "{ y = Neg(t) t = Exp(x) }"
+    proto = onnx.parser.parse_model(
+        f"{head} g (float[2] x) => (float[2] z) {{ z = own.F(x) }}"
+        f'<opset_import: ["" : 17], domain: "own"> F (x) => (y) {body}'
+    )
+    model = load(proto)
+    assert [n.op_type for n in model.proto.functions[0].node] == ["Exp", "Neg"]
+    assert len(model.notes) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("g (float[2] x) => (float[2] y) { y = Add(x, b) b = Neg(y) }", id="of two nodes"),
+        pytest.param("g (float[2] x) => (float[2] y) { y = Add(x, y) }", id="of one"),
+    ],
+)
+def test_a_cycle_is_refused(text: str) -> None:
+    with pytest.raises(rewriter.RewriterError, match="computed from itself"):
+        load(parsed(text))
