@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import graphs
 
-from rewriter.hazards import RULES, SCAN_RULES, PrecisionRequest, Survey
+from rewriter.hazards import RULES, SCAN_RULES, GraphAnalysis, PrecisionRequest
 from rewriter.hazards.kinds import KINDS
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.plan import Range
@@ -17,7 +17,7 @@ NAMES = {rule.__name__: rule for rule in (*RULES, *SCAN_RULES)}
 Ranges = Mapping[str, Range | tuple[float, float]]
 
 
-def surveyed(
+def analyzed(
     text: str,
     ranges: Ranges | None = None,
     *,
@@ -25,7 +25,7 @@ def surveyed(
     mixed: bool = False,
     opset: int = 17,
     scope: int = 0,
-) -> Survey:
+) -> GraphAnalysis:
     """The survey of one graph; ranges are (low, high) or whole."""
     source = graphs.graph(text, opset=opset, ir=10 if opset > 17 else 8)
     measured = {
@@ -35,12 +35,12 @@ def surveyed(
         for name, r in (ranges or {}).items()
     }
     graph = open_graphs(source)[scope]
-    return Survey(graph, scope, measured, {"": opset}, request or PrecisionRequest(), mixed)
+    return GraphAnalysis(graph, scope, measured, {"": opset}, request or PrecisionRequest(), mixed)
 
 
-def found(rule: str, survey: Survey, *, severities: bool = False) -> str:
+def found(rule: str, analysis: GraphAnalysis, *, severities: bool = False) -> str:
     """Outputs of the nodes that a rule names, sorted; with `severities`, `severity output` of each."""
-    hazards = list(NAMES[rule](survey))
+    hazards = list(NAMES[rule](analysis))
     if severities:
         assert {h.rule for h in hazards} <= KINDS.keys()
         return ", ".join(

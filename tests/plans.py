@@ -13,11 +13,13 @@ SMALL = Range(-1.0, 1.0, 0.5, True)
 
 
 def planned(
-    source: Model, wish: PrecisionRequest | None = None, ranges: Mapping[tuple[int, str], Range] | None = None
+    source: Model,
+    wanted: PrecisionRequest | None = None,
+    ranges: Mapping[tuple[int, str], Range] | None = None,
 ) -> Plan:
     """The plan if every tensor lies within [-1, 1], but for those in `ranges`."""
     measured = {(scope, name): SMALL for scope, names in enumerate(source.facts().scopes) for name in names}
-    return make_plan(source, {**measured, **(ranges or {})}, wish or PrecisionRequest())
+    return make_plan(source, {**measured, **(ranges or {})}, wanted or PrecisionRequest())
 
 
 def kept(plan: Plan) -> dict[str, str]:

@@ -43,7 +43,7 @@ def begin(source: Model, plan: Plan, goal: Goal, feeds: dict[str, Array] | None 
     return Trials(source, samples, exact, plan, goal.measure, f"added by the search for {goal}")
 
 
-def reached(trials: Trials, goal: ErrorLimit | Budget) -> Found:
+def reachable(trials: Trials, goal: ErrorLimit | Budget) -> Found:
     return cheapest(trials, goal) if isinstance(goal, ErrorLimit) else most_accurate(trials, goal)
 
 

@@ -22,13 +22,22 @@ from rewriter.hazards import (
     types,
     weights,
 )
-from rewriter.hazards.analysis import PrecisionRequest, Survey
-from rewriter.hazards.kept import KEPT, is_kept
+from rewriter.hazards.analysis import GraphAnalysis, PrecisionRequest
+from rewriter.hazards.kept import ALREADY_AVOIDED, is_already_avoided
 from rewriter.hazards.kinds import Hazard
 
-__all__ = ["KEPT", "RULES", "SCAN_RULES", "Hazard", "PrecisionRequest", "Rule", "Survey", "is_kept"]
+__all__ = [
+    "ALREADY_AVOIDED",
+    "RULES",
+    "SCAN_RULES",
+    "GraphAnalysis",
+    "Hazard",
+    "PrecisionRequest",
+    "Rule",
+    "is_already_avoided",
+]
 
-Rule = Callable[[Survey], Iterable[Hazard]]
+Rule = Callable[[GraphAnalysis], Iterable[Hazard]]
 
 HAZARDS: tuple[Rule, ...] = (
     norms.unfused_norm,

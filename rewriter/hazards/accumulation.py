@@ -10,47 +10,47 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.hazards.analysis import Survey
+from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.kinds import Hazard
-from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph import GraphEditor, attribute, display_name
 from rewriter.ir.graph.ops import CHEAP, LOOPS, TENSOR_CORE, VIEWS
 from rewriter.ir.model import holds_graphs
 from rewriter.target.fusion import conv_depth, is_plain_transpose
 
 
-def partial_sums(survey: Survey) -> Iterator[Hazard]:
+def partial_sums(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Products whose partial sums leave FP16's range although their results do not.
 
     Sums of depth * mean|a| * mean|b| occur wherever many terms in a row have one sign. A product between two
     Casts accumulates in FP32, at a small cost: docs/hazards.md#fp16-accumulators.
     """
-    for node in survey.nodes if survey.is_fp16 else ():
-        depth = None if sums_in_fp32(survey, node) else depth_of(survey, node)
-        result = survey.range(node.output[0])
-        if depth is None or (result is not None and result.absmax > survey.largest):
+    for node in analysis.nodes if analysis.is_fp16 else ():
+        depth = None if sums_in_fp32(analysis, node) else depth_of(analysis, node)
+        result = analysis.range(node.output[0])
+        if depth is None or (result is not None and result.absmax > analysis.largest):
             continue  # the rules about overflow report the result
-        a, b = (_mean(survey, node, index, depth) for index in (0, 1))
-        if depth * a * b > survey.largest:
+        a, b = (_mean(analysis, node, index, depth) for index in (0, 1))
+        if depth * a * b > analysis.largest:
             reason = f"{depth} terms sum up to about {depth * a * b:.2g} if they have one sign"
-            yield survey.hazard(node, "partial-sums", reason, node.output[0])
+            yield analysis.hazard(node, "partial-sums", reason, node.output[0])
 
 
-def accumulation(survey: Survey) -> Iterator[Hazard]:
+def accumulation(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """A running sum rounds at every step, and a Loop or Scan at every iteration."""
-    for node in survey.nodes:
+    for node in analysis.nodes:
         if node.op_type == "CumSum":  # increments below half a unit of the sum so far are lost
-            reason = f"{label(node)} adds to a sum that grows, and loses what is small beside it"
-            yield survey.hazard(node, "accumulation", reason, node.output[0], "warning")
+            reason = f"{display_name(node)} adds to a sum that grows, and loses what is small beside it"
+            yield analysis.hazard(node, "accumulation", reason, node.output[0], "warning")
         elif node.op_type in LOOPS:
             yield Hazard(node, "accumulation", "rounding would add up from step to step")
         elif holds_graphs(node) and node.op_type != "If":
             yield Hazard(node, "subgraph", f"{node.op_type} is not taken apart")
 
 
-def state_update(survey: Survey) -> Iterator[Hazard]:
+def state_update(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Cheap operators in the body of a Loop or Scan that compute the state of the next iteration."""
-    for tensor in filter(survey.is_float, _states(survey.graph)):
-        for node in survey.upstream(tensor, lambda n: n.op_type in CHEAP):
+    for tensor in filter(analysis.is_float, _states(analysis.graph)):
+        for node in analysis.upstream(tensor, lambda n: n.op_type in CHEAP):
             yield Hazard(node, "accumulation", f"state {tensor} goes from iteration to iteration", tensor)
 
 
@@ -64,38 +64,38 @@ def _states(graph: GraphEditor) -> list[str]:
     return outputs[: len(owner.input) - attribute(owner, "num_scan_inputs")]
 
 
-def sums_in_fp32(survey: Survey, node: NodeProto) -> bool:
+def sums_in_fp32(analysis: GraphAnalysis, node: NodeProto) -> bool:
     """True if `rewriter probe` found that the target accumulates this operator in FP32."""
     kind = "conv" if node.op_type.startswith("Conv") else "matmul"
     if is_plain_transpose(node):
         kind = "conv-transpose"  # other ConvTransposes were not measured: they count as Conv
-    return survey.request.target.answers.get(f"{kind}-accumulation") == "fp32"
+    return analysis.request.target.answers.get(f"{kind}-accumulation") == "fp32"
 
 
-def depth_of(survey: Survey, node: NodeProto) -> int | None:
+def depth_of(analysis: GraphAnalysis, node: NodeProto) -> int | None:
     """Number of terms that one element of a product sums; None for other operators or unknown shapes."""
     if node.op_type not in TENSOR_CORE or len(node.input) < 2:
         return None
-    a, b = (survey.graph.shape(t) or () for t in node.input[:2])
+    a, b = (analysis.graph.shape(t) or () for t in node.input[:2])
     if node.op_type == "MatMul":
         sizes = (*a[-1:], *(b[-2:-1] or b[-1:]))
     elif node.op_type == "Gemm":
         turned = [bool(attribute(node, name, 0)) for name in ("transA", "transB")]
         sizes = (*(a[:1] if turned[0] else a[1:2]), *(b[1:2] if turned[1] else b[:1]))
     else:
-        kernel = survey.graph.sizes(node.input[1])
+        kernel = analysis.graph.sizes(node.input[1])
         return None if kernel is None else conv_depth(node, kernel)
     return next((size for size in sizes if isinstance(size, int)), None)
 
 
-def _mean(survey: Survey, node: NodeProto, index: int, depth: int) -> float:
+def _mean(analysis: GraphAnalysis, node: NodeProto, index: int, depth: int) -> float:
     """Mean absolute value of an operand; 0 if it is unknown."""
     tensor = node.input[index]
-    value = survey.constant(tensor)
+    value = analysis.constant(tensor)
     if value is not None:
         return float(np.abs(value).mean(dtype=np.float64)) if value.size and value.dtype.kind == "f" else 0.0
-    moved = survey.upstream(tensor, lambda n: n.op_type in VIEWS | {"Dropout", "Softmax"})
+    moved = analysis.upstream(tensor, lambda n: n.op_type in VIEWS | {"Dropout", "Softmax"})
     if index == 0 and any(n.op_type == "Softmax" for n in moved):  # its rows sum to 1
         return 1.0 / depth
-    measured = survey.range(tensor)
+    measured = analysis.range(tensor)
     return measured.mean_abs if measured is not None and measured.finite else 0.0

@@ -20,7 +20,7 @@ from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import EXCHANGEABLE, TypeRule, TypeRules, type_rules
 from rewriter.ir.patterns.norms import Norm, find_norms
 from rewriter.ir.plan import HEADROOM, Epilogues, InputsOutputs, Precision, Range, io_type
-from rewriter.ir.plan.node_patterns import Kept
+from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.target import Target
 
 LOW_TYPES: dict[Precision, int] = {
@@ -54,10 +54,10 @@ class PrecisionRequest:
     io: InputsOutputs = "keep"
     keep_nodes: tuple[str, ...] = ()
     keep_ops: tuple[str, ...] = ()
-    lower: Kept = field(default_factory=Kept)
+    lower: NodePatterns = field(default_factory=NodePatterns)
     plugin_types: tuple[str, ...] = ()
     epilogues: Epilogues = "none"
-    rules: tuple[Callable[[Survey], Iterable[Hazard]], ...] = ()
+    rules: tuple[Callable[[GraphAnalysis], Iterable[Hazard]], ...] = ()
     target: Target = field(default_factory=Target)
     measured_norms: bool = False
 
@@ -68,7 +68,7 @@ class PrecisionRequest:
 
 
 @dataclass
-class Survey:
+class GraphAnalysis:
     """One graph with everything that the rules ask about it.
 
     Attributes:
@@ -84,7 +84,7 @@ class Survey:
     opsets: Mapping[str, int]
     request: PrecisionRequest
     mixed: bool = False
-    parent: Survey | None = None
+    parent: GraphAnalysis | None = None
     nodes: list[NodeProto] = field(init=False)
     _computing: set[int] = field(init=False, repr=False)
     _casts: dict[str, str] = field(init=False, repr=False)  # the input of each float Cast by its output

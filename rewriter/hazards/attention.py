@@ -8,16 +8,16 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.base.errors import Severity
-from rewriter.hazards.analysis import Survey
+from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.kinds import Hazard
-from rewriter.ir.graph import label
+from rewriter.ir.graph import display_name
 from rewriter.ir.graph.ops import CHEAP, SOFTMAX
 from rewriter.ir.patterns.masks import Use, extreme, huge_uses, obstacle
 
 BEFORE_SOFTMAX = CHEAP - SOFTMAX
 
 
-def masks(survey: Survey) -> Iterator[Hazard]:
+def masks(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Mask constants that become infinite in the lower type, whatever the samples' masks are.
 
     Multiplied by the 0 of an unmasked entry they are NaN. If they cannot be clamped, because the other factor
@@ -25,75 +25,76 @@ def masks(survey: Survey) -> Iterator[Hazard]:
     are harmless until a row is masked entirely: its Softmax is NaN (docs/hazards.md#masks), as is -inf plus
     another mask's inf.
     """
-    for use in mask_uses(survey, products=True):
+    for use in mask_uses(analysis, products=True):
         value = f"{extreme(use.value):.4g}"
-        tensor, place = use.node.input[use.index], label(use.node)
+        tensor, place = use.node.input[use.index], display_name(use.node)
         if use.node.op_type == "Mul":
             reason = f"{value} in {place} becomes infinite, and 0 times infinity is NaN"
-            before = survey.downstream(use.node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)
+            before = analysis.downstream(use.node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)
             for node in (use.node, *(n for _, n in before)):
-                yield survey.hazard(node, "mask", reason, tensor, "error")
+                yield analysis.hazard(node, "mask", reason, tensor, "error")
         else:
-            guarded = _guarded(survey, use.node)
+            guarded = _guarded(analysis, use.node)
             end = "which is replaced after the Softmax" if guarded else "and a row masked entirely is NaN"
             severity: Severity = "warning" if use.relies and not guarded else "note"
             reason = f"{value} in {place} becomes infinite, {end}"
             yield Hazard(use.node, "mask", reason, tensor, severity=severity)
 
 
-def mask_uses(survey: Survey, *, products: bool = False) -> Iterator[Use]:
+def mask_uses(analysis: GraphAnalysis, *, products: bool = False) -> Iterator[Use]:
     """Constants that become infinite in the lower type and that reach nothing but a Softmax.
 
     `products`: also finite factors that reach a Softmax among others.
     """
-    for use in huge_uses(survey.graph):
-        huge = abs(extreme(use.value)) > survey.largest
-        if huge and (not obstacle(survey.graph, use) or (products and _multiplies_scores(survey, use))):
+    for use in huge_uses(analysis.graph):
+        huge = abs(extreme(use.value)) > analysis.largest
+        if huge and (not obstacle(analysis.graph, use) or (products and _multiplies_scores(analysis, use))):
             yield use
 
 
-def _multiplies_scores(survey: Survey, use: Use) -> bool:
+def _multiplies_scores(analysis: GraphAnalysis, use: Use) -> bool:
     """True for a finite factor of what reaches a Softmax."""
     if use.node.op_type != "Mul" or not np.isfinite(use.value).all():
         return False
-    readers = survey.downstream(use.node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)
+    readers = analysis.downstream(use.node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)
     return any(n.op_type == "Softmax" for _, n in readers)
 
 
-def _guarded(survey: Survey, node: NodeProto) -> bool:
+def _guarded(analysis: GraphAnalysis, node: NodeProto) -> bool:
     """True if an IsNaN reads the Softmax's result, as exporters write it to replace NaN."""
-    reached = survey.downstream(node.output[0], lambda n: n.op_type in CHEAP)
+    reached = analysis.downstream(node.output[0], lambda n: n.op_type in CHEAP)
     softmaxes = [n for _, n in reached if n.op_type == "Softmax"]
-    readers = [r for s in softmaxes for r in survey.graph.consumers(s.output[0])]
+    readers = [r for s in softmaxes for r in analysis.graph.consumers(s.output[0])]
     return any(r.op_type == "IsNaN" for r in readers)
 
 
-def linear_attention(survey: Survey) -> Iterator[Hazard]:
+def linear_attention(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Two products of activations in sequence without a Softmax: K^T V grows with the number of tokens.
 
     Reported for EfficientViT, EfficientViT-SAM and Sana:
     https://github.com/NVIDIA/TensorRT/issues/3893
     """
-    for node in survey.nodes:
-        if not of_activations(survey, node) or any(_is_softmax(survey, t) for t in node.input):
+    for node in analysis.nodes:
+        if not of_activations(analysis, node) or any(_is_softmax(analysis, t) for t in node.input):
             continue
-        readers = survey.downstream(node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)
-        second = next((n for _, n in readers if n is not node and of_activations(survey, n)), None)
-        if second is not None and not any(_is_softmax(survey, t) for t in second.input):
-            reason = f"{label(node)} sums over the tokens, and {label(second)} reads it without a Softmax"
-            yield survey.hazard(node, "linear-attention", reason, node.output[0])
+        readers = analysis.downstream(node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)
+        second = next((n for _, n in readers if n is not node and of_activations(analysis, n)), None)
+        if second is not None and not any(_is_softmax(analysis, t) for t in second.input):
+            reader = display_name(second)
+            reason = f"{display_name(node)} sums over the tokens, and {reader} reads it without a Softmax"
+            yield analysis.hazard(node, "linear-attention", reason, node.output[0])
 
 
-def of_activations(survey: Survey, node: NodeProto) -> bool:
+def of_activations(analysis: GraphAnalysis, node: NodeProto) -> bool:
     """True for a MatMul of two computed tensors that sums more than one term."""
-    if node.op_type != "MatMul" or any(survey.is_constant(t) for t in node.input):
+    if node.op_type != "MatMul" or any(analysis.is_constant(t) for t in node.input):
         return False
-    shape = survey.graph.shape(node.input[0])
-    computed = all(survey.producer(t) is not None for t in node.input)
+    shape = analysis.graph.shape(node.input[0])
+    computed = all(analysis.producer(t) is not None for t in node.input)
     return computed and (shape is None or shape[-1:] != (1,))
 
 
-def _is_softmax(survey: Survey, tensor: str) -> bool:
+def _is_softmax(analysis: GraphAnalysis, tensor: str) -> bool:
     """True if a Softmax leads to the tensor through cheap operators."""
-    seen = survey.upstream(tensor, lambda n: n.op_type in CHEAP)
+    seen = analysis.upstream(tensor, lambda n: n.op_type in CHEAP)
     return any(n.op_type == "Softmax" for n in seen)

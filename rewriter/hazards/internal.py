@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from onnx import NodeProto
 
 from rewriter.base.errors import Severity
-from rewriter.hazards.analysis import Survey
+from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL
 from rewriter.ir.graph import attribute
@@ -27,30 +27,30 @@ TERMS: Mapping[str, Callable[[float], float]] = {
 """What an operator with a hidden sum adds for each element."""
 
 
-def hidden_sums(survey: Survey) -> Iterator[Hazard]:
+def hidden_sums(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Operators that keep a sum of exponentials or squares in the lower type.
 
     Emulation rounds tensors only, so it does not show this. The sum is at least its largest term, and at
     least n times the term of the mean (Jensen's inequality). An error if that overflows or the largest term
     becomes zero, a warning if it is near.
     """
-    stable = survey.request.target.answers.get("reduce-log-sum-exp") == "right"
-    for node in survey.nodes:
+    stable = analysis.request.target.answers.get("reduce-log-sum-exp") == "right"
+    for node in analysis.nodes:
         term = TERMS.get(node.op_type)
-        measured = survey.range(node.input[0]) if term else None
+        measured = analysis.range(node.input[0]) if term else None
         if term is None or measured is None or not measured.finite or attribute(node, "p", 2) != 2:
             continue
         exponential = node.op_type == "ReduceLogSumExp"
         if exponential and stable:
             continue
-        number = reduced_count(survey, node) or 1
+        number = reduced_count(analysis, node) or 1
         largest = term(measured.high if exponential else measured.absmax)
         same_sign = measured.low >= 0 or node.op_type == "LpNormalization"
         least = max(largest, number * term(measured.mean_abs) if same_sign else 0.0)
-        small = survey.is_fp16 and 0 < largest < FP16_MIN_NORMAL
-        if least > survey.largest or (small and largest <= FP16_FLUSH):
+        small = analysis.is_fp16 and 0 < largest < FP16_MIN_NORMAL
+        if least > analysis.largest or (small and largest <= FP16_FLUSH):
             severity: Severity = "error"
-        elif number * largest > survey.limit or small:
+        elif number * largest > analysis.limit or small:
             severity = "warning"
         else:
             continue
@@ -69,50 +69,50 @@ NORM_OPERATORS = {
 """Operators that compute in FP32 inside unless the probe of this name finds otherwise."""
 
 
-def norm_operators(survey: Survey) -> Iterator[Hazard]:
+def norm_operators(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Normalisations that lose accuracy in FP16 on this target, as `rewriter probe` found."""
-    for node in survey.nodes if survey.is_fp16 else ():
-        if survey.request.target.answers.get(NORM_OPERATORS.get(node.op_type, "")) == "fp16":
+    for node in analysis.nodes if analysis.is_fp16 else ():
+        if analysis.request.target.answers.get(NORM_OPERATORS.get(node.op_type, "")) == "fp16":
             reason = f"{node.op_type} was measured to lose accuracy in FP16 on this target"
-            yield survey.hazard(node, "internal-overflow", reason, node.input[0])
+            yield analysis.hazard(node, "internal-overflow", reason, node.input[0])
 
 
-def long_softmax(survey: Survey) -> Iterator[Hazard]:
+def long_softmax(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Softmax over more entries than FP16 can count: equal scores sum exp(0) to more than 65504.
 
     Seen in https://github.com/tier4/autoware-ml/pull/95
     """
-    for node in survey.nodes:
-        shape = survey.graph.shape(node.input[0]) if node.op_type in SOFTMAX else None
-        axis = attribute(node, "axis", -1 if survey.opsets.get("", 13) >= 13 else 1)
+    for node in analysis.nodes:
+        shape = analysis.graph.shape(node.input[0]) if node.op_type in SOFTMAX else None
+        axis = attribute(node, "axis", -1 if analysis.opsets.get("", 13) >= 13 else 1)
         size = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
-        if isinstance(size, int) and size > survey.largest:
+        if isinstance(size, int) and size > analysis.largest:
             reason = f"{node.op_type} over {size} entries may sum up to {size} inside"
-            yield survey.hazard(node, "internal-overflow", reason, node.input[0])
+            yield analysis.hazard(node, "internal-overflow", reason, node.input[0])
 
 
-def long_sums(survey: Survey) -> Iterator[Hazard]:
+def long_sums(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Means and sums whose sum overflows although the result does not: HAT's ReduceMean gave NaN so.
 
     TensorRT-RTX 1.6.1 sums them in FP32 (measured); an FP16 model on other runtimes does not:
     https://github.com/microsoft/onnxconverter-common/issues/299
     """
     sums = {"ReduceMean", "ReduceSum", "ReduceL1", "GlobalAveragePool"}
-    for node in survey.nodes if survey.is_fp16 else ():
-        measured = survey.range(node.input[0]) if node.op_type in sums else None
-        number = reduced_count(survey, node) if measured is not None and measured.finite else None
+    for node in analysis.nodes if analysis.is_fp16 else ():
+        measured = analysis.range(node.input[0]) if node.op_type in sums else None
+        number = reduced_count(analysis, node) if measured is not None and measured.finite else None
         if measured is None or number is None:
             continue
-        result, total = survey.range(node.output[0]), number * measured.mean_abs
-        if total > survey.largest and (result is None or result.absmax <= survey.limit):
+        result, total = analysis.range(node.output[0]), number * measured.mean_abs
+        if total > analysis.largest and (result is None or result.absmax <= analysis.limit):
             what = f"{node.op_type} sums {number} values, about {total:.2g}, inside"
             reason = f"{what}: TensorRT-RTX 1.6.1 was measured to do this in FP32; other releases may not"
-            yield survey.hazard(node, "internal-overflow", reason, node.input[0], "note")
+            yield analysis.hazard(node, "internal-overflow", reason, node.input[0], "note")
 
 
-def reduced_count(survey: Survey, node: NodeProto) -> int | None:
+def reduced_count(analysis: GraphAnalysis, node: NodeProto) -> int | None:
     """The number of elements that a reduction combines into one; None if a shape is not fully known."""
-    sizes, result = survey.graph.sizes(node.input[0]), survey.graph.sizes(node.output[0])
+    sizes, result = analysis.graph.sizes(node.input[0]), analysis.graph.sizes(node.output[0])
     if sizes is not None and node.op_type == "LpNormalization":
         return sizes[int(attribute(node, "axis", -1))]
     return math.prod(sizes) // max(1, math.prod(result)) if sizes is not None and result is not None else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rewriter.hazards.analysis import Survey
+from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.kinds import Hazard
 
 ANY_TYPE = frozenset(
@@ -17,23 +17,23 @@ OF_RESULTS = frozenset({"overflow", "underflow"})
 OF_OPERANDS = frozenset("coordinates order positions phase integers cancellation".split())
 """Kinds that FP32 does not repair where the operands were rounded before."""
 
-KEPT = "nothing to do: this model computes it in FP32; keep it so"
+ALREADY_AVOIDED = "nothing to do: this model computes it in FP32; keep it so"
 
 
-def is_kept(survey: Survey, hazard: Hazard) -> bool:
+def is_already_avoided(analysis: GraphAnalysis, hazard: Hazard) -> bool:
     """True if the model, mixed already, computes the hazard's node in FP32 and keeps the benefit.
 
     A Cast of the result to the lower type must not overflow.
     """
     node = hazard.node
     # a Cast between float types is judged by its result
-    cast = node.op_type == "Cast" and all(survey.is_float(t) for t in (*node.input, *node.output))
-    if not survey.mixed or hazard.rule in ANY_TYPE or not (cast or survey.in_fp32(node)):
+    cast = node.op_type == "Cast" and all(analysis.is_float(t) for t in (*node.input, *node.output))
+    if not analysis.mixed or hazard.rule in ANY_TYPE or not (cast or analysis.in_fp32(node)):
         return False
     if hazard.rule in OF_OPERANDS:
-        return not any(survey.was_rounded(t) for t in node.input if survey.is_float(t))
-    rounded = [t for t in node.output if survey.is_float(t) and survey.lowered(t)]
+        return not any(analysis.was_rounded(t) for t in node.input if analysis.is_float(t))
+    rounded = [t for t in node.output if analysis.is_float(t) and analysis.lowered(t)]
     if hazard.rule in OF_RESULTS:
         return not rounded
-    measured = [survey.range(t) for t in rounded]
-    return all(m is None or m.absmax <= survey.largest for m in measured)
+    measured = [analysis.range(t) for t in rounded]
+    return all(m is None or m.absmax <= analysis.largest for m in measured)

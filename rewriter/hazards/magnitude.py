@@ -10,7 +10,7 @@ from onnx import NodeProto
 
 from rewriter.base.errors import Severity
 from rewriter.base.text import figure
-from rewriter.hazards.analysis import Survey
+from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.kinds import Hazard
 from rewriter.ir.graph.ops import CHEAP, SCALING, VIEWS
 from rewriter.ir.model import Array
@@ -26,48 +26,55 @@ UNDERFLOW = 2.0**-17
 """Subnormals are multiples of 2^-24: a tensor whose largest value is smaller keeps fewer than 8 bits."""
 
 
-def overflow(survey: Survey) -> Iterator[Hazard]:
+def overflow(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """An input or output leaves the lower type's range, or nearly does.
 
     Decomposed norms and constants have their own rules.
     """
-    parts = {id(node) for norm in survey.norms for node in norm.nodes}
-    inside = {t for norm in survey.norms for n in norm.nodes for t in n.output if t != norm.output}
+    parts = {id(node) for norm in analysis.norms for node in norm.nodes}
+    inside = {t for norm in analysis.norms for n in norm.nodes for t in n.output if t != norm.output}
 
     def beyond(node: NodeProto, tensor: str) -> bool:
-        measured = None if survey.is_constant(tensor) else survey.range(tensor)
-        own = id(node) in parts and survey.source(tensor) in inside
-        return measured is not None and measured.reach > survey.largest and not own
+        measured = None if analysis.is_constant(tensor) else analysis.range(tensor)
+        own = id(node) in parts and analysis.source(tensor) in inside
+        return measured is not None and measured.reach > analysis.largest and not own
 
-    for node, tensor, head in _chains(survey, beyond):
-        measured = survey.range(tensor)
+    for node, tensor, head in _chains(analysis, beyond):
+        measured = analysis.range(tensor)
         assert measured is not None  # beyond has seen it
-        if not _is_mask(survey, tensor, measured):
-            severity, what = _severity(survey, tensor, measured)
-            yield survey.hazard(node, "overflow", f"{head} {what}", tensor, severity)
+        if not _is_mask(analysis, tensor, measured):
+            severity, what = _severity(analysis, tensor, measured)
+            yield analysis.hazard(node, "overflow", f"{head} {what}", tensor, severity)
 
 
-def _severity(survey: Survey, tensor: str, measured: Range) -> tuple[Severity, str]:
+def _severity(analysis: GraphAnalysis, tensor: str, measured: Range) -> tuple[Severity, str]:
     """How bad a tensor out of range is, and how it is, as a phrase."""
     if not measured.finite:
         nan = math.isnan(measured.mean_abs)
         return ("warning", "is NaN in FP32 already") if nan else ("note", "is infinite in FP32 already")
-    if measured.absmax <= survey.largest:
-        return "warning", f"comes within a factor of {figure(measured.headroom)} of {figure(survey.largest)}"
-    if measured.high <= survey.limit and _only_feeds(survey, tensor, {"Softmax"}):
+    if measured.absmax <= analysis.largest:
+        return (
+            "warning",
+            f"comes within a factor of {figure(measured.headroom)} of {figure(analysis.largest)}",
+        )
+    if measured.high <= analysis.limit and _only_feeds(analysis, tensor, {"Softmax"}):
         return "note", "has huge negative numbers, of which Softmax makes zeros"
-    if _saturates(survey, tensor):
+    if _saturates(analysis, tensor):
         return "warning", "overflows, which Tanh, Sigmoid or Erf saturates"
-    return "error", f"exceeds {figure(survey.largest)}"
+    return "error", f"exceeds {figure(analysis.largest)}"
 
 
-def excess(survey: Survey, tensor: str) -> bool:
+def excess(analysis: GraphAnalysis, tensor: str) -> bool:
     """True if a tensor is out of range."""
-    value = survey.constant(tensor)
+    value = analysis.constant(tensor)
     if value is not None:  # a constant needs no head-room
-        return largest(value) > survey.largest
-    measured = survey.range(tensor)
-    return measured is not None and measured.reach > survey.largest and not _is_mask(survey, tensor, measured)
+        return largest(value) > analysis.largest
+    measured = analysis.range(tensor)
+    return (
+        measured is not None
+        and measured.reach > analysis.largest
+        and not _is_mask(analysis, tensor, measured)
+    )
 
 
 def largest(value: Array) -> float:
@@ -75,65 +82,67 @@ def largest(value: Array) -> float:
     return float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
 
 
-def _is_mask(survey: Survey, tensor: str, measured: Range) -> bool:
+def _is_mask(analysis: GraphAnalysis, tensor: str, measured: Range) -> bool:
     """True if only huge negative values are out of range, and only Softmax, which makes them 0, or MaxPool,
     which drops them where it pads with -inf, reads them.
     """
-    if math.isnan(measured.mean_abs) or not measured.high <= survey.limit:
+    if math.isnan(measured.mean_abs) or not measured.high <= analysis.limit:
         return False
-    fits = measured.low == -math.inf or measured.low >= -survey.largest
-    return fits and _only_feeds(survey, tensor, {"Softmax", "MaxPool"})
+    fits = measured.low == -math.inf or measured.low >= -analysis.largest
+    return fits and _only_feeds(analysis, tensor, {"Softmax", "MaxPool"})
 
 
-def _only_feeds(survey: Survey, tensor: str, ends: Set[str]) -> bool:
+def _only_feeds(analysis: GraphAnalysis, tensor: str, ends: Set[str]) -> bool:
     through = VIEWS | {"Add", "Where"}
-    readers = [node for _, node in survey.downstream(tensor, lambda n: n.op_type in through)]
+    readers = [node for _, node in analysis.downstream(tensor, lambda n: n.op_type in through)]
     return bool(readers) and all(n.op_type in through | ends for n in readers)
 
 
-def _saturates(survey: Survey, tensor: str) -> bool:
+def _saturates(analysis: GraphAnalysis, tensor: str) -> bool:
     """True if only bounded functions read the tensor, scaled or in a sum.
 
     The tanh form of Gelu has x + 0.0447 x^3 inside: an infinite cube gives tanh(inf) = 1, which is right.
     """
     scaled, ends = VIEWS | SCALING | {"Neg", "Add"}, {"Tanh", "Sigmoid", "Erf"}
-    readers = [node for _, node in survey.downstream(tensor, lambda n: n.op_type in scaled)]
+    readers = [node for _, node in analysis.downstream(tensor, lambda n: n.op_type in scaled)]
     outputs = (tensor, *(n.output[0] for n in readers if n.op_type not in ends))
-    inside = bool(readers) and not any(map(survey.is_output, outputs))
+    inside = bool(readers) and not any(map(analysis.is_output, outputs))
     return inside and all(n.op_type in scaled | ends for n in readers)
 
 
-def _chains(survey: Survey, bad: Callable[[NodeProto, str], bool]) -> Iterator[tuple[NodeProto, str, str]]:
+def _chains(
+    analysis: GraphAnalysis, bad: Callable[[NodeProto, str], bool]
+) -> Iterator[tuple[NodeProto, str, str]]:
     """The bad tensors that each node reads or writes, each with the first of its chain of cheap operators."""
     head: dict[str, str] = {}
-    for node in survey.nodes:
-        before = [survey.source(t) for t in node.input if survey.is_float(t) and node.op_type in CHEAP]
-        for tensor in (t for t in survey.floats(node) if bad(node, t)):
+    for node in analysis.nodes:
+        before = [analysis.source(t) for t in node.input if analysis.is_float(t) and node.op_type in CHEAP]
+        for tensor in (t for t in analysis.floats(node) if bad(node, t)):
             if tensor in node.output:
                 head[tensor] = next((head[t] for t in before if t in head), tensor)
-            source = survey.source(tensor)
+            source = analysis.source(tensor)
             yield node, tensor, head.get(source, source)
 
 
-def underflow(survey: Survey) -> Iterator[Hazard]:
+def underflow(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """A whole tensor, or a constant factor, below FP16's normal range: it loses bits, and all up to 2^-25.
 
     A note while 8 bits or more are left, an error where all values become zero.
     """
 
     def tiny(node: NodeProto, tensor: str) -> bool:
-        value = survey.constant(tensor)
+        value = analysis.constant(tensor)
         if value is not None:
             return node.op_type in SCALING and 0 < np.abs(value).max(initial=0.0) < UNDERFLOW
-        measured = survey.range(tensor)
+        measured = analysis.range(tensor)
         return measured is not None and 0 < measured.absmax < FP16_MIN_NORMAL
 
-    for node, tensor, head in _chains(survey, tiny) if survey.is_fp16 else ():
-        value, measured = survey.constant(tensor), survey.range(tensor)
+    for node, tensor, head in _chains(analysis, tiny) if analysis.is_fp16 else ():
+        value, measured = analysis.constant(tensor), analysis.range(tensor)
         reach = largest(value) if value is not None else measured.absmax if measured else 0.0
         severity: Severity = "warning" if reach < UNDERFLOW else "note"
         what = "is subnormal throughout and loses bits"
         if reach <= FP16_FLUSH:
             divides = node.op_type == "Div" and tensor == node.input[1]
             severity, what = "error" if value is None or divides else "warning", "becomes zero"
-        yield survey.hazard(node, "underflow", f"{head} {what}", tensor, severity)
+        yield analysis.hazard(node, "underflow", f"{head} {what}", tensor, severity)

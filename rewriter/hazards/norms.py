@@ -8,11 +8,11 @@ from dataclasses import replace
 from onnx import NodeProto
 
 from rewriter.base.errors import Severity
-from rewriter.hazards.analysis import Survey
+from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.front_ends import steep_operand
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL
-from rewriter.ir.graph import label
+from rewriter.ir.graph import display_name
 from rewriter.ir.graph.match import is_only_divisor
 from rewriter.ir.graph.ops import VIEWS
 from rewriter.ir.patterns.norms import Norm
@@ -26,7 +26,7 @@ MEAN_RATIO = 8.0
 then shifts the normalised values by less than 2^-9 of their size."""
 
 
-def unfused_norm(survey: Survey) -> Iterator[Hazard]:
+def unfused_norm(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Decomposed normalisations, whose squares overflow long before their input does.
 
     With `measured_norms`, if the measured squares are in range, only the nodes that depend on epsilon stay in
@@ -35,134 +35,138 @@ def unfused_norm(survey: Survey) -> Iterator[Hazard]:
     rows of zeros, to FP16's smallest normal number. With that, two SwiftFormers took 0.98 of the time on an
     H200, at 1.02 times the error.
     """
-    for norm in survey.norms:
-        tensor, severity, reason, evidence = _inside(survey, norm)
+    for norm in analysis.norms:
+        tensor, severity, reason, evidence = _inside(analysis, norm)
         reason += ", and their variance E[x^2] - E[x]^2 cancels" if norm.cancels else ""
         nodes: tuple[NodeProto, ...] = norm.nodes
-        root = _root(survey, norm) if norm.epsilon < FP16_MIN_NORMAL else ()
+        root = _root(analysis, norm) if norm.epsilon < FP16_MIN_NORMAL else ()
         whole = any(norm.output in node.output for node in root)  # it needs no more Casts so
-        if fits_inside(survey, norm) and not whole:
+        if fits_inside(analysis, norm) and not whole:
             tensor, nodes, evidence = norm.input, root, "epsilon"
             reason = f"{norm.epsilon:.3g} under the root of {norm.name} is below FP16's normal range"
         elif evidence == "epsilon":
-            nodes = _before_maximum(survey, norm) or nodes
+            nodes = _before_maximum(analysis, norm) or nodes
         about = NormHazard(norm.kind, norm.output, evidence)
-        hazards = (survey.hazard(node, "unfused-norm", reason, tensor, severity) for node in nodes)
+        hazards = (analysis.hazard(node, "unfused-norm", reason, tensor, severity) for node in nodes)
         yield from (replace(hazard, norm=about) for hazard in hazards)
 
 
-def _inside(survey: Survey, norm: Norm) -> tuple[str, Severity, str, Evidence]:
+def _inside(analysis: GraphAnalysis, norm: Norm) -> tuple[str, Severity, str, Evidence]:
     """The tensor with the largest value inside a norm, a severity, the reason, and the kind of evidence."""
-    inner = [(t, node) for node in norm.nodes for t in node.output if t != norm.output and survey.is_float(t)]
-    measured = [(r.absmax, t, node) for t, node in inner if (r := survey.range(t)) is not None]
+    inner = [
+        (t, node) for node in norm.nodes for t in node.output if t != norm.output and analysis.is_float(t)
+    ]
+    measured = [(r.absmax, t, node) for t, node in inner if (r := analysis.range(t)) is not None]
     part = f"the decomposed {norm.kind} that ends in {norm.output}"
     worst, tensor, node = max(measured, key=lambda one: one[0], default=(0.0, norm.input, None))
-    if node is not None and worst > survey.limit:
-        what: Evidence = "squares" if survey.squares(node) or node.op_type == "ReduceSum" else "values"
-        beyond = worst > survey.largest
+    if node is not None and worst > analysis.limit:
+        what: Evidence = "squares" if analysis.squares(node) or node.op_type == "ReduceSum" else "values"
+        beyond = worst > analysis.largest
         reason = f"{what} inside {part} {'exceed' if beyond else 'come within a factor of 2 of'}"
         severity: Severity = "error" if beyond else "warning"
-        severity = severity if survey.lowered(tensor) else "note"
-        return tensor, severity, f"{reason} {survey.largest:.5g}", what
-    lost = survey.is_fp16 and norm.kind == "l2-normalize" and 0 < norm.epsilon < FP16_MIN_NORMAL
-    if lost and measured and survey.request.measured_norms:
+        severity = severity if analysis.lowered(tensor) else "note"
+        return tensor, severity, f"{reason} {analysis.largest:.5g}", what
+    lost = analysis.is_fp16 and norm.kind == "l2-normalize" and 0 < norm.epsilon < FP16_MIN_NORMAL
+    if lost and measured and analysis.request.measured_norms:
         return norm.input, "note", f"{norm.epsilon:.3g} in {part} is below FP16's normal range", "epsilon"
     return norm.input, "note" if measured or not inner else "error", f"part of {part}", "unknown"
 
 
-def _before_maximum(survey: Survey, norm: Norm) -> tuple[NodeProto, ...]:
+def _before_maximum(analysis: GraphAnalysis, norm: Norm) -> tuple[NodeProto, ...]:
     """The root of an L2 norm, with what it is taken of; () unless a maximum with epsilon guards its division
     that no measured root needs, nor one as much smaller as samples differ. `mixed-precision` raises epsilons
     in the main graph."""
-    for place, node in enumerate(norm.nodes if norm.kind == "l2-normalize" and not survey.scope else ()):
-        if node.op_type in {"Clip", "Max"} and is_only_divisor(survey.graph, node.output[0]):
-            measured = survey.range(node.input[0])
+    for place, node in enumerate(norm.nodes if norm.kind == "l2-normalize" and not analysis.scope else ()):
+        if node.op_type in {"Clip", "Max"} and is_only_divisor(analysis.graph, node.output[0]):
+            measured = analysis.range(node.input[0])
             if measured is not None and measured.low >= FP16_MIN_NORMAL * measured.headroom:
                 return norm.nodes[:place]
     return ()
 
 
-def _root(survey: Survey, norm: Norm) -> tuple[NodeProto, ...]:
+def _root(analysis: GraphAnalysis, norm: Norm) -> tuple[NodeProto, ...]:
     """The nodes of a norm that add epsilon and take the root, on small tensors.
 
     If the norm multiplies by the inverse of the root, all nodes from there to its end are included: the
     inverse of a small epsilon is no FP16 number, and two more roundings of every element would show.
     """
-    radicands = {t for node in norm.nodes if (t := _radicand(survey, node))}
+    radicands = {t for node in norm.nodes if (t := _radicand(analysis, node))}
     nodes: list[NodeProto] = []
     inverted: set[str] = set()
     for node in norm.nodes:
         adds = node.op_type in {"Add", "Max", "Clip"} and node.output[0] in radicands
-        if _is_inverse(survey, node) or inverted & set(node.input):
+        if _is_inverse(analysis, node) or inverted & set(node.input):
             inverted.update(node.output)
-        if adds or _radicand(survey, node) or node.output[0] in inverted:
+        if adds or _radicand(analysis, node) or node.output[0] in inverted:
             nodes.append(node)
     return tuple(nodes)
 
 
-def fits_inside(survey: Survey, norm: Norm) -> bool:
+def fits_inside(analysis: GraphAnalysis, norm: Norm) -> bool:
     """True if FP16 holds everything measured inside a norm, with enough bits.
 
     It must also hold epsilon, which is the whole radicand where the input is constant. A variance as
     E[x^2] - E[x]^2 never fits: what remains of the digits that cancel is rounding.
     """
-    if not survey.is_fp16 or not survey.request.measured_norms:
+    if not analysis.is_fp16 or not analysis.request.measured_norms:
         return False
-    divides = not any(_is_inverse(survey, node) for node in norm.nodes)
+    divides = not any(_is_inverse(analysis, node) for node in norm.nodes)
     if norm.kind == "l2-normalize" or norm.cancels or norm.epsilon < (FP16_DIVISOR**2 if divides else 0.0):
         return False
-    roots = {id(node) for node in _root(survey, norm)}
+    roots = {id(node) for node in _root(analysis, norm)}
     halves = [node for node in norm.nodes if id(node) not in roots]
-    inner = [t for node in halves for t in node.output if t != norm.output and survey.is_float(t)]
-    measured = [survey.range(t) for t in inner if not survey.is_constant(t)]
-    limit = survey.largest / HEADROOM**2  # squaring an operand squares its head-room, too
+    inner = [t for node in halves for t in node.output if t != norm.output and analysis.is_float(t)]
+    measured = [analysis.range(t) for t in inner if not analysis.is_constant(t)]
+    limit = analysis.largest / HEADROOM**2  # squaring an operand squares its head-room, too
     if any(m is None or not m.absmax <= limit for m in measured):
         return False
-    radicands = [survey.range(t) for node in norm.nodes if (t := _radicand(survey, node))]
+    radicands = [analysis.range(t) for node in norm.nodes if (t := _radicand(analysis, node))]
     normal = bool(radicands) and all(m is not None and m.low >= FP16_MIN_NORMAL for m in radicands)
-    return normal and _centres(survey, norm)
+    return normal and _centres(analysis, norm)
 
 
-def _is_inverse(survey: Survey, node: NodeProto) -> bool:
-    divides = node.op_type == "Reciprocal" or (node.op_type == "Div" and survey.is_constant(node.input[0]))
-    return divides or survey.exponent(node) < 0
+def _is_inverse(analysis: GraphAnalysis, node: NodeProto) -> bool:
+    divides = node.op_type == "Reciprocal" or (node.op_type == "Div" and analysis.is_constant(node.input[0]))
+    return divides or analysis.exponent(node) < 0
 
 
-def _radicand(survey: Survey, node: NodeProto) -> str | None:
+def _radicand(analysis: GraphAnalysis, node: NodeProto) -> str | None:
     """The tensor that a node takes the root of."""
-    return node.input[0] if survey.exponent(node) < 1 else None
+    return node.input[0] if analysis.exponent(node) < 1 else None
 
 
-def _centres(survey: Survey, norm: Norm) -> bool:
+def _centres(analysis: GraphAnalysis, norm: Norm) -> bool:
     """True if subtracting the mean does not cancel: a rounded mean shifts all values."""
-    before = survey.range(norm.input)
-    after = [survey.range(n.output[0]) for n in norm.nodes if n.op_type == "Sub"]
+    before = analysis.range(norm.input)
+    after = [analysis.range(n.output[0]) for n in norm.nodes if n.op_type == "Sub"]
     return before is not None and all(
         m is not None and before.mean_abs <= MEAN_RATIO * m.mean_abs for m in after
     )
 
 
-def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
+def lost_epsilon(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """A constant below FP16's smallest normal number that guards a division, root or logarithm.
 
     The island reaches from the sum of squares, whose small values would vanish, to the guarded node.
     """
-    if not survey.is_fp16:
+    if not analysis.is_fp16:
         return
     sums = VIEWS | {"ReduceSum", "ReduceMean", "ReduceL2", "Sqrt", "Pow"}
-    norms = [norm for norm in survey.norms if fits_inside(survey, norm) or _before_maximum(survey, norm)]
+    norms = [
+        norm for norm in analysis.norms if fits_inside(analysis, norm) or _before_maximum(analysis, norm)
+    ]
     settled = {id(n) for norm in norms for n in norm.nodes}
-    for node in survey.nodes:
-        hazard = _epsilon(survey, node) if id(node) not in settled else None
-        guarded = _guarded(survey, node.output[0]) if hazard else []
+    for node in analysis.nodes:
+        hazard = _epsilon(analysis, node) if id(node) not in settled else None
+        guarded = _guarded(analysis, node.output[0]) if hazard else []
         if hazard is None or not guarded:
             continue
         epsilon, other = hazard
-        reason = f"{epsilon:.3g} in {label(node)} is below FP16's normal range"
-        severity = _epsilon_severity(epsilon, survey.range(other))
-        before = survey.upstream(other, lambda n: n.op_type in sums or survey.squares(n))
+        reason = f"{epsilon:.3g} in {display_name(node)} is below FP16's normal range"
+        severity = _epsilon_severity(epsilon, analysis.range(other))
+        before = analysis.upstream(other, lambda n: n.op_type in sums or analysis.squares(n))
         for inner in (*before, node, *guarded):
-            yield survey.hazard(inner, "epsilon", reason, other, severity)
+            yield analysis.hazard(inner, "epsilon", reason, other, severity)
 
 
 def _epsilon_severity(epsilon: float, measured: Range | None) -> Severity:
@@ -174,26 +178,26 @@ def _epsilon_severity(epsilon: float, measured: Range | None) -> Severity:
     return "warning" if measured.low < FP16_MIN_NORMAL else "note"
 
 
-def _epsilon(survey: Survey, node: NodeProto) -> tuple[float, str] | None:
+def _epsilon(analysis: GraphAnalysis, node: NodeProto) -> tuple[float, str] | None:
     """The epsilon that a node adds, or uses as a bound, and the tensor that it guards."""
     pairs = {"Add": ((0, 1), (1, 0)), "Max": ((0, 1), (1, 0)), "Clip": ((1, 0),), "Where": ((1, 2), (2, 1))}
     for index, other in pairs.get(node.op_type, ()):
         if len(node.input) <= max(index, other):
             continue
-        value = survey.scalar(node.input[index])
+        value = analysis.scalar(node.input[index])
         if value is None or not 0 < value < FP16_MIN_NORMAL:
             continue
-        measured = survey.range(node.input[other])
+        measured = analysis.range(node.input[other])
         if measured is None or not measured.low > 1.0:  # else epsilon has no effect
             return value, node.input[other]
     return None
 
 
-def _guarded(survey: Survey, tensor: str) -> list[NodeProto]:
+def _guarded(analysis: GraphAnalysis, tensor: str) -> list[NodeProto]:
     """The nodes from an epsilon to the division, root or logarithm that it protects."""
     through = VIEWS | {"Sqrt", "Pow"}
-    path = survey.downstream(tensor, lambda n: n.op_type in through)
-    steep = [(node, steep_operand(survey, node) == name) for name, node in path]
+    path = analysis.downstream(tensor, lambda n: n.op_type in through)
+    steep = [(node, steep_operand(analysis, node) == name) for name, node in path]
     if not any(is_steep for _, is_steep in steep):
         return []
     return [node for node, is_steep in steep if is_steep or node.op_type in through]

@@ -9,9 +9,9 @@ from collections.abc import Set as AbstractSet
 from onnx import NodeProto, TensorProto
 
 from rewriter.base.errors import Severity
-from rewriter.hazards.analysis import Survey, Through
+from rewriter.hazards.analysis import GraphAnalysis, Through
 from rewriter.hazards.kinds import Hazard
-from rewriter.ir.graph import attribute, label
+from rewriter.ir.graph import attribute, display_name
 from rewriter.ir.graph.ops import CHEAP, COMPUTE_BOUND, INEQUALITIES, SELECTIONS, SOFTMAX, VIEWS
 from rewriter.ir.model.schemas import FP32_INPUTS
 from rewriter.ir.model.tensors import FLOATS
@@ -27,26 +27,26 @@ POSITIONAL = VIEWS | frozenset("Add Sub Mul Div Neg Pow Exp Log Sqrt Reciprocal 
 """Operators that compute position and timestep embeddings, up to Sin and Cos."""
 
 
-def phase(survey: Survey) -> Iterator[Hazard]:
+def phase(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Large angles of Sin and Cos that are computed from positions, timesteps and constants only.
 
     An angle that a network's layer computes is inexact already: FP32 would not help.
     """
-    for node in survey.nodes:
+    for node in analysis.nodes:
         if node.op_type not in {"Sin", "Cos"}:
             continue
-        measured = survey.range(node.input[0])
+        measured = analysis.range(node.input[0])
         if measured is not None and measured.absmax <= PHASE_LIMIT:
             continue
         sources = _from_inputs(
-            survey, node.input[:1], lambda n: n.op_type in POSITIONAL or _is_outer_product(survey, n)
+            analysis, node.input[:1], lambda n: n.op_type in POSITIONAL or _is_outer_product(analysis, n)
         )
-        reason = f"angle of {label(node)}: rounding it to 11 bits turns it"
+        reason = f"angle of {display_name(node)}: rounding it to 11 bits turns it"
         for inner in (node, *sources) if sources else ():
-            yield survey.hazard(inner, "phase", reason, node.input[0])
+            yield analysis.hazard(inner, "phase", reason, node.input[0])
 
 
-def _from_inputs(survey: Survey, tensors: Iterable[str], accepts: Through) -> list[NodeProto] | None:
+def _from_inputs(analysis: GraphAnalysis, tensors: Iterable[str], accepts: Through) -> list[NodeProto] | None:
     """The nodes that compute tensors from graph inputs and constants; None if one is not accepted."""
     refused: list[NodeProto] = []
 
@@ -56,37 +56,37 @@ def _from_inputs(survey: Survey, tensors: Iterable[str], accepts: Through) -> li
         return not refused
 
     seen: set[str] = set()
-    nodes = [node for tensor in tensors for node in survey.upstream(tensor, through, seen)]
+    nodes = [node for tensor in tensors for node in analysis.upstream(tensor, through, seen)]
     return None if refused else nodes
 
 
-def _is_outer_product(survey: Survey, node: NodeProto) -> bool:
+def _is_outer_product(analysis: GraphAnalysis, node: NodeProto) -> bool:
     """True for a product without a sum, as rotary embeddings multiply positions by frequencies."""
     if node.op_type == "Einsum":
         terms, _, result = attribute(node, "equation", "").partition("->")
         return set(terms) - set(", ") <= set(result)
-    shape = survey.graph.shape(node.input[0]) if node.op_type == "MatMul" else None
+    shape = analysis.graph.shape(node.input[0]) if node.op_type == "MatMul" else None
     return shape is not None and shape[-1:] == (1,)
 
 
-def positions(survey: Survey) -> Iterator[Hazard]:
+def positions(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Integers carried as floats beyond the lower type's exact ones, while they stay that large."""
-    exact = EXACT_INTEGERS[survey.request.low]
+    exact = EXACT_INTEGERS[analysis.request.low]
 
     def beyond(node: NodeProto) -> bool:
-        measured = survey.range(node.output[0])
+        measured = analysis.range(node.output[0])
         return node.op_type in POSITIONAL and measured is not None and measured.absmax > exact
 
-    for node in survey.nodes:
-        counts = node.op_type == "Range" or (node.op_type == "Cast" and not survey.is_float(node.input[0]))
+    for node in analysis.nodes:
+        counts = node.op_type == "Range" or (node.op_type == "Cast" and not analysis.is_float(node.input[0]))
         if counts and beyond(node):  # it converts integers to floats
             name = node.output[0]
-            cheap = (reader for _, reader in survey.downstream(name, beyond) if reader.op_type in CHEAP)
+            cheap = (reader for _, reader in analysis.downstream(name, beyond) if reader.op_type in CHEAP)
             reason = f"{name} holds integers beyond {exact}"
-            yield from (survey.hazard(inner, "positions", reason, name) for inner in (node, *cheap))
+            yield from (analysis.hazard(inner, "positions", reason, name) for inner in (node, *cheap))
 
 
-def integers(survey: Survey) -> Iterator[Hazard]:
+def integers(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Floats that become integers or decisions: 799.8 is 799, but rounded to 11 bits it is 800.
 
     A Cast needs FP32 in the cheap nodes before it, as far as no matrix operator reads them. Floor, Ceil,
@@ -95,65 +95,67 @@ def integers(survey: Survey) -> Iterator[Hazard]:
     """
     seen: set[str] = set()
     steps = ROUNDING | COMPARISONS
-    exact = _of_integers(survey) if any(n.op_type in steps for n in survey.graph.nodes) else set()
-    for node in survey.graph.nodes:
-        floats = [t for t in node.input if survey.is_float(t)]
+    exact = _of_integers(analysis) if any(n.op_type in steps for n in analysis.graph.nodes) else set()
+    for node in analysis.graph.nodes:
+        floats = [t for t in node.input if analysis.is_float(t)]
         if node.op_type in {"Cast", "CastLike"} and floats:
-            if survey.graph.dtype(node.output[0]) not in FLOATS | {TensorProto.BOOL}:
-                for source in survey.upstream(node.input[0], _outside_stream(survey), seen):
-                    yield Hazard(source, "integers", f"becomes an integer in {label(node)}")
-        elif node.op_type in steps and _reaches_step(survey, node, exact):
-            sources = _from_inputs(survey, floats, lambda n: n.op_type in CHEAP - SOFTMAX)
-            rests = (r for t in node.output for _, r in survey.readers(t) if r.op_type == "Sub")
+            if analysis.graph.dtype(node.output[0]) not in FLOATS | {TensorProto.BOOL}:
+                for source in analysis.upstream(node.input[0], _outside_stream(analysis), seen):
+                    yield Hazard(source, "integers", f"becomes an integer in {display_name(node)}")
+        elif node.op_type in steps and _reaches_step(analysis, node, exact):
+            sources = _from_inputs(analysis, floats, lambda n: n.op_type in CHEAP - SOFTMAX)
+            rests = (r for t in node.output for _, r in analysis.readers(t) if r.op_type == "Sub")
             if sources is not None:
                 for source in (node, *sources, *(rests if node.op_type in ROUNDING else ())):
-                    yield Hazard(source, "integers", f"rounding would move it over a step of {label(node)}")
+                    yield Hazard(
+                        source, "integers", f"rounding would move it over a step of {display_name(node)}"
+                    )
 
 
 ROUNDING = frozenset({"Floor", "Ceil", "Round"})
 COMPARISONS = INEQUALITIES | {"Equal"}
 
 
-def _of_integers(survey: Survey) -> set[str]:
+def _of_integers(analysis: GraphAnalysis) -> set[str]:
     """The float tensors computed from integers and constants by arithmetic that keeps integers."""
     keeps = VIEWS | frozenset("Add Sub Mul Neg Abs Min Max Clip Floor Cast Range Where Trilu".split())
     tensors: set[str] = set()
-    for node in survey.nodes:
-        floats = [survey.source(t) for t in node.input if survey.is_float(t)]
-        if node.op_type in keeps and all(t in tensors or survey.is_constant(t) for t in floats):
+    for node in analysis.nodes:
+        floats = [analysis.source(t) for t in node.input if analysis.is_float(t)]
+        if node.op_type in keeps and all(t in tensors or analysis.is_constant(t) for t in floats):
             tensors.update(node.output)
     return tensors
 
 
-def _reaches_step(survey: Survey, node: NodeProto, exact: AbstractSet[str]) -> bool:
+def _reaches_step(analysis: GraphAnalysis, node: NodeProto, exact: AbstractSet[str]) -> bool:
     """True if an operand may lie so close to an integer, or to the other operand, that rounding decides.
 
     Rounding changes no sign. `exact`: tensors that hold integers, which the lower type holds, too.
     """
-    step = 1.0 / EXACT_INTEGERS[survey.request.low]
-    ranges = [r for t in node.input if (r := _widened(survey, t, step)) is not None]
-    holds = all(survey.is_constant(t) or survey.source(t) in exact for t in node.input)
+    step = 1.0 / EXACT_INTEGERS[analysis.request.low]
+    ranges = [r for t in node.input if (r := _widened(analysis, t, step)) is not None]
+    holds = all(analysis.is_constant(t) or analysis.source(t) in exact for t in node.input)
     if holds or len(ranges) < len(node.input):
         return False
     low, high = max(low for low, _ in ranges), min(high for _, high in ranges)
     if node.op_type in ROUNDING:
         half = 0.5 if node.op_type == "Round" else 0.0
         return math.ceil(low - half) <= high - half
-    return low <= high and not any(survey.scalar(t) == 0 for t in node.input)
+    return low <= high and not any(analysis.scalar(t) == 0 for t in node.input)
 
 
-def _widened(survey: Survey, tensor: str, step: float) -> tuple[float, float] | None:
+def _widened(analysis: GraphAnalysis, tensor: str, step: float) -> tuple[float, float] | None:
     """The range of a tensor with what rounding may add; None if it is unknown."""
-    value = survey.constant(tensor)
+    value = analysis.constant(tensor)
     if value is not None and value.size:
         return float(value.min()), float(value.max())
-    measured = survey.range(tensor)
+    measured = analysis.range(tensor)
     if measured is None or not measured.finite:
         return None
     return measured.low - step * abs(measured.low), measured.high + step * abs(measured.high)
 
 
-def coordinates(survey: Survey) -> Iterator[Hazard]:
+def coordinates(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Sampling coordinates need more than 11 bits: 1/2048 of an image is a pixel, not a fraction of one.
 
     The sampling node is kept in FP32, too: it costs only bandwidth. Of a Resize, only the nodes that
@@ -161,34 +163,34 @@ def coordinates(survey: Survey) -> Iterator[Hazard]:
     """
     inputs = {"GridSample": 1, "RoiAlign": 1, "NonMaxSuppression": 0, "AffineGrid": 0}
     seen: set[str] = set()
-    for node in survey.nodes:
+    for node in analysis.nodes:
         places = [inputs[node.op_type]] if node.op_type in inputs else FP32_INPUTS.get(node.op_type, ())
-        reason = f"coordinates of {label(node)}"
+        reason = f"coordinates of {display_name(node)}"
         severity: Severity = "warning" if node.op_type in inputs else "note"
         if node.op_type in inputs:
             yield Hazard(node, "coordinates", reason, severity=severity)
         for tensor in (node.input[index] for index in places if index < len(node.input)):
-            for source in survey.upstream(tensor, lambda n: n.op_type in CHEAP - {"Softmax"}, seen):
+            for source in analysis.upstream(tensor, lambda n: n.op_type in CHEAP - {"Softmax"}, seen):
                 yield Hazard(source, "coordinates", reason, severity=severity)
 
 
-def order(survey: Survey) -> Iterator[Hazard]:
+def order(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Values that TopK and ArgMax must tell apart: rounding makes them equal."""
     seen: set[str] = set()
-    for node in survey.nodes:
+    for node in analysis.nodes:
         if node.op_type not in SELECTIONS:
             continue
-        reason = f"order of {label(node)}"
+        reason = f"order of {display_name(node)}"
         severity: Severity = "warning" if node.op_type == "TopK" else "note"
-        for one in (node, *survey.upstream(node.input[0], _outside_stream(survey), seen)):
+        for one in (node, *analysis.upstream(node.input[0], _outside_stream(analysis), seen)):
             yield Hazard(one, "order", reason, severity=severity)
 
 
-def _outside_stream(survey: Survey) -> Through:
+def _outside_stream(analysis: GraphAnalysis) -> Through:
     """Accepts cheap nodes whose results no matrix operator reads: scores, not features."""
 
     def accepts(node: NodeProto) -> bool:
-        readers = (reader for t in node.output if survey.is_float(t) for _, reader in survey.readers(t))
+        readers = (reader for t in node.output if analysis.is_float(t) for _, reader in analysis.readers(t))
         return node.op_type in CHEAP and not any(r.op_type in COMPUTE_BOUND for r in readers)
 
     return accepts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rewriter.hazards.analysis import Survey
+from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.kinds import Hazard
 from rewriter.ir.model import STANDARD_DOMAINS
 from rewriter.ir.plan import plugin_types
@@ -12,41 +12,41 @@ from rewriter.target.operators import types_of
 from rewriter.target.quirks import ASK, of_chains, places, repairs, table
 
 
-def known_defects(survey: Survey) -> Iterator[Hazard]:
+def known_defects(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Nodes that meet a defect of the target's release, or of a release that the target may be."""
-    opset = survey.opsets.get("", 1)
+    opset = analysis.opsets.get("", 1)
     for quirk in table():
-        concerned = quirk.concerns(survey.request.target)
-        if concerned is False or opset < quirk.min_opset or not quirk.meets(survey.request.low):
+        concerned = quirk.concerns(analysis.request.target)
+        if concerned is False or opset < quirk.min_opset or not quirk.meets(analysis.request.low):
             continue
-        probed = survey.request.target.answers.get(quirk.answer) == "wrong"
-        where = f"seen by `rewriter probe` on {survey.request.target}" if probed else quirk.releases
+        probed = analysis.request.target.answers.get(quirk.answer) == "wrong"
+        where = f"seen by `rewriter probe` on {analysis.request.target}" if probed else quirk.releases
         reason = f"{quirk.title} ({where})"
         severity = quirk.severity if concerned else "note"
         remedy = quirk.remedy
         if quirk.repaired:
             remedy += ": `fix` does" if concerned else f"; {ASK}"
-        for node in places(survey.graph, quirk):
+        for node in places(analysis.graph, quirk):
             yield Hazard(node, "known-defect", reason, None, None, severity, remedy, quirk.link)
 
 
-def kept_for_defects(survey: Survey) -> Iterator[Hazard]:
+def kept_for_defects(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Nodes whose kernel in the lower precision has a defect in the target, and has none in FP32."""
-    for quirk in repairs(survey.request.target, survey.request.low):
-        for node in of_chains(survey.graph, quirk, quirk.keep):
+    for quirk in repairs(analysis.request.target, analysis.request.low):
+        for node in of_chains(analysis.graph, quirk, quirk.keep):
             yield Hazard(node, "known-defect", f"{quirk.title} ({quirk.releases})")
 
 
-def lowered_for_defects(survey: Survey) -> set[int]:
+def lowered_for_defects(analysis: GraphAnalysis) -> set[int]:
     """Identities of nodes that must not be in FP32 without need: their FP32 kernel has a defect there."""
-    quirks = repairs(survey.request.target, survey.request.low)
-    return {id(node) for quirk in quirks for node in of_chains(survey.graph, quirk, quirk.lower)}
+    quirks = repairs(analysis.request.target, analysis.request.low)
+    return {id(node) for quirk in quirks for node in of_chains(analysis.graph, quirk, quirk.lower)}
 
 
-def refused_operators(survey: Survey) -> Iterator[Hazard]:
+def refused_operators(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Nodes that the target's parser refuses, and those that a DLA leaves to the GPU."""
-    target, plugins = survey.request.target, plugin_types(survey.request.plugin_types)
-    for node in survey.graph.nodes:
+    target, plugins = analysis.request.target, plugin_types(analysis.request.plugin_types)
+    for node in analysis.graph.nodes:
         if node.domain not in STANDARD_DOMAINS or node.op_type in plugins:
             continue
         if not types_of(node.op_type, target):

@@ -1,4 +1,4 @@
-"""Rules of the user: functions from a `Survey` to hazards, given with `hazards=`, and limits of values."""
+"""The user's own rules: functions from a `GraphAnalysis` to hazards (`hazards=`), and limits of values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx import NodeProto
 
 from rewriter.base.errors import UsageError
 from rewriter.hazards.accumulation import depth_of
-from rewriter.hazards.analysis import Survey
+from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.kinds import KINDS, Hazard
 
 USER_KIND = "user-rule"
@@ -25,8 +25,8 @@ HINT = "training"
 
 
 def rules_of_the_user(
-    rules: Iterable[Callable[[Survey], Iterable[Hazard]]],
-) -> tuple[Callable[[Survey], Iterator[Hazard]], ...]:
+    rules: Iterable[Callable[[GraphAnalysis], Iterable[Hazard]]],
+) -> tuple[Callable[[GraphAnalysis], Iterator[Hazard]], ...]:
     """The rules, held to what reports need: hazards whose kind is known.
 
     Raises:
@@ -41,9 +41,9 @@ def rules_of_the_user(
 _HINT = "give functions from a rewriter.hazards.Survey to rewriter.hazards.Hazard objects"
 
 
-def _hazards(rule: Callable[[Survey], Iterable[Hazard]], survey: Survey) -> Iterator[Hazard]:
+def _hazards(rule: Callable[[GraphAnalysis], Iterable[Hazard]], analysis: GraphAnalysis) -> Iterator[Hazard]:
     name = getattr(rule, "__name__", type(rule).__name__)
-    for hazard in rule(survey) or ():
+    for hazard in rule(analysis) or ():
         if not isinstance(hazard, Hazard):
             raise UsageError(
                 f"it yields {hazard!r}, which is no hazard", option="hazards", where=name, hint=_HINT
@@ -55,7 +55,7 @@ def _hazards(rule: Callable[[Survey], Iterable[Hazard]], survey: Survey) -> Iter
 
 def limits(
     largest: float | None, largest_weight: float | None, depth: int | None, chooser: Any
-) -> Iterator[Callable[[Survey], list[Hazard]]]:
+) -> Iterator[Callable[[GraphAnalysis], list[Hazard]]]:
     """Rules that keep nodes in FP32 which are beyond a limit; None: there is none.
 
     Args:
@@ -68,23 +68,27 @@ def limits(
     """
     _refuse_wrong({"data_max": largest, "init_max": largest_weight, "max_depth_of_reduction": depth}, chooser)
 
-    def rule(name: str, keeps: Callable[[Survey, NodeProto], bool]) -> Callable[[Survey], list[Hazard]]:
-        return lambda survey: [Hazard(n, name, "beyond the limit") for n in survey.nodes if keeps(survey, n)]
+    def rule(
+        name: str, keeps: Callable[[GraphAnalysis, NodeProto], bool]
+    ) -> Callable[[GraphAnalysis], list[Hazard]]:
+        return lambda analysis: [
+            Hazard(n, name, "beyond the limit") for n in analysis.nodes if keeps(analysis, n)
+        ]
 
-    def above(survey: Survey, node: NodeProto, limit: float, *, weights: bool) -> bool:
-        tensors = [(survey.constant(t), survey.range(t)) for t in survey.floats(node)]
+    def above(analysis: GraphAnalysis, node: NodeProto, limit: float, *, weights: bool) -> bool:
+        tensors = [(analysis.constant(t), analysis.range(t)) for t in analysis.floats(node)]
         if weights:
             return any(c is not None and bool(np.any(np.abs(c) > limit)) for c, _ in tensors)
         return any(c is None and r is not None and r.absmax > limit for c, r in tensors)
 
     if largest is not None and largest < math.inf:
-        yield rule("data_max", lambda survey, node: above(survey, node, largest, weights=False))
+        yield rule("data_max", lambda analysis, node: above(analysis, node, largest, weights=False))
     if largest_weight is not None:
-        yield rule("init_max", lambda survey, node: above(survey, node, largest_weight, weights=True))
+        yield rule("init_max", lambda analysis, node: above(analysis, node, largest_weight, weights=True))
     if depth is not None:
-        yield rule("max_depth_of_reduction", lambda survey, node: (depth_of(survey, node) or 0) > depth)
+        yield rule("max_depth_of_reduction", lambda analysis, node: (depth_of(analysis, node) or 0) > depth)
     if chooser is not None:
-        yield rule("custom_rule", lambda survey, node: bool(chooser.check(node)))
+        yield rule("custom_rule", lambda analysis, node: bool(chooser.check(node)))
 
 
 def _refuse_wrong(limits: Mapping[str, Any], chooser: Any) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.base.errors import Severity
-from rewriter.hazards.analysis import Survey
+from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.attention import mask_uses
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_FLUSH, largest
-from rewriter.ir.graph import attribute, label
+from rewriter.ir.graph import attribute, display_name
 from rewriter.ir.graph.ops import INEQUALITIES, PRODUCTS, TENSOR_CORE
 from rewriter.ir.model import Array
 
@@ -27,36 +27,36 @@ BOUNDS = INEQUALITIES | {"Clip", "Min", "Max"}
 """Operators in which an infinite constant has the effect of a huge one."""
 
 
-def weights(survey: Survey) -> Iterator[Hazard]:
+def weights(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Constants beyond the lower type's range, and weights of products so small that FP16 holds a few bits.
 
     In FP32, Tensor Cores round small weights to TF32: 11 bits, as many as FP16's normal numbers have. One
     such Conv, the last of a NAFNet with a residual stream in the thousands, caused most of that model's
     error. A huge bound, or mask of a Softmax, is a note: it has the same effect if it is infinite.
     """
-    masks = {survey.source(use.node.input[use.index]) for use in mask_uses(survey)}
+    masks = {analysis.source(use.node.input[use.index]) for use in mask_uses(analysis)}
     errors: dict[str, float] = {}
-    for node in survey.nodes:
+    for node in analysis.nodes:
         for index, name in enumerate(node.input):
-            tensor = survey.source(name)
-            value = survey.graph.constant(tensor) if survey.is_float(name) else None
+            tensor = analysis.source(name)
+            value = analysis.graph.constant(tensor) if analysis.is_float(name) else None
             if value is None or not value.size:
                 continue
-            if (size := largest(value)) > survey.largest:
+            if (size := largest(value)) > analysis.largest:
                 harmless = node.op_type in BOUNDS or tensor in masks
                 reason = f"{tensor} holds {size:.4g}"
-                yield survey.hazard(node, "weights", reason, tensor, "note" if harmless else "error")
-            elif survey.is_fp16 and index < 2 and node.op_type in TENSOR_CORE and value.size > 1:
-                error = errors.setdefault(tensor, _rounding_error(survey, tensor, value))
+                yield analysis.hazard(node, "weights", reason, tensor, "note" if harmless else "error")
+            elif analysis.is_fp16 and index < 2 and node.op_type in TENSOR_CORE and value.size > 1:
+                error = errors.setdefault(tensor, _rounding_error(analysis, tensor, value))
                 if error > WEIGHT_ERROR:
                     reason = f"{tensor} is rounded by {error:.1%}: its values are below FP16's normal numbers"
                     severity: Severity = "error" if error > 0.5 else "warning"
-                    yield survey.hazard(node, "weights", reason, tensor, severity)
+                    yield analysis.hazard(node, "weights", reason, tensor, severity)
 
 
-def _rounding_error(survey: Survey, tensor: str, value: Array) -> float:
+def _rounding_error(analysis: GraphAnalysis, tensor: str, value: Array) -> float:
     """Relative L2 error of a constant in FP16; 0 if its range excludes one, or if all of it is zero."""
-    measured = survey.range(tensor)
+    measured = analysis.range(tensor)
     # subnormals err by 2^-25 at most, and the norm is sqrt(n) * mean
     if measured is not None and measured.mean_abs * WEIGHT_ERROR / 2 > 2.0**-25:
         return 0.0
@@ -65,19 +65,19 @@ def _rounding_error(survey: Survey, tensor: str, value: Array) -> float:
     return float(np.linalg.norm(finite - finite.astype(np.float16))) / norm if norm else 0.0
 
 
-def filter_banks(survey: Survey) -> Iterator[Hazard]:
+def filter_banks(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Products by a bank of filters, one of which FP16 holds with few bits: its band is lost.
 
     Such weights are positive and mostly zero. `weights` judges a weight as a whole, which the other
     filters of a bank dominate.
     """
-    for node in survey.nodes if survey.is_fp16 else ():
+    for node in analysis.nodes if analysis.is_fp16 else ():
         for index, tensor in enumerate(node.input[:2] if node.op_type in TENSOR_CORE else ()):
-            value = survey.constant(tensor)
+            value = analysis.constant(tensor)
             error = _worst_filter(node, index, value) if value is not None else 0.0
             if error > BANK_ERROR:
                 reason = f"{tensor} is a bank of filters, one of which would be rounded by {error:.1%}"
-                yield survey.hazard(node, "weights", reason, tensor)
+                yield analysis.hazard(node, "weights", reason, tensor)
 
 
 def _worst_filter(node: NodeProto, index: int, value: Array) -> float:
@@ -95,26 +95,28 @@ def _worst_filter(node: NodeProto, index: int, value: Array) -> float:
     return float(np.max(lost / np.where(norms, norms, 1.0), initial=0.0))
 
 
-def batch_statistics(survey: Survey) -> Iterator[Hazard]:
+def batch_statistics(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """BatchNormalization whose statistics FP16 cannot hold: variances up to 1e8 occur, and subnormal ones.
 
     Folded into a Conv, they are gone. `weights` judges each constant as a whole; here each channel counts,
     with the epsilon that is added to its variance.
     """
-    for node in survey.nodes if survey.is_fp16 else ():
+    for node in analysis.nodes if analysis.is_fp16 else ():
         if node.op_type != "BatchNormalization" or len(node.input) < 5:
             continue
-        values = [survey.constant(t) for t in node.input[1:5]]
+        values = [analysis.constant(t) for t in node.input[1:5]]
         vectors = [v.astype(np.float64) for v in values if v is not None and v.dtype.kind == "f"]
         if len(vectors) < 4 or not all(np.isfinite(v).all() for v in vectors):
             continue
         epsilon = float(attribute(node, "epsilon", 1e-5))
         worst = _worst_channel(vectors, epsilon)
         if worst > WEIGHT_ERROR:
-            reason = f"{label(node)}: statistics in FP16 change the factor of one channel by {worst:.2%}"
+            reason = (
+                f"{display_name(node)}: statistics in FP16 change the factor of one channel by {worst:.2%}"
+            )
             if math.isinf(worst):
-                reason = f"{label(node)}: statistics up to {max(np.abs(v).max() for v in vectors):.4g}"
-            yield survey.hazard(node, "weights", reason, node.input[4])
+                reason = f"{display_name(node)}: statistics up to {max(np.abs(v).max() for v in vectors):.4g}"
+            yield analysis.hazard(node, "weights", reason, node.input[4])
 
 
 def _worst_channel(vectors: Sequence[Array], epsilon: float) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 from rewriter.base.errors import UsageError, nearest
-from rewriter.hazards import Hazard, Rule, Survey
+from rewriter.hazards import GraphAnalysis, Hazard, Rule
 from rewriter.hazards.user_rules import HINT
 from rewriter.hooks.fixing import module_of, require
 
@@ -34,8 +34,8 @@ def check_names(module: Any, patterns: Iterable[str]) -> None:
 def rule(modules: Collection[str]) -> Rule:
     """A rule that keeps the own nodes of modules in FP32, unless an engine is faster without and passes."""
 
-    def training(survey: Survey) -> Iterator[Hazard]:
-        for node in survey.nodes:
+    def training(analysis: GraphAnalysis) -> Iterator[Hazard]:
+        for node in analysis.nodes:
             if (name := module_of(node)) in modules:
                 yield Hazard(node, HINT, f"module {name} ran with autocast off")
 

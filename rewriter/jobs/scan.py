@@ -11,11 +11,19 @@ from typing import Any, Unpack
 
 from rewriter.base.errors import SEVERITIES, ArithmeticRunError, Severity
 from rewriter.base.stopwatch import Progress, Stopwatch
-from rewriter.hazards import KEPT, SCAN_RULES, Hazard, PrecisionRequest, Rule, Survey, is_kept
+from rewriter.hazards import (
+    ALREADY_AVOIDED,
+    SCAN_RULES,
+    GraphAnalysis,
+    Hazard,
+    PrecisionRequest,
+    Rule,
+    is_already_avoided,
+)
 from rewriter.hazards.kinds import KINDS
-from rewriter.hazards.planning.planner import surveys
+from rewriter.hazards.planning.planner import analyses
 from rewriter.hazards.user_rules import rules_of_the_user
-from rewriter.ir.graph import label
+from rewriter.ir.graph import display_name
 from rewriter.ir.model import Model, load
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.pipeline.driver import inlined
@@ -66,7 +74,7 @@ def scan(
         done = partial(stage.report, "measuring ranges", total=len(samples))
         ranges = measure(reference(whole), samples, progress=done)
     with stage("looking for hazards"):
-        seen = list(surveys(whole, ranges, PrecisionRequest(request.precision, target=target)))
+        seen = list(analyses(whole, ranges, PrecisionRequest(request.precision, target=target)))
         findings = list(_findings(seen, rules))
     with stage("emulating TF32"):
         findings.extend(_tf32(whole, list(islice(samples, 1))))
@@ -93,19 +101,19 @@ def scan(
     )
 
 
-def _findings(seen: Iterable[Survey], rules: Sequence[Rule]) -> Iterator[Finding]:
+def _findings(seen: Iterable[GraphAnalysis], rules: Sequence[Rule]) -> Iterator[Finding]:
     """Hazards of one rule and one reason as one finding, in the order of rules and nodes."""
     groups: dict[tuple[str, str], list[Hazard]] = {}
     open_ends: set[tuple[str, str]] = set()
-    for survey in seen:
+    for analysis in seen:
         for rule in rules:
-            for hazard in rule(survey):
+            for hazard in rule(analysis):
                 key = hazard.rule, hazard.reason
                 groups.setdefault(key, []).append(hazard)
-                if not is_kept(survey, hazard):
+                if not is_already_avoided(analysis, hazard):
                     open_ends.add(key)
     for key in groups.keys() - open_ends:
-        groups[key] = [replace(hazard, severity="note", repair=KEPT) for hazard in groups[key]]
+        groups[key] = [replace(hazard, severity="note", repair=ALREADY_AVOIDED) for hazard in groups[key]]
     whole = ("unfused-norm", "mask")
     reported = {id(h.node) for (kind, _), group in groups.items() if kind in whole for h in group}
     parts = {"epsilon", "underflow", "internal-overflow", "overflow", "weights"}
@@ -124,7 +132,7 @@ def _finding(group: Sequence[Hazard]) -> Finding:
         _severity(group),
         first.reason,
         first.repair or KINDS[first.rule].repair,
-        tuple(label(node) for node in nodes.values()),
+        tuple(display_name(node) for node in nodes.values()),
         tuple(node.op_type for node in nodes.values()),
         first.tensor,
         first.range,

@@ -34,7 +34,7 @@ from rewriter.verification.compare_runs import Standard, run_check
 from rewriter.verification.expected import MOST_SAMPLES, Expected, judging, run_all
 from rewriter.verification.not_finite import nan_warnings
 from rewriter.verification.verdict import CPU, Check, Verdict
-from rewriter.verification.verifier import Judge
+from rewriter.verification.verifier import Verifier
 from rewriter.verification.verify_result import VerifyResult
 
 
@@ -82,7 +82,7 @@ def verify(
         default = TOLERANCES["tf32" if rounds else precision]
         asked, *remarks = (asked,) if asked else _stated(noted_tolerance(models[1]), default)
         held = asked or default
-        judge = Judge(
+        judge = Verifier(
             source=original,
             samples=[samples.feeds(place) for place in places],
             expected=None,
@@ -122,7 +122,7 @@ def verify(
         return replace(result, warnings=(*warnings, *result.warnings, *notes), seconds=watch.seconds)
 
 
-def _without_reference(judge: Judge, original: Model, chosen: Choice) -> str:
+def _without_reference(judge: Verifier, original: Model, chosen: Choice) -> str:
     """Compute the reference; or why ONNX Runtime cannot, where an engine of the original can stand in."""
     try:
         exact = run_all(reference(original), judge.samples)
@@ -136,7 +136,7 @@ def _without_reference(judge: Judge, original: Model, chosen: Choice) -> str:
 
 
 def _emulated(
-    result: VerifyResult, judge: Judge, fixed: Model, precision: str, sums: Accumulation, *, build: bool
+    result: VerifyResult, judge: Verifier, fixed: Model, precision: str, sums: Accumulation, *, build: bool
 ) -> VerifyResult:
     """Emulates the fixed model on ONNX Runtime, and builds it, which needs no GPU.
 
@@ -158,7 +158,7 @@ def _emulated(
 
 def _on_engine(
     result: VerifyResult,
-    judge: Judge,
+    judge: Verifier,
     original: Model,
     fixed: Model,
     precision: str,
@@ -199,7 +199,7 @@ def _on_engine(
     )
 
 
-def _engine_as_reference(judge: Judge, original: Model, outcome: EngineOutcome, missing: str) -> Check:
+def _engine_as_reference(judge: Verifier, original: Model, outcome: EngineOutcome, missing: str) -> Check:
     """Makes the original's own engine the reference, for operators that only a plugin computes."""
     if not outcome.ran:
         raise EngineError(
@@ -213,7 +213,7 @@ def _engine_as_reference(judge: Judge, original: Model, outcome: EngineOutcome, 
     return Check("reference", None, summary)
 
 
-def _reference_check(judge: Judge, original: Model, outcome: EngineOutcome, _: str) -> Check:
+def _reference_check(judge: Verifier, original: Model, outcome: EngineOutcome, _: str) -> Check:
     """Compares the original's FP32 engine with ONNX Runtime, which shows errors of the library alone."""
     assert judge.expected is not None
     standard = Standard.of(original, TOLERANCES["fp32"])

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 from onnx import NodeProto
 
-from rewriter.ir.graph import GraphEditor, label
+from rewriter.ir.graph import GraphEditor, display_name
 from rewriter.ir.graph.weights import ChannelKey
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan, Precision, Range
-from rewriter.ir.plan.node_patterns import Kept
+from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.target import Target
 
 
@@ -56,7 +56,7 @@ Event = Change | Refusal
 
 def refused(node: NodeProto, kept: str, reason: str | None) -> Refusal | None:
     """Returns the refusal to change a node, with what stays as it is; None if there is no reason."""
-    return Refusal(label(node), f"{kept}: {reason}") if reason else None
+    return Refusal(display_name(node), f"{kept}: {reason}") if reason else None
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Context:
     plan: Plan | None = None
     ranges: Mapping[tuple[int, str], Range] | None = None
     means: Mapping[ChannelKey, Array] = field(default_factory=dict)
-    kept: Kept = field(default_factory=Kept)
+    kept: NodePatterns = field(default_factory=NodePatterns)
 
 
 def with_header(example: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import numpy_helper
 
-from rewriter.ir.graph import GraphEditor, label
+from rewriter.ir.graph import GraphEditor, display_name
 from rewriter.ir.graph.match import produced
 from rewriter.ir.model import Array
 from rewriter.ir.patterns.masks import FP16_MAX, Use, extreme, huge_uses, obstacle, widened
@@ -79,14 +79,14 @@ class ClampConstants(GraphPass):
 def _clamp(graph: GraphEditor, use: Use, reason: str | None, clamped: dict[str, str]) -> Event:
     before, after = extreme(use.value), extreme(_tamed(use.value))
     if reason:
-        return Refusal(label(use.node), f"{before:.4g} stays: {reason}")
+        return Refusal(display_name(use.node), f"{before:.4g} stays: {reason}")
     tensor = use.node.input[use.index]
     if tensor not in clamped:
         clamped[tensor] = _clamped(graph, tensor, use.value)
     graph.set_input(use.node, use.index, clamped[tensor])
-    graph.sweep(tensor)
+    graph.erase_if_dead(tensor)
     note = "; relies on no row being masked as a whole" if use.relies else ""
-    return Clamped(label(use.node), f"{before:.4g} became {after:.4g}{note}", before, after)
+    return Clamped(display_name(use.node), f"{before:.4g} became {after:.4g}{note}", before, after)
 
 
 def _tamed(value: Array) -> Array:

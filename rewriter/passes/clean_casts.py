@@ -9,7 +9,7 @@ from typing import TypeGuard
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from rewriter.ir.graph import GraphEditor, attribute, is_op, label
+from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op
 from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import INTEGERS, KNOWN, SIGNIFICAND, embeds
 from rewriter.passes.base import Change, Context, Event, GraphPass, Refusal
@@ -66,8 +66,8 @@ def _shorten(graph: GraphEditor, cast: NodeProto, to: int) -> Iterator[Event]:
         if start is None or middle is None or not _skips(start, middle, to):
             return
         graph.set_input(cast, 0, earlier.input[0])
-        graph.sweep(earlier.output[0])
-        yield Change(label(cast), f"{_names(start, middle, to)} became {_names(start, to)}")
+        graph.erase_if_dead(earlier.output[0])
+        yield Change(display_name(cast), f"{_names(start, middle, to)} became {_names(start, to)}")
 
 
 def _skips(start: int, middle: int, to: int) -> bool:
@@ -89,12 +89,12 @@ def _drop(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
         return None
     if graph.is_output(result):
         if graph.producer(source) is None or graph.is_output(source):
-            return Refusal(label(cast), f"{result} is an output, and so is {source}, or an input")
+            return Refusal(display_name(cast), f"{result} is an output, and so is {source}, or an input")
         graph.rename(source, result)
     else:
-        graph.redirect(result, source)
+        graph.replace_all_uses_with(result, source)
     graph.remove(cast)
-    return Change(label(cast), f"a Cast of {_names(to)} to itself")
+    return Change(display_name(cast), f"a Cast of {_names(to)} to itself")
 
 
 def _fold(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
@@ -105,13 +105,15 @@ def _fold(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
     if value is None or not local or graph.dtype(source) not in KNOWN or to not in KNOWN:
         return None
     if graph.is_output(result):
-        return Refusal(label(cast), f"{result} is an output: a constant cannot take its place")
+        return Refusal(display_name(cast), f"{result} is an output: a constant cannot take its place")
     converted = _convert(value, int(graph.dtype(source) or 0), to)
     if converted is None:
-        return Refusal(label(cast), f"values of {source} do not fit {_names(to)}: the result is not defined")
-    graph.redirect(result, graph.add_constant(result, converted))
+        return Refusal(
+            display_name(cast), f"values of {source} do not fit {_names(to)}: the result is not defined"
+        )
+    graph.replace_all_uses_with(result, graph.add_constant(result, converted))
     graph.remove(cast)
-    return Change(label(cast), f"constant {source} became {_names(to)}")
+    return Change(display_name(cast), f"constant {source} became {_names(to)}")
 
 
 def _convert(value: Array, start: int, to: int) -> Array | None:
@@ -138,11 +140,11 @@ def _share(
         return None
     keep, drop = (cast, other) if graph.is_output(cast.output[0]) else (other, cast)
     if graph.is_output(drop.output[0]):
-        return Refusal(label(cast), f"{keep.output[0]} and {drop.output[0]} are both outputs")
+        return Refusal(display_name(cast), f"{keep.output[0]} and {drop.output[0]} are both outputs")
     first[key] = keep
-    graph.redirect(drop.output[0], keep.output[0])
+    graph.replace_all_uses_with(drop.output[0], keep.output[0])
     graph.remove(drop)
-    return Change(label(drop), f"{label(keep)} gives the same")
+    return Change(display_name(drop), f"{display_name(keep)} gives the same")
 
 
 def _is_cast(node: NodeProto | None) -> TypeGuard[NodeProto]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph import GraphEditor, attribute, display_name
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.weights import NewWeights, Replacement, layout_obstacle
-from rewriter.ir.plan.node_patterns import Kept
+from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.passes.algorithms.windows import Windows, windows_of
 from rewriter.passes.base import Change, Context, Event, Exactness, Requires, WeightPass, refused
 
@@ -79,7 +79,7 @@ class ConvtransposeToDepthToSpace(WeightPass):
         return apart and windows.out < self.channels and windows.channels <= self.depth
 
 
-def _reason_against(graph: GraphEditor, node: NodeProto, kept: Kept) -> str | None:
+def _reason_against(graph: GraphEditor, node: NodeProto, kept: NodePatterns) -> str | None:
     if attribute(node, "group", 1) != 1:
         return "its groups would have to be written one by one"
     if attribute(node, "auto_pad", "NOTSET") == "NOTSET" and any(attribute(node, "pads", [0])):
@@ -105,4 +105,4 @@ def _shuffled(graph: GraphEditor, node: NodeProto, step: int, weights: NewWeight
         inputs.append(weights.made(key, name, lambda: np.repeat(graph.value(bias), count)))
     channels = new.add("Conv", inputs, new.tensor("channels"), new.name, kernel_shape=[1, 1])
     new.finish("DepthToSpace", [channels], blocksize=step, mode="CRD")
-    return Change(label(node), f"a pointwise Conv and DepthToSpace by {step}")
+    return Change(display_name(node), f"a pointwise Conv and DepthToSpace by {step}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.graph import GraphEditor, attribute, is_op, label
+from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op
 from rewriter.ir.graph.weights import Replacement
 from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Refusal
 
@@ -68,7 +68,11 @@ class DecomposeEinsum(GraphPass):
             if is_op(node, "Einsum"):
                 product = _product_of(attribute(node, "equation", ""))
                 reason = _unfold(graph, node, product) if product else "it is no product of two matrices"
-                yield Refusal(label(node), reason) if reason else Change(label(node), "became MatMul")
+                yield (
+                    Refusal(display_name(node), reason)
+                    if reason
+                    else Change(display_name(node), "became MatMul")
+                )
 
 
 def _product_of(equation: str) -> Product | None:
@@ -79,14 +83,14 @@ def _product_of(equation: str) -> Product | None:
         return None
     left, right = operands
     if "->" not in equation:  # ONNX: the labels that occur once, in alphabetical order
-        output = "".join(sorted(label for label in set(left + right) if (left + right).count(label) == 1))
+        output = "".join(sorted(letter for letter in set(left + right) if (left + right).count(letter) == 1))
     if any(len(set(labels)) != len(labels) for labels in (left, right, output)):
         return None
-    shared = [label for label in left if label in right]
-    batch = "".join(label for label in output if label in shared)
-    summed = "".join(label for label in shared if label not in output)
-    rows = "".join(label for label in output if label not in right)
-    columns = "".join(label for label in output if label not in left)
+    shared = [display_name for display_name in left if display_name in right]
+    batch = "".join(display_name for display_name in output if display_name in shared)
+    summed = "".join(display_name for display_name in shared if display_name not in output)
+    rows = "".join(display_name for display_name in output if display_name not in right)
+    columns = "".join(display_name for display_name in output if display_name not in left)
     whole = (set(left), set(right)) == (set(batch + rows + summed), set(batch + summed + columns))
     if not summed or not rows or not columns or not whole:
         return None
@@ -121,7 +125,7 @@ def _target(sizes: dict[str, int], batch: int, groups: Sequence[str]) -> list[in
 
     None if more than one of them has an unknown size.
     """
-    totals = [math.prod(sizes.get(label, 0) for label in group) or -1 for group in groups]
+    totals = [math.prod(sizes.get(display_name, 0) for display_name in group) or -1 for group in groups]
     return None if totals.count(-1) > 1 else [0] * batch + totals
 
 

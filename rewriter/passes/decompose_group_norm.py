@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from rewriter.ir.graph import GraphEditor, attribute, is_op, label
-from rewriter.ir.graph.match import along
+from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op
+from rewriter.ir.graph.match import walk_down
 from rewriter.ir.graph.ops import RESHAPES
 from rewriter.ir.graph.weights import NewWeights, Replacement
 from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
@@ -74,14 +74,14 @@ class DecomposeGroupNorm(GraphPass):
             elements = math.prod(graph.sizes(data) or sizes)  # below 0: not known
             own = len(sizes) > 2 and sizes[0] * sizes[1] % WIDTH == 0 and not 0 < elements < self.largest
             if len(sizes) < 2:
-                yield Refusal(label(node), "the number of elements of a group is not known")
+                yield Refusal(display_name(node), "the number of elements of a group is not known")
             elif own and _activated(graph, node.output[0]):
                 yield Refusal(
-                    label(node), "TensorRT's kernel suits a norm that may be large, with an activation"
+                    display_name(node), "TensorRT's kernel suits a norm that may be large, with an activation"
                 )
             else:
                 _write(graph, node, data, sizes, weights)
-                yield Change(label(node), "a GroupNorm became LayerNormalization over its groups")
+                yield Change(display_name(node), "a GroupNorm became LayerNormalization over its groups")
 
 
 def _found(graph: GraphEditor, node: NodeProto) -> tuple[str, Sizes] | None:
@@ -122,7 +122,7 @@ def _inner(graph: GraphEditor, tensor: str) -> Sizes:
 
 def _activated(graph: GraphEditor, tensor: str) -> bool:
     """True if Relu or SiLU reads a tensor, through views, and through a scale and a bias for each channel."""
-    _, end = along(graph, tensor, lambda n: is_op(n, *RESHAPES) or _is_affine(graph, n))
+    _, end = walk_down(graph, tensor, lambda n: is_op(n, *RESHAPES) or _is_affine(graph, n))
     return any(is_op(reader, *ACTIVATIONS) for reader in graph.consumers(end))
 
 

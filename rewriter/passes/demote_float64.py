@@ -12,7 +12,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
 from rewriter.base.text import count
-from rewriter.ir.graph import GraphEditor, GraphView, attribute, label, open_graphs, reached
+from rewriter.ir.graph import GraphEditor, GraphView, attribute, display_name, open_graphs, reachable
 from rewriter.ir.graph.casts import UNCHANGED, TypeRequest, retype
 from rewriter.ir.graph.ops import CONTROL_FLOW
 from rewriter.ir.model import Array, Model
@@ -173,7 +173,7 @@ class _Network:
             if self.dtype(source) in types:
                 first, second = (target, source) if back else (source, target)
                 onward.setdefault(first, []).append(second)
-        return set(reached(start, lambda tensor: onward.get(tensor, ())))
+        return set(reachable(start, lambda tensor: onward.get(tensor, ())))
 
     def index_arithmetic(self) -> set[Tensor]:
         """The results of nodes whose float64 arithmetic becomes an integer, a length or a scale."""
@@ -198,7 +198,7 @@ class _Network:
             value, name = numpy_helper.to_array(filled), flow.target[1]
         if value is None or (reason := _misfit(value)) is None:
             return None
-        return Refusal(name, f"{reason}; {label(flow.node)} stays in float64, with what follows")
+        return Refusal(name, f"{reason}; {display_name(flow.node)} stays in float64, with what follows")
 
 
 def _misfit(value: Array) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rewriter.ir.graph import GraphEditor, label
+from rewriter.ir.graph import GraphEditor, display_name
 from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.target.round_trips import RoundTrip, lost_round_trips
 
@@ -54,11 +54,11 @@ class DropRoundTrips(GraphPass):
 def _drop(graph: GraphEditor, trip: RoundTrip) -> Event:
     exact, result = trip.down.input[0], trip.up.output[0]
     if not graph.is_output(result):
-        graph.redirect(result, exact)
+        graph.replace_all_uses_with(result, exact)
     elif graph.producer(exact) is None:
         reason = f"{result} is a graph output, and {exact} has no producer in this graph"
-        return Refusal(label(trip.down), reason)
+        return Refusal(display_name(trip.down), reason)
     else:
         graph.rename(exact, result)
     graph.remove(trip.up)
-    return Change(label(trip.down), f"{exact} is not rounded to FP16 on its way to {result}")
+    return Change(display_name(trip.down), f"{exact} is not rounded to FP16 on its way to {result}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph import GraphEditor, attribute, display_name
 from rewriter.ir.model import Array
 from rewriter.passes.base import Change, Context, Event, GraphPass, Refusal
 
@@ -51,7 +51,7 @@ class FoldQuantizedBias(GraphPass):
                 if reason is None:
                     yield _fold(graph, node, *(value for value in operands[:2] if value is not None))
                 elif reason:
-                    yield Refusal(label(node), reason)
+                    yield Refusal(display_name(node), reason)
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto, operands: Sequence[Array | None]) -> str | None:
@@ -81,9 +81,11 @@ def _fold(graph: GraphEditor, node: NodeProto, data: Array, scale: Array) -> Cha
     with np.errstate(over="ignore"):  # it overflows in ONNX Runtime, too
         value = (data.astype(np.float32) * scale.astype(np.float32).reshape(sizes)).astype(scale.dtype)
     constant = graph.add_constant(f"{output}/folded", value)
-    graph.redirect(output, constant)
+    graph.replace_all_uses_with(output, constant)
     if graph.is_output(output):
-        graph.substitute(output, graph.make("Identity", [constant], [output], name=f"{label(node)}/Identity"))
+        graph.replace_producer(
+            output, graph.make("Identity", [constant], [output], name=f"{display_name(node)}/Identity")
+        )
     else:
         graph.remove(node)
-    return Change(label(node), f"int32 {node.input[0]} became a constant of {scale.dtype}")
+    return Change(display_name(node), f"int32 {node.input[0]} became a constant of {scale.dtype}")

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph import GraphEditor, attribute, display_name
 from rewriter.ir.graph.weights import NewWeights, Replacement
 from rewriter.ir.model import Array
 from rewriter.passes.algorithms.windows import IMAGE_CHANNELS, Windows, pads_of, reason_against, windows_of
@@ -151,7 +151,7 @@ class _Folding(Replacement):
         inputs = [folded, self._weight(), *conv.input[2:]]
         self.finish("Conv", inputs, self.name, kernel_shape=window, pads=pads)
         what = f"stride 1 and a window of {high.window}x{wide.window} in {depth} channels"
-        return Change(label(conv), what)
+        return Change(display_name(conv), what)
 
     def _weight(self) -> str:
         """Returns the name of the constant [O, C * s * s, window of blocks]."""

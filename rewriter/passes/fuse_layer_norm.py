@@ -97,7 +97,7 @@ def _fuse(graph: GraphEditor, norm: Norm, where: Frame) -> str | None:
         parts.append(part)
     inputs, axis = [norm.input, *parts], -len(norm.axes)
     node = graph.make("LayerNormalization", inputs, [norm.output], axis=axis, epsilon=norm.epsilon)
-    graph.substitute(norm.output, node)
+    graph.replace_producer(norm.output, node)
     return None
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rewriter.ir.graph import GraphEditor, is_op, label
+from rewriter.ir.graph import GraphEditor, display_name, is_op
 from rewriter.ir.patterns.norms.language import Bindings, Pattern, broadcast, const, mean, named, op, var
 from rewriter.ir.patterns.values import exposed, is_harmless, positive
 from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
@@ -68,11 +68,11 @@ class FuseSoftmax(GraphPass):
                 continue
             axes, reasons = _axes(match), list(_reasons(match, node.output[0]))
             if reasons or axes is None:
-                yield Refusal(label(node), f"stays written out: {'; '.join(reasons)}")
+                yield Refusal(display_name(node), f"stays written out: {'; '.join(reasons)}")
                 continue
             softmax = graph.make(kind, [match.tensors["x"][0]], [node.output[0]], axis=axes[0])
-            graph.substitute(node.output[0], softmax)
-            yield Change(label(node), f"{len(match.nodes)} nodes became {kind}")
+            graph.replace_producer(node.output[0], softmax)
+            yield Change(display_name(node), f"{len(match.nodes)} nodes became {kind}")
 
 
 def _axes(match: Bindings) -> tuple[int, ...] | None:

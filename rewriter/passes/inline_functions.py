@@ -14,7 +14,7 @@ from rewriter.base import sandbox
 from rewriter.base.errors import ModelError, NativeError
 from rewriter.base.text import count
 from rewriter.ir.graph import TAG
-from rewriter.ir.model import STANDARD_DOMAINS, Model, check, refill, walk_nodes
+from rewriter.ir.model import STANDARD_DOMAINS, Model, check, replace_items, walk_nodes
 from rewriter.passes.base import Change, Context, Event, ModelPass, Refusal
 
 
@@ -82,7 +82,7 @@ def inline(model: Model, tag: str) -> list[Event]:
     # TensorRT has no operator sets of the domains that only functions used
     used = {node.domain for node in walk_nodes(proto.graph)} | STANDARD_DOMAINS
     domains = {domain for domain, *_ in functions} - used
-    refill(proto.opset_import, [o for o in proto.opset_import if o.domain not in domains])
+    replace_items(proto.opset_import, [o for o in proto.opset_import if o.domain not in domains])
     for node in walk_nodes(model.proto.graph):
         if _node_key(node) not in before:
             node.metadata_props.add(key=TAG, value=tag)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from onnx import NodeProto
 
-from rewriter.ir.graph import GraphEditor, label
+from rewriter.ir.graph import GraphEditor, display_name
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.weights import Replacement
 from rewriter.passes.base import Change, Context, Event, GraphPass, Refusal
@@ -63,13 +63,13 @@ def _isolate(graph: GraphEditor, clip: NodeProto, lower: Literal["Max", "Relu"])
     else:
         steps = [(op, b) for op, index in ((lower, 1), ("Min", 2)) if (b := optional_input(clip, index))]
     if any(graph.constant(bound) is None for _, bound in steps):
-        return Refusal(label(clip), "its bounds are computed: TensorRT does not fuse such a Clip")
+        return Refusal(display_name(clip), "its bounds are computed: TensorRT does not fuse such a Clip")
     if not steps:
-        return Refusal(label(clip), "it has no bounds")
+        return Refusal(display_name(clip), "it has no bounds")
     new, current = Replacement(graph, clip), clip.input[0]
     for index, (op, bound) in enumerate(steps):
         last = index == len(steps) - 1
         out = clip.output[0] if last else graph.tensor(f"{clip.output[0]}/{op}", like=clip.output[0])
         current = new.add(op, [current] if op == "Relu" else [current, bound], out)
     graph.remove(clip, keep=clip.output)
-    return Change(label(clip), f"{clip.op_type} became " + " and ".join(op for op, _ in steps))
+    return Change(display_name(clip), f"{clip.op_type} became " + " and ".join(op for op, _ in steps))

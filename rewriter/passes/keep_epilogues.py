@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from onnx import NodeProto
 
-from rewriter.ir.graph import GraphEditor, attribute, label
-from rewriter.ir.graph.match import along
+from rewriter.ir.graph import GraphEditor, attribute, display_name
+from rewriter.ir.graph.match import walk_down
 from rewriter.ir.graph.ops import ELEMENTWISE, ROW_NORMS
 from rewriter.passes.base import Change, Context, Event, GraphPass, Refusal, Requires
 from rewriter.target.fusion import after_convs_of_series, after_products
@@ -76,7 +76,7 @@ class KeepEpilogues(GraphPass):
             if moved or (node.op_type in ROW_NORMS | {"Transpose"} and node.input[0] in epilogues):
                 reason = _reason_against(graph, node)
                 if reason is not None:
-                    yield Refusal(label(node), reason)
+                    yield Refusal(display_name(node), reason)
                 elif node.op_type == "Transpose":
                     perm = attribute(node, "perm", ()) or range(graph.rank(node.input[0]) or 0)[::-1]
                     if perm:
@@ -88,7 +88,7 @@ class KeepEpilogues(GraphPass):
 
 def _begins_stream(graph: GraphEditor, node: NodeProto) -> bool:
     """True if several nodes, a norm and the next sum, read a result or what is computed from it."""
-    _, result = along(graph, node.output[0], lambda reader: reader.op_type in ELEMENTWISE)
+    _, result = walk_down(graph, node.output[0], lambda reader: reader.op_type in ELEMENTWISE)
     return len(graph.consumers(result)) > 1
 
 
@@ -105,10 +105,10 @@ def _lift(graph: GraphEditor, node: NodeProto, **axes: Any) -> Change:
     lifted = graph.tensor(f"{result}/lifted", dtype=graph.dtype(data))
     inner = graph.tensor(f"{result}/inner", dtype=graph.dtype(result))
     first = graph.add_ints(f"{result}/axis", 0)
-    graph.substitute(
+    graph.replace_producer(
         result,
         graph.make("Unsqueeze", [data, first], [lifted]),
-        graph.again(node, [lifted, *node.input[1:]], [inner], name=node.name, **axes),
+        graph.clone_node(node, [lifted, *node.input[1:]], [inner], name=node.name, **axes),
         graph.make("Squeeze", [inner, first], [result]),
     )
-    return Change(label(node), f"a view stands between it and {data}")
+    return Change(display_name(node), f"a view stands between it and {data}")

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised, label
+from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op, is_quantised
 from rewriter.ir.graph.match import optional_input, produced
 from rewriter.ir.graph.weights import NewWeights, Replacement, layout_obstacle
 from rewriter.ir.model import Array
-from rewriter.ir.plan.node_patterns import Kept
+from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.passes.algorithms.windows import Windows, pads_of, windows_of
 from rewriter.passes.base import Change, Context, Event, Exactness, Refusal, WeightPass, refused
 
@@ -103,15 +103,17 @@ def _branches(graph: GraphEditor, node: NodeProto) -> list[_Branch]:
     return sorted(branches, key=lambda branch: -math.prod(branch.windows.kernel))
 
 
-def _reason_against(graph: GraphEditor, node: NodeProto, branches: list[_Branch], kept: Kept) -> str | None:
+def _reason_against(
+    graph: GraphEditor, node: NodeProto, branches: list[_Branch], kept: NodePatterns
+) -> str | None:
     if (reason := kept.reason(node, *(branch.conv for branch in branches))) is not None:
         return reason
     for branch in branches:
         if reason := _reason_in_branch(graph, branch):
-            return f"{label(branch.conv)}: {reason}"
+            return f"{display_name(branch.conv)}: {reason}"
     for branch in branches[1:]:
         if reason := _reason_to_differ(graph, branches[0], branch):
-            return f"{label(branch.conv)} and {label(branches[0].conv)} {reason}"
+            return f"{display_name(branch.conv)} and {display_name(branches[0].conv)} {reason}"
     return None
 
 
@@ -164,7 +166,7 @@ def _merge(graph: GraphEditor, node: NodeProto, branches: list[_Branch], weights
     weight, bias = _weight(graph, branches), _bias(graph, branches)
     if not np.isfinite(weight).all() or (bias is not None and not np.isfinite(bias).all()):
         reason = "the sum of their weights or biases is not finite in their type"
-        return Refusal(label(node), f"{APART}: {reason}")
+        return Refusal(display_name(node), f"{APART}: {reason}")
     large, *others = branches
     conv, windows = large.conv, large.windows
     parts = [(branch.conv.input[1], _lead(large, branch)) for branch in branches]
@@ -173,10 +175,10 @@ def _merge(graph: GraphEditor, node: NodeProto, branches: list[_Branch], weights
         inputs.append(_shared(weights, [(b.bias, ()) for b in branches if b.bias], bias))
     shape = {"kernel_shape": windows.kernel, "strides": windows.strides, "dilations": windows.dilations}
     shape |= {"pads": large.pads, "group": attribute(conv, "group", 1)}
-    Replacement(graph, node).finish("Conv", inputs, f"{label(conv)}/merged", **shape)
+    Replacement(graph, node).finish("Conv", inputs, f"{display_name(conv)}/merged", **shape)
     window = "x".join(map(str, windows.kernel))
-    rest = ", ".join(label(branch.conv) for branch in others)
-    return Change(label(conv), f"one Conv of {conv.input[0]} with {rest}: windows of {window}")
+    rest = ", ".join(display_name(branch.conv) for branch in others)
+    return Change(display_name(conv), f"one Conv of {conv.input[0]} with {rest}: windows of {window}")
 
 
 def _weight(graph: GraphEditor, branches: list[_Branch]) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.base.text import count as counted
-from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph import GraphEditor, attribute, display_name
 from rewriter.ir.graph.weights import NewWeights, layout_obstacle
 from rewriter.ir.model import Array
 from rewriter.passes.algorithms.windows import Windows, windows_of
@@ -95,7 +95,7 @@ def _widen(graph: GraphEditor, node: NodeProto, groups: int, weights: NewWeights
     graph.set_input(node, 1, weight)
     next(item for item in node.attribute if item.name == "group").i = groups
     width = len(graph.value(weight)) // groups
-    return Change(label(node), f"{counted(groups, 'group')} of {width} channels in place of {old}")
+    return Change(display_name(node), f"{counted(groups, 'group')} of {width} channels in place of {old}")
 
 
 def _wide(weight: Array, groups: int, factor: int) -> Array:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.graph import GraphEditor, attribute, constant_row, is_op, is_quantised, label
+from rewriter.ir.graph import GraphEditor, attribute, constant_row, display_name, is_op, is_quantised
 from rewriter.ir.graph.match import consumed, optional_input, other_operand
 from rewriter.ir.graph.ops import PRODUCTS
 from rewriter.ir.graph.weights import NewWeights, Replacement, gemm_obstacle, is_transposed, layout_obstacle
 from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import NUMPY_TYPES
 from rewriter.ir.model.tensors import Shape
-from rewriter.ir.plan.node_patterns import Kept
+from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.passes.base import Change, Context, Event, Exactness, Refusal, Requires, WeightPass, refused
 
 RANK = 4
@@ -91,7 +91,7 @@ class MergeProjections(WeightPass):
         weights = NewWeights(graph)
         for group in _groups(graph):
             members = [product for product in group if product.obstacle is None]
-            yield from (Refusal(label(p.node), p.obstacle) for p in group if p.obstacle is not None)
+            yield from (Refusal(display_name(p.node), p.obstacle) for p in group if p.obstacle is not None)
             if len(members) > 1:
                 first = members[0].node
                 reason = context.kept.reason(*(node for m in members for node in (m.node, m.end)))
@@ -99,7 +99,7 @@ class MergeProjections(WeightPass):
                 reason = reason or self._too_long(graph, context.kept, members)
                 yield refused(first, apart, reason) or _merge(graph, context.kept, members, weights)
 
-    def _too_long(self, graph: GraphEditor, kept: Kept, members: list[_Product]) -> str | None:
+    def _too_long(self, graph: GraphEditor, kept: NodePatterns, members: list[_Product]) -> str | None:
         """Why moving the results costs more than the merged product saves; None if it does not."""
         if not self.longest:
             return None
@@ -188,7 +188,7 @@ def _bias(graph: GraphEditor, members: list[_Product]) -> str:
     return graph.add_constant(f"{first}/merged/bias", np.concatenate(rows))
 
 
-def _merge(graph: GraphEditor, kept: Kept, members: list[_Product], weights: NewWeights) -> Change:
+def _merge(graph: GraphEditor, kept: NodePatterns, members: list[_Product], weights: NewWeights) -> Change:
     first = members[0].node
     data, new, heads = first.input[0], Replacement(graph, first, "merged"), _heads(graph, kept, members)
     product = new.add("MatMul", [data, _weight(members, weights)], new.tensor("merged"), new.name)
@@ -202,9 +202,9 @@ def _merge(graph: GraphEditor, kept: Kept, members: list[_Product], weights: New
     for member in members:
         graph.remove(member.end)
     total = sum(m.columns for m in members)
-    names = ", ".join(label(m.node) for m in members[1:])
+    names = ", ".join(display_name(m.node) for m in members[1:])
     form = f" in {sum(cut.heads for cut in heads[0])} heads" if heads else ""
-    return Change(label(first), f"one product of {data} with {names}: {total} columns{form}")
+    return Change(display_name(first), f"one product of {data} with {names}: {total} columns{form}")
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,9 @@ class _Cut:
     size: int
 
 
-def _heads(graph: GraphEditor, kept: Kept, members: list[_Product]) -> tuple[list[_Cut], _Target] | None:
+def _heads(
+    graph: GraphEditor, kept: NodePatterns, members: list[_Product]
+) -> tuple[list[_Cut], _Target] | None:
     """The cuts of all results into heads of one size, and the entries of the axes before the heads.
 
     None if the results are not cut, or if the user keeps one. All results have equally many rows: one axis

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph import GraphEditor, attribute, display_name
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.ops import ELEMENTWISE, SCALING, SUMS
 from rewriter.ir.graph.weights import NewWeights, layout_obstacle
 from rewriter.ir.model import STANDARD_DOMAINS, Array
 from rewriter.ir.model.graphs import reads
-from rewriter.ir.plan.node_patterns import Kept
+from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.passes.algorithms.windows import windows_of
 from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 
@@ -91,10 +91,10 @@ class PadChannels(GraphPass):
             if size <= max(self.least, 1) or size % self.step == 0:
                 continue
             if root.obstacle:
-                yield Refusal(label(conv), f"it keeps its {size} channels: {root.obstacle}")
+                yield Refusal(display_name(conv), f"it keeps its {size} channels: {root.obstacle}")
                 continue
             root.more = -size % self.step
-            yield Change(label(conv), f"{size + root.more} channels in place of {size}")
+            yield Change(display_name(conv), f"{size + root.more} channels in place of {size}")
         channels.pad()
 
 
@@ -137,7 +137,7 @@ class _Channels:
     """
 
     graph: GraphEditor
-    kept: Kept
+    kept: NodePatterns
     layouts: dict[str, Layout] = field(default_factory=dict)
     convs: list[tuple[NodeProto, _Block]] = field(default_factory=list)
     constants: list[Constant] = field(default_factory=list)
@@ -148,7 +148,7 @@ class _Channels:
         layout = self._result(node) if node.domain in STANDARD_DOMAINS and len(node.output) == 1 else None
         if layout is None:
             for name in reads(node):
-                _fix(self.layouts.get(name, ()), f"{label(node)} reads {name}")
+                _fix(self.layouts.get(name, ()), f"{display_name(node)} reads {name}")
             return
         self.layouts[node.output[0]] = layout
         if self.graph.is_output(node.output[0]):

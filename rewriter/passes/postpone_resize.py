@@ -11,13 +11,13 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.hazards.planning.costs import KERNEL_US, PRODUCTS_PER_US, TYPICAL
-from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised, label
+from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op, is_quantised
 from rewriter.ir.graph.match import optional_input, produced
 from rewriter.ir.graph.ops import RESIZES
 from rewriter.ir.graph.weights import Replacement, layout_obstacle
 from rewriter.ir.model import Array
 from rewriter.ir.model.tensors import Shape
-from rewriter.ir.plan.node_patterns import Kept
+from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.passes.base import Change, Context, Event, Exactness, WeightPass, refused
 
 _ALIGNED = frozenset("align_corners asymmetric half_pixel half_pixel_symmetric pytorch_half_pixel".split())
@@ -125,7 +125,7 @@ def _is_pointwise(graph: GraphEditor, node: NodeProto) -> bool:
     return not pads and all(step == 1 for step in attribute(node, "strides", [1]))
 
 
-def _parts(graph: GraphEditor, conv: NodeProto, kept: Kept) -> list[_Part]:
+def _parts(graph: GraphEditor, conv: NodeProto, kept: NodePatterns) -> list[_Part]:
     """Returns the parts of a pointwise Conv's input if their channels are known; otherwise none."""
     tensors = [conv.input[0]]
     source = produced(graph, conv.input[0], "Concat")
@@ -154,7 +154,7 @@ def _channels(graph: GraphEditor, tensor: str, axis: int = 1) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _part(graph: GraphEditor, part: _Part, out: int, kept: Kept) -> _Part:
+def _part(graph: GraphEditor, part: _Part, out: int, kept: NodePatterns) -> _Part:
     """Returns the part with the Resize that writes it, or with the reason why that stays."""
     resize = produced(graph, part.tensor, *RESIZES)
     if resize is None:
@@ -168,7 +168,7 @@ def _part(graph: GraphEditor, part: _Part, out: int, kept: Kept) -> _Part:
         return part
     if growth == 1:
         return replace(part, tensor=resize.input[0])
-    kept_by = f"{label(resize)} is kept in FP32 by {request}" if request is not None else None
+    kept_by = f"{display_name(resize)} is kept in FP32 by {request}" if request is not None else None
     if reason := kept_by or _reason_to_stay(graph, resize, part.count, out):
         return replace(part, reason=reason)
     return replace(part, tensor=resize.input[0], resize=resize, growth=growth)
@@ -176,15 +176,15 @@ def _part(graph: GraphEditor, part: _Part, out: int, kept: Kept) -> _Part:
 
 def _reason_to_stay(graph: GraphEditor, resize: NodeProto, count: int, out: int) -> str | None:
     if graph.only_consumer(resize.output[0]) is None:
-        return f"the result of {label(resize)} has other consumers"
+        return f"the result of {display_name(resize)} has other consumers"
     if count < out:
-        return f"{label(resize)} would enlarge {out} channels instead of {count}"
+        return f"{display_name(resize)} would enlarge {out} channels instead of {count}"
     if _inputs_for(graph, resize, out) is None:
-        return f"the sizes of {label(resize)} are for an unknown batch"
+        return f"the sizes of {display_name(resize)} are for an unknown batch"
     return None
 
 
-def _reason_against(graph: GraphEditor, conv: NodeProto, kept: Kept) -> str | None:
+def _reason_against(graph: GraphEditor, conv: NodeProto, kept: NodePatterns) -> str | None:
     source = graph.producer(conv.input[0])
     weight = conv.input[1]
     if (reason := kept.reason(conv, *([source] if source is not None else []))) is not None:
@@ -214,10 +214,10 @@ def _unknown_mean(graph: GraphEditor, resize: NodeProto) -> str | None:
     """The reason why a Resize or Upsample is no known mean in each channel; None if it is one."""
     mode = attribute(resize, "coordinate_transformation_mode", "half_pixel")
     if mode not in _ALIGNED:
-        return f"{label(resize)} has coordinates by {mode}"
+        return f"{display_name(resize)} has coordinates by {mode}"
     if attribute(resize, "keep_aspect_ratio_policy", "stretch") != "stretch":
-        return f"{label(resize)} keeps the aspect ratio"
-    return None if _scales(graph, resize) else f"how much {label(resize)} enlarges is not known"
+        return f"{display_name(resize)} keeps the aspect ratio"
+    return None if _scales(graph, resize) else f"how much {display_name(resize)} enlarges is not known"
 
 
 def _scales(graph: GraphEditor, resize: NodeProto) -> tuple[float, ...] | None:
@@ -295,7 +295,7 @@ class _Postponing(Replacement):
         self.graph.remove(self.node)
         share = sum(part.count / part.growth for part in self.parts) / sum(part.count for part in self.parts)
         done = f"moved before {len(late)} Resize{'s' if len(late) > 1 else ''}"
-        return Change(label(self.node), f"{done}, with {share:.2f} of the multiplications")
+        return Change(display_name(self.node), f"{done}, with {share:.2f} of the multiplications")
 
     def _convolve(self, parts: Sequence[_Part], bias: str, places: str) -> str:
         """Adds one Conv of some of the parts; its result has as many places as the tensor `places`."""
@@ -314,7 +314,7 @@ class _Postponing(Replacement):
         inputs = _inputs_for(self.graph, resize, self._out) if resize is not None else None
         assert resize is not None and inputs is not None  # checked by `_part`
         named = [i if isinstance(i, str) else self.graph.add_constant(f"{out}/size", i) for i in inputs]
-        node = self.graph.again(resize, [small, *named], [out], name=f"{self.name}/Resize")
+        node = self.graph.clone_node(resize, [small, *named], [out], name=f"{self.name}/Resize")
         self.graph.insert(node, before=self.node)
         return out
 

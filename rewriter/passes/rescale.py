@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rewriter.base.text import count
-from rewriter.hazards.analysis import PrecisionRequest, Survey
-from rewriter.hazards.planning.planner import surveys
-from rewriter.ir.graph import GraphEditor, label, open_graphs
+from rewriter.hazards.analysis import GraphAnalysis, PrecisionRequest
+from rewriter.hazards.planning.planner import analyses
+from rewriter.ir.graph import GraphEditor, display_name, open_graphs
 from rewriter.ir.model import Model
 from rewriter.ir.plan import Plan
 from rewriter.passes.algorithms.rescaling.apply import apply, apply_planned, record
@@ -70,15 +70,15 @@ class Rescale(ModelPass):
             yield from _as_planned(model, context.plan, self.name)
             return
         ranges = context.ranges or {}
-        for survey in reversed(list(surveys(model, ranges, PrecisionRequest("fp16"), tag=self.name))):
-            if ranges and in_range(survey):
+        for analysis in reversed(list(analyses(model, ranges, PrecisionRequest("fp16"), tag=self.name))):
+            if ranges and in_range(analysis):
                 continue
             if isinstance(ranges, Ranges) and not ranges.real:  # on real data they may be small, and become 0
                 why = "its ranges were measured on random inputs: give `inputs` for exponents"
-                yield Refusal("the graph" if survey.graph.is_main else f"graph {survey.scope}", why)
+                yield Refusal("the graph" if analysis.graph.is_main else f"graph {analysis.scope}", why)
                 continue
-            with survey.graph:
-                yield from _rescaled(survey)
+            with analysis.graph:
+                yield from _rescaled(analysis)
 
 
 def _as_planned(model: Model, plan: Plan, tag: str) -> Iterator[Rescaled]:
@@ -91,11 +91,11 @@ def _as_planned(model: Model, plan: Plan, tag: str) -> Iterator[Rescaled]:
                 yield _event(graph, scope, exponents, edits, "as planned")
 
 
-def _rescaled(survey: Survey) -> Iterator[Event]:
+def _rescaled(analysis: GraphAnalysis) -> Iterator[Event]:
     """Scales tensors of one graph that overflow or have sunk."""
-    graph = survey.graph
+    graph = analysis.graph
     constraints = Constraints(graph)
-    demanded, tied = demands(survey, constraints)
+    demanded, tied = demands(analysis, constraints)
     free = solve(demanded, [constraints.form(number) for number in constraints.tensors.values()])
     saved: dict[str, int] = {}
     refusals: dict[str, list[str]] = {}
@@ -110,14 +110,14 @@ def _rescaled(survey: Survey) -> Iterator[Event]:
         numbers = constraints.tensors.items()
         exponents = {t: k for t, number in numbers if (k := constraints.exponent(number, free))}
         order = sorted(saved, key=saved.__getitem__)
-        texts = [f"{_shown(survey, tensor)} times 2^{saved[tensor]}" for tensor in order]
+        texts = [f"{_shown(analysis, tensor)} times 2^{saved[tensor]}" for tensor in order]
         more = f" and {len(texts) - NAMED} more like these" if len(texts) > NAMED else ""
-        yield _event(graph, survey.scope, exponents, edits, ", ".join(texts[:NAMED]) + more)
+        yield _event(graph, analysis.scope, exponents, edits, ", ".join(texts[:NAMED]) + more)
     for tensor in tied:
         refusals.setdefault(constraints.pins.get(tensor, TIED), []).append(tensor)
     for reason, tensors in refusals.items():
         more = f" (and {len(tensors) - 1} more like it)" if len(tensors) > 1 else ""
-        text = f"{_shown(survey, tensors[0])} cannot be scaled: {reason}{more}"
+        text = f"{_shown(analysis, tensors[0])} cannot be scaled: {reason}{more}"
         yield Refusal(_node(graph, tensors[0]), text)
 
 
@@ -130,11 +130,11 @@ def _event(graph: GraphEditor, scope: int, exponents: Mapping[str, int], edits: 
     return Rescaled(_node(graph, next(iter(exponents), "constants")), f"{many}: {what}", rows)
 
 
-def _shown(survey: Survey, tensor: str) -> str:
-    measured = survey.range(tensor)
+def _shown(analysis: GraphAnalysis, tensor: str) -> str:
+    measured = analysis.range(tensor)
     return f"{tensor} {measured}" if measured is not None else tensor
 
 
 def _node(graph: GraphEditor, tensor: str) -> str:
     node = graph.producer(tensor)
-    return label(node) if node is not None else tensor
+    return display_name(node) if node is not None else tensor

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph import GraphEditor, attribute, display_name
 from rewriter.ir.graph.match import other_operand
 from rewriter.ir.graph.ops import LAYOUTS, SCALING
 from rewriter.ir.patterns.norms.language import scaling
@@ -76,9 +76,12 @@ def _move_one(graph: GraphEditor, matmul: NodeProto) -> Generator[Event, None, N
         return None
     scale, factor = scales[0]
     if reason := _reason_against(graph, score, scale, factor):
-        yield Refusal(label(scale), reason)
+        yield Refusal(display_name(scale), reason)
         return None
-    yield Change(label(scale), f"the factor {factor:.4g} moved to {matmul.input[0]}, before {label(matmul)}")
+    yield Change(
+        display_name(scale),
+        f"the factor {factor:.4g} moved to {matmul.input[0]}, before {display_name(matmul)}",
+    )
     return _move(graph, matmul, scale, factor)
 
 
@@ -131,7 +134,7 @@ def _move(graph: GraphEditor, matmul: NodeProto, scale: NodeProto, factor: float
     value = 1 / factor if operator == "Div" else factor
     scaled, result = graph.tensor(f"{query}/scaled", like=query), scale.output[0]
     constant = graph.add_constant(f"{query}/scale", value, like=query)
-    new = graph.again(matmul, [scaled, key], [result], name=f"{label(matmul)}/scaled")
-    scaler = graph.make(operator, [query, constant], [scaled], name=f"{label(scale)}/query")
-    graph.substitute(result, scaler, new)
+    new = graph.clone_node(matmul, [scaled, key], [result], name=f"{display_name(matmul)}/scaled")
+    scaler = graph.make(operator, [query, constant], [scaled], name=f"{display_name(scale)}/query")
+    graph.replace_producer(result, scaler, new)
     return new

@@ -17,7 +17,7 @@ from rewriter.base import sandbox
 from rewriter.base.errors import NativeError
 from rewriter.ir.graph import TAG, GraphEditor, attribute, casts_to, open_graphs, reads
 from rewriter.ir.graph.ops import QUANTISING
-from rewriter.ir.model import STANDARD_DOMAINS, Model, refill, walk_graphs, walk_nodes
+from rewriter.ir.model import STANDARD_DOMAINS, Model, replace_items, walk_graphs, walk_nodes
 from rewriter.ir.model.graphs import UNKNOWN_DOMAIN, schema_of, subgraphs
 from rewriter.ir.model.normalization import lift_large_constants
 from rewriter.ir.patterns.values import repeats_reshape, selected
@@ -132,7 +132,7 @@ def _drop_idle(model: Model, tag: str) -> bool:
                     index = selected(graph, node)
                 source = node.input[index] if index is not None else _standardised(graph, node)
                 if source and not graph.is_output(node.output[0]):
-                    graph.redirect(node.output[0], source)
+                    graph.replace_all_uses_with(node.output[0], source)
                     graph.remove(node)
                     changed = True
     return changed
@@ -272,7 +272,7 @@ def _strip(node: NodeProto) -> None:
     if node.domain in STANDARD_DOMAINS:
         node.ClearField("domain")
     if len(node.attribute) > 1:
-        refill(node.attribute, sorted(node.attribute, key=lambda a: a.name))
+        replace_items(node.attribute, sorted(node.attribute, key=lambda a: a.name))
     for item in node.attribute:
         item.ClearField("doc_string")
     for graph in subgraphs(node):
@@ -313,10 +313,10 @@ def _replace_graph(model: Model, nodes: list[NodeProto], computed: dict[str, Ten
     names = [*(n for n in own if n in read), *(n for n in computed if n in read and n not in own)]
     tensors = [_tensor(model, name, own.get(name), computed.get(name)) for name in names]
     written = {name for node in nodes for name in node.output}
-    refill(graph.node, nodes)
-    refill(graph.initializer, tensors)
-    refill(graph.value_info, [v for v in graph.value_info if v.name in written])
-    refill(graph.input, [v for v in graph.input if v.name not in constants or v.name in read])
+    replace_items(graph.node, nodes)
+    replace_items(graph.initializer, tensors)
+    replace_items(graph.value_info, [v for v in graph.value_info if v.name in written])
+    replace_items(graph.input, [v for v in graph.input if v.name not in constants or v.name in read])
     for name in model.weights.keys() - set(names):
         del model.weights[name]
     model.proto.ir_version = max(model.proto.ir_version, 4)  # new initializers are no inputs

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.graph import GraphEditor, attribute, is_op, label
+from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.weights import NewWeights, Replacement
 from rewriter.ir.model.tensors import Shape
-from rewriter.ir.plan.node_patterns import Kept
+from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.passes.algorithms.windows import IMAGE_CHANNELS, Windows, reason_against, windows_of
 from rewriter.passes.base import Change, Context, Event, Exactness, Requires, WeightPass, refused
 
@@ -104,7 +104,7 @@ def _of_one_pixel(windows: Windows) -> bool:
     return all(size == 1 for size in (*windows.kernel, *windows.sizes))
 
 
-def _reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: Kept) -> str | None:
+def _reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: NodePatterns) -> str | None:
     """Returns why the Conv is no product of patches, or why its windows do not partition the input."""
     if len(windows.kernel) > MOST_AXES:
         return f"TensorRT cannot transpose patches of {len(windows.kernel)} spatial axes"
@@ -125,14 +125,14 @@ class _Unfolding(Replacement):
         """Number of elements of a patch."""
         return self.windows.channels * math.prod(self.windows.kernel)
 
-    def write(self, kept: Kept) -> Change:
+    def write(self, kept: NodePatterns) -> Change:
         graph, conv, counts, out = self.graph, self.node, self.windows.counts, self.windows.out
         if _of_one_pixel(self.windows):
             pixel = self.reshape(conv.input[0], (self.depth,), self.tensor("pixel"))
             self._product(pixel, row := self.tensor("row"))
             self.reshape(row, (out, *counts), conv.output[0])
             graph.remove(conv)
-            return Change(label(conv), f"a product of one row of {self.depth} elements")
+            return Change(display_name(conv), f"a product of one row of {self.depth} elements")
         end = _channels_last(graph, conv, counts, out, kept)
         rank = len(graph.shape(end.output[0]) or ()) if end is not None else 0
         rows = end.output[0] if end is not None and rank == 3 else self.tensor("rows")
@@ -144,7 +144,9 @@ class _Unfolding(Replacement):
         if graph.producer(conv.output[0]) is conv:  # other consumers read the layout of Conv
             self._channels_first(rows)
             graph.remove(conv)
-        return Change(label(conv), f"a product of {math.prod(counts)} patches of {self.depth} elements")
+        return Change(
+            display_name(conv), f"a product of {math.prod(counts)} patches of {self.depth} elements"
+        )
 
     def _patches(self) -> str:
         """Computes [N, L, C * window] from [N, C, H, W]."""
@@ -177,7 +179,7 @@ class _Unfolding(Replacement):
 
 
 def _channels_last(
-    graph: GraphEditor, conv: NodeProto, counts: tuple[int, ...], channels: int, kept: Kept
+    graph: GraphEditor, conv: NodeProto, counts: tuple[int, ...], channels: int, kept: NodePatterns
 ) -> NodeProto | None:
     """Returns the Transpose that alone brings the result to [N, L, O] or [N, *counts, O], Shape aside."""
     result = conv.output[0]

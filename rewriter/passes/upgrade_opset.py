@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.ir.graph import GraphEditor, label, open_graphs
-from rewriter.ir.model import STANDARD_DOMAINS, Model, refill
+from rewriter.ir.graph import GraphEditor, display_name, open_graphs
+from rewriter.ir.model import STANDARD_DOMAINS, Model, replace_items
 from rewriter.ir.model.tensors import FLOATS
 from rewriter.passes.algorithms.opsets import Converted, Converter
 from rewriter.passes.base import Change, Context, Event, Exactness, ModelPass, Refusal
@@ -89,7 +89,7 @@ class UpgradeOpset(ModelPass):
         results = [list(Converter(editor, work.opset, target, usual).run()) for editor in editors]
         for one in (one for of_graph in results for one in of_graph if one.reason):
             text = f"{one.node.op_type} cannot be converted from opset {work.opset} to {target}: {one.reason}"
-            refusals.append(Refusal(label(one.node), text))
+            refusals.append(Refusal(display_name(one.node), text))
         if refusals:
             return Counter()
         for editor, of_graph in reversed(list(zip(editors, results, strict=True))):
@@ -113,21 +113,21 @@ def _replace(editor: GraphEditor, converted: Converted) -> None:
             continue
         for name in step.output:
             if name and name not in names:
-                names[name] = editor.tensor(f"{label(node)}/{step.op_type}")
+                names[name] = editor.tensor(f"{display_name(node)}/{step.op_type}")
         inputs, outputs = ([names.get(name, "") for name in listed] for listed in (step.input, step.output))
         if own.isdisjoint(outputs):
-            made = editor.make(step.op_type, inputs, outputs, name=f"{label(node)}/{step.op_type}")
+            made = editor.make(step.op_type, inputs, outputs, name=f"{display_name(node)}/{step.op_type}")
         else:
             made = NodeProto(name=node.name, op_type=step.op_type, input=inputs, output=outputs)
             made.doc_string, made.domain = node.doc_string, node.domain
             made.metadata_props.extend(node.metadata_props)
         made.attribute.extend(step.attribute)
         new.append(made)
-    editor.substitute(next(filter(None, node.output)), *new)  # the first output may be left out
+    editor.replace_producer(next(filter(None, node.output)), *new)  # the first output may be left out
 
 
 def _add_constant(editor: GraphEditor, node: NodeProto, tensor: TensorProto) -> str:
-    return editor.add_constant(f"{label(node)}/constant", numpy_helper.to_array(tensor))
+    return editor.add_constant(f"{display_name(node)}/constant", numpy_helper.to_array(tensor))
 
 
 def _unlist_initializers(model: Model) -> Iterator[Event]:
@@ -137,6 +137,6 @@ def _unlist_initializers(model: Model) -> Iterator[Event]:
     inputs = [v for v in graph.input if v.name not in constants]
     count = len(graph.input) - len(inputs)
     if count:
-        refill(graph.input, inputs)
+        replace_items(graph.input, inputs)
         model.proto.ir_version = max(model.proto.ir_version, 4)  # from 4 on, they need not be inputs
         yield Change("model", f"{count} initializers are no longer listed as inputs")

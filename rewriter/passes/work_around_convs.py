@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.graph import GraphEditor, attribute, label
+from rewriter.ir.graph import GraphEditor, attribute, display_name
 from rewriter.passes.base import Change, Context, Event, GraphPass
 from rewriter.target.quirks import may_be_repaired_by, of_chains, places
 
@@ -58,7 +58,7 @@ def _with_bias(graph: GraphEditor, conv: NodeProto) -> Event:
     conv.input.append("")
     zeros = graph.add_constant(f"{conv.output[0]}/zeros", np.zeros(sizes[0]), like=conv.input[1])
     graph.set_input(conv, 2, zeros)
-    return Change(label(conv), "a bias of zeros")
+    return Change(display_name(conv), "a bias of zeros")
 
 
 def _by_itself(graph: GraphEditor, node: NodeProto) -> Event:
@@ -74,13 +74,13 @@ def _by_itself(graph: GraphEditor, node: NodeProto) -> Event:
     images, made = [larger(tensor) for tensor in given], larger(result)
     if joins:
         axis = attribute(node, "axis", 0)
-        middle = graph.again(node, images, [made], axis=axis + 1 if axis >= 0 else axis)
+        middle = graph.clone_node(node, images, [made], axis=axis + 1 if axis >= 0 else axis)
     else:
         before, after = np.split(graph.value(node.input[1]), 2)
         sizes = graph.add_ints(f"{result}/sizes", 0, *before, 0, *after)
-        middle = graph.again(node, [*images, sizes, *node.input[2:]], [made])
+        middle = graph.clone_node(node, [*images, sizes, *node.input[2:]], [made])
     raised = [
         graph.make("Unsqueeze", [tensor, first], [image]) for tensor, image in zip(given, images, strict=True)
     ]
-    graph.substitute(result, *raised, middle, graph.make("Squeeze", [made, first], [result]))
-    return Change(label(node), "a kernel of its own")
+    graph.replace_producer(result, *raised, middle, graph.make("Squeeze", [made, first], [result]))
+    return Change(display_name(node), "a kernel of its own")

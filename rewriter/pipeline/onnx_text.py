@@ -19,7 +19,7 @@ import onnx.printer
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
 from rewriter.base.errors import ModelError
-from rewriter.ir.model import Model, refill, walk_graphs
+from rewriter.ir.model import Model, replace_items, walk_graphs
 from rewriter.passes.base import with_header
 from rewriter.pipeline.driver import PassResult
 
@@ -104,8 +104,8 @@ def render(model: ModelProto) -> str:
             if _is_random(tensor) or (tensor.data_type in _FLOATS and np.prod(tensor.dims) > _LARGE):
                 values.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
         hidden = {value.name for value in values}
-        refill(graph.initializer, [_listed(t) for t in graph.initializer if t.name not in hidden])
-        refill(graph.value_info, values)
+        replace_items(graph.initializer, [_listed(t) for t in graph.initializer if t.name not in hidden])
+        replace_items(graph.value_info, values)
         for attribute in (attribute for node in graph.node for attribute in node.attribute):
             if attribute.type == onnx.AttributeProto.TENSOR:
                 attribute.t.CopyFrom(_listed(attribute.t))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from onnx import NodeProto, TensorProto
 
 from rewriter.base.errors import Severity
-from rewriter.ir.graph import GraphEditor, attribute, label, open_graphs
+from rewriter.ir.graph import GraphEditor, attribute, display_name, open_graphs
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.model import Model
 from rewriter.ir.model.schemas import SHORT_NAMES
@@ -169,7 +169,7 @@ def not_repaired(model: Model, target: Target, low: int) -> Iterator[str]:
         yield f"{target}: {quirk.title}, on {' and '.join(quirk.gpus)}; {ASK}"
     for quirk, nodes in met(model, [q for q in graver if q.concerns(target) and not q.repaired]):
         more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
-        where = ", ".join(map(label, nodes[:3])) + more
+        where = ", ".join(map(display_name, nodes[:3])) + more
         yield f"{target}: {quirk.title}, at {where}; {quirk.remedy} ({quirk.source})"
 
 

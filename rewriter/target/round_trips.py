@@ -13,7 +13,7 @@ from typing import NamedTuple
 from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph import GraphView, casts_to
-from rewriter.ir.graph.match import along, produced
+from rewriter.ir.graph.match import produced, walk_down
 from rewriter.ir.graph.ops import ELEMENTWISE, LAYOUTS, PRODUCTS, REDUCING, RESHAPES, SELECTIONS, TENSOR_CORE
 from rewriter.target.fusion import kernel_results
 
@@ -55,7 +55,7 @@ def _trip(graph: GraphView, down: NodeProto) -> RoundTrip | None:
     if graph.only_consumer(start) is not down:
         return None
     # views vanish if the shape comes out as it went in
-    _, end = along(graph, down.output[0], lambda node: node.op_type in RESHAPES)
+    _, end = walk_down(graph, down.output[0], lambda node: node.op_type in RESHAPES)
     up = graph.only_consumer(end)
     if up is None or not casts_to(up, TensorProto.FLOAT):
         return None

@@ -20,7 +20,7 @@ from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.metrics.outputs import OutputComparison, worst_of_samples
 from rewriter.runtime.metrics.pairwise_error import degenerate
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2, TOLERANCES, USABLE, Tolerance, precision_of
-from rewriter.verification.compare_runs import Standard, weigh
+from rewriter.verification.compare_runs import Standard, compare_outputs
 from rewriter.verification.expected import Expected, Outputs, as_declared, run_all, selects_rows
 from rewriter.verification.verdict import Check, Excuse
 
@@ -85,7 +85,7 @@ def check_structure(
 
 def _own_rounding(expected: Expected, model: Model) -> dict[str, float]:
     """Returns the error that rounding as written may add to each output; 0 if nothing finite is left."""
-    outputs = weigh(expected.exact, expected.as_written, _distance(model)).comparisons
+    outputs = compare_outputs(expected.exact, expected.as_written, _distance(model)).comparisons
     return {o.name: BOTH_ROUND * o.relative_l2 if np.isfinite(o.relative_l2) else 0.0 for o in outputs}
 
 
@@ -142,7 +142,11 @@ def conditioning(model: Model, samples: Sequence[Outputs], exact: Sequence[Outpu
             reordered = [session.run(sample) for sample in samples]
     except ArithmeticRunError:
         return {}
-    return {o.name: o.relative_l2 for o in weigh(exact, reordered, _distance(model)).comparisons if o.finite}
+    return {
+        o.name: o.relative_l2
+        for o in compare_outputs(exact, reordered, _distance(model)).comparisons
+        if o.finite
+    }
 
 
 def excused(check: Check, conditioning: Callable[[], Mapping[str, float]]) -> Check:
@@ -308,7 +312,7 @@ def _compare_run(
         actual = run()
     except ArithmeticRunError as error:
         return Check(name, None, f"not checked: {error.what}", seconds=time.perf_counter() - start)
-    weighed = weigh(expected, actual, standard)
+    weighed = compare_outputs(expected, actual, standard)
     rounds = tuple(
         tuple(replace(o, tolerance=o.tolerance + (noise or {}).get(o.name, 0.0)) for o in outputs)
         for outputs in weighed.rounds

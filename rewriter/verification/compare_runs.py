@@ -33,7 +33,7 @@ class BuildRun:
 
 
 @dataclass(frozen=True)
-class Judged:
+class RunComparison:
     """Results of one model, compared with the original's over all samples.
 
     Attributes:
@@ -88,13 +88,13 @@ class Standard:
         return cls(asked or default, kinds, selects_rows(original))
 
 
-def weigh(
+def compare_outputs(
     expected: Iterable[Outputs],
     actual: Iterable[Outputs],
     standard: Standard,
     worst: WorstOutputs | None = None,
     build: int = 0,
-) -> Judged:
+) -> RunComparison:
     """Compares outputs of one result with the original's, sample by sample; the worst counts.
 
     Args:
@@ -121,12 +121,12 @@ def weigh(
     allowed = max((c.tolerance for c in comparisons if by_output), default=tolerance.value)
     met = by_output or metric.meets(value, allowed)
     passed = met and all(c.passed for c in comparisons)
-    return Judged(tuple(rounds), value, allowed, passed, worst)
+    return RunComparison(tuple(rounds), value, allowed, passed, worst)
 
 
 def run_check(
     expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standard: Standard, seconds: float = 0.0
-) -> tuple[Check, Judged]:
+) -> tuple[Check, RunComparison]:
     """Compares every sample of every build with the original's outputs; the worst counts.
 
     Args:
@@ -136,16 +136,16 @@ def run_check(
         The check of the builds, and their figures.
     """
     metric, worst = named(standard.tolerance.metric), WorstOutputs()
-    weighed, runs, tolerance = list[Judged](), list[BuildRun](), standard.tolerance
+    weighed, runs, tolerance = list[RunComparison](), list[BuildRun](), standard.tolerance
     for outcome in outcomes:
         error = None
         if outcome.ran:
             values = (outcome.values(sample) for sample in range(len(outcome.outputs)))
-            weighed.append(weigh(expected, values, standard, worst, outcome.build))
+            weighed.append(compare_outputs(expected, values, standard, worst, outcome.build))
             error = weighed[-1].error
         runs.append(BuildRun(outcome.build, outcome.status, outcome.problem, error, outcome.latency))
     errors = [run.error for run in runs if run.error is not None]
-    judged = Judged(
+    judged = RunComparison(
         tuple(outputs for one in weighed for outputs in one.rounds),
         metric.worst_of(errors),
         max((one.allowed for one in weighed), default=tolerance.value),

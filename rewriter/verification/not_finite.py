@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from rewriter.base.errors import ModelError
-from rewriter.ir.graph import label
+from rewriter.ir.graph import display_name
 from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.metrics.pairwise_error import is_float
@@ -69,5 +69,5 @@ def first_nan(model: Model, samples: Iterable[Mapping[str, Array]]) -> str:
             for node in graph.node:
                 measured = (ranges.get((scope, name)) for name in node.output)
                 if any(one is not None and is_wrong(one.mean_abs) for one in measured):
-                    return f"{label(node)} ({node.op_type})"
+                    return f"{display_name(node)} ({node.op_type})"
     return ""

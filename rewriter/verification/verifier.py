@@ -36,7 +36,7 @@ from rewriter.verification.arithmetic_checks import (
     without_tf32,
 )
 from rewriter.verification.build_check import build_options, check_build, check_original_build, expectation
-from rewriter.verification.compare_runs import Judged, Standard, run_check, weigh
+from rewriter.verification.compare_runs import RunComparison, Standard, compare_outputs, run_check
 from rewriter.verification.expected import Expected, Outputs, as_declared, expected_outputs
 from rewriter.verification.verdict import Check
 
@@ -46,7 +46,7 @@ erred by 0.2 in FP32, by 0.003 in FP16; the engines of sound networks, by up to 
 
 
 @dataclass
-class Judge:
+class Verifier:
     """Each part that attempts share is measured once, and only where a check needs it.
 
     The original is loaded again for that: between, its weights need no memory.
@@ -206,7 +206,7 @@ class Judge:
         except EngineError:
             return ()
         actual = (outcome.values(number) for number in range(len(outcome.outputs)))
-        rounds = weigh(self.expected.exact, actual, _tf32(original)).rounds if outcome.ran else ()
+        rounds = compare_outputs(self.expected.exact, actual, _tf32(original)).rounds if outcome.ran else ()
         return rounds if _worst(rounds) <= DEFECT * _worst(self.emulated_fp32) else ()
 
     @cached_property
@@ -266,7 +266,7 @@ class Judge:
 
     def run_check(
         self, outcomes: Sequence[EngineOutcome], fixed: Model, precision: str, start: float
-    ) -> tuple[Check, Judged]:
+    ) -> tuple[Check, RunComparison]:
         """The check of builds that ran, and their figures.
 
         Args:

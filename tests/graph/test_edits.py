@@ -13,7 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto
 
-from rewriter.ir.graph import TAG, GraphEditor, attribute, captured, constant_value, label, open_graphs, reads
+from rewriter.ir.graph import (
+    TAG,
+    GraphEditor,
+    attribute,
+    captured,
+    constant_value,
+    display_name,
+    open_graphs,
+    reads,
+)
 from rewriter.ir.model import Model, check
 
 BRANCHES = """
@@ -132,8 +141,8 @@ class TestScopes:
     def test_redirect_reaches_into_branches(self) -> None:
         source = graph(BRANCHES)
         main = _editors(source)[0]
-        main.redirect("a", "x")
-        main.sweep("a")
+        main.replace_all_uses_with("a", "x")
+        main.erase_if_dead("a")
         main.commit()
         check(source)
         assert ops(source) == ["If"]
@@ -155,7 +164,7 @@ class TestScopes:
         loop.attribute[0].g.input[2].name = "a"  # now the body's own state has this name
         loop.attribute[0].g.node[1].input[0] = "a"
         with main:
-            main.redirect("a", "x")
+            main.replace_all_uses_with("a", "x")
         body = source.proto.graph.node[1].attribute[0].g
         assert list(body.node[1].input) == ["a", "a"]
         assert source.proto.graph.node[1].input[2] == "x"
@@ -168,7 +177,7 @@ class TestScopes:
         branch.output[0].name = "a"
         main = _editors(source)[0]
         assert "a" in captured(_node(main, "If"))
-        main.redirect("a", "x")
+        main.replace_all_uses_with("a", "x")
         main.commit()
         assert source.proto.graph.node[1].attribute[1].g.output[0].name == "x"
 
@@ -176,7 +185,7 @@ class TestScopes:
         source = graph(BRANCHES)
         main, then_branch, _ = _editors(source, tag="t")
         with then_branch:
-            then_branch.substitute("u", then_branch.make("Exp", ["b"], ["u"]))
+            then_branch.replace_producer("u", then_branch.make("Exp", ["b"], ["u"]))
             then_branch.add_constant("unread", np.zeros(2, np.float32))
         with main:
             pass
@@ -196,20 +205,20 @@ class TestScopes:
 
 
 def _substitute(tensor: str, op: str, *inputs: str) -> Edit:
-    return lambda editor: editor.substitute(tensor, editor.make(op, inputs, [tensor]))
+    return lambda editor: editor.replace_producer(tensor, editor.make(op, inputs, [tensor]))
 
 
 def _between(editor: GraphEditor) -> None:
     """Two nodes in place of one, which read what it read."""
     middle = editor.tensor("m", like="y")
-    editor.substitute("y", editor.make("Relu", ["a"], [middle]), editor.make("Abs", [middle], ["y"]))
+    editor.replace_producer("y", editor.make("Relu", ["a"], [middle]), editor.make("Abs", [middle], ["y"]))
 
 
 def _sweep(editor: GraphEditor) -> None:
-    editor.sweep("a")
-    editor.sweep("x")
+    editor.erase_if_dead("a")
+    editor.erase_if_dead("x")
     assert len(editor.nodes) == 4
-    editor.sweep("c")
+    editor.erase_if_dead("c")
 
 
 def _rename(editor: GraphEditor) -> None:
@@ -221,7 +230,7 @@ def _rename(editor: GraphEditor) -> None:
 
 def _late(editor: GraphEditor) -> None:
     editor.insert(editor.make("Exp", ["x"], ["late"]), before=None)
-    editor.redirect("a", "late")
+    editor.replace_all_uses_with("a", "late")
 
 
 XY = "g (float[2] x) => (float[2] y)"
@@ -296,7 +305,7 @@ class TestEdits:
         _editors(source)[0].commit()
         assert source.same_as(untouched)
         editor = _editors(source)[0]
-        editor.substitute("y", editor.make("Abs", ["x"], ["y"]))
+        editor.replace_producer("y", editor.make("Abs", ["x"], ["y"]))
         assert source.same_as(untouched), "nor does an edit before it"
 
     def test_new_nodes_are_tagged_and_have_names_of_their_own(self) -> None:
@@ -353,7 +362,7 @@ class TestEdits:
         tensor = source.proto.graph.initializer[0]
         tensor.CopyFrom(source.detached_tensor("w", np.ones(512, np.float32)))
         editor = _editors(source)[0]
-        editor.substitute("a", editor.make("Relu", ["x"], ["a"]))
+        editor.replace_producer("a", editor.make("Relu", ["x"], ["a"]))
         editor.commit()
         check(source)
         assert not source.weights
@@ -381,8 +390,8 @@ class TestFunctions:
         assert constant_value(onnx.helper.make_node("Constant", [], ["c"], value_string="s")) is None
 
     def test_label(self) -> None:
-        assert label(onnx.helper.make_node("Op", ["x"], ["y"], name="mine")) == "mine"
-        assert label(onnx.helper.make_node("Op", ["x"], ["", "y"])) == "Op(y)"
+        assert display_name(onnx.helper.make_node("Op", ["x"], ["y"], name="mine")) == "mine"
+        assert display_name(onnx.helper.make_node("Op", ["x"], ["", "y"])) == "Op(y)"
 
 
 UNARY = ["Relu", "Neg", "Abs", "Tanh"]
@@ -424,7 +433,7 @@ def test_random_substitutes_leave_a_valid_graph_with_the_same_results(
         if node.op_type == "If" or editor.producer(node.output[0]) is not node:
             continue
         inner, negative = editor.tensor("inner"), editor.tensor("negative")
-        editor.substitute(
+        editor.replace_producer(
             node.output[0],
             editor.make(node.op_type, list(node.input), [inner]),
             editor.make("Neg", [inner], [negative]),
@@ -447,15 +456,17 @@ def test_the_index_stays_correct_after_edits(source: Model, data: st.DataObject)
     for _ in range(data.draw(st.integers(1, 4))):
         later, earlier = sorted(data.draw(st.tuples(*[st.integers(0, len(tensors) - 1)] * 2)), reverse=True)
         if earlier == 0 or editor.producer(tensors[earlier]) is not None:
-            editor.redirect(tensors[later], tensors[earlier])
-            editor.sweep(tensors[later])
+            editor.replace_all_uses_with(tensors[later], tensors[earlier])
+            editor.erase_if_dead(tensors[later])
     editor.commit()
     check(source)
     fresh = GraphEditor(source, source.proto.graph, {}, set())
     for name in tensors:
         assert _shown(editor.producer(name)) == _shown(fresh.producer(name))
-        assert sorted(map(label, editor.consumers(name))) == sorted(map(label, fresh.consumers(name)))
+        assert sorted(map(display_name, editor.consumers(name))) == sorted(
+            map(display_name, fresh.consumers(name))
+        )
 
 
 def _shown(node: NodeProto | None) -> str | None:
-    return None if node is None else label(node)
+    return None if node is None else display_name(node)

@@ -11,13 +11,13 @@ from onnx import helper
 
 from rewriter.ir.graph import GraphEditor, is_op, open_graphs, ops
 from rewriter.ir.graph.match import (
-    along,
-    back,
     consumed,
     operands,
     optional_input,
     other_operand,
     produced,
+    walk_down,
+    walk_up,
     with_scalar,
 )
 from rewriter.ir.model import Model
@@ -94,9 +94,9 @@ def test_producer_and_consumers_of_a_tensor() -> None:
 
 def test_chains_of_single_consumers_and_of_producers() -> None:
     opened = editor(graph(CHAIN))
-    nodes, end = along(opened, "b", lambda node: is_op(node, "Identity", "Neg"))
+    nodes, end = walk_down(opened, "b", lambda node: is_op(node, "Identity", "Neg"))
     assert ([node.op_type for node in nodes], end) == (["Identity", "Neg"], "d")
-    nodes, begin = back(opened, "d", lambda node: is_op(node, "Identity", "Neg"))
+    nodes, begin = walk_up(opened, "d", lambda node: is_op(node, "Identity", "Neg"))
     assert ([node.op_type for node in nodes], begin) == (["Neg", "Identity"], "b")
 
 
@@ -105,6 +105,6 @@ def test_a_block_that_raises_commits_nothing() -> None:
     before = source.copy()
     opened = editor(source)
     with suppress(KeyError), opened:
-        opened.substitute("y", opened.make("Neg", ["x"], ["y"]))
-        opened.substitute("no such tensor")
+        opened.replace_producer("y", opened.make("Neg", ["x"], ["y"]))
+        opened.replace_producer("no such tensor")
     assert source.same_as(before)

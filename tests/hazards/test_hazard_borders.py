@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hazard_rules import Ranges, found, one, surveyed
+from hazard_rules import Ranges, analyzed, found, one
 
 from rewriter.ir.plan import Range
 
@@ -90,5 +90,5 @@ TABLE: list[tuple[str, str, Ranges, str, str]] = [
     [pytest.param(*row[:4], id=f"{row[0]}: {row[4]}") for row in TABLE],
 )
 def test_the_border_of_a_rule(rule: str, text: str, ranges: Ranges, expected: str) -> None:
-    survey = surveyed(text, ranges, opset=22 if rule == "cast_pairs" else 17)
-    assert found(rule, survey, severities=True) == expected
+    analysis = analyzed(text, ranges, opset=22 if rule == "cast_pairs" else 17)
+    assert found(rule, analysis, severities=True) == expected

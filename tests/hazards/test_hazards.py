@@ -6,7 +6,7 @@ from pathlib import Path
 
 import graphs
 import pytest
-from hazard_rules import NAMES, Ranges, found, surveyed
+from hazard_rules import NAMES, Ranges, analyzed, found
 
 from rewriter.base.errors import SEVERITIES
 from rewriter.hazards import RULES, SCAN_RULES, PrecisionRequest
@@ -38,8 +38,10 @@ def test_a_rule_in_a_graph(text: str, rule: str, words: str, expected: str) -> N
     )
     mixed, opset, scope = (options.pop("mixed", ""), options.pop("opset", 17), options.pop("scope", 0))
     assert not options, "options that no rule has"
-    survey = surveyed(text, ranges, request=request, mixed=mixed == "yes", opset=int(opset), scope=int(scope))
-    assert found(rule, survey, severities=expected.startswith(SEVERITIES)) == expected
+    analysis = analyzed(
+        text, ranges, request=request, mixed=mixed == "yes", opset=int(opset), scope=int(scope)
+    )
+    assert found(rule, analysis, severities=expected.startswith(SEVERITIES)) == expected
 
 
 BRANCH = """
@@ -61,15 +63,15 @@ BRANCH = """
     ],
 )
 def test_a_branch_that_no_sample_takes(ranges: Ranges, reasons: set[str]) -> None:
-    survey = surveyed(BRANCH, ranges, scope=1)
-    assert {h.reason for h in NAMES["unmeasured"](survey)} == reasons
+    analysis = analyzed(BRANCH, ranges, scope=1)
+    assert {h.reason for h in NAMES["unmeasured"](analysis)} == reasons
 
 
 def test_a_chain_has_one_reason() -> None:
-    survey = surveyed(
+    analysis = analyzed(
         "g (float[2] x) => (float[2] y) { a = Exp(x) b = Neg(a) y = Sin(b) }", {"a": (0, 7e4), "b": (-8e4, 0)}
     )
-    hazards = list(NAMES["overflow"](survey))
+    hazards = list(NAMES["overflow"](analysis))
     assert {h.reason for h in hazards} == {"a exceeds 65504"}
     assert {h.tensor for h in hazards} == {"a", "b"}
 
@@ -97,8 +99,8 @@ L2_NORM = NORM.replace("ReduceMean<axes = [1]>(s)", "ReduceL2<axes = [1]>(x)").r
 )
 def test_a_norm_names_what_goes_wrong(text: str, tensor: str, words: str, end: str) -> None:
     known: Ranges = {**dict.fromkeys("xsmary", (0.1, 1.0)), tensor: (0.0, 1e6)}
-    survey = surveyed(text, known, request=PrecisionRequest(measured_norms=True))
-    assert {h.reason for h in NAMES["unfused_norm"](survey)} == {f"{words} that ends in y {end}"}
+    analysis = analyzed(text, known, request=PrecisionRequest(measured_norms=True))
+    assert {h.reason for h in NAMES["unfused_norm"](analysis)} == {f"{words} that ends in y {end}"}
 
 
 SQUARE = """
@@ -119,7 +121,7 @@ SQUARE = """
 def test_tf32_transforms(taps: int, weights: str, expected: str) -> None:
     text = SQUARE.replace("TAPS", f"{taps}").replace("N]", f"{65 - taps}]")
     text = text.replace("WEIGHTS", ", ".join([weights] * taps))
-    hazards = NAMES["steep_functions"](surveyed(text, {"a": Range(1e-10, 200, 0.4, True)}))
+    hazards = NAMES["steep_functions"](analyzed(text, {"a": Range(1e-10, 200, 0.4, True)}))
     assert " ".join(h.node.output[0] for h in hazards if h.rule == "tf32") == expected
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hazard_rules import surveyed
+from hazard_rules import analyzed
 
 from rewriter.hazards import Hazard
-from rewriter.hazards.kept import is_kept
+from rewriter.hazards.kept import is_already_avoided
 
 MIXED = """
     g (float16[2] x, float[2] w) => (float16[2] y, float[2] z) {
@@ -38,7 +38,9 @@ MIXED = """
     ],
 )
 def test_what_fp32_settles(node: str, rule: str, largest: float, kept: bool) -> None:
-    survey = surveyed(MIXED, {"a": (0, largest), "z": (0, largest)}, mixed=True)
-    (found,) = (one for one in survey.graph.nodes if one.output[0] == node)
-    assert is_kept(survey, Hazard(found, rule, "a reason")) is kept
-    assert not is_kept(replace(survey, mixed=False), Hazard(found, rule, "all in FP32: nothing is settled"))
+    analysis = analyzed(MIXED, {"a": (0, largest), "z": (0, largest)}, mixed=True)
+    (found,) = (one for one in analysis.graph.nodes if one.output[0] == node)
+    assert is_already_avoided(analysis, Hazard(found, rule, "a reason")) is kept
+    assert not is_already_avoided(
+        replace(analysis, mixed=False), Hazard(found, rule, "all in FP32: nothing is settled")
+    )

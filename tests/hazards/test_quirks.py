@@ -9,7 +9,7 @@ from typing import Any
 import graphs
 import onnx
 import pytest
-from hazard_rules import surveyed
+from hazard_rules import analyzed
 from needs import needs_rtx
 
 import rewriter
@@ -94,7 +94,7 @@ def test_a_defect_of_one_type_concerns_that_alone(low: Precision, expected: set[
     text = """
         g (float[1,1,4,4] x, float[1,1,2,2] w) => (float[1,1,5,5] y) { y = ConvTranspose(x, w) }"""
     request = PrecisionRequest(low, target=Target.parse("11.0"))
-    found = list(known_defects(surveyed(text, request=request)))
+    found = list(known_defects(analyzed(text, request=request)))
     assert {h.severity for h in found if "ConvTranspose in BF16" in h.reason} == expected
 
 
@@ -120,7 +120,7 @@ def test_severity_is_that_of_the_release(opset: int, target: str, expected: set[
             y = GridSample(x, grid)
         }"""
     request = PrecisionRequest(target=Target.parse(target))
-    found = list(known_defects(surveyed(text, request=request, opset=opset)))
+    found = list(known_defects(analyzed(text, request=request, opset=opset)))
     assert {h.severity for h in found if "opset 20" in h.reason} == expected
 
 
@@ -133,7 +133,7 @@ CLIP = """
 def test_a_finding_says_that_it_was_seen() -> None:
     target = Target("tensorrt-rtx", (1, 6), {"matmul-add-clip": "wrong"})
     request = PrecisionRequest(target=target)
-    (finding,) = known_defects(surveyed(CLIP, request=request))
+    (finding,) = known_defects(analyzed(CLIP, request=request))
     assert finding.reason.endswith("(seen by `rewriter probe` on tensorrt-rtx 1.6)")
     assert finding.severity == "error"
 
@@ -270,7 +270,7 @@ def test_fix_reports_a_defect_that_it_cannot_repair() -> None:
 
 def test_an_unknown_gpu_is_a_note_with_the_command_that_asks() -> None:
     request = PrecisionRequest(target=Target.parse("10.16"))
-    (finding,) = (h for h in known_defects(surveyed(ONCE, request=request)) if "fused" in h.reason)
+    (finding,) = (h for h in known_defects(analyzed(ONCE, request=request)) if "fused" in h.reason)
     assert finding.severity == "note"
     assert "rewriter probe --ask" in str(finding.repair)
     for target, told in (("10.16", 1), ("10.16 sm_90", 0), ("10.16 sm_120", 0), ("tensorrt", 0)):
@@ -304,7 +304,7 @@ GRID = """
 
 def test_what_the_parser_takes_in_fp32_and_fp16_alone_stays_out_of_bf16() -> None:
     request = PrecisionRequest("bf16", target=Target.parse("11.1"))
-    found = {h.node.op_type: h.reason for h in no_lower_type(surveyed(GRID, request=request, opset=22))}
+    found = {h.node.op_type: h.reason for h in no_lower_type(analyzed(GRID, request=request, opset=22))}
     assert found["GridSample"] == (
         "tensorrt 11.1 takes GridSample in FP32 and FP16, not in BF16 (NVIDIA's operator table)"
     )
@@ -325,5 +325,5 @@ def test_fix_names_operators_that_the_parser_refuses() -> None:
 def test_a_dla_leaves_operators_to_the_gpu() -> None:
     text = "g (float[1,4,4,4] x) => (float[1,4,4,4] z) { y = Relu(x) e = Erf(y) z = Tanh(e) }"
     request = PrecisionRequest(target=Target.parse("dla"))
-    (found,) = target_rules.refused_operators(surveyed(text, request=request))
+    (found,) = target_rules.refused_operators(analyzed(text, request=request))
     assert (found.node.op_type, found.severity) == ("Erf", "note")

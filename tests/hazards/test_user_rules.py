@@ -6,30 +6,30 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
-from hazard_rules import surveyed
+from hazard_rules import analyzed
 
 from rewriter.base.errors import UsageError
-from rewriter.hazards import Hazard, Survey
+from rewriter.hazards import GraphAnalysis, Hazard
 from rewriter.hazards.user_rules import rules_of_the_user
 
-SURVEY = surveyed("g (float[2] x) => (float[2] y) { y = Exp(x) }")
+SURVEY = analyzed("g (float[2] x) => (float[2] y) { y = Exp(x) }")
 
 
-def held(rule: Callable[[Survey], Any]) -> list[Hazard]:
+def held(rule: Callable[[GraphAnalysis], Any]) -> list[Hazard]:
     (found,) = rules_of_the_user([rule])
     return list(found(SURVEY))
 
 
-def own(survey: Survey) -> Iterator[Hazard]:
-    for node in survey.nodes:
+def own(analysis: GraphAnalysis) -> Iterator[Hazard]:
+    for node in analysis.nodes:
         yield Hazard(node, "our-lookup", "it reads a table")
 
 
-def known(survey: Survey) -> list[Hazard]:
-    return [Hazard(node, "overflow", "it is large") for node in survey.nodes]
+def known(analysis: GraphAnalysis) -> list[Hazard]:
+    return [Hazard(node, "overflow", "it is large") for node in analysis.nodes]
 
 
-def nothing(survey: Survey) -> None:
+def nothing(analysis: GraphAnalysis) -> None:
     """As a function without any return."""
 
 
@@ -42,7 +42,7 @@ def nothing(survey: Survey) -> None:
     ],
 )
 def test_hazards_get_a_kind_that_reports_know(
-    rule: Callable[[Survey], Iterable[Hazard]], expected: list[tuple[str, str]]
+    rule: Callable[[GraphAnalysis], Iterable[Hazard]], expected: list[tuple[str, str]]
 ) -> None:
     assert [(hazard.rule, hazard.reason) for hazard in held(rule)] == expected
 
@@ -53,8 +53,8 @@ def test_what_is_no_rule_is_refused() -> None:
 
 
 def test_what_is_no_hazard_is_refused_with_the_name_of_the_rule() -> None:
-    def names(survey: Survey) -> list[str]:
-        return [node.name for node in survey.nodes]
+    def names(analysis: GraphAnalysis) -> list[str]:
+        return [node.name for node in analysis.nodes]
 
     with pytest.raises(UsageError, match=r"`hazards` names: it yields .* which is no hazard"):
         held(names)

@@ -14,8 +14,8 @@ from graphs import graph
 
 import rewriter
 from rewriter.base.errors import ModelError, UsageError
-from rewriter.hazards import Hazard, Survey
-from rewriter.ir.graph import GraphEditor, label
+from rewriter.hazards import GraphAnalysis, Hazard
+from rewriter.ir.graph import GraphEditor, display_name
 from rewriter.passes.base import Change, Context, Event, GraphPass
 from rewriter.pipeline.options import EVERY, with_flags
 from rewriter.report import html
@@ -42,12 +42,12 @@ class TagRelu(GraphPass):
         for node in graph.nodes:
             if node.op_type == "Relu" and node.name != "tagged":
                 node.name = self.names("TAGGED")
-                yield Change(label(node), "tagged")
+                yield Change(display_name(node), "tagged")
 
 
-def every_product(survey: Survey) -> Iterator[Hazard]:
+def every_product(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """A user's rule."""
-    for node in survey.nodes:
+    for node in analysis.nodes:
         if node.op_type == "MatMul":
             yield Hazard(node, "our-products", "products of this network are delicate")
 
@@ -221,7 +221,7 @@ class TestRulesOfYourOwn:
         ]
 
     def test_what_is_no_hazard_is_named_with_its_rule(self) -> None:
-        def broken(survey: Survey) -> Any:
+        def broken(analysis: GraphAnalysis) -> Any:
             return ["node"]
 
         with pytest.raises(UsageError, match=r"broken.*no hazard"):

@@ -18,12 +18,12 @@ from graphs import graph, weighted, with_weights
 from searching import OFFSET
 
 import rewriter
-from rewriter.hazards import Hazard, Survey
+from rewriter.hazards import GraphAnalysis, Hazard
 from rewriter.ir.model import Array, Model, load
 from rewriter.jobs.fix.attempt import Attempt, attempt
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.loop import _Loop, _optimism, best
-from rewriter.jobs.fix.making import Subject
+from rewriter.jobs.fix.making import Workload
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.search.goal import Budget
 from rewriter.passes.base import Context, Event, ModelPass, Stage
@@ -184,9 +184,9 @@ OBJECTIVE = [
 
 
 @pytest.mark.parametrize(("attempts", "slack", "place"), OBJECTIVE)
-def test_the_objective(attempts: list[tuple[float, float]], slack: float, place: int) -> None:
+def test_the_objective(attempts: list[tuple[float, float]], latency_tolerance: float, place: int) -> None:
     made = [measured(error) for error, _ in attempts]
-    assert best(made, [us for _, us in attempts], slack) == place
+    assert best(made, [us for _, us in attempts], latency_tolerance) == place
 
 
 def test_a_fast_result_that_fails_is_not_handed_out_and_of_failures_the_most_accurate_is() -> None:
@@ -198,9 +198,9 @@ def test_what_is_not_timed_again_in_turn_counts_as_if_it_were() -> None:
     """The one of 12 us alone would beat the others, which take 20 us in turn."""
     judge: Any = SimpleNamespace(settings=True, timed_in_turn=lambda engines: [20.0] * len(engines))
     alone: Any = [SimpleNamespace(failed=(), engine="engine", latency_us=us) for us in (10.0, 10.5, 12.0)]
-    subject: Any = SimpleNamespace(judge=judge)
-    job: Any = SimpleNamespace(slack=0.02)
-    loop = _Loop(subject, job, alone[0], alone, lambda one: (0.0, 0.0, 0.0), [])
+    workload: Any = SimpleNamespace(judge=judge)
+    job: Any = SimpleNamespace(latency_tolerance=0.02)
+    loop = _Loop(workload, job, alone[0], alone, lambda one: (0.0, 0.0, 0.0), [])
     assert loop._timed_in_turn() == [20.0, 20.0, 24.0]
 
 
@@ -226,7 +226,7 @@ def test_without_an_engine_the_estimate_has_to_be_clear(monkeypatch: pytest.Monk
     assert all_kept.conclusion.remarks == ("all of it is FP32: rules and options leave nothing in FP16",)
     monkeypatch.setattr(f"{LOOP}.CLEAR", 100.0)
     monkeypatch.setattr(f"{LOOP}.WORTH_US", -1e9)
-    monkeypatch.setattr(f"{LOOP}.estimated_us", lambda made, subject: (9.0 if made.plan else 1.0, 1.0, 1.0))
+    monkeypatch.setattr(f"{LOOP}.estimated_us", lambda made, workload: (9.0 if made.plan else 1.0, 1.0, 1.0))
     result = rewriter.fix(**small(), build=False)
     assert result.plan is None and "estimated, recorded on an H200" in result.conclusion.remarks[0]
 
@@ -286,8 +286,8 @@ def test_products_of_constants_are_left_where_an_engine_is_faster(
 def test_a_hint_of_the_training_is_released_where_it_is_slower(
     monkeypatch: pytest.MonkeyPatch, fp32_us: float, kept: bool
 ) -> None:
-    def training(survey: Survey) -> list[Hazard]:
-        return [Hazard(node, "training", "a hint") for node in survey.nodes if node.op_type == "MatMul"]
+    def training(analysis: GraphAnalysis) -> list[Hazard]:
+        return [Hazard(node, "training", "a hint") for node in analysis.nodes if node.op_type == "MatMul"]
 
     def latency_us(model: Model) -> float:
         (product,) = (node for node in model.proto.graph.node if node.op_type == "MatMul")
@@ -314,9 +314,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[FixJob]:
     """The emulation judges; the jobs of all attempts are listed."""
     attempts: list[FixJob] = []
 
-    def one(job: FixJob, subject: Subject) -> Attempt:
+    def one(job: FixJob, workload: Workload) -> Attempt:
         attempts.append(job)
-        return attempt(job, subject)
+        return attempt(job, workload)
 
     use_emulation(monkeypatch)
     monkeypatch.setattr(f"{LOOP}.IN_DOUBT", 0.0)

@@ -14,7 +14,7 @@ from graphs import with_weights
 import rewriter
 from rewriter.ir.graph.editor import TAG
 from rewriter.ir.model import walk_nodes
-from rewriter.jobs.fix.provenance import KEPT
+from rewriter.jobs.fix.provenance import ALREADY_AVOIDED
 
 HUGE = """
     <ir_version: 9, opset_import: ["" : 17]>
@@ -61,7 +61,7 @@ def test_every_kept_node_has_its_reason_and_every_made_one_its_pass(source: Path
     assert entries(result.proto)["rewriter.plan.sha256"] == hashlib.sha256(plan.read_bytes()).hexdigest()
     assert result.plan is not None and result.plan.fp32
     notes = {node.output[0]: entries(node) for node in walk_nodes(result.proto.graph)}
-    kept = {name: note[KEPT] for name, note in notes.items() if KEPT in note}
+    kept = {name: note[ALREADY_AVOIDED] for name, note in notes.items() if ALREADY_AVOIDED in note}
     assert len(kept) == len(result.plan.fp32)
     assert kept["b"].startswith("FP32, overflow: ") and "is in [" in kept["b"]
     casts = [node for node in result.proto.graph.node if node.op_type == "Cast"]

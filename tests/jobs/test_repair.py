@@ -21,7 +21,7 @@ from rewriter.jobs.fix import stages
 from rewriter.jobs.fix.attempt import Attempt, attempt
 from rewriter.jobs.fix.conclusion import Conclusion
 from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.making import Subject
+from rewriter.jobs.fix.making import Workload
 from rewriter.passes.base import Change, Context, Event
 from rewriter.passes.simplify import Simplify
 from rewriter.runtime.engines import this_machine
@@ -143,11 +143,11 @@ def test_an_interrupted_repair_hands_out_the_best_so_far(
     source, out = graph(OFFSET).whole(), tmp_path / "out.onnx"
     jobs = list[FixJob]()
 
-    def interrupted(job: FixJob, subject: Subject) -> Attempt:
+    def interrupted(job: FixJob, workload: Workload) -> Attempt:
         jobs.append(job)
         if len(jobs) == 2:
             raise KeyboardInterrupt
-        return attempt(job, subject)
+        return attempt(job, workload)
 
     monkeypatch.setattr("rewriter.jobs.fix.loop.attempt", interrupted)
     result = rewriter.fix(source, out, inputs=samples(), build=False)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 import rewriter
 from rewriter.base.errors import SEVERITIES
 from rewriter.cli import app
-from rewriter.hazards import KEPT
+from rewriter.hazards import ALREADY_AVOIDED
 from rewriter.ir.model import save, write_json
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report import scan as scan_report
@@ -55,7 +55,7 @@ class TestCases:
 
     def test_what_a_mixed_model_keeps_in_fp32_is_a_note_that_says_so(self) -> None:
         norms = [f for f in scanned(MIXED).findings if f.kind == "unfused-norm"]
-        assert {(f.severity, f.repair) for f in norms} == {("note", KEPT)}
+        assert {(f.severity, f.repair) for f in norms} == {("note", ALREADY_AVOIDED)}
         assert len(norms) == 2
 
     @pytest.mark.parametrize("name", small(BEHAVED))
@@ -123,7 +123,7 @@ class TestMixedModels:
     def test_fp32_restores_no_order_that_was_rounded_before(self, read: str, kept: bool) -> None:
         body = f"w = Cast<to = 1>(h) i = ArgMax<axis = 1>({read}) f = Cast<to = 1>(i) y = Add(w, f)"
         (order,) = (f for f in mixed(body, 1.0).findings if f.kind == "order")
-        assert (order.repair == KEPT) == kept
+        assert (order.repair == ALREADY_AVOIDED) == kept
 
 
 class TestResult:

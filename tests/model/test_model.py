@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from paths import ROOT
 
 from rewriter.base.errors import ModelError, OutputError
-from rewriter.ir.model import DETACH_BYTES, Array, Model, load, refill, save
+from rewriter.ir.model import DETACH_BYTES, Array, Model, load, replace_items, save
 from rewriter.ir.model.graphs import UNKNOWN_DOMAIN
 
 COMMITTED = [pytest.param(path, id=path.stem) for path in sorted((ROOT / "models").glob("*.onnx"))]
@@ -304,7 +304,7 @@ def test_a_field_is_refilled_with_messages_of_its_own_and_others() -> None:
     graph = onnx.parser.parse_graph("g (float[1] x) => (float[1] y) { a = Neg(x) b = Abs(a) y = Exp(b) }")
     other = onnx.helper.make_node("Relu", ["x"], ["a"])
     neg, abs_, exp = graph.node
-    refill(graph.node, (node for node in (other, exp, abs_)))
+    replace_items(graph.node, (node for node in (other, exp, abs_)))
     assert [node.op_type for node in graph.node] == ["Relu", "Exp", "Abs"]
     assert neg.op_type == "Neg"
     other.op_type = "Tanh"

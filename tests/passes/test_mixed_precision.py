@@ -34,10 +34,10 @@ TEXT = """
 
 
 def plan_of(
-    source: Model, wish: PrecisionRequest | None = None, feeds: dict[str, Array] | None = None
+    source: Model, wanted: PrecisionRequest | None = None, feeds: dict[str, Array] | None = None
 ) -> Plan:
     ranges = measure(reference(source), [feeds or graphs.random_feeds(source)])
-    return make_plan(source, ranges, wish or PrecisionRequest())
+    return make_plan(source, ranges, wanted or PrecisionRequest())
 
 
 def lowered(source: Model, plan: Plan) -> Model:
@@ -90,8 +90,8 @@ def test_the_change_counts_nodes() -> None:
 )
 def test_types_of_inputs_and_outputs(io: str, precision: str, expected: list[int]) -> None:
     source = graphs.graph(TEXT, opset=22, ir=10)
-    wish = PrecisionRequest("fp16" if precision == "fp16" else "bf16")
-    plan = replace(plan_of(source, wish), io=io)
+    wanted = PrecisionRequest("fp16" if precision == "fp16" else "bf16")
+    plan = replace(plan_of(source, wanted), io=io)
     result = lowered(source, plan)
     ports = (*result.signature.inputs, *result.signature.outputs)
     assert [p.dtype for p in ports] == expected

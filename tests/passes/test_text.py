@@ -32,7 +32,7 @@ import pytest
 from graphs import apply, run
 
 from rewriter.ir.model import Array, Model, load
-from rewriter.ir.plan.node_patterns import Kept
+from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.passes.base import Context, Exactness, Pass
 from rewriter.pipeline import onnx_text
 from rewriter.pipeline.text import parse
@@ -79,7 +79,7 @@ class Case:
         named = Target.parse(self.settings.get("target", "tensorrt"))
         target = Target(named.library, named.version, answers)
         return Context(
-            int(self.settings.get("opset", 17)), target, kept=Kept(words["keep"], words["keep-ops"])
+            int(self.settings.get("opset", 17)), target, kept=NodePatterns(words["keep"], words["keep-ops"])
         )
 
 

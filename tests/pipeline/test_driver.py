@@ -12,7 +12,7 @@ import pytest
 from graphs import graph, ops
 
 from rewriter.base.errors import PassError, UsageError
-from rewriter.ir.graph import TAG, GraphEditor, label
+from rewriter.ir.graph import TAG, GraphEditor, display_name
 from rewriter.ir.model import Model, load, save
 from rewriter.passes.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal, Requires
 from rewriter.pipeline.driver import Driver
@@ -55,10 +55,10 @@ class _NegToAbs(GraphPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for node in graph.nodes:
             if node.op_type == "Neg":
-                graph.substitute(node.output[0], graph.make("Abs", node.input, node.output))
-                yield Change(label(node), "Neg became Abs")
+                graph.replace_producer(node.output[0], graph.make("Abs", node.input, node.output))
+                yield Change(display_name(node), "Neg became Abs")
             elif node.op_type == "Exp":
-                yield Refusal(label(node), "Exp stays")
+                yield Refusal(display_name(node), "Exp stays")
 
 
 def _run(source: Model, *passes: Pass) -> tuple[Model, list[str]]:
@@ -228,8 +228,10 @@ def test_names_made_in_one_subgraph_are_not_made_in_another() -> None:
             for node in graph.nodes:
                 if node.op_type == "Neg":
                     one = graph.add_constant("one", np.ones(2, np.float32))
-                    graph.substitute(node.output[0], graph.make("Mul", [node.input[0], one], node.output))
-                    yield Change(label(node), "Neg became Mul")
+                    graph.replace_producer(
+                        node.output[0], graph.make("Mul", [node.input[0], one], node.output)
+                    )
+                    yield Change(display_name(node), "Neg became Mul")
 
     source = graph(
         """

@@ -28,10 +28,10 @@ NORMED = f"""{HEAD} m = MatMul(x, w)
     y = MatMul(l, v) }}""".replace("> {", ", int64[1] first = {0}> {")
 
 
-def epilogues(text: str, wish: PrecisionRequest = WISH) -> str:
+def epilogues(text: str, wanted: PrecisionRequest = WISH) -> str:
     """First outputs of the nodes that the rule keeps."""
     return " ".join(
-        name for name, rule in kept(planned(graphs.graph(text), wish)).items() if rule == "epilogue"
+        name for name, rule in kept(planned(graphs.graph(text), wanted)).items() if rule == "epilogue"
     )
 
 
@@ -42,17 +42,17 @@ def test_what_is_free_in_a_graph(text: str, option: Epilogues, expected: str) ->
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "wanted",
     [
         pytest.param(PrecisionRequest(), id="nobody asked"),
         pytest.param(replace(WISH, precision="bf16"), id="BF16 sums in FP32 anyway"),
         pytest.param(replace(WISH, target=Target(answers={PROBE: "fp16"})), id="the GPU says no"),
     ],
 )
-def test_requests_without_epilogues_and_fp32_norms(wish: PrecisionRequest) -> None:
-    assert epilogues(BIAS, wish) == ""
-    assert epilogues(BIAS, replace(wish, precision="fp16", epilogues="all", target=Target())) == "a"
-    assert "norm" not in kept(planned(graphs.graph(NORMED), wish)).values()
+def test_requests_without_epilogues_and_fp32_norms(wanted: PrecisionRequest) -> None:
+    assert epilogues(BIAS, wanted) == ""
+    assert epilogues(BIAS, replace(wanted, precision="fp16", epilogues="all", target=Target())) == "a"
+    assert "norm" not in kept(planned(graphs.graph(NORMED), wanted)).values()
 
 
 def test_a_product_in_fp32_has_no_epilogue() -> None:

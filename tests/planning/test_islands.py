@@ -7,7 +7,7 @@ import pytest
 from plans import kept, planned
 
 from rewriter.hazards.analysis import PrecisionRequest
-from rewriter.ir.plan.node_patterns import Kept
+from rewriter.ir.plan.node_patterns import NodePatterns
 
 
 @pytest.mark.parametrize(("text", "words", "expected"), graphs.cases("planning/islands.txt"))
@@ -16,6 +16,6 @@ def test_islands_grow_together(text: str, words: str, expected: str) -> None:
     nodes, ops, lower = (
         tuple(filter(None, options.pop(key, "").split(","))) for key in ("nodes", "ops", "lower")
     )
-    wish = PrecisionRequest(keep_nodes=nodes, keep_ops=ops, lower=Kept(nodes=lower), **options)  # type: ignore[arg-type]
-    plan = kept(planned(graphs.graph(text), wish))
+    wanted = PrecisionRequest(keep_nodes=nodes, keep_ops=ops, lower=NodePatterns(nodes=lower), **options)  # type: ignore[arg-type]
+    plan = kept(planned(graphs.graph(text), wanted))
     assert ", ".join(f"{rule} {name}" for name, rule in plan.items()) == expected

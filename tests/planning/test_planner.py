@@ -133,7 +133,7 @@ def test_what_lay_between_islands_goes_with_one_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("opset", "scale", "wish", "expected"),
+    ("opset", "scale", "wanted", "expected"),
     [
         pytest.param(17, "0.1", PrecisionRequest(), "a q d t y", id="FP32 operators below opset 19"),
         pytest.param(19, "0.1", PrecisionRequest(), "", id="FP16 from opset 19 on"),
@@ -145,7 +145,7 @@ def test_what_lay_between_islands_goes_with_one_of_them() -> None:
     ],
 )
 def test_q_dq_and_their_operators_have_one_type(
-    opset: int, scale: str, wish: PrecisionRequest, expected: str
+    opset: int, scale: str, wanted: PrecisionRequest, expected: str
 ) -> None:
     source = graphs.graph(
         f"""g (float[2,2] x, float[2,2] w) => (float[2,2] y)
@@ -160,7 +160,7 @@ def test_q_dq_and_their_operators_have_one_type(
         opset=opset,
         ir=9 if opset > 17 else 8,
     )
-    names = kept(planned(source, wish)).keys()
+    names = kept(planned(source, wanted)).keys()
     assert names == set(expected.split())
 
 

@@ -13,7 +13,7 @@ from paths import MODELS
 
 import rewriter
 from rewriter.base.errors import PassError
-from rewriter.hazards import SCAN_RULES, PrecisionRequest, Survey
+from rewriter.hazards import SCAN_RULES, GraphAnalysis, PrecisionRequest
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.graph.casts import retype
 from rewriter.ir.model import Array, Model
@@ -288,11 +288,13 @@ def found(rule: str, source: Model, feeds: Mapping[str, Array]) -> set[str]:
     measured = measure(source, [feeds])
     settings = PrecisionRequest("fp16")
     named: set[str] = set()
-    made: dict[int, Survey] = {}
+    made: dict[int, GraphAnalysis] = {}
     for scope, graph in enumerate(open_graphs(source)):
         parent = made.get(id(graph.parent))
-        made[id(graph)] = survey = Survey(graph, scope, measured, source.opsets, settings, False, parent)
-        named |= {hazard.node.op_type for hazard in RULES[rule.partition(":")[0]](survey)}
+        made[id(graph)] = analysis = GraphAnalysis(
+            graph, scope, measured, source.opsets, settings, False, parent
+        )
+        named |= {hazard.node.op_type for hazard in RULES[rule.partition(":")[0]](analysis)}
     return named
 
 

@@ -43,7 +43,7 @@ def source() -> Model:
     return made
 
 
-KEPT = tuple(
+ALREADY_AVOIDED = tuple(
     Decision("", op, f"0:{key}", "user", "", None, None, repair)  # type: ignore[arg-type]
     for key, op, repair in (("e", "Mul", "fp32"), ("q", "Softmax", "fp32"), ("r", "Gemm", "bf16"))
 )
@@ -66,7 +66,7 @@ def test_names_become_unique_and_safe_and_nothing_else_changes() -> None:
 
 def test_arguments_for_trtexec() -> None:
     made = weak_typing.named(source())
-    wanted = weak_typing.constraints(made, Plan("fp16", decisions=KEPT))
+    wanted = weak_typing.constraints(made, Plan("fp16", decisions=ALREADY_AVOIDED))
     mul, soft, gemm = "mul_0___quoted___x_", "soft_max", "mul_0___quoted___x_.1"
     assert weak_typing.trtexec_arguments(wanted) == (
         "--fp16 --bf16 --precisionConstraints=obey "
@@ -109,7 +109,7 @@ def parsed(path: Path) -> tuple[Any, Any]:
 def test_the_code_finds_every_layer_of_its_nodes_in_a_real_network(tmp_path: Path) -> None:
     made = weak_typing.named(source())
     path = save(made, tmp_path / "m.onnx")
-    _, python = weak_typing.write(made, Plan("fp16", decisions=KEPT), path)
+    _, python = weak_typing.write(made, Plan("fp16", decisions=ALREADY_AVOIDED), path)
     code = python.read_text()
     assert "'FP16', 'BF16'" in code
     network, _alive = parsed(path)

@@ -9,7 +9,7 @@ from typing import Any
 import graphs
 import numpy as np
 import pytest
-from searching import CANCELLING, begin, most_emulations, reached
+from searching import CANCELLING, begin, most_emulations, reachable
 from typer.testing import CliRunner
 
 import rewriter
@@ -29,7 +29,7 @@ from rewriter.verification.expected import run_all
 def searched(
     source: Model, goal: ErrorLimit, plan: Plan | None = None, feeds: dict[str, Array] | None = None
 ) -> Found:
-    return reached(begin(source, plan or Plan("fp16"), goal, feeds), goal)
+    return reachable(begin(source, plan or Plan("fp16"), goal, feeds), goal)
 
 
 def test_only_the_inaccurate_node_goes_to_fp32() -> None:
@@ -145,7 +145,7 @@ def test_a_budget_buys_the_most_accurate_plan() -> None:
     source = graphs.graph(CANCELLING)
     values = {}
     for share in (0.0, 0.3, 0.6, 10.0):
-        found = reached(trials_of(source, Budget(share)), Budget(share))
+        found = reachable(trials_of(source, Budget(share)), Budget(share))
         assert found.cost_us <= share * found.base_us * (1 + 1e-9)
         assert found.emulations <= 1 + 12, "a ranking, and plans"
         values[share] = found.value
@@ -162,13 +162,13 @@ def test_a_model_without_floats_has_nothing_to_search(options: dict[str, Any]) -
 
 
 def test_a_budget_of_zero_keeps_the_rules_plan() -> None:
-    found = reached(trials_of(graphs.graph(CANCELLING), Budget(0.0)), Budget(0.0))
+    found = reachable(trials_of(graphs.graph(CANCELLING), Budget(0.0)), Budget(0.0))
     assert (found.plan, found.cost_us, found.value) == (Plan("fp16"), 0.0, found.before)
 
 
 def test_a_budget_maximises_psnr() -> None:
     budget = Budget(10.0, "psnr")
-    found = reached(trials_of(graphs.graph(CANCELLING), budget), budget)
+    found = reachable(trials_of(graphs.graph(CANCELLING), budget), budget)
     assert found.value > found.before + 40
 
 

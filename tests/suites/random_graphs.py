@@ -36,7 +36,7 @@ from rewriter.base import sandbox as walls
 from rewriter.base.errors import PassError, RewriterError
 from rewriter.ir.graph.casts import LOWER
 from rewriter.ir.model import Array, Model, check, load, walk_graphs, walk_nodes
-from rewriter.ir.model.graphs import holds_graphs, refill, schema_of
+from rewriter.ir.model.graphs import holds_graphs, replace_items, schema_of
 from rewriter.passes import ALL
 from rewriter.passes.base import Context, Pass, Stage
 from rewriter.pipeline import onnx_text
@@ -156,7 +156,7 @@ def _constants(proto: ModelProto, rng: Rng) -> None:
         else:
             first.append(helper.make_node("Identity", [f"{tensor.name}/held"], [tensor.name]))
             tensor.name += "/held"
-    refill(graph.node, [*first, *graph.node])
+    replace_items(graph.node, [*first, *graph.node])
 
 
 def _left_out(proto: ModelProto, rng: Rng) -> None:
@@ -174,7 +174,7 @@ def _left_out(proto: ModelProto, rng: Rng) -> None:
                         continue
                     names[index] = ""
                     if names is node.output and graph is proto.graph:
-                        refill(graph.output, [value for value in graph.output if value.name != name])
+                        replace_items(graph.output, [value for value in graph.output if value.name != name])
                 while names and not names[-1]:
                     del names[-1]
 
@@ -258,7 +258,7 @@ def _joined(proto: ModelProto, rng: Rng) -> None:
     links = [_pick(rng, fits)] if fits else []
     kept = [value.name for value in (*proto.graph.output, *other.graph.output)]
     proto.CopyFrom(onnx.compose.merge_models(proto, other, links, outputs=kept if links else None))
-    refill(proto.opset_import, {opset.domain: opset for opset in proto.opset_import}.values())
+    replace_items(proto.opset_import, {opset.domain: opset for opset in proto.opset_import}.values())
 
 
 # -- surroundings ----------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def _info(value: ValueInfoProto, name: str, length: int | None = 0) -> ValueInfo
         front = onnx.TensorShapeProto.Dimension()
         if length is not None:
             front.dim_value = length
-        refill(shape.dim, [front, *shape.dim])
+        replace_items(shape.dim, [front, *shape.dim])
     return copy
 
 
@@ -287,7 +287,7 @@ def _inner(proto: ModelProto, rng: Rng) -> tuple[GraphProto, list[TensorProto], 
     body.CopyFrom(proto.graph)
     outer = [t for t in body.initializer if t.name in listed or rng.random() < 0.5]
     held = {tensor.name for tensor in outer}
-    refill(body.initializer, [t for t in body.initializer if t.name not in held])
+    replace_items(body.initializer, [t for t in body.initializer if t.name not in held])
     del body.input[:]
     return body, outer, [value for value in proto.graph.input if value.name not in held]
 
@@ -327,7 +327,7 @@ def _in_loop(proto: ModelProto, rng: Rng) -> None:
     )
     body.input.extend([number, go, *(i for i, _ in carried)])
     body.node.append(helper.make_node("Identity", [go.name], [f"{mark}/n"]))
-    refill(body.output, [_info(go, f"{mark}/n"), *outputs])
+    replace_items(body.output, [_info(go, f"{mark}/n"), *outputs])
     outer.append(numpy_helper.from_array(np.array(_pick(rng, (1, 2, 3))), f"{mark}/m"))
     starts = [_info(i, f"{i.name}/s") for i, _ in carried]
     inputs = [v for v in proto.graph.input if not any(v is i for i, _ in carried)] + starts
@@ -356,7 +356,7 @@ def _in_function(proto: ModelProto, rng: Rng) -> None:
     graph, name = proto.graph, f"F{len(proto.functions)}"
     held = _some(rng, [t for t in graph.initializer if t.name not in {v.name for v in graph.input}])
     nodes = [helper.make_node("Constant", [], [t.name], value=t) for t in held] + list(graph.node)
-    refill(graph.initializer, [t for t in graph.initializer if t not in held])
+    replace_items(graph.initializer, [t for t in graph.initializer if t not in held])
     inputs = list(dict.fromkeys([v.name for v in graph.input] + [t.name for t in graph.initializer]))
     if all(opset.domain != "local" for opset in proto.opset_import):
         proto.opset_import.add(domain="local", version=1)
@@ -371,7 +371,9 @@ def _in_function(proto: ModelProto, rng: Rng) -> None:
     again = [_info(v, f"{v.name}/2") for v in graph.output] if rng.random() < 0.3 else []
     calls = [outputs, [v.name for v in again]][: 1 + bool(again)]
     proto.functions.append(function)
-    refill(graph.node, [helper.make_node(name, inputs, names, domain="local", **given) for names in calls])
+    replace_items(
+        graph.node, [helper.make_node(name, inputs, names, domain="local", **given) for names in calls]
+    )
     del graph.value_info[:]
     graph.output.extend(again)
 

@@ -24,7 +24,7 @@ from rewriter.verification.build_check import (
     check_original_build,
     judged_report,
 )
-from rewriter.verification.compare_runs import Standard, run_check, weigh
+from rewriter.verification.compare_runs import Standard, compare_outputs, run_check
 from rewriter.verification.verdict import Check
 
 HALF = int(TensorProto.FLOAT16)
@@ -237,6 +237,6 @@ def test_without_outputs_there_is_no_error_and_without_a_sample_nothing_is_right
     metric: str, value: float, worst: float
 ) -> None:
     standard = Standard(Tolerance(0.1, metric, "a test"))
-    found = weigh([{}], [{}], standard)
+    found = compare_outputs([{}], [{}], standard)
     assert (found.error, found.passed, found.comparisons) == (value, True, ())
-    assert weigh([], [], standard).error == worst
+    assert compare_outputs([], [], standard).error == worst

@@ -18,8 +18,8 @@ from math import ceil, fsum, prod
 
 from onnx import NodeProto
 
-from rewriter.hazards.analysis import PrecisionRequest, Survey
-from rewriter.hazards.planning.planner import SEARCHED, surveys
+from rewriter.hazards.analysis import GraphAnalysis, PrecisionRequest
+from rewriter.hazards.planning.planner import SEARCHED, analyses
 from rewriter.ir.graph.ops import CHEAP, CONVOLUTIONS, NORMS, PRODUCTS, SCALING, SHUFFLES, SOFTMAX, VIEWS
 from rewriter.ir.model import Model
 from rewriter.ir.model.tensors import Shape
@@ -232,23 +232,25 @@ def _sizes(shape: Shape | None) -> tuple[int, ...]:
 
 def priced(model: Model, target: Target | None = None) -> Prices:
     """The prices of a model; the target decides which types attention is one kernel with."""
-    survey = next(iter(surveys(model, {}, PrecisionRequest("fp16"))))
+    analysis = next(iter(analyses(model, {}, PrecisionRequest("fp16"))))
     shapes = {name: tensor.shape for name, tensor in model.facts().main.items()}
-    return _Pricing(survey, shapes, target or Target()).prices()
+    return _Pricing(analysis, shapes, target or Target()).prices()
 
 
 class _Pricing:
     """Looks at the main graph once: what is fused, and who reads what."""
 
-    def __init__(self, survey: Survey, shapes: Shapes, target: Target) -> None:
-        graph = survey.graph.graph
-        self._survey, self._shapes, self._target = survey, shapes, target
+    def __init__(self, analysis: GraphAnalysis, shapes: Shapes, target: Target) -> None:
+        graph = analysis.graph.graph
+        self._survey, self._shapes, self._target = analysis, shapes, target
         self._constants = {t.name for t in graph.initializer}
         self._constants |= {n.output[0] for n in graph.node if n.op_type == "Constant"}
-        self._nodes = {node_key(0, n): n for n in survey.nodes if any(n.output)}
-        self._projections = Counter(t for n in survey.nodes if self._weighted(n) for t in self._computed(n))
-        results = kernel_results(survey.nodes, self._weighted, lambda n: n.op_type in _FUSED, survey.source)
-        fused = (n for n in survey.nodes if n.op_type in _FUSED)
+        self._nodes = {node_key(0, n): n for n in analysis.nodes if any(n.output)}
+        self._projections = Counter(t for n in analysis.nodes if self._weighted(n) for t in self._computed(n))
+        results = kernel_results(
+            analysis.nodes, self._weighted, lambda n: n.op_type in _FUSED, analysis.source
+        )
+        fused = (n for n in analysis.nodes if n.op_type in _FUSED)
         self._fused = {self._key(n) for n in fused if not results.keys().isdisjoint(n.output)}
 
     def prices(self) -> Prices:

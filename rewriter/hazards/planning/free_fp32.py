@@ -23,7 +23,7 @@ from collections.abc import Set as AbstractSet
 from onnx import NodeProto
 
 from rewriter.hazards import Hazard
-from rewriter.hazards.analysis import Survey
+from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.attention import of_activations
 from rewriter.ir.graph.ops import (
     CONVOLUTIONS,
@@ -73,12 +73,12 @@ def refusals(target: Target) -> Iterator[str]:
         yield f"attention's Softmax stays FP16: {found} attention is one kernel only without FP32 in it"
 
 
-def _has_epilogues(survey: Survey) -> bool:
+def _has_epilogues(analysis: GraphAnalysis) -> bool:
     """True if the target's FP16 products sum in FP32 for an FP32 epilogue, as far as is known."""
-    return survey.is_fp16 and survey.request.target.answers.get(PROBE) != "fp16"
+    return analysis.is_fp16 and analysis.request.target.answers.get(PROBE) != "fp16"
 
 
-def epilogues(survey: Survey, fp32: AbstractSet[int]) -> Iterator[Hazard]:
+def epilogues(analysis: GraphAnalysis, fp32: AbstractSet[int]) -> Iterator[Hazard]:
     """The epilogues of FP16 matrix products.
 
     An epilogue starts at the first operator after a product and ends at the next matrix product, view or
@@ -88,38 +88,38 @@ def epilogues(survey: Survey, fp32: AbstractSet[int]) -> Iterator[Hazard]:
     Args:
         fp32: The identities of the nodes in FP32; the caller adds each that is yielded.
     """
-    masked = scores_of_attention(survey)
+    masked = scores_of_attention(analysis)
     queue: list[NodeProto] = []
-    for product, readers in _starts(survey, fp32, masked):
+    for product, readers in _starts(analysis, fp32, masked):
         for first in readers:
             if id(first) not in fp32:
                 queue.append(first)
                 yield Hazard(first, RULE, _REASON, product.output[0])
     while queue:
         node = queue.pop()
-        for out in filter(survey.is_float, node.output):
-            for _, reader in survey.readers(out):
+        for out in filter(analysis.is_float, node.output):
+            for _, reader in analysis.readers(out):
                 grows = reader.op_type in ELEMENTWISE and id(reader) not in masked
                 if grows and id(reader) not in fp32:
                     queue.append(reader)
                     yield Hazard(reader, RULE, _REASON, out)
 
 
-def own_epilogues(survey: Survey, fp32: AbstractSet[int]) -> Iterator[Hazard]:
+def own_epilogues(analysis: GraphAnalysis, fp32: AbstractSet[int]) -> Iterator[Hazard]:
     """What an FP16 product's kernel computes of its result and constants: bias, activation.
 
     With all of it in FP32 the kernel does the same work and rounds once, at its end
     (docs/accuracy.md#own-epilogues). Where the kernel of a norm or Transpose takes it over, the product sums
     in FP16 all the same, and it stays FP16. `fp32` as for `epilogues`.
     """
-    masked = scores_of_attention(survey)
-    for product, _ in _starts(survey, fp32, masked):
-        chain = elementwise_after(survey, product.output[0], lambda node: id(node) in masked)
-        if chain and not _is_taken_over(survey, chain):
+    masked = scores_of_attention(analysis)
+    for product, _ in _starts(analysis, fp32, masked):
+        chain = elementwise_after(analysis, product.output[0], lambda node: id(node) in masked)
+        if chain and not _is_taken_over(analysis, chain):
             yield from (Hazard(node, RULE, _REASON, product.output[0]) for node in chain)
 
 
-def _is_taken_over(survey: Survey, chain: Sequence[NodeProto]) -> bool:
+def _is_taken_over(analysis: GraphAnalysis, chain: Sequence[NodeProto]) -> bool:
     """True if another kernel computes a chain: a Transpose reads the end, or a norm or reduction alone does.
 
     A norm takes a sum of the end with another tensor, too, if it alone reads that. Kernels of the parts of a
@@ -127,49 +127,49 @@ def _is_taken_over(survey: Survey, chain: Sequence[NodeProto]) -> bool:
     before a gate of more than two instructions, such as HardSigmoid, is viewed where it is computed: in FP32
     its view and Cast would be one more.
     """
-    after = _after(survey, chain)
+    after = _after(analysis, chain)
     if any(node.op_type == "Transpose" for node in after):
         return True
     reader = _only(after)
-    if reader is not None and reader.op_type in SUMS and not survey.is_output(reader.output[0]):
-        summed = _only([n for _, n in survey.readers(reader.output[0])])
+    if reader is not None and reader.op_type in SUMS and not analysis.is_output(reader.output[0]):
+        summed = _only([n for _, n in analysis.readers(reader.output[0])])
         return summed is not None and summed.op_type in REDUCING
     if reader is not None and reader.op_type == "Split":
-        moved = (n for part in reader.output for _, n in survey.readers(part) if n.op_type == "Transpose")
-        return any(n.op_type in CONVOLUTIONS for move in moved for _, n in survey.readers(move.output[0]))
+        moved = (n for part in reader.output for _, n in analysis.readers(part) if n.op_type == "Transpose")
+        return any(n.op_type in CONVOLUTIONS for move in moved for _, n in analysis.readers(move.output[0]))
     if reader is not None and reader.op_type in RESHAPES:
-        sizes, gate = survey.graph.sizes(reader.input[0]), elementwise_after(survey, reader.output[0])
+        sizes, gate = analysis.graph.sizes(reader.input[0]), elementwise_after(analysis, reader.output[0])
         is_row = sizes is not None and max(sizes[:-1], default=1) == 1
-        multiplies = {node.op_type for node in _after(survey, gate)} == {"Mul"}
+        multiplies = {node.op_type for node in _after(analysis, gate)} == {"Mul"}
         return is_row and multiplies and sum(_INSTRUCTIONS.get(node.op_type, 1) for node in gate) > 2
     return reader is not None and reader.op_type in REDUCING
 
 
-def _after(survey: Survey, chain: Sequence[NodeProto]) -> list[NodeProto]:
+def _after(analysis: GraphAnalysis, chain: Sequence[NodeProto]) -> list[NodeProto]:
     """The nodes that read a chain's results and do not belong to it."""
     inside = {id(node) for node in chain}
-    return [n for node in chain for _, n in survey.readers(node.output[0]) if id(n) not in inside]
+    return [n for node in chain for _, n in analysis.readers(node.output[0]) if id(n) not in inside]
 
 
 def _only(nodes: Sequence[NodeProto]) -> NodeProto | None:
     return nodes[0] if len(nodes) == 1 else None
 
 
-def norms(survey: Survey, fp32: AbstractSet[int]) -> Iterator[Hazard]:
+def norms(analysis: GraphAnalysis, fp32: AbstractSet[int]) -> Iterator[Hazard]:
     """The norms of one operator, and the views between them and FP32 nodes.
 
     A norm that reads an FP32 sum directly stays FP16. `fp32` as for `epilogues`.
     """
-    for node in survey.nodes if _has_epilogues(survey) else ():
+    for node in analysis.nodes if _has_epilogues(analysis) else ():
         if node.op_type not in ROW_NORMS:
             continue
-        before = list(survey.upstream(node.input[0], _moves))
-        source = survey.producer(before[-1].input[0] if before else node.input[0])
+        before = list(analysis.upstream(node.input[0], _moves))
+        source = analysis.producer(before[-1].input[0] if before else node.input[0])
         fed = id(source) in fp32 or any(id(view) in fp32 for view in before)
         if fed and not before:
             continue
-        views = [reader for _, reader in survey.downstream(node.output[0], _moves) if _moves(reader)]
-        after = [v for v in views if any(id(n) in fp32 for _, n in survey.downstream(v.output[0], _moves))]
+        views = [reader for _, reader in analysis.downstream(node.output[0], _moves) if _moves(reader)]
+        after = [v for v in views if any(id(n) in fp32 for _, n in analysis.downstream(v.output[0], _moves))]
         for one in (node, *(before if fed else ()), *after):
             yield Hazard(one, NORM_RULE, _NORM_REASON, node.input[0])
 
@@ -178,100 +178,100 @@ def _moves(node: NodeProto) -> bool:
     return node.op_type in LAYOUTS
 
 
-def softmaxes(survey: Survey) -> Iterator[Hazard]:
+def softmaxes(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """The Softmax of each attention whose products are FP16, and nothing around it."""
-    if survey.is_fp16 and survey.request.target.answers.get(SOFTMAX_PROBE) != "none":
-        for softmax in _attention(survey):
+    if analysis.is_fp16 and analysis.request.target.answers.get(SOFTMAX_PROBE) != "none":
+        for softmax in _attention(analysis):
             yield Hazard(softmax, SOFTMAX_RULE, _SOFTMAX_REASON, softmax.input[0])
 
 
-def scores_of_attention(survey: Survey) -> AbstractSet[int]:
+def scores_of_attention(analysis: GraphAnalysis) -> AbstractSet[int]:
     """The identities of the nodes that scale and mask the scores of attention."""
-    return {id(node) for softmax in _attention(survey) for node in _before(survey, softmax)}
+    return {id(node) for softmax in _attention(analysis) for node in _before(analysis, softmax)}
 
 
 def _starts(
-    survey: Survey, fp32: AbstractSet[int], masked: AbstractSet[int]
+    analysis: GraphAnalysis, fp32: AbstractSet[int], masked: AbstractSet[int]
 ) -> Iterator[tuple[NodeProto, list[NodeProto]]]:
     """FP16 products that can have an FP32 epilogue, each with all of its readers.
 
     Products with a reader in `masked` are skipped: it stays FP16.
     """
-    for node in survey.nodes if _has_epilogues(survey) else ():
-        if id(node) in fp32 or projected(survey, node) is None:
+    for node in analysis.nodes if _has_epilogues(analysis) else ():
+        if id(node) in fp32 or projected(analysis, node) is None:
             continue
-        ends = list(survey.readers(node.output[0]))
-        if has_fp32_epilogue(survey, node, ends, fp32) and not any(id(n) in masked for _, n in ends):
+        ends = list(analysis.readers(node.output[0]))
+        if has_fp32_epilogue(analysis, node, ends, fp32) and not any(id(n) in masked for _, n in ends):
             yield node, [reader for _, reader in ends]
 
 
-def _attention(survey: Survey) -> Iterator[NodeProto]:
+def _attention(analysis: GraphAnalysis) -> Iterator[NodeProto]:
     """The Softmax of each attention: over a product of computed tensors, read by such products alone."""
-    for node in survey.nodes:
-        if node.op_type == "Softmax" and not survey.graph.is_output(node.output[0]):
-            readers = _readers_of_weights(survey, node)
-            second = bool(readers) and all(of_activations(survey, r) for r in readers)
-            before = (p for n in (node, *_before(survey, node)) for p in map(survey.producer, n.input))
-            if second and any(p is not None and of_activations(survey, p) for p in before):
+    for node in analysis.nodes:
+        if node.op_type == "Softmax" and not analysis.graph.is_output(node.output[0]):
+            readers = _readers_of_weights(analysis, node)
+            second = bool(readers) and all(of_activations(analysis, r) for r in readers)
+            before = (p for n in (node, *_before(analysis, node)) for p in map(analysis.producer, n.input))
+            if second and any(p is not None and of_activations(analysis, p) for p in before):
                 yield node
 
 
-def _readers_of_weights(survey: Survey, softmax: NodeProto) -> list[NodeProto]:
+def _readers_of_weights(analysis: GraphAnalysis, softmax: NodeProto) -> list[NodeProto]:
     """The readers of a Softmax, or of PyTorch's Where after it, which replaces the NaN of masked rows."""
-    readers = [reader for _, reader in survey.readers(softmax.output[0]) if reader.op_type != "IsNaN"]
-    guards = [reader for reader in readers if _replaces_nan(survey, reader, softmax)]
-    if len(guards) == len(readers) == 1 and not survey.is_output(guards[0].output[0]):
-        return [reader for _, reader in survey.readers(guards[0].output[0])]
+    readers = [reader for _, reader in analysis.readers(softmax.output[0]) if reader.op_type != "IsNaN"]
+    guards = [reader for reader in readers if _replaces_nan(analysis, reader, softmax)]
+    if len(guards) == len(readers) == 1 and not analysis.is_output(guards[0].output[0]):
+        return [reader for _, reader in analysis.readers(guards[0].output[0])]
     return readers
 
 
-def _replaces_nan(survey: Survey, node: NodeProto, softmax: NodeProto) -> bool:
+def _replaces_nan(analysis: GraphAnalysis, node: NodeProto, softmax: NodeProto) -> bool:
     """True for Where(IsNaN(weights), constant, weights)."""
-    if node.op_type != "Where" or not survey.is_constant(node.input[1]):
+    if node.op_type != "Where" or not analysis.is_constant(node.input[1]):
         return False
-    asked = survey.graph.producer(node.input[0])
+    asked = analysis.graph.producer(node.input[0])
     if asked is None or asked.op_type != "IsNaN":
         return False
-    return all(survey.producer(name) is softmax for name in (node.input[2], asked.input[0]))
+    return all(analysis.producer(name) is softmax for name in (node.input[2], asked.input[0]))
 
 
-def _before(survey: Survey, softmax: NodeProto) -> list[NodeProto]:
+def _before(analysis: GraphAnalysis, softmax: NodeProto) -> list[NodeProto]:
     """Scaling and masks, from the Softmax up."""
-    return list(survey.upstream(softmax.input[0], lambda n: n.op_type in _ON_SCORES))
+    return list(analysis.upstream(softmax.input[0], lambda n: n.op_type in _ON_SCORES))
 
 
-def dot_products(survey: Survey) -> Iterator[Hazard]:
+def dot_products(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Mul by a constant matrix and ReduceSum, the pooling before them, and what follows elementwise."""
     moves = ELEMENTWISE | RESHAPES
-    for node in survey.nodes:
-        product = _product(survey, node)
+    for node in analysis.nodes:
+        product = _product(analysis, node)
         if product is not None:
-            readers = survey.downstream(node.output[0], lambda n: n.op_type in moves)
+            readers = analysis.downstream(node.output[0], lambda n: n.op_type in moves)
             after = (reader for _, reader in readers if reader.op_type in moves)
-            for one in (node, product, *_pooling(survey, product), *after):
+            for one in (node, product, *_pooling(analysis, product), *after):
                 yield Hazard(one, DOT_PRODUCT_RULE, _DOT_PRODUCT_REASON, node.output[0])
 
 
-def _product(survey: Survey, node: NodeProto) -> NodeProto | None:
+def _product(analysis: GraphAnalysis, node: NodeProto) -> NodeProto | None:
     """The Mul by a constant matrix that only the ReduceSum `node` reads; None if there is none."""
-    product = survey.producer(node.input[0]) if node.op_type == "ReduceSum" else None
+    product = analysis.producer(node.input[0]) if node.op_type == "ReduceSum" else None
     if product is None or product.op_type != "Mul":
         return None
-    constant = [name for name in product.input if survey.is_constant(name)]
-    if len(constant) != 1 or survey.graph.rank(constant[0]) != 2:
+    constant = [name for name in product.input if analysis.is_constant(name)]
+    if len(constant) != 1 or analysis.graph.rank(constant[0]) != 2:
         return None
-    return product if survey.graph.only_consumer(product.output[0]) is node else None
+    return product if analysis.graph.only_consumer(product.output[0]) is node else None
 
 
-def _pooling(survey: Survey, product: NodeProto) -> Iterator[NodeProto]:
+def _pooling(analysis: GraphAnalysis, product: NodeProto) -> Iterator[NodeProto]:
     """The views before the Mul, and the pooling before these, if nothing else reads them."""
-    (tensor,) = (name for name in product.input if not survey.is_constant(name))
-    node = survey.producer(tensor)
-    while node is not None and survey.graph.only_consumer(node.output[0]) is not None:
+    (tensor,) = (name for name in product.input if not analysis.is_constant(name))
+    node = analysis.producer(tensor)
+    while node is not None and analysis.graph.only_consumer(node.output[0]) is not None:
         if node.op_type not in RESHAPES | {"GlobalAveragePool", "ReduceMean"}:
             return
         yield node
-        node = survey.producer(node.input[0]) if node.op_type in RESHAPES else None
+        node = analysis.producer(node.input[0]) if node.op_type in RESHAPES else None
 
 
 LEAST_BIAS = 2.0**-14
@@ -282,20 +282,20 @@ BOUNDED = frozenset({"Erf", "Sigmoid", "HardSigmoid", "Tanh", "Softmax"})
 """Functions whose result does not grow with their argument."""
 
 
-def rounded_reciprocals(survey: Survey) -> Iterator[Hazard]:
+def rounded_reciprocals(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Divisions by a scalar whose reciprocal FP16 rounds.
 
     The scaling of attention's scores is skipped: FP32 there takes the fused kernel apart. So is the argument
     of a function that is bounded, as in GELU: a bias of it adds up no further, and FP32 there cost up to 6 %
     of latency. So is a result that nothing but the graph's output reads: TensorRT divides exactly there.
     """
-    scores = scores_of_attention(survey)
-    for node in survey.nodes if survey.is_fp16 else ():
+    scores = scores_of_attention(analysis)
+    for node in analysis.nodes if analysis.is_fp16 else ():
         if node.op_type != "Div" or id(node) in scores:
             continue
-        divisor = survey.scalar(node.input[1])
+        divisor = analysis.scalar(node.input[1])
         bias = reciprocal_bias(divisor) if divisor is not None else 0.0
-        readers = {reader.op_type for _, reader in survey.readers(node.output[0])}
+        readers = {reader.op_type for _, reader in analysis.readers(node.output[0])}
         if bias >= LEAST_BIAS and readers - BOUNDED:
             reason = f"FP16 rounds the reciprocal of {divisor:.6g} by {bias:.1e}; FP32 costs nothing"
             yield Hazard(node, RECIPROCAL_RULE, reason, node.input[0])

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from rewriter.base.errors import UsageError, did_you_mean
 from rewriter.hazards.analysis import LOW_TYPES, PrecisionRequest
-from rewriter.hazards.planning.planner import surveys
-from rewriter.ir.graph import label
+from rewriter.hazards.planning.planner import analyses
+from rewriter.ir.graph import display_name
 from rewriter.ir.model import Model
 from rewriter.ir.model.schemas import type_rules
 from rewriter.ir.plan import Decision, Plan, node_key
-from rewriter.ir.plan.node_patterns import Kept
+from rewriter.ir.plan.node_patterns import NodePatterns
 
 SAME_MODEL = (
     "a plan fits the model that it was saved for, with the same `passes`, `skip`, `opset` and `target`; "
@@ -19,14 +19,14 @@ SAME_MODEL = (
 )
 
 
-def kept_by_user(plan: Plan) -> Kept:
+def kept_by_user(plan: Plan) -> NodePatterns:
     """The nodes that a plan keeps because the user named them.
 
     The passes before the plan must leave them unchanged again, or the plan does not fit their result.
     """
     named = (d for d in plan.decisions if d.rule == "user")
     pairs = ((name, d.op) for d in named for name in (d.node, d.key.partition(":")[2]) if name)
-    return Kept(planned=frozenset(pairs))
+    return NodePatterns(planned=frozenset(pairs))
 
 
 def fit(model: Model, plan: Plan, where: str = "the plan") -> Plan:
@@ -41,10 +41,10 @@ def fit(model: Model, plan: Plan, where: str = "the plan") -> Plan:
             others, or has no BF16; or the plan is for another number of float nodes.
     """
     request = PrecisionRequest(plan.precision, plan.io)
-    nodes = {node_key(s.scope, n): n for s in surveys(model, {}, request) for n in s.nodes}
+    nodes = {node_key(s.scope, n): n for s in analyses(model, {}, request) for n in s.nodes}
     names: dict[str, list[str]] = {}
     for key, node in nodes.items():
-        names.setdefault(label(node), []).append(key)
+        names.setdefault(display_name(node), []).append(key)
     decisions: dict[str, Decision] = {}
     for decision in plan.decisions:
         keys = [decision.key] if decision.key else names.get(decision.node, [])
@@ -62,11 +62,13 @@ def fit(model: Model, plan: Plan, where: str = "the plan") -> Plan:
         elif decision.repair == "bf16" and not (
             (rules := type_rules(named, model.opsets, LOW_TYPES["bf16"])) and rules.can_follow
         ):
-            text = f"{label(named)}: {named.op_type} has no BF16 in this opset"
+            text = f"{display_name(named)}: {named.op_type} has no BF16 in this opset"
             hint = "put it under fp32, or give a higher `opset`: Conv has BF16 from 22 on"
         if text or named is None:
             raise UsageError(text, where=where, hint=hint)
-        decisions.setdefault(keys[0], replace(decision, node=label(named), op=named.op_type, key=keys[0]))
+        decisions.setdefault(
+            keys[0], replace(decision, node=display_name(named), op=named.op_type, key=keys[0])
+        )
     if plan.float_nodes not in (0, len(nodes)):
         text = f"it is of a model with {plan.float_nodes} float nodes, and this one has {len(nodes)}"
         raise UsageError(text, where=where, hint=SAME_MODEL)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import chain
 
 from rewriter.hazards import RULES, Hazard
-from rewriter.hazards.analysis import LARGEST, LOW_TYPES, PrecisionRequest, Survey
+from rewriter.hazards.analysis import LARGEST, LOW_TYPES, GraphAnalysis, PrecisionRequest
 from rewriter.hazards.norms import fits_inside
 from rewriter.hazards.planning import free_fp32
 from rewriter.hazards.planning.islands import BETWEEN, absorb, grow, keep_adjacent, reach_outputs
 from rewriter.hazards.target_rules import lowered_for_defects
 from rewriter.hazards.types import NO_LOWER_TYPE
-from rewriter.ir.graph import label, open_graphs
+from rewriter.ir.graph import display_name, open_graphs
 from rewriter.ir.model import Model
 from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import Decision, Plan, Range, node_key
@@ -25,29 +25,29 @@ SEARCHED = "tolerance"
 """Rule of a node that a search keeps in FP32."""
 
 
-def make_plan(model: Model, ranges: RangesByTensor, wish: PrecisionRequest, *, real: bool = False) -> Plan:
+def make_plan(model: Model, ranges: RangesByTensor, request: PrecisionRequest, *, real: bool = False) -> Plan:
     """The plan that the rules of `hazards` give for `model` with its measured `ranges`.
 
     Args:
         ranges: By scope index and tensor name; a missing tensor counts as unmeasured.
         real: True if they were measured on the user's data, so that they decide about decomposed norms.
     """
-    if wish.precision == "fp32":
-        return Plan("fp32", wish.io)
-    every = list(surveys(model, ranges, replace(wish, measured_norms=real)))
-    decisions = tuple(decision for survey in every for decision in _decide(survey))
-    in_range = frozenset(tensor for survey in every for tensor in _in_range(survey))
-    nodes, types = sum(len(survey.nodes) for survey in every), wish.plugin_types
-    return Plan(wish.precision, wish.io, decisions, nodes, in_range, plugin_types=types)
+    if request.precision == "fp32":
+        return Plan("fp32", request.io)
+    every = list(analyses(model, ranges, replace(request, measured_norms=real)))
+    decisions = tuple(decision for analysis in every for decision in _decide(analysis))
+    in_range = frozenset(tensor for analysis in every for tensor in _in_range(analysis))
+    nodes, types = sum(len(analysis.nodes) for analysis in every), request.plugin_types
+    return Plan(request.precision, request.io, decisions, nodes, in_range, plugin_types=types)
 
 
-def _in_range(survey: Survey) -> Iterator[str]:
+def _in_range(analysis: GraphAnalysis) -> Iterator[str]:
     """The reductions of norms whose squares were measured to be in range, without those of other norms."""
     inside = {True: set[int](), False: set[int]()}
-    for norm in survey.norms:
-        inside[fits_inside(survey, norm)].update(id(node) for node in norm.nodes)
+    for norm in analysis.norms:
+        inside[fits_inside(analysis, norm)].update(id(node) for node in norm.nodes)
     if inside[True]:
-        for node in survey.nodes:
+        for node in analysis.nodes:
             if node.op_type.startswith(("Reduce", "Global")) and id(node) not in inside[False]:
                 yield logical_name(node.output[0])
 
@@ -61,19 +61,19 @@ def extend_plan(
     left = [d for d in plan.decisions if not released or (d.key not in released and d.rule != BETWEEN)]
     by_key = {d.key: d for d in left}
     decisions: list[Decision] = []
-    for survey in surveys(model, {}, PrecisionRequest(plan.precision, plan.io)):
+    for analysis in analyses(model, {}, PrecisionRequest(plan.precision, plan.io)):
         hazards: dict[int, Hazard] = {}
-        for node in survey.nodes:
-            key = node_key(survey.scope, node)
+        for node in analysis.nodes:
+            key = node_key(analysis.scope, node)
             old = by_key.get(key)
             if old is not None:
                 hazards[id(node)] = Hazard(node, old.rule, old.reason, old.tensor, old.range, norm=old.norm)
             elif key in extra:
                 hazards[id(node)] = Hazard(node, SEARCHED, extra[key])
-        keep_adjacent(survey, hazards)
-        absorb(survey, hazards)
-        reach_outputs(survey, hazards)
-        decisions += _decisions(survey, hazards)
+        keep_adjacent(analysis, hazards)
+        absorb(analysis, hazards)
+        reach_outputs(analysis, hazards)
+        decisions += _decisions(analysis, hazards)
     repaired = (replace(d, repair=by_key[d.key].repair) if d.key in by_key else d for d in decisions)
     return replace(plan, decisions=tuple(repaired))
 
@@ -88,58 +88,62 @@ def unscaled_overflows(plan: Plan, ranges: RangesByTensor) -> dict[tuple[int, st
     return {place: range_ for place, range_ in before.items() if range_.reach > largest}
 
 
-def surveys(
+def analyses(
     model: Model, ranges: RangesByTensor, settings: PrecisionRequest, *, tag: str = ""
-) -> Iterator[Survey]:
+) -> Iterator[GraphAnalysis]:
     """The survey of every graph of the model, in the order of `Facts.scopes`; `tag` is for edits."""
     graphs = open_graphs(model, tag=tag)
     computing = ((g, n) for g in graphs for n in g.nodes if n.op_type not in {"Cast", "Constant"})
     mixed = any(graph.dtype(out) in LARGEST for graph, node in computing for out in node.output)
-    by_scope: dict[int, Survey] = {}
+    by_scope: dict[int, GraphAnalysis] = {}
     for scope, graph in enumerate(graphs):
         parent = by_scope.get(id(graph.parent)) if graph.parent is not None else None
-        by_scope[id(graph)] = survey = Survey(graph, scope, ranges, model.opsets, settings, mixed, parent)
-        yield survey
+        by_scope[id(graph)] = analysis = GraphAnalysis(
+            graph, scope, ranges, model.opsets, settings, mixed, parent
+        )
+        yield analysis
 
 
-def _decisions(survey: Survey, by_node: Mapping[int, Hazard]) -> list[Decision]:
-    hazards = ((n, by_node[id(n)], node_key(survey.scope, n)) for n in survey.nodes if id(n) in by_node)
+def _decisions(analysis: GraphAnalysis, by_node: Mapping[int, Hazard]) -> list[Decision]:
+    hazards = ((n, by_node[id(n)], node_key(analysis.scope, n)) for n in analysis.nodes if id(n) in by_node)
     return [
-        Decision(label(n), n.op_type, key, h.rule, h.reason, h.tensor, h.range, norm=h.norm)
+        Decision(display_name(n), n.op_type, key, h.rule, h.reason, h.tensor, h.range, norm=h.norm)
         for n, h, key in hazards
     ]
 
 
-def _decide(survey: Survey) -> list[Decision]:
-    wish = survey.request
+def _decide(analysis: GraphAnalysis) -> list[Decision]:
+    request = analysis.request
     by_node: dict[int, Hazard] = {}
 
     def add(hazards: Iterable[Hazard]) -> None:
         for hazard in hazards:
             by_node.setdefault(id(hazard.node), hazard)
 
-    add(chain.from_iterable(rule(survey) for rule in wish.rules))
-    add(hazard for rule in RULES for hazard in rule(survey) if hazard.acted_on)
-    add(free_fp32.dot_products(survey))
-    if wish.epilogues == "all":
-        add(free_fp32.epilogues(survey, by_node.keys()))
-        add(free_fp32.norms(survey, by_node.keys()))
-    keep_adjacent(survey, by_node)
-    grow(survey, by_node)
-    if wish.epilogues == "all":
-        add(free_fp32.norms(survey, by_node.keys()))  # again: `grow` may have added the sums that norms read
+    add(chain.from_iterable(rule(analysis) for rule in request.rules))
+    add(hazard for rule in RULES for hazard in rule(analysis) if hazard.acted_on)
+    add(free_fp32.dot_products(analysis))
+    if request.epilogues == "all":
+        add(free_fp32.epilogues(analysis, by_node.keys()))
+        add(free_fp32.norms(analysis, by_node.keys()))
+    keep_adjacent(analysis, by_node)
+    grow(analysis, by_node)
+    if request.epilogues == "all":
+        add(
+            free_fp32.norms(analysis, by_node.keys())
+        )  # again: `grow` may have added the sums that norms read
         # after `grow`, which would add masks to the island and break the fused kernel
-        add(free_fp32.softmaxes(survey))
-    absorb(survey, by_node)
+        add(free_fp32.softmaxes(analysis))
+    absorb(analysis, by_node)
     # alone: with its neighbours none of it would be free
-    if wish.epilogues == "own":
-        add(free_fp32.own_epilogues(survey, by_node.keys()))
-    add(free_fp32.rounded_reciprocals(survey))
-    reach_outputs(survey, by_node)
+    if request.epilogues == "own":
+        add(free_fp32.own_epilogues(analysis, by_node.keys()))
+    add(free_fp32.rounded_reciprocals(analysis))
+    reach_outputs(analysis, by_node)
     for identity, hazard in list(by_node.items()):
-        if hazard.rule not in NO_LOWER_TYPE and any(wish.lower.requests(hazard.node)):
+        if hazard.rule not in NO_LOWER_TYPE and any(request.lower.requests(hazard.node)):
             del by_node[identity]
-    for identity in lowered_for_defects(survey):
+    for identity in lowered_for_defects(analysis):
         if identity in by_node and by_node[identity].rule in free_fp32.FREE:
             del by_node[identity]
-    return _decisions(survey, by_node)
+    return _decisions(analysis, by_node)

@@ -5,7 +5,7 @@ walk over the graph. The edits of a `with` block reach the model at its end.
 """
 
 from rewriter.ir.graph.editor import TAG, GraphEditor, made_by, open_graphs
-from rewriter.ir.graph.nodes import attribute, casts_to, constant_value, is_op, label, reached
+from rewriter.ir.graph.nodes import attribute, casts_to, constant_value, display_name, is_op, reachable
 from rewriter.ir.graph.view import GraphView
 from rewriter.ir.graph.weights import constant_row, is_quantised
 from rewriter.ir.model.graphs import captured, reads
@@ -19,11 +19,11 @@ __all__ = [
     "casts_to",
     "constant_row",
     "constant_value",
+    "display_name",
     "is_op",
     "is_quantised",
-    "label",
     "made_by",
     "open_graphs",
-    "reached",
+    "reachable",
     "reads",
 ]

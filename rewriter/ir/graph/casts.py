@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.ir.graph.nodes import all_names, attribute, casts_floats, label, without_unread
+from rewriter.ir.graph.nodes import all_names, attribute, casts_floats, display_name, without_unread
 from rewriter.ir.graph.ops import CONTROL_FLOW, VALUE_PRESERVING
 from rewriter.ir.graph.typed_tensors import Tensors, TypeRequest
 from rewriter.ir.model import Model, holds_graphs
@@ -193,7 +193,7 @@ def _fill_with(node: NodeProto, dtype: int) -> None:
     """Lets ConstantOfShape make `dtype`; without the attribute its zeros are FP32."""
     for item in node.attribute:
         if item.name == "value":
-            value = convert(numpy_helper.to_array(item.t), dtype, label(node))
+            value = convert(numpy_helper.to_array(item.t), dtype, display_name(node))
             item.t.CopyFrom(numpy_helper.from_array(value))
             return
     if dtype != TensorProto.FLOAT:

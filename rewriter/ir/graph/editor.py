@@ -15,7 +15,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from rewriter.ir.graph.nodes import all_names
 from rewriter.ir.graph.view import GraphView
 from rewriter.ir.model import Model
-from rewriter.ir.model.graphs import fresh_name, reads, refill, rename_reads, subgraphs, topological
+from rewriter.ir.model.graphs import fresh_name, reads, rename_reads, replace_items, subgraphs, topological
 from rewriter.ir.model.tensors import Shape, TensorFacts
 
 TAG = "rewriter.pass"
@@ -98,7 +98,7 @@ class GraphEditor(GraphView):
         domain: str = "",
         **attributes: Any,
     ) -> NodeProto:
-        """A tagged node with a unique name; place it with `substitute` or `insert`."""
+        """A tagged node with a unique name; place it with `replace_producer` or `insert`."""
         node = helper.make_node(
             op_type,
             list(inputs),
@@ -111,7 +111,7 @@ class GraphEditor(GraphView):
             node.metadata_props.add(key=TAG, value=self.tag)
         return node
 
-    def again(
+    def clone_node(
         self,
         node: NodeProto,
         inputs: Sequence[str],
@@ -144,7 +144,7 @@ class GraphEditor(GraphView):
         where.extend(nodes)
         self.edited = True
 
-    def substitute(self, tensor: str, *nodes: NodeProto) -> None:
+    def replace_producer(self, tensor: str, *nodes: NodeProto) -> None:
         """Replaces the node that computes `tensor` by `nodes`, one of which must write it.
 
         Nodes that only the replaced one needed are removed with it.
@@ -171,7 +171,7 @@ class GraphEditor(GraphView):
                 if source is not None and name not in keep and self._is_dead(source):
                     stack.append(source)
 
-    def redirect(self, old: str, new: str) -> None:
+    def replace_all_uses_with(self, old: str, new: str) -> None:
         """Lets the consumers of `old` and their subgraphs read `new`.
 
         A graph output called `old` keeps its producer.
@@ -200,9 +200,9 @@ class GraphEditor(GraphView):
         self._producer[new] = node
         if old in self._facts:
             self._facts.setdefault(new, self._facts[old])
-        self.redirect(old, new)
+        self.replace_all_uses_with(old, new)
 
-    def sweep(self, tensor: str) -> None:
+    def erase_if_dead(self, tensor: str) -> None:
         """Removes the producer of `tensor`, if nothing reads any of its outputs."""
         node = self._producer.get(tensor)
         if node is not None and self._is_dead(node):
@@ -213,7 +213,7 @@ class GraphEditor(GraphView):
         if not self.edited:
             return
         nodes = chain.from_iterable(map(self._expanded, (*self._original, *self._tail)))
-        refill(self.graph.node, topological(nodes, self._producer))
+        replace_items(self.graph.node, topological(nodes, self._producer))
         self._commit_initializers()
 
     def _expanded(self, node: NodeProto) -> Iterator[NodeProto]:
@@ -228,10 +228,10 @@ class GraphEditor(GraphView):
         old = [t for name, t in self._initializers.items() if name in read]
         new = [t for name, t in self._new_initializers.items() if name in read]
         if len(old) != len(self._initializers):
-            refill(self.graph.initializer, old)
+            replace_items(self.graph.initializer, old)
             listed = [v for v in self.graph.input if v.name not in self._initializers or v.name in read]
             if len(listed) != len(self.graph.input):
-                refill(self.graph.input, listed)
+                replace_items(self.graph.input, listed)
         self.graph.initializer.extend(new)
         if self.is_main:
             for name in self._initializers.keys() | self._new_initializers.keys():

@@ -58,7 +58,9 @@ def consumed(graph: GraphView, tensor: str, *ops: str) -> NodeProto | None:
     return node if is_op(node, *ops) else None
 
 
-def along(graph: GraphView, tensor: str, passes: Callable[[NodeProto], bool]) -> tuple[list[NodeProto], str]:
+def walk_down(
+    graph: GraphView, tensor: str, passes: Callable[[NodeProto], bool]
+) -> tuple[list[NodeProto], str]:
     """The chain of only consumers that `passes`, and the tensor in which it ends."""
     chain: list[NodeProto] = []
     while (node := graph.only_consumer(tensor)) is not None and passes(node):
@@ -67,7 +69,9 @@ def along(graph: GraphView, tensor: str, passes: Callable[[NodeProto], bool]) ->
     return chain, tensor
 
 
-def back(graph: GraphView, tensor: str, passes: Callable[[NodeProto], bool]) -> tuple[list[NodeProto], str]:
+def walk_up(
+    graph: GraphView, tensor: str, passes: Callable[[NodeProto], bool]
+) -> tuple[list[NodeProto], str]:
     """The chain of producers that `passes`, each by its first input, and the tensor in which it begins."""
     chain: list[NodeProto] = []
     while (node := graph.producer(tensor)) is not None and passes(node):

@@ -20,7 +20,7 @@ def is_op(node: NodeProto | None, *ops: str) -> TypeGuard[NodeProto]:
     return node is not None and node.op_type in ops and node.domain in STANDARD_DOMAINS
 
 
-def reached(start: Iterable[T], onward: Callable[[T], Iterable[T]]) -> dict[T, None]:
+def reachable(start: Iterable[T], onward: Callable[[T], Iterable[T]]) -> dict[T, None]:
     """All that `onward` leads to from `start`, which is included; each once."""
     items = dict.fromkeys(start)
     stack = list(items)
@@ -74,7 +74,7 @@ def constant_value(node: NodeProto) -> Array | None:
     return None
 
 
-def label(node: NodeProto) -> str:
+def display_name(node: NodeProto) -> str:
     """The node's name in messages: its own, or its operator and first output."""
     return node.name or f"{node.op_type}({next((o for o in node.output if o), '?')})"
 

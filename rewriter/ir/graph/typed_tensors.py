@@ -16,7 +16,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 from rewriter.ir.graph.editor import TAG
 from rewriter.ir.graph.nodes import constant_value, without_unread
 from rewriter.ir.model import Array, Model
-from rewriter.ir.model.graphs import fresh_name, reads, refill, rename_reads
+from rewriter.ir.model.graphs import fresh_name, reads, rename_reads, replace_items
 from rewriter.ir.model.schemas import EXCHANGEABLE, SHORT_NAMES, convert
 from rewriter.ir.model.tensors import Shape, TensorFacts, release
 
@@ -182,7 +182,7 @@ class Tensors:
         self.nodes, read = without_unread(self.nodes, outputs, lambda node: id(node) in self._own)
         self._take_over_names(read)
         nodes = [n for n in self.nodes if n.op_type != "Constant" or n.output[0] in read]
-        refill(self.graph.node, nodes)
+        replace_items(self.graph.node, nodes)
         self._write_initializers(read)
         self._write_value_info()
         # these refer to `self`: the weights would stay in memory until cycles are collected
@@ -284,7 +284,7 @@ class Tensors:
                 tensors.append(tensor)
             elif self.parent is None and tensor.name not in new:
                 self.model.weights.pop(tensor.name, None)
-        refill(self.graph.initializer, [*tensors, *self._converted.values()])
+        replace_items(self.graph.initializer, [*tensors, *self._converted.values()])
 
     def _write_value_info(self) -> None:
         """Writes the stored types, and drops tensors that are gone."""
@@ -300,4 +300,4 @@ class Tensors:
                     continue
                 value.type.tensor_type.elem_type = types[value.name]
             infos.append(value)
-        refill(self.graph.value_info, infos)
+        replace_items(self.graph.value_info, infos)

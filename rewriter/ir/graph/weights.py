@@ -10,8 +10,8 @@ import numpy as np
 from onnx import GraphProto, NodeProto
 
 from rewriter.ir.graph.editor import GraphEditor
-from rewriter.ir.graph.match import back, optional_input, produced
-from rewriter.ir.graph.nodes import attribute, label
+from rewriter.ir.graph.match import optional_input, produced, walk_up
+from rewriter.ir.graph.nodes import attribute, display_name
 from rewriter.ir.graph.view import GraphView
 from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import EXCHANGEABLE
@@ -59,7 +59,7 @@ def layout_obstacle(graph: GraphView, weight: str) -> str | None:
     """Returns why a weight cannot be written in another layout; None if it can."""
     if is_quantised(graph, weight):
         return "its weight is quantised: TensorRT runs it so"
-    _, name = back(graph, weight, lambda node: node.op_type == "Identity")
+    _, name = walk_up(graph, weight, lambda node: node.op_type == "Identity")
     if graph.producer(name) is None and not graph.is_initializer(name):
         return "its weight belongs to an enclosing graph, and would be copied"
     if graph.dtype(weight) not in EXCHANGEABLE:
@@ -106,7 +106,7 @@ class Replacement:
     @property
     def name(self) -> str:
         """Name of the node that does the work of the replaced one."""
-        return f"{label(self.node)}/{self.suffix}" if self.suffix else label(self.node)
+        return f"{display_name(self.node)}/{self.suffix}" if self.suffix else display_name(self.node)
 
     def tensor(self, what: str, shape: Shape | None = None) -> str:
         """A fresh tensor of the weight's type, named after the result."""

@@ -6,7 +6,7 @@ and one of 10 GB, and files with external data are mapped, not read.
 """
 
 from rewriter.ir.model.external_data import data_files
-from rewriter.ir.model.graphs import STANDARD_DOMAINS, holds_graphs, refill, walk_graphs, walk_nodes
+from rewriter.ir.model.graphs import STANDARD_DOMAINS, holds_graphs, replace_items, walk_graphs, walk_nodes
 from rewriter.ir.model.model import Model
 from rewriter.ir.model.reading import check, load
 from rewriter.ir.model.tensors import DETACH_BYTES, Array, Port, Signature
@@ -24,7 +24,7 @@ __all__ = [
     "data_files",
     "holds_graphs",
     "load",
-    "refill",
+    "replace_items",
     "save",
     "set_metadata",
     "walk_graphs",

@@ -49,7 +49,7 @@ def subgraphs(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
     return [*single, *(g for a in node.attribute if a.type == kinds.GRAPHS for g in a.graphs)]
 
 
-def refill(field: Any, messages: Iterable[Any]) -> None:
+def replace_items(field: Any, messages: Iterable[Any]) -> None:
     """Replaces the content of a repeated field by copies of `messages`, which may be its own."""
     items = list(messages)  # held: messages that leave the field live as long as someone has them
     del field[:]

@@ -21,7 +21,7 @@ from rewriter.ir.model.graphs import (
     STANDARD_DOMAINS,
     UNKNOWN_DOMAIN,
     isolate_unknown_ops,
-    refill,
+    replace_items,
     walk_graphs,
     walk_nodes,
 )
@@ -205,8 +205,8 @@ class Model:
                 graph.input.append(
                     onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
                 )
-        refill(graph.initializer, tensors)
-        refill(graph.input, [v for v in graph.input if v.name not in needed])
+        replace_items(graph.initializer, tensors)
+        replace_items(graph.input, [v for v in graph.input if v.name not in needed])
         isolate_unknown_ops(proto, self.opset, isolate_deprecated)
         return proto
 
@@ -214,13 +214,15 @@ class Model:
         """The model of a proto that a library derived from `weightless()`, with the weights put back."""
         names = self.weights.keys()
         listed = {v.name for v in self.proto.graph.input}
-        refill(proto.graph.input, [v for v in proto.graph.input if v.name not in names or v.name in listed])
+        replace_items(
+            proto.graph.input, [v for v in proto.graph.input if v.name not in names or v.name in listed]
+        )
         old = {t.name: t for t in self.proto.graph.initializer}
         proto.graph.initializer.extend(old[name] for name in names if name in old)
         for node in walk_nodes(proto.graph):
             if node.domain == UNKNOWN_DOMAIN:
                 node.ClearField("domain")
-        refill(proto.opset_import, [o for o in proto.opset_import if o.domain != UNKNOWN_DOMAIN])
+        replace_items(proto.opset_import, [o for o in proto.opset_import if o.domain != UNKNOWN_DOMAIN])
         return replace(self, proto=proto, weights=dict(self.weights), notes=())
 
 

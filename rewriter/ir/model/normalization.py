@@ -15,8 +15,8 @@ from onnx import numpy_helper
 from rewriter.ir.model.graphs import (
     fresh_name,
     reads,
-    refill,
     rename_reads,
+    replace_items,
     subgraphs,
     topological,
     walk_graphs,
@@ -29,7 +29,7 @@ NAMED = 3
 """Renamed nodes that a note lists."""
 
 
-def mend(model: Model) -> tuple[str, ...]:
+def normalize(model: Model) -> tuple[str, ...]:
     """Sorts nodes, makes their names unique in each graph, and gives outputs the types and shapes they lack.
 
     Returns:
@@ -57,7 +57,7 @@ def _sort(graph: onnx.GraphProto | onnx.FunctionProto, where: str) -> int:
     early = sum(any(p is not None and p >= place for p in found) for place, found in enumerate(read))
     if early:
         producers = {name: node for node in graph.node for name in node.output}
-        refill(graph.node, topological(graph.node, producers, where))
+        replace_items(graph.node, topological(graph.node, producers, where))
     return early + sum(_sort(body, where) for node in graph.node for body in subgraphs(node))
 
 
@@ -152,8 +152,8 @@ def _lift(model: Model, graph: onnx.GraphProto, is_weight: Callable[[onnx.Tensor
     gone = len(graph.node) - len(nodes)
     if gone:
         lifted = weights | renamed.keys()
-        refill(graph.node, nodes)
-        refill(graph.value_info, [value for value in graph.value_info if value.name not in lifted])
+        replace_items(graph.node, nodes)
+        replace_items(graph.value_info, [value for value in graph.value_info if value.name not in lifted])
     return gone
 
 

@@ -17,7 +17,7 @@ from rewriter.ir.model.external_data import map_external
 from rewriter.ir.model.facts import guarded
 from rewriter.ir.model.graphs import all_graphs, walk_nodes
 from rewriter.ir.model.model import Model, model_of
-from rewriter.ir.model.normalization import mend
+from rewriter.ir.model.normalization import normalize
 from rewriter.ir.model.tensors import (
     DETACH_BYTES,
     PACKED_TYPES,
@@ -50,7 +50,7 @@ def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:
         model = _detach(gs.export_onnx(source), None)
     else:
         return model_of(source).copy()
-    model.notes = mend(model)
+    model.notes = normalize(model)
     check(model)
     return model
 

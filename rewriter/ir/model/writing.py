@@ -15,7 +15,7 @@ import onnx
 
 from rewriter.base.errors import OutputError
 from rewriter.ir.model.external_data import map_external, new_data, remove_old_data
-from rewriter.ir.model.graphs import refill
+from rewriter.ir.model.graphs import replace_items
 from rewriter.ir.model.model import PROTOBUF_LIMIT, Model, model_of
 from rewriter.ir.model.output_files import file_to_replace, replacing, special, write_special
 from rewriter.ir.model.tensors import Array
@@ -85,7 +85,7 @@ def set_metadata(proto: onnx.ModelProto | onnx.NodeProto, entries: Mapping[str, 
     old = [entry for entry in proto.metadata_props if entry.key not in entries]
     texts = {key: value.encode(errors=UNENCODABLE).decode() for key, value in entries.items() if value}
     new = [onnx.StringStringEntryProto(key=key, value=value) for key, value in texts.items()]
-    refill(proto.metadata_props, [*old, *new])
+    replace_items(proto.metadata_props, [*old, *new])
 
 
 ENDINGS = (".onnx", ".pb")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from rewriter.ir.graph import GraphEditor, attribute, label, reached
+from rewriter.ir.graph import GraphEditor, attribute, display_name, reachable
 from rewriter.ir.graph.match import produced
 from rewriter.ir.graph.ops import SHUFFLES, VIEWS
 from rewriter.ir.model import Array
@@ -87,7 +87,7 @@ def obstacle(graph: GraphEditor, use: Use) -> str | None:
             else:
                 ends.append(after)
 
-    reached([first] if isinstance(first, _Flow) else [], onward)
+    reachable([first] if isinstance(first, _Flow) else [], onward)
     return max(ends, key=bool, default="it reaches no Softmax") or None
 
 
@@ -163,12 +163,12 @@ def _step(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow) -> _Flow
             after = on
         case "Cast":
             wide = {graph.dtype(node.input[0]), TensorProto.FLOAT, TensorProto.DOUBLE}
-            after = on if attribute(node, "to") in wide else f"{label(node)} narrows its type"
+            after = on if attribute(node, "to") in wide else f"{display_name(node)} narrows its type"
         case op if index == 0 and op in MOVES:
             after = replace(on, along=_moved(graph, node, flow.along))
         case _:
             after = None
-    return after or f"it reaches {label(node)}, not only Softmax"
+    return after or f"it reaches {display_name(node)}, not only Softmax"
 
 
 def _joined(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow, on: _Flow) -> _Flow | None:
@@ -188,7 +188,7 @@ def _multiplied(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow, on
     if bounds is None:
         return f"{other} may hold other values than 0 and 1"
     if flow.infinite:
-        return f"0 * inf in {label(node)} is NaN as it stands"
+        return f"0 * inf in {display_name(node)} is NaN as it stands"
     if bounds[0] < 0 < bounds[1] or max(-bounds[0], bounds[1]) > 1:
         return f"{other} may lie in {bounds[0]:.4g} to {bounds[1]:.4g}"
     along = flow.along | _selected_along(graph, other, lambda factor: factor != 0)
@@ -282,12 +282,12 @@ def _integers(graph: GraphEditor, tensor: str, depth: int = 16) -> tuple[float, 
 def _at_softmax(graph: GraphEditor, softmax: NodeProto, flow: _Flow) -> str:
     """Returns why the mask must not change where it takes effect; "" if it may."""
     if flow.sign > 0:
-        return f"at {label(softmax)} it is positive"
+        return f"at {display_name(softmax)} it is positive"
     if (flow.summed or flow.infinite or not flow.uniform) and not flow.along & _row(graph, softmax):
-        return f"it masks whole rows of {label(softmax)}"
+        return f"it masks whole rows of {display_name(softmax)}"
     guards = [n for n in graph.consumers(softmax.output[0]) if n.op_type == "IsNaN"]
     if guards and flow.infinite:
-        return f"{label(guards[0])} looks for the NaN that it makes of a row masked whole"
+        return f"{display_name(guards[0])} looks for the NaN that it makes of a row masked whole"
     return ""
 
 

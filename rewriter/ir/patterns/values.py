@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.graph import GraphEditor, GraphView, attribute, label
+from rewriter.ir.graph import GraphEditor, GraphView, attribute, display_name
 from rewriter.ir.graph.match import produced
 from rewriter.ir.model.schemas import embeds
 from rewriter.ir.model.tensors import FLOATS
@@ -147,5 +147,5 @@ def exposed(graph: GraphView, node: NodeProto, unit: Container[int]) -> str | No
             return f"{tensor} inside it is a graph output"
         reader = next((n for n in graph.consumers(tensor) if id(n) not in unit), None)
         if reader is not None:
-            return f"{tensor} inside it is also used by {label(reader)}"
+            return f"{tensor} inside it is also used by {display_name(reader)}"
     return None

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from rewriter.ir.graph.nodes import label
+from rewriter.ir.graph.nodes import display_name
 
 
 @dataclass(frozen=True)
-class Kept:
+class NodePatterns:
     """Nodes that the user names: those to keep in FP32, or to lower.
 
     Attributes:
@@ -40,5 +40,5 @@ class Kept:
         """Returns why nodes stay unchanged: a request keeps one of them in FP32; None if none does."""
         for node in nodes:
             for request in self.requests(node):
-                return f"{'it' if len(nodes) == 1 else label(node)} is kept in FP32 by {request}"
+                return f"{'it' if len(nodes) == 1 else display_name(node)} is kept in FP32 by {request}"
         return None

@@ -11,7 +11,7 @@ from rewriter.base.stopwatch import Progress
 from rewriter.hazards.analysis import LOW_TYPES, PrecisionRequest
 from rewriter.hazards.user_rules import rules_of_the_user
 from rewriter.ir.plan import InputsOutputs, Plan, Precision
-from rewriter.ir.plan.node_patterns import Kept
+from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.ir.plan.plan_file import given_plan
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.result import FixResult
@@ -104,12 +104,12 @@ def _job(
         output=output,
         request=request,
         steps=steps,
-        wish=PrecisionRequest(
+        precision=PrecisionRequest(
             precision,
             io,
             tuple(request.keep_fp32),
             tuple(request.keep_fp32_op),
-            Kept(tuple(request.lower), tuple(request.lower_op)),
+            NodePatterns(tuple(request.lower), tuple(request.lower_op)),
             tuple(request.plugin_types if plan is None else plan.plugin_types),
             epilogues=lowering.epilogues,
             target=target,
@@ -123,7 +123,7 @@ def _job(
         metric=request.metric or str(chosen.choose("metric")),
         weak_typing=weak,
         deployment=deployed,
-        free_sums=sums is None,
+        accumulation_is_default=sums is None,
         limit=limit,
     )
     # the loop tries the rules' plan first, and searches for a tolerance that it misses

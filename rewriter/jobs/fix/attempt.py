@@ -15,12 +15,12 @@ from rewriter.ir.model import Model
 from rewriter.ir.plan import Plan, Range
 from rewriter.jobs.fix.causes import Cause, causes, folded_statistics, fused_norms, repaired_defects
 from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.making import Making, Measured, Subject
+from rewriter.jobs.fix.making import AttemptBuilder, CalibratedModel, Workload
 from rewriter.jobs.search.goal import Found
 from rewriter.passes.base import Pass, Rescaled
 from rewriter.pipeline.driver import PassResult
 from rewriter.verification.verdict import GOALS, Check, deciding
-from rewriter.verification.verifier import Judge, engine_first
+from rewriter.verification.verifier import Verifier, engine_first
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Attempt:
     """
 
     job: FixJob
-    measured: Measured
+    measured: CalibratedModel
     fixed: Model
     plan: Plan | None
     passes: tuple[PassResult, ...]
@@ -75,7 +75,7 @@ class Attempt:
     @property
     def all_fp32(self) -> bool:
         """True if nothing of it is in reduced precision by our plan."""
-        return self.job.wish.precision == "fp32" or (
+        return self.job.precision.precision == "fp32" or (
             self.plan is not None and len(self.plan.fp32) == self.plan.float_nodes > 0
         )
 
@@ -116,10 +116,10 @@ class Result:
     shares: tuple[LatencyShare, ...] = ()
 
 
-def attempt(job: FixJob, subject: Subject) -> Attempt:
+def attempt(job: FixJob, workload: Workload) -> Attempt:
     """Runs the passes of a job and checks their result."""
-    measured = Measured.by(job, subject)
-    making = Making(job, subject, list(measured.passes), list(measured.warnings))
+    measured = CalibratedModel.by(job, workload)
+    making = AttemptBuilder(job, workload, list(measured.passes), list(measured.warnings))
     plan = making.plan(measured.model, measured.ranges) if job.phases.lowering else None
     if plan is not None and job.goal is not None:
         plan = making.searched(measured, plan, job.goal)
@@ -129,12 +129,14 @@ def attempt(job: FixJob, subject: Subject) -> Attempt:
         plan = replace(plan, exponents=tuple(e for change in scaled for e in change.exponents))
         unscaled = unscaled_overflows(plan, measured.ranges)
     fixed = making.rewrite(measured.model, job.phases.lowering, plan, measured.ranges)
-    checks, engine = _checked(job, subject.judge, measured.checks, fixed, plan)
+    checks, engine = _checked(job, workload.judge, measured.checks, fixed, plan)
     if making.search is not None and not job.repairing:
         checks = (*checks, making.search.check)
-    folded = folded_statistics(subject.original, measured.model)
+    folded = folded_statistics(workload.original, measured.model)
     fused = fused_norms(measured.model, measured.ranges)
-    defects = repaired_defects(subject.original, job.wish.target, job.wish.precision, making.passes)
+    defects = repaired_defects(
+        workload.original, job.precision.target, job.precision.precision, making.passes
+    )
     return Attempt(
         job,
         measured,
@@ -149,14 +151,14 @@ def attempt(job: FixJob, subject: Subject) -> Attempt:
     )
 
 
-def estimated_us(attempt: Attempt, subject: Subject) -> tuple[float, float, float]:
+def estimated_us(attempt: Attempt, workload: Workload) -> tuple[float, float, float]:
     """The recorded costs of an attempt, of FP32, and of its lower type altogether.
 
     In us, at the shapes of the first sample.
     """
-    if not subject.judge.samples:
+    if not workload.judge.samples:
         return math.inf, math.inf, math.inf
-    prices = priced(attempt.measured.model.at_sizes(subject.judge.samples[0]), attempt.job.wish.target)
+    prices = priced(attempt.measured.model.at_sizes(workload.judge.samples[0]), attempt.job.precision.target)
     broken = fsum(attention.us for attention in prices.attentions)
     fp32 = fsum(prices.base.values()) + fsum(prices.own.values()) + broken
     if attempt.plan is None:
@@ -165,11 +167,15 @@ def estimated_us(attempt: Attempt, subject: Subject) -> tuple[float, float, floa
 
 
 def _checked(
-    job: FixJob, judge: Judge, structure: tuple[Check, ...], fixed: Model, plan: Plan | None
+    job: FixJob, judge: Verifier, structure: tuple[Check, ...], fixed: Model, plan: Plan | None
 ) -> tuple[tuple[Check, ...], Path | None]:
     """All checks of a result: a model that is wrong already is not built, since a repair follows."""
     checks, engine = list(structure), None
-    if job.emulated and judge.expected is not None and (plan is not None or job.wish.precision == "fp32"):
+    if (
+        job.emulated
+        and judge.expected is not None
+        and (plan is not None or job.precision.precision == "fp32")
+    ):
         products = plan is not None and any(one.op in TENSOR_CORE for one in plan.decisions)
         precision = "fp32" if plan is None else plan.precision
         checks.append(judge.emulated(fixed, precision, job.accumulation, products=products))

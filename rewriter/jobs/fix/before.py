@@ -12,13 +12,13 @@ from onnx import NodeProto, TensorProto, numpy_helper
 
 from rewriter.base.errors import RewriterError
 from rewriter.hazards.analysis import LARGEST, LOW_TYPES, PrecisionRequest
-from rewriter.hazards.planning.planner import surveys
+from rewriter.hazards.planning.planner import analyses
 from rewriter.hazards.types import generated, no_lower_type
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.plan import Precision, node_key
 from rewriter.jobs.fix.attempt import Attempt
-from rewriter.jobs.fix.making import Subject
+from rewriter.jobs.fix.making import Workload
 from rewriter.passes.base import Context
 from rewriter.passes.upgrade_opset import UpgradeOpset
 from rewriter.pipeline.driver import Driver, inlined
@@ -77,12 +77,12 @@ class SideBySide:
     fixed: Emulated
 
 
-def side_by_side(attempt: Attempt, subject: Subject) -> SideBySide | None:
+def side_by_side(attempt: Attempt, workload: Workload) -> SideBySide | None:
     """Runs the sample with the largest error through the lowered original and through the result.
 
     What cannot be run stays empty; None where nothing was lowered or compared.
     """
-    judge, check, accumulation = subject.judge, attempt.arithmetic, attempt.job.accumulation
+    judge, check, accumulation = workload.judge, attempt.arithmetic, attempt.job.accumulation
     if check is None or not check.statistics or attempt.plan is None or judge.expected is None:
         return None
     number = max(check.statistics, key=lambda one: (one.not_finite, one.relative_l2)).sample
@@ -95,9 +95,9 @@ def side_by_side(attempt: Attempt, subject: Subject) -> SideBySide | None:
         return Emulated(name, outputs, {node.tensor: node.total for node in nodes})
 
     plain, result = Emulated(f"Plain {precision.upper()}"), Emulated("Fixed")
-    with subject.stage("comparing tensors"):
+    with workload.stage("comparing tensors"):
         with suppress(RewriterError):
-            wide = inlined(subject.original)
+            wide = inlined(workload.original)
             plain = emulated(plain.name, wide, _lowered(wide, precision))
         with suppress(RewriterError):
             result = emulated(result.name, attempt.measured.model, attempt.fixed)
@@ -111,11 +111,11 @@ def _lowered(original: Model, precision: Precision) -> Model:
     low = LOW_TYPES[precision]
     model = _with_infinities(model, LARGEST[low])
     fp32 = set[str]()
-    for survey in surveys(model, {}, PrecisionRequest(precision)):
-        nodes = [hazard.node for hazard in (*no_lower_type(survey), *generated(survey))]
-        if survey.mixed:  # the FP32 nodes of a model that computes in FP16 elsewhere: nothing lowers them
-            nodes += filter(survey.in_fp32, survey.nodes)
-        fp32 |= {node_key(survey.scope, node) for node in nodes}
+    for analysis in analyses(model, {}, PrecisionRequest(precision)):
+        nodes = [hazard.node for hazard in (*no_lower_type(analysis), *generated(analysis))]
+        if analysis.mixed:  # the FP32 nodes of a model that computes in FP16 elsewhere: nothing lowers them
+            nodes += filter(analysis.in_fp32, analysis.nodes)
+        fp32 |= {node_key(analysis.scope, node) for node in nodes}
 
     def node_type(scope: int, node: NodeProto) -> int:
         return LOW_TYPES["fp32"] if node_key(scope, node) in fp32 else low

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from rewriter.base.text import count, figure
 from rewriter.hazards.analysis import LARGEST, LOW_TYPES, PrecisionRequest
 from rewriter.hazards.kinds import KINDS
-from rewriter.hazards.planning.planner import surveys
+from rewriter.hazards.planning.planner import analyses
 from rewriter.hazards.weights import batch_statistics
-from rewriter.ir.graph import label
+from rewriter.ir.graph import display_name
 from rewriter.ir.graph.editor import made_by
 from rewriter.ir.graph.ops import ROW_NORMS
 from rewriter.ir.model import Model, walk_graphs
@@ -59,7 +59,7 @@ class Cause:
 def fused_norms(model: Model, ranges: Mapping[tuple[int, str], Range]) -> list[tuple[str, str, Range]]:
     """Name and operator of each norm that our passes made one operator, with the range of its input."""
     return [
-        (label(node), node.op_type, ranges[scope, node.input[0]])
+        (display_name(node), node.op_type, ranges[scope, node.input[0]])
         for scope, graph in enumerate(walk_graphs(model.proto.graph))
         for node in graph.node
         if node.op_type in ROW_NORMS and made_by(node, FUSING) and (scope, node.input[0]) in ranges
@@ -71,12 +71,14 @@ def folded_statistics(original: Model, rewritten: Model) -> tuple[Cause, ...]:
     left = {n.output[0] for g in walk_graphs(rewritten.proto.graph) for n in g.node if n.op_type == BATCH}
     if not any(n.op_type == BATCH for g in walk_graphs(original.proto.graph) for n in g.node):
         return ()
-    seen = surveys(original, {}, PrecisionRequest("fp16"))
-    hazards = [h for survey in seen for h in batch_statistics(survey) if h.node.output[0] not in left]
+    seen = analyses(original, {}, PrecisionRequest("fp16"))
+    hazards = [h for analysis in seen for h in batch_statistics(analysis) if h.node.output[0] not in left]
     if not hazards:
         return ()
     what = f"{count(len(hazards), BATCH)} with statistics that FP16 cannot hold ({hazards[0].reason})"
-    return (Cause("weights", what, "folded into weights in FP32", tuple(label(h.node) for h in hazards)),)
+    return (
+        Cause("weights", what, "folded into weights in FP32", tuple(display_name(h.node) for h in hazards)),
+    )
 
 
 def repaired_defects(
@@ -90,7 +92,7 @@ def repaired_defects(
             done = f"repaired by {name}" if name else f"built with {' '.join(quirk.build)}"
             done = f"{' and '.join(quirk.lower)} in {precision.upper()}" if quirk.lower else done
             what = f"{quirk.title} ({quirk.releases})"
-            yield Cause("known-defect", what, done, tuple(map(label, nodes)))
+            yield Cause("known-defect", what, done, tuple(map(display_name, nodes)))
 
 
 def causes(

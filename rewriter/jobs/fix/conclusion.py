@@ -84,12 +84,12 @@ def _remarks(job: FixJob, result: Result) -> Iterator[str]:
     attempt = result.made
     if result.remark:
         yield result.remark
-    elif attempt.all_fp32 and job.wish.precision != "fp32":
-        why = f"rules and options leave nothing in {job.wish.precision.upper()}"
+    elif attempt.all_fp32 and job.precision.precision != "fp32":
+        why = f"rules and options leave nothing in {job.precision.precision.upper()}"
         if attempt.failed:
             why = "the most accurate of what was tried"
         elif result.lines:
-            why = f"no plan with {job.wish.precision.upper()} passed every check"
+            why = f"no plan with {job.precision.precision.upper()} passed every check"
         yield f"all of it is FP32: {why}"
     if result.stopped and not attempt.failed:
         yield result.stopped

@@ -66,16 +66,17 @@ class FixJob:
     """A request to `fix`, with the values that its preset, its plan and this machine decide.
 
     `limit` is the user's tolerance; `goal` is what this attempt searches a plan for. `repairing` is True for
-    a candidate: its goal is not the user's, so that missing it is no failed check. `free_sums` is True if
-    `accumulation` is what is recorded of the target, from which a slow emulation may depart. `emulated` is
-    False where the figure of an engine alone decides. `released`: rules of FP32 nodes that the plan omits.
+    a candidate: its goal is not the user's, so that missing it is no failed check. `accumulation_is_default`
+    is True if `accumulation` is what is recorded of the target, from which a slow emulation may depart.
+    `emulated` is False where the figure of an engine alone decides. `released`: rules of FP32 nodes that the
+    plan omits.
     """
 
     source: Any
     output: str | os.PathLike[str] | None
     request: FixOptions
     steps: tuple[Pass, ...]
-    wish: PrecisionRequest
+    precision: PrecisionRequest
     opset: int
     progress: Progress
     plan: Plan | None = None
@@ -85,7 +86,7 @@ class FixJob:
     weak_typing: bool = False
     deployment: Deployment = field(default_factory=Deployment)
     repairing: bool = False
-    free_sums: bool = False
+    accumulation_is_default: bool = False
     emulated: bool = True
     limit: ErrorLimit | None = None
     released: frozenset[str] = frozenset()
@@ -95,7 +96,7 @@ class FixJob:
         return Phases.of(self.steps)
 
     @property
-    def slack(self) -> float:
+    def latency_tolerance(self) -> float:
         """Share of the fastest plan's latency that a more accurate one may take on top."""
         return self.goal.share if isinstance(self.goal, Budget) else NOISE
 
@@ -103,13 +104,13 @@ class FixJob:
     def may_change(self) -> bool:
         """True if candidates may take the place of the rules' plan: the user did not choose that alone."""
         checked = self.request.repair and self.request.verify
-        return checked and self.plan is None and not self.weak_typing and self.wish.precision != "fp32"
+        return checked and self.plan is None and not self.weak_typing and self.precision.precision != "fp32"
 
     @property
-    def prefers(self) -> bool:
+    def may_drop_optional_fp32(self) -> bool:
         """True if the tool chose the passes and FP32 nodes that only make a result better, not the user."""
         chosen = self.request.passes is not None or self.request.save_plan is not None
-        return not chosen and self.goal is None and self.wish.precision == "fp16"
+        return not chosen and self.goal is None and self.precision.precision == "fp16"
 
     def without(self, step: Pass) -> FixJob:
         return replace(self, steps=tuple(other for other in self.steps if other is not step))

@@ -20,15 +20,15 @@ from typing import Any, Literal
 
 from rewriter.base.errors import described
 from rewriter.base.stopwatch import LASTING, interrupt_handled, raise_signal
-from rewriter.hazards import Hazard, Rule, Survey
+from rewriter.hazards import GraphAnalysis, Hazard, Rule
 from rewriter.hazards.planning.costs import ORIGIN
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.hazards.user_rules import HINT
-from rewriter.ir.graph import label
+from rewriter.ir.graph import display_name
 from rewriter.ir.graph.ops import PRODUCTS, TENSOR_CORE
 from rewriter.jobs.fix.attempt import Attempt, LatencyShare, Result, attempt, estimated_us
 from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.making import Making, Subject
+from rewriter.jobs.fix.making import AttemptBuilder, Workload
 from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit
 from rewriter.passes.base import Pass, Stage
 from rewriter.passes.mixed_precision import MixedPrecision
@@ -43,21 +43,21 @@ PLAIN = "trt11-migrate"
 AFFORDED_S = 60.0
 """No candidate starts later than this after the first attempt, once a result passes."""
 
-RETIMED = 1.1
+RETIME_WITHIN = 1.1
 """Results within this factor of the fastest are timed again, in turn in one process: latencies of two
 processes were measured to differ by 6 to 10 % on one GPU."""
 
-CLEAR = 0.8
+CLEARLY_FASTER = 0.8
 """Without an engine, largest share of a plan's estimated latency at which FP32 is faster for certain: the
 estimate of FP32 is 0.83 to 1.51 times the measured latency where that of the plan is known."""
 
-WORTH_US = 10.0
+MIN_GAIN_US = 10.0
 """Least estimated gain in us that is believed without an engine: below it launches decide, not arithmetic."""
 
-IN_DOUBT = 1.5
+MAYBE_FASTER = 1.5
 """Largest estimated share at which an engine is asked whether FP32 is faster."""
 
-WORSE = 1.15
+MAX_ERROR_OVER_PLAIN_FP16 = 1.15
 """Without an engine, least error of a plan over that of plain FP16 at which the plan is not handed out,
 where no hazard was found: rounding by chance moves errors of one network by less. No search asks for an error
 that is closer to FP32's."""
@@ -66,7 +66,7 @@ MOST_FOR_PLAIN: float = PRESETS["accurate"].defaults["max_latency_cost"]
 """Largest share of latency for a plan as close as plain FP16 in the place of one that errs more; it may take
 as long as plain FP16, too."""
 
-CLOSER = (0.9, 0.87, 0.8, 0.6)
+TIGHTENING = (0.9, 0.87, 0.8, 0.6)
 """Shares of the limit that one search after another is for: a tenth is left for samples that nobody has. A
 plan that meets a limit on the sample of a search may miss it on others: the next search asks for so much
 less, beside what the last one missed by. Of a user's limit the first search asks for the whole."""
@@ -88,7 +88,7 @@ class Candidate:
     name: Literal["", "plain FP16", "FP32"] = ""
 
 
-def best(attempts: Sequence[Attempt], latencies: Sequence[float], slack: float = NOISE) -> int:
+def best(attempts: Sequence[Attempt], latencies: Sequence[float], latency_tolerance: float = NOISE) -> int:
     """Of the plans that pass every check, the fastest; of those within `slack` of it, the most accurate.
 
     Args:
@@ -103,23 +103,23 @@ def best(attempts: Sequence[Attempt], latencies: Sequence[float], slack: float =
     passing = [place for place in places if not attempts[place].failed]
     if not passing:
         return min(reversed(places), key=lambda place: attempts[place].error)
-    limit = (1.0 + slack) * min(latencies[place] for place in passing)
+    limit = (1.0 + latency_tolerance) * min(latencies[place] for place in passing)
     near = [place for place in passing if latencies[place] <= limit]
     return min(near, key=lambda place: attempts[place].relative_l2)
 
 
-def run(job: FixJob, subject: Subject) -> Result:
+def run(job: FixJob, workload: Workload) -> Result:
     """Tries a job, then candidates in its place until the time is up, and returns the best.
 
     Ctrl-C ends the loop, and the best so far is the result; before the first result it ends the run.
     """
-    first = attempt(job, subject)
+    first = attempt(job, workload)
     # no cycle through the loop itself: its models would stay until the next collection of garbage
-    estimated, start = cache(partial(estimated_us, subject=subject)), Candidate("the rules' plan", job)
-    loop = _Loop(subject, job, first, [first], estimated, [start])
-    if first.job.may_change and not subject.judge.interrupted:
+    estimated, start = cache(partial(estimated_us, workload=workload)), Candidate("the rules' plan", job)
+    loop = _Loop(workload, job, first, [first], estimated, [start])
+    if first.job.may_change and not workload.judge.interrupted:
         loop.try_all()
-        subject.stage.trying = ""
+        workload.stage.trying = ""
     return loop.result()
 
 
@@ -130,7 +130,7 @@ class _Loop:
     `failures` are candidates of which no attempt came, because one of its steps raised an exception.
     """
 
-    subject: Subject
+    workload: Workload
     job: FixJob
     first: Attempt
     attempts: list[Attempt]
@@ -144,7 +144,7 @@ class _Loop:
     @property
     def runs(self) -> bool:
         """True if an engine of this machine runs the attempts."""
-        return self.subject.judge.settings is not None
+        return self.workload.judge.settings is not None
 
     @property
     def latest(self) -> Attempt:
@@ -153,7 +153,7 @@ class _Loop:
     @property
     def base(self) -> Attempt:
         """The best attempt so far, which the next candidates start from."""
-        return self.attempts[best(self.attempts, self._latencies(), self.job.slack)]
+        return self.attempts[best(self.attempts, self._latencies(), self.job.latency_tolerance)]
 
     @property
     def passed(self) -> bool:
@@ -169,7 +169,7 @@ class _Loop:
                     break
                 place = len(self.candidates) + len(self.failures)
                 number = f"candidate {place}, at most {self._seconds() - spent:.0f} s left"
-                self.subject.stage.trying = f"{LASTING}{number}: {candidate.words}"
+                self.workload.stage.trying = f"{LASTING}{number}: {candidate.words}"
                 self._try(candidate)
         except KeyboardInterrupt:
             interrupt_handled()
@@ -179,7 +179,7 @@ class _Loop:
     def _try(self, candidate: Candidate) -> None:
         try:
             # what is emulated already for the first attempt is left to the engine
-            self.attempts.append(attempt(replace(candidate.job, repairing=True), self.subject))
+            self.attempts.append(attempt(replace(candidate.job, repairing=True), self.workload))
         except Exception as error:
             raise_signal()
             self.failures.append(f"{candidate.words}: no result ({described(error)})")
@@ -196,16 +196,18 @@ class _Loop:
         )
         earlier = next((n for n, one in enumerate(self.attempts) if not one.failed), at)
         remark = self._remark(at, earlier, latencies) if earlier != at else ""
-        fp32 = [one.error for one in self.attempts if one.failed and one.job.wish.precision == "fp32"]
+        fp32 = [one.error for one in self.attempts if one.failed and one.job.precision.precision == "fp32"]
         stopped = self.stopped if chosen.failed or self.interrupted else ""
-        asked = [one for one in self.attempts if one.plan is not None and one.plan.io == self.job.wish.io]
+        asked = [
+            one for one in self.attempts if one.plan is not None and one.plan.io == self.job.precision.io
+        ]
         with_ports = "" if chosen in asked or not asked else _summary(min(asked, key=lambda one: one.error))
         shares = tuple(self._shares(at, latencies))
         return Result(chosen, lines, remark, stopped, min(fp32, default=None), with_ports, shares)
 
     def _chosen(self, latencies: Sequence[float]) -> int:
         """The best attempt; one as close as plain FP16 where a plan errs more though nothing was wrong."""
-        at = best(self.attempts, latencies, self.job.slack)
+        at = best(self.attempts, latencies, self.job.latency_tolerance)
         closer = [n for n, one in enumerate(self.attempts) if not (one.failed or self._worse_than_plain(one))]
         if not closer or at in closer:
             return at
@@ -234,15 +236,19 @@ class _Loop:
         There, each engine finds another one's weights in the GPU's cache, and takes longer than alone: the
         others count as if they were as much longer as the fastest.
         """
-        latencies, slack = self._latencies(), max(RETIMED, 1.0 + self.job.slack)
+        latencies, latency_tolerance = self._latencies(), max(RETIME_WITHIN, 1.0 + self.job.latency_tolerance)
         passing = {at: one.engine for at, one in enumerate(self.attempts) if not one.failed}
         fastest = min(passing, key=lambda at: latencies[at], default=0)
         alone = latencies[fastest]
-        near = {at: engine for at, engine in passing.items() if engine and latencies[at] <= slack * alone}
+        near = {
+            at: engine
+            for at, engine in passing.items()
+            if engine and latencies[at] <= latency_tolerance * alone
+        }
         if len(near) < 2 or not self.runs:
             return latencies
         try:
-            for at, us in zip(near, self.subject.judge.timed_in_turn([*near.values()]), strict=True):
+            for at, us in zip(near, self.workload.judge.timed_in_turn([*near.values()]), strict=True):
                 latencies[at] = latencies[at] if us is None else us
             for at in passing.keys() - near.keys():
                 latencies[at] *= latencies[fastest] / alone
@@ -255,7 +261,7 @@ class _Loop:
     def _shares(self, at: int, latencies: Sequence[float]) -> Iterator[LatencyShare]:
         """Of FP32's latency and of plain FP16's: measured where an engine of those ran, or else estimated."""
         chosen = self.attempts[at]
-        if chosen.plan is None or chosen.all_fp32 or not self.subject.judge.samples:
+        if chosen.plan is None or chosen.all_fp32 or not self.workload.judge.samples:
             return
         planned, fp32, plain = self.estimated(chosen)
         for name, estimate in (("FP32", fp32), ("plain FP16", plain)):
@@ -286,7 +292,7 @@ class _Loop:
     # -- candidates ---------------------------------------------------------------------------------
 
     def _candidates(self) -> Iterator[Candidate]:
-        if self._unbuilt() and not self.subject.judge.original_build.passed:
+        if self._unbuilt() and not self.workload.judge.original_build.passed:
             return
         yield from self._without_culprits()
         yield from self._without_what_is_refused()
@@ -296,9 +302,9 @@ class _Loop:
         if lowers and self.runs and foretold:
             yield from self._with_more_fp32()  # a search by emulation mends what the emulation has seen
         if self.runs:
-            yield from self._shown_by_engines()
+            yield from self._measured_candidates()
         elif self._worse_than_plain(self.first):
-            yield from self._as_close_as_plain()
+            yield from self._match_plain_fp16()
         if not self.passed and lowers:
             if not (self.runs and foretold):
                 yield from self._with_more_fp32()
@@ -309,24 +315,24 @@ class _Loop:
     @property
     def _plain_error(self) -> float:
         """The error of plain FP16, emulated; infinite unless it passes, and no hazard was found."""
-        before, first = self.subject.before, self.first
+        before, first = self.workload.before, self.first
         wrong = not before or first.causes or not all(one.passed for one in before)
-        if wrong or self.runs or not first.job.prefers or self.job.limit is not None:
+        if wrong or self.runs or not first.job.may_drop_optional_fp32 or self.job.limit is not None:
             return math.inf
         return max(one.relative_l2 for one in before)
 
     def _worse_than_plain(self, attempt: Attempt) -> bool:
         """True, without an engine, if a result errs more than plain FP16 though nothing was wrong."""
-        return attempt.relative_l2 > WORSE * self._plain_error
+        return attempt.relative_l2 > MAX_ERROR_OVER_PLAIN_FP16 * self._plain_error
 
-    def _as_close_as_plain(self) -> Iterator[Candidate]:
+    def _match_plain_fp16(self) -> Iterator[Candidate]:
         """Weights rounded to nearest; more FP32 where passes gain something; plain FP16 if neither helps."""
         first, job = self.first, self.first.job
         nearest = replace(job, steps=_with_options(job.steps, rounding="nearest"))
         yield Candidate("weights rounded to nearest", nearest)
         faster = any(first.changed(step) for step in _preferred_steps(job))
         if faster and self._worse_than_plain(self.latest):
-            goal = ErrorLimit(WORSE * self._plain_error, job.metric, one_sample=True)
+            goal = ErrorLimit(MAX_ERROR_OVER_PLAIN_FP16 * self._plain_error, job.metric, one_sample=True)
             yield Candidate("FP32 until it is as close as plain FP16", replace(job, goal=goal))
         us = self._latencies()
         dear = us[-1] > (1.0 + MOST_FOR_PLAIN) * us[0]
@@ -335,10 +341,12 @@ class _Loop:
 
     def _with_ports_as_they_came(self) -> Iterator[Candidate]:
         """No plan of nodes mends an input that FP16 cannot hold."""
-        if self.passed or self.job.wish.io == "keep":
+        if self.passed or self.job.precision.io == "keep":
             return
-        wish = replace(self.job.wish, io="keep")
-        yield Candidate("inputs and outputs as they came", replace(self.base.job, wish=wish, goal=None))
+        precision = replace(self.job.precision, io="keep")
+        yield Candidate(
+            "inputs and outputs as they came", replace(self.base.job, precision=precision, goal=None)
+        )
         yield from self._with_more_fp32()
 
     def _without_culprits(self) -> Iterator[Candidate]:
@@ -354,12 +362,12 @@ class _Loop:
 
     def _culprits(self) -> list[Pass]:
         """Each is left out alone; the structure check runs without ranges, plan and emulation."""
-        judge, changes = self.subject.judge, []
+        judge, changes = self.workload.judge, []
         assert judge.expected is not None
         for step in filter(self.first.changed, self.first.job.phases.structural):
             job = self.first.job.without(step)
-            making = Making(job, self.subject)
-            model = making.rewrite(self.subject.original, job.phases.structural)
+            making = AttemptBuilder(job, self.workload)
+            model = making.rewrite(self.workload.original, job.phases.structural)
             check = check_structure(judge.expected, model, making.changed(), judge.samples)
             changes.append((max((o.relative_l2 for o in check.outputs), default=0.0), step))
         return [step for _, step in sorted(changes, key=lambda pair: pair[0])]
@@ -386,15 +394,15 @@ class _Loop:
                 return
             names, operators, seen = names | single, operators | whole, seen | {op for _, op in refused}
             job = self.latest.job
-            rules = (*job.wish.rules, _refused(frozenset(names), frozenset(operators)))
+            rules = (*job.precision.rules, _refused(frozenset(names), frozenset(operators)))
             words = ", ".join([*(f"all {op}" for op in sorted(whole)), *sorted(single)])
-            yield Candidate(f"{words} in FP32", replace(job, wish=replace(job.wish, rules=rules)))
+            yield Candidate(f"{words} in FP32", replace(job, precision=replace(job.precision, rules=rules)))
 
-    def _shown_by_engines(self) -> Iterator[Candidate]:
+    def _measured_candidates(self) -> Iterator[Candidate]:
         """What pays on some networks and costs on others: an engine shows it."""
         yield from self._within_budget()
         first = self.first
-        if first.plan is None or not first.job.prefers:
+        if first.plan is None or not first.job.may_drop_optional_fp32:
             return
         job = replace(self.base.job, goal=None)  # without passes that were shown to be wrong
         if any(node.op_type in PRODUCTS for node in first.measured.model.proto.graph.node):
@@ -418,7 +426,7 @@ class _Loop:
     def _folding(self) -> list[Pass]:
         """The pass that computed products of constants, if there are some: with one left in the graph,
         TensorRT-RTX may run other branches, too, side by side (docs/engines.md#branches)."""
-        graph = self.subject.original.proto.graph
+        graph = self.workload.original.proto.graph
         fed = {port.name for port in graph.input} - {tensor.name for tensor in graph.initializer}
         for node in graph.node:
             if not fed.isdisjoint(node.input):
@@ -442,7 +450,7 @@ class _Loop:
     def _with_more_fp32(self) -> Iterator[Candidate]:
         """Plans that are searched for, by emulation, for the limit that was missed."""
         last: ErrorLimit | None = None
-        for share in CLOSER:
+        for share in TIGHTENING:
             if self.passed or (wanted := self._wanted(share)) in (None, last):
                 return
             last = wanted
@@ -462,15 +470,17 @@ class _Loop:
             return None
         asked, closer = self.job.limit, share * _optimism(attempt)
         if asked is not None:
-            less = 1.0 if asked.measure.least else closer / CLOSER[0]  # where more is better, it has no share
+            less = (
+                1.0 if asked.measure.least else closer / TIGHTENING[0]
+            )  # where more is better, it has no share
             return replace(asked, tolerance=asked.tolerance * less)
-        fp32 = 0.0 if (check := attempt.arithmetic) is None else self.subject.judge.error_in_fp32(check)
-        limit = max(max(limit, AS_FP32 * fp32) * closer, WORSE * fp32)
+        fp32 = 0.0 if (check := attempt.arithmetic) is None else self.workload.judge.error_in_fp32(check)
+        limit = max(max(limit, AS_FP32 * fp32) * closer, MAX_ERROR_OVER_PLAIN_FP16 * fp32)
         return ErrorLimit(limit, self.job.metric, one_sample=True)
 
     def _in_fp32(self) -> Iterator[Candidate]:
         """All of it in FP32 if nothing passes, or if it may be faster; unchanged if nothing builds."""
-        if self.job.wish.precision != "fp32" and (not self.passed or self._fp32_may_be_faster()):
+        if self.job.precision.precision != "fp32" and (not self.passed or self._fp32_may_be_faster()):
             structural = (step for step in self.base.job.steps if step.stage is Stage.STRUCTURE)
             steps = tuple(step for step in structural if "fp32" in step.requires.precisions)
             yield Candidate("all of it in FP32 (TF32)", _fp32(self.base.job, steps), "FP32")
@@ -484,8 +494,8 @@ class _Loop:
             return False  # who wants the plan wants the model that it makes
         planned, fp32, _ = self.estimated(base)
         if self.runs:
-            return fp32 <= IN_DOUBT * planned
-        return fp32 <= CLEAR * planned and planned - fp32 >= WORTH_US
+            return fp32 <= MAYBE_FASTER * planned
+        return fp32 <= CLEARLY_FASTER * planned and planned - fp32 >= MIN_GAIN_US
 
     def _unbuilt(self) -> bool:
         """True if TensorRT gave no engine for the latest attempt."""
@@ -506,8 +516,8 @@ def _with_epilogues(job: FixJob, first: FixJob) -> FixJob:
     steps = tuple(step for step in with_epilogues() if step.name not in skipped)
     if job.request.refittable:
         steps = tuple(step for step in steps if step.refittable)
-    wish = replace(job.wish, epilogues="all")
-    return replace(job, steps=steps, wish=wish, emulated=False)
+    precision = replace(job.precision, epilogues="all")
+    return replace(job, steps=steps, precision=precision, emulated=False)
 
 
 def _preferred(attempt: Attempt) -> list[str]:
@@ -526,8 +536,8 @@ def _preferred_steps(job: FixJob) -> list[Pass]:
 def _plain(job: FixJob) -> FixJob:
     """The job with those of its steps that plain FP16 has, too, and no FP32 that is only preferred."""
     shared = [step for step in job.steps if step not in _preferred_steps(job)]
-    wish = replace(job.wish, epilogues="none")
-    return replace(job, steps=_with_options(shared, epilogues="none"), wish=wish, emulated=False)
+    precision = replace(job.precision, epilogues="none")
+    return replace(job, steps=_with_options(shared, epilogues="none"), precision=precision, emulated=False)
 
 
 def _with_options(steps: Iterable[Pass], **options: Any) -> tuple[Pass, ...]:
@@ -536,17 +546,17 @@ def _with_options(steps: Iterable[Pass], **options: Any) -> tuple[Pass, ...]:
 
 
 def _fp32(job: FixJob, steps: tuple[Pass, ...]) -> FixJob:
-    wish = replace(job.wish, precision="fp32")
-    return replace(job, steps=steps, wish=wish, goal=None, emulated=True)
+    precision = replace(job.precision, precision="fp32")
+    return replace(job, steps=steps, precision=precision, goal=None, emulated=True)
 
 
 def _refused(names: frozenset[str], operators: frozenset[str]) -> Rule:
     """A rule for nodes that the parser of TensorRT refuses."""
 
-    def refused(survey: Survey) -> Iterator[Hazard]:
-        for node in survey.nodes:
+    def refused(analysis: GraphAnalysis) -> Iterator[Hazard]:
+        for node in analysis.nodes:
             if node.name in names or node.op_type in operators:
-                reason = f"TensorRT refuses {label(node)} ({node.op_type}) in {survey.low_name}"
+                reason = f"TensorRT refuses {display_name(node)} ({node.op_type}) in {analysis.low_name}"
                 yield Hazard(node, "no-lower-type", reason)
 
     return refused

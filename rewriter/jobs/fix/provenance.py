@@ -27,7 +27,7 @@ VERDICT, SUMS, LIMIT = "rewriter.verdict", "rewriter.sums", "rewriter.tolerance"
 SAMPLES = "rewriter.samples"
 """Keys of the model's metadata."""
 
-KEPT = "rewriter.kept"
+ALREADY_AVOIDED = "rewriter.kept"
 """Key of a node's metadata: why it is in FP32 or BF16."""
 
 UNFINISHED = "not verified to the end"
@@ -79,7 +79,7 @@ def stamp(model: Model, job: FixJob, pipeline: str, plan: Plan | None, source: s
                 text = f"{decision.repair.upper()}, {decision.rule}: {decision.reason}"
                 if decision.range and str(decision.range) not in text:
                     text += f"; {decision.tensor} is in {decision.range}"
-                set_metadata(node, {KEPT: text})
+                set_metadata(node, {ALREADY_AVOIDED: text})
 
 
 def noted_tolerance(model: Model) -> Tolerance | None:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from onnx import NodeProto, TensorProto
 
 from rewriter.base.errors import LIKENESS, UnbuildableError, UsageError
-from rewriter.ir.graph import label
+from rewriter.ir.graph import display_name
 from rewriter.ir.graph.ops import DYNAMIC_INT8
 from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.model.graphs import schema_of
@@ -39,7 +39,7 @@ def refuse_unknown_names(model: Model, patterns: Sequence[str], option: str = "k
     for pattern in patterns:
         above = pattern.rpartition("/")[0]
         if not any(fnmatchcase(name, p) for p in (pattern, above) if p for name in names):
-            hint = f"there are {near_names(pattern, map(label, nodes))}"
+            hint = f"there are {near_names(pattern, map(display_name, nodes))}"
             raise UsageError(f"no node has the name {pattern!r}", option=option, hint=hint)
 
 
@@ -90,7 +90,7 @@ def _refuse_kinds(node: NodeProto, ports: PortTypes, scope: Mapping[str, TensorF
             own = TensorProto.DataType.Name(dtype)
             fits = dtype in FLOATS or not kinds[1:] if kind in IO_TYPES else own == kind.upper()
             if dtype and not fits:
-                what = f"{name} of {label(node)} is {own}, not {kind}"
+                what = f"{name} of {display_name(node)} is {own}, not {kind}"
                 hint = "only floats can be exchanged for one another"
                 raise UsageError(what, option="plugin-types", hint=hint)
 
@@ -156,7 +156,7 @@ def refuse_unbuildable(model: Model) -> None:
         if found:
             counts = Counter(node.op_type for node in found)
             operators = ", ".join(f"{count} {op}" for op, count in counts.items())
-            names = ", ".join(f"{label(node)} ({node.op_type})" for node in found[:LISTED])
+            names = ", ".join(f"{display_name(node)} ({node.op_type})" for node in found[:LISTED])
             more = f", and {len(found) - LISTED} more" if len(found) > LISTED else ""
             raise UnbuildableError(
                 f"it is quantised {how} ({operators}), which TensorRT does not build: {names}{more}",

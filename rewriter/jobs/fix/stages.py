@@ -23,7 +23,7 @@ from rewriter.jobs.fix.attempt import Attempt, Result
 from rewriter.jobs.fix.before import errors_before, side_by_side
 from rewriter.jobs.fix.conclusion import conclude
 from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.making import Subject
+from rewriter.jobs.fix.making import Workload
 from rewriter.jobs.fix.provenance import SAMPLES, UNFINISHED, source_hash, stamp
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.search.effort import RunCost, pays_on_cuda
@@ -43,7 +43,7 @@ from rewriter.verification.compare_runs import Standard
 from rewriter.verification.expected import MOST_SAMPLES, Expected, expected_outputs, judging
 from rewriter.verification.not_finite import nan_warnings
 from rewriter.verification.verdict import Check, Verdict
-from rewriter.verification.verifier import Judge
+from rewriter.verification.verifier import Verifier
 
 PORTS = 3
 """Inputs and outputs that the check of their types names."""
@@ -60,17 +60,17 @@ def run(job: FixJob) -> FixResult:
         original, samples, warnings = _read(job)
     cuda = pays_on_cuda(original, samples)
     with work_folder() as folder, on_cuda(cuda) as notes:
-        job, subject = _subject(job, stage, folder, original, samples, warnings)
-        source_sha, judge = source_hash(job.source, subject.original), subject.judge
-        ending = loop.run(job, subject)
-        ending = replace(ending, made=_checked_to_the_end(ending, job, subject))
-        attempt, data, conclusion = ending.made, subject.fitting.source, conclude(job, ending)
+        job, workload = _subject(job, stage, folder, original, samples, warnings)
+        source_sha, judge = source_hash(job.source, workload.original), workload.judge
+        ending = loop.run(job, workload)
+        ending = replace(ending, made=_checked_to_the_end(ending, job, workload))
+        attempt, data, conclusion = ending.made, workload.fitting.source, conclude(job, ending)
         fixed = weak_typing.named(attempt.measured.model) if job.weak_typing else attempt.fixed
         result = FixResult(
             model=fixed,
             output=None,
             pipeline=pipeline.render(attempt.job.steps),
-            target=job.wish.target,
+            target=job.precision.target,
             passes=list(attempt.passes),
             plan=attempt.plan,
             data=replace(data, spans=judge.spans, profiled=frozenset(job.deployment.profile)),
@@ -80,9 +80,9 @@ def run(job: FixJob) -> FixResult:
             repairs=list(ending.lines),
             depth=along_depth(attempt.measured.model, attempt.measured.ranges),
             causes=attempt.causes,
-            before=subject.before,
+            before=workload.before,
             conclusion=conclusion,
-            side_by_side=side_by_side(attempt, subject) if request.page else None,
+            side_by_side=side_by_side(attempt, workload) if request.page else None,
             judged=len(judge.samples),
             latency_shares=ending.shares,
         )
@@ -118,7 +118,10 @@ def run(job: FixJob) -> FixResult:
 def _steps(job: FixJob) -> list[str]:
     """The stages of a run; candidates in the place of the first plan come on top."""
     request, phases = job.request, job.phases
-    lowers, builds = bool(phases.lowering) and job.wish.precision != "fp32", request.verify and request.build
+    lowers, builds = (
+        bool(phases.lowering) and job.precision.precision != "fp32",
+        request.verify and request.build,
+    )
     stages = {
         "reading": True,
         "running the original": request.verify,
@@ -136,14 +139,14 @@ def _steps(job: FixJob) -> list[str]:
     return [stage for stage, runs in stages.items() if runs]
 
 
-def _checked_to_the_end(result: Result, job: FixJob, subject: Subject) -> Attempt:
+def _checked_to_the_end(result: Result, job: FixJob, workload: Workload) -> Attempt:
     """The attempt with what only the result needs: its build, the causes of a failure, its ports."""
-    attempt, judge = result.made, subject.judge
+    attempt, judge = result.made, workload.judge
     checks, engine = list(attempt.checks), attempt.engine
     for place, check in enumerate(checks):
         if check.passed is False and check.name in ("emulation", "tf32"):
             wide = attempt.fixed if check.name == "tf32" else attempt.measured.model
-            with subject.stage("looking for the cause"):
+            with workload.stage("looking for the cause"):
                 checks[place] = explained(check, wide, attempt.fixed, judge.samples, attempt.job.accumulation)
     if not any(check.name in ("build", "run") for check in checks):
         built, engine = judge.built(attempt.fixed, attempt.plan)
@@ -173,22 +176,22 @@ def _ports_check(attempt: Attempt, job: FixJob, result: Result) -> Iterator[Chec
 def _read(job: FixJob) -> tuple[Model, Samples, list[str]]:
     """The model and its samples, with warnings."""
     request, original = job.request, load(job.source)
-    refusals.declare_plugins(original, job.wish.plugin_types)
-    refusals.refuse_unknown_names(original, job.wish.keep_nodes)
-    refusals.refuse_unknown_names(original, job.wish.lower.nodes, "lower")
-    refusals.refuse_unknown_ports(original, job.wish.io)
+    refusals.declare_plugins(original, job.precision.plugin_types)
+    refusals.refuse_unknown_names(original, job.precision.keep_nodes)
+    refusals.refuse_unknown_names(original, job.precision.lower.nodes, "lower")
+    refusals.refuse_unknown_ports(original, job.precision.io)
     if request.verify and not job.deployment.plugins:  # a plugin may stand in for any operator
         refusals.refuse_unbuildable(original)
     samples, warnings = _samples(original, job)
     if not job.deployment.plugins:
-        warnings.extend(refusal(original, job.wish.target, job.wish.plugin_types))
-    warnings.extend(not_repaired(original, job.wish.target, LOW_TYPES[job.wish.precision]))
+        warnings.extend(refusal(original, job.precision.target, job.precision.plugin_types))
+    warnings.extend(not_repaired(original, job.precision.target, LOW_TYPES[job.precision.precision]))
     return original, samples, warnings
 
 
 def _subject(
     job: FixJob, stage: Stopwatch, folder: Path, original: Model, samples: Samples, warnings: list[str]
-) -> tuple[FixJob, Subject]:
+) -> tuple[FixJob, Workload]:
     """The model, its samples and its outputs; sums that nobody asked for become affordable ones."""
     request = job.request
     fitting, places, judged, expected = samples, list[int](), list[dict[str, Array]](), None
@@ -207,7 +210,7 @@ def _subject(
     asked = None if limit is None else Tolerance(limit.tolerance, limit.metric, "`tolerance`")
     defaults = TOLERANCES | {"fp32": TOLERANCES["tf32"]}  # results in FP32 run with TF32
     standard = Standard.of(original, defaults["fp32"], asked, fair=fair)
-    judge = Judge(
+    judge = Verifier(
         source=job.source,
         samples=judged,
         expected=expected,
@@ -223,11 +226,11 @@ def _subject(
         build=request.build,
     )
     before: tuple[OutputComparison, ...] = ()
-    if expected is not None and job.phases.lowering and job.wish.precision != "fp32":
+    if expected is not None and job.phases.lowering and job.precision.precision != "fp32":
         with stage("running it unrepaired"):
-            low = job.wish.precision
+            low = job.precision.precision
             before = errors_before(original, expected, judged, low, job.accumulation, judge.standards[low])
-    return job, Subject(original, samples, fitting, judge, stage, tuple(warnings), before)
+    return job, Workload(original, samples, fitting, judge, stage, tuple(warnings), before)
 
 
 def _judged(
@@ -246,7 +249,7 @@ def _judged(
     feeds = [samples.feeds(last)]
     first = expected_outputs(original, feeds)
     cost = RunCost.of(original, processor_s() - start)
-    if job.free_sums:  # FP16 sums that nobody asked for
+    if job.accumulation_is_default:  # FP16 sums that nobody asked for
         job = replace(job, accumulation=cost.sums(job.accumulation, CHECKED_S))
     places = [last, *judging(samples, cost.samples(job.accumulation, CHECKED_S, MOST_SAMPLES))[:-1]]
     feeds += [samples.feeds(place) for place in places[1:]]

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from rewriter.hazards.analysis import PrecisionRequest, Survey
+from rewriter.hazards.analysis import GraphAnalysis, PrecisionRequest
 from rewriter.hazards.planning.costs import Prices, priced
 from rewriter.hazards.planning.free_fp32 import RULE
-from rewriter.hazards.planning.planner import extend_plan, surveys
+from rewriter.hazards.planning.planner import analyses, extend_plan
 from rewriter.hazards.target_rules import lowered_for_defects
 from rewriter.ir.graph.ops import ELEMENTWISE, REDUCING
 from rewriter.ir.model import Array, Model
@@ -185,10 +185,10 @@ class Trials:
         return list(dict.fromkeys((*self.useful_nodes(), *self.ranking)))
 
     @cached_property
-    def _survey(self) -> Survey:
+    def _survey(self) -> GraphAnalysis:
         """The main graph as the hazard rules see it, without ranges."""
         wanted = PrecisionRequest(self.plan.precision, self.plan.io, target=self.target)
-        return next(iter(surveys(self.model, {}, wanted)))
+        return next(iter(analyses(self.model, {}, wanted)))
 
     @cached_property
     def _worse(self) -> frozenset[str]:
@@ -197,17 +197,18 @@ class Trials:
         """
         broken = (one for one in self.prices.attentions if one.us > 0.0)  # else the target fuses any types
         attention = frozenset[str]().union(*(one.nodes | one.inside for one in broken))
-        survey, plan = self._survey, self.plan
+        analysis, plan = self._survey, self.plan
         epilogues = frozenset(d.key for d in plan.decisions if d.rule == RULE)
         results = kernel_results(
-            survey.nodes,
-            begins=lambda n: node_key(survey.scope, n) in epilogues,
+            analysis.nodes,
+            begins=lambda n: node_key(analysis.scope, n) in epilogues,
             belongs=lambda n: n.op_type in ELEMENTWISE or n.op_type == "Split",
-            source=survey.source,
+            source=analysis.source,
         )
         taking = frozenset(
-            node_key(survey.scope, node)
-            for node in survey.nodes
-            if node.op_type in REDUCING and any(survey.source(name) in results for name in node.input if name)
+            node_key(analysis.scope, node)
+            for node in analysis.nodes
+            if node.op_type in REDUCING
+            and any(analysis.source(name) in results for name in node.input if name)
         )
         return (attention | taking) - plan.fp32 - plan.bf16

@@ -8,7 +8,7 @@ from onnx import NodeProto
 
 from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised
 from rewriter.ir.graph.weights import layout_obstacle
-from rewriter.ir.plan.node_patterns import Kept
+from rewriter.ir.plan.node_patterns import NodePatterns
 
 IMAGE_CHANNELS = 4
 """Most channels of an image: grey, RGB, RGBA; a latent of Stable Diffusion has as many. TensorRT-RTX pads
@@ -88,7 +88,7 @@ def pads_of(node: NodeProto, windows: Windows) -> tuple[int, ...] | None:
     return tuple(less + more if auto == "SAME_UPPER" else more + less)
 
 
-def reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: Kept) -> str | None:
+def reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: NodePatterns) -> str | None:
     """The reason why a Conv's strides cannot become an axis of their own; None if they can.
 
     The caller checks the padding.

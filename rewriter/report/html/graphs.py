@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from rewriter.ir.graph import label
+from rewriter.ir.graph import display_name
 from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import node_key
@@ -73,7 +73,7 @@ class _Network:
                         makers[scope, node.output[0]] = makers[scope, node.input[0]][0], True
                 elif node.op_type != "Constant":
                     number = len(self.names)
-                    self.names.append((label(node), node.op_type))
+                    self.names.append((display_name(node), node.op_type))
                     self.results.append(measured.get(node_key(scope, node)))
                     self.before.append(dict(makers[scope, n] for n in node.input if (scope, n) in makers))
                     for producer in self.before[-1]:

@@ -18,7 +18,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 from rewriter.ir.graph import attribute
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.model import Model
-from rewriter.ir.model.graphs import refill
+from rewriter.ir.model.graphs import replace_items
 from rewriter.ir.model.tensors import Shape
 from rewriter.runtime.emulation.local_functions import declare, paired
 from rewriter.runtime.emulation.product_sums import ProductSums
@@ -201,7 +201,7 @@ class _Writer:
                 split[node.op_type](node, *chosen[index])
             else:
                 self.nodes.append(node)
-        refill(graph.node, self.nodes)
+        replace_items(graph.node, self.nodes)
 
     def _matmul(self, node: NodeProto, kernel: Shape, chunk: int) -> None:
         self._add("MatMul", node.input, node.output[0], domain=DOMAIN, chunk=chunk)

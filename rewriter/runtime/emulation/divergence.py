@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from rewriter.ir.graph import casts_to, label, reads
+from rewriter.ir.graph import casts_to, display_name, reads
 from rewriter.ir.graph.casts import LOWER
-from rewriter.ir.model import Array, Model, refill
+from rewriter.ir.model import Array, Model, replace_items
 from rewriter.ir.model.graphs import rename_reads
 from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import node_key
@@ -176,7 +176,7 @@ class SideBySide:
         row = NodeError(match, "Input", "", match)
         if position >= 0:
             node = self.exact[position]
-            row = NodeError(label(node), op or node.op_type, node_key(0, node), match)
+            row = NodeError(display_name(node), op or node.op_type, node_key(0, node), match)
         self.rows.append((row, norms))
 
     def _distance(self, tensor: str, exact: str) -> str:
@@ -197,10 +197,10 @@ class SideBySide:
         inputs = {port.name for port in self.original.signature.inputs}
         norms = (name for _, names in self.rows for name in names if name)
         del graph.value_info[:]
-        refill(graph.input, [v for v in graph.input if v.name in inputs])
-        refill(graph.initializer, tensors)
-        refill(graph.node, self.nodes)
-        refill(graph.output, (helper.make_tensor_value_info(n, TensorProto.FLOAT, []) for n in norms))
+        replace_items(graph.input, [v for v in graph.input if v.name in inputs])
+        replace_items(graph.initializer, tensors)
+        replace_items(graph.node, self.nodes)
+        replace_items(graph.output, (helper.make_tensor_value_info(n, TensorProto.FLOAT, []) for n in norms))
         # the local functions and operator sets that only the emulated model has
         proto = model.proto
         domains = {o.domain for o in proto.opset_import}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph import GraphView, casts_to, is_op
-from rewriter.ir.graph.match import along, back, produced
+from rewriter.ir.graph.match import produced, walk_down, walk_up
 from rewriter.ir.graph.ops import ELEMENTWISE, PRODUCTS, REDUCING, ROW_NORMS, SCALING
 from rewriter.ir.model import Model, walk_graphs
 from rewriter.target.fusion import (
@@ -140,7 +140,7 @@ def _is_fp32_output(graph: TypedGraph, node: NodeProto) -> bool:
 
 def _is_softmax(graph: TypedGraph, name: str) -> bool:
     """True if a Softmax computes the tensor, with Casts after it or without."""
-    _, start = back(graph, name, lambda node: node.op_type == "Cast")
+    _, start = walk_up(graph, name, lambda node: node.op_type == "Cast")
     return produced(graph, start, "Softmax") is not None
 
 
@@ -158,7 +158,9 @@ def _unrounded_scores(graph: TypedGraph, node: NodeProto) -> list[str]:
 
 def _scaled(graph: TypedGraph, tensor: str) -> list[str]:
     """The results of scaling a tensor by constants, one after the other, if nothing else reads them."""
-    chain, _ = along(graph, tensor, lambda n: n.op_type in SCALING and any(map(graph.is_constant, n.input)))
+    chain, _ = walk_down(
+        graph, tensor, lambda n: n.op_type in SCALING and any(map(graph.is_constant, n.input))
+    )
     return [node.output[0] for node in chain]
 
 

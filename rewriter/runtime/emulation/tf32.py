@@ -14,7 +14,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from rewriter.ir.graph.ops import LAYOUTS, TENSOR_CORE
 from rewriter.ir.model import Model, walk_graphs
-from rewriter.ir.model.graphs import refill
+from rewriter.ir.model.graphs import replace_items
 from rewriter.ir.model.tensors import TensorFacts
 from rewriter.runtime.emulation.local_functions import declare, paired
 from rewriter.target.product_kernels import Operands, operands_of
@@ -118,4 +118,4 @@ def _rewrite(graph: GraphProto, chosen: Mapping[int, Operands]) -> None:
                     nodes.append(helper.make_node(function, [name], [result], domain=DOMAIN))
                 node.input[operand] = rounded[name, function]
         nodes.append(node)
-    refill(graph.node, nodes)
+    replace_items(graph.node, nodes)

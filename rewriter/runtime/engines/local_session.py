@@ -15,8 +15,8 @@ from typing import Any
 import onnx
 
 from rewriter.base.errors import EngineError
-from rewriter.ir.graph import label
-from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, load, refill, walk_nodes
+from rewriter.ir.graph import display_name
+from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, load, replace_items, walk_nodes
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.onnxruntime_library import (
     array_of,
@@ -179,7 +179,7 @@ def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[s
     foreign: set[str] = set()
     local = {(f.domain, f.name) for f in proto.functions}  # inlined: ordinary operators take any tensor
     for node in walk_nodes(proto.graph):
-        node.name = label(node)
+        node.name = display_name(node)
         if node.domain not in STANDARD_DOMAINS and (node.domain, node.op_type) not in local:
             foreign.update(node.input)
     copied = COPIED_BYTES if len(model.weights) >= MANY_NODES else 0
@@ -196,7 +196,7 @@ def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[s
         if tensor.name not in listed:
             value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             proto.graph.input.append(value)
-    refill(proto.graph.initializer, nodes)
+    replace_items(proto.graph.initializer, nodes)
     return proto, inputs, constants
 
 

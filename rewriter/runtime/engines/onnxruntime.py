@@ -17,7 +17,7 @@ import onnx
 
 from rewriter.base import sandbox
 from rewriter.base.errors import ArithmeticRunError, EngineError, NativeError, RewriterError
-from rewriter.ir.graph import label
+from rewriter.ir.graph import display_name
 from rewriter.ir.model import Array, Model, walk_nodes
 from rewriter.runtime.engines.local_session import LocalSession
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError, import_onnxruntime
@@ -129,7 +129,7 @@ class Session(AbstractContextManager["Session"]):
             yield
         except NativeError as error:
             nodes = walk_nodes(self._model.proto.graph) if error.cause == "timeout" else ()
-            loops = [label(node) for node in nodes if node.op_type in ("Loop", "Scan")][:3]
+            loops = [display_name(node) for node in nodes if node.op_type in ("Loop", "Scan")][:3]
             what = error.what + (f": {', '.join(loops)}" if loops else "")
             raise ArithmeticRunError(what, where=self._file, hint=error.hint) from error
 

@@ -21,7 +21,7 @@ from onnx import numpy_helper
 from rewriter.base import sandbox
 from rewriter.base.errors import ArithmeticRunError, EngineError
 from rewriter.ir.graph import captured
-from rewriter.ir.model import Array, holds_graphs, refill, walk_graphs, walk_nodes
+from rewriter.ir.model import Array, holds_graphs, replace_items, walk_graphs, walk_nodes
 
 
 def import_onnxruntime() -> Any:
@@ -171,7 +171,7 @@ def keep_captured_casts(proto: onnx.ModelProto) -> None:
                 node.output[0] = inner
                 nodes.append(onnx.helper.make_node("Identity", [inner], [result], inner))
         if len(nodes) > len(graph.node):
-            refill(graph.node, nodes)
+            replace_items(graph.node, nodes)
 
 
 def trains(proto: onnx.ModelProto) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from rewriter.base.errors import InputsError
-from rewriter.ir.graph import GraphEditor, attribute, open_graphs, reached
+from rewriter.ir.graph import GraphEditor, attribute, open_graphs, reachable
 from rewriter.ir.graph.ops import VIEWS
 from rewriter.ir.model import Array, Model, Port
 from rewriter.runtime.inputs.samples import NO_NUMBERS, Sample, Samples, check_shape, no_such_input
@@ -132,7 +132,7 @@ def _gathers(graph: GraphEditor, name: str) -> list[NodeProto]:
         passing = (n for n in graph.consumers(tensor) if n.op_type in _INDEX_PATH)
         return [o for n in passing if n.op_type == "Concat" or n.input[0] == tensor for o in n.output]
 
-    uses = ((node, tensor) for tensor in reached([name], onward) for node in graph.consumers(tensor))
+    uses = ((node, tensor) for tensor in reachable([name], onward) for node in graph.consumers(tensor))
     return [node for node, tensor in uses if node.op_type == "Gather" and node.input[1] == tensor]
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.graph import attribute, is_op, label
+from rewriter.ir.graph import attribute, display_name, is_op
 from rewriter.ir.graph.ops import RESHAPES
 from rewriter.ir.model import Array, Model
 from rewriter.runtime.metrics.pairwise_error import Pair, is_float
@@ -182,10 +182,10 @@ def probabilities(model: Model) -> dict[str, Probabilities]:
         if node is not None and operators in ({"Softmax"}, {"LogSoftmax"}, {"Sigmoid"}):
             rank, alone = len(port.shape or ()), moved or node.op_type == "Sigmoid"
             classes = None if alone else _class_axis(node, rank, model.opset or 1)
-            reason = f"{label(node)} ({node.op_type}) makes it"
+            reason = f"{display_name(node)} ({node.op_type}) makes it"
             by_name[port.name] = Probabilities(reason, classes, node.op_type == "LogSoftmax")
         elif not moved and len(port.shape or ()) > 1 and (product := _product(node, made_by)) is not None:
-            reason = f"{label(product)} ({product.op_type}) makes it"
+            reason = f"{display_name(product)} ({product.op_type}) makes it"
             by_name[port.name] = Probabilities(reason, classes=-1, raw=True)
     return by_name
 

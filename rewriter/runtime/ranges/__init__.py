@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 from onnx import NodeProto, helper
 
-from rewriter.ir.graph import constant_value, label
+from rewriter.ir.graph import constant_value, display_name
 from rewriter.ir.graph.weights import ChannelKey
 from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.model.graphs import schema_of
@@ -200,7 +200,7 @@ class _Unsupported:
             self._kind(node, scope)
             for scope, graph in enumerate(walk_graphs(self._model.proto.graph))
             for node in graph.node
-            if label(node) == error.node and qualified(node) == error.op
+            if display_name(node) == error.node and qualified(node) == error.op
         }
         new = (kinds or {(error.op, None)}) - self._refused
         self._refused |= new

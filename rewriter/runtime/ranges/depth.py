@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from rewriter.ir.graph import label, reads
+from rewriter.ir.graph import display_name, reads
 from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.plan import Range, node_key
 from rewriter.runtime.ranges.reductions import Key
@@ -51,7 +51,7 @@ def _of_node(
     scope: int, node: NodeProto, place: int, constants: set[str], ranges: Mapping[Key, Range]
 ) -> Iterator[TensorAtDepth]:
     """The node's results, and the constants that no earlier node reads, which leave `constants`."""
-    name, key = label(node), node_key(scope, node)
+    name, key = display_name(node), node_key(scope, node)
     for output in node.output:
         if (scope, output) in ranges:
             yield TensorAtDepth(place, output, name, node.op_type, key, ranges[scope, output])

@@ -18,7 +18,7 @@ from rewriter.ir.graph import attribute, reads
 from rewriter.ir.graph.ops import SAME_VALUES
 from rewriter.ir.graph.weights import ChannelKey, summed_axes
 from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, holds_graphs, walk_graphs
-from rewriter.ir.model.graphs import refill, subgraphs
+from rewriter.ir.model.graphs import replace_items, subgraphs
 from rewriter.ir.model.schemas import embeds
 from rewriter.ir.model.tensors import FLOATS, Facts
 from rewriter.runtime.ranges.reductions import BLOCK, Emitter, Key, Pack, Reductions, joined
@@ -141,7 +141,7 @@ class _Scope:
             block = self.means[start : start + BLOCK]
             name = self.emit.add("Concat", [vector for vector, *_ in block], axis=0)
             self.run.means[name] = [(key, size) for _, key, size in block]
-        refill(self.graph.node, self.nodes)
+        replace_items(self.graph.node, self.nodes)
         return packs
 
     def _visit(self, node: NodeProto) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rewriter.ir.graph import label, reads
+from rewriter.ir.graph import display_name, reads
 from rewriter.ir.model import Model
 from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.model.tensors import FLOATS, TensorFacts
@@ -89,7 +89,9 @@ def line_up(original: Model, other: Model) -> Lineup:
             varying[name] = parents
             if name and match in exact and _comparable(mine.get(match), yours.get(name)):
                 varying[name] = frozenset({len(tensors)})
-                tensors.append(SharedTensor(name, match, label(node), node.op_type, tuple(sorted(parents))))
+                tensors.append(
+                    SharedTensor(name, match, display_name(node), node.op_type, tuple(sorted(parents)))
+                )
     return Lineup(tuple(tensors))
 
 

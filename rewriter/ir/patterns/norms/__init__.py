@@ -13,7 +13,7 @@ from typing import Literal
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.ir.graph import GraphEditor, is_op, label
+from rewriter.ir.graph import GraphEditor, display_name, is_op
 from rewriter.ir.patterns.norms.affine import Frame, Tail, follow
 from rewriter.ir.patterns.norms.formulas import ROOTS, match
 from rewriter.ir.patterns.norms.language import Bindings
@@ -53,7 +53,7 @@ class Norm:
     @property
     def name(self) -> str:
         """Its name in messages: that of its last node."""
-        return label(self.nodes[-1])
+        return display_name(self.nodes[-1])
 
 
 def find_norms(graph: GraphEditor) -> list[Norm]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.graph import GraphEditor, is_op, label
-from rewriter.ir.graph.match import along, back, other_operand
+from rewriter.ir.graph import GraphEditor, display_name, is_op
+from rewriter.ir.graph.match import other_operand, walk_down, walk_up
 from rewriter.ir.graph.ops import RESHAPES
 from rewriter.ir.model import Array
 from rewriter.ir.model.tensors import Shape
@@ -96,7 +96,9 @@ def follow(graph: GraphEditor, tail: Tail, frame: Frame, source: str, *, biased:
 def weight(graph: GraphEditor, tensor: str) -> tuple[Array, list[NodeProto]] | None:
     """The constant of `tensor` in the shape of `tensor`, and the nodes that reshape it."""
     sizes = graph.sizes(tensor)
-    path, name = back(graph, tensor, lambda n: n.op_type in RESHAPES and graph.constant(n.output[0]) is None)
+    path, name = walk_up(
+        graph, tensor, lambda n: n.op_type in RESHAPES and graph.constant(n.output[0]) is None
+    )
     value = graph.constant(name)
     if value is None or not path:
         return None if value is None else (value, path)
@@ -117,7 +119,7 @@ def unrepeated(value: Array, frame: Frame) -> Array:
 def _idle(graph: GraphEditor, tensor: str) -> tuple[list[NodeProto], str]:
     """The chain of Identities and Casts to the same type after a tensor, and its end."""
     dtype = graph.dtype(tensor)
-    return along(graph, tensor, lambda n: transparent(graph, n) and graph.dtype(n.output[0]) == dtype)
+    return walk_down(graph, tensor, lambda n: transparent(graph, n) and graph.dtype(n.output[0]) == dtype)
 
 
 def _take(graph: GraphEditor, tail: Tail, op: str, frame: Frame) -> None:
@@ -129,7 +131,7 @@ def _take(graph: GraphEditor, tail: Tail, op: str, frame: Frame) -> None:
         fits = _fits(graph, operand, frame) if operand is not None else None
         if fits and graph.only_consumer(end) is not node:
             if len(consumers) > 1 or graph.is_output(end):
-                tail.blocked = f"{end} is used before and after {label(node)}"
+                tail.blocked = f"{end} is used before and after {display_name(node)}"
         elif fits and operand is not None:
             tail.nodes += [*path, node]
             tail.views += _views(graph, operand)

@@ -52,7 +52,7 @@ def apply(graph: GraphEditor, constraints: Constraints, free: Mapping[int, int])
             names[use.tensor, k] = graph.add_constant(f"{use.tensor}/scaled", np.ldexp(value, k))
         graph.set_input(use.node, use.index, names[use.tensor, k])
     for tensor in dict.fromkeys(name for name, _ in names):
-        graph.sweep(tensor)
+        graph.erase_if_dead(tensor)
     moved = [(node, k) for node, number in constraints.epsilons if (k := constraints.exponent(number, free))]
     for node, k in moved:
         stored = next((item for item in node.attribute if item.name == "epsilon"), None)

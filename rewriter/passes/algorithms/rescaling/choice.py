@@ -18,9 +18,9 @@ from functools import cached_property
 
 import numpy as np
 
-from rewriter.hazards.analysis import Survey
+from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL, UNDERFLOW, excess
-from rewriter.ir.graph import reached
+from rewriter.ir.graph import reachable
 from rewriter.ir.graph.ops import QUANTISING, SCALING, TENSOR_CORE
 from rewriter.ir.model import Array
 from rewriter.passes.algorithms.rescaling.exponents import ConstantUse, Constraints, Form
@@ -71,17 +71,19 @@ SMALLEST_RMS = 2.0**-24 / math.sqrt(12) / WEIGHT_ERROR
 multiples of 2^-24, and rounding to multiples of d errs by d / sqrt(12)."""
 
 
-def in_range(survey: Survey) -> bool:
+def in_range(analysis: GraphAnalysis) -> bool:
     """True if the ranges alone show that nothing in a graph needs scaling, as in most graphs."""
-    for node in survey.graph.nodes:
+    for node in analysis.graph.nodes:
         least = SMALLEST_RMS if node.op_type in MULTIPLYING else 0.0
         for tensor in node.input:
-            measured = survey.range(tensor) if survey.is_constant(tensor) else None
-            if measured is not None and (measured.absmax > survey.largest or 0 < measured.mean_abs < least):
+            measured = analysis.range(tensor) if analysis.is_constant(tensor) else None
+            if measured is not None and (measured.absmax > analysis.largest or 0 < measured.mean_abs < least):
                 return False
         for tensor in node.output:
-            measured = survey.range(tensor) if survey.is_float(tensor) else None
-            if measured is not None and (measured.reach > survey.largest or 0 < measured.absmax < UNDERFLOW):
+            measured = analysis.range(tensor) if analysis.is_float(tensor) else None
+            if measured is not None and (
+                measured.reach > analysis.largest or 0 < measured.absmax < UNDERFLOW
+            ):
                 return False
     return True
 
@@ -128,7 +130,7 @@ class Demand:
         return total
 
 
-def demands(survey: Survey, constraints: Constraints) -> tuple[dict[Form, Demand], list[str]]:
+def demands(analysis: GraphAnalysis, constraints: Constraints) -> tuple[dict[Form, Demand], list[str]]:
     """Demands of one graph by form, and the tensors that overflow and cannot be scaled.
 
     Without ranges, only constants make demands.
@@ -136,23 +138,23 @@ def demands(survey: Survey, constraints: Constraints) -> tuple[dict[Form, Demand
     forms = (constraints.form(number) for number in constraints.tensors.values())
     by_form = {form: Demand() for form in forms if form}
     tied: list[str] = []
-    islands = frozenset(id(node) for norm in survey.norms for node in norm.nodes)
-    inner = (t for norm in survey.norms for n in norm.nodes for t in n.output if t != norm.output)
-    hidden = {t for t in inner if all(id(n) in islands for n in survey.graph.consumers(t))}  # in FP32
-    divisors = {n.input[i] for n in survey.graph.nodes if (i := DIVISORS.get(n.op_type)) is not None}
+    islands = frozenset(id(node) for norm in analysis.norms for node in norm.nodes)
+    inner = (t for norm in analysis.norms for n in norm.nodes for t in n.output if t != norm.output)
+    hidden = {t for t in inner if all(id(n) in islands for n in analysis.graph.consumers(t))}  # in FP32
+    divisors = {n.input[i] for n in analysis.graph.nodes if (i := DIVISORS.get(n.op_type)) is not None}
     for tensor, number in constraints.tensors.items():
         form = constraints.form(number)
         if tensor in hidden:
             continue
-        if not form and excess(survey, tensor):
+        if not form and excess(analysis, tensor):
             tied.append(tensor)
-        elif form and survey.ranges:
-            _add_tensor(survey, tensor, by_form[form], divides=tensor in divisors)
+        elif form and analysis.ranges:
+            _add_tensor(analysis, tensor, by_form[form], divides=tensor in divisors)
     for use in constraints.constants:
-        form, value = constraints.form(use.number), survey.graph.constant(use.tensor)
+        form, value = constraints.form(use.number), analysis.graph.constant(use.tensor)
         if form and value is not None:
             demand = by_form.setdefault(form, Demand())
-            _add_constant(survey, use, value, demand, in_fp32=id(use.node) in islands)
+            _add_constant(analysis, use, value, demand, in_fp32=id(use.node) in islands)
     return by_form, tied
 
 
@@ -161,17 +163,17 @@ def _binades(target: float, value: float) -> int:
     return math.ceil(math.log2(target / value))
 
 
-def _add_tensor(survey: Survey, tensor: str, demand: Demand, *, divides: bool) -> None:
-    measured = survey.range(tensor)
+def _add_tensor(analysis: GraphAnalysis, tensor: str, demand: Demand, *, divides: bool) -> None:
+    measured = analysis.range(tensor)
     if measured is None or not measured.finite:  # without evidence it keeps its scale
         demand.limit(0, 0)
         return
     if not measured.absmax:
         return
-    level = min(MAX_EXPONENT, math.floor(math.log2(survey.largest / measured.reach)))
+    level = min(MAX_EXPONENT, math.floor(math.log2(analysis.largest / measured.reach)))
     if level >= 0:
         demand.limit(-MAX_EXPONENT, level)
-    elif excess(survey, tensor):
+    elif excess(analysis, tensor):
         demand.hazards[tensor] = level
     lowest = _binades(UNDERFLOW, measured.absmax)
     demand.limit(lowest, MAX_EXPONENT)
@@ -189,7 +191,9 @@ def _keep_mean(mean: float, demand: Demand) -> None:
     demand.floor(normal + RESERVE)
 
 
-def _add_constant(survey: Survey, use: ConstantUse, value: Array, demand: Demand, *, in_fp32: bool) -> None:
+def _add_constant(
+    analysis: GraphAnalysis, use: ConstantUse, value: Array, demand: Demand, *, in_fp32: bool
+) -> None:
     """Demand of one use of a constant; to a consumer that computes `in_fp32` FP16's range does not matter."""
     sizes = np.abs(value[np.isfinite(value) & (value != 0)])
     if not sizes.size:
@@ -199,10 +203,10 @@ def _add_constant(survey: Survey, use: ConstantUse, value: Array, demand: Demand
     demand.limit(FP32_LOWEST - math.frexp(smallest)[1], FP32_HIGHEST - math.frexp(largest)[1])
     if in_fp32:
         return
-    level = math.floor(math.log2(survey.largest / largest))
+    level = math.floor(math.log2(analysis.largest / largest))
     if level >= 0:
         demand.limit(-MAX_EXPONENT, min(level, MAX_EXPONENT))
-    elif excess(survey, use.tensor):
+    elif excess(analysis, use.tensor):
         demand.hazards[use.tensor] = level
     if largest >= UNDERFLOW:
         demand.floor(_binades(UNDERFLOW, largest), VANISHING)
@@ -228,7 +232,9 @@ def _movable(demands: Mapping[Form, Demand], tensors: Iterable[Form]) -> list[in
     for form in (*tensors, *needing):
         for one, _ in form:
             beside.setdefault(one, set()).update(other for other, _ in form)
-    return sorted(reached(dict.fromkeys(one for form in needing for one, _ in form), lambda one: beside[one]))
+    return sorted(
+        reachable(dict.fromkeys(one for form in needing for one, _ in form), lambda one: beside[one])
+    )
 
 
 def solve(demands: Mapping[Form, Demand], tensors: Iterable[Form]) -> dict[int, int]:

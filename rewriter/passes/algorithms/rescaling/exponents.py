@@ -8,7 +8,7 @@ from math import gcd
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.ir.graph import GraphEditor, label, reads
+from rewriter.ir.graph import GraphEditor, display_name, reads
 from rewriter.ir.model.tensors import FLOATS
 from rewriter.passes.algorithms.rescaling.rules import NORMS, Slot, equations
 
@@ -130,7 +130,7 @@ class Constraints(Exponents):
             if equation.keys() <= slots.keys():
                 self.relate((slots[slot], coefficient) for slot, coefficient in equation.items())
                 related |= equation.keys()
-        fixes = f"{node.op_type} {label(node)} fixes its scale"
+        fixes = f"{node.op_type} {display_name(node)} fixes its scale"
         for slot in slots.keys() - related:
             self._fix(node.input[slot] if slot >= 0 else node.output[~slot], fixes)
             self.pin(slots[slot])
