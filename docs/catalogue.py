@@ -19,8 +19,8 @@ from rewriter.pipeline.presets import OTHERWISE, PRESETS
 from rewriter.pipeline.reader import expected, to_text
 from rewriter.pipeline.schema import Option, declarations
 from rewriter.pipeline.text import own_passes
-from rewriter.runtime.engines.probe.answers import recorded
 from rewriter.target import quirks
+from rewriter.target.answers import recorded
 
 ROOT = Path(__file__).resolve().parents[1]
 

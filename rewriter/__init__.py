@@ -12,15 +12,15 @@ TYPE_CHECKING = False  # `typing` takes longer to load than all that Ctrl-C is n
 if TYPE_CHECKING:
     from rewriter import hazards, passes
     from rewriter.base.errors import RewriterError
-    from rewriter.compare_inputs.comparison import InputComparison
+    from rewriter.input_comparison.comparison import InputComparison
     from rewriter.ir.model import Model, load, save
     from rewriter.ir.plan import Plan
     from rewriter.jobs.api import compare_inputs, fix, locate, probe, run_passes, scan, verify
     from rewriter.jobs.findings import Finding, ScanResult
     from rewriter.jobs.fix.result import FixResult
     from rewriter.pipeline.options import FixOptions, ScanOptions, VerifyOptions
-    from rewriter.runtime.engines.probe.answers import Answers
     from rewriter.target import Target
+    from rewriter.target.answers import Answers
     from rewriter.verification.locate import Location
     from rewriter.verification.verdict import Verdict
     from rewriter.verification.verify_result import VerifyResult
@@ -38,9 +38,9 @@ _HOMES = {
     "verification.locate": "Location",
     "verification.verdict": "Verdict",
     "verification.verify_result": "VerifyResult",
-    "compare_inputs.comparison": "InputComparison",
+    "input_comparison.comparison": "InputComparison",
     "pipeline.options": "FixOptions ScanOptions VerifyOptions",
-    "runtime.engines.probe.answers": "Answers",
+    "target.answers": "Answers",
 }
 """Public names by their modules."""
 

@@ -35,7 +35,8 @@ def analyzed(
         for name, r in (ranges or {}).items()
     }
     graph = open_graphs(source)[scope]
-    return GraphAnalysis(graph, scope, measured, {"": opset}, request or PrecisionRequest(), mixed)
+    request = request or PrecisionRequest()
+    return GraphAnalysis(graph, {"": opset}, request.low, scope, measured, request, mixed)
 
 
 def found(rule: str, analysis: GraphAnalysis, *, severities: bool = False) -> str:

@@ -73,7 +73,7 @@ def compare_inputs(ours: Ours, theirs: Theirs, outputs: Outputs, **given: Any) -
 
     Exits with 0 if they do the same, with 1 if they differ, with 2 on bad usage or data.
     """
-    from rewriter.compare_inputs.job import compare_inputs as job
+    from rewriter.input_comparison.job import compare_inputs as job
     from rewriter.report import compare_inputs as report
 
     outputs.check([ours, theirs, given.get("images")])

@@ -9,8 +9,9 @@ from collections.abc import Set as AbstractSet
 from onnx import NodeProto, TensorProto
 
 from rewriter.base.errors import Severity
-from rewriter.hazards.analysis import GraphAnalysis, Through
+from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.kinds import Hazard
+from rewriter.ir.float_graph import Through
 from rewriter.ir.graph import attribute, display_name
 from rewriter.ir.graph.ops import CHEAP, COMPUTE_BOUND, INEQUALITIES, SELECTIONS, SOFTMAX, VIEWS
 from rewriter.ir.model.schemas import FP32_INPUTS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterable
@@ -65,11 +66,11 @@ def read_toml(path: Path, hint: str, where: str = "") -> dict[str, Any]:
     raise UsageError(what, where=where, hint=hint)
 
 
-def content_of(path: Path, hint: str, where: str = "") -> bytes:
+def content_of(path: str | os.PathLike[str], hint: str, where: str = "") -> bytes:
     """The bytes of a file; raises a UsageError that names `where`, or else the path, if it cannot be read."""
     try:
-        return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        return Path(path).read_bytes()
+    except (OSError, TypeError, ValueError) as error:  # no path, or one with a NUL
         what = f"it cannot be read: {getattr(error, 'strerror', None) or error}"
         raise UsageError(what, where=where or str(path), hint=hint) from error
 

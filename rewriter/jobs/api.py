@@ -12,7 +12,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from rewriter.base.errors import UsageError, shortened
-from rewriter.compare_inputs.job import compare_inputs as compare_inputs_job
+from rewriter.input_comparison.job import compare_inputs as compare_inputs_job
 from rewriter.jobs.fix.api import fix as fix_job
 from rewriter.jobs.locate import locate as locate_job
 from rewriter.jobs.probe import probe as probe_job

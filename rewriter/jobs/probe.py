@@ -6,8 +6,9 @@ from rewriter.base.errors import EngineError
 from rewriter.base.stopwatch import Progress
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.probe import ask as probes
-from rewriter.runtime.engines.probe.answers import Answers, measured, recorded, remember
+from rewriter.runtime.engines.probe.answers import measured, remember
 from rewriter.runtime.engines.this_machine import AUTO
+from rewriter.target.answers import Answers, recorded
 from rewriter.target.quirks import every_probe
 
 

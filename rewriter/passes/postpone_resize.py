@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.hazards.planning.costs import KERNEL_US, PRODUCTS_PER_US, TYPICAL
 from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op, is_quantised
 from rewriter.ir.graph.match import optional_input, produced
 from rewriter.ir.graph.ops import RESIZES
@@ -19,6 +18,7 @@ from rewriter.ir.model import Array
 from rewriter.ir.model.tensors import Shape
 from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.passes.base import Change, Context, Event, Exactness, WeightPass, refused
+from rewriter.target.costs import KERNEL_US, PRODUCTS_PER_US, TYPICAL
 
 _ALIGNED = frozenset("align_corners asymmetric half_pixel half_pixel_symmetric pytorch_half_pixel".split())
 """Coordinate modes in which every weight is of an element of the tensor, and a scale of 1 changes nothing."""

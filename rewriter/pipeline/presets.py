@@ -89,7 +89,7 @@ def with_epilogues() -> tuple[Pass, ...]:
 def pass_names() -> list[str]:
     """Every pass that a pipeline may name, for the shell; none is imported. Each has a file of its name."""
     files = (Path(__file__).parents[1] / "passes").glob("[!_]*.py")
-    return sorted(file.stem.replace("_", "-") for file in files)
+    return sorted(file.stem.replace("_", "-") for file in files if file.stem != "base")
 
 
 def summaries() -> Mapping[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from rewriter.base.text import count
-from rewriter.compare_inputs.comparison import ArrayComparison, InputComparison
+from rewriter.input_comparison.comparison import ArrayComparison, InputComparison
 from rewriter.report.json import document
 from rewriter.report.terminal import Row, listed, print_report
 

@@ -10,10 +10,8 @@ from rich.console import Console
 
 from rewriter.base.text import count, figure
 from rewriter.hazards.kinds import KINDS
-from rewriter.hazards.planning.costs import ORIGIN
 from rewriter.hazards.planning.free_fp32 import FREE
-from rewriter.hazards.planning.planner import SEARCHED
-from rewriter.ir.plan import Decision, Plan
+from rewriter.ir.plan import SEARCHED, Decision, Plan
 from rewriter.jobs.fix.result import FixResult
 from rewriter.passes.base import Stage
 from rewriter.pipeline.driver import PassResult
@@ -24,6 +22,7 @@ from rewriter.report.next_step import next_step
 from rewriter.report.tables import NAME, Cell, Kind, State, Table, grouped, number, table
 from rewriter.report.terminal import Row, facts, first_rows, print_report, shortened
 from rewriter.runtime.metrics.outputs import OutputComparison
+from rewriter.target.costs import ORIGIN
 from rewriter.verification.verdict import GOALS
 
 CAUSES, WARNINGS, REPAIRS = 4, 3, 3

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from rewriter.base.errors import InputsError
 from rewriter.cli import app
-from rewriter.compare_inputs.job import compare_arrays, compare_inputs
+from rewriter.input_comparison.job import compare_arrays, compare_inputs
 from rewriter.ir.model import Array
 
 CONSTANTS: dict[str, tuple[float, Any, Any]] = {

@@ -26,10 +26,11 @@ from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.build import BuildOptions, build
 from rewriter.runtime.engines.nvidia_driver import Gpu
 from rewriter.runtime.engines.probe import answers as store
-from rewriter.runtime.engines.probe.answers import Answers, recorded, remember
+from rewriter.runtime.engines.probe.answers import remember
 from rewriter.runtime.engines.probe.ask import ask
 from rewriter.runtime.ranges import measure as measure_ranges
 from rewriter.target import Target
+from rewriter.target.answers import Answers, recorded
 from rewriter.target.probes import UNKNOWN, Answer, Case, Probe
 from rewriter.target.quirks import every_probe
 

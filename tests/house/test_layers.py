@@ -13,44 +13,18 @@ from paths import ROOT
 
 PACKAGE = ROOT / "rewriter"
 
-ROOMS = (
-    "base",
-    "ir",
-    "target",
-    "runtime",
-    "hazards",
-    "passes",
-    "pipeline",
-    "verification",
-    "jobs",
-    "report",
-    "compare_inputs",
-    "hooks",
-    "compat",
-    "batch",
-    "cli",
-    "__main__",
+TABLE = re.findall(
+    r"^\| `(\w+)(?:/|\.py)` \| .* \| ([\d,]+) \|$", (ROOT / "docs/architecture.md").read_text("utf-8"), re.M
 )
-"""From the ground up: a room imports from itself and from those below it (docs/architecture.md)."""
+"""Rooms and the most lines of Python in each, from docs/architecture.md."""
 
-BUDGETS = {
-    "ir": 6_785,
-    "runtime": 6_560,
-    "hazards": 3_445,
-    "passes": 5_490,
-    "pipeline": 2_000,
-    "verification": 2_120,
-    "compare_inputs": 885,
-    "jobs": 4_145,
-    "report": 2_645,
-    "hooks": 805,
-    "compat": 200,
-    "batch": 955,
-    "cli": 1_290,
-    "__main__": 50,
-}
-"""Most lines of Python in each room, as in docs/architecture.md: 36,000 in all. A room that needs more says
-in the commit what the lines buy."""
+ROOMS = tuple(name for name, _ in TABLE)
+"""From the ground up: a room imports from itself and from those before it."""
+
+BUDGETS = {name: int(lines.replace(",", "")) for name, lines in TABLE}
+
+APART = ({"runtime", "hazards"},)
+"""Rooms that do not import each other, though one of them comes first."""
 
 HEAVY = (
     "onnxruntime",
@@ -121,7 +95,7 @@ def test_no_room_outgrows_its_budget() -> None:
         if room(path) != "__init__":
             lines[room(path)] += len(path.read_text(encoding="utf-8").splitlines())
     over = {name: count - BUDGETS[name] for name, count in lines.items() if count > BUDGETS[name]}
-    assert over == {}, "lines above the budget: shorten, or raise BUDGETS and say in the commit what they buy"
+    assert over == {}, "lines above the budget: shorten, or raise it and say in the commit what they buy"
 
 
 def test_imports_point_down() -> None:
@@ -131,7 +105,7 @@ def test_imports_point_down() -> None:
         if room(path) != "__init__"
         for name, _ in imported(path)
         if name.startswith("rewriter.") and name != "rewriter.__version__"
-        if HEIGHT[name.split(".")[1]] > HEIGHT[room(path)]
+        if HEIGHT[name.split(".")[1]] > HEIGHT[room(path)] or {name.split(".")[1], room(path)} in APART
     ]
     assert upward == []
 

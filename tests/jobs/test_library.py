@@ -83,7 +83,7 @@ WRONG_CALLS = [
     pytest.param(
         wrong(rewriter.fix, output=3), r"`output`: it cannot be 3.*\n.*a text or a path", id="output"
     ),
-    pytest.param(without(rewriter.Plan.load, 3), r"3: cannot read it", id="a plan's path"),
+    pytest.param(without(rewriter.Plan.load, 3), r"3: it cannot be read", id="a plan's path"),
     pytest.param(without(html.as_html, 3), r"result=: there is no page of an int", id="no result"),
     pytest.param(
         wrong(rewriter.fix, passes=3), r"`passes`.*\n.*it takes a text or a list of texts", id="passes"
@@ -154,7 +154,7 @@ def test_a_plan_is_saved_edited_and_applied(tmp_path: Path) -> None:
     again = rewriter.Plan.load(tmp_path / "plan.json")
     assert again == first
     assert rewriter.fix(small(), build=False, plan=again).plan == first
-    with pytest.raises(UsageError, match="cannot read it"):
+    with pytest.raises(UsageError, match="cannot be read"):
         rewriter.Plan.load(tmp_path / "none.json")
 
 

@@ -183,7 +183,7 @@ OBJECTIVE = [
 ]
 
 
-@pytest.mark.parametrize(("attempts", "slack", "place"), OBJECTIVE)
+@pytest.mark.parametrize(("attempts", "latency_tolerance", "place"), OBJECTIVE)
 def test_the_objective(attempts: list[tuple[float, float]], latency_tolerance: float, place: int) -> None:
     made = [measured(error) for error, _ in attempts]
     assert best(made, [us for _, us in attempts], latency_tolerance) == place

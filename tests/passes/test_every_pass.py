@@ -31,6 +31,8 @@ def _discovered() -> dict[str, type[Pass]]:
     """Every pass by the name of the file that defines it."""
     found: dict[str, type[Pass]] = {}
     for info in pkgutil.iter_modules(rewriter.passes.__path__):
+        if info.name == "base":  # what a pass is
+            continue
         module = importlib.import_module(f"rewriter.passes.{info.name}")
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if issubclass(kind, Pass) and kind.__module__ == module.__name__:

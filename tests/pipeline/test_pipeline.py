@@ -127,7 +127,7 @@ def test_prints_canonically(text: str, expected: str) -> None:
 SAMPLES = st.builds(
     Sample,
     flag=st.booleans(),
-    count=st.integers(),
+    count=st.integers(1 - 2**63, 2**63 - 1),
     factor=st.floats(allow_nan=False),
     label=st.text(string.ascii_letters + string.digits + "_./*?:+-", min_size=1),
     mode=st.sampled_from(["island", "transpose"]),

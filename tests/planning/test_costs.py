@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from onnx import NodeProto, helper
 
-from rewriter.hazards.planning.costs import (
+from rewriter.ir.plan import SEARCHED, Decision, Plan
+from rewriter.target import Target
+from rewriter.target.costs import (
     FP32_CHANNEL_US,
     FP32_CONV_US,
     KERNEL_US,
@@ -21,9 +23,6 @@ from rewriter.hazards.planning.costs import (
     priced,
     products,
 )
-from rewriter.hazards.planning.planner import SEARCHED
-from rewriter.ir.plan import Decision, Plan
-from rewriter.target import Target
 
 Sizes = tuple[int, ...]
 Node = tuple[NodeProto, dict[str, Sizes]]

@@ -12,9 +12,9 @@ from plans import kept, planned
 
 from rewriter.base.text import figure
 from rewriter.hazards.analysis import PrecisionRequest
-from rewriter.hazards.planning.planner import SEARCHED, extend_plan, make_plan, unscaled_overflows
+from rewriter.hazards.planning.planner import extend_plan, make_plan, unscaled_overflows
 from rewriter.ir.model import walk_graphs
-from rewriter.ir.plan import Plan, Range, node_key
+from rewriter.ir.plan import SEARCHED, Plan, Range, node_key
 from rewriter.runtime.ranges import measure
 
 CONVERTED = """

@@ -292,7 +292,7 @@ def found(rule: str, source: Model, feeds: Mapping[str, Array]) -> set[str]:
     for scope, graph in enumerate(open_graphs(source)):
         parent = made.get(id(graph.parent))
         made[id(graph)] = analysis = GraphAnalysis(
-            graph, scope, measured, source.opsets, settings, False, parent
+            graph, source.opsets, settings.low, scope, measured, settings, False, parent
         )
         named |= {hazard.node.op_type for hazard in RULES[rule.partition(":")[0]](analysis)}
     return named

@@ -19,7 +19,7 @@ from rewriter.pipeline import text as pipeline
 from rewriter.pipeline.presets import PRESETS
 from rewriter.report.html import saved
 from rewriter.report.html.render import html
-from rewriter.runtime.engines.probe import answers
+from rewriter.target import answers
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _manifest(data: bytes) -> None:
 def _answers(data: bytes) -> None:
     with tempfile.TemporaryDirectory(prefix="rewriter-fuzz-") as folder:
         (path := Path(folder) / "a.json").write_bytes(data)
-        answers._read(path)
+        answers.read(path)
 
 
 def _configuration(data: bytes) -> None:

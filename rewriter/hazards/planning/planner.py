@@ -16,13 +16,10 @@ from rewriter.hazards.types import NO_LOWER_TYPE
 from rewriter.ir.graph import display_name, open_graphs
 from rewriter.ir.model import Model
 from rewriter.ir.model.schemas import logical_name
-from rewriter.ir.plan import Decision, Plan, Range, node_key
+from rewriter.ir.plan import SEARCHED, Decision, Plan, Range, node_key
 
 RangesByTensor = Mapping[tuple[int, str], Range]
 """By scope index and tensor name."""
-
-SEARCHED = "tolerance"
-"""Rule of a node that a search keeps in FP32."""
 
 
 def make_plan(model: Model, ranges: RangesByTensor, request: PrecisionRequest, *, real: bool = False) -> Plan:
@@ -91,7 +88,7 @@ def unscaled_overflows(plan: Plan, ranges: RangesByTensor) -> dict[tuple[int, st
 def analyses(
     model: Model, ranges: RangesByTensor, settings: PrecisionRequest, *, tag: str = ""
 ) -> Iterator[GraphAnalysis]:
-    """The survey of every graph of the model, in the order of `Facts.scopes`; `tag` is for edits."""
+    """The analysis of every graph of the model, in the order of `Facts.scopes`; `tag` is for edits."""
     graphs = open_graphs(model, tag=tag)
     computing = ((g, n) for g in graphs for n in g.nodes if n.op_type not in {"Cast", "Constant"})
     mixed = any(graph.dtype(out) in LARGEST for graph, node in computing for out in node.output)
@@ -99,7 +96,7 @@ def analyses(
     for scope, graph in enumerate(graphs):
         parent = by_scope.get(id(graph.parent)) if graph.parent is not None else None
         by_scope[id(graph)] = analysis = GraphAnalysis(
-            graph, scope, ranges, model.opsets, settings, mixed, parent
+            graph, model.opsets, settings.low, scope, ranges, settings, mixed, parent
         )
         yield analysis
 

@@ -24,6 +24,9 @@ InputsOutputs = str
 """Types of inputs and outputs: a type for all (`fp16`), types by pattern of the name (`past_*=fp16`), or both
 (`fp16,logits=fp32`). `keep` is the model's own."""
 
+SEARCHED = "tolerance"
+"""Rule of a node that a search keeps in FP32."""
+
 IO_TYPES = ("keep", "fp32", "fp16", "bf16")
 PORT_TYPES = ("fp32", "fp16", "bf16", "int64", "int32", "int8", "uint8", "bool")
 Repair = Literal["fp32", "bf16"]

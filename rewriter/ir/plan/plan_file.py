@@ -151,7 +151,7 @@ def read(path: str | os.PathLike[str]) -> Plan:
     Raises:
         UsageError: it cannot be read, or is not a plan.
     """
-    return from_text(content_of(Path(path), "`save-plan` writes a plan"), str(path))
+    return from_text(content_of(path, "`save-plan` writes a plan"), str(path))
 
 
 def given_plan(

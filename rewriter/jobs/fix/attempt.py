@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from math import fsum
 from pathlib import Path
 
-from rewriter.hazards.planning.costs import priced
 from rewriter.hazards.planning.planner import unscaled_overflows
 from rewriter.ir.graph.ops import TENSOR_CORE
 from rewriter.ir.model import Model
@@ -19,6 +18,7 @@ from rewriter.jobs.fix.making import AttemptBuilder, CalibratedModel, Workload
 from rewriter.jobs.search.goal import Found
 from rewriter.passes.base import Pass, Rescaled
 from rewriter.pipeline.driver import PassResult
+from rewriter.target.costs import priced
 from rewriter.verification.verdict import GOALS, Check, deciding
 from rewriter.verification.verifier import Verifier, engine_first
 

@@ -21,7 +21,6 @@ from typing import Any, Literal
 from rewriter.base.errors import described
 from rewriter.base.stopwatch import LASTING, interrupt_handled, raise_signal
 from rewriter.hazards import GraphAnalysis, Hazard, Rule
-from rewriter.hazards.planning.costs import ORIGIN
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.hazards.user_rules import HINT
 from rewriter.ir.graph import display_name
@@ -35,6 +34,7 @@ from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.simplify import Simplify
 from rewriter.pipeline.presets import PRESETS, with_epilogues
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2
+from rewriter.target.costs import ORIGIN
 from rewriter.verification.arithmetic_checks import AS_FP32, check_structure
 
 PLAIN = "trt11-migrate"

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rewriter.hazards.planning.costs import products
 from rewriter.ir.model import Model
 from rewriter.jobs.search.goal import Budget, Goal
 from rewriter.runtime.emulation import Accumulation
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.inputs import Samples
+from rewriter.target.costs import products
 from rewriter.target.fusion import is_plain_transpose
 
 CUDA_WORK = 1e10

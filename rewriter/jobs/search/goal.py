@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rewriter.base.text import count
-from rewriter.hazards.planning.costs import ORIGIN
 from rewriter.ir.plan import Plan
 from rewriter.runtime.metrics.metrics import Metric, named
+from rewriter.target.costs import ORIGIN
 from rewriter.verification.verdict import Check
 
 NOISE = 0.02

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from rewriter.hazards.analysis import GraphAnalysis, PrecisionRequest
-from rewriter.hazards.planning.costs import Prices, priced
 from rewriter.hazards.planning.free_fp32 import RULE
 from rewriter.hazards.planning.planner import analyses, extend_plan
 from rewriter.hazards.target_rules import lowered_for_defects
@@ -28,6 +27,7 @@ from rewriter.runtime.emulation.divergence import diverge
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.metrics.metrics import Metric
 from rewriter.target import Target
+from rewriter.target.costs import Prices, priced
 from rewriter.target.fusion import conv_depth, kernel_results
 from rewriter.verification.expected import as_declared
 

@@ -16,10 +16,10 @@ from rewriter.ir.model.output_files import work_folder
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.engines.probe.answers import Answers
 from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Timing, Variant
 from rewriter.runtime.engines.tensor_files import write_samples
 from rewriter.runtime.metrics.pairwise_error import Pair
+from rewriter.target.answers import Answers
 from rewriter.target.probes import Case, Probe
 
 LIMIT_S = 120.0

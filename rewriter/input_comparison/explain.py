@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rewriter.compare_inputs.comparison import ArrayComparison, Difference, dtype_difference
-from rewriter.compare_inputs.relation import SAMPLE, Relation, axes_pairs, common, content, whole
-from rewriter.compare_inputs.scales import Fit, Pair, Scaling, between, border_pixel, listed, scalings
+from rewriter.input_comparison.comparison import ArrayComparison, Difference, dtype_difference
+from rewriter.input_comparison.relation import SAMPLE, Relation, axes_pairs, common, content, whole
+from rewriter.input_comparison.scales import Fit, Pair, Scaling, between, border_pixel, listed, scalings
 from rewriter.ir.model import Array
 from rewriter.runtime.metrics.pairwise_error import Pair as Figures
 from rewriter.runtime.metrics.pairwise_error import relative_l2

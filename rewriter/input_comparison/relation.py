@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rewriter.compare_inputs.scales import Fit
+from rewriter.input_comparison.scales import Fit
 from rewriter.ir.model import Array
 
 MOST_CHANNELS = 4

@@ -18,12 +18,11 @@ from math import ceil, fsum, prod
 
 from onnx import NodeProto
 
-from rewriter.hazards.analysis import GraphAnalysis, PrecisionRequest
-from rewriter.hazards.planning.planner import SEARCHED, analyses
+from rewriter.ir.float_graph import FloatGraph
 from rewriter.ir.graph.ops import CHEAP, CONVOLUTIONS, NORMS, PRODUCTS, SCALING, SHUFFLES, SOFTMAX, VIEWS
 from rewriter.ir.model import Model
 from rewriter.ir.model.tensors import Shape
-from rewriter.ir.plan import Plan, node_key
+from rewriter.ir.plan import SEARCHED, Plan, node_key
 from rewriter.target import Target
 from rewriter.target.fusion import conv_depth, is_depthwise, kernel_results
 
@@ -232,25 +231,27 @@ def _sizes(shape: Shape | None) -> tuple[int, ...]:
 
 def priced(model: Model, target: Target | None = None) -> Prices:
     """The prices of a model; the target decides which types attention is one kernel with."""
-    analysis = next(iter(analyses(model, {}, PrecisionRequest("fp16"))))
+    graph = FloatGraph.main(model)
     shapes = {name: tensor.shape for name, tensor in model.facts().main.items()}
-    return _Pricing(analysis, shapes, target or Target()).prices()
+    return _Pricing(graph, shapes, target or Target()).prices()
 
 
 class _Pricing:
     """Looks at the main graph once: what is fused, and who reads what."""
 
-    def __init__(self, analysis: GraphAnalysis, shapes: Shapes, target: Target) -> None:
-        graph = analysis.graph.graph
-        self._survey, self._shapes, self._target = analysis, shapes, target
+    def __init__(self, float_graph: FloatGraph, shapes: Shapes, target: Target) -> None:
+        graph = float_graph.graph.graph
+        self._graph, self._shapes, self._target = float_graph, shapes, target
         self._constants = {t.name for t in graph.initializer}
         self._constants |= {n.output[0] for n in graph.node if n.op_type == "Constant"}
-        self._nodes = {node_key(0, n): n for n in analysis.nodes if any(n.output)}
-        self._projections = Counter(t for n in analysis.nodes if self._weighted(n) for t in self._computed(n))
-        results = kernel_results(
-            analysis.nodes, self._weighted, lambda n: n.op_type in _FUSED, analysis.source
+        self._nodes = {node_key(0, n): n for n in float_graph.nodes if any(n.output)}
+        self._projections = Counter(
+            t for n in float_graph.nodes if self._weighted(n) for t in self._computed(n)
         )
-        fused = (n for n in analysis.nodes if n.op_type in _FUSED)
+        results = kernel_results(
+            float_graph.nodes, self._weighted, lambda n: n.op_type in _FUSED, float_graph.source
+        )
+        fused = (n for n in float_graph.nodes if n.op_type in _FUSED)
         self._fused = {self._key(n) for n in fused if not results.keys().isdisjoint(n.output)}
 
     def prices(self) -> Prices:
@@ -267,13 +268,13 @@ class _Pricing:
 
     @cached_property
     def _normed(self) -> frozenset[int]:
-        return frozenset(id(node) for norm in self._survey.norms for node in norm.nodes)
+        return frozenset(id(node) for norm in self._graph.norms for node in norm.nodes)
 
     def _key(self, node: NodeProto) -> str:
         return node_key(0, node)
 
     def _computed(self, node: NodeProto) -> list[str]:
-        sources = (self._survey.source(name) for name in node.input if name)
+        sources = (self._graph.source(name) for name in node.input if name)
         return [name for name in sources if name not in self._constants]
 
     def _multiplies_computed(self, node: NodeProto) -> bool:
@@ -284,15 +285,15 @@ class _Pricing:
         return node.op_type in PRODUCTS | CONVOLUTIONS and not self._multiplies_computed(node)
 
     def _producers(self, node: NodeProto) -> Iterator[NodeProto]:
-        yield from (p for p in map(self._survey.producer, self._computed(node)) if p is not None)
+        yield from (p for p in map(self._graph.producer, self._computed(node)) if p is not None)
 
     def _results(self) -> Iterator[Result]:
         readers: dict[str, list[NodeProto]] = {}
         for node in self._nodes.values():
-            for tensor in filter(self._survey.is_float, self._computed(node)):
+            for tensor in filter(self._graph.is_float, self._computed(node)):
                 readers.setdefault(tensor, []).append(node)
         for tensor, nodes in readers.items():
-            producer = self._survey.producer(tensor)
+            producer = self._graph.producer(tensor)
             yield Result(
                 self._key(producer) if producer is not None else "",
                 frozenset(map(self._key, nodes)),
@@ -318,7 +319,7 @@ class _Pricing:
     def _attention_parts(self) -> Iterator[tuple[NodeProto, NodeProto, list[NodeProto]]]:
         """Each product PV with its QK^T and the nodes between, one of which is a Softmax."""
         for node in filter(self._multiplies_computed, self._nodes.values()):
-            between = list(self._survey.upstream(node.input[0], lambda n: n.op_type in CHEAP))
+            between = list(self._graph.upstream(node.input[0], lambda n: n.op_type in CHEAP))
             if any(n.op_type in SOFTMAX for n in between):
                 before = (p for n in between for p in self._producers(n))
                 scores = next(filter(self._multiplies_computed, before), None)
@@ -329,7 +330,7 @@ class _Pricing:
         answer = self._target.answers.get("attention-islands")
         scaling = VIEWS | SCALING | {"Add"}
         read = (*scores.input, values.input[1])
-        fed = [n for t in read for n in self._survey.upstream(t, lambda n: n.op_type in scaling)]
+        fed = [n for t in read for n in self._graph.upstream(t, lambda n: n.op_type in scaling)]
         # a scaling that is no part of a product's kernel, or of a norm's
         alone = [n for n in fed if n.op_type in SCALING and self._key(n) not in self._fused]
         breaking = [values, scores, *filter(self._merged_bias, fed)]

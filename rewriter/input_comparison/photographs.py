@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from rewriter.base.errors import InputsError, UsageError, shortened
-from rewriter.compare_inputs.comparison import ArrayComparison, Difference
-from rewriter.compare_inputs.explain import ASK, in_words, scaled
-from rewriter.compare_inputs.relation import (
+from rewriter.input_comparison.comparison import ArrayComparison, Difference
+from rewriter.input_comparison.explain import ASK, in_words, scaled
+from rewriter.input_comparison.relation import (
     Relation,
     canonical,
     content,
@@ -29,7 +29,7 @@ from rewriter.compare_inputs.relation import (
     standard,
     whole,
 )
-from rewriter.compare_inputs.scales import Fit, border_pixel
+from rewriter.input_comparison.scales import Fit, border_pixel
 from rewriter.ir.model import Array
 from rewriter.runtime.inputs.arranging import as_array, is_array
 from rewriter.runtime.inputs.images import opened

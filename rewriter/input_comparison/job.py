@@ -12,10 +12,15 @@ import numpy as np
 from rewriter.base.errors import InputsError, UsageError
 from rewriter.base.stopwatch import Progress
 from rewriter.base.text import count
-from rewriter.compare_inputs.comparison import ArrayComparison, Difference, InputComparison, SampleComparison
-from rewriter.compare_inputs.explain import ROUNDING, compare_images, compare_others, distance
-from rewriter.compare_inputs.photographs import photographs, with_origins
-from rewriter.compare_inputs.relation import relation
+from rewriter.input_comparison.comparison import (
+    ArrayComparison,
+    Difference,
+    InputComparison,
+    SampleComparison,
+)
+from rewriter.input_comparison.explain import ROUNDING, compare_images, compare_others, distance
+from rewriter.input_comparison.photographs import photographs, with_origins
+from rewriter.input_comparison.relation import relation
 from rewriter.ir.model import Array
 from rewriter.runtime.inputs import read_raw_samples
 from rewriter.runtime.inputs.samples import Sample
