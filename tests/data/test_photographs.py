@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rewriter.input_comparison import photographs
 from typer.testing import CliRunner
 
 from rewriter.base.errors import InputsError
 from rewriter.cli import app
+from rewriter.input_comparison import photographs
 from rewriter.input_comparison.job import compare_arrays, compare_inputs
 from rewriter.input_comparison.photographs import METHODS, recognise
 from rewriter.ir.model import Array

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +269,19 @@ class TestFailingToSave:
         saved = save(load(_float_weight()), tmp_path / "n.onnx")
         assert saved.stat().st_mode == (tmp_path / "usual").stat().st_mode
         assert {p.name for p in tmp_path.iterdir()} == {"m.onnx", "n.onnx", "usual"}
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="/proc has the umask")
+    def test_a_new_file_gets_the_usual_mode_and_no_thread_sees_another_umask(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = os.umask(0o027)
+        try:
+            monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("it is set for all threads"))
+            saved = save(load(_float_weight()), tmp_path / "m.onnx")
+        finally:
+            monkeypatch.undo()
+            os.umask(before)
+        assert saved.stat().st_mode & 0o777 == 0o640
 
 
 class TestCopies:

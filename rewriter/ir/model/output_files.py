@@ -189,11 +189,19 @@ def take_permissions(new: Path, old: Path) -> None:
     try:
         status = old.stat()
     except FileNotFoundError:
-        umask = os.umask(0)
-        os.umask(umask)
-        new.chmod(0o666 & ~umask)  # it was made private
+        new.chmod(0o666 & ~_umask())  # it was made private
         return
     if hasattr(os, "chown"):
         with suppress(PermissionError):
             os.chown(new, status.st_uid, status.st_gid)
     new.chmod(stat.S_IMODE(status.st_mode))
+
+
+def _umask() -> int:
+    """This process's umask. To set it in order to read it would change the files of other threads."""
+    with suppress(OSError):
+        if line := re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text("ascii"), re.MULTILINE):
+            return int(line[1], 8)
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
