@@ -18,7 +18,8 @@ class WorkAroundConvs(GraphPass):
     """TensorRT-RTX computes some Convs wrongly, or crashes at them; a small change gives them another kernel.
 
     A pointwise FP16 Conv without a bias errs altogether if all heads that are made of it meet the same keys,
-    as in MobileNetV5, and the build crashes at a gated one of a series: a bias of zeros costs nothing. A Conv
+    as in MobileNetV5, or from the second image on if images have one element, as in MobileNetV3's head; and
+    the build crashes at a gated one of a series: a bias of zeros costs nothing. A Conv
     that writes into the larger image of a Pad or Concat shears it, in FP32, too: between Unsqueeze and
     Squeeze, those are kernels of their own (docs/engines.md#convs).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.base.errors import Severity
 from rewriter.ir.graph import GraphEditor, attribute, display_name, open_graphs
-from rewriter.ir.graph.match import optional_input
+from rewriter.ir.graph.match import optional_input, with_scalar
 from rewriter.ir.model import Model
 from rewriter.ir.model.schemas import SHORT_NAMES
 from rewriter.target import Target, numbers, probes, title
@@ -25,7 +26,7 @@ PATCH = 8
 """Smallest kernel of `kernel-is-stride`: patches of vision transformers have 8 to 32."""
 
 WIDE = 256
-"""Least channels of `pointwise-1d`: with 240 the build does not crash."""
+"""Least channels of `pointwise-1d` and `one-element`: 240 do not crash the build, and 248 are right."""
 
 BOUND = 5e-3
 """Relative L2 error of a right result in FP16, accumulators included; lost bounds and coordinates cost more
@@ -260,6 +261,15 @@ def _is_pointwise_1d(graph: GraphEditor, conv: NodeProto) -> bool:
     return len(conv.input) == 2 and sizes[2:] == (1,) and min(sizes[:2]) >= WIDE
 
 
+def _scales_one_element(graph: GraphEditor, chain: list[NodeProto]) -> bool:
+    """True for a wide pointwise Conv without a bias of several static images of one element, and a number."""
+    conv, last = chain[0], chain[-1]
+    images, weight = (graph.sizes(tensor) or () for tensor in conv.input[:2])
+    wide = len(conv.input) == 2 and len(weight) in (3, 4) and min(weight[:2]) >= WIDE
+    several = bool(images) and images[0] > 1 and math.prod((*images[2:], *weight[2:])) == 1
+    return wide and several and (last.op_type not in ("Mul", "Div") or with_scalar(graph, last) is not None)
+
+
 def _is_shared(graph: GraphEditor, chain: list[NodeProto]) -> bool:
     """True for a pointwise Conv without a bias, whose heads all meet one right operand of the MatMul."""
     conv, left, right = chain[0], *map(graph.shape, chain[-1].input)
@@ -296,6 +306,7 @@ _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     "biased": _has_bias,
     "one-for-heads": _is_shared,
     "gaps": _leaves_gaps,
+    "one-element": _scales_one_element,
     "pointwise-1d": lambda graph, chain: _is_pointwise_1d(graph, chain[0]),
     "kernel-is-stride": lambda graph, chain: _is_patch(graph, chain[0]),
 }
