@@ -73,6 +73,7 @@ _TYPES: tuple[Rule, ...] = (
     types.no_lower_type,
     target_rules.kept_for_defects,
     types.generated,
+    resolution.float64_outputs,
 )
 
 RULES: tuple[Rule, ...] = (*_TYPES, *HAZARDS)
@@ -81,6 +82,7 @@ RULES: tuple[Rule, ...] = (*_TYPES, *HAZARDS)
 SCAN_RULES: tuple[Rule, ...] = (
     *HAZARDS,
     attention.linear_attention,
+    resolution.float64_differences,
     types.cast_pairs,
     types.fp16_reference,
     target_rules.known_defects,

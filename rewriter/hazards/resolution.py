@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 from onnx import NodeProto, TensorProto
 
@@ -12,7 +13,7 @@ from rewriter.base.errors import Severity
 from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.kinds import Hazard
 from rewriter.ir.float_graph import Through
-from rewriter.ir.graph import attribute, display_name
+from rewriter.ir.graph import attribute, casts_to, display_name
 from rewriter.ir.graph.ops import CHEAP, COMPUTE_BOUND, INEQUALITIES, SELECTIONS, SOFTMAX, VIEWS
 from rewriter.ir.model.schemas import FP32_INPUTS
 from rewriter.ir.model.tensors import FLOATS
@@ -24,8 +25,25 @@ unit of them at most, relative to it: by the inverse of these."""
 PHASE_LIMIT = 4.0
 """Rounding an angle to 11 bits turns it by up to 4 * 2^-12 = 1e-3 rad if it is 4 rad, and by more beyond."""
 
+SINGLE = 2.0**-13
+"""Part of float64 operands below which float32's 24 bits leave a difference fewer than the 11 of FP16."""
+
 POSITIONAL = VIEWS | frozenset("Add Sub Mul Div Neg Pow Exp Log Sqrt Reciprocal Floor Mod Cast Range".split())
 """Operators that compute position and timestep embeddings, up to Sin and Cos."""
+
+
+def float64_differences(analysis: GraphAnalysis) -> Iterator[Hazard]:
+    """Differences of large float64 numbers: TensorRT computes them in float32, whatever is kept in FP32."""
+    for node in (n for n in analysis.graph.nodes if n.op_type in {"Sub", "Add", "Mod"}):
+        if analysis.graph.dtype(node.output[0]) != TensorProto.DOUBLE:
+            continue
+        operands, result = [analysis.range(t) for t in node.input], analysis.range(node.output[0])
+        large = min((r.absmax for r in operands if r is not None), default=0.0)
+        if len(operands) > 1 and None not in operands and result and result.absmax < SINGLE * large:
+            name = display_name(node)
+            reason = f"{name} leaves {result.absmax:.3g} of {large:.3g} in float64, TensorRT has float32"
+            advice = "no plan repairs it: compute the difference outside, and pass it as an input"
+            yield replace(analysis.hazard(node, "cancellation", reason, node.output[0]), repair=advice)
 
 
 def phase(analysis: GraphAnalysis) -> Iterator[Hazard]:
@@ -85,6 +103,16 @@ def positions(analysis: GraphAnalysis) -> Iterator[Hazard]:
             cheap = (reader for _, reader in analysis.downstream(name, beyond) if reader.op_type in CHEAP)
             reason = f"{name} holds integers beyond {exact}"
             yield from (analysis.hazard(inner, "positions", reason, name) for inner in (node, *cheap))
+
+
+def float64_outputs(analysis: GraphAnalysis) -> Iterator[Hazard]:
+    """Cheap nodes that only make float64 outputs: who asks for 53 bits of a result needs more than 11."""
+    seen: set[str] = set()
+    for node in analysis.graph.nodes if analysis.graph.is_main else ():
+        name = node.output[0] if casts_to(node, TensorProto.DOUBLE) else ""
+        if analysis.graph.is_output(name) and analysis.is_float(node.input[0]):
+            for source in analysis.upstream(node.input[0], _outside_stream(analysis), seen):
+                yield Hazard(source, "float64", f"{name} is a float64 output")
 
 
 def integers(analysis: GraphAnalysis) -> Iterator[Hazard]:

@@ -29,7 +29,7 @@ from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.pipeline.driver import inlined
 from rewriter.pipeline.keywords import ScanKeywords
 from rewriter.pipeline.options import ScanOptions, combined, documented
-from rewriter.runtime.emulation import emulation, reference
+from rewriter.runtime.emulation import emulation, import_float64, reference
 from rewriter.runtime.engines.probe.answers import known_target
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.metrics.metrics import METRICS
@@ -146,9 +146,10 @@ def _severity(group: Sequence[Hazard]) -> Severity:
 
 def _tf32(model: Model, samples: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Yields a finding if TF32, emulated on one sample, changes the outputs of the FP32 model."""
+    exact = reference(import_float64(model))  # float64 has hazards of its own
     try:
-        (expected,) = run_all(reference(model), samples)
-        (actual,) = run_all(emulation(reference(model), tf32=True), samples)
+        (expected,) = run_all(exact, samples)
+        (actual,) = run_all(emulation(exact, tf32=True), samples)
     except ArithmeticRunError:
         return  # the measured ranges have said so
     error = METRICS["detections"].worst(expected, actual)

@@ -103,6 +103,7 @@ def check_emulation(
     standard: Standard | None = None,
     *,
     tf32: bool = True,
+    float64: str = "",
 ) -> Check:
     """Compares the emulated reduced-precision model with the original in FP32.
 
@@ -112,6 +113,7 @@ def check_emulation(
         tf32: Emulate products in FP32 in TF32, as in an engine built with TensorRT's defaults.
         accumulation: Type in which FP16 MatMul, Gemm and Conv accumulate, as for `emulation.emulation`.
         standard: How close the outputs have to be; by default what is known of the precision.
+        float64: Where float32 in the place of float64 is not enough, as a phrase; "" if it is enough.
     """
     fp32 = precision == "fp32"
     name, low, accumulation = ("tf32", "tf32", "fp32") if fp32 else ("emulation", precision, accumulation)
@@ -123,6 +125,10 @@ def check_emulation(
     how = low.upper() + " emulated"
     how += f", sums in {sums(fixed, accumulation)}" if accumulation == "fp16" else ""
     summary = f"{how}: {check.error_words(held.tolerance.value)}"
+    if float64 and not check.passed:
+        summary += "; TensorRT computes float64 in float32, which is not enough here"
+        advice = f"{float64}: compute the difference outside, and pass it as an input"
+        return replace(check, summary=summary, advice=advice, details=(*check.details, advice))
     if name == "tf32" and not check.passed:
         summary += "; --noTF32, or NVIDIA_TF32_OVERRIDE=0, makes it slower and exact"
     return replace(check, summary=summary)

@@ -11,12 +11,15 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from rewriter.base.errors import EngineError
+from rewriter.base.errors import ArithmeticRunError, EngineError
 from rewriter.base.stopwatch import Stopwatch, interrupt_handled
+from rewriter.hazards.analysis import PrecisionRequest
+from rewriter.hazards.planning.planner import analyses
+from rewriter.hazards.resolution import float64_differences
 from rewriter.ir.model import Array, Model, load, save
 from rewriter.ir.plan import Plan
 from rewriter.passes.base import Pass
-from rewriter.runtime.emulation import Accumulation, reference
+from rewriter.runtime.emulation import Accumulation, import_float64, reference
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.build import BuildOptions
 from rewriter.runtime.engines.deployment import Deployment
@@ -25,6 +28,7 @@ from rewriter.runtime.engines.onnxruntime import began_on_cuda, on_cuda
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import Span, write_samples
 from rewriter.runtime.metrics.tolerances import TOLERANCES, precision_of
+from rewriter.runtime.ranges import measure as measure_ranges
 from rewriter.verification.arithmetic_checks import (
     Rounds,
     as_fp32,
@@ -37,7 +41,7 @@ from rewriter.verification.arithmetic_checks import (
 )
 from rewriter.verification.build_check import build_options, check_build, check_original_build, expectation
 from rewriter.verification.compare_runs import RunComparison, Standard, compare_outputs, run_check
-from rewriter.verification.expected import Expected, Outputs, as_declared, expected_outputs
+from rewriter.verification.expected import Expected, Outputs, as_declared, expected_outputs, run_all
 from rewriter.verification.verdict import Check
 
 DEFECT = 10.0
@@ -120,7 +124,16 @@ class Verifier:
         assert self.expected is not None
         with self.stage("comparing outputs"):
             held = self.standards[precision]
-            emulate = partial(check_emulation, self.expected, fixed, precision, self.samples, sums, held)
+            emulate = partial(
+                check_emulation,
+                self.expected,
+                fixed,
+                precision,
+                self.samples,
+                sums,
+                held,
+                float64=self.lost_float64,
+            )
             check = excused(emulate(), lambda: self.conditioning)
             if not self.asked:
                 engine = "its FP32 engine (TF32, emulated)"
@@ -211,12 +224,32 @@ class Verifier:
 
     @cached_property
     def emulated_fp32(self) -> Rounds:
-        """The original in FP32 with TF32, emulated."""
+        """The original in FP32 with TF32, emulated; what float64 loses as float32 excuses nothing."""
         if self.expected is None:
             return ()
         original = load(self.source)
-        held = _tf32(original)
-        return check_emulation(self.expected, reference(original), "fp32", self.samples, "fp32", held).rounds
+        wide, expected, held = import_float64(original), self.expected, _tf32(original)
+        if wide is not original:
+            expected = expected_outputs(wide, self.samples)
+        return check_emulation(expected, reference(wide), "fp32", self.samples, "fp32", held).rounds
+
+    @cached_property
+    def lost_float64(self) -> str:
+        """Where float32 in the place of float64 is not enough for an output; "" where it is."""
+        original = load(self.source)
+        single = import_float64(original)
+        if self.expected is None or single is original:
+            return ""
+        try:
+            outputs = run_all(reference(single), self.samples)
+        except ArithmeticRunError:
+            return ""
+        judged = compare_outputs(self.expected.exact, outputs, _tf32(original))
+        if all(output.passed for output in judged.comparisons):
+            return ""
+        seen = analyses(original, measure_ranges(reference(original), self.samples), PrecisionRequest())
+        reasons = [hazard.reason for analysis in seen for hazard in float64_differences(analysis)]
+        return reasons[0] if reasons else "float64 arithmetic"
 
     def error_in_fp32(self, check: Check) -> float:
         """The largest error in FP32 of an output on a sample in which it failed, the least of these outputs.

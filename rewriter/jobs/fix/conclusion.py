@@ -135,7 +135,7 @@ def _without_tf32(done: Sequence[Check]) -> str:
 
 def _arithmetic(check: Check, job: FixJob, result: Result) -> tuple[str, str]:
     attempt, request = result.made, job.request
-    if not check.outputs:  # it did not run
+    if check.advice or not check.outputs:  # it did not run, or nothing of TensorRT's is enough
         return check.summary, check.advice or "the log is in the details of the check"
     worst = next((one.worst for one in attempt.checks if one.worst), ())
     where, size = f"{worst[0].node} ({worst[0].op})" if worst else "", _size(check)

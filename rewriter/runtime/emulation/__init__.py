@@ -11,11 +11,12 @@ import math
 from dataclasses import replace
 from typing import Literal
 
-from onnx import TensorProto
+import numpy as np
+from onnx import TensorProto, numpy_helper
 
 from rewriter.ir.graph import casts_to
 from rewriter.ir.graph.casts import TypeRequest, retype
-from rewriter.ir.model import Model, walk_nodes
+from rewriter.ir.model import Model, walk_graphs, walk_nodes
 from rewriter.ir.model.schemas import EXCHANGEABLE
 from rewriter.runtime.emulation.accumulate import FIRST_OPSET, accumulate_in_fp16
 from rewriter.runtime.emulation.local_functions import multiply_by_reciprocals
@@ -53,7 +54,7 @@ def rounded(model: Model) -> Model:
 def emulation(
     model: Model, accumulation: Accumulation = "fp32", *, tf32: bool = False, backwards: bool = False
 ) -> Model:
-    """`rounded`, with the arithmetic of TensorRT's kernels where that is known to differ.
+    """`rounded`, with float64 as float32, and TensorRT's arithmetic where it is known to differ.
 
     Operators compute in FP32 inside and round once, as TensorRT was measured to do for normalisations and
     reductions. Products with an FP32 epilogue sum in FP32 and are not rounded (`product_sums`).
@@ -63,6 +64,7 @@ def emulation(
         tf32: Round the operands of products of FP32 tensors to TF32, as Tensor Cores do.
         backwards: Sum in FP16 from the end: it rounds as much, but otherwise (docs/accuracy.md).
     """
+    model = import_float64(model)
     sums_of = find_product_sums(model)
     emulated = retype(model, replace(_all_fp32(model, rounding=True), exact=sums_of.exact))
     multiply_by_reciprocals(emulated, model)
@@ -71,6 +73,30 @@ def emulation(
     if accumulation == "fp16":
         accumulate_in_fp16(emulated, model, sums_of, backwards)
     return emulated
+
+
+DOUBLE, FLOAT = int(TensorProto.DOUBLE), int(TensorProto.FLOAT)
+
+
+def import_float64(model: Model) -> Model:
+    """`model` with float32 for float64, as TensorRT imports it; itself if it has none.
+
+    Inputs and outputs keep their types, with a Cast. Constants beyond float32 are clamped, as by the parser.
+    """
+    if not any(tensor.dtype == DOUBLE for scope in model.facts().scopes for tensor in scope.values()):
+        return model
+    clamped = model.copy()
+    for graph in walk_graphs(clamped.proto.graph):
+        values = (a.t for n in graph.node for a in n.attribute if a.HasField("t"))
+        for tensor in (t for t in (*graph.initializer, *values) if t.data_type == DOUBLE):
+            value, name = clamped.array(tensor), tensor.name
+            beyond = np.isfinite(value) & (np.abs(value) > np.finfo(np.float32).max)
+            if beyond.any():
+                edge = np.copysign(np.finfo(np.float32).max, value)
+                clamped.weights.pop(name, None)
+                tensor.CopyFrom(numpy_helper.from_array(np.where(beyond, edge, value), name))
+    floats = frozenset({DOUBLE, FLOAT})
+    return retype(clamped, TypeRequest(lambda _scope, _node: FLOAT, floats=floats))
 
 
 def sums(model: Model, accumulation: Accumulation) -> str:

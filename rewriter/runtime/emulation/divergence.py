@@ -22,7 +22,7 @@ from rewriter.ir.model import Array, Model, replace_items
 from rewriter.ir.model.graphs import rename_reads
 from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import node_key
-from rewriter.runtime.emulation import Accumulation, emulation, reference
+from rewriter.runtime.emulation import Accumulation, emulation, import_float64, reference
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.ranges.reductions import Emitter
 
@@ -249,7 +249,9 @@ def diverge(
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run one of the two.
     """
-    pair = SideBySide(reference(original), emulation(fixed, accumulation, tf32=True), exponents)
+    pair = SideBySide(
+        reference(import_float64(original)), emulation(fixed, accumulation, tf32=True), exponents
+    )
     if not pair.rows:
         return ()  # ONNX Runtime refuses a model without outputs
     squares = np.zeros((len(pair.rows), 3))
