@@ -1,4 +1,4 @@
-"""work-around-convs: adds a zero bias, or isolates a Pad or Concat, where TensorRT-RTX gets a Conv wrong."""
+"""work-around-convs: adds zeros, or isolates a Pad or Concat, which TensorRT-RTX gets wrong beside a Conv."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.ir.graph import GraphEditor, attribute, display_name
+from rewriter.ir.graph.match import produced
 from rewriter.passes.base import Change, Context, Event, GraphPass
 from rewriter.target.quirks import may_be_repaired_by, of_chains, places
 
@@ -18,10 +19,11 @@ class WorkAroundConvs(GraphPass):
     """TensorRT-RTX computes some Convs wrongly, or crashes at them; a small change gives them another kernel.
 
     A pointwise FP16 Conv without a bias errs altogether if all heads that are made of it meet the same keys,
-    as in MobileNetV5, or from the second image on if images have one element, as in MobileNetV3's head; and
-    the build crashes at a gated one of a series: a bias of zeros costs nothing. A Conv
-    that writes into the larger image of a Pad or Concat shears it, in FP32, too: between Unsqueeze and
-    Squeeze, those are kernels of their own (docs/engines.md#convs).
+    as in MobileNetV5, or from the second image on if images have one element, as at the end of MobileNetV3;
+    the build crashes at a gated one of a series. A bias of zeros costs nothing. A Conv that writes into the
+    larger image of a Pad or Concat shears it, in FP32, too: between Unsqueeze and Squeeze, those are kernels
+    of their own. A Relu or Tanh of an FP32 image times another tensor is lost: with zeros added to the
+    product, in the same kernel, it is right (docs/engines.md#convs).
 
     It follows `rewriter probe`: it acts where the target was wrong and not where it was right. Without probe
     results it acts for releases with the defect.
@@ -47,10 +49,10 @@ class WorkAroundConvs(GraphPass):
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for quirk in may_be_repaired_by(self.name, context.target):
-            larger = quirk.where == "gaps"
-            nodes = places(graph, quirk) if larger else of_chains(graph, quirk, ("Conv",))
+            change = {"gaps": _by_itself, "scaled-image": _with_sum}.get(quirk.where, _with_bias)
+            nodes = of_chains(graph, quirk, ("Conv",)) if change is _with_bias else places(graph, quirk)
             for node in {id(node): node for node in nodes}.values():
-                yield _by_itself(graph, node) if larger else _with_bias(graph, node)
+                yield change(graph, node)
 
 
 def _with_bias(graph: GraphEditor, conv: NodeProto) -> Event:
@@ -60,6 +62,19 @@ def _with_bias(graph: GraphEditor, conv: NodeProto) -> Event:
     zeros = graph.add_constant(f"{conv.output[0]}/zeros", np.zeros(sizes[0]), like=conv.input[1])
     graph.set_input(conv, 2, zeros)
     return Change(display_name(conv), "a bias of zeros")
+
+
+def _with_sum(graph: GraphEditor, node: NodeProto) -> Event:
+    """Adds a zero for each channel to the product that the node reads (one number is not known to help)."""
+    index = next(i for i, name in enumerate(node.input) if produced(graph, name, "Mul", "Div"))
+    product = node.input[index]
+    _, channels, *axes = graph.shape(product) or (1, 1)
+    zeros = np.zeros((1, channels if isinstance(channels, int) else 1, *(1 for _ in axes)))
+    inputs = [product, graph.add_constant(f"{product}/zeros", zeros, like=product)]
+    total = graph.tensor(f"{product}/sum", like=product)
+    graph.insert(graph.make("Add", inputs, [total]), before=node)
+    graph.set_input(node, index, total)
+    return Change(display_name(node), "zeros are added before it")
 
 
 def _by_itself(graph: GraphEditor, node: NodeProto) -> Event:

@@ -34,6 +34,11 @@ BOUND = 5e-3
 
 ASK = "`rewriter probe --ask` shows on the GPU whether it holds there, and `--target` names another one"
 
+LARGE = 46_656
+"""Elements up to which `scaled-image` is right; from 50,176 on it is wrong."""
+
+IMAGE_OPS = ("Conv", "ConvTranspose", "AveragePool", "MaxPool")
+
 _FLOAT8 = (TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2)
 
 
@@ -270,6 +275,15 @@ def _scales_one_element(graph: GraphEditor, chain: list[NodeProto]) -> bool:
     return wide and several and (last.op_type not in ("Mul", "Div") or with_scalar(graph, last) is not None)
 
 
+def _scales_image(graph: GraphEditor, chain: list[NodeProto]) -> bool:
+    """True for a large FP32 product of two tensors, after a Conv or pooling, or whose function one reads."""
+    scale, sizes = chain[0], graph.sizes(chain[0].output[0])
+    makers = [node for name in scale.input if (node := graph.producer(name))]
+    image = any(node.op_type in IMAGE_OPS for node in (*makers, *graph.consumers(chain[-1].output[0])))
+    large = sizes is None or math.prod(sizes) > LARGE
+    return image and large and with_scalar(graph, scale) is None and _is_fp32(graph, scale)
+
+
 def _is_shared(graph: GraphEditor, chain: list[NodeProto]) -> bool:
     """True for a pointwise Conv without a bias, whose heads all meet one right operand of the MatMul."""
     conv, left, right = chain[0], *map(graph.shape, chain[-1].input)
@@ -307,6 +321,7 @@ _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     "one-for-heads": _is_shared,
     "gaps": _leaves_gaps,
     "one-element": _scales_one_element,
+    "scaled-image": _scales_image,
     "pointwise-1d": lambda graph, chain: _is_pointwise_1d(graph, chain[0]),
     "kernel-is-stride": lambda graph, chain: _is_patch(graph, chain[0]),
 }

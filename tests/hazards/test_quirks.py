@@ -225,6 +225,7 @@ def test_what_a_defect_forbids_stays_in_fp32_and_builds(
         pytest.param("pointwise-conv-heads", "tensorrt-rtx 1.6.1 sm_90", id="queries of shared keys"),
         pytest.param("conv-into-wider-image", "tensorrt-rtx 1.6.1 sm_90", id="a padded image"),
         pytest.param("conv-one-element-scaled", "tensorrt-rtx 1.6.1 sm_90", id="MobileNetV3's last Conv"),
+        pytest.param("unary-after-scale", "tensorrt-rtx 1.6.1 sm_90", id="a Relu after a scale"),
     ],
 )
 def test_a_pass_repairs_a_defect_and_the_result_builds(quirk: str, target: str) -> None:
