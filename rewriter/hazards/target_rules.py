@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.kinds import Hazard
 from rewriter.ir.model import STANDARD_DOMAINS
-from rewriter.ir.plan import plugin_types
-from rewriter.target.operators import types_of
 from rewriter.target.quirks import ASK, of_chains, places, repairs, table
 
 
@@ -45,14 +43,12 @@ def lowered_for_defects(analysis: GraphAnalysis) -> set[int]:
 
 def refused_operators(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Nodes that the target's parser refuses, and those that a DLA leaves to the GPU."""
-    target, plugins = analysis.request.target, plugin_types(analysis.request.plugin_types)
+    target, plugins = parser_here(analysis.request.target), analysis.request.plugin_types
+    nodes = {id(one.node): one for one in refused(analysis.graph, target, plugins)}
     for node in analysis.graph.nodes:
-        if node.domain not in STANDARD_DOMAINS or node.op_type in plugins:
-            continue
-        if not types_of(node.op_type, target):
-            reason = f"{target} has no {node.op_type} (NVIDIA's operator table)"
-            yield Hazard(node, "refused-operator", reason)
-        elif target.device and not types_of(node.op_type, target, target.device):
+        if (one := nodes.get(id(node))) is not None:
+            yield Hazard(node, "refused-operator", one.reason, repair=one.remedy)
+        elif target.device and node.domain in STANDARD_DOMAINS and node.op_type not in _table()[1]:
             reason = f"the {target.device.upper()} has no {node.op_type}: it runs on the GPU"
             fallback = "allow the GPU (--allowGPUFallback); each change of device copies tensors"
             yield Hazard(node, "refused-operator", reason, severity="note", repair=fallback)

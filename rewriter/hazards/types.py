@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import TensorProto
 
 from rewriter.hazards.analysis import LARGEST, GraphAnalysis
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL
 from rewriter.ir.graph import attribute, casts_to, display_name
-from rewriter.ir.graph.ops import QUANTISING, RECURRENT, SAME_VALUES
+from rewriter.ir.graph.ops import QUANTISING, SAME_VALUES
 from rewriter.ir.model.schemas import READS_BITS, SHORT_NAMES
 from rewriter.ir.plan import plugin_types
 from rewriter.ir.plan.node_patterns import NodePatterns
-from rewriter.target.operators import refused_by_parser
-
-SEQUENCE_LENS = 4
-"""Place of the lengths of the sequences among the inputs of LSTM, GRU and RNN."""
+from rewriter.target.operators import refused_in_type
 
 NO_LOWER_TYPE = frozenset({"no-lower-type", "no-schema", "unknown-type"})
 """Rules of nodes that no option lowers."""
@@ -45,26 +42,11 @@ def no_lower_type(analysis: GraphAnalysis) -> Iterator[Hazard]:
             yield Hazard(node, "no-schema", f"{op} has no ONNX schema: it keeps its types")
         elif unknown:
             yield Hazard(node, "unknown-type", f"the type of {unknown[0]} is not known: it keeps its types")
-        elif refused := refused_by_tensorrt(node, low) or refused_by_parser(
-            node, low, analysis.request.target
-        ):
+        elif refused := refused_in_type(node, analysis.graph, analysis.request.low, analysis.request.target):
             yield Hazard(node, "no-lower-type", refused)
         elif not rules.can_follow:
             version = analysis.opsets.get(node.domain, 1)
             yield Hazard(node, "no-lower-type", f"{op} has no {low} in opset {version}")
-
-
-def refused_by_tensorrt(node: NodeProto, low: str) -> str | None:
-    """Sentence on what TensorRT-RTX 1.6 and 1.7 parse in FP32 and not in `low` (FP16, BF16); None otherwise.
-
-    Their importers join such a node with a constant in FP32. Among 645 of ONNX's own test cases of nodes,
-    eight of each operator, there are no others (benchmarks/README.md).
-    """
-    if node.op_type in RECURRENT and any(node.input[SEQUENCE_LENS : SEQUENCE_LENS + 1]):
-        return f"TensorRT refuses {node.op_type} in {low} where it reads lengths of sequences"
-    if node.op_type == "MeanVarianceNormalization" or (node.op_type == "GRU" and low == "BF16"):
-        return f"TensorRT refuses {node.op_type} in {low}"
-    return None
 
 
 def unmeasured(analysis: GraphAnalysis) -> Iterator[Hazard]:

@@ -29,7 +29,8 @@ from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.inputs import Samples
 from rewriter.runtime.metrics.metrics import named
 from rewriter.runtime.metrics.tolerances import TOLERANCES, Tolerance, precision_of
-from rewriter.verification.build_check import expectation, judged_report
+from rewriter.target import Target
+from rewriter.verification.build_check import judged_report
 from rewriter.verification.compare_runs import Standard, run_check
 from rewriter.verification.expected import MOST_SAMPLES, Expected, judging, run_all
 from rewriter.verification.not_finite import nan_warnings
@@ -93,6 +94,7 @@ def verify(
             folder=folder,
             stage=watch,
             asked=asked is not None,
+            target=Target("tensorrt-rtx" if chosen.engine == "tensorrt-rtx" else "tensorrt"),
         )
         notes = stack.enter_context(on_cuda(pays_on_cuda(models[0], samples)))
         with watch("running the original"):
@@ -183,7 +185,7 @@ def _on_engine(
     variant = judge.variant(fixed, judge.file(fixed, "fixed", fixed), judge.folder / "samples" / "fixed")
     outcomes = measure([variant], settings, judge.folder / "fixed")
     if outcomes[0].report is not None:
-        checks.append(judged_report(outcomes[0].report, expectation(fixed)))
+        checks.append(judged_report(outcomes[0].report, judge.expectation(fixed)))
     check, judged = judge.run_check(outcomes, fixed, precision, start)
     ran = next((outcome for outcome in outcomes if outcome.ran), outcomes[0])
     return replace(

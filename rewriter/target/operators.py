@@ -1,68 +1,225 @@
-"""What the target's ONNX parser takes, operator by operator, from the table `operators.toml`."""
+"""What the target's ONNX parser refuses, from the table `operators.toml`."""
 
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
-from onnx import NodeProto
+import onnx
+from onnx import NodeProto, TensorProto
 
-from rewriter.ir.model import STANDARD_DOMAINS, Model, walk_nodes
+from rewriter.hazards.kinds import KINDS
+from rewriter.ir.graph import GraphView, attribute, display_name, open_graphs
+from rewriter.ir.graph.nodes import reachable
+from rewriter.ir.model import STANDARD_DOMAINS, Model
+from rewriter.ir.model.schemas import EXCHANGEABLE, SHORT_NAMES
 from rewriter.ir.plan import plugin_types
 from rewriter.target import Target
 
-TYPES = ("FP32", "FP16", "BF16")
+RECENT = {"tensorrt": (10,), "tensorrt-rtx": (1, 6)}
+"""The first releases that an unknown one is expected to be."""
 
-RECENT = ((10,), (11,))
-"""Releases that an unknown one is expected to be."""
 
-Row = tuple[tuple[int, ...], tuple[str, ...]]
-"""From a release on, the types that the parser takes the operator in; none: it refuses it."""
+@dataclass(frozen=True)
+class Condition:
+    """A condition on an attribute, or on tensors of a node; the head of `operators.toml` explains the fields."""
+
+    attribute: str = ""
+    default: Any = None
+    values: tuple[Any, ...] = ()
+    only: tuple[Any, ...] = ()
+    pattern: str = ""
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    types: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    computed: bool = False
+    nonzero: bool = False
+
+    def met(self, node: NodeProto, graph: GraphView, low: int = 0) -> str:
+        """What meets the condition, as `antialias=1` or `float16 x`; "" if nothing does.
+
+        Args:
+            low: The type of float tensors, in place of the one that they have.
+        """
+        if self.attribute:
+            value = attribute(node, self.attribute, self.default)
+            return "" if value is None or not self._of_value(value) else f"{self.attribute}={_shown(value)}"
+        places = [*((node.input, i) for i in self.inputs), *((node.output, i) for i in self.outputs)]
+        named = [names[i] for names, i in places if i < len(names)] if places else [*node.input, *node.output]
+        words = (self._of_tensor(name, graph, low) for name in named if name)
+        return next(filter(None, words), "")
+
+    def _of_value(self, value: Any) -> bool:
+        values = [v.decode() if isinstance(v, bytes) else v for v in _listed(value)]
+        if self.pattern:
+            return re.search(self.pattern, " ".join(map(str, values))) is not None
+        outside = bool(self.only) and any(v not in self.only for v in values)
+        return outside or any(v in self.values for v in values) or not (self.only or self.values)
+
+    def _of_tensor(self, name: str, graph: GraphView, low: int) -> str:
+        if self.types:
+            dtype = graph.dtype(name) or 0
+            kind = TensorProto.DataType.Name(low if low and dtype in EXCHANGEABLE else dtype)
+            return f"{name} in {kind}" if kind in self.types else ""
+        if self.ranks:
+            rank = graph.rank(name)
+            return f"{name} of {rank} axes" if rank in self.ranks else ""
+        if self.computed:
+            return f"{name} computed from data" if _computed(graph, name) else ""
+        if self.nonzero:
+            value = graph.constant(name)
+            return f"{name} other than 0" if value is not None and value.any() else ""
+        return name
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: nodes that some releases refuse."""
+
+    when: tuple[Condition, ...]
+    besides: frozenset[str]
+    releases: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]] | None]
+    remedy: str
+
+    def refuses(self, target: Target, *, every: bool = True) -> bool:
+        """True if every release that the target may be is in the row's range, or one of them."""
+        bounds = self.releases.get(target.library)
+        if bounds is None:
+            return False
+        (since, before), version = bounds, target.version
+        if every:
+            return since <= version and (not before or before[: len(version)] > version)
+        return since[: len(version)] <= version and (
+            not before or before > (version or RECENT[target.library])
+        )
+
+    def met(self, node: NodeProto, graph: GraphView, low: int = 0) -> str | None:
+        """What of a node the row refuses: "" is all of it; None if it takes the node."""
+        words = [] if node.op_type in self.besides else [one.met(node, graph, low) for one in self.when]
+        return " and ".join(words) if all(words) and node.op_type not in self.besides else None
+
+
+@dataclass(frozen=True)
+class RefusedNode:
+    """A node that the target's parser refuses, with the reason and what to do."""
+
+    node: NodeProto
+    reason: str
+    remedy: str
+
+    @property
+    def name(self) -> str:
+        return display_name(self.node)
+
+    def __str__(self) -> str:
+        return f"node {self.name} ({self.node.op_type}): {self.reason}"
 
 
 @functools.cache
-def _table() -> dict[tuple[str, str], list[Row]]:
-    """The rows by device ("" for the GPU) and operator, oldest release first."""
-    text = files("rewriter.target").joinpath("operators.toml").read_text(encoding="utf-8")
+def _table() -> tuple[dict[tuple[str, str], list[Row]], frozenset[str]]:
+    """The rows by domain and operator ("*": any), and the operators of the DLA."""
+    table = tomllib.loads(files("rewriter.target").joinpath("operators.toml").read_text(encoding="utf-8"))
     rows: dict[tuple[str, str], list[Row]] = {}
-    for row in tomllib.loads(text)["row"]:
-        first = tuple(int(part) for part in row["first"].split(".") if part)
-        for operator in row["operators"].split():
-            rows.setdefault((row.get("device", ""), operator), []).append((first, tuple(row["types"])))
-    return rows
+    for entry in table["row"]:
+        when = tuple(Condition(**{k: _frozen(v) for k, v in one.items()}) for one in entry.get("when", ()))
+        releases = {"tensorrt": entry.get("tensorrt", ".."), "tensorrt-rtx": entry.get("rtx", "..")}
+        row = Row(
+            when,
+            frozenset(entry.get("besides", "").split()),
+            {library: _bounds(text) for library, text in releases.items()},
+            entry.get("remedy", KINDS["refused-operator"].repair),
+        )
+        for domain in entry.get("domain", "").split() or [""]:
+            for operator in entry["operators"].split():
+                rows.setdefault((domain, operator), []).append(row)
+    return rows, frozenset(table["dla"]["operators"].split())
 
 
-def types_of(operator: str, target: Target, device: str = "") -> Sequence[str]:
-    """The float types in which the target takes an operator of ONNX; none if it refuses it.
+def _rows(node: NodeProto, target: Target, *, every: bool = True) -> Iterator[Row]:
+    """The rows of the target for an operator: the parser goes by its name, not its domain."""
+    standard = node.domain in STANDARD_DOMAINS or onnx.defs.has(node.op_type)
+    keys = {(node.domain, node.op_type), ("" if standard else node.domain, "*"), ("", node.op_type)}
+    rows, _ = _table()
+    for key in sorted(keys, reverse=True):
+        yield from (row for row in rows.get(key, ()) if row.refuses(target, every=every))
 
-    Where the release is not known to the minor number, every one that it may be has to take a type, as far
-    as it takes the operator. TensorRT-RTX has no such table: 1.7.1 was asked, and refuses what every release
-    of TensorRT refuses (`supports_operator`).
+
+def refused(graph: GraphView, target: Target, plugins: Iterable[str] = ()) -> Iterator[RefusedNode]:
+    """The nodes of one graph that the target's parser refuses, each once.
+
+    Args:
+        plugins: Types of plugins, as in `plugin_types`: their operators are taken.
     """
-    rows = _table().get((device, operator)) or _table()[device, "*"]
-    if target.library != "tensorrt":
-        return TYPES if rows[-1][1] else ()
-    taking: list[tuple[str, ...]] = []
-    for release in [target.version] if target.version else RECENT:
-        before = [types for first, types in rows if first <= release]
-        within = [types for first, types in rows if first > release and first[: len(release)] == release]
-        taking += [types for types in (*before[-1:], *within) if types]
-    return [name for name in TYPES if taking and all(name in types for types in taking)]
+    taken = plugin_types(plugins).keys() | {function.name for function in graph.model.proto.functions}
+    for node in graph.nodes:
+        if node.op_type in taken:
+            continue
+        for row in _rows(node, target):
+            if (part := row.met(node, graph)) is not None:
+                operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+                reason = f"{target} takes no {operator}" + (f" with {part}" if part else "")
+                yield RefusedNode(node, reason, row.remedy)
+                break
 
 
-def refused_by_parser(node: NodeProto, low: str, target: Target) -> str | None:
-    """Sentence on why a node keeps FP32: the target takes it, and not in `low`; None otherwise."""
-    taken = types_of(node.op_type, target)
-    if node.domain not in STANDARD_DOMAINS or low in taken or not taken:
+def refused_in_model(model: Model, target: Target, plugins: Iterable[str] = ()) -> list[RefusedNode]:
+    """The same of all graphs of a model."""
+    return [one for graph in open_graphs(model) for one in refused(graph, target, plugins)]
+
+
+def refused_in_type(node: NodeProto, graph: GraphView, low: int, target: Target) -> str | None:
+    """Sentence on why a node keeps FP32: the target takes it there, and may not in `low`; None otherwise."""
+    for row in _rows(node, target, every=False):
+        typed = any(one.types for one in row.when)
+        if (
+            typed
+            and row.met(node, graph, low) is not None
+            and row.met(node, graph, TensorProto.FLOAT) is None
+        ):
+            return f"{target} takes {node.op_type} in FP32, not in {SHORT_NAMES[low].upper()}"
+    return None
+
+
+def _computed(graph: GraphView, tensor: str) -> bool:
+    """True if the value of a tensor depends on data: it is no constant, and is not made of shapes alone."""
+
+    def sources(name: str) -> list[str]:
+        producer = graph.producer(name)
+        return (
+            []
+            if producer is None or producer.op_type in ("Shape", "Size")
+            else [n for n in producer.input if n]
+        )
+
+    inputs = {value.name for value in graph.graph.input}
+    for name in reachable([tensor], sources):
+        if graph.producer(name) is None and graph.constant(name) is None:
+            if name in inputs or graph.parent is None or _computed(graph.parent, name):
+                return True
+    return False
+
+
+def _bounds(text: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The two releases of "10.4..11.2"; None of ""."""
+    if not text:
         return None
-    return f"{target} takes {node.op_type} in {' and '.join(taken)}, not in {low} (NVIDIA's operator table)"
+    since, before = (tuple(int(part) for part in end.split(".") if part) for end in text.split(".."))
+    return since, before
 
 
-def refusal(model: Model, target: Target, plugins: Iterable[str]) -> Iterator[str]:
-    """One sentence on the operators that the target's parser refuses, if there are any."""
-    nodes = (node for node in walk_nodes(model.proto.graph) if node.domain in STANDARD_DOMAINS)
-    operators = {node.op_type for node in nodes} - plugin_types(plugins).keys()
-    if refused := sorted(name for name in operators if not types_of(name, target)):
-        yield f"{target} has no {' and no '.join(refused)}: it builds no engine without a plugin"
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else ",".join(map(str, _listed(value)))

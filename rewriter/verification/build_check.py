@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import onnx
 from onnx import TensorProto
 
 from rewriter.base.errors import EngineError, NativeError
@@ -14,9 +17,18 @@ from rewriter.ir.graph import is_op
 from rewriter.ir.graph.ops import NORMS
 from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.model.schemas import logical_name
-from rewriter.runtime.engines.build import NORM_IN_FP16, BuildOptions, BuildReport, build, warnings_for_users
+from rewriter.runtime.engines.build import (
+    NORM_IN_FP16,
+    BuildOptions,
+    BuildReport,
+    ParserError,
+    build,
+    warnings_for_users,
+)
 from rewriter.runtime.engines.measure import shape_values
 from rewriter.runtime.engines.tensor_files import Shape, Span
+from rewriter.target import Target, numbers
+from rewriter.target.operators import RefusedNode, refused_in_model
 from rewriter.verification.verdict import ORIGINAL, Check, log_lines
 
 NORMALIZATIONS = NORMS - {"RMSNormalization", "SimplifiedLayerNormalization"}
@@ -39,12 +51,17 @@ LACKING = (
     "is not supported in TensorRT",
     "Error Code 1: Cuda Runtime",
 )
-"""Parts of the messages of TensorRT-RTX 1.4 to 1.7 for an operator that another TensorRT may support
-(NonMaxSuppression, RoiAlign, NonZero, a plugin), or for a network that it cannot build without a GPU (1.4,
-quantised networks)."""
+"""Parts of the messages of TensorRT-RTX 1.4 to 1.7 for a plugin, for an operator that its builder lacks
+(NonMaxSuppression), or for a network that it cannot build without a GPU (1.4, quantised networks)."""
+
+NEEDS_GPU = "isInFlight(p.second.symbolicRep)"
+"""Part of the message of a parser that has to compute a shape from floats, and finds no GPU for it."""
 
 LISTED = 10
 """Most findings of one kind that are listed."""
+
+REMEDIES = 3
+"""Remedies that are named."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +73,28 @@ class BuildExpectation:
         tensor_types: TensorProto.DataType of float tensors by ONNX name, without names that have different
             types in different graphs.
         norms_in_range: As in the plan: a warning about these reductions is no finding.
+        target: The TensorRT that the model is for.
+        refused: The nodes that a target refuses by the table of operators.
     """
 
     layer_normalizations: int = 0
     tensor_types: Mapping[str, int] = field(default_factory=dict)
     norms_in_range: frozenset[str] = frozenset()
+    target: Target = field(default_factory=Target)
+    refused: Callable[[Target], Sequence[RefusedNode]] = field(default=lambda _: (), compare=False)
 
 
-def expectation(model: Model, norms_in_range: frozenset[str] = frozenset()) -> BuildExpectation:
-    """Returns the norms and tensor types that the network of a model must have."""
+def expectation(
+    model: Model,
+    norms_in_range: frozenset[str] = frozenset(),
+    target: Target | None = None,
+    plugins: Iterable[str] | None = (),
+) -> BuildExpectation:
+    """Returns the norms, tensor types and operators that the network of a model must have.
+
+    Args:
+        plugins: Types of plugins; None if there are libraries of plugins, which may have any operator.
+    """
     nodes = [node for graph in walk_graphs(model.proto.graph) for node in graph.node]
     norms = sum(is_op(n, *NORMALIZATIONS) for n in nodes)
     types: dict[str, set[int]] = {}
@@ -80,6 +110,8 @@ def expectation(model: Model, norms_in_range: frozenset[str] = frozenset()) -> B
             if not others and dtype in NETWORK_TYPES and name not in in_functions
         },
         norms_in_range,
+        target or Target(),
+        lambda asked: () if plugins is None else refused_in_model(model, asked, plugins),
     )
 
 
@@ -91,35 +123,52 @@ def check_build(path: Path, expected: BuildExpectation, options: BuildOptions, t
 
     Returns:
         A check whose `passed` is None if no library is installed, it lacks an operator, or the shape of an
-        input is not known. A plugin that does not load is a failure.
+        input is not known. A plugin that does not load is a failure, and so is a node that no parser has
+        taken and that the target refuses by the table.
     """
-    return _built(path, options, timeout_s, lambda report: judged_report(report, expected))
+    return _built(path, expected, options, timeout_s, judged_report)
 
 
-def check_original_build(path: Path, options: BuildOptions, timeout_s: float) -> Check:
+def check_original_build(
+    path: Path, expected: BuildExpectation, options: BuildOptions, timeout_s: float
+) -> Check:
     """Checks that the user's own file gives an engine.
 
     Returns:
         A check `ORIGINAL`, whose details are the library's reasons; `passed` is None if no library is there.
     """
 
-    def judged(report: BuildReport) -> Check:
-        built = report.engine_bytes is not None
+    def judged(report: BuildReport, expected: BuildExpectation) -> Check:
+        refusals = _Refusals.of(report, expected)
+        built = report.engine_bytes is not None and not refusals.nodes
         words = f"{report.library} {report.version} {'builds' if built else 'does not build'}"
-        details, refused = tuple(_refusals(report)), () if built else _refused(report)
-        summary = f"{words} the model as it came"
-        return Check(ORIGINAL, built, summary, details=details, built=built, refused=refused)
+        check = Check(ORIGINAL, built, f"{words} the model as it came", built=built)
+        return replace(check, details=tuple(_reasons(report, refusals)), **refusals.fields())
 
-    return replace(_built(path, options, timeout_s, judged), name=ORIGINAL)
+    return replace(_built(path, expected, options, timeout_s, judged), name=ORIGINAL)
+
+
+def check_operators(expected: BuildExpectation) -> Check | None:
+    """A failed check of the nodes that the target refuses by the table; None if it refuses none."""
+    refusals = _Refusals(tuple((str(one), one) for one in expected.refused(expected.target)))
+    if not refusals.nodes:
+        return None
+    details = (*refusals.sentences[:LISTED], *_advice(refusals.remedy))
+    summary = f"{expected.target} refuses the model, by the table of its operators"
+    return Check("build", False, summary, details=details, built=False, **refusals.fields())
 
 
 def _built(
-    path: Path, options: BuildOptions, timeout_s: float, judge: Callable[[BuildReport], Check]
+    path: Path,
+    expected: BuildExpectation,
+    options: BuildOptions,
+    timeout_s: float,
+    judge: Callable[[BuildReport, BuildExpectation], Check],
 ) -> Check:
     """Builds a file and judges the report, or what came instead of one."""
     start = time.perf_counter()
     try:
-        check = judge(build(path, options, timeout_s=timeout_s))
+        check = judge(build(path, options, timeout_s=timeout_s), expected)
     except NativeError as error:  # a crash or a hang; an exception in the child's Python is no failure
         summary = error.what if error.cause else f"not built: {error.what}"
         built = False if error.cause else None
@@ -129,6 +178,8 @@ def _built(
         summary = f"not built: {error.what}" + (f" ({error.where})" if error.where else "")
         details, advice = _advice(error.hint), error.hint or ""
         check = Check("build", False if named else None, summary, details=details, advice=advice)
+    if check.passed is None and check.built is None:  # no parser was asked
+        check = check_operators(expected) or check
     return replace(check, seconds=time.perf_counter() - start)
 
 
@@ -169,27 +220,28 @@ def _advice(hint: str | None) -> tuple[str, ...]:
 
 def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
     """Judges a finished build by its report."""
-    faults = [*_refusals(report), *_network_faults(report, expected)]
-    details = (*faults, *_advice(report.hint), *warnings_for_users(report.warnings)[:LISTED])
+    refusals = _Refusals.of(report, expected)
+    faults = [*_reasons(report, refusals), *_network_faults(report, expected)]
+    hint = report.hint or refusals.remedy
+    details = (*faults, *_advice(hint), *warnings_for_users(report.warnings)[:LISTED])
     passed = None if not faults and report.obstacle else not faults
-    if _is_lacking(report):
+    if lacks := _lacking(report, refusals):
         passed, details = None, (*details, "another TensorRT, or this one on a GPU, may build it")
-    built = report.engine_bytes is not None
-    summary, refused = _summary(report, len(faults), passed), _refused(report)
-    return Check("build", passed, summary, details=details, built=built, refused=refused, advice=report.hint)
+    built = report.engine_bytes is not None and not refusals.nodes
+    library = f"{report.library} {report.version}"
+    if passed is None:
+        summary = f"not built: {report.obstacle or f'{library} {lacks}'}"
+    elif not report.parsed or refusals.nodes:
+        summary = f"{library if not report.parsed else expected.target} refuses the model"
+    else:
+        summary = _summary(report, len(faults))
+    fields = refusals.fields() | {"advice": hint}
+    return Check("build", passed, summary, details=details, built=built, **fields)
 
 
-def _refused(report: BuildReport) -> tuple[tuple[str, str], ...]:
-    return tuple((error.node, error.op) for error in report.parser_errors if error.op)
-
-
-def _summary(report: BuildReport, faults: int, passed: bool | None) -> str:
+def _summary(report: BuildReport, faults: int) -> str:
     library = f"{report.library} {report.version}"
     count = f"{faults} finding{'s' * (faults > 1)}"
-    if report.engine_bytes is None and passed is None:
-        return f"not built: {report.obstacle or f'{library} lacks what this model needs'}"
-    if not report.parsed:
-        return f"{library} refuses the model"
     if report.engine_bytes is None:
         return f"{library} did not build the model: {count}"
     norms = report.count("NORMALIZATION")
@@ -198,19 +250,94 @@ def _summary(report: BuildReport, faults: int, passed: bool | None) -> str:
     return f"{engine}; {count}" if faults else f"{engine}; types as planned"
 
 
-def _refusals(report: BuildReport) -> Iterator[str]:
-    """Yields the reasons of the parser or the builder for building no engine."""
-    yield from map(str, report.parser_errors)
+@dataclass(frozen=True)
+class _Refusals:
+    """What the parser that was asked, or the table, refuses.
+
+    A parser is right about its own release. Of another one it says what the table says alike of both.
+
+    Attributes:
+        nodes: For each node a sentence, and its row or the parser's error.
+        lacking: Sentences on nodes that the target takes, and the parser that was asked does not.
+        unknown: Sentences of the parser that are about no node.
+    """
+
+    nodes: tuple[tuple[str, RefusedNode | ParserError], ...] = ()
+    lacking: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, report: BuildReport, expected: BuildExpectation) -> _Refusals:
+        own = Target(report.library.replace("_", "-"), numbers(report.version)[:3])
+        here = {one.name: one for one in expected.refused(own)}
+        there = {one.name: one for one in expected.refused(expected.target)}
+        nodes, lacking, unknown = list[tuple[str, RefusedNode | ParserError]](), list[str](), list[str]()
+        named = set[str]()
+        for error in report.parser_errors:
+            row = _row(error, here.values())
+            plugin = not onnx.defs.has(error.op) and any(part in error.message for part in LACKING)
+            named |= {row.name} if row else set()
+            if not error.op:
+                unknown.append(str(error))
+            elif NEEDS_GPU in error.message or (row.name not in there if row else plugin):
+                lacking.append(_sentence(error, row))
+            else:
+                nodes.append((_sentence(error, row), row or error))
+        rows = (row for name, row in there.items() if name not in (here if report.parsed else named))
+        return cls((*nodes, *((str(row), row) for row in rows)), tuple(lacking), tuple(unknown))
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        return tuple(sentence for sentence, _ in self.nodes)
+
+    @property
+    def remedy(self) -> str:
+        """What to do about the nodes, each thing once."""
+        remedies = [row.remedy for _, row in self.nodes if isinstance(row, RefusedNode)]
+        return "; ".join(list(dict.fromkeys(remedies))[:REMEDIES])
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a check."""
+        refused = tuple(
+            (row.node.name, row.node.op_type) if isinstance(row, RefusedNode) else (row.node, row.op)
+            for _, row in self.nodes
+        )
+        return {"refused": refused, "advice": self.remedy}
+
+
+def _row(error: ParserError, rows: Iterable[RefusedNode]) -> RefusedNode | None:
+    """The row that a parser's error is about; the parser names a node without a name by its output."""
+    for row in rows:
+        names = (row.node.name, row.name, f"node_of_{row.node.output[0]}", "")
+        if row.node.op_type == error.op and error.node in names:
+            return row
+    return None
+
+
+def _sentence(error: ParserError, row: RefusedNode | None) -> str:
+    """The row's sentence, with the parser's own where that is one; else the parser's."""
+    if NEEDS_GPU in error.message:
+        return f"node {error.node} ({error.op}): TensorRT computes its shape from floats, on a GPU alone"
+    said = re.search(r'"(.*)"', error.message)
+    return str(error) if row is None else f"{row}" + (f" ({said[1]})" if said else "")
+
+
+def _reasons(report: BuildReport, refusals: _Refusals) -> Iterator[str]:
+    """Yields the reasons of the parser, the table or the builder for building no engine."""
+    yield from (*refusals.unknown, *refusals.sentences, *refusals.lacking)
     if report.parsed and report.engine_bytes is None and not report.obstacle:
         yield from report.errors[-LISTED:] or ["no engine, and no error message"]
 
 
-def _is_lacking(report: BuildReport) -> bool:
-    """True if the only fault is that this library lacks operators."""
-    messages = [e.message for e in report.parser_errors]
-    if report.parsed and report.engine_bytes is None:
-        messages = list(report.errors)
-    return bool(messages) and all(any(part in message for part in LACKING) for message in messages)
+def _lacking(report: BuildReport, refusals: _Refusals) -> str:
+    """What this library lacks, if that is the only fault; "" otherwise."""
+    if refusals.nodes or refusals.unknown:
+        return ""
+    errors = report.errors if report.parsed and report.engine_bytes is None else ()
+    foreign = bool(errors) and all(any(part in message for part in LACKING) for message in errors)
+    if any(NEEDS_GPU in error.message for error in report.parser_errors):
+        return "needs a GPU to parse this model"
+    return "lacks what this model needs" if foreign or refusals.lacking else ""
 
 
 def _network_faults(report: BuildReport, expected: BuildExpectation) -> Iterator[str]:

@@ -29,6 +29,7 @@ from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Va
 from rewriter.runtime.engines.tensor_files import Span, write_samples
 from rewriter.runtime.metrics.tolerances import TOLERANCES, precision_of
 from rewriter.runtime.ranges import measure as measure_ranges
+from rewriter.target import Target
 from rewriter.verification.arithmetic_checks import (
     Rounds,
     as_fp32,
@@ -39,10 +40,17 @@ from rewriter.verification.arithmetic_checks import (
     excused,
     without_tf32,
 )
-from rewriter.verification.build_check import build_options, check_build, check_original_build, expectation
+from rewriter.verification.build_check import (
+    BuildExpectation,
+    build_options,
+    check_build,
+    check_operators,
+    check_original_build,
+    expectation,
+)
 from rewriter.verification.compare_runs import RunComparison, Standard, compare_outputs, run_check
 from rewriter.verification.expected import Expected, Outputs, as_declared, expected_outputs, run_all
-from rewriter.verification.verdict import Check
+from rewriter.verification.verdict import ORIGINAL, Check
 
 DEFECT = 10.0
 """Times its emulated error from which an FP32 engine is wrong and excuses nothing: an encoder of three LSTMs
@@ -65,6 +73,7 @@ class Verifier:
         folder: For engines; what is in it lives as long as the run.
         asked: True if the tolerance is the user's own: nothing excuses an error beyond it but conditioning.
         verify, build: The options.
+        target: The TensorRT that results are for; `plugin_types`: the operators of the user's plugins.
         interrupted: True after Ctrl-C in the first build: its model is handed out, not verified to the end.
     """
 
@@ -81,6 +90,8 @@ class Verifier:
     asked: bool = False
     verify: bool = True
     build: bool = True
+    target: Target = field(default_factory=Target)
+    plugin_types: Sequence[str] = ()
     interrupted: bool = field(default=False, init=False)
     _built: int = field(default=0, init=False)
 
@@ -146,8 +157,11 @@ class Verifier:
         Returns:
             The checks, and what is loaded, beside the ONNX file that it was built from; None if nothing is.
         """
-        if not (self.verify and self.build) or self.interrupted:
+        if not self.verify or self.interrupted:
             return [], None
+        if not self.build:
+            check = check_operators(self.expectation(fixed, plan))
+            return [check] if check else [], None
         self._built += 1
         try:
             return self._built_and_run(fixed, plan)
@@ -195,9 +209,13 @@ class Verifier:
     def original_build(self) -> Check:
         """The build of the original: not every failure of a build is ours."""
         original = load(self.source)
+        expected = self.expectation(original)
+        if not self.build:
+            passed = Check(ORIGINAL, True, "its operators are taken")
+            return replace(check_operators(expected) or passed, name=ORIGINAL)
         path = self.file(original, "original", original)
         with self.stage("building an engine"):
-            return check_original_build(path, self._build_options(), self.timeout_s)
+            return check_original_build(path, expected, self._build_options(), self.timeout_s)
 
     @cached_property
     def conditioning(self) -> Mapping[str, float]:
@@ -292,10 +310,15 @@ class Verifier:
 
     def build_check(self, fixed: Model, path: Path, engine: Path | None, plan: Plan | None) -> Check:
         """Builds the file of a model; the engine is kept in `engine`, if that is given."""
-        in_range = plan.norms_in_range if plan is not None else frozenset[str]()
         with self.stage("building an engine"):
-            expected = expectation(fixed, in_range)
+            expected = self.expectation(fixed, plan)
             return check_build(path, expected, self._build_options(engine), self.timeout_s)
+
+    def expectation(self, fixed: Model, plan: Plan | None = None) -> BuildExpectation:
+        """The network that a model must have."""
+        in_range = plan.norms_in_range if plan is not None else frozenset[str]()
+        plugins = None if self.deployment.plugins else self.plugin_types
+        return expectation(fixed, in_range, this_machine.parser_here(self.target), plugins)
 
     def run_check(
         self, outcomes: Sequence[EngineOutcome], fixed: Model, precision: str, start: float

@@ -61,11 +61,11 @@ def conclude(job: FixJob, result: Result) -> Conclusion:
     if original is not None and original.passed is False:
         reason = next(iter(original.details), original.summary)
         without = "".join(f", or without {name or op}" for name, op in original.refused[:1])
+        anew = f"export it anew (another opset{without}), or run it with ONNX Runtime; another release of "
         return ended(
             "unbuildable",
             f"TensorRT does not build the model as it came, before any change: {reason}",
-            f"export it anew (another opset{without}), or run it with ONNX Runtime; another "
-            "release of TensorRT may build it",
+            original.advice or f"{anew}TensorRT may build it",
         )
     if not attempt.failed and not any(check.passed for check in checks if check.name not in GOALS):
         return ended(

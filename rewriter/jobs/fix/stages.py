@@ -36,7 +36,6 @@ from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.runtime.metrics.probabilities import finds_nothing, probabilities
 from rewriter.runtime.metrics.tolerances import TOLERANCES, Tolerance
 from rewriter.runtime.ranges.depth import along_depth
-from rewriter.target.operators import refusal
 from rewriter.target.quirks import not_repaired
 from rewriter.verification.arithmetic_checks import explained
 from rewriter.verification.compare_runs import Standard
@@ -183,8 +182,6 @@ def _read(job: FixJob) -> tuple[Model, Samples, list[str]]:
     if request.verify and not job.deployment.plugins:  # a plugin may stand in for any operator
         refusals.refuse_unbuildable(original)
     samples, warnings = _samples(original, job)
-    if not job.deployment.plugins:
-        warnings.extend(refusal(original, job.precision.target, job.precision.plugin_types))
     warnings.extend(not_repaired(original, job.precision.target, LOW_TYPES[job.precision.precision]))
     return original, samples, warnings
 
@@ -224,6 +221,8 @@ def _subject(
         asked=asked is not None,
         verify=request.verify,
         build=request.build,
+        target=job.precision.target,
+        plugin_types=job.precision.plugin_types,
     )
     before: tuple[OutputComparison, ...] = ()
     if expected is not None and job.phases.lowering and job.precision.precision != "fp32":

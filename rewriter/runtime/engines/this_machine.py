@@ -126,6 +126,15 @@ def at_hand(target: Target) -> Target:
     return replace(target, version=target.version or release, gpus=(device.sm,)) if device else target
 
 
+def parser_here(target: Target) -> Target:
+    """The target, or the library whose parser stands in for it on this machine if it names no release."""
+    for library in () if target.version else dict.fromkeys((target.library, "tensorrt-rtx")):
+        release = numbers(_version(library.replace("-", "_")))[:3]
+        if release and (library == "tensorrt-rtx" or gpu()):
+            return replace(target, library=library, version=release)
+    return target
+
+
 def _installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
