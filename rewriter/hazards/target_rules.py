@@ -47,7 +47,8 @@ def refused_operators(analysis: GraphAnalysis) -> Iterator[Hazard]:
     nodes = {id(one.node): one for one in refused(analysis.graph, target, plugins)}
     for node in analysis.graph.nodes:
         if (one := nodes.get(id(node))) is not None:
-            yield Hazard(node, "refused-operator", one.reason, repair=one.remedy)
+            severity: Severity = "warning" if one.row.repaired else "error"
+            yield Hazard(node, "refused-operator", one.reason, severity=severity, repair=one.remedy)
         elif target.device and node.domain in STANDARD_DOMAINS and node.op_type not in _table()[1]:
             reason = f"the {target.device.upper()} has no {node.op_type}: it runs on the GPU"
             fallback = "allow the GPU (--allowGPUFallback); each change of device copies tensors"

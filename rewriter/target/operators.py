@@ -27,7 +27,7 @@ RECENT = {"tensorrt": (10,), "tensorrt-rtx": (1, 6)}
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on an attribute, or on tensors of a node; the head of `operators.toml` explains the fields."""
+    """A condition on an attribute, or on tensors of a node; the head of `operators.toml` has the fields."""
 
     attribute: str = ""
     default: Any = None
@@ -56,7 +56,7 @@ class Condition:
         return next(filter(None, words), "")
 
     def _of_value(self, value: Any) -> bool:
-        values = [v.decode() if isinstance(v, bytes) else v for v in _listed(value)]
+        values = _listed(value)
         if self.pattern:
             return re.search(self.pattern, " ".join(map(str, values))) is not None
         outside = bool(self.only) and any(v not in self.only for v in values)
@@ -86,6 +86,11 @@ class Row:
     besides: frozenset[str]
     releases: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]] | None]
     remedy: str
+    repaired: bool
+
+    @property
+    def typed(self) -> bool:
+        return any(one.types for one in self.when)
 
     def refuses(self, target: Target, *, every: bool = True) -> bool:
         """True if every release that the target may be is in the row's range, or one of them."""
@@ -95,14 +100,15 @@ class Row:
         (since, before), version = bounds, target.version
         if every:
             return since <= version and (not before or before[: len(version)] > version)
-        return since[: len(version)] <= version and (
-            not before or before > (version or RECENT[target.library])
-        )
+        version = version or RECENT[target.library]
+        return since[: len(version)] <= version and (not before or before > version)
 
     def met(self, node: NodeProto, graph: GraphView, low: int = 0) -> str | None:
         """What of a node the row refuses: "" is all of it; None if it takes the node."""
-        words = [] if node.op_type in self.besides else [one.met(node, graph, low) for one in self.when]
-        return " and ".join(words) if all(words) and node.op_type not in self.besides else None
+        if node.op_type in self.besides:
+            return None
+        words = [one.met(node, graph, low) for one in self.when]
+        return " and ".join(words) if all(words) else None
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,11 @@ class RefusedNode:
 
     node: NodeProto
     reason: str
-    remedy: str
+    row: Row
+
+    @property
+    def remedy(self) -> str:
+        return self.row.remedy
 
     @property
     def name(self) -> str:
@@ -129,11 +139,15 @@ def _table() -> tuple[dict[tuple[str, str], list[Row]], frozenset[str]]:
     for entry in table["row"]:
         when = tuple(Condition(**{k: _frozen(v) for k, v in one.items()}) for one in entry.get("when", ()))
         releases = {"tensorrt": entry.get("tensorrt", ".."), "tensorrt-rtx": entry.get("rtx", "..")}
+        repaired = entry.get("repaired_by", "")
         row = Row(
             when,
             frozenset(entry.get("besides", "").split()),
             {library: _bounds(text) for library, text in releases.items()},
-            entry.get("remedy", KINDS["refused-operator"].repair),
+            entry.get("remedy")
+            or (repaired and f"`fix` does it: {repaired}")
+            or KINDS["refused-operator"].repair,
+            bool(repaired),
         )
         for domain in entry.get("domain", "").split() or [""]:
             for operator in entry["operators"].split():
@@ -141,7 +155,7 @@ def _table() -> tuple[dict[tuple[str, str], list[Row]], frozenset[str]]:
     return rows, frozenset(table["dla"]["operators"].split())
 
 
-def _rows(node: NodeProto, target: Target, *, every: bool = True) -> Iterator[Row]:
+def rows_of(node: NodeProto, target: Target, *, every: bool = True) -> Iterator[Row]:
     """The rows of the target for an operator: the parser goes by its name, not its domain."""
     standard = node.domain in STANDARD_DOMAINS or onnx.defs.has(node.op_type)
     keys = {(node.domain, node.op_type), ("" if standard else node.domain, "*"), ("", node.op_type)}
@@ -160,11 +174,11 @@ def refused(graph: GraphView, target: Target, plugins: Iterable[str] = ()) -> It
     for node in graph.nodes:
         if node.op_type in taken:
             continue
-        for row in _rows(node, target):
+        for row in rows_of(node, target):
             if (part := row.met(node, graph)) is not None:
                 operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
                 reason = f"{target} takes no {operator}" + (f" with {part}" if part else "")
-                yield RefusedNode(node, reason, row.remedy)
+                yield RefusedNode(node, reason, row)
                 break
 
 
@@ -175,13 +189,9 @@ def refused_in_model(model: Model, target: Target, plugins: Iterable[str] = ()) 
 
 def refused_in_type(node: NodeProto, graph: GraphView, low: int, target: Target) -> str | None:
     """Sentence on why a node keeps FP32: the target takes it there, and may not in `low`; None otherwise."""
-    for row in _rows(node, target, every=False):
-        typed = any(one.types for one in row.when)
-        if (
-            typed
-            and row.met(node, graph, low) is not None
-            and row.met(node, graph, TensorProto.FLOAT) is None
-        ):
+    for row in rows_of(node, target, every=False):
+        met = [row.met(node, graph, dtype) for dtype in (low, TensorProto.FLOAT)] if row.typed else [None]
+        if met[0] is not None and met[1] is None:
             return f"{target} takes {node.op_type} in FP32, not in {SHORT_NAMES[low].upper()}"
     return None
 
@@ -189,20 +199,19 @@ def refused_in_type(node: NodeProto, graph: GraphView, low: int, target: Target)
 def _computed(graph: GraphView, tensor: str) -> bool:
     """True if the value of a tensor depends on data: it is no constant, and is not made of shapes alone."""
 
-    def sources(name: str) -> list[str]:
+    def sources(name: str) -> Iterable[str]:
         producer = graph.producer(name)
         return (
-            []
-            if producer is None or producer.op_type in ("Shape", "Size")
-            else [n for n in producer.input if n]
+            () if producer is None or producer.op_type in ("Shape", "Size") else filter(None, producer.input)
         )
 
     inputs = {value.name for value in graph.graph.input}
-    for name in reachable([tensor], sources):
-        if graph.producer(name) is None and graph.constant(name) is None:
-            if name in inputs or graph.parent is None or _computed(graph.parent, name):
-                return True
-    return False
+    ends = (name for name in reachable([tensor], sources) if graph.producer(name) is None)
+    return any(
+        name in inputs or graph.parent is None or _computed(graph.parent, name)
+        for name in ends
+        if graph.constant(name) is None
+    )
 
 
 def _bounds(text: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -217,9 +226,10 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _listed(value: Any) -> Any:
-    return value if isinstance(value, list) else [value]
+def _listed(value: Any) -> list[Any]:
+    values = value if isinstance(value, list) else [value]
+    return [v.decode() if isinstance(v, bytes) else v for v in values]
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else ",".join(map(str, _listed(value)))
+    return ",".join(map(str, _listed(value)))

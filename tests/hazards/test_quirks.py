@@ -20,7 +20,7 @@ from rewriter.hazards.target_rules import known_defects
 from rewriter.hazards.types import no_lower_type
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.plan import Precision
-from rewriter.target import Target, operators
+from rewriter.target import Target
 from rewriter.target.quirks import Quirk, build_arguments, not_repaired, places, table
 
 SOURCES = ("measured here", "TensorRT-Model-Connect, qwen_vl", "TensorRT-Model-Connect, builder_policy.py")
@@ -280,26 +280,6 @@ def test_an_unknown_gpu_is_a_note_with_the_command_that_asks() -> None:
         assert sum("fused attention" in one and "probe --ask" in one for one in notes) == told
 
 
-@pytest.mark.parametrize(
-    ("op", "target", "expected"),
-    [
-        pytest.param("Conv", "8.6", ["FP32", "FP16"], id="no BF16 before 9"),
-        pytest.param("GridSample", "11.1", ["FP32", "FP16"], id="GridSample"),
-        pytest.param("GridSample", "11.2.1", ["FP32", "FP16", "BF16"], id="since 11.2"),
-        pytest.param("GridSample", "11", ["FP32", "FP16"], id="some release of 11"),
-        pytest.param("Attention", "10.13", [], id="not yet"),
-        pytest.param("Attention", "tensorrt", ["FP32", "FP16", "BF16"], id="an unknown release may have it"),
-        pytest.param("STFT", "11.1", ["FP32"], id="FP32 alone"),
-        pytest.param("STFT", "11.4", ["FP32", "FP16", "BF16"], id="of the page of 11.2"),
-        pytest.param("DFT", "11.4", ["FP32"], id="FP16 depends on the length"),
-        pytest.param("Unique", "tensorrt", [], id="never"),
-        pytest.param("Col2Im", "tensorrt-rtx", [], id="never by TensorRT-RTX"),
-    ],
-)
-def test_the_types_that_a_release_takes(op: str, target: str, expected: list[str]) -> None:
-    assert list(operators.types_of(op, Target.parse(target))) == expected
-
-
 GRID = """
     g (float[1,1,4,4] x, float[1,2,2,2] grid) => (float[1,1,2,2] z) { y = GridSample(x, grid) z = Mish(y) }"""
 
@@ -307,21 +287,8 @@ GRID = """
 def test_what_the_parser_takes_in_fp32_and_fp16_alone_stays_out_of_bf16() -> None:
     request = PrecisionRequest("bf16", target=Target.parse("11.1"))
     found = {h.node.op_type: h.reason for h in no_lower_type(analyzed(GRID, request=request, opset=22))}
-    assert found["GridSample"] == (
-        "tensorrt 11.1 takes GridSample in FP32 and FP16, not in BF16 (NVIDIA's operator table)"
-    )
+    assert found["GridSample"] == ("tensorrt 11.1 takes GridSample in FP32, not in BF16")
     assert "Mish" in found
-
-
-def test_fix_names_operators_that_the_parser_refuses() -> None:
-    model, rtx = (
-        graphs.graph("g (float[4] x) => (float[M] y) { y = Unique(x) }"),
-        Target.parse("tensorrt-rtx"),
-    )
-    assert list(operators.refusal(model, rtx, ["Unique:fp32"])) == []
-    assert list(operators.refusal(model, rtx, [])) == [
-        "tensorrt-rtx has no Unique: it builds no engine without a plugin"
-    ]
 
 
 def test_a_dla_leaves_operators_to_the_gpu() -> None:

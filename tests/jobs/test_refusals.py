@@ -106,9 +106,9 @@ def test_data_that_is_not_finite_is_an_error_that_names_the_element(tmp_path: Pa
 
 def test_a_mask_of_minus_infinity_is_data() -> None:
     source = graph(
-        "g (float[3] x, float[3] mask) => (float[3] y) { s = Add(x, mask) y = Softmax(s) }"
+        "g (float[1,3] x, float[3] mask) => (float[1,3] y) { s = Add(x, mask) y = Softmax(s) }"
     ).whole()
-    data: dict[str, Array] = {"x": np.ones(3, np.float32), "mask": np.array([0, 0, -np.inf], np.float32)}
+    data: dict[str, Array] = {"x": np.ones((1, 3), np.float32), "mask": np.array([0, 0, -np.inf], np.float32)}
     assert rewriter.fix(source, inputs=data, build=False).verified
     with pytest.raises(InputsError, match="is nan"):
         rewriter.fix(source, inputs=data | {"mask": np.array([0, 0, np.nan], np.float32)}, build=False)

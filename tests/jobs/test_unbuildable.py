@@ -145,7 +145,7 @@ def test_what_tensorrt_parses_in_fp32_alone_stays_there(precision: Precision, ke
     result = rewriter.fix(source, inputs={"x": feeds["x"]}, precision=precision)
     assert result.verified and not result.repairs
     assert result.plan is not None
-    refused = {d.key for d in result.plan.decisions if d.reason.startswith("TensorRT refuses ")}
+    refused = {d.key for d in result.plan.decisions if " in FP32, not in " in d.reason}
     assert refused == kept
 
 
@@ -154,7 +154,7 @@ def test_nodes_that_the_parser_refuses_go_to_fp32_then_all_of_their_operator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The rule above is switched off: the refusal is TensorRT's own."""
-    monkeypatch.setattr("rewriter.hazards.types.refused_by_tensorrt", lambda *_: None)
+    monkeypatch.setattr("rewriter.hazards.types.refused_in_type", lambda *_: None)
     source, feeds = recurrent()
     source.graph.node[0].name, source.graph.node[2].name = "first", "second"
     result = rewriter.fix(source, inputs=feeds)
