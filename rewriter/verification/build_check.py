@@ -268,9 +268,10 @@ class _Refusals:
 
     @classmethod
     def of(cls, report: BuildReport, expected: BuildExpectation) -> _Refusals:
-        own = Target(report.library.replace("_", "-"), numbers(report.version)[:3])
+        own, target = Target(report.library.replace("_", "-"), numbers(report.version)[:3]), expected.target
+        fits = own.library == target.library and own.version[: len(target.version)] == target.version
         here = {one.name: one for one in expected.refused(own)}
-        there = {one.name: one for one in expected.refused(expected.target)}
+        there = here if fits else {one.name: one for one in expected.refused(target)}
         nodes, lacking, unknown = list[tuple[str, RefusedNode | ParserError]](), list[str](), list[str]()
         named = set[str]()
         for error in report.parser_errors:
@@ -317,7 +318,9 @@ def _row(error: ParserError, rows: Iterable[RefusedNode]) -> RefusedNode | None:
 def _sentence(error: ParserError, row: RefusedNode | None) -> str:
     """The row's sentence, with the parser's own where that is one; else the parser's."""
     if NEEDS_GPU in error.message:
-        return f"node {error.node} ({error.op}): TensorRT computes its shape from floats, on a GPU alone"
+        return (
+            f"node {error.node} ({error.op}): floats decide its shape, which TensorRT computes on a GPU alone"
+        )
     said = re.search(r'"(.*)"', error.message)
     return str(error) if row is None else f"{row}" + (f" ({said[1]})" if said else "")
 
@@ -335,8 +338,8 @@ def _lacking(report: BuildReport, refusals: _Refusals) -> str:
         return ""
     errors = report.errors if report.parsed and report.engine_bytes is None else ()
     foreign = bool(errors) and all(any(part in message for part in LACKING) for message in errors)
-    if any(NEEDS_GPU in error.message for error in report.parser_errors):
-        return "needs a GPU to parse this model"
+    if node := next((error.node for error in report.parser_errors if NEEDS_GPU in error.message), ""):
+        return f"needs a GPU to parse the model: {node} has a shape that floats decide"
     return "lacks what this model needs" if foreign or refusals.lacking else ""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from command_lines import flat
 from graphs import graph, weighted
 from needs import needs_rtx
 from typer.testing import CliRunner
@@ -153,14 +154,50 @@ def test_what_tensorrt_parses_in_fp32_alone_stays_there(precision: Precision, ke
 def test_nodes_that_the_parser_refuses_go_to_fp32_then_all_of_their_operator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The rule above is switched off: the refusal is TensorRT's own."""
+    """The table is switched off: the refusal is TensorRT's own."""
     monkeypatch.setattr("rewriter.hazards.types.refused_in_type", lambda *_: None)
+    monkeypatch.setattr("rewriter.verification.build_check.refused_in_model", lambda *_: ())
     source, feeds = recurrent()
     source.graph.node[0].name, source.graph.node[2].name = "first", "second"
     result = rewriter.fix(source, inputs=feeds)
     assert result.verified
     assert result.repairs[-1] == "all GRU in FP32: every check passes"
     assert result.plan is not None and {"0:y", "0:z"} <= result.plan.fp32
+
+
+CONTRIB = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+    g (float[1,4,8] x, float[8] b) => (float[1,4,8] y) {
+        a = Relu(x) [biased] y = com.microsoft.BiasGelu(a, b) }"""
+
+
+@pytest.mark.parametrize("build", ["--build", "--no-build"])
+def test_an_operator_without_an_importer_ends_with_its_node_and_a_remedy(build: str, tmp_path: Path) -> None:
+    """With an installed parser and without one: `scan` says the same."""
+    path, data = tmp_path / "model.onnx", tmp_path / "data.npz"
+    onnx.save(onnx.parser.parse_model(CONTRIB), path)
+    np.savez(data, x=np.ones((1, 4, 8), np.float32), b=np.ones(8, np.float32))
+    inputs = ["--inputs", str(data)]
+    out = tmp_path / "out.onnx"
+    shown = CliRunner().invoke(app, ["fix", str(path), "-o", str(out), *inputs, build, "--strict"])
+    assert shown.exit_code == 3 and not out.exists(), shown.output
+    text = flat(shown.output)
+    assert "node biased (BiasGelu): " in text and "takes no com.microsoft.BiasGelu" in text
+    assert "export it without ONNX Runtime's optimizer" in text
+    found = rewriter.scan(path, inputs=data)
+    (finding,) = (one for one in found.findings if one.kind == "refused-operator")
+    assert (finding.severity, finding.nodes) == ("error", ("biased",))
+
+
+@needs_rtx
+@pytest.mark.parametrize(("target", "kind"), [(None, "unbuildable"), ("10.13", "verified")])
+def test_the_table_decides_for_a_release_that_is_named(target: str | None, kind: str) -> None:
+    """TensorRT-RTX, which is asked where none is named, has no plugin for NonZero."""
+    source = graph("g (float[4,4] x) => (int64[2,n] y, float[4,4] z) { z = Relu(x) y = NonZero(z) }").whole()
+    result = rewriter.fix(source, inputs={"x": np.eye(4, dtype=np.float32)}, target=target)
+    assert result.conclusion.kind == kind
+    assert rewriter.scan(
+        source, inputs={"x": np.eye(4, dtype=np.float32)}, target=target or "tensorrt"
+    ).findings
 
 
 SPEAKER = """<ir_version: 8, opset_import: ["" : 17]>

@@ -8,19 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx.parser
 import pytest
 from onnx import TensorProto
 
-from rewriter.ir.model import Array
+from rewriter.ir.model import Array, load
 from rewriter.runtime.engines.build import BuildOptions, BuildReport, NetworkLayer, ParserError
 from rewriter.runtime.engines.protocol import EngineOutcome
 from rewriter.runtime.engines.tensor_files import write_samples
 from rewriter.runtime.metrics.tolerances import Tolerance
+from rewriter.target import Target
 from rewriter.verification.build_check import (
     LACKING,
+    NEEDS_GPU,
     BuildExpectation,
     check_build,
+    check_operators,
     check_original_build,
+    expectation,
     judged_report,
 )
 from rewriter.verification.compare_runs import Standard, compare_outputs, run_check
@@ -102,6 +107,72 @@ def test_a_parser_that_refuses() -> None:
     assert (check.passed, check.built) == (False, False)
     assert check.summary == "RTX 1.7 refuses the model"
     assert check.details == ("node n (Foo): unknown operator",), "what was not parsed misses no norm"
+
+
+POOLS = load(
+    onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+    g (float[1,2,8,8] x) => (float[1,2,6,6] y, int64[4,n] i) {
+        [pool] y, k = MaxPool<kernel_shape = [3, 3]>(x) [some] i = NonZero(x) }""")
+)
+RTX = BuildReport("tensorrt_rtx", "1.7.1.116", True, engine_bytes=1)
+
+
+def refusing(error: ParserError) -> BuildReport:
+    return replace(RTX, parsed=False, engine_bytes=None, parser_errors=(error,))
+
+
+SOME = ParserError("some", "NonZero", "plugin was not found")
+POOL, OTHER = replace(SOME, node="pool", op="MaxPool"), replace(SOME, node="other", op="Relu")
+
+
+@pytest.mark.parametrize(
+    ("report", "target", "passed", "names"),
+    [
+        pytest.param(RTX, "tensorrt-rtx", True, "", id="its parser takes what the table refuses"),
+        pytest.param(RTX, "tensorrt 10.3", True, "", id="so does that of another library"),
+        pytest.param(refusing(POOL), "tensorrt 10.3", False, "pool", id="both refuse"),
+        pytest.param(refusing(SOME), "tensorrt-rtx 1.7", False, "some pool", id="one, and the table"),
+        pytest.param(refusing(OTHER), "tensorrt 10.3", False, "other pool", id="unknown"),
+    ],
+)
+def test_a_parser_is_right_and_the_table_says_the_rest(
+    report: BuildReport, target: str, passed: bool, names: str
+) -> None:
+    check = judged_report(report, expectation(POOLS, target=Target.parse(target)))
+    assert (check.passed, check.built) == (passed, passed)
+    assert [name for name, _ in check.refused] == names.split()
+
+
+def test_what_the_target_takes_is_no_refusal_of_another_library() -> None:
+    model = load(
+        onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[4,4] x) => (int64[2,n] i) { [some] i = NonZero(x) }""")
+    )
+    report = refusing(SOME)
+    check = judged_report(report, expectation(model, target=Target.parse("tensorrt 10.3")))
+    assert check.passed is None and "another TensorRT" in check.details[-1]
+    assert judged_report(report, expectation(model, target=Target.parse("tensorrt-rtx"))).passed is False
+
+
+def test_the_sentence_has_node_attribute_remedy_and_the_parser_s_own_words() -> None:
+    error = ParserError("pool", "MaxPool", 'outputs <= 1 && "only one output."')
+    expected = expectation(POOLS, target=Target.parse("tensorrt-rtx 1.5"))
+    check = judged_report(refusing(error), expected)
+    sentence = "node pool (MaxPool): tensorrt-rtx 1.7.1 takes no MaxPool with k (only one output.)"
+    assert check.details == (sentence, "what to do: leave the indices out")
+    assert check.advice == "leave the indices out"
+
+
+def test_a_shape_from_floats_needs_a_gpu_and_is_no_refusal() -> None:
+    error = ParserError("r", "Resize", f"Internal Error (Assertion !{NEEDS_GPU} failed)")
+    check = judged_report(refusing(error), BuildExpectation())
+    assert check.passed is None and "needs a GPU to parse the model: r " in check.summary
+
+
+def test_without_a_build_the_table_decides() -> None:
+    assert check_operators(expectation(POOLS, plugins=None)) is None, "a library of plugins may have it"
+    check = check_operators(expectation(POOLS, target=Target.parse("10.3")))
+    assert check is not None and check.built is False and check.refused == (("pool", "MaxPool"),)
 
 
 def test_a_builder_that_gives_no_engine() -> None:
