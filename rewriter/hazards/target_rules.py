@@ -48,7 +48,7 @@ def refused_operators(analysis: GraphAnalysis) -> Iterator[Hazard]:
     for node in analysis.graph.nodes:
         if (one := nodes.get(id(node))) is not None:
             severity: Severity = "warning" if one.row.repaired else "error"
-            yield Hazard(node, "refused-operator", one.reason, severity=severity, repair=one.remedy)
+            yield Hazard(node, "refused-operator", one.reason, severity=severity, repair=one.row.remedy)
         elif target.device and node.domain in STANDARD_DOMAINS and node.op_type not in _table()[1]:
             reason = f"the {target.device.upper()} has no {node.op_type}: it runs on the GPU"
             fallback = "allow the GPU (--allowGPUFallback); each change of device copies tensors"

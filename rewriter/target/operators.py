@@ -87,6 +87,7 @@ class Row:
     releases: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]] | None]
     remedy: str
     repaired: bool
+    at_once: str
 
     @property
     def typed(self) -> bool:
@@ -120,10 +121,6 @@ class RefusedNode:
     row: Row
 
     @property
-    def remedy(self) -> str:
-        return self.row.remedy
-
-    @property
     def name(self) -> str:
         return display_name(self.node)
 
@@ -148,6 +145,7 @@ def _table() -> tuple[dict[tuple[str, str], list[Row]], frozenset[str]]:
             or (repaired and f"`fix` does it: {repaired}")
             or KINDS["refused-operator"].repair,
             bool(repaired),
+            entry.get("at_once", ""),
         )
         for domain in entry.get("domain", "").split() or [""]:
             for operator in entry["operators"].split():

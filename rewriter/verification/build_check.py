@@ -139,23 +139,25 @@ def check_original_build(
     """
 
     def judged(report: BuildReport, expected: BuildExpectation) -> Check:
-        refusals = _Refusals.of(report, expected)
-        built = report.engine_bytes is not None and not refusals.nodes
+        refusals, lacking = _refusals(report, expected)
+        built = report.engine_bytes is not None and not refusals
         words = f"{report.library} {report.version} {'builds' if built else 'does not build'}"
-        check = Check(ORIGINAL, built, f"{words} the model as it came", built=built)
-        return replace(check, details=tuple(_reasons(report, refusals)), **refusals.fields())
+        details = tuple(_reasons(report, refusals, lacking))
+        summary = f"{words} the model as it came"
+        return Check(ORIGINAL, built, summary, details=details, built=built, **_fields(refusals))
 
     return replace(_built(path, expected, options, timeout_s, judged), name=ORIGINAL)
 
 
 def check_operators(expected: BuildExpectation) -> Check | None:
     """A failed check of the nodes that the target refuses by the table; None if it refuses none."""
-    refusals = _Refusals(tuple((str(one), one) for one in expected.refused(expected.target)))
-    if not refusals.nodes:
+    refusals = [_Refusal.of(row) for row in expected.refused(expected.target)]
+    if not refusals:
         return None
-    details = (*refusals.sentences[:LISTED], *_advice(refusals.remedy))
+    fields = _fields(refusals)
+    details = (*(one.sentence for one in refusals[:LISTED]), *_advice(fields["advice"]))
     summary = f"{expected.target} refuses the model, by the table of its operators"
-    return Check("build", False, summary, details=details, built=False, **refusals.fields())
+    return Check("build", False, summary, details=details, built=False, **fields)
 
 
 def _built(
@@ -220,22 +222,22 @@ def _advice(hint: str | None) -> tuple[str, ...]:
 
 def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
     """Judges a finished build by its report."""
-    refusals = _Refusals.of(report, expected)
-    faults = [*_reasons(report, refusals), *_network_faults(report, expected)]
-    hint = report.hint or refusals.remedy
-    details = (*faults, *_advice(hint), *warnings_for_users(report.warnings)[:LISTED])
+    refusals, lacking = _refusals(report, expected)
+    faults = [*_reasons(report, refusals, lacking), *_network_faults(report, expected)]
+    fields = _fields(refusals) | ({"advice": report.hint} if report.hint else {})
+    details = (*faults, *_advice(fields["advice"]), *warnings_for_users(report.warnings)[:LISTED])
     passed = None if not faults and report.obstacle else not faults
-    if lacks := _lacking(report, refusals):
+    lacks = "" if refusals else _lacks(report, lacking)
+    if lacks:
         passed, details = None, (*details, "another TensorRT, or this one on a GPU, may build it")
-    built = report.engine_bytes is not None and not refusals.nodes
+    built = report.engine_bytes is not None and not refusals
     library = f"{report.library} {report.version}"
     if passed is None:
         summary = f"not built: {report.obstacle or f'{library} {lacks}'}"
-    elif not report.parsed or refusals.nodes:
-        summary = f"{library if not report.parsed else expected.target} refuses the model"
+    elif not report.parsed or refusals:
+        summary = f"{expected.target if report.parsed else library} refuses the model"
     else:
         summary = _summary(report, len(faults))
-    fields = refusals.fields() | {"advice": hint}
     return Check("build", passed, summary, details=details, built=built, **fields)
 
 
@@ -251,96 +253,74 @@ def _summary(report: BuildReport, faults: int) -> str:
 
 
 @dataclass(frozen=True)
-class _Refusals:
-    """What the parser that was asked, or the table, refuses.
+class _Refusal:
+    """A node that a parser or the table refuses; `node` and `op` may be ""."""
 
-    A parser is right about its own release. Of another one it says what the table says alike of both.
-
-    Attributes:
-        nodes: For each node a sentence, and its row or the parser's error.
-        lacking: Sentences on nodes that the target takes, and the parser that was asked does not.
-        unknown: Sentences of the parser that are about no node.
-    """
-
-    nodes: tuple[tuple[str, RefusedNode | ParserError], ...] = ()
-    lacking: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
+    node: str
+    op: str
+    sentence: str
+    remedy: str = ""
 
     @classmethod
-    def of(cls, report: BuildReport, expected: BuildExpectation) -> _Refusals:
-        own, target = Target(report.library.replace("_", "-"), numbers(report.version)[:3]), expected.target
-        fits = own.library == target.library and own.version[: len(target.version)] == target.version
-        here = {one.name: one for one in expected.refused(own)}
-        there = here if fits else {one.name: one for one in expected.refused(target)}
-        nodes, lacking, unknown = list[tuple[str, RefusedNode | ParserError]](), list[str](), list[str]()
-        named = set[str]()
-        for error in report.parser_errors:
-            row = _row(error, here.values())
-            plugin = not onnx.defs.has(error.op) and any(part in error.message for part in LACKING)
-            named |= {row.name} if row else set()
-            if not error.op:
-                unknown.append(str(error))
-            elif NEEDS_GPU in error.message or (row.name not in there if row else plugin):
-                lacking.append(_sentence(error, row))
-            else:
-                nodes.append((_sentence(error, row), row or error))
-        rows = (row for name, row in there.items() if name not in (here if report.parsed else named))
-        return cls((*nodes, *((str(row), row) for row in rows)), tuple(lacking), tuple(unknown))
+    def of(cls, row: RefusedNode, said: str = "") -> _Refusal:
+        return cls(row.node.name, row.node.op_type, f"{row}" + (f" ({said})" if said else ""), row.row.remedy)
 
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        return tuple(sentence for sentence, _ in self.nodes)
 
-    @property
-    def remedy(self) -> str:
-        """What to do about the nodes, each thing once."""
-        remedies = [row.remedy for _, row in self.nodes if isinstance(row, RefusedNode)]
-        return "; ".join(list(dict.fromkeys(remedies))[:REMEDIES])
+def _refusals(report: BuildReport, expected: BuildExpectation) -> tuple[list[_Refusal], list[str]]:
+    """What the parser refuses, and the table where no parser has taken it; and what only this library lacks.
 
-    def fields(self) -> dict[str, Any]:
-        """The fields of a check."""
-        refused = tuple(
-            (row.node.name, row.node.op_type) if isinstance(row, RefusedNode) else (row.node, row.op)
-            for _, row in self.nodes
+    A parser is right about its own release. It is right about another one, too, unless the table knows that
+    the two differ in the node.
+    """
+    own, target = Target(report.library.replace("_", "-"), numbers(report.version)[:3]), expected.target
+    fits = own.library == target.library and own.version[: len(target.version)] == target.version
+    there = {} if fits and report.parsed else {row.name: row for row in expected.refused(target)}
+    here = {row.name: row for row in expected.refused(own)} if there or report.parser_errors else {}
+    there = here if fits else there
+    refusals, lacking, known = list[_Refusal](), list[str](), set(here if report.parsed else ())
+    for error in report.parser_errors:
+        row = next((row for row in here.values() if _is_about(error, row)), None)
+        plugin = not onnx.defs.has(error.op) and any(part in error.message for part in LACKING)
+        said = re.search(r'"(.*)"', error.message)
+        refusal = (
+            _Refusal.of(row, said[1] if said else "") if row else _Refusal(error.node, error.op, str(error))
         )
-        return {"refused": refused, "advice": self.remedy}
+        known |= {row.name} if row else set()
+        elsewhere = row.name not in there if row else plugin and bool(error.op)
+        if NEEDS_GPU in error.message or elsewhere:
+            lacking.append(refusal.sentence)
+        else:
+            refusals.append(refusal)
+    return [*refusals, *(_Refusal.of(row) for name, row in there.items() if name not in known)], lacking
 
 
-def _row(error: ParserError, rows: Iterable[RefusedNode]) -> RefusedNode | None:
-    """The row that a parser's error is about; the parser names a node without a name by its output."""
-    for row in rows:
-        names = (row.node.name, row.name, f"node_of_{row.node.output[0]}", "")
-        if row.node.op_type == error.op and error.node in names:
-            return row
-    return None
+def _is_about(error: ParserError, row: RefusedNode) -> bool:
+    """True if a row is of the node of an error; the parser calls one without a name by its output."""
+    node = row.node
+    return node.op_type == error.op and error.node in (node.name, row.name, f"node_of_{node.output[0]}", "")
 
 
-def _sentence(error: ParserError, row: RefusedNode | None) -> str:
-    """The row's sentence, with the parser's own where that is one; else the parser's."""
-    if NEEDS_GPU in error.message:
-        return (
-            f"node {error.node} ({error.op}): floats decide its shape, which TensorRT computes on a GPU alone"
-        )
-    said = re.search(r'"(.*)"', error.message)
-    return str(error) if row is None else f"{row}" + (f" ({said[1]})" if said else "")
+def _fields(refusals: Sequence[_Refusal]) -> dict[str, Any]:
+    """The fields of a check: what is refused, and what to do, each thing once."""
+    remedies = list(dict.fromkeys(one.remedy for one in refusals if one.remedy))
+    refused = tuple((one.node, one.op) for one in refusals if one.op)
+    return {"refused": refused, "advice": "; ".join(remedies[:REMEDIES])}
 
 
-def _reasons(report: BuildReport, refusals: _Refusals) -> Iterator[str]:
+def _reasons(report: BuildReport, refusals: Sequence[_Refusal], lacking: Sequence[str]) -> Iterator[str]:
     """Yields the reasons of the parser, the table or the builder for building no engine."""
-    yield from (*refusals.unknown, *refusals.sentences, *refusals.lacking)
+    yield from (*(one.sentence for one in refusals), *lacking)
     if report.parsed and report.engine_bytes is None and not report.obstacle:
         yield from report.errors[-LISTED:] or ["no engine, and no error message"]
 
 
-def _lacking(report: BuildReport, refusals: _Refusals) -> str:
+def _lacks(report: BuildReport, lacking: Sequence[str]) -> str:
     """What this library lacks, if that is the only fault; "" otherwise."""
-    if refusals.nodes or refusals.unknown:
-        return ""
-    errors = report.errors if report.parsed and report.engine_bytes is None else ()
-    foreign = bool(errors) and all(any(part in message for part in LACKING) for message in errors)
     if node := next((error.node for error in report.parser_errors if NEEDS_GPU in error.message), ""):
         return f"needs a GPU to parse the model: {node} has a shape that floats decide"
-    return "lacks what this model needs" if foreign or refusals.lacking else ""
+    errors = report.errors if report.parsed and report.engine_bytes is None else ()
+    foreign = bool(errors) and all(any(part in message for part in LACKING) for message in errors)
+    return "lacks what this model needs" if foreign or lacking else ""
 
 
 def _network_faults(report: BuildReport, expected: BuildExpectation) -> Iterator[str]:

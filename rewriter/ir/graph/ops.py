@@ -34,12 +34,6 @@ VALUE_PRESERVING = (
 )
 """Outputs hold only values of their inputs: what was rounded stays rounded."""
 
-DYNAMIC_INT8 = frozenset(
-    "DynamicQuantizeLinear ConvInteger MatMulInteger DynamicQuantizeLSTM DynamicQuantizeMatMul "
-    "MatMulIntegerToFloat QAttention".split()
-)
-"""INT8 with scales computed at run time, of ONNX and of ONNX Runtime: TensorRT has no importer for them."""
-
 SCALING = frozenset({"Mul", "Div"})
 """Multiply by a factor or its inverse."""
 

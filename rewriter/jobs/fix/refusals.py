@@ -11,19 +11,16 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.base.errors import LIKENESS, UnbuildableError, UsageError
 from rewriter.ir.graph import display_name
-from rewriter.ir.graph.ops import DYNAMIC_INT8
 from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.model.graphs import schema_of
 from rewriter.ir.model.schemas import EXCHANGEABLE
 from rewriter.ir.model.tensors import FLOATS, TensorFacts
 from rewriter.ir.plan import IO_TYPES, InputsOutputs, PortTypes, io_parts, plugin_types
+from rewriter.target import Target
+from rewriter.target.operators import refused_in_model
 
 LISTED = 3
 """Nodes that a refusal names, and names that it offers in place of one that fits nothing."""
-
-QUANTISATION = ("QuantizeLinear", "DequantizeLinear")
-ZERO_POINT = 2
-"""Place of the zero point among their inputs."""
 
 
 def refuse_unknown_names(model: Model, patterns: Sequence[str], option: str = "keep-fp32") -> None:
@@ -122,44 +119,22 @@ def near_names(name: str, present: Iterable[str]) -> str:
     return ", ".join(shown[:LISTED]) + " ..." * (len(shown) > LISTED)
 
 
-def refuse_unbuildable(model: Model) -> None:
-    """Refuses quantisation that no release of TensorRT builds: dynamic, or with zero points other than 0.
-
-    TensorRT has no importer for any operator of the first kind, and quantises symmetrically alone.
+def refuse_unbuildable(model: Model, target: Target, plugins: Iterable[str]) -> None:
+    """Refuses what the table of operators says to refuse at once: quantisation that no release builds.
 
     Raises:
         UnbuildableError: the model has such nodes; it names them, and what to do instead.
     """
-    stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
-    nodes = [node for g in walk_graphs(model.proto.graph) for node in g.node]
-    shifted = [
-        node
-        for node in nodes
-        if node.op_type in QUANTISATION
-        and len(node.input) > ZERO_POINT
-        and node.input[ZERO_POINT] in stored
-        and model.array(stored[node.input[ZERO_POINT]]).any()
-    ]
-    for found, how, instead in (
-        (
-            [node for node in nodes if node.op_type in DYNAMIC_INT8],
-            "dynamically to INT8",
-            "statically, as Q/DQ nodes (onnxruntime.quantization.quantize_static with QuantFormat.QDQ)",
-        ),
-        (
-            shifted,
-            "with zero points other than 0",
-            "symmetrically (of onnxruntime.quantization: QuantType.QInt8, and ActivationSymmetric=True in "
-            "extra_options)",
-        ),
-    ):
-        if found:
-            counts = Counter(node.op_type for node in found)
-            operators = ", ".join(f"{count} {op}" for op, count in counts.items())
-            names = ", ".join(f"{display_name(node)} ({node.op_type})" for node in found[:LISTED])
-            more = f", and {len(found) - LISTED} more" if len(found) > LISTED else ""
-            raise UnbuildableError(
-                f"it is quantised {how} ({operators}), which TensorRT does not build: {names}{more}",
-                where=str(model.path) if model.path else "the model",
-                hint=f"take the FP32 model that it was made from; for INT8, quantise that one {instead}",
-            )
+    hopeless = [one for one in refused_in_model(model, target, plugins) if one.row.at_once]
+    if not hopeless:
+        return
+    row = hopeless[0].row
+    nodes = [one.node for one in hopeless if one.row is row]
+    operators = ", ".join(f"{count} {op}" for op, count in Counter(node.op_type for node in nodes).items())
+    names = ", ".join(f"{display_name(node)} ({node.op_type})" for node in nodes[:LISTED])
+    more = f", and {len(nodes) - LISTED} more" if len(nodes) > LISTED else ""
+    raise UnbuildableError(
+        f"it is {row.at_once} ({operators}), which TensorRT does not build: {names}{more}",
+        where=str(model.path) if model.path else "the model",
+        hint=row.remedy,
+    )

@@ -180,7 +180,7 @@ def _read(job: FixJob) -> tuple[Model, Samples, list[str]]:
     refusals.refuse_unknown_names(original, job.precision.lower.nodes, "lower")
     refusals.refuse_unknown_ports(original, job.precision.io)
     if request.verify and not job.deployment.plugins:  # a plugin may stand in for any operator
-        refusals.refuse_unbuildable(original)
+        refusals.refuse_unbuildable(original, job.precision.target, job.precision.plugin_types)
     samples, warnings = _samples(original, job)
     warnings.extend(not_repaired(original, job.precision.target, LOW_TYPES[job.precision.precision]))
     return original, samples, warnings
