@@ -40,6 +40,7 @@ class PrecisionRequest:
         rules: The user's own, which come before ours.
         measured_norms: True if the nodes of a decomposed normalisation may compute in FP16 where their
             measured ranges allow it.
+        stand_in: The library whose parser decides what is refused, where that is not the target's.
     """
 
     precision: Precision = "fp16"
@@ -51,12 +52,18 @@ class PrecisionRequest:
     epilogues: Epilogues = "none"
     rules: tuple[Callable[[GraphAnalysis], Iterable[Hazard]], ...] = ()
     target: Target = field(default_factory=Target)
+    stand_in: Target | None = None
     measured_norms: bool = False
 
     @property
     def low(self) -> int:
         """TensorProto.FLOAT16 or BFLOAT16."""
         return LOW_TYPES[self.precision]
+
+    @property
+    def parser(self) -> Target:
+        """The TensorRT whose parser decides what is refused."""
+        return self.stand_in or self.target
 
 
 @dataclass

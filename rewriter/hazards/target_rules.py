@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rewriter.base.errors import Severity
 from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.kinds import Hazard
-from rewriter.ir.model import STANDARD_DOMAINS
+from rewriter.target.operators import refused, runs_on_dla
 from rewriter.target.quirks import ASK, of_chains, places, repairs, table
 
 
@@ -43,13 +44,14 @@ def lowered_for_defects(analysis: GraphAnalysis) -> set[int]:
 
 def refused_operators(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Nodes that the target's parser refuses, and those that a DLA leaves to the GPU."""
-    target, plugins = parser_here(analysis.request.target), analysis.request.plugin_types
-    nodes = {id(one.node): one for one in refused(analysis.graph, target, plugins)}
+    request = analysis.request
+    refusals = {id(r.node): r for r in refused(analysis.graph, request.parser, request.plugin_types)}
     for node in analysis.graph.nodes:
-        if (one := nodes.get(id(node))) is not None:
-            severity: Severity = "warning" if one.row.repaired else "error"
-            yield Hazard(node, "refused-operator", one.reason, severity=severity, repair=one.row.remedy)
-        elif target.device and node.domain in STANDARD_DOMAINS and node.op_type not in _table()[1]:
-            reason = f"the {target.device.upper()} has no {node.op_type}: it runs on the GPU"
+        if (refusal := refusals.get(id(node))) is not None:
+            severity: Severity = "warning" if refusal.row.repaired else "error"
+            remedy = refusal.row.remedy or None
+            yield Hazard(node, "refused-operator", refusal.reason, severity=severity, repair=remedy)
+        elif request.target.device and not runs_on_dla(node):
+            reason = f"the {request.target.device.upper()} has no {node.op_type}: it runs on the GPU"
             fallback = "allow the GPU (--allowGPUFallback); each change of device copies tensors"
             yield Hazard(node, "refused-operator", reason, severity="note", repair=fallback)

@@ -31,6 +31,7 @@ from rewriter.pipeline.keywords import ScanKeywords
 from rewriter.pipeline.options import ScanOptions, combined, documented
 from rewriter.runtime.emulation import emulation, import_float64, reference
 from rewriter.runtime.engines.probe.answers import known_target
+from rewriter.runtime.engines.this_machine import parser_here
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.metrics.metrics import METRICS
 from rewriter.runtime.metrics.tolerances import TOLERANCES
@@ -74,7 +75,8 @@ def scan(
         done = partial(stage.report, "measuring ranges", total=len(samples))
         ranges = measure(reference(whole), samples, progress=done)
     with stage("looking for hazards"):
-        seen = list(analyses(whole, ranges, PrecisionRequest(request.precision, target=target)))
+        wanted = PrecisionRequest(request.precision, target=target, stand_in=parser_here(target))
+        seen = list(analyses(whole, ranges, wanted))
         findings = list(_findings(seen, rules))
     with stage("emulating TF32"):
         findings.extend(_tf32(whole, list(islice(samples, 1))))

@@ -13,7 +13,6 @@ from typing import Any
 import onnx
 from onnx import NodeProto, TensorProto
 
-from rewriter.hazards.kinds import KINDS
 from rewriter.ir.graph import GraphView, attribute, display_name, open_graphs
 from rewriter.ir.graph.nodes import reachable
 from rewriter.ir.model import STANDARD_DOMAINS, Model
@@ -50,10 +49,9 @@ class Condition:
         if self.attribute:
             value = attribute(node, self.attribute, self.default)
             return "" if value is None or not self._of_value(value) else f"{self.attribute}={_shown(value)}"
-        places = [*((node.input, i) for i in self.inputs), *((node.output, i) for i in self.outputs)]
-        named = [names[i] for names, i in places if i < len(names)] if places else [*node.input, *node.output]
-        words = (self._of_tensor(name, graph, low) for name in named if name)
-        return next(filter(None, words), "")
+        ports = [*((node.input, i) for i in self.inputs), *((node.output, i) for i in self.outputs)]
+        names = [ends[i] for ends, i in ports if i < len(ends)] if ports else [*node.input, *node.output]
+        return next(filter(None, (self._of_tensor(name, graph, low) for name in names if name)), "")
 
     def _of_value(self, value: Any) -> bool:
         values = _listed(value)
@@ -129,7 +127,7 @@ class RefusedNode:
 
 
 @functools.cache
-def _table() -> tuple[dict[tuple[str, str], list[Row]], frozenset[str]]:
+def _rows() -> tuple[dict[tuple[str, str], list[Row]], frozenset[str]]:
     """The rows by domain and operator ("*": any), and the operators of the DLA."""
     table = tomllib.loads(files("rewriter.target").joinpath("operators.toml").read_text(encoding="utf-8"))
     rows: dict[tuple[str, str], list[Row]] = {}
@@ -141,9 +139,7 @@ def _table() -> tuple[dict[tuple[str, str], list[Row]], frozenset[str]]:
             when,
             frozenset(entry.get("besides", "").split()),
             {library: _bounds(text) for library, text in releases.items()},
-            entry.get("remedy")
-            or (repaired and f"`fix` does it: {repaired}")
-            or KINDS["refused-operator"].repair,
+            f"`fix` does it: {repaired}" if repaired else entry.get("remedy", table["remedy"]),
             bool(repaired),
             entry.get("at_once", ""),
         )
@@ -157,7 +153,7 @@ def rows_of(node: NodeProto, target: Target, *, every: bool = True) -> Iterator[
     """The rows of the target for an operator: the parser goes by its name, not its domain."""
     standard = node.domain in STANDARD_DOMAINS or onnx.defs.has(node.op_type)
     keys = {(node.domain, node.op_type), ("" if standard else node.domain, "*"), ("", node.op_type)}
-    rows, _ = _table()
+    rows, _ = _rows()
     for key in sorted(keys, reverse=True):
         yield from (row for row in rows.get(key, ()) if row.refuses(target, every=every))
 
@@ -178,6 +174,11 @@ def refused(graph: GraphView, target: Target, plugins: Iterable[str] = ()) -> It
                 reason = f"{target} takes no {operator}" + (f" with {part}" if part else "")
                 yield RefusedNode(node, reason, row)
                 break
+
+
+def runs_on_dla(node: NodeProto) -> bool:
+    """True if the accelerator beside a GPU runs an operator, or it is none of ONNX's."""
+    return node.domain not in STANDARD_DOMAINS or node.op_type in _rows()[1]
 
 
 def refused_in_model(model: Model, target: Target, plugins: Iterable[str] = ()) -> list[RefusedNode]:

@@ -126,51 +126,9 @@ def check_build(path: Path, expected: BuildExpectation, options: BuildOptions, t
         input is not known. A plugin that does not load is a failure, and so is a node that no parser has
         taken and that the target refuses by the table.
     """
-    return _built(path, expected, options, timeout_s, judged_report)
-
-
-def check_original_build(
-    path: Path, expected: BuildExpectation, options: BuildOptions, timeout_s: float
-) -> Check:
-    """Checks that the user's own file gives an engine.
-
-    Returns:
-        A check `ORIGINAL`, whose details are the library's reasons; `passed` is None if no library is there.
-    """
-
-    def judged(report: BuildReport, expected: BuildExpectation) -> Check:
-        refusals, lacking = _refusals(report, expected)
-        built = report.engine_bytes is not None and not refusals
-        words = f"{report.library} {report.version} {'builds' if built else 'does not build'}"
-        details = tuple(_reasons(report, refusals, lacking))
-        summary = f"{words} the model as it came"
-        return Check(ORIGINAL, built, summary, details=details, built=built, **_fields(refusals))
-
-    return replace(_built(path, expected, options, timeout_s, judged), name=ORIGINAL)
-
-
-def check_operators(expected: BuildExpectation) -> Check | None:
-    """A failed check of the nodes that the target refuses by the table; None if it refuses none."""
-    refusals = [_Refusal.of(row) for row in expected.refused(expected.target)]
-    if not refusals:
-        return None
-    fields = _fields(refusals)
-    details = (*(one.sentence for one in refusals[:LISTED]), *_advice(fields["advice"]))
-    summary = f"{expected.target} refuses the model, by the table of its operators"
-    return Check("build", False, summary, details=details, built=False, **fields)
-
-
-def _built(
-    path: Path,
-    expected: BuildExpectation,
-    options: BuildOptions,
-    timeout_s: float,
-    judge: Callable[[BuildReport, BuildExpectation], Check],
-) -> Check:
-    """Builds a file and judges the report, or what came instead of one."""
     start = time.perf_counter()
     try:
-        check = judge(build(path, options, timeout_s=timeout_s), expected)
+        check = judged_report(build(path, options, timeout_s=timeout_s), expected)
     except NativeError as error:  # a crash or a hang; an exception in the child's Python is no failure
         summary = error.what if error.cause else f"not built: {error.what}"
         built = False if error.cause else None
@@ -183,6 +141,30 @@ def _built(
     if check.passed is None and check.built is None:  # no parser was asked
         check = check_operators(expected) or check
     return replace(check, seconds=time.perf_counter() - start)
+
+
+def check_original_build(
+    path: Path, expected: BuildExpectation, options: BuildOptions, timeout_s: float
+) -> Check:
+    """Checks that the user's own file gives an engine.
+
+    Returns:
+        A check `ORIGINAL`, whose details are the library's reasons; `passed` is None as in `check_build`.
+    """
+
+    any_network = replace(expected, layer_normalizations=0, tensor_types={})
+    return replace(check_build(path, any_network, options, timeout_s), name=ORIGINAL)
+
+
+def check_operators(expected: BuildExpectation) -> Check | None:
+    """A failed check of the nodes that the target refuses by the table; None if it refuses none."""
+    refusals = [_Refusal.of(row) for row in expected.refused(expected.target)]
+    if not refusals:
+        return None
+    fields = _fields(refusals)
+    details = (*(one.sentence for one in refusals[:LISTED]), *_advice(fields["advice"]))
+    summary = f"{expected.target} refuses the model, by the table of its operators"
+    return Check("build", False, summary, details=details, built=False, **fields)
 
 
 def build_options(

@@ -9,6 +9,7 @@ from hazard_rules import analyzed
 from operator_cases import CASES, NEWEST, OperatorCase
 from paths import MODELS
 
+from rewriter.hazards import target_rules
 from rewriter.ir.model import load
 from rewriter.target import Target, operators
 
@@ -21,7 +22,7 @@ def test_the_table(case: OperatorCase) -> None:
 
 
 def test_every_row_with_a_condition_has_a_graph() -> None:
-    rows, _ = operators._table()
+    rows, _ = operators._rows()
     conditions = {row.when for of_operator in rows.values() for row in of_operator if row.when}
     refused = (one for case in CASES for one in operators.refused_in_model(case.model, case.target))
     assert conditions == {one.row.when for one in refused if one.row.when}
@@ -47,7 +48,7 @@ def test_models_that_build_are_taken(path: Path) -> None:
 )
 def test_the_releases_that_a_target_may_be(target: str, every: bool, some: bool) -> None:
     """STFT takes FP16 since 11.2, and since TensorRT-RTX 1.6, the first that is expected."""
-    rows, _ = operators._table()
+    rows, _ = operators._rows()
     (row,) = (row for row in rows["", "STFT"] if row.typed)
     assert row.refuses(Target.parse(target)) is every
     assert row.refuses(Target.parse(target), every=False) is some
@@ -80,5 +81,5 @@ def test_a_plugin_and_a_local_function_have_any_operator() -> None:
 
 def test_scan_warns_of_what_fix_repairs() -> None:
     text = 'g (float16[4] x) => (float16[4] z) { y = Celu(x) z = BitShift<direction = "LEFT">(y, y) }'
-    found = operators.refused_operators(analyzed(text, opset=12))
+    found = target_rules.refused_operators(analyzed(text, opset=12))
     assert [(h.node.op_type, h.severity) for h in found] == [("Celu", "warning"), ("BitShift", "error")]
