@@ -159,7 +159,7 @@ def _fix(entry: Entry) -> Outcome:
     if conclusion.limit:
         text = f"{conclusion.limit}; what to do: {conclusion.remedy}"
     judging = judging_check(checks)
-    worst = max(float(output.relative_l2) for output in judging.outputs) if judging else None
+    worst = max(float(o.relative_l2) for o in judging.outputs if o.counts) if judging else None
     files = () if result.output is None else (*data_files(result.output), result.output)
     files += constraint_files(entry.output) if result.constraints is not None else ()
     names = tuple(file.name for file in files)

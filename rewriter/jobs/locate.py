@@ -21,6 +21,7 @@ from rewriter.runtime.engines.tensor_files import Shape
 from rewriter.runtime.engines.this_machine import AUTO
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.inputs import load_samples
+from rewriter.runtime.metrics.parts import Part
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2
 from rewriter.verification import locate as search
 from rewriter.verification.expected import judging
@@ -67,11 +68,15 @@ def locate(
         verdict = verify(original, other, VerifyOptions(build=False, timing=False, **data), progress=progress)
     chosen, places = deployed.choose().engine, judging(samples)
     limit, notes = TOLERANCE if tolerance is None else tolerance, list[str]()
+    parts = dict[str, Part]()
     if verdict is not None and verdict.outputs:
         if tolerance is None and verdict.tolerance.metric == RELATIVE_L2:
             limit = verdict.tolerance.value
         check = next(check for check in verdict.checks if check.name in ("run", "emulation", "tf32"))
-        failed = {o.name for o in check.outputs if not o.passed} or {o.name for o in check.outputs}
+        failed = {o.output for o in check.outputs if not o.passed} or {o.output for o in check.outputs}
+        wrong = sorted((o for o in check.outputs if o.part and not o.passed), key=lambda o: o.excess)
+        parts = {o.of: o.part for o in wrong if o.part}  # the worst of each output
+        notes += [f"{o.name} errs by {o.relative_l2:.2g}" for o in wrong if parts[o.of] is o.part]
         worst = max((o for o in verdict.outputs if o.name in failed), key=lambda o: o.badness)
         if verdict.passed and worst.relative_l2 > limit:
             limit = SAME * worst.relative_l2
@@ -79,7 +84,7 @@ def locate(
         places, names = [places[worst.sample]], verdict.data.names
         if len(names) > 1:
             notes.append(f"on {names[worst.sample]}, the worst of {len(names)} samples by verify")
-    options, used = LocateOptions(limit), [samples.feeds(place) for place in places]
+    options, used = LocateOptions(limit, parts=parts), [samples.feeds(place) for place in places]
     if chosen is None:
         exact = run(models[0], "upgrade-opset", opset=models[1].opset).model  # both in one session
         result = search.locate_by_emulation(exact, models[1], used, options, noted_sums(models[1]) or "fp16")

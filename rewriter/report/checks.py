@@ -27,11 +27,28 @@ def judging_check(checks: Sequence[Check]) -> Check | None:
 def check_dict(check: Check) -> dict[str, Any]:
     """A check with the verdict on each output."""
     shown = {name: value for name, value in vars(check).items() if name not in ("pictures", "rounds")}
-    return {**shown, "outputs": [{**vars(one), "passed": one.passed} for one in check.outputs]}
+    outputs = [{**vars(one), "passed": one.passed} for one in check.outputs]
+    for one in outputs:
+        del one["part"]
+    return {**shown, "outputs": outputs}
 
 
 def size(output: OutputComparison) -> str:
     return f"{output.relative_l2:.2g}" if output.finite else "NaN or infinity"
+
+
+def part_lines(check: Check) -> Iterator[str]:
+    """One line for each output that is judged by its parts, the parts that err most first."""
+    for whole in check.outputs:
+        own = sorted((one for one in check.outputs if one.of == whole.name), key=lambda one: -one.excess)
+        shown = [f"{one.name.removeprefix(whole.name)[2:-1]}: {size(one)}" for one in own[:PARTS]]
+        if shown:
+            more = f" and {len(own) - PARTS} more" if own[PARTS:] else ""
+            yield f"{whole.name}: {size(whole)}, of its parts {'; '.join(shown)}{more}"
+
+
+PARTS = 3
+"""Parts of an output in its line."""
 
 
 def sample_name(data: DataSource | None, number: int) -> str:

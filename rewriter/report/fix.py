@@ -91,7 +91,8 @@ def _error(result: FixResult) -> Iterator[Row]:
         return
     worst = _worst(check.outputs)
     how = f"run {check.place}" if check.name == "run" else "emulated"
-    of = f"{worst.name}, the worst of {len(check.outputs)} outputs" if len(check.outputs) > 1 else worst.name
+    outputs = {one.output for one in check.outputs}
+    of = f"{worst.name}, the worst of {len(outputs)} outputs" if len(outputs) > 1 else worst.name
     places = [one.sample for one in check.statistics if one.name == worst.name and result.judged > 1]
     of += "".join(f" in {checks.sample_name(result.data, place)}" for place in places[:1])
     allowed = f"{'' if worst.passed else 'NOT '}within {figure(worst.tolerance)}"
@@ -99,6 +100,7 @@ def _error(result: FixResult) -> Iterator[Row]:
         allowed = f"beyond {figure(worst.tolerance)}, but fair"
     yield "Error", f"{_before(result, worst)}{checks.size(worst)}, {allowed} ({worst.unit} of {of}; {how})"
     yield from (("", text) for one in check.outputs if (text := one.fair_text or one.scores_text))
+    yield from (("", text) for text in checks.part_lines(check))
 
 
 def _worst(outputs: Sequence[OutputComparison]) -> OutputComparison:

@@ -57,6 +57,7 @@ def rows(result: VerifyResult) -> Iterator[Row]:
     compared = [check for check in result.checks if check.name in ("run", "emulation")]
     for check in compared:
         yield "Failed" if check.passed is False else "Error", check.summary
+        yield from (("", text) for text in checks.part_lines(check))
         if check.passed is False:
             failed = [output for output in check.outputs if not output.passed]
             failed.sort(key=lambda o: (o.finite, -o.relative_l2))

@@ -70,7 +70,9 @@ def check_structure(
     """
     tolerance = sum(step.exactness.tolerance for step in passes)
     noise = _own_rounding(expected, rewritten) if tolerance else {}
-    held = Standard(Tolerance(tolerance, RELATIVE_L2, "the passes"), as_sets=selects_rows(rewritten))
+    held = Standard(
+        Tolerance(tolerance, RELATIVE_L2, "the passes"), as_sets=selects_rows(rewritten), parts=False
+    )
     run = (lambda: outputs) if outputs is not None else partial(_run, rewritten, samples, rounded)
     check = _compare_run("structure", expected.as_written, run, held, noise)
     if check.passed is None:
@@ -169,7 +171,14 @@ def excused(check: Check, conditioning: Callable[[], Mapping[str, float]]) -> Ch
     return _allowing(check, [limits], words, "conditioning")
 
 
-def as_fp32(check: Check, rounds: Callable[[], Rounds], engine: str, *, by_chance: bool = False) -> Check:
+def as_fp32(
+    check: Check,
+    rounds: Callable[[], Rounds],
+    engine: str,
+    *,
+    by_chance: bool = False,
+    parts_alone: bool = False,
+) -> Check:
     """Judges a failed check again where the network's own FP32 engine errs as much.
 
     No sample may err more than `AS_FP32` times the engine's worst, nor more than `SAME_SAMPLE` times what the
@@ -182,22 +191,31 @@ def as_fp32(check: Check, rounds: Callable[[], Rounds], engine: str, *, by_chanc
         rounds: The outputs of that engine for each sample; called for a failed check alone.
         engine: The engine, for the summary.
         by_chance: As `errs_by_chance` says of the file.
+        parts_alone: Excuse parts of outputs alone: for a tolerance of the user's. Of a part with few entries,
+            both errors are what they are by chance.
     """
     if check.passed is not False:
         return check
-    own, beyond = rounds(), math.inf if by_chance else 0.0
-    errors = [{o.name: o.relative_l2 for o in outputs if o.finite} for outputs in own]
-    names = {name for of_sample in errors for name in of_sample}
-    worst = {name: max(of_sample.get(name, 0.0) for of_sample in errors) for name in names}
+    own = [[o for o in outputs if o.finite and (o.of or not parts_alone)] for outputs in rounds()]
+    worst = dict[str, float]()
+    for output in (o for outputs in own for o in outputs):
+        worst[output.name] = max(worst.get(output.name, 0.0), output.relative_l2)
     limits = [
-        {name: min(SAME_SAMPLE * error + beyond, AS_FP32 * worst[name]) for name, error in of_sample.items()}
-        for of_sample in errors
+        {
+            o.name: min(
+                math.inf if by_chance or o.of else SAME_SAMPLE * o.relative_l2,
+                AS_FP32 * worst[o.name] * o.chance**2,
+            )
+            for o in outputs
+        }
+        for outputs in own
     ]
     rows = dict[str, float]()
     for output in (o for outputs in own for o in outputs):
         if output.probability is not None:
             rows[output.name] = max(rows.get(output.name, 0.0), AS_FP32 * output.probability.difference)
-    words = f"{engine} errs by {max(worst.values(), default=0.0):.2g}"
+    failed = [o.name for o in check.outputs if not o.passed]
+    words = f"{engine} errs by {max((worst.get(name, 0.0) for name in failed), default=0.0):.2g}"
     allowed = _allowing(check, limits, words, "as-fp32", rows)
     return allowed if allowed.passed else check
 
@@ -282,7 +300,7 @@ def explained(
     Args:
         original: The model before its types changed.
     """
-    tolerance = max((c.tolerance for c in check.outputs), default=0.0)
+    tolerance = max((c.tolerance for c in check.outputs if not c.of), default=0.0)
     try:
         nodes = diverge(original, fixed, samples, accumulation)
     except ArithmeticRunError as error:
@@ -335,8 +353,8 @@ def _compare_run(
 def _degenerate(expected: Sequence[Outputs], outputs: Iterable[OutputComparison]) -> Iterator[str]:
     """Reports failed outputs whose reference is too small for a relative error."""
     for output in outputs:
-        reasons = {degenerate(sample[output.name]) for sample in expected}
-        if not output.passed and "" not in reasons:
+        reasons = {degenerate(sample[output.output]) for sample in expected}
+        if not (output.passed or output.of) and "" not in reasons:
             yield (
                 f"output {output.name}: {sorted(reasons)[0]}, so that a relative error means nothing: is the "
                 "data what the model expects, and are its weights trained?"

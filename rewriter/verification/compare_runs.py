@@ -11,6 +11,7 @@ from rewriter.ir.model import Model
 from rewriter.runtime.engines.protocol import EngineOutcome, Latency
 from rewriter.runtime.metrics.metrics import Metric, named
 from rewriter.runtime.metrics.outputs import OutputComparison, compare, worst_of_samples
+from rewriter.runtime.metrics.parts import parts_of
 from rewriter.runtime.metrics.pictures import WorstOutputs
 from rewriter.runtime.metrics.probabilities import Probabilities, probabilities
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2, Tolerance
@@ -68,12 +69,13 @@ class Standard:
     """How close outputs have to be to the original's: to the user's tolerance, or to the precision's.
 
     `kinds` has outputs of the original that are probabilities, none if the user chose the measure. With
-    `as_sets` the rows of the outputs may be in another order.
+    `as_sets` the rows of the outputs may be in another order. With `parts`, relative L2 judges parts, too.
     """
 
     tolerance: Tolerance
     kinds: Mapping[str, Probabilities] = field(default_factory=dict)
     as_sets: bool = False
+    parts: bool = True
 
     @classmethod
     def of(
@@ -89,7 +91,7 @@ class Standard:
 
 
 def compare_outputs(
-    expected: Iterable[Outputs],
+    expected: Sequence[Outputs],
     actual: Iterable[Outputs],
     standard: Standard,
     worst: WorstOutputs | None = None,
@@ -103,13 +105,15 @@ def compare_outputs(
     worst = worst or WorstOutputs()
     tolerance = standard.tolerance
     metric, by_output = named(tolerance.metric), tolerance.metric == RELATIVE_L2
+    parts = parts_of(expected, rows=standard.as_sets) if by_output and standard.parts else {}
     rounds: list[tuple[OutputComparison, ...]] = []
     values = []
     for sample, (exact, outputs) in enumerate(zip(expected, actual, strict=True)):
         limit, kinds = tolerance.value if by_output else math.inf, standard.kinds
-        pairs = compare(exact, outputs, limit, as_sets=standard.as_sets, kinds=kinds)
+        pairs = compare(exact, outputs, limit, as_sets=standard.as_sets, kinds=kinds, parts=parts)
         for one, pair in pairs:
-            worst.add(one.name, pair, sample=sample, build=build)
+            if not one.of:
+                worst.add(one.name, pair, sample=sample, build=build)
         compared = tuple(one for one, _ in pairs)
         if not by_output:  # only outputs that are not finite fail by themselves
             compared = tuple(replace(c, note=c.note or f"judged by {tolerance.metric}") for c in compared)
@@ -118,19 +122,20 @@ def compare_outputs(
     comparisons = worst_of_samples(rounds)
     value = metric.worst_of(values)
     value = metric.failed if value is None else value
-    allowed = max((c.tolerance for c in comparisons if by_output), default=tolerance.value)
+    limits = (c.tolerance for c in comparisons if by_output and not c.of)
+    allowed = max(limits, default=tolerance.value)
     met = by_output or metric.meets(value, allowed)
     passed = met and all(c.passed for c in comparisons)
     return RunComparison(tuple(rounds), value, allowed, passed, worst)
 
 
 def run_check(
-    expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standard: Standard, seconds: float = 0.0
+    expected: Sequence[Outputs], outcomes: Sequence[EngineOutcome], standard: Standard, seconds: float = 0.0
 ) -> tuple[Check, RunComparison]:
     """Compares every sample of every build with the original's outputs; the worst counts.
 
     Args:
-        expected: The original's outputs in FP32 for each sample; iterated once for each build.
+        expected: The original's outputs in FP32 for each sample.
 
     Returns:
         The check of the builds, and their figures.
@@ -192,7 +197,7 @@ def _value(
 ) -> float:
     """Returns the metric of the worst output; the worst possible value if an output has another shape."""
     if tolerance.metric == RELATIVE_L2:  # as compared: rows of detections may be matched
-        return max((c.relative_l2 if c.finite else metric.failed for c in compared), default=0.0)
+        return max((c.relative_l2 if c.finite else metric.failed for c in compared if c.counts), default=0.0)
     if any(expected[name].shape != actual[name].shape for name in expected):
         return metric.failed
     return metric.worst(expected, actual)

@@ -120,7 +120,8 @@ class Check:
         error, allowed = (0.0, default) if worst is None else (worst.relative_l2, worst.tolerance)
         relation = "within" if error <= allowed else "beyond" if self.passed else "NOT within"
         fair = "".join(f"; {one.fair_text}" for one in self.outputs if one.fair_text)
-        return f"largest error {error:.2g}, {relation} {allowed:.2g}{fair}"
+        part = f" in {worst.name}" if worst is not None and worst.of else ""
+        return f"largest error {error:.2g}{part}, {relation} {allowed:.2g}{fair}"
 
 
 @dataclass(frozen=True)

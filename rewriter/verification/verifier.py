@@ -146,9 +146,10 @@ class Verifier:
                 float64=self.lost_float64,
             )
             check = excused(emulate(), lambda: self.conditioning)
-            if not self.asked:
-                engine = "its FP32 engine (TF32, emulated)"
-                check = as_fp32(check, lambda: self.emulated_fp32, engine, by_chance=errs_by_chance(fixed))
+            chance, engine = errs_by_chance(fixed), "its FP32 engine (TF32, emulated)"
+            check = as_fp32(
+                check, lambda: self.emulated_fp32, engine, by_chance=chance, parts_alone=self.asked
+            )
             return without_tf32(check, partial(emulate, tf32=False)) if products else check
 
     def built(self, fixed: Model, plan: Plan | None) -> tuple[list[Check], Path | None]:
@@ -332,9 +333,8 @@ class Verifier:
         standard = self.standards[precision]
         check, judged = run_check(self.expected.exact, outcomes, standard, time.perf_counter() - start)
         check = excused(check, lambda: self.conditioning)
-        if not self.asked:
-            engine = "the network's own FP32 engine"
-            check = as_fp32(check, lambda: self.fp32_engine, engine, by_chance=errs_by_chance(fixed))
+        chance, engine = errs_by_chance(fixed), "the network's own FP32 engine"
+        check = as_fp32(check, lambda: self.fp32_engine, engine, by_chance=chance, parts_alone=self.asked)
         return check, judged
 
     def variant(
@@ -353,7 +353,7 @@ class Verifier:
 
 
 def _worst(rounds: Rounds) -> float:
-    return max((output.relative_l2 for outputs in rounds for output in outputs), default=0.0)
+    return max((one.relative_l2 for outputs in rounds for one in outputs if not one.of), default=0.0)
 
 
 def _tf32(original: Model) -> Standard:

@@ -64,7 +64,7 @@ class Attempt:
     def relative_l2(self) -> float:
         """Largest relative L2 error of an output, from the deciding check; 0.0 if nothing was compared."""
         check = self.arithmetic
-        return 0.0 if check is None else max(output.relative_l2 for output in check.outputs)
+        return 0.0 if check is None else max(output.relative_l2 for output in check.outputs if output.counts)
 
     @property
     def latency_us(self) -> float | None:

@@ -319,7 +319,7 @@ class _Loop:
         wrong = not before or first.causes or not all(one.passed for one in before)
         if wrong or self.runs or not first.job.may_drop_optional_fp32 or self.job.limit is not None:
             return math.inf
-        return max(one.relative_l2 for one in before)
+        return max(one.relative_l2 for one in before if one.counts)
 
     def _worse_than_plain(self, attempt: Attempt) -> bool:
         """True, without an engine, if a result errs more than plain FP16 though nothing was wrong."""
@@ -577,5 +577,8 @@ def _optimism(attempt: Attempt) -> float:
     if attempt.search is not None and attempt.search.goal.metric == RELATIVE_L2 and decides:
         return min(1.0, attempt.search.value / decides)
     rounds = next((check.rounds for check in attempt.checks if check.name == "emulation"), ())
-    seen = max((o.relative_l2 for outputs in rounds[1:] or rounds for o in outputs if o.finite), default=0.0)
+    seen = max(
+        (o.relative_l2 for outputs in rounds[1:] or rounds for o in outputs if o.finite and o.counts),
+        default=0.0,
+    )
     return min(1.0, seen / decides) if seen and 0.0 < decides < math.inf else 1.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice, zip_longest
 
 from rewriter.base.sandbox import processor_s
@@ -18,10 +19,11 @@ from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable
 from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit, Found, Goal
 from rewriter.jobs.search.trials import Candidate, Trials, bisect
 from rewriter.passes.base import Context
-from rewriter.runtime.emulation import Accumulation, reference
+from rewriter.runtime.emulation import Accumulation, emulation, reference
 from rewriter.runtime.inputs import Samples
-from rewriter.runtime.metrics.metrics import DETECTIONS
-from rewriter.runtime.metrics.tolerances import RELATIVE_L2
+from rewriter.runtime.metrics.metrics import DETECTIONS, by_parts
+from rewriter.runtime.metrics.probabilities import probabilities
+from rewriter.runtime.metrics.tolerances import RELATIVE_L2, TOLERANCES
 from rewriter.target import Target
 from rewriter.verification.arithmetic_checks import AS_FP32
 from rewriter.verification.expected import run_all, selects_rows
@@ -74,12 +76,16 @@ def search(
         cost = RunCost.of(structured, processor_s() - began)
         effort = affordable(goal, cost, len(feeds), accumulation)
     expected += run_all(wide, feeds[1 : effort.samples])
+    metric, limit = goal.measure, goal.tolerance if isinstance(goal, ErrorLimit) else TOLERANCES["fp16"].value
+    if goal.metric == RELATIVE_L2:
+        in_tf32 = partial(run_all, emulation(wide, tf32=True), feeds[: len(expected)])
+        metric = by_parts(expected, in_tf32, AS_FP32, limit, probabilities(original))
     trials = Trials(
         structured,
         feeds[: len(expected)],
         expected,
         plan,
-        goal.measure,
+        metric,
         f"added by the search for {goal}",
         effort.judging_sums,
         effort.ranking_sums,

@@ -51,7 +51,8 @@ def pictures_section(check: Check, side: SideBySide | None = None) -> Iterator[S
     same = {one.name for one in check.statistics if side is not None and one.sample == side.sample}
     left, cards = PICTURE_BYTES, list[dict[str, object]]()
     pictures = {picture.name: picture for picture in check.pictures}
-    for one in sorted(check.outputs, key=lambda one: (one.passed, -one.excess))[:MOST]:
+    whole = [one for one in check.outputs if not one.of]
+    for one in sorted(whole, key=lambda one: (one.passed, -one.excess))[:MOST]:
         picture = pictures.get(one.name)
         images = list(images_of(picture, side if one.name in same else None)) if picture else []
         left -= sum(len(image.uri) for image in images)

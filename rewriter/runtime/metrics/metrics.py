@@ -6,7 +6,7 @@ import functools
 import importlib
 import math
 import runpy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -15,9 +15,11 @@ import numpy as np
 
 from rewriter.base.errors import UsageError, nearest
 from rewriter.ir.model import Array
-from rewriter.runtime.metrics.outputs import compare
+from rewriter.runtime.metrics.outputs import OutputComparison, compare
 from rewriter.runtime.metrics.pairwise_error import Pair
-from rewriter.runtime.metrics.tolerances import RELATIVE_L2
+from rewriter.runtime.metrics.parts import parts_of
+from rewriter.runtime.metrics.probabilities import Probabilities
+from rewriter.runtime.metrics.tolerances import RELATIVE_L2, USABLE
 
 Outputs = Mapping[str, Array]
 
@@ -86,10 +88,51 @@ def of_the_user(function: Callable[[Outputs, Outputs], Any], name: str) -> Metri
 def detections(expected: Outputs, actual: Outputs) -> float:
     """Relative L2 error of the worst output, with the rows of detections matched as sets; see `compare`.
 
-    Other outputs are compared element by element.
+    Other outputs are compared element by element. A part that is of no use, such as all scores, counts as an
+    output; so does a range of rows where they are in the original's order.
     """
-    outputs = compare(expected, actual, -math.inf, as_sets=True)  # so all rows are matched
-    return max((c.relative_l2 if c.finite else math.inf for c, _ in outputs), default=0.0)
+    parts = parts_of([expected], rows=True), parts_of([expected])
+    sets = [one for one, _ in compare(expected, actual, -math.inf, as_sets=True, parts=parts[0])]
+    plain = [one for one, _ in compare(expected, actual, math.inf, parts=parts[1])]
+    in_order = {one.name for one in plain if one.relative_l2 <= USABLE}
+    shown = [one for one in sets if not one.of] + [one for one in plain if one.of in in_order]
+    shown += [one for one in sets if one.of and one.of not in in_order]
+    telling = [one for one in shown if not one.of or one.relative_l2 > USABLE * one.chance]
+    return max((one.relative_l2 if one.finite else math.inf for one in telling), default=0.0)
+
+
+def by_parts(
+    expected: Sequence[Outputs],
+    own: Callable[[], Sequence[Outputs]],
+    floor: float,
+    tolerance: float,
+    kinds: Mapping[str, Probabilities],
+) -> Metric:
+    """Relative L2 of the worst output, or of a part that is beyond its tolerance, in units of the output's.
+
+    Args:
+        expected: Of all samples.
+        own: The same by the network's FP32 engine, called if there are parts: an error that is `floor` times
+            that of a part passes.
+    """
+    parts = parts_of(expected)
+    limits = dict[str, float]()
+    for exact, outputs in zip(expected, own() if any(parts.values()) else (), strict=False):
+        for one in (one for one, _ in compare(exact, outputs, tolerance, parts=parts) if one.of):
+            error = min(USABLE, floor * one.chance**2 * one.relative_l2)
+            limits[one.name] = max(limits.get(one.name, 0.0), error)
+
+    def worst(expected: Outputs, actual: Outputs) -> float:
+        pairs = compare(expected, actual, tolerance, kinds=kinds, parts=parts)
+        return max((value(one) if one.finite else math.inf for one, _ in pairs), default=0.0)
+
+    def value(one: OutputComparison) -> float:
+        if not one.of:
+            return one.relative_l2
+        limit = max(one.tolerance, limits.get(one.name, 0.0))
+        return 0.0 if one.passed else one.relative_l2 * (tolerance / limit if limit else 1.0)
+
+    return Metric(worst)
 
 
 def top_k(k: int) -> Callable[[Pair], float]:

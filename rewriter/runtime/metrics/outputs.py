@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rewriter.ir.model import Array
 from rewriter.runtime.metrics.pairwise_error import Pair, degenerate, is_float
+from rewriter.runtime.metrics.parts import Part, chance, flipped
 from rewriter.runtime.metrics.probabilities import (
     GRAIN,
+    PER_TOLERANCE,
     Probabilities,
     ProbabilityError,
     probability_error,
@@ -25,9 +27,11 @@ PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """The verdict on one output, against a tolerance.
+    """The verdict on one output or on a part of one, against a tolerance.
 
     Attributes:
+        of: The output of a part, whose name says which part it is; "" for an output. `part`: that part.
+        chance: Of a part, as `parts.chance` says; its `tolerance` is for its number of entries.
         relative_l2: ||a - b|| / ||b|| for floats; the share of differing elements for other types.
         finite: True if NaN and infinities are those of the original.
         tolerance: Largest `relative_l2` that passes.
@@ -47,6 +51,19 @@ class OutputComparison:
     probability: ProbabilityError | None = None
     same_best: float | None = None
     unit: str = "relative L2"
+    of: str = ""
+    chance: float = 1.0
+    part: Part | None = None
+
+    @property
+    def output(self) -> str:
+        """Name of the output."""
+        return self.of or self.name
+
+    @property
+    def counts(self) -> bool:
+        """True for outputs, and parts that fail: a part that passes may be allowed more than its output."""
+        return not self.of or not self.passed
 
     @property
     def passed(self) -> bool:
@@ -56,15 +73,23 @@ class OutputComparison:
 
     @property
     def _relative_to_use(self) -> float:
-        """The relative error in units of `USABLE`; 0 for probabilities that FP32 does not resolve."""
+        """The relative error in units of `USABLE`; 0 for probabilities that FP32 does not resolve.
+
+        Nor does it count for a class of which the network's own FP32 engine moves single rows as far.
+        """
         fair = self.probability
-        return 0.0 if fair is not None and fair.difference <= GRAIN else self.relative_l2 / USABLE
+        if fair is None:
+            return self.relative_l2 / USABLE
+        single = self.of and fair.mean is not None and fair.difference <= fair.of_fp32
+        return 0.0 if single or fair.difference <= GRAIN else self.relative_l2 / USABLE
 
     @property
     def fair_text(self) -> str:
         """How probabilities or scores fare that a relative error alone would fail; "" for other outputs."""
         fair = self.probability
         if not self.finite or self.relative_l2 <= self.tolerance or fair is None:
+            return ""
+        if self.of and not self.passed:
             return ""
         beyond = f"; but a relative error beyond {USABLE} hides behind no other figure"
         words = f"{self.name} holds probabilities ({fair.reason}): {fair}"
@@ -132,8 +157,9 @@ def compare(
     *,
     as_sets: bool = False,
     kinds: Mapping[str, Probabilities] | None = None,
+    parts: Mapping[str, Sequence[Part]] | None = None,
 ) -> tuple[tuple[OutputComparison, Pair], ...]:
-    """Compares outputs by name, element by element.
+    """Compares outputs by name, element by element, and then their parts.
 
     Args:
         tolerance: Largest relative L2 error of a float output, and largest share of differing elements of
@@ -141,25 +167,91 @@ def compare(
         as_sets: Match the rows of finite outputs [batch, rows] or [batch, rows, features] that fail, and
             compare them again: for models whose TopK orders detections.
         kinds: Outputs that are probabilities: they pass by these, too.
+        parts: Of each output that is judged by its parts, too.
 
     Returns:
-        Each output with the arrays that were compared: rows are in matching order where they are a set.
+        Each output and part with the arrays that were compared: rows are in matching order where they are a
+        set.
     """
+    kinds, parts = kinds or {}, parts or {}
     pairs = {name: Pair(expected[name], actual[name]) for name in expected}
-    outputs = {name: _compared(name, replace(pair), tolerance) for name, pair in pairs.items()}
-    if as_sets and not all(c.passed for c in outputs.values()):
-        for names in row_groups(expected, actual):
-            if not all(outputs[name].passed for name in names):
-                for name, pair, note in matched(names, expected, actual):
-                    outputs[name] = _compared(name, replace(pair), SET_FACTOR * tolerance, note)
-                    pairs[name] = pair
-    for name, kind in (kinds or {}).items():
-        if outputs[name].finite and kind.raw:
-            outputs[name] = replace(outputs[name], same_best=same_best(Pair(expected[name], actual[name])))
-        elif outputs[name].finite and math.isfinite(tolerance):
-            error = probability_error(kind, Pair(expected[name], actual[name]), tolerance)
-            outputs[name] = replace(outputs[name], probability=error)
-    return tuple((one, pairs[name]) for name, one in outputs.items())
+
+    def judged(name: str, limit: float, note: str = "") -> tuple[OutputComparison, ...]:
+        whole = _compared(name, replace(pairs[name]), limit, note)
+        own = _parts(whole, pairs[name], parts[name], kinds.get(name)) if name in parts else ()
+        return whole, *own
+
+    outputs = {name: judged(name, tolerance) for name in pairs}
+    for names in row_groups(expected, actual) if as_sets else ():
+        if not all(one.passed for name in names for one in outputs[name]):
+            for name, pair, note in matched(names, expected, actual):
+                pairs[name] = pair
+                outputs[name] = judged(name, SET_FACTOR * tolerance, note)
+    for name, kind in kinds.items():
+        whole, *own = outputs[name]
+        if whole.finite and not kind.partly:
+            whole = _with_probabilities(whole, kind, Pair(expected[name], actual[name]), tolerance)
+        outputs[name] = whole, *own
+    return tuple((one, pairs[name]) for name, ones in outputs.items() for one in ones)
+
+
+def _with_probabilities(
+    whole: OutputComparison, kind: Probabilities, pair: Pair, tolerance: float
+) -> OutputComparison:
+    if kind.raw:
+        return replace(whole, same_best=same_best(pair))
+    if not math.isfinite(tolerance):
+        return whole
+    return replace(whole, probability=probability_error(kind, pair, tolerance))
+
+
+def _parts(
+    whole: OutputComparison, pair: Pair, parts: Sequence[Part], kind: Probabilities | None
+) -> Iterator[OutputComparison]:
+    """The parts of an output in one sample, each as an output of its own."""
+    if not is_float(pair.expected):
+        yield from _slices(whole, pair)
+        return
+    if kind is not None and (kind.raw or kind.logarithms or not math.isfinite(whole.tolerance)):
+        kind = None
+    rows = None
+    if parts and whole.finite and kind is not None and kind.classes is not None:
+        rows = probability_error(kind, pair, whole.tolerance)
+    for part in parts:
+        scores = kind if kind is not None and (part.in_unit or not kind.partly) else None
+        yield _part(whole, pair, part, scores, rows)
+
+
+def _part(
+    whole: OutputComparison,
+    pair: Pair,
+    part: Part,
+    scores: Probabilities | None,
+    rows: ProbabilityError | None,
+) -> OutputComparison:
+    """One part; scores pass by their differences, too, and those of classes by that of `rows`."""
+    name = f"{whole.name} ({'scores, ' if scores else ''}{part})"
+    if not whole.finite:
+        return replace(whole, name=name, of=whole.name, part=part)
+    own = part.pair(pair)
+    error, few = part.error(own), chance(own.expected.size)
+    if part.axis is None:
+        error = max(error, part.unmasked(pair))
+    if scores is not None and rows is None:
+        allowed = PER_TOLERANCE * whole.tolerance
+        rows = ProbabilityError(scores.reason, own.max_abs, None, allowed, None, True)
+    limit = max(whole.tolerance, USABLE) if part.gradual else whole.tolerance
+    one = OutputComparison(name, error, own.max_abs, own.cosine, True, few * limit, probability=rows)
+    return replace(one, of=whole.name, chance=few, part=part)
+
+
+def _slices(whole: OutputComparison, pair: Pair) -> Iterator[OutputComparison]:
+    """The worst slice along each axis of an output of Booleans or whole numbers."""
+    for axis in range(pair.expected.ndim):
+        worst, share = flipped(axis, pair.expected, pair.actual) if pair.same_shape else (0, 1.0)
+        name, limit = f"{whole.name} (slices of axis {axis})", max(whole.tolerance, USABLE)
+        note = f"slice {worst}: share of its entries that are not 0"
+        yield replace(whole, name=name, relative_l2=share, tolerance=limit, note=note, of=whole.name)
 
 
 def _compared(name: str, pair: Pair, tolerance: float, note: str = "") -> OutputComparison:

@@ -95,12 +95,14 @@ class Probabilities:
         logarithms: True for the logarithms of probabilities.
         raw: True for what a product makes: it may be scores before a Softmax, or features. The graph does not
             tell, so its best classes are reported, and not judged by.
+        partly: True if only some of its parts are probabilities: those from 0 to 1.
     """
 
     reason: str
     classes: int | None = None
     logarithms: bool = False
     raw: bool = False
+    partly: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,8 @@ class ProbabilityError:
 def probabilities(model: Model) -> dict[str, Probabilities]:
     """Returns the outputs that end in a Softmax, LogSoftmax or Sigmoid, with nothing but views after it.
 
-    Those of two or more axes that end in a product and its bias are `raw`.
+    Those of which a part does are `partly` probabilities. Those of two or more axes that end in a product and
+    its bias are `raw`.
     """
     made_by = {name: node for node in model.proto.graph.node for name in node.output if name}
     by_name = {}
@@ -184,6 +187,9 @@ def probabilities(model: Model) -> dict[str, Probabilities]:
             classes = None if alone else _class_axis(node, rank, model.opset or 1)
             reason = f"{display_name(node)} ({node.op_type}) makes it"
             by_name[port.name] = Probabilities(reason, classes, node.op_type == "LogSoftmax")
+        elif scores := next((end for end in ends if is_op(end, "Softmax", "Sigmoid")), None):
+            reason = f"{display_name(scores)} ({scores.op_type}) makes a part of it"
+            by_name[port.name] = Probabilities(reason, partly=True)
         elif not moved and len(port.shape or ()) > 1 and (product := _product(node, made_by)) is not None:
             reason = f"{display_name(product)} ({product.op_type}) makes it"
             by_name[port.name] = Probabilities(reason, classes=-1, raw=True)
@@ -201,7 +207,9 @@ def finds_nothing(outputs: Mapping[str, Array], kinds: Mapping[str, Probabilitie
     """True if all float outputs are scores or maps without a probability that a threshold would pass."""
     floats = {name: value for name, value in outputs.items() if is_float(value)}
     kinds_of = [kinds[name] for name in floats if name in kinds]
-    alone = len(kinds_of) == len(floats) and all(k.classes is None and not k.logarithms for k in kinds_of)
+    alone = len(kinds_of) == len(floats) and all(
+        k.classes is None and not (k.logarithms or k.partly) for k in kinds_of
+    )
     return bool(floats) and alone and all(np.max(v, initial=0.0) < NOTHING for v in floats.values())
 
 

@@ -20,14 +20,15 @@ from rewriter.base.stopwatch import LASTING, Progress
 from rewriter.ir.model import Array, Model, save
 from rewriter.ir.model.output_files import work_folder
 from rewriter.passes.algorithms.rescaling.apply import between
-from rewriter.runtime.emulation import Accumulation, reference
+from rewriter.runtime.emulation import Accumulation, emulation, reference
 from rewriter.runtime.emulation.divergence import diverge
 from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import Span, write_samples
 from rewriter.runtime.metrics.pairwise_error import Pair
-from rewriter.verification.expected import as_declared
+from rewriter.runtime.metrics.parts import Part
+from rewriter.verification.expected import as_declared, run_all
 from rewriter.verification.locate.bisection import TOLERANCE, Bisection, LocateOptions
 from rewriter.verification.locate.lineup import Lineup, SharedTensor, line_up
 from rewriter.verification.locate.location import Location, Step
@@ -99,7 +100,7 @@ def locate_with(
     def report(line: str) -> None:
         progress(f"{LASTING}{time.monotonic() - start:.0f} s: {line}", 0, 0)
 
-    exact, lineup = _prepared(original, other, samples)
+    exact, lineup = _prepared(original, other, samples, options)
     report(f"{len(lineup.tensors)} tensors to compare; a build without marks first")
     run = build(())
     if not run.ran:
@@ -142,10 +143,14 @@ def locate_by_emulation(
 ) -> Location:
     """Locates by the emulation of `other` on the CPU, which shows every tensor in one run."""
     options = replace(options or LocateOptions(), max_builds=0)
-    exact, lineup = _prepared(original, other, samples)
+    exact, lineup = _prepared(original, other, samples, options)
     rows = diverge(original, other, samples, accumulation, exact.exponents)
     errors, added = ({row.tensor: getattr(row, key) for row in rows} for key in ("total", "added"))
     by_name = {t.name: errors[t.exact] for t in lineup.tensors if t.exact in errors}
+    if options.parts:
+        low = emulation(other, accumulation, tf32=True)
+        values = run_all(low, [as_declared(other, sample) for sample in samples])
+        by_name |= exact.errors(exact.outputs, values)
     outputs = {name: by_name[name] for name in exact.outputs if name in by_name}
     adds = {t.name: added[t.exact] for t in lineup.tensors if t.exact in added}
     engine = f"emulation on ONNX Runtime, {accumulation.upper()} accumulators"
@@ -153,7 +158,9 @@ def locate_by_emulation(
     return _searched(location, _Errors(lineup, outputs, by_name, adds), lambda _: {}, options)
 
 
-def _prepared(original: Model, other: Model, samples: Iterable[Mapping[str, Array]]) -> tuple[Exact, Lineup]:
+def _prepared(
+    original: Model, other: Model, samples: Iterable[Mapping[str, Array]], options: LocateOptions
+) -> tuple[Exact, Lineup]:
     lineup = line_up(original, other)
     if not lineup.tensors:
         raise UsageError(
@@ -161,7 +168,7 @@ def _prepared(original: Model, other: Model, samples: Iterable[Mapping[str, Arra
             where=str(other.path) if other.path else None,
             hint="give the model that the other one was made from; the tensors must have kept their names",
         )
-    return Exact(reference(original), samples, between(original, other)), lineup
+    return Exact(reference(original), samples, between(original, other), options.parts), lineup
 
 
 @dataclass(frozen=True)
@@ -169,12 +176,14 @@ class Exact:
     """Computes tensors of the original in FP32 on ONNX Runtime, a few at a time, sample by sample.
 
     `reference` is the original with every tensor in FP32; `samples` are iterated once for each call of
-    `errors`. The other model holds tensors of `exponents` multiplied by 2^exponent.
+    `errors`. The other model holds tensors of `exponents` multiplied by 2^exponent. The error
+    of an output with one of `parts` is that part's.
     """
 
     reference: Model
     samples: Iterable[Mapping[str, Array]]
     exponents: Mapping[str, int]
+    parts: Mapping[str, Part] = field(default_factory=dict)
 
     @property
     def outputs(self) -> dict[str, str]:
@@ -200,7 +209,8 @@ class Exact:
                 for name in present:
                     scale = 2.0 ** -self.exponents.get(pairs[name], 0)
                     value = np.asarray(arrays[name]).astype(np.float64) * scale
-                    more = np.array(Pair(exact[pairs[name]], value).squares)
+                    pair, part = Pair(exact[pairs[name]], value), self.parts.get(pairs[name])
+                    more = np.array((part.pair(pair) if part and pair.finite else pair).squares)
                     squares[name] = squares.get(name, np.zeros(2)) + more
         return {
             name: math.sqrt(error / (scale or 1.0)) if math.isfinite(error) else math.inf

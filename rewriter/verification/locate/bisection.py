@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from rewriter.runtime.metrics.parts import Part
 from rewriter.runtime.metrics.tolerances import TOLERANCES
 from rewriter.verification.locate.lineup import Lineup
 
@@ -29,11 +30,15 @@ ABSENT = "it is not in the built network: folded, or fused by the parser"
 
 @dataclass(frozen=True)
 class LocateOptions:
-    """Limits of the search; a tensor with a relative L2 error above `tolerance` is wrong."""
+    """Limits of the search; a tensor with a relative L2 error above `tolerance` is wrong.
+
+    `parts` are those of outputs, by name, that are wrong where the outputs as a whole are not.
+    """
 
     tolerance: float = TOLERANCE
     marks: int = MARKS
     max_builds: int = MAX_BUILDS
+    parts: Mapping[str, Part] = field(default_factory=dict)
 
 
 @dataclass

@@ -1,0 +1,288 @@
+"""Parts of an output: slices of another scale than the rest, each judged against its own.
+
+One relative error over boxes in pixels and scores up to 1 is the error of the boxes. The parts come from the
+original's outputs alone, over all samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rewriter.ir.model import Array
+from rewriter.runtime.metrics.pairwise_error import Pair, is_float
+
+APART = 16.0
+"""Factor between two scales from which slices are different parts. A tolerance of 0.005 (`TOLERANCES`) over
+both lets the smaller one have an error of 0.08: more, and it would be beyond `USABLE`."""
+
+STEP = 4.0
+"""Factor between neighbours in the order of scale that makes a part something of its own. Without one, scales
+fall off to a tail, where rounding of an exponent counts more the smaller the values are: FP16 changes the
+rims of Gaussian heat maps by 0.008 where it changes the maps as a whole by 0.0013."""
+
+SEVERAL = 4
+"""Values of a slice that show where scales fall off gradually: in one vector of a Relu's means or of
+probabilities some are as small as any."""
+
+BY_CHANCE = 0.02
+"""Share of outputs of one scale of which a slice may look like a part by chance if few values make its scale,
+over the number of slices: of values spread evenly from 0, n are all below a share r of the largest with a
+probability of r^n. For a vector of 3 that is r = 0.0022: 640, 480, 0.9 has a part."""
+
+FP16_GRAIN = 2.0**-25
+"""Half of FP16's smallest step: what rounding to FP16 does to values near 0."""
+
+FP32_GRAIN = 2.0**-24
+"""Half a step of FP32, relative: a small slice behind a sum of large values has that error of the largest."""
+
+FEW = 64
+"""Slices of an axis up to which those of whole numbers and Booleans are compared one by one."""
+
+BIN_BITS = 21
+"""Low bits of a float32 that a histogram drops: four bins for each octave."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some entries of an output, and their scale.
+
+    Attributes:
+        axis: Axis of the slices; None: all entries but masks.
+        rank: Number of the output's axes.
+        chosen: Numbers of the slices, in order.
+        scale: Root mean square of the entries in the original, over all samples.
+        noise: Rounding error of an entry that says nothing: `FP16_GRAIN`, and FP32's of the largest entry.
+        mask: Magnitude from which an entry is a mask: masks belong to no part.
+        in_unit: True if all entries are from 0 to 1.
+        gradual: True if the scales fall off to those of the part, as over classes or to the edge of a map.
+    """
+
+    axis: int | None
+    rank: int
+    chosen: Array
+    noise: float
+    mask: float
+    scale: float = 0.0
+    in_unit: bool = False
+    gradual: bool = False
+
+    def __str__(self) -> str:
+        if self.axis is None:
+            return f"without entries beyond {self.mask:.2g}"
+        kind = "column" if self.axis == self.rank - 1 else "row" if self.axis else "item"
+        plural = "s" if len(self.chosen) > 1 else ""
+        runs = np.split(self.chosen, np.flatnonzero(np.diff(self.chosen) != 1) + 1)
+        if len(runs) > 3:
+            return f"{len(self.chosen)} {kind}s from {runs[0][0]} to {runs[-1][-1]} of axis {self.axis}"
+        words = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+        return f"{kind}{plural} {words} of axis {self.axis}"
+
+    def of(self, array: Array) -> Array:
+        """The part of an array of the output's shape."""
+        if self.axis is None:
+            return array
+        chosen = self.chosen[self.chosen < array.shape[self.axis]]
+        return np.asarray(np.take(array, chosen, axis=self.axis))
+
+    def pair(self, whole: Pair) -> Pair:
+        """The entries of the part in one sample that are finite and no masks, flat."""
+        exact, other = self.of(whole.expected), self.of(whole.actual)
+        kept = np.isfinite(exact) & np.isfinite(other) & (np.abs(exact) < self.mask)
+        return Pair(exact[kept], other[kept])
+
+    def error(self, pair: Pair) -> float:
+        """The relative L2 error beyond rounding of the entries that `pair` gave.
+
+        A sample in which the part is almost 0 is judged at a share of its scale elsewhere.
+        """
+        error, norm = pair.squares
+        entries = pair.expected.size
+        least = entries * (self.scale / APART) ** 2
+        return math.sqrt(max(error - entries * self.noise**2, 0.0) / (max(norm, least) or 1.0))
+
+    def unmasked(self, whole: Pair) -> float:
+        """Share of the masks of the original that are none in the result."""
+        exact, other = whole.wide
+        masks = np.isfinite(exact) & (np.abs(exact) >= self.mask)
+        missing = masks & (np.sign(exact) * other < self.mask / 2.0)
+        return int(missing.sum()) / max(1, int(masks.sum()))
+
+
+def chance(entries: int) -> float:
+    """Largest error of a part with few entries, in units of what is allowed for many.
+
+    99 % of the root mean squares of so many normal errors are below: sqrt(chi2.ppf(0.99, n) / n) is 2.58 for
+    1 entry, 1.82 for 4, 1.41 for 16.
+    """
+    return 1.0 + 1.6 / math.sqrt(max(entries, 1))
+
+
+def parts_of(samples: Sequence[Mapping[str, Array]], *, rows: bool = False) -> dict[str, tuple[Part, ...]]:
+    """The parts of each output of the original.
+
+    Args:
+        rows: The slices of axis 1 are in no order, and so no parts.
+    """
+    names = samples[0] if samples else ()
+    return {name: parts([one[name] for one in samples], skip=1 if rows else None) for name in names}
+
+
+def parts(arrays: Sequence[Array], *, skip: int | None = None) -> tuple[Part, ...]:
+    """Finds the parts of one output of floats, which has `arrays` in the samples.
+
+    Args:
+        skip: An axis whose slices are in no order.
+    """
+    if not arrays or not all(is_float(array) and array.ndim == arrays[0].ndim for array in arrays):
+        return ()
+    mask, negative = _mask_floor(arrays)
+    if not negative and any(_whole_slices(axis, arrays, mask) for axis in range(arrays[0].ndim)):
+        mask = math.inf  # such as boxes, beside which scores are a part
+    largest = max(_largest(array, mask) for array in arrays)
+    part = Part(None, arrays[0].ndim, np.arange(0), FP16_GRAIN + FP32_GRAIN * largest, mask)
+    possible = [part] if mask < math.inf else []
+    for axis, sums in enumerate(_sums(arrays, mask, largest) if largest else ()):
+        if axis != skip:
+            bands = _bands(*sums)
+            possible += [replace(part, axis=axis, chosen=chosen, gradual=fading) for chosen, fading in bands]
+    return tuple(one for one in (_measured(part, arrays) for part in possible) if one is not None)
+
+
+def _mask_floor(arrays: Iterable[Array]) -> tuple[float, bool]:
+    """Magnitude from which entries are masks, infinity if there are none; and True if masks are negative.
+
+    Masks are finfo.min, -1e9, or a score with -1e4 added: values beyond 1 of one sign that are further from
+    the rest, by a factor, than from each other. They may be several such clusters, each beyond the next.
+    """
+    counts = np.zeros(1 << (32 - BIN_BITS), np.int64)
+    for array in arrays:
+        bits = array.astype(np.float32)[np.isfinite(array)].view(np.uint32)
+        counts += np.bincount(bits >> BIN_BITS, minlength=len(counts))
+    positive, negative = counts.reshape(2, -1)
+    positive[0] = negative[0] = 0  # zeros
+    edges = (np.arange(len(positive), dtype=np.uint32) << BIN_BITS).view(np.float32)
+    both, floor, sign = positive + negative, math.inf, False
+    while (used := np.flatnonzero(both)).size > 1:
+        widest = int(np.argmax(np.diff(used)))
+        least, gap = used[widest + 1], used[widest + 1] - used[widest] - 1
+        one_sign = not (positive[least:].any() and negative[least:].any())
+        far = _evident(np.array(2.0 ** (-gap / 4.0)), 1, both[:least].sum())
+        if not (one_sign and far and used[-1] - least < gap and edges[least] > 1.0):
+            break
+        floor, sign = float(edges[least]), bool(negative[least:].any())
+        positive[least:] = negative[least:] = both[least:] = 0
+    return floor, sign
+
+
+def _evident(ratio: Array, slices: int, values: Array) -> Array:
+    """True for slices whose scale, relative to the largest, is lower than chance would make it.
+
+    Args:
+        values: Numbers of values that make the scales.
+    """
+    by_chance = (BY_CHANCE / slices**2) ** (1.0 / np.maximum(values, 1))
+    return np.asarray(ratio <= np.minimum(1.0 / APART, by_chance))
+
+
+def _whole_slices(axis: int, arrays: Iterable[Array], mask: float) -> bool:
+    """True if entries from `mask` on are whole slices of an axis."""
+    for array in arrays:
+        masks, others = np.abs(array) >= mask, _others(axis, array)
+        if np.any(masks.any(axis=others) & ~masks.all(axis=others)):
+            return False
+    return True
+
+
+def _others(axis: int, array: Array) -> tuple[int, ...]:
+    return tuple(other for other in range(array.ndim) if other != axis)
+
+
+def _largest(array: Array, mask: float) -> float:
+    """Largest magnitude of an entry that is no mask."""
+    sizes = np.abs(array)
+    return float(np.max(sizes, where=np.isfinite(sizes) & (sizes < mask), initial=0.0))
+
+
+def _sums(arrays: Iterable[Array], mask: float, unit: float) -> list[Array]:
+    """Sums of squares and of fourth powers, and numbers, of entries that are neither 0 nor masks.
+
+    The entries are in units of `unit`, the largest, so that no power overflows.
+
+    Returns:
+        For each axis [3, slices].
+    """
+    sums = list[Array]()
+    for array in arrays:
+        wide = array.astype(np.float32)
+        wide[~(np.abs(wide) < mask)] = 0.0
+        squares = np.square(wide / np.float32(unit))
+        powers = squares, squares * squares, wide != 0.0
+        for axis, length in enumerate(array.shape):
+            new = np.stack([power.sum(axis=_others(axis, array), dtype=np.float64) for power in powers])
+            if axis == len(sums):
+                sums.append(new)
+                continue
+            longer = max(length, sums[axis].shape[1])
+            pair = (np.pad(one, ((0, 0), (0, longer - one.shape[1]))) for one in (sums[axis], new))
+            sums[axis] = np.add(*pair)
+    return sums
+
+
+def _bands(squares: Array, fourths: Array, values: Array) -> Iterator[tuple[Array, bool]]:
+    """Yields the slices of an axis that are of a smaller scale than the largest, then those far below these.
+
+    With them comes True if there is no `STEP` between their scales and the larger ones. A slice that is 0
+    throughout has no scale, and is with the first ones.
+
+    A column that a token with outliers crosses has that token's scale: one value makes it. So the number of
+    values that make a scale is sum(x^2)^2 / sum(x^4).
+    """
+    scales = np.sqrt(squares / np.maximum(values, 1.0))
+    makers = squares * squares / np.maximum(fourths, np.finfo(np.float64).tiny)
+    left, zeros = np.flatnonzero(scales > 0.0), np.flatnonzero(scales == 0.0)
+    while left.size:
+        largest = left[np.argmax(scales[left])]
+        by = np.minimum(makers[left], makers[largest])
+        evident = _evident(scales[left] / scales[largest], len(scales), by)
+        apart = scales[left] <= np.max(scales[left], where=evident, initial=0.0)  # smaller ones are, too
+        above, left = left[~apart], left[apart]
+        if left.size:
+            gradual = bool(STEP * scales[left].max() > scales[above].min())
+            if not gradual or by.max() >= SEVERAL:
+                yield np.union1d(left, zeros), gradual
+        zeros = zeros[:0]
+
+
+def _measured(part: Part, arrays: Sequence[Array]) -> Part | None:
+    """The part with its scale; None if it is rounding noise.
+
+    Rows that are 0 in all slices, such as padding, make no scale.
+    """
+    square, entries, in_unit = 0.0, 0, True
+    for array in arrays:
+        values = part.of(array)
+        in_unit = in_unit and bool(np.all((values >= 0.0) & (values <= 1.0)))
+        kept = np.isfinite(values) & (np.abs(values) < part.mask)
+        if part.axis is not None:
+            kept &= np.any(array != 0, axis=part.axis, keepdims=True)
+        held = values[kept].astype(np.float64)
+        square, entries = square + float(held @ held), entries + held.size
+    scale = math.sqrt(square / max(1, entries))
+    return replace(part, scale=scale, in_unit=in_unit) if scale > part.noise else None
+
+
+def flipped(axis: int, expected: Array, actual: Array) -> tuple[int, float]:
+    """The worst slice of a short axis of Booleans or whole numbers, and the share that differs there.
+
+    The share is of the entries that are not 0 in the original, so that a rare class counts as any other.
+    """
+    if not 1 < expected.shape[axis] <= FEW:
+        return 0, 0.0
+    differ = np.sum(expected != actual, axis=_others(axis, expected))
+    used = np.maximum(np.sum(expected != 0, axis=_others(axis, expected)), 1)
+    shares = np.maximum(differ - 1, 0) / used  # one entry may be a tie
+    return int(np.argmax(shares)), float(np.max(shares))

@@ -1,0 +1,117 @@
+"""`verify`, `fix` and `locate` judge outputs by their parts: small forms of networks that were "Verified"."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graphs import with_weights
+
+import rewriter
+from rewriter.ir.model import Array, save
+from rewriter.jobs.locate import locate
+from rewriter.runtime.metrics.outputs import OutputComparison
+from rewriter.verification.arithmetic_checks import as_fp32
+from rewriter.verification.verdict import Check
+
+YOLO = """g (float[1,16,400] x, float[1,4,16] b, float[1,20,16] c) => (float[1,24,400] y) {
+    size = Constant <value = float {640.0}> () dim = Constant <value = float {FACTOR}> ()
+    l = MatMul(b, x) s = Sigmoid(l) boxes = Mul(s, size) m = MatMul(c, x) t = Sigmoid(m) scores = Mul(t, dim)
+    y = Concat<axis = 1>(boxes, scores) }"""
+LOGITS = """g (float[4,64] x, float[64,70] w, float[70] mask) => (float[4,70] y) {
+    sign = Constant <value = float {FACTOR}> () l = MatMul(x, w) s = Mul(l, sign) y = Add(s, mask) }"""
+WEIGHTS = {
+    name: np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    for seed, (name, shape) in enumerate({"b": (1, 4, 16), "c": (1, 20, 16), "w": (64, 70)}.items())
+}
+
+
+def network(folder: Path, text: str, factor: str, **more: Array) -> Path:
+    held = {name: value for name, value in (WEIGHTS | more).items() if f" {name}" in text.partition("=>")[0]}
+    return save(with_weights(text.replace("FACTOR", factor), held), folder / f"{factor}.onnx")
+
+
+def data(*shape: int) -> dict[str, Array]:
+    return {"x": np.random.default_rng(9).normal(size=shape).astype(np.float32)}
+
+
+def test_destroyed_scores_beside_boxes_fail_and_are_located(tmp_path: Path) -> None:
+    right, wrong = network(tmp_path, YOLO, "1.0"), network(tmp_path, YOLO, "0.0002")
+    result = rewriter.verify(right, wrong, inputs=data(1, 16, 400), build=False)
+    whole, scores = result.checks[0].outputs
+    assert not result.passed and whole.passed and whole.relative_l2 < 0.005
+    assert "rows 4 to 23 of axis 1" in result.checks[0].summary
+    assert scores.name == "y (rows 4 to 23 of axis 1)" and scores.relative_l2 == pytest.approx(1.0, abs=0.01)
+    found = locate(right, wrong, inputs=data(1, 16, 400))
+    assert (
+        found.first is not None
+        and found.first.tensor in ("scores", "y")
+        and any(scores.name in n for n in found.notes)
+    )
+
+
+@pytest.mark.parametrize("value", [float(np.finfo(np.float32).min), -1e9, -1e4])
+def test_logits_beside_a_mask_are_judged_without_it(value: float, tmp_path: Path) -> None:
+    mask = np.where(np.arange(70) % 7, 0.0, value).astype(np.float32)
+    right, wrong = (network(tmp_path, LOGITS, sign, mask=mask) for sign in ("1.0", "-3.0"))
+    result = rewriter.verify(right, wrong, inputs=data(4, 64), build=False)
+    whole, rest = result.checks[0].outputs
+    assert not result.passed and whole.passed is (value < -1e4)
+    assert rest.relative_l2 == pytest.approx(4.0, rel=0.01)
+    assert rewriter.verify(right, right, inputs=data(4, 64), build=False).passed
+
+
+def test_fix_ends_alike_for_parts_and_for_outputs(tmp_path: Path) -> None:
+    """exp(-d^2/2) of d^2 = |x|^2 - 2xp + |p|^2 beside boxes in pixels, in one output and in two."""
+    text = """g (float[1,200,4] x, float[4,2] w, float[2,10] p, float[1,1,10] pp, float[4,4] b) => (OUT) {
+        axis = Constant <value = int64[1] {-1}> () two = Constant <value = float {2.0}> ()
+        half = Constant <value = float {-0.5}> () size = Constant <value = float {640.0}> ()
+        k = MatMul(x, w) kk = Mul(k, k) n = ReduceSum(kk, axis) kp = MatMul(k, p) t = Mul(kp, two)
+        d = Sub(n, t) e = Add(d, pp) r = Relu(e) m = Mul(r, half) LAST }"""
+    drawn = np.random.default_rng(3)
+    x, w = (
+        drawn.normal(size=(1, 200, 4)).astype(np.float32),
+        20 * drawn.normal(size=(4, 2)).astype(np.float32),
+    )
+    p = (x[0, :10] @ w).T + 0.5
+    weights = {
+        "w": w,
+        "p": p,
+        "pp": (p * p).sum(0)[None, None],
+        "b": drawn.normal(size=(4, 4)).astype(np.float32),
+    }
+    boxes = "l = MatMul(x, b) g = Sigmoid(l) boxes = Mul(g, size) "
+    for outputs, last in (
+        ("float[1,200,14] y", f"s = Exp(m) {boxes} y = Concat<axis = 2>(boxes, s)"),
+        ("float[1,200,4] boxes, float[1,200,10] s", f"s = Exp(m) {boxes}"),
+    ):
+        source = with_weights(text.replace("OUT", outputs).replace("LAST", last), weights)
+        plain = rewriter.fix(source.proto, tmp_path / "o.onnx", inputs={"x": x}, build=False)
+        worst = max(o.relative_l2 for o in plain.before)
+        assert not all(o.passed for o in plain.before) and worst > 0.1, outputs
+        assert plain.verdict is not None
+        assert not plain.verified or not any(o.relative_l2 > 0.1 for o in plain.verdict.checks[-1].outputs)
+
+
+def part(error: float, entries: int) -> OutputComparison:
+    few = 1.0 + 1.6 / math.sqrt(entries)
+    return OutputComparison("y (p)", error, error, 1.0, True, 0.005 * few, of="y", chance=few)
+
+
+@pytest.mark.parametrize(
+    ("error", "own", "entries", "passed"),
+    [
+        pytest.param(0.014, 0.01, 10_000, True, id="as its own FP32 engine"),
+        pytest.param(0.02, 0.01, 10_000, False, id="twice that"),
+        pytest.param(0.02, 0.01, 4, True, id="of few values both are so by chance"),
+        pytest.param(0.2, 0.2, 10_000, False, id="of no use"),
+    ],
+)
+@pytest.mark.parametrize("asked", [False, True], ids=["", "a tolerance of the user's"])
+def test_fp32_excuses_parts(error: float, own: float, entries: int, passed: bool, asked: bool) -> None:
+    rounds = ((part(error, entries),),)
+    check = Check("run", False, "", rounds[0], rounds=rounds)
+    judged = as_fp32(check, lambda: [[part(own, entries)]], "FP32", parts_alone=asked)
+    assert judged.passed is passed
