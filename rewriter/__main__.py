@@ -18,8 +18,8 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Loads the command line and runs it; Ctrl-C while it loads ends the process at once."""
-    if sys.argv[1:] == ["--version"]:  # nobody waits for the libraries
+    """Loads the command line and runs it; Ctrl-C while it loads ends the process immediately."""
+    if sys.argv[1:] == ["--version"]:  # answered without loading the libraries
         sys.stdout.write(f"rewriter {__version__}\n")
         return
     signal.signal(signal.SIGINT, _end_at_once)

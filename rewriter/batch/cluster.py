@@ -162,7 +162,7 @@ class Cluster:
         return max((int(node.get("memory", 0)) for node in able), default=None)
 
     def _outcome(self, entry: Entry, reference: Any) -> Outcome:
-        """What a task returned; its death counts as a crash when Ray has run it often enough."""
+        """The outcome that a task returned; if it died as often as Ray retries it, a crash."""
         outcome: Outcome
         try:
             outcome, files = self.ray.get(reference)

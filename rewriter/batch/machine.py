@@ -1,6 +1,6 @@
-"""Runs a batch: what is finished is skipped, the rest is run, and every end is remembered at once.
+"""Runs a batch: skips finished models, runs the others, and saves each outcome as soon as it is known.
 
-Each model has a process of its own: its crash, its hang and its memory stay its own.
+Each model has its own process, so that a crash, a hang or its memory does not affect the others.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Process:
         return replace(outcome, seconds=time.monotonic() - start)
 
     def stop(self) -> None:
-        """Ends the process and those that it started; `run` returns at once."""
+        """Ends the process and all that it started; `run` then returns without waiting."""
         self.stopped = True
         if self.child is not None:
             self.child.kill()
@@ -176,10 +176,10 @@ class Processes:
     """Runs models in child processes of this machine.
 
     Attributes:
-        jobs: Models at a time, if the largest fits so many times into the memory.
-        memory_bytes: For all of them together; 0: no limit.
+        jobs: Models at a time, if the memory holds that many of the largest.
+        memory_bytes: For all models together; 0: no limit.
         seconds: Deadline of each model.
-        strict: Refuse a model that alone needs more memory; else it runs alone.
+        strict: Refuse a model that needs more than the whole memory, instead of running it by itself.
     """
 
     jobs: int

@@ -22,7 +22,7 @@ KEYS: Mapping[str, Option] = {
     for name, declared in declarations(BatchCommand).items()
     if name in declarations(FixOptions) and name not in ("in_place", "dry_run", "save_plan")
 }
-"""What a manifest may set, as in rewriter.toml."""
+"""Options that a manifest may set, as in rewriter.toml."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What became of a model, and the file beside its result that lets the next run skip it."""
+"""The outcome of a model, and the file beside its result that lets the next run skip it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rewriter.report.json import installed_versions
 Ending = Literal[
     "verified", "unproven", "unchecked", "failed", "unbuildable", "refused", "crashed", "timed out"
 ]
-"""`unproven`: on random data, or all of it is FP32. `unchecked`: no check was asked for."""
+"""`unproven`: checked on random data, or the result is all FP32. `unchecked`: the checks were turned off."""
 
 PASSED: tuple[Ending, ...] = ("verified", "unproven", "unchecked")
 FINISHED: tuple[Ending, ...] = (*PASSED, "failed", "unbuildable")
@@ -31,7 +31,7 @@ FINISHED: tuple[Ending, ...] = (*PASSED, "failed", "unbuildable")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a child process reported, or what its end says.
+    """The result that a child process reported, or that follows from the way it ended.
 
     Attributes:
         fp32_nodes: Nodes that stay in FP32; `float_nodes`: all that could be in FP16; None without a plan.
@@ -52,13 +52,13 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """True if every check that was asked for passed."""
+        """True if every requested check passed."""
         return self.ending in PASSED
 
 
 @dataclass(frozen=True)
 class State:
-    """What a state file has: the key of the run, digests of the files that it made, and its outcome."""
+    """The contents of a state file: the key of the run, digests of the files it wrote, and its outcome."""
 
     key: str
     files: Mapping[str, str]
@@ -162,7 +162,7 @@ def set_aside(entry: Entry) -> str:
     with suppress(OSError):
         for file in filter(Path.is_file, _named_files(entry)):
             file.replace(_outdated(file))
-        remove_old_data(entry.output)  # that of a model which was set aside before
+        remove_old_data(entry.output)  # weights of a model that was set aside before
     if entry.output.is_file():
         return f"; {entry.output.name} is the result of an earlier model, and cannot be renamed"
     return f"; {left.name} is the result of an earlier model" if left.is_file() else ""

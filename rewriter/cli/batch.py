@@ -76,7 +76,7 @@ def batch(
 
 @contextmanager
 def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Processes | Connection, str]]:
-    """What runs the models, and its name for people."""
+    """The processes or the cluster that run the models, and a name to print."""
     from rewriter.base.sandbox import available_memory
     from rewriter.batch import cluster, machine, state
 

@@ -15,7 +15,7 @@ from rewriter.pipeline.options import KEYS
 
 
 def _listing(list_all: Callable[..., None], text: str) -> typer.Typer:
-    """A group of commands whose name alone, or with `list`, lists all."""
+    """A group of commands that lists all entries when it is called without a command, or with `list`."""
     group = typer.Typer(cls=Group, help=text)
 
     @group.callback(invoke_without_command=True)

@@ -43,7 +43,7 @@ def verify(original: Original, fixed: Fixed, outputs: Outputs, **given: Any) -> 
 
 
 def _tolerance(resolved: ResolvedOptions, metric: str | None) -> dict[str, Any]:
-    """The tolerance with the place that set it; a file's metric alone is a goal of `fix`, and ignored."""
+    """The tolerance and its source. A file's metric without a tolerance is meant for `fix`, and ignored."""
     from rewriter.runtime.metrics.tolerances import Tolerance
 
     usual, options = declarations(VerifyOptions)["metric"].default, resolved.arguments("verify")

@@ -2,7 +2,7 @@
 
 Exit codes: 0 fixed and verified, or nothing found; 1 verification failed, or `scan --fail-on` found
 something, or `locate` or `compare-inputs` a difference; 2 bad usage or bad model, nothing written, or
-a report that could not be written; 3 TensorRT does not build the model as it came; 70 a defect of this
+a report that could not be written; 3 TensorRT cannot build the original model; 70 a defect of this
 program (EX_SOFTWARE of sysexits.h); 130 interrupted (128 + SIGINT); 143 ended by SIGTERM.
 """
 
@@ -89,10 +89,10 @@ def _stop(*lines: str, code: int) -> NoReturn:
 
 
 class Stream(FileIO):
-    """Standard output or error of a command, whose result is in files: nobody has to read what is printed.
+    """Standard output or error of a command. It may be closed early, since results are in files.
 
     Attributes:
-        error: The first one of a write, of which the program says at its end: all that follows is dropped.
+        error: The first error of a write, reported at the end. All later output is dropped.
     """
 
     error: OSError | None = None
@@ -127,7 +127,7 @@ def streams() -> Iterator[Stream]:
 
 
 STDOUT = Path("-")
-"""The file that stands for the standard output."""
+"""The file name that means standard output."""
 
 PAGES = (".html", ".htm")
 """Suffixes of a report that is a page; any other report is JSON."""

@@ -25,8 +25,8 @@ Models = Annotated[list[Path], typer.Argument(metavar="MODEL", hidden=True)]
 def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -> None:
     """Rewrite MODEL so that TensorRT builds it in FP16 and it stays accurate.
 
-    Exits with 0 if it is verified, 1 if a check failed, 2 on bad usage or model, 3 if TensorRT does not build
-    MODEL as it came.
+    Exits with 0 if it is verified, 1 if a check failed, 2 on bad usage or model, 3 if TensorRT cannot build
+    the original MODEL.
     """
     from rewriter.ir.model import data_files
     from rewriter.jobs.fix import api

@@ -186,7 +186,7 @@ def _parameter(declared: Option) -> inspect.Parameter:
 
 
 def completer(declared: Option) -> Callable[[str], list[tuple[str, str]]] | None:
-    """What the shell offers for an incomplete value: names, or the last name of a list with commas."""
+    """Completions of a value in the shell: names, or the last name of a comma-separated list."""
     if not (declared.offers or get_origin(declared.kind) is Literal):
         return None
 
@@ -207,10 +207,10 @@ def _place(parameter: inspect.Parameter) -> int:
 
 
 def configured(given: Mapping[str, Any], model: Path | None = None, *, quiet: bool) -> ResolvedOptions:
-    """Every option, with those of the command line; stderr reports the sources that were read.
+    """Resolves every option from the command line and the other sources, which it lists on stderr.
 
     Args:
-        model: A rewriter.toml beside it, which has no effect from elsewhere, is a warning.
+        model: Warns of a rewriter.toml beside it, which is not read from another folder.
     """
     from rewriter.pipeline import config
 
@@ -241,9 +241,9 @@ def check_extra(option: str, path: Path | None, inputs: Iterable[Any], endings: 
 
     Args:
         option: The key of the option that names it.
-        inputs: Other files and folders of the command; what is no path is ignored. The weights of models
-            are inputs, too.
-        endings: Suffixes that it may have, if they are not those of `ENDINGS`.
+        inputs: Other files and folders of the command; values that are not paths are ignored. The weights
+            of models are inputs, too.
+        endings: Suffixes that it may have, if they differ from `ENDINGS`.
     """
     if path is None or path == STDOUT:
         return

@@ -23,14 +23,14 @@ from rewriter.hooks.torch import eval_mode, patched_with  # noqa: E402  # the me
 class FixOnExport(_lightning.Callback):  # type: ignore[misc, name-defined]
     """Exports the module with its own `to_onnx`, and fixes the file.
 
-    All errors, those of the export included, become warnings, so that the result of training is kept.
+    All errors, including errors of the export, become warnings, so that the result of training is kept.
 
     Args:
         path: The file; for checkpoints, the step is added to its name: `model-step=200.onnx`.
         when: At the end of training, or whenever a checkpoint is saved.
         example: Arguments that `to_onnx` runs the module on; None: its `example_input_array`.
         export: More arguments of `torch.onnx.export`.
-        options: Those of `HookOptions`, which are checked before training.
+        options: Fields of `HookOptions`, which are checked before training.
     """
 
     def __init__(

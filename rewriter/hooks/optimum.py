@@ -24,7 +24,7 @@ def fix_export(
         folder: The `output` of the export.
         calibration: Samples as a tokenizer returns them; other entries than the model's inputs are ignored.
             For several files, samples by file name: `{"encoder_model.onnx": [...]}`. None: random data.
-        options: Those of `HookOptions`.
+        options: Fields of `HookOptions`.
 
     Raises:
         ModelError: there is no .onnx file.

@@ -37,12 +37,12 @@ def skipped(path: Path) -> str:
 
 
 def fix_committed(path: Path, options: dict[str, Any]) -> bool:
-    """Fixes a file in its place, and keeps the original beside it; returns False if there was nothing to do.
+    """Fixes a file in place, and keeps the original beside it; returns False if there was nothing to do.
 
     git ignores the original from then on, in this clone (info/exclude).
 
     Args:
-        options: Those of `rewriter.fix`, without `build`: TensorRT's build is slow.
+        options: Options of `rewriter.fix`, except `build`: TensorRT's build is slow.
 
     Raises:
         RewriterError: it failed, or its verification did; the file is unchanged then.

@@ -52,7 +52,7 @@ def patched(**options: Any) -> _GeneratorContextManager[list[Fixed]]:
     `from torch.onnx import export` is the plain exporter, which is not affected.
 
     Args:
-        options: Those of `HookOptions`.
+        options: Fields of `HookOptions`.
     """
     return patched_with(HookOptions(**options))
 

@@ -19,7 +19,7 @@ class FixOnExport:
     Without `calibration`, ranges come from random images: Ultralytics exports with a black one.
 
     Args:
-        options: Those of `HookOptions`.
+        options: Fields of `HookOptions`.
     """
 
     def __init__(self, **options: Any) -> None:

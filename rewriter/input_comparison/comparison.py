@@ -63,7 +63,7 @@ class SampleComparison:
 
 @dataclass(frozen=True, repr=False)
 class InputComparison(Summary):
-    """All samples of both pipelines, in order; `counts` are those of ours and of theirs."""
+    """All samples of both pipelines, in order; `counts` are the numbers of our and their samples."""
 
     samples: tuple[SampleComparison, ...]
     counts: tuple[int, int]

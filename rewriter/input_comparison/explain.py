@@ -159,7 +159,7 @@ def _padding(ours: Array, theirs: Array, noise: float) -> Iterator[Difference]:
 def _remainder(
     ours: Array, theirs: Array, dtypes: tuple[np.dtype[Any], np.dtype[Any]]
 ) -> Iterator[Difference]:
-    """What is left: values that are rounded, at most by a pixel value, or another resampling."""
+    """The remaining difference: rounded values, off by at most one pixel value, or another resampling."""
     relative, largest = relative_l2(theirs, ours), float(np.max(np.abs(theirs - ours), initial=0.0))
     exact = dtypes[1].kind in "iu" and float(np.mean(theirs != ours)) <= ROUNDED_SHARE
     if relative > 2 * max(1e-6, _epsilon(*dtypes)) and not (exact and largest <= 1.0):

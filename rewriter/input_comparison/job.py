@@ -130,5 +130,5 @@ def _arrays(sample: Sample) -> dict[str, Array]:
 
 
 def _without_labels(own: dict[str, Array], other: dict[str, Array]) -> dict[str, Array]:
-    """The arrays of one side; of a tuple the first alone if the other side has one: labels follow it."""
+    """The arrays of one side, without labels: of a tuple only the first, if the other side has one array."""
     return {FIRST: own[FIRST]} if len(other) == 1 and FIRST in own else own

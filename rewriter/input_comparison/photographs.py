@@ -39,8 +39,8 @@ RECOGNISED = 0.02
 line of code that is right less than 1e-3."""
 
 EQUAL, EXACT = 1.3, 2e-6
-"""Ratio of unexplained shares up to which the usual method wins; and a share that is nothing, beside that of
-rounding to whole pixels (some 1e-5 of the variance)."""
+"""Ratio of unexplained shares up to which the usual method wins; and a share that counts as zero: rounding to
+whole pixels leaves some 1e-5 of the variance."""
 
 RATIOS = (1.0, 256 / 224, 1 / 0.9, 1 / 0.95, 1 / 0.96, 232 / 224, 236 / 224, 248 / 224, 272 / 224)
 """Shorter side before a centre crop, over the crop: 224 of 256 and other usual ratios, from timm."""
@@ -58,7 +58,7 @@ METHODS = {
     "area": "cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA)",
     "lanczos with antialiasing": "image.resize(size[::-1], Image.LANCZOS)",
 }
-"""What preprocessing uses; the usual ones first, which win where several give the same."""
+"""Resizing methods of preprocessing code, the usual ones first, which win where several give the same."""
 
 
 def photographs(source: Any) -> list[Array]:

@@ -102,7 +102,7 @@ Pair = tuple[Scaling, Scaling]
 
 
 def between(pair: Pair, order: tuple[int, ...]) -> tuple[Array, Array]:
-    """Factor and offset that turn the scaling of ours into that of theirs, by their channels."""
+    """Factor and offset that turn our scaling into theirs, in the order of their channels."""
     mine, other = (scaling.affine(len(order)) for scaling in pair)
     factor = other[0] / mine[0][list(order)]
     return factor, other[1] - mine[1][list(order)] * factor

@@ -1,4 +1,4 @@
-"""The passes, one file each. `ALL` is the registry's list; `pipeline/presets.toml` has those of presets.
+"""The passes, one file each. `ALL` lists them; `pipeline/presets.toml` lists the passes of each preset.
 
 `rewriter.run_passes(model, ["simplify", MyPass()])` runs some of them, or your own, on a model.
 """

@@ -78,11 +78,11 @@ EXACT = Exactness(0.0, "the arithmetic is the same, operation for operation")
 class Stage(IntEnum):
     """When a pass runs, and the data that it reads. A pipeline goes through the stages in this order.
 
-    Passes of `STRUCTURE` need nothing but the graph and may stand anywhere.
+    Passes of `STRUCTURE` need nothing but the graph and may run anywhere.
     """
 
     STRUCTURE = 0
-    """Reads the graph alone."""
+    """Reads only the graph."""
 
     RANGES = 1
     """Reads `Context.ranges`: `fix` measures before the first such pass."""

@@ -29,7 +29,7 @@ class ClampConstants(GraphPass):
 
     - Masked entries stay exactly 0. Softmax computes exp(x - max), and FP32's exp is 0 below
       -103.98 = ln(2^-150). Results change only if the scores of one row differ by 16384 - 104 or more.
-      Scores within +-8140 never do; those of trained models are far smaller.
+      Scores within +-8140 never do; trained models have far smaller scores.
     - The sum of mask and score is finite in FP16 for scores within +-49000. It stays within half of
       FP16's range, the plan's head-room, for scores above -16368. Two such masks may be added up.
     - It is a power of two: exact in FP16 and BF16, and so are its products with 0 and 1.

@@ -16,7 +16,7 @@ from rewriter.passes.algorithms.windows import Windows, windows_of
 from rewriter.passes.base import Change, Context, Event, Exactness, Requires, WeightPass, refused
 
 ALIGNED = 8
-"""Channels that Tensor Cores take at once in FP16."""
+"""Channels that Tensor Cores read together in FP16."""
 
 
 @dataclass(frozen=True)
@@ -25,20 +25,20 @@ class ConvtransposeToDepthToSpace(WeightPass):
 
     A ConvTranspose whose kernel is its stride s writes s x s pixels for each pixel that it reads, and no
     pixel twice. A pointwise Conv computes the same sums as s * s channels for each channel, and DepthToSpace
-    moves them to their places: a sub-pixel convolution (Shi et al. 2016, arXiv 1609.05158). The kernels of a
-    ConvTranspose are made for channels in eights. With one channel, as at the end of a text detector, it
+    rearranges them: a sub-pixel convolution (Shi et al. 2016, arXiv 1609.05158). The kernels of a
+    ConvTranspose are made for multiples of 8 channels. With one channel, as at the end of a text detector, it
     takes 198 of the 630 us of the network (docs/accuracy.md#convtransposes-of-few-channels).
 
     With 16 channels and more the gain is small, or none. In FP32 the sums are the same. An FP16 Conv sums in
-    FP16, which errs more the deeper the sum is, so deep ones stay. No GPU has measured the error.
+    FP16, where deep sums are inaccurate, so they are skipped. The error was not measured on a GPU.
 
     Skipped without a report: ConvTransposes of more channels, deeper sums, windows that overlap or leave
     gaps, strides that differ along the axes, one or three axes, computed weights.
 
     Options:
-        channels: Fewest output channels of a ConvTranspose that stays.
-        depth: Most input channels of one that is replaced. FP16 sums of 256 products err by 6.4e-4, where
-            FP32 sums err by 3.0e-4 (docs/accuracy.md#nets-of-convs).
+        channels: Fewest output channels of a ConvTranspose that is skipped.
+        depth: Most input channels of one that is replaced. FP16 sums of 256 products have an error of 6.4e-4,
+            FP32 sums one of 3.0e-4 (docs/accuracy.md#nets-of-convs).
 
     Declines:
         - padding, an output_padding or output_shape, dilation, groups

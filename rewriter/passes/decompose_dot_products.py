@@ -21,10 +21,10 @@ from rewriter.passes.base import Change, Context, Event, Exactness, Requires, We
 class DecomposeDotProducts(WeightPass):
     """A classifier's last product rounds its input and its result: Mul and ReduceSum round neither.
 
-    With one row there is nothing for Tensor Cores to do: the product needs as long as reading its weight. As
+    With one row there is nothing for Tensor Cores to do: the product takes as long as reading its weight. As
     Mul and ReduceSum, `mixed-precision{epilogues=all}` keeps it in FP32 with the pooling before it, and it
-    does not use TF32 either. A ResNet-50 errs less and is no slower (docs/accuracy.md#nets-of-convs). The
-    weight stays FP32, which needs twice the memory of FP16.
+    does not use TF32 either. A ResNet-50 becomes more accurate and no slower
+    (docs/accuracy.md#nets-of-convs). The weight stays FP32, which needs twice the memory of FP16.
 
     Skipped without a report: products whose result is no output, computed weights, more than one row.
 

@@ -16,7 +16,7 @@ from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, R
 
 @dataclass(frozen=True)
 class Product:
-    """The labels of an Einsum as those of a product [*batch, *rows, *summed] x [*batch, *summed, *columns].
+    """The labels of an Einsum, as a product [*batch, *rows, *summed] x [*batch, *summed, *columns].
 
     `left`, `right` and `output` are the labels as written, one letter for each axis.
     """
@@ -39,15 +39,15 @@ class Product:
 class DecomposeEinsum(GraphPass):
     """torch.einsum and Flax write projections and attention as Einsum, which no rule about products knows.
 
-    With MatMul, attention is recognised, sums in FP32 where that is free, and weights are rounded with the
-    others. Transposes and Reshapes bring the axes in order; those of a constant are computed at once
+    As MatMul, attention is recognised, it sums in FP32 where that is free, and its weights are rounded like
+    all others. Transposes and Reshapes bring the axes into order; a constant operand is reordered in advance
     (docs/accuracy.md#as-flax-writes-it).
 
     Declines:
-        - more or fewer than two operands, an ellipsis, a diagonal, a sum over one operand alone, an outer
-          product
+        - more or fewer than two operands, an ellipsis, a diagonal, a sum over a label of one operand only, an
+          outer product
         - a label with two sizes, one of which is broadcast
-        - axes to be merged of which more than one size is unknown
+        - axes to be merged, if more than one has an unknown size
     """
 
     name = "decompose-einsum"
@@ -144,7 +144,7 @@ def _perm(labels: str, wanted: str) -> list[int]:
 
 
 def _ordered(new: Replacement, name: str, perm: list[int], target: list[int] | None) -> str:
-    """An operand with its axes in order, and merged to `target`; a constant is computed at once."""
+    """An operand with its axes in order, and merged to `target`; a constant is reordered in advance."""
     graph, moves = new.graph, perm != sorted(perm)
     value = graph.constant(name)
     if value is not None and (moves or target is not None):

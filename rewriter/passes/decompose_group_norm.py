@@ -85,11 +85,11 @@ class DecomposeGroupNorm(GraphPass):
 
 
 def _found(graph: GraphEditor, node: NodeProto) -> tuple[str, Sizes] | None:
-    """What a GroupNorm normalises, with its sizes after the batch: [groups, their channels, height, width].
+    """The input of a GroupNorm with its sizes after the batch: [groups, their channels, height, width].
 
-    Rows that are no view of an image stay [groups, length]; an image of unknown height or width is [groups,
-    their channels, -1]; () stands for other sizes that are not known. None: it is another node, or its scale
-    is computed, or for each group, as in GroupNormalization before opset 21.
+    Rows that are not a view of an image are [groups, length]; an image of unknown height or width is [groups,
+    their channels, -1]; () means that other sizes are unknown. None: it is another node, or its scale is
+    computed or has one element per group, as in GroupNormalization before opset 21.
     """
     of_groups = is_op(node, "GroupNormalization") and graph.model.opset >= 21
     if not of_groups and not is_op(node, "InstanceNormalization"):

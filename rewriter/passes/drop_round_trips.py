@@ -15,11 +15,11 @@ PROBE = "cast-round-trip-output"
 
 @dataclass(frozen=True)
 class DropRoundTrips(GraphPass):
-    """TensorRT-RTX 1.6.1 gives garbage for a product in FP32 that is cast to FP16 and back at once.
+    """TensorRT-RTX 1.6.1 returns garbage for an FP32 product that is cast to FP16 and directly back.
 
     Where the kernel of a MatMul, Gemm or Conv ends with the two Casts, it writes FP16 and its consumer reads
     FP32 (docs/engines.md#casts-to-fp16-and-back). Without the Casts the result is right, and one rounding
-    nearer to the FP32 model. Casts that imitate FP16 on purpose are removed in this place as well; elsewhere
+    closer to the FP32 model. Casts that imitate FP16 on purpose are removed here, too; everywhere else
     `clean-casts` keeps them.
 
     It follows `rewriter probe`: it removes the Casts where the target was wrong and keeps them where it was

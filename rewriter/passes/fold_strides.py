@@ -29,7 +29,7 @@ class FoldStrides(WeightPass):
     A Conv of stride s reads the image in steps of s x s pixels. The pass makes the pixels of each such block
     channels (Reshape, Transpose, Reshape: C becomes C * s * s). Over blocks it is a Conv of stride 1, its
     weight padded with zeros to whole blocks. ResNet's and SegFormer's stems need about half the time and
-    err less (docs/accuracy.md#stems-with-a-stride).
+    are more accurate (docs/accuracy.md#stems-with-a-stride).
 
     With stride s, first padding p and window k: y(i) = sum over u of w[u] x[s i + u - p]. Put f = (-p) mod s
     zeros before w and write u + f = s q + r: y(i) = sum over q and r of w[s q + r - f] x[s j + r], where

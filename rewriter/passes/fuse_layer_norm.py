@@ -23,7 +23,7 @@ class FuseLayerNorm(GraphPass):
     larger than the deviation (docs/accuracy.md#decomposed-norms).
 
     Declines:
-        - a norm of which an inner tensor is used elsewhere or is a graph output
+        - a norm with an inner tensor that is used elsewhere or is a graph output
         - means over different axes, sums that are not means
         - an epsilon outside the root or as a lower bound, or more than one epsilon
         - a constant scale that varies along other axes, or that would add an axis

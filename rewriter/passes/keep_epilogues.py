@@ -26,7 +26,7 @@ class KeepEpilogues(GraphPass):
     itself, or where it is the sum's only consumer (the norms after BERT's sums, the last norm of every
     transformer). A Transpose takes them where it is their only consumer (SegFormer's, before its depthwise
     Convs). With a view between the two, the product's kernel computes them, with as many kernels as before.
-    Three layers of a BERT err a quarter as much and are faster
+    Three layers of a BERT have a quarter of the error and are faster
     (docs/accuracy.md#norms-and-transposes).
 
     Every LayerNormalization, RMSNormalization and Transpose whose input is computed elementwise from a
@@ -38,7 +38,7 @@ class KeepEpilogues(GraphPass):
     the operators (docs/accuracy.md#own-epilogues).
 
     Options:
-        of: What the operators follow: products and Convs of series, or these Convs alone.
+        of: Producers of the operators: products and Convs of series, or only these Convs.
 
     Declines:
         - a norm whose mean or deviation is read

@@ -43,7 +43,7 @@ class MergeBranches(WeightPass):
 
     Declines:
         - a Conv whose result has other consumers or is a graph output
-        - branches with different strides, dilations, groups or channels, and windows of which none holds all
+        - branches with different strides, dilations, groups or channels; windows, if none holds all others
         - results that may differ in size: Add would broadcast one
         - `auto_pad` of a strided Conv whose input sizes are unknown
         - a computed bias

@@ -22,35 +22,35 @@ RANK = 4
 """Axes of a result in heads, [batch, length, heads, size]: others were not measured (docs/accuracy.md)."""
 
 _Target = tuple[int, ...]
-"""Entries of a Reshape's target: a size, 0 (that of its input's axis), or -1 (not known)."""
+"""Entries of a Reshape's target: a size, 0 (the size of its input's axis), or -1 (not known)."""
 
 
 @dataclass(frozen=True)
 class MergeProjections(WeightPass):
-    """TensorRT merges products of one tensor by itself, and then sums them in FP16 whatever reads them.
+    """TensorRT itself merges products of one tensor, and then sums them in FP16 whatever reads them.
 
     As one product with one bias they can have an FP32 epilogue (`mixed-precision{epilogues=all}`), and the
-    kernel sums in FP32. Q, K and V then err a fifth as much at the same speed
-    (docs/accuracy.md#products-of-one-tensor). Without an FP32 bias, one product errs as much as three.
+    kernel sums in FP32. Q, K and V then have a fifth of the error at the same speed
+    (docs/accuracy.md#products-of-one-tensor). Without an FP32 bias, one product is as inaccurate as three.
 
     A group is all MatMul and Gemm nodes of one graph that multiply one tensor by a constant 2-D weight. It
     becomes MatMul, Add and Split; the results keep their names. A constant bias that is a product's only
     consumer becomes a part of the one bias. Without any bias zeros are added: the epilogue needs an Add.
 
-    Where all results only go through a Reshape to [batch, length, heads, size] with one size, a single
-    Reshape stands before the Split, and the Split counts heads. TensorRT then moves Q, K and V in one kernel
+    If every result only goes through a Reshape to [batch, length, heads, size] with one size, a single
+    Reshape comes before the Split, and the Split counts heads. TensorRT then moves Q, K and V in one kernel
     instead of three. A Mul by one number before such a Reshape moves after it, which is bit-equal. Computed
     Reshape targets need shape inference that knows them. In all other cases, and where --keep-fp32 or
     --keep-fp32-op names a node that would be removed or moved, the Split counts columns.
 
-    All results are computed at once and live until their last consumer. If every layer projects one state (a
-    decoder's cross-attention, a time embedding), those of all layers do. Members share one range and one
-    exponent of `rescale`. So the pass runs after `rescale`, which can save one member that overflows, and
+    All results are computed together and live until their last consumer. If every layer projects one state (a
+    decoder's cross-attention, a time embedding), the results of all layers do. Members share one range and
+    one exponent of `rescale`. So the pass runs after `rescale`, which can save one member that overflows, and
     before `mixed-precision`, which keeps all of them in FP32 if one cannot be saved.
 
     Without an FP32 epilogue, only heads of short sequences gain: 4 to 8 % of five drawn networks of 64 to 196
     tokens on an H200. With 470 tokens, or where the Split counts columns, the move costs 2 to 3 %
-    (benchmarks/README.md#population), so that the default preset has `longest=256`.
+    (benchmarks/README.md#population), so the default preset has `longest=256`.
 
     Options:
         longest: Longest sequence whose products are merged, and only where they are cut into heads; 0: all.
@@ -286,7 +286,7 @@ def _target(graph: GraphEditor, view: NodeProto, before: Shape | None) -> _Targe
 
 
 def _entry(written: int, size: int | str | None, old: Shape) -> int:
-    """One axis: its size if known, 0 if it is that of what is read (`old`, of one axis or none), else -1."""
+    """One axis: its size if known, 0 if it equals the input's (`old`, of one axis or none), else -1."""
     if written > 0 or isinstance(size, int):
         return written if written > 0 else int(size or -1)
     return 0 if old and (written == 0 or (isinstance(size, str) and size == old[0])) else -1
@@ -303,7 +303,7 @@ def _cut(new: Replacement, tensor: str, cuts: list[_Cut], rows: _Target) -> None
 
 
 def _part(graph: GraphEditor, cut: _Cut, dtype: int | None) -> str:
-    """The tensor that the Split writes for this result: that of the Reshape, or the new input of the scale.
+    """The tensor that the Split writes for this result: the Reshape's, or the new input of the scale.
 
     The scale then writes the Reshape's result; the caller removes the Reshape.
     """

@@ -42,8 +42,8 @@ class PadChannels(GraphPass):
     A pointwise Conv of 90 channels needs 8.4 us, and one of 96 needs 2.9; 3x3 Convs of 44 and 48 channels
     need 12.6 and 4.7, and Xception's 728 channels 9.1 instead of 4.7 for 736 (docs/accuracy.md#channels). So
     weights get rows of zeros, the tensors between Convs more channels, and the Convs that read them columns
-    of zeros. An added channel is finite and meets zeros alone, so that all other channels keep their values.
-    The new weights stay in memory until they are lowered, also those of external data.
+    of zeros. An added channel is finite and only meets zeros, so all other channels keep their values. The
+    new weights stay in memory until they are lowered, even if the old ones were external data.
 
     Channels go from a Conv of one group through activations, poolings, sums and products, depthwise Convs,
     BatchNormalizations, Concats and Resizes.
@@ -51,11 +51,11 @@ class PadChannels(GraphPass):
     Skipped without a report: numbers of channels up to `least`, quantised or computed weights.
 
     Options:
-        step: What numbers of channels become multiples of.
+        step: Numbers of channels become multiples of this.
         least: Numbers of channels up to this one stay: 3x3 Convs of 32 channels are slower than of 24.
 
     Declines:
-        - channels that any other operator reads, or that are handed out
+        - channels that any other operator reads, or that are graph outputs
         - a Conv that --keep-fp32, --keep-fp32-op or an edited plan names
     """
 
@@ -102,8 +102,8 @@ class PadChannels(GraphPass):
 class _Block:
     """The channels of one Conv's result, or of a tensor from elsewhere.
 
-    `tied` is another block of the same size: what holds of all tied ones stands in their root. An `obstacle`
-    is why they keep their size, and `more` the channels that are added to each.
+    `tied` is another block of the same size; the root of tied blocks holds what applies to all of them. An
+    `obstacle` is why they keep their size, and `more` the channels that are added to each.
     """
 
     size: int

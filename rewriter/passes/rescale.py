@@ -122,7 +122,7 @@ def _rescaled(analysis: GraphAnalysis) -> Iterator[Event]:
 
 
 def _event(graph: GraphEditor, scope: int, exponents: Mapping[str, int], edits: int, what: str) -> Rescaled:
-    """Reports the exponents, and records those of the main graph in the model."""
+    """Reports the exponents, and records them in the model if this is the main graph."""
     if graph.is_main:
         record(graph.model, exponents)
     rows = tuple((scope, tensor, k) for tensor, k in exponents.items())

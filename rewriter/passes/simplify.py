@@ -54,7 +54,7 @@ _UNLOCKS_NOTHING = frozenset({"Cast", "Constant", "Dropout", "Identity"})
 """If only these were removed, another run finds nothing new."""
 
 _CONSTANT = frozenset({"Constant", "Shape", "Size", "SequenceLength", "OptionalHasElement"})
-"""What onnxsim may make constant. Without them a search for constants is a third of its time for nothing."""
+"""Operators that onnxsim may fold. Without any, its search for constants wastes a third of its time."""
 
 _WITH_UNIT = frozenset("Add Sub Mul Div Pow And Or Concat".split())
 """onnxsim removes them where a constant has no effect. At 50,000 nodes it needs half of its time for that."""
@@ -194,7 +194,7 @@ def _run_onnxsim(proto: ModelProto, folds: bool, units: bool) -> ModelProto:
 def skipped_always() -> tuple[str, ...]:
     """Returns the optimizers that onnxsim must skip: all but `OPTIMIZERS`, and one that no list names."""
     library = _onnxsim()
-    library.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
+    library.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers its own optimizers
     names = library.onnxsim_cpp2py_export._list_optimizers()
     return (*(name for name in names if name not in OPTIMIZERS), "fuse_matmul_add_bias_into_gemm_batched")
 
@@ -259,7 +259,7 @@ def _adopt(model: Model, result: ModelProto, tag: str) -> bool:
 
 
 def _bare(node: NodeProto) -> bytes:
-    """Serialises what a node computes: without its name and notes, and those of its subgraphs."""
+    """Serialises what a node computes: without names and notes, its own and its subgraphs'."""
     copy = NodeProto()
     copy.CopyFrom(node)
     _strip(copy)

@@ -45,7 +45,7 @@ class UnfoldPatches(WeightPass):
     Options:
         channels: Most input channels of a Conv that is unfolded; 0 for any number.
         depth: Least depth of sums (input channels times elements of the window) that are unfolded whatever
-            their channels; 0 for none. The preset `accurate` has 1024: FP16 sums err by 8.8e-4 from there on.
+            their channels; 0 for none. The preset `accurate` has 1024: from there the error is 8.8e-4.
 
     Declines:
         - sizes that are unknown, or that the windows do not divide: Conv drops the remainder
@@ -181,7 +181,7 @@ class _Unfolding(Replacement):
 def _channels_last(
     graph: GraphEditor, conv: NodeProto, counts: tuple[int, ...], channels: int, kept: NodePatterns
 ) -> NodeProto | None:
-    """Returns the Transpose that alone brings the result to [N, L, O] or [N, *counts, O], Shape aside."""
+    """Returns the Transpose to [N, L, O] or [N, *counts, O] that is the result's only reader but Shapes."""
     result = conv.output[0]
     readers = [n for n in graph.consumers(result) if n.op_type != "Shape"]
     if len(readers) != 1:

@@ -25,7 +25,7 @@ OF_WEIGHTS = (
     "- nodes that --keep-fp32, --keep-fp32-op or an edited plan names",
     "- weights that are quantised, or that belong to an enclosing graph",
 )
-"""What every pass that replaces weights declines."""
+"""Declined by every pass that replaces weights."""
 
 WIDTH = 78
 _SECTION = re.compile(r"^(Options|Declines):$", re.MULTILINE)

@@ -133,7 +133,7 @@ class Configuration:
     warnings: tuple[str, ...] = ()
 
     def resolve(self, **own: Any) -> ResolvedOptions:
-        """Returns every option with its value and its source; `own` are those of the command line."""
+        """Returns every option with its value and its source; `own` are the command line's options."""
         command = {n: v for n, v in own.items() if n in KEYS and v not in (None, [], ())}
         users = (Source("command line", "command line", command), *self.sources)
         chosen = {name: source for source in reversed(users) for name in source.values}

@@ -54,11 +54,11 @@ class Driver:
         """Returns the rewritten model and one result for each pass; `model` itself is unchanged.
 
         Weights in Constant nodes are initializers for every pass. If no pass changes anything, the result is
-        `model` as it came.
+        `model` itself.
 
         Raises:
-            PassError: a pass broke the contract; the message names it and those before it. What else a
-                pass raises is passed on.
+            PassError: a pass broke the contract; the message names it and the passes before it. Other errors
+                of a pass are passed on.
         """
         current, draft = with_lifted_weights(model), None
         strict = not current.facts().contradiction  # the user's own model may have some

@@ -28,7 +28,7 @@ _SYNTAX = (
 )
 
 _OF_THE_RESULT = re.compile(r"^\+.*$|^(changed|declined) .*: .*$|^-", re.MULTILINE)
-"""What `outcome` adds to the text of a graph."""
+"""Lines that `outcome` adds to the text of a graph."""
 
 _LARGE = 16
 """Float constants of more elements are written without values."""
@@ -36,7 +36,7 @@ _LARGE = 16
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _WIDTH = 108
 _HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
-"""That of a text that has none."""
+"""Header of a text that has none."""
 
 
 def read(path: Path) -> ModelProto:
@@ -136,9 +136,9 @@ def _broken(line: str) -> str:
 
 
 def outcome(before: Model, after: Model, results: Sequence[PassResult]) -> list[str]:
-    """What passes did to a model, as lines of text that `parse` reads as the model before.
+    """The changes by passes, as lines of text that `parse` reads as the model before them.
 
-    Lines that they removed have a minus, their own ones a plus. Changes and refusals are below the graph.
+    Removed lines have a minus, added ones a plus. Changes and refusals are below the graph.
     """
     old, new = (render(model.whole()).split("\n") for model in (before, after))
     marked = list(difflib.unified_diff(old, new, n=len(old), lineterm=""))[3:]

@@ -50,7 +50,7 @@ PANELS = (DATA, MANY, PASSES, PRECISION, SEARCH, ENGINE, OUTCOME)
 
 PROFILE = "NAME:1x3x8,..."
 TARGETS = ("tensorrt", "tensorrt-rtx")
-"""Libraries; a version may follow or stand alone."""
+"""Libraries; a version may follow, or be given by itself."""
 
 PRESETS, PIPELINE = "rewriter.pipeline.presets", "rewriter.pipeline.text:listed"
 METRICS = "rewriter.runtime.metrics.metrics:METRICS"
@@ -236,7 +236,7 @@ class FixOptions(DataOptions, EngineOptions):
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class FixCommand(FixOptions):
-    """The options of `rewriter fix`: those of `rewriter.fix`, and a report.
+    """The options of `rewriter fix`: all options of `rewriter.fix`, and a report.
 
     Attributes:
         report: A page (.html) or JSON, too.
@@ -247,7 +247,7 @@ class FixCommand(FixOptions):
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class BatchCommand(FixOptions):
-    """The options of `rewriter batch`: those of `rewriter.fix` for every model, and how they are run.
+    """The options of `rewriter batch`: options of `rewriter.fix` for every model, and how models are run.
 
     Attributes:
         manifest: Models and their options, as TOML. docs/batch.md has an example.
@@ -290,7 +290,7 @@ class ScanOptions(DataOptions):
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class ScanCommand(ScanOptions):
-    """The options of `rewriter scan`: those of `rewriter.scan`, and what its exit code depends on.
+    """The options of `rewriter scan`: all options of `rewriter.scan`, and what the exit code depends on.
 
     Attributes:
         fail_on: Exit with 1 from warning or error on. The least severe finding with which `scan` does.

@@ -118,8 +118,8 @@ def select(
     """Returns the passes of `preset`, or `passes` in its place, without those in `skip`, with those in `add`.
 
     Args:
-        passes: A pipeline as text, or a list of such texts and passes; `...` stands for the preset's.
-        add: As `passes`. Each replaces the one of its name, or stands before the first of a later stage.
+        passes: A pipeline as text, or a list of such texts and passes; `...` inserts the preset's passes.
+        add: As `passes`. Each replaces the pass of its name, or comes before the first of a later stage.
 
     Raises:
         UsageError: an unknown preset, pass or option, or something else than a pass.

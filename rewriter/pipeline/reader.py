@@ -1,7 +1,7 @@
-"""Reads the value of an option, whoever gives it: the command line, a variable, a file, a pipeline or Python.
+"""Reads the value of an option from the command line, a variable, a file, a pipeline or Python.
 
-All go through `converted`, by the type of the option; those that have texts alone wrap them in `Text`. Fields
-that list something take one value, too: `keep_fp32="*/norm*"` is one pattern.
+All go through `converted`, by the type of the option; sources that only have texts wrap them in `Text`. A
+field that lists something accepts a single value, too: `keep_fp32="*/norm*"` is one pattern.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ INSTEAD: Mapping[str, str] = {
     "stronglyTyped": "leave it out: results are strongly typed",
     "noTF32": "leave it out: it is an option of the engine's builder",
 }
-"""What to do instead of options that others have."""
+"""Advice on options of other tools."""
 
 
 class Text(str):
@@ -61,8 +61,8 @@ def read(option: Option, given: Any, place: str = "", *, kind: Any = None, folde
 
     Args:
         place: The file or variable that set it; "": the option itself.
-        kind: The type, where it is not that of texts and files.
-        folder: What paths of a file are relative to.
+        kind: The type, where it differs from the type in texts and files.
+        folder: The folder that paths in a file are relative to.
 
     Raises:
         UsageError: it has another type, or makes no sense; the message names `place`, and what is accepted.
@@ -236,7 +236,7 @@ def unknown(word: str, what: str, source: str, names: Iterable[str]) -> UsageErr
 
 
 def instead(word: str, names: Iterable[str]) -> str:
-    """What to use in place of an option that does not exist; `names` are names or keys of those that do."""
+    """A suggestion for an option that does not exist; `names` are names or keys of the options that do."""
     keys, tried = [name.replace("_", "-") for name in names], word.lstrip("-").replace("_", "-")
     close = did_you_mean(tried, keys).replace("'", "`")
     return INSTEAD.get(tried) or close or f"choose from {', '.join(keys)}"

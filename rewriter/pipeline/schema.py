@@ -30,10 +30,10 @@ Shapes = Mapping[str, Sequence[int]]
 Place = Literal["python", "command line", "file"]
 EVERYWHERE: tuple[Place, ...] = ("python", "command line", "file")
 ONE_RUN: tuple[Place, ...] = ("python", "command line")
-"""For what belongs to one run, so that no file may set it. `file` stands for the environment, too."""
+"""For options of a single run, which no file may set. `file` includes the environment."""
 
 COMMAND: tuple[Place, ...] = ("command line",)
-"""For what belongs to one command, and to no function of the API."""
+"""For options of one command that no function of the API has."""
 
 METAVARS: Mapping[Any, str] = {int: "N", float: "NUMBER", Path: "FILE", Names: "A,B", Paths: "FILE"}
 
@@ -44,13 +44,13 @@ class Option:
 
     Attributes:
         kind: The type of its value in texts and files, without `None`.
-        default: The value where nobody sets it; None: the preset or the model decides.
+        default: The value if it is not set; None: the preset or the model decides.
         text: Its explanation; the first sentence is the line in `--help`.
-        read: Reads its value from text, where the type alone does not say how.
+        read: Reads its value from text, where the type is not enough.
         check: Raises `UsageError` or `ValueError` for a value of the right type that makes no sense. It may
             be given as `package.module:name`, as may the next: a shell that completes imports nothing then.
         offers: The names that the shell offers, or a function that returns them with their explanations.
-        commas: Whether one text of the command line lists several values.
+        commas: True if one text of the command line lists several values.
         above: A number that is too small.
     """
 
@@ -123,7 +123,7 @@ def option(default: Any, panel: str = "", metavar: str = "", **more: Any) -> Any
 
 
 def like(options: type, name: str, /, **changed: Any) -> Any:
-    """A field declared as that of another options class, with other values for some attributes."""
+    """A field declared like a field of another options class, with other values for some attributes."""
     declared = replace(declarations(options)[name], **changed)
     return field(default=declared.default, metadata={"option": declared})
 

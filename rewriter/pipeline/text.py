@@ -113,7 +113,7 @@ def _values(kind: type[Pass], text: str, where: str) -> dict[str, Any]:
 def listed(
     passes: str | Iterable[str | Pass | EllipsisType], preset: Sequence[Pass] = ()
 ) -> tuple[Pass, ...]:
-    """Reads a pipeline that is text, or a list of such texts and passes; `...` stands for the preset's.
+    """Reads a pipeline that is text, or a list of such texts and passes; `...` inserts the preset's passes.
 
     Raises:
         UsageError: as `parse`; or an entry is something else.
@@ -151,7 +151,7 @@ def _given(entry: Any) -> Pass:
 def render(passes: Iterable[Pass]) -> str:
     """Writes the shortest text of a pipeline: options at their defaults are left out.
 
-    A pass of the user's own code whose options no text can hold is written with its name alone.
+    A pass of the user's own code whose options no text can hold is written as its name, without options.
     """
     return ",".join(step.name + _options(step) for step in passes)
 

@@ -118,7 +118,7 @@ def _before(result: FixResult, worst: OutputComparison) -> str:
 
 
 def _latency(result: FixResult) -> Iterator[Row]:
-    """What was measured, and shares of other latencies, with their source."""
+    """The measured latency, and its ratios to other latencies, with their source."""
     timed = [(c.latency, c.place) for c in result.checks if c.latency is not None][:1]
     parts = [f"{one.median_us:.1f} us (+- {one.iqr_us:.1f}) {place}" for one, place in timed]
     for measured, source in ((True, "measured"), (False, f"estimated, {ORIGIN}")):
@@ -152,7 +152,7 @@ def _with_short_names(cause: str) -> str:
 
 
 def _done(result: FixResult) -> Iterator[Row]:
-    """What the passes did, one line for each kind of pass."""
+    """The changes by the passes, one line for each kind of pass."""
     stages = {name: kind.stage for name, kind in own_passes().items()}
     changed = [step for step in result.passes if step.changes]
     rewriting = [s for s in changed if stages.get(s.name) is not Stage.LOWERING]
@@ -217,7 +217,7 @@ def tables(result: FixResult, graph_of: Callable[[str], str] = lambda node: "") 
 
 
 def _passes(passes: Iterable[PassResult]) -> Table:
-    """What the passes changed and declined, by pass and sentence."""
+    """Changes and refusals of the passes, grouped by pass and sentence."""
     done: list[tuple[str, str, State, list[tuple[str, list[Any]]]]] = []
     for step in passes:
         done.append((step.name, "changed", "plain", grouped(step.changes, lambda change: change.what)))

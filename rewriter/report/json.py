@@ -1,6 +1,6 @@
 """Shared parts of all JSON reports.
 
-Paths stand as the user wrote them; times are wall seconds. JSON has no NaN or infinity: such numbers become
+Paths are as the user wrote them; times are wall seconds. JSON has no NaN or infinity: such numbers become
 the strings "nan", "inf" and "-inf".
 """
 

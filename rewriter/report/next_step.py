@@ -32,7 +32,7 @@ Profile = Sequence[tuple[str, Sequence[tuple[str, ...]]]]
 
 @dataclass(frozen=True)
 class NextStep:
-    """What to run after `fix`.
+    """Commands to run after `fix`.
 
     Attributes:
         commands: By tool, the one to use first; the user replaces `?` by the size of an unknown axis.
@@ -149,7 +149,7 @@ def _trtexec_shapes(profile: Profile) -> Iterator[str]:
 
 
 def _python(target: Target, path: str, engine: str, profile: Profile) -> str:
-    """One line that needs the library's wheel alone."""
+    """One line that needs only the library's wheel."""
     code = [
         f"import {target.library.replace('-', '_')} as trt; from pathlib import Path; log = trt.Logger()",
         'b = trt.Builder(log); typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)',

@@ -20,7 +20,7 @@ def print_result(result: Answers, out: Console, *, verbosity: int = 0) -> None:
     """Print the origin of the answers, and every question with its answer.
 
     Args:
-        verbosity: -1: the first line alone; 1: with all figures, and the use of each answer.
+        verbosity: -1: only the first line; 1: with all figures, and the use of each answer.
     """
     origin = (
         "Recorded answers, not measured on this machine" if result.recorded else "Measured on this machine"

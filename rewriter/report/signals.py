@@ -1,8 +1,8 @@
 """Ctrl-C and requests to end: the work stops, temporary files go, and no traceback is shown.
 
-`rewriter.__main__` ends the process at once while the command line is being imported, when there is nothing
-to clean up yet. From then on the signals raise exceptions, which extension modules may turn into others, and
-callbacks of the garbage collector may lose. What was received is therefore remembered.
+While the command line is being imported there is nothing to clean up, and `rewriter.__main__` just ends the
+process. From then on the signals raise exceptions. Extension modules may turn these into others, and the
+garbage collector's callbacks may lose them, so the received signal is remembered.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Signals:
             raise SystemExit(128 + self.received)
 
     def send_again(self, lost: Any) -> None:
-        """A hook for exceptions in callbacks: those of signals come again when the callback has returned."""
+        """A hook for exceptions in callbacks: sends a signal again when the callback has returned."""
         if isinstance(lost.exc_value, (KeyboardInterrupt, SystemExit)) and self.received:
             threading.Timer(AGAIN_S, os.kill, (os.getpid(), self.received)).start()
         else:

@@ -58,7 +58,7 @@ def print_report(
     commands: Iterable[Row] = (),
     facts: Iterable[Row] = (),
 ) -> None:
-    """Print a report: the verdict first; verbosity -1: the verdict alone, 0: with its summary, 1: everything.
+    """Print a report, the verdict first; verbosity -1: only the verdict, 0: with its summary, 1: everything.
 
     Args:
         commands: What to run next, each with its label, printed as one line, to be copied.

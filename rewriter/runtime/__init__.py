@@ -1,1 +1,1 @@
-"""What runs a model: child processes, engines, emulation, samples, measured ranges and figures of error."""
+"""Runs models: engines, emulation, samples, measured ranges and error metrics."""

@@ -34,7 +34,7 @@ STEPS = 12
 
 
 def data_warnings(model: Model, samples: Samples) -> tuple[str, ...]:
-    """What was done to the user's data, and its conflicts with the model; () for random data."""
+    """Conversions of the user's data, and its conflicts with the model; () for random data."""
     reasons = conflicts(model, samples) if samples.source.real else ()
     texts = (f"the data may be prepared in another way than the model expects: {why}" for why in reasons)
     return (*(f"inputs: {note}" for note in samples.notes), *texts)

@@ -1,4 +1,4 @@
-"""What one TensorRT on one GPU does: what it takes, fuses, gets wrong, and costs."""
+"""Facts about one TensorRT on one GPU: the operators it accepts and fuses, its defects and its costs."""
 
 from rewriter.target.target import NAMED_TARGETS, TYPED_SINCE, Target, numbers, title
 

@@ -63,7 +63,7 @@ class Answers(Summary):
         yield from listed("answers", (f"{name}: {answer.value}" for name, answer in self.answers.items()), 10)
 
     def fits(self, target: Target) -> bool:
-        """True if library, release and GPU are those of a target, which may give a part of them."""
+        """True if library, release and GPU match a target, which may leave some of them open."""
         release = numbers(self.version)[: len(target.version)]
         elsewhere = self.sm and target.gpus and self.sm not in target.gpus
         return self.library == target.library and release == target.version and not elsewhere

@@ -111,7 +111,7 @@ class Result:
     def is_cast(self, fp32: AbstractSet[str], searched: AbstractSet[str]) -> bool:
         """True if a kernel casts it: for a product in FP32, or an FP32 result for readers of both types.
 
-        What the rules alone keep in FP32, such as norms, begins kernels anyway.
+        Nodes that only the rules keep in FP32, such as norms, begin kernels anyway.
         """
         wide = self.readers & fp32
         if self.producer not in fp32:
@@ -169,7 +169,7 @@ class Prices:
 def products(node: NodeProto, shapes: Shapes) -> tuple[str, float, int]:
     """The kind of a matrix operator, its multiply-adds and the length of its sums; ("", 0, 0) for others.
 
-    Those of a depthwise Conv do not count: it is bound by memory.
+    A depthwise Conv counts as another: it is bound by memory.
     """
     if node.op_type in PRODUCTS:
         depth = (_sizes(shapes.get(node.input[0])) or (TYPICAL,))[-1]
@@ -189,7 +189,7 @@ def fp16_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> flo
         return max(count / PRODUCTS_PER_US[kind], KERNEL_US + WAVE_US * waves * depth)
     if node.op_type in VIEWS - SHUFFLES:  # the prices were fitted to networks that have shuffles
         return 0.0
-    # a ReduceMean stands for a norm that is written out
+    # a ReduceMean is counted as the norm that it is a part of
     norm = NORM_US if node.op_type in NORMS | {"ReduceMean"} else 0.0
     return norm + MOVED_US * _moved_elements(node, shapes, constants)
 
@@ -317,7 +317,7 @@ class _Pricing:
         return KERNEL_US + CAST_BYTES * _elements(tensor, self._shapes) / BYTES_PER_US
 
     def _attention_parts(self) -> Iterator[tuple[NodeProto, NodeProto, list[NodeProto]]]:
-        """Each product PV with its QK^T and the nodes between, one of which is a Softmax."""
+        """Each product PV with its QK^T and the nodes between them, including a Softmax."""
         for node in filter(self._multiplies_computed, self._nodes.values()):
             between = list(self._graph.upstream(node.input[0], lambda n: n.op_type in CHEAP))
             if any(n.op_type in SOFTMAX for n in between):

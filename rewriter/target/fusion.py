@@ -1,11 +1,11 @@
-"""Which nodes TensorRT computes in one kernel, as far as types and results depend on it.
+"""Nodes that TensorRT fuses into one kernel, as far as types and results depend on it.
 
-A kernel begins with a product or a convolution, and computes what follows it elementwise, too. With an FP32
-epilogue, a product of FP16 operands sums in FP32: `has_fp32_epilogue` says when.
+A kernel begins with a product or a convolution, and includes the elementwise nodes after it. With an FP32
+epilogue, a product of FP16 operands sums in FP32: see `has_fp32_epilogue`.
 
-The same rules serve graphs without types, before a plan, and graphs with types. `Dataflow` is what they need
-of either. A graph without types looks through Casts between floats (`rewriter.hazards.Survey`); in a graph
-with types (`rewriter.runtime.emulation.product_sums`) Casts are nodes.
+The same rules serve graphs without types, before a plan, and graphs with types. `Dataflow` is their interface
+to both. A graph without types looks through Casts between floats (`rewriter.hazards.GraphAnalysis`); in a
+graph with types (`rewriter.runtime.emulation.product_sums`) Casts are nodes.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ def kernel_results(
 ) -> dict[str, int]:
     """The tensors that kernels compute, each with the position of the node that begins its kernel.
 
-    A node that needs several kernels belongs to the last one: it cannot run before.
+    A node that reads several kernels' results is assigned to the last of them.
 
     Args:
         nodes: In topological order.
         begins: True for a node that begins a kernel, such as a product.
         belongs: True for a node that the kernel of its operand computes, too.
-        source: The tensor that another stands for, such as the operand of a Cast that does not count.
+        source: Returns the tensor that another one is a copy of, such as the operand of an ignored Cast.
     """
     kernels: dict[str, int] = {}
     for position, node in enumerate(nodes):
@@ -107,10 +107,10 @@ def _elementwise_from(graph: GraphView, begins: Test) -> AbstractSet[str]:
 
 
 class Dataflow(Protocol):
-    """What the rules ask of a graph."""
+    """The interface that the rules need of a graph."""
 
     def source(self, tensor: str) -> str:
-        """The tensor that `tensor` stands for: in a graph without types, the one before its Casts."""
+        """The tensor that `tensor` is a copy of: in a graph without types, the one before its Casts."""
         ...
 
     def is_constant(self, tensor: str) -> bool: ...
@@ -158,7 +158,7 @@ def has_fp32_epilogue(
 ) -> bool:
     """True if an FP16 product sums in FP32 for its readers where these are FP32.
 
-    All of them are elementwise, or views that norms alone read, and nothing else sees the result.
+    All of them are elementwise, or views that only norms read, and nothing else reads the result.
 
     Args:
         ends: Its readers, each with the name that it reads.
@@ -178,7 +178,7 @@ def _may_end(flow: Dataflow, reader: NodeProto) -> bool:
 
 
 def elementwise_after(flow: Dataflow, tensor: str, stop: Test = lambda node: False) -> list[NodeProto]:
-    """The elementwise nodes that compute from a tensor and constants alone; none if anything else reads it.
+    """The elementwise nodes that compute from one tensor and constants; none if anything else reads it.
 
     Args:
         stop: True for a node that does not belong to them, and neither does what it computes.

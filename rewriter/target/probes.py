@@ -1,4 +1,4 @@
-"""A probe: a question, small graphs with their data, and bounds that make an answer of what they give.
+"""A probe: a question, the graphs that test it, and thresholds that classify the result.
 
 Probes are rows of TOML; `probes.toml` explains the form; rewriter/target/quirks.toml shares it.
 """

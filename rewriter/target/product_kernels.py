@@ -1,7 +1,7 @@
 """How TensorRT's kernels compute a product, by its shape.
 
-FP32 products run exact, or with operands rounded or cut off to TF32; FP16 products sum in FP16 or FP32. The
-classes are those of single nodes on one H100 with TensorRT-RTX 1.6.1 (docs/accuracy.md#kernels-of-products).
+FP32 products run exactly, or with operands rounded or truncated to TF32; FP16 products sum in FP16 or FP32.
+The classes were measured on single nodes (H100, TensorRT-RTX 1.6.1; docs/accuracy.md#kernels-of-products).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _INSIDE = ELEMENTWISE | {"Cast", "Identity"}
 
 # Identity is no kernel; of the inequalities, these two were measured
 _TAKING = LAYOUTS - {"Identity"} | SELECTIONS | {"Where", "Greater", "Less"}
-"""Their kernels take the second Cast, if they alone read it."""
+"""Operators whose kernels include the second Cast, if nothing else reads it."""
 
 
 class RoundTrip(NamedTuple):

@@ -75,11 +75,11 @@ NAMED_TARGETS = {
     "jetpack-7.2.2": Target(version=(11, 4, 1), gpus=("sm_87", "sm_110")),
     "dla": Target(version=(11, 4, 1), gpus=("sm_87",), device="dla"),
 }
-"""What the accelerator `dla` does not take (`rewriter/target/operators.toml`) runs on the GPU."""
+"""Targets by name. Nodes that the accelerator `dla` does not accept (`operators.toml`) run on the GPU."""
 
 
 def title(library: str) -> str:
-    """NVIDIA's name for a library, from that of its target or its module."""
+    """NVIDIA's name for a library, from the name of its target or its module."""
     return "TensorRT-RTX" if library.endswith("rtx") else "TensorRT"
 
 

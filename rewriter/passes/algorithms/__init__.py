@@ -1,5 +1,5 @@
 """Algorithms of large passes.
 
-`opsets` converts nodes to later operator sets, `rescaling` removes overflow by powers of two, `windows` are
-those of a Conv that is written another way.
+`opsets` converts nodes to later operator sets, `rescaling` removes overflow by powers of two, and `windows`
+rewrites the windows of a Conv.
 """

@@ -36,7 +36,7 @@ FAILURES = (CannotConvertError, RuntimeError, ValueError, IndexError, NativeErro
 
 @dataclass
 class Converted:
-    """The nodes that do at the target opset what `node` did.
+    """Nodes that replace `node` at the target opset.
 
     Attributes:
         reason: Why it cannot be converted; "" if it can.
@@ -93,7 +93,7 @@ class Converter:
         return old is not None and (new is None or new.since_version != old.since_version)
 
     def _converted(self, nodes: Sequence[NodeProto]) -> Iterator[Converted]:
-        """Converts nodes at once, since a call of the library costs 7 ms; if it fails, each half alone."""
+        """Converts nodes in one call, since each call costs 7 ms; if it fails, converts each half."""
         names, ops = dict[str, str](), {node.op_type for node in nodes}
         try:
             proto = self._draft(nodes, names)
@@ -126,7 +126,7 @@ class Converter:
                     facts = self.graph.facts(name)
                     dtype, shape = (facts.dtype, facts.shape) if facts is not None else (self.unknown, None)
                     whole.input.append(helper.make_tensor_value_info(alias, dtype, shape))
-                    # the conversion of Resize alone depends on the value of an input
+                    # only the conversion of Resize depends on the value of an input
                     value = self.graph.constant(name) if node.op_type == "Resize" else None
                     if value is not None and value.nbytes < DETACH_BYTES:
                         whole.initializer.append(numpy_helper.from_array(value, alias))

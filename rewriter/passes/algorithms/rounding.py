@@ -1,9 +1,9 @@
 """Rounds weights so that the outputs of their products keep their mean.
 
-Rounded to nearest, weights and bias err by chance. Over data with the means m that leaves a constant in each
-output, (W - round(W)) m + b - round(b): alike in every row, pixel and sample, so no mean over these takes it
-away. Here a few weights of each output take their other neighbour, so that the constant vanishes: bias
-correction (Nagel et al. 2019, https://arxiv.org/abs/1906.04721) by weights alone.
+Rounding weights and bias to nearest leaves random errors. Over data with the means m they add a constant to
+each output, (W - round(W)) m + b - round(b). It is the same in every row, pixel and sample, so averaging over
+them does not remove it. Here a few weights of each output are rounded the other way, so that the constant
+vanishes: bias correction (Nagel et al. 2019, https://arxiv.org/abs/1906.04721) that changes only weights.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from rewriter.ir.plan import Plan, node_key
 from rewriter.passes.base import Context
 
 CANDIDATES = 128
-"""Weights of an output that may take their other neighbour: those whose data have the largest means. About
-sqrt(depth / 12) do. With all as candidates networks erred by as much, and it took twice the time."""
+"""Weights of an output that may be rounded the other way, where the data have the largest means. About
+sqrt(depth / 12) are. With all weights as candidates, the errors were the same and the time doubled."""
 
 MEAN_BITS = 8
-"""Bits of a mean that count: another order of summing it up then gives the same weights."""
+"""Bits to which means are rounded, so that another order of summation gives the same weights."""
 
 BLOCK = 2**20
 """Weights that are compared at a time: 8 MiB of float64."""
@@ -43,7 +43,7 @@ Refine = Callable[[Array, Array], Array]
 def unbiased_weights(graph: GraphView, plan: Plan, context: Context) -> dict[str, Refine]:
     """How to round the weights of the products of the main graph in the plan's lower type, by their names.
 
-    Weights that two nodes read are rounded to nearest, and so are those of data without a measured mean.
+    Weights that two nodes read, or whose data have no measured mean, are rounded to nearest.
     """
     higher, refined = plan.fp32 | plan.bf16, dict[str, Refine]()
     for node, axis in summed_axes(graph.graph):
@@ -75,7 +75,7 @@ def raised_bounds(graph: GraphView, plan: Plan) -> dict[str, Refine]:
 
 
 def _lost(graph: GraphView, node: NodeProto, higher: AbstractSet[str], low: int) -> Array:
-    """What the bias of a product loses by rounding, [outputs]; [0] if it has none that is rounded."""
+    """Rounding errors of the bias of a product, [outputs]; [0] if it has no bias that is rounded."""
     add = graph.only_consumer(node.output[0]) if node.op_type == "MatMul" else None
     bias = optional_input(node, 2)
     if add is not None and add.op_type == "Add" and node_key(0, add) not in higher:
@@ -89,7 +89,7 @@ def _lost(graph: GraphView, node: NodeProto, higher: AbstractSet[str], low: int)
 def _refined(
     node: NodeProto, mean: Array, variance: float, lost: Array, given: Array, nearest: Array
 ) -> Array:
-    """The weights of a Conv, MatMul or Gemm, of which each output is a row in `unbiased`."""
+    """The weights of a Conv, MatMul or Gemm, rounded by `unbiased`, which has a row for each output."""
     if is_transposed(node):
         return unbiased(given, nearest, mean[None], variance, lost)
     if node.op_type != "Conv":

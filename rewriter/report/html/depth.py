@@ -79,11 +79,11 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Nodes:
-    """What a report knows of the nodes.
+    """What the drawings need to know of the nodes.
 
     Attributes:
-        kind: Returns the key in `LABELS` of what a tensor's node computes in.
-        marks: The hazard in a sentence, by the tensor that is its evidence, or by the key of its node.
+        kind: Returns the key in `LABELS` for the type that a tensor's node computes in.
+        marks: Each hazard as a sentence, by the tensor that is its evidence, or by the key of its node.
         graph: Returns the id of the graph that a node is in; "" if there is none.
         errors: Captions and relative errors by tensor, for the curves under the chart.
     """
@@ -201,7 +201,7 @@ def _runs(firsts: Mapping[int, TensorAtDepth], nodes: Nodes) -> Iterator[tuple[i
 def _columns(
     tensors: Sequence[TensorAtDepth], kinds: Sequence[str], y: Scale, nodes: Nodes
 ) -> dict[str, object]:
-    """What the cursor shows, by tensor; texts that repeat are numbers into `texts`."""
+    """The labels that the cursor shows, by tensor; repeated texts are indices into `texts`."""
     texts: dict[str, int] = {}
 
     def number(text: str) -> int:

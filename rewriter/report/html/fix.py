@@ -58,7 +58,7 @@ def _lead(result: FixResult) -> str:
 
 
 def nodes_of(result: FixResult) -> Nodes:
-    """What the plan says of the nodes, for the drawings."""
+    """The plan's types and hazards of the nodes, for the drawings."""
     plan, side = result.plan, result.side_by_side
     decisions: dict[str, Decision] = {d.key: d for d in result.decisions}
     low = plan.precision if plan else "fp32"

@@ -43,7 +43,7 @@ MOST = 24
 """Outputs that are shown; all of them are in the table."""
 
 PICTURE_BYTES = 1_400_000
-"""Length of all data URIs together: those of one output of 256 x 256 pixels in colour take up to 1.2 MB."""
+"""Length of all data URIs together; one output of 256 x 256 pixels in colour needs up to 1.2 MB."""
 
 
 def pictures_section(check: Check, side: SideBySide | None = None) -> Iterator[Section]:

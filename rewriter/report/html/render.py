@@ -1,7 +1,7 @@
-"""What a page consists of, and the page as HTML: one file that asks for nothing, with a script of its own.
+"""Parts of a page, and the page as HTML: one file with its own script, which loads nothing else.
 
 Names of nodes come from the user's model and may hold anything. The templates escape all text, and the
-Content-Security-Policy admits the page's own style and script by their hashes alone.
+Content-Security-Policy admits only the page's own style and script, by their hashes.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class BuildReport:
 
 
 NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}
-"""Environment in which NVIDIA's libraries compute FP32 in FP32; the builder's flag alone is not enough
+"""Environment in which NVIDIA's libraries compute FP32 in FP32; the builder's flag by itself is not enough
 (docs/engines.md#what-releases-do)."""
 
 
@@ -216,7 +216,7 @@ def _mark(network: Any, names: Iterable[str]) -> Iterator[str]:
 def _serialize(trt: Any, builder: Any, network: Any, options: BuildOptions) -> int | None:
     """Build; size of the engine in bytes, or None if the builder gave up (its log says why)."""
     config = builder.create_builder_config()
-    if hasattr(trt, "ComputeCapability") and nvidia_driver.gpu() is None:  # of TensorRT-RTX alone
+    if hasattr(trt, "ComputeCapability") and nvidia_driver.gpu() is None:  # only TensorRT-RTX has it
         config.num_compute_capabilities = 1
         config.set_compute_capability(getattr(trt.ComputeCapability, PORTABLE_CAPABILITY), 0)
     if not options.tf32:

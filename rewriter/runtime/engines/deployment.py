@@ -20,7 +20,7 @@ PROFILE = ("min-shapes", "opt-shapes", "max-shapes")
 class Deployment:
     """An engine with its plugins (absolute paths) and profile; `deployment` makes and checks it.
 
-    The profile is that of inputs with dynamic axes; the others' come from the samples.
+    The profile may name inputs with dynamic axes; the samples give the shapes of all others.
     """
 
     engine: str = AUTO

@@ -141,7 +141,7 @@ class LocalSession:
 def _providers(gpu: bool, tf32: bool) -> list[Any]:
     """Execution providers, best first: nodes without a CUDA kernel run on the CPU.
 
-    Without TF32 a run is a reference, and nobody waits for the search for its fastest kernels.
+    Without TF32 a run is a reference, so the search for its fastest kernels is skipped.
     """
     if not gpu:
         return ["CPUExecutionProvider"]
@@ -210,7 +210,7 @@ class OnnxRuntimeProgram:
         self.device = str(nvidia_driver.gpu()) if gpu else "CPU"
         model = load(variant.engine or variant.path)
         ports = {port.name for port in model.signature.outputs}
-        # a name alone is enough for ONNX Runtime, which infers the type
+        # ONNX Runtime needs only the name, and infers the type
         model.proto.graph.output.extend(
             onnx.ValueInfoProto(name=name) for name in variant.outputs if name not in ports
         )

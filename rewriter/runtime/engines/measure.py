@@ -41,7 +41,7 @@ UNBUILT: frozenset[EngineName | None] = frozenset({"onnxruntime", "onnxruntime-c
 class Run:
     """One build of one variant, with its outcome so far, and the folder of its outputs.
 
-    The child alone has `program` and `times`, in microseconds.
+    `program` and `times`, in microseconds, are only set in the child.
     """
 
     variant: Variant
@@ -63,11 +63,11 @@ def measure(variants: Sequence[Variant], settings: MeasureSettings, folder: Path
     """Build every variant, run every sample, and time all interleaved.
 
     Args:
-        folder: Where engines and outputs go; what the outcomes read lives as long as it does.
+        folder: For engines and outputs. Outcomes read them from there, so it must outlive them.
 
     Returns:
-        One outcome for each variant and build, in that order, failures included. If the process that runs
-        them crashes or hangs, each is run alone to find the cause, and the others are then timed without it.
+        One outcome for each variant and build, in that order, including failures. If the process that runs
+        them crashes or hangs, each is run by itself to find the cause; the others are then timed without it.
 
     Raises:
         EngineError: the library is not installed.
@@ -136,7 +136,7 @@ def _failed(outcome: EngineOutcome, error: RewriterError) -> EngineOutcome:
 
 
 def _run_group(group: Sequence[Run], settings: MeasureSettings) -> None:
-    """Run all together; if that process crashes or hangs, run each alone, and then the survivors together."""
+    """Run all together; if the process crashes or hangs, run each by itself, then the survivors together."""
     try:
         _run(group, settings)
     except RewriterError as error:

@@ -66,7 +66,7 @@ class Session(AbstractContextManager["Session"]):
     """
 
     def __init__(self, model: Model, *, optimize: bool = False) -> None:
-        import_onnxruntime()  # here, so that each child has it at once
+        import_onnxruntime()  # here, so that every forked child has it loaded
         self._model, self._optimize = model, optimize
         self._file = str(model.path) if model.path else None
         self._held: sandbox.Held | None = None

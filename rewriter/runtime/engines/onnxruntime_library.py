@@ -52,10 +52,10 @@ def value_of(array: Array, device: str = "cpu") -> Any:
 
 
 def array_of(name: str, value: Any, *, shared: bool) -> Array:
-    """The tensor `name` as an array; types that NumPy lacks, FP8 and INT4 among them, are those of ml_dtypes.
+    """The tensor `name` as an array; types that NumPy lacks, such as FP8 and INT4, come from ml_dtypes.
 
     Args:
-        shared: The memory belongs to others than `value`: the array gets a copy. Otherwise it keeps `value`.
+        shared: The memory does not belong to `value`, so the array is a copy. Otherwise it keeps `value`.
 
     Raises:
         ArithmeticRunError: it is a sequence, a map or an optional.
@@ -73,11 +73,11 @@ def array_of(name: str, value: Any, *, shared: bool) -> Array:
 
 
 class NoKernelError(ArithmeticRunError):
-    """ONNX Runtime has no implementation of an operator, for its types at least.
+    """ONNX Runtime has no implementation of an operator, at least for its types.
 
     Attributes:
-        op: The operator, with its domain in front unless that is the default one.
-        node: The node as the user knows it; None where ONNX Runtime names the operator alone.
+        op: The operator, after its domain unless that is the default one.
+        node: The node as the user knows it; None where ONNX Runtime only names the operator.
     """
 
     def __init__(self, op: str, node: str | None, file: str | None) -> None:

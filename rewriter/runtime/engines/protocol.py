@@ -8,7 +8,7 @@ Every build runs in a child process of its own; then one child loads all engines
 them interleaved. Arrays stay in files, which are memory-mapped for reading.
 
 To add an engine, write a `Program`, name it in `EngineName`, and add it to `measure.load_program`. A
-build step of its own goes to `measure.build_variant`. A `Program` lives in the child alone: it may import
+build step of its own goes to `measure.build_variant`. A `Program` only lives in the child: it may import
 what it likes, crash, hang, or raise `EngineError`; all of that becomes an `EngineOutcome`. Its obligations:
 
 - `run` returns every output of the ONNX model under its ONNX name, in its ONNX type.
@@ -45,13 +45,13 @@ class Variant:
     Attributes:
         name: By which its outcomes are found.
         path: The ONNX file, its external data next to it.
-        samples: What it is fed: folders from `write_samples`; variants may share them or have their own.
+        samples: Folders from `write_samples` with its inputs; variants may share them or have their own.
         tf32: Whether FP32 MatMul and Conv may round their inputs to TF32, as TensorRT does by default; the
-            reference must not. Variants that differ in it run in two processes, of which it is a setting.
+            reference must not. It is a setting of the process: variants that differ in it run in two.
         shapes: Profile of inputs with dynamic axes; the others' come from the samples.
         outputs: Tensors that become outputs of the network, besides the model's own. Any ONNX tensor of
             the main graph; TensorRT cannot fuse across them, so mark few, and compare the model's own
-            outputs with those of a build without.
+            outputs with a build that marks none.
         engine: An existing engine file, which makes a build unnecessary.
     """
 

@@ -35,9 +35,9 @@ def import_tensorrt(name: str | None) -> Any:
 
 
 class Log:
-    """Collects distinct warnings and errors; everything from INFO on goes to stderr at once.
+    """Collects distinct warnings and errors; everything from INFO on also goes straight to stderr.
 
-    `parsing` has the node that the parser is at, and its operator: not every error of it names one.
+    `parsing` has the node that the parser is at, and its operator: not every parser error names one.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ def noiseless(message: str) -> str:
 
 
 def load_plugins(trt: Any, registry: Any, plugins: Sequence[Path]) -> None:
-    """Loads the plugins of the library itself, and those of the shared libraries `plugins`.
+    """Loads the library's own plugins, and the plugins of the shared libraries `plugins`.
 
     Raises:
         EngineError: a file is no plugin library.

@@ -47,10 +47,10 @@ def items(data: Any) -> Iterator[Any]:
 
 
 def by_name(item: Any, where: str, ports: Sequence[Port] | None) -> Any:
-    """One item as a dict: of arrays by input, an array, or a tuple in the order of the inputs, labels last.
+    """Returns a dict, an array, or a tuple in the order of the inputs (labels last) as a dict of arrays.
 
-    Without `ports` an array is called `array`, and those of a tuple `array 0`, `array 1` and so on. What
-    holds no array is passed on for `checked` to explain.
+    Without `ports` an array is called `array`, and the arrays of a tuple `array 0`, `array 1` and so on. An
+    item without arrays is passed on for `checked` to explain.
 
     Raises:
         InputsError: there are fewer arrays than inputs. UsageError: there is none, and no `ports`.

@@ -30,7 +30,7 @@ class Preprocessing:
     """How a photograph becomes the values of an input, in the order of the fields.
 
     Attributes:
-        size: Height and width to resize to; with `crop`, that of the shorter side. Default: the input's.
+        size: Height and width to resize to; with `crop`, size of the shorter side. Default: the input's.
         fit: `stretch` both sides; or `letterbox`: keep the ratio and pad to the size with `pad`, centred.
         pad: The value of the padding, 0 to 255.
         crop: Height and width of the centre that is cut out after resizing the shorter side to `size`.
@@ -52,7 +52,7 @@ class Preprocessing:
 
     @classmethod
     def parse(cls, text: str) -> Preprocessing:
-        """Reads `name=value,...`; several numbers of a value stand between colons, sizes as 480x640.
+        """Reads `name=value,...`; several numbers of a value are separated by colons, sizes are 480x640.
 
         Raises:
             UsageError: an unknown name, or a value that makes no sense.

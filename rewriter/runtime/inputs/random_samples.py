@@ -73,7 +73,7 @@ def _shape(port: Port, named: dict[str, int], chosen: dict[str, int]) -> tuple[i
 
     Args:
         named: Sizes by name; extended, as the same name has one size everywhere.
-        chosen: Sizes that nobody gave, by name or axis; extended.
+        chosen: Sizes that were not given, by name or axis; extended.
     """
     if port.shape is None:
         what, where = "the model does not say how many axes it has", f"input {port.name!r}"

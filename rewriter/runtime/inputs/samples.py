@@ -189,7 +189,7 @@ def _typed(array: Array, port: Port, where: str) -> Array:
 
 
 def is_narrowed(dtype: Any, port: Port) -> bool:
-    """True for float64, NumPy's default, where the input is a smaller float: nobody means to feed doubles."""
+    """True for float64, NumPy's default, where the input is a smaller float: doubles are never intended."""
     if port.dtype in NO_NUMBERS:
         return False
     wanted = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))

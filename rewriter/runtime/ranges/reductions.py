@@ -123,7 +123,7 @@ class Reductions:
         self._packs: list[Pack] = []
 
     def measure(self, key: Key, facts: TensorFacts) -> None:
-        """Reduces a float tensor at once, to free its memory early, or with others if it is small."""
+        """Reduces a float tensor right after it is computed, to free its memory, or with others if small."""
         source = self.widened(key[1], facts)
         shape = facts.sizes
         if shape is None or not 0 < prod(shape) <= SMALL or self.emit.opset < _SEQUENCE_OPSET:

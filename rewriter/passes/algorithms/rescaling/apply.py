@@ -104,7 +104,7 @@ def recorded(model: Model) -> dict[str, int]:
 
 
 def between(original: Model, other: Model) -> dict[str, int]:
-    """The exponents by which tensors of `other` differ from those of `original`."""
+    """The exponents by which tensors of `other` differ from the tensors of `original`."""
     before, after = recorded(original), recorded(other)
     steps = {name: after.get(name, 0) - before.get(name, 0) for name in {**before, **after}}
     return {name: k for name, k in steps.items() if k}

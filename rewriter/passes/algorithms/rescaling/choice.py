@@ -1,10 +1,10 @@
-"""Chooses exponents: what must stay in FP16's range, what must come into it, and the cheapest way to both.
+"""Chooses exponents: the cheapest ones that bring tensors into FP16's range and let none leave it.
 
-The constraints are no differences, for which a shortest path would do. A constant between two tensors takes
-up the difference of their exponents; but a product of two tensors adds them, a square doubles one, and a
-score that Softmax fixes makes Q's the opposite of K's. A tensor out of range costs the same by however many
-binades it is, so the costs are not convex either. But free exponents have 65 values and few neighbours: each
-is set to its best value in turn.
+These are not difference constraints, so shortest paths do not solve them. A constant between two tensors
+absorbs the difference of their exponents; but a product of two tensors adds them, a square doubles one, and a
+score that Softmax fixes makes Q's the opposite of K's. The costs are not convex either: a tensor out of range
+costs the same, however many binades it is out. But a free exponent has 65 values and few neighbours: each is
+set to its best value in turn.
 
 docs/rescaling.md#how-exponents-are-chosen lists the costs.
 """
@@ -68,11 +68,11 @@ mean square of a relative error of up to 2^-11."""
 
 SMALLEST_RMS = 2.0**-24 / math.sqrt(12) / WEIGHT_ERROR
 """Root mean square of subnormal weights that rounding changes by `WEIGHT_ERROR`: FP16's subnormal numbers are
-multiples of 2^-24, and rounding to multiples of d errs by d / sqrt(12)."""
+multiples of 2^-24, and rounding to multiples of d has an error of d / sqrt(12)."""
 
 
 def in_range(analysis: GraphAnalysis) -> bool:
-    """True if the ranges alone show that nothing in a graph needs scaling, as in most graphs."""
+    """True if the ranges show by themselves that nothing in a graph needs scaling, as in most graphs."""
     for node in analysis.graph.nodes:
         least = SMALLEST_RMS if node.op_type in MULTIPLYING else 0.0
         for tensor in node.input:
@@ -247,7 +247,7 @@ def solve(demands: Mapping[Form, Demand], tensors: Iterable[Form]) -> dict[int, 
     values = {free: 0 for forms in uses.values() for form, _ in forms for free, _ in form}
 
     def best(free: int) -> tuple[float, int]:
-        """What the costs change by with the best value of a free exponent, and this value."""
+        """The change in cost with the best value of a free exponent, and this value."""
         costs = np.zeros(len(FREE_VALUES))
         for form, c in uses[free]:
             at = sum(factor * values[one] for one, factor in form) + WIDEST

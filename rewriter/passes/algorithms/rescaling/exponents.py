@@ -52,7 +52,7 @@ class Exponents:
         total = {free: c for free, c in total.items() if c}
         divisor = gcd(*total.values())
         units = [free for free, c in total.items() if abs(c) == divisor]
-        if not units:  # 2a = 3b has solutions in large steps alone: both are 0
+        if not units:  # 2a = 3b has solutions only in large steps: both become 0
             for free in total:
                 self._replace(free, {})
             return
@@ -64,7 +64,7 @@ class Exponents:
         self.relate([(number, 1)])
 
     def _replace(self, gone: int, terms: Mapping[int, int]) -> None:
-        """Puts a sum of other free exponents in the place of one."""
+        """Replaces a free exponent by a sum of others."""
         for number in self._dependents.pop(gone):
             form = self._forms[number]
             times = form.pop(gone)

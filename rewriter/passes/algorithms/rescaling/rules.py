@@ -46,7 +46,7 @@ _TABLE = {
     # (x - mean) * scale / sqrt(var + epsilon) + bias: the scale takes up the factor, the variance stays
     "k = k0 + k1 = k2, k0 = k3": "BatchNormalization",
 }
-"""Operators of the default domain by their rule: k is the exponent of every output, k0 that of input 0."""
+"""Operators of the default domain by rule: k is the exponent of every output, k0 the exponent of input 0."""
 
 RULES = {op: rule for rule, ops in _TABLE.items() for op in ops.split()}
 
