@@ -174,6 +174,7 @@ def build_options(
     plugins: Sequence[Path] = (),
     engine: Path | None = None,
     library: str | None = None,
+    gpus: Sequence[str] = (),
 ) -> BuildOptions:
     """Returns the options of a build for one sample's shapes, and its values of inputs that are shapes.
 
@@ -181,7 +182,7 @@ def build_options(
         spans: Smallest, usual and largest shape of inputs, known from several samples.
         plugins: Shared libraries with plugins.
         engine: File for the engine; None: it is not kept.
-        library: As in `BuildOptions`.
+        library, gpus: As in `BuildOptions`.
     """
     shapes = {name: (array.shape,) * 3 for name, array in sample.items()} | dict(spans)
     return BuildOptions(
@@ -190,6 +191,7 @@ def build_options(
         plugins=plugins,
         engine=engine,
         library=library,
+        gpus=gpus,
         timing_cache=True,
     )
 

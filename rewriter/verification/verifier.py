@@ -305,9 +305,10 @@ class Verifier:
             return [one.latency.median_us if one.latency is not None else None for one in outcomes]
 
     def _build_options(self, engine: Path | None = None) -> BuildOptions:
-        chosen, plugins = self.deployment.choose().engine, self.deployment.plugins
-        library, sample = chosen and chosen.replace("-", "_"), next(iter(self.samples), {})
-        return build_options(sample, self.spans, plugins=plugins, engine=engine, library=library)
+        deployment, sample = self.deployment, next(iter(self.samples), {})
+        chosen = deployment.choose().engine
+        library, plugins, gpus = chosen and chosen.replace("-", "_"), deployment.plugins, self.target.gpus
+        return build_options(sample, self.spans, plugins=plugins, engine=engine, library=library, gpus=gpus)
 
     def build_check(self, fixed: Model, path: Path, engine: Path | None, plan: Plan | None) -> Check:
         """Builds the file of a model; the engine is kept in `engine`, if that is given."""

@@ -9,14 +9,20 @@ import numpy as np
 import onnx
 import pytest
 from graphs import graph, model
-from needs import needs_rtx
-from onnx import TensorProto
+from needs import needs_rtx, without_gpu
+from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
 
 from rewriter.ir.model import Array, Model, load, save
-from rewriter.runtime.engines.build import BuildOptions, warnings_for_users
+from rewriter.runtime.engines.build import BuildOptions, portable_capability, warnings_for_users
 from rewriter.runtime.engines.tensor_files import Span
-from rewriter.verification.build_check import BuildExpectation, build_options, check_build, expectation
+from rewriter.verification.build_check import (
+    BuildExpectation,
+    build_options,
+    check_build,
+    check_original_build,
+    expectation,
+)
 from rewriter.verification.verdict import Check
 
 NORM = """
@@ -267,6 +273,53 @@ def test_a_crash_or_hang_is_reported_with_the_log(
     assert check.passed is passed
     assert words in check.summary
     assert "log: last words" in check.details
+
+
+# -- types of some GPUs alone ------------------------------------------------------------------
+
+
+def quantized(kind: int, opset: int) -> Model:
+    """A product of weights in blocks of 16 that are FP8 or FP4."""
+    weights = helper.make_tensor("q", kind, [32, 32], np.linspace(-6, 6, 1024).tolist())
+    scales = numpy_helper.from_array(np.ones((32, 2), np.float32), "s")
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s"], ["w"], axis=1, block_size=16),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 32]) for name in "xy"]
+    held = helper.make_graph(nodes, "g", ports[:1], ports[1:], [weights, scales])
+    return load(helper.make_model(held, opset_imports=[helper.make_opsetid("", opset)], ir_version=11))
+
+
+@needs_rtx
+@without_gpu
+@pytest.mark.parametrize(
+    ("kind", "opset", "gpus", "built"),
+    [
+        (TensorProto.FLOAT8E4M3FN, 21, (), True),
+        (TensorProto.FLOAT8E4M3FN, 21, ("sm_90",), True),
+        (TensorProto.FLOAT8E4M3FN, 21, ("sm_87", "sm_110"), False),
+        (TensorProto.FLOAT4E2M1, 23, (), True),
+        (TensorProto.FLOAT4E2M1, 23, ("sm_110",), True),
+        (TensorProto.FLOAT4E2M1, 23, ("sm_89",), False),
+    ],
+    ids=["FP8", "FP8 on sm_90", "FP8 on sm_87", "FP4", "FP4 on sm_110", "FP4 on sm_89"],
+)
+def test_types_of_some_gpus_are_built_for_a_gpu_that_has_them(
+    kind: int, opset: int, gpus: tuple[str, ...], built: bool, tmp_path: Path
+) -> None:
+    path = save(quantized(kind, opset), tmp_path / "model.onnx")
+    options = build_options({}, {}, library="tensorrt_rtx", gpus=gpus)
+    check = check_original_build(path, expectation(load(path)), options, timeout_s=120)
+    assert check.built is built, check.details
+    assert built or "`target`" in check.advice
+
+
+@pytest.mark.parametrize(
+    ("gpus", "capability"), [((), 80), (("sm_75",), 75), (("sm_87", "sm_110"), 86), (("sm_121",), 121)]
+)
+def test_a_target_is_built_for(gpus: tuple[str, ...], capability: int) -> None:
+    assert portable_capability({"FLOAT"}, gpus, (75, 80, 86, 89, 120, 121)) == capability
 
 
 # -- the cases ---------------------------------------------------------------------------------

@@ -21,9 +21,12 @@ from rewriter.runtime.engines.caches import gpu_turn, timing_cache
 from rewriter.runtime.engines.tensor_files import Span
 from rewriter.runtime.engines.tensorrt_library import Log, import_tensorrt, load_plugins, logger, noiseless
 
-PORTABLE_CAPABILITY = "SM80"
+PORTABLE = 80
 """Compute capability that TensorRT-RTX builds for without a GPU: a single one, so one set of kernels. 8.0 is
 the oldest that its default engines cover."""
+
+TYPED = {"FP8": (89, 89), "FP4": (100, 120), "E8M0": (100, 120)}
+"""By type: the first compute capability with kernels for it, and the first of these that TensorRT-RTX has."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class BuildOptions:
         library: `tensorrt` or `tensorrt_rtx`; None: `tensorrt` if a GPU is there, else `tensorrt_rtx`.
         tf32: Whether FP32 may be computed in TF32. False needs `NO_TF32` in the child's environment,
             too: `build` sees to it.
+        gpus: Compute capabilities, such as `sm_89`, that a build without a GPU is for.
         timing_cache: Use the cache of kernel timings in the user's cache folder; `tensorrt` on a GPU only.
     """
 
@@ -46,6 +50,7 @@ class BuildOptions:
     outputs: Sequence[str] = ()
     tf32: bool = True
     plugins: Sequence[Path] = ()
+    gpus: Sequence[str] = ()
     timing_cache: bool = False
 
 
@@ -176,6 +181,10 @@ def build_here(path: Path, options: BuildOptions) -> BuildReport:
             report = replace(report, engine_bytes=_serialize(trt, builder, network, options))
         except EngineError as error:
             report = replace(report, obstacle=error.what, hint=error.hint or "")
+        if any(LACKS_TYPE in error for error in log.errors):
+            report = replace(
+                report, hint="name a GPU that has these types with `target`: sm_89 (FP8), sm_120 (FP4)"
+            )
         report = replace(report, build_s=time.perf_counter() - start)
     return replace(report, warnings=tuple(log.warnings), errors=tuple(log.errors))
 
@@ -218,7 +227,11 @@ def _serialize(trt: Any, builder: Any, network: Any, options: BuildOptions) -> i
     config = builder.create_builder_config()
     if hasattr(trt, "ComputeCapability") and nvidia_driver.gpu() is None:  # only TensorRT-RTX has it
         config.num_compute_capabilities = 1
-        config.set_compute_capability(getattr(trt.ComputeCapability, PORTABLE_CAPABILITY), 0)
+        layers = map(network.get_layer, range(network.num_layers))
+        types = {dtype for layer in layers for _, dtype in _layer(layer).outputs}
+        offered = [int(name[2:]) for name in dir(trt.ComputeCapability) if re.fullmatch(r"SM\d+", name)]
+        capability = f"SM{portable_capability(types, options.gpus, offered)}"
+        config.set_compute_capability(getattr(trt.ComputeCapability, capability), 0)
     if not options.tf32:
         config.clear_flag(trt.BuilderFlag.TF32)
     _add_profile(builder, network, config, options)
@@ -231,6 +244,20 @@ def _serialize(trt: Any, builder: Any, network: Any, options: BuildOptions) -> i
     if options.engine is not None:
         options.engine.write_bytes(memoryview(engine))
     return int(engine.nbytes)
+
+
+def portable_capability(types: Iterable[str], gpus: Iterable[str], offered: Iterable[int]) -> int:
+    """The compute capability of a build without a GPU: the first that has the network's types.
+
+    With target `gpus`, the newest of those `offered` that runs on all of them; a type that they lack fails.
+    """
+    needs = [TYPED[dtype] for dtype in types if dtype in TYPED]
+    first, kernels = max((need for need, _ in needs), default=0), max((k for _, k in needs), default=PORTABLE)
+    target = min((int(name.removeprefix("sm_")) for name in gpus), default=None)
+    if target is None:
+        return kernels
+    fitting = max((number for number in offered if number <= target), default=PORTABLE)
+    return max(fitting, kernels) if needs and target >= first else fitting
 
 
 def _add_profile(builder: Any, network: Any, config: Any, options: BuildOptions) -> None:
@@ -255,6 +282,9 @@ def _required(table: Mapping[str, Any], name: str, why: str, what: str) -> Any:
         raise EngineError(f"input {name!r} {why}, and nothing says {what}", where=name, hint=hint)
     return table[name]
 
+
+LACKS_TYPE = "HW-specific datatypes"
+"""Part of the builder's error for a GPU without kernels for a type."""
 
 NORM_IN_FP16 = "layernorm nodes in FP16"
 """Part of the builder's warning about a decomposed norm whose squares may overflow."""
