@@ -57,7 +57,7 @@ def _multiplies_scores(analysis: GraphAnalysis, use: Use) -> bool:
     if use.node.op_type != "Mul" or not np.isfinite(use.value).all():
         return False
     readers = analysis.downstream(use.node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)
-    return any(n.op_type == "Softmax" for _, n in readers)
+    return any(n.op_type in ("Softmax", "Attention") for _, n in readers)
 
 
 def _guarded(analysis: GraphAnalysis, node: NodeProto) -> bool:

@@ -1,4 +1,4 @@
-"""Follows the huge numbers of attention masks to the Softmax or wherever else they go."""
+"""Follows the huge numbers of attention masks to the Softmax (or Attention) or wherever else they go."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from rewriter.ir.graph import GraphEditor, attribute, display_name, reachable
+from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op, reachable
 from rewriter.ir.graph.match import produced
 from rewriter.ir.graph.ops import SHUFFLES, VIEWS
 from rewriter.ir.model import Array
@@ -22,8 +22,11 @@ MOVES = VIEWS - {"Split", "Concat"} | {"Trilu"}
 """Operators that only move the values of their first input into one output, or set some of them to 0."""
 
 # a constant is seen through Identities, so that the use is found where they end
-READERS = MOVES - {"Identity"} | {"Add", "Sub", "Mul", "Where", "Concat", "Cast"}
+READERS = MOVES - {"Identity"} | {"Add", "Sub", "Mul", "Where", "Concat", "Cast", "Attention"}
 """Operators that a mask constant may enter."""
+
+MASK_INPUT = 3
+"""Place of the mask among the inputs of Attention, which adds it to the scores before its Softmax."""
 
 _COMBINED = {"Add": operator.add, "Sub": operator.sub, "Mul": operator.mul}
 
@@ -80,8 +83,7 @@ def obstacle(graph: GraphEditor, use: Use) -> str | None:
             ends.append(f"it leaves the graph as {flow.tensor}")
             return
         for node, index in _readers(graph, flow.tensor):
-            softmax = node.op_type == "Softmax"
-            after = _at_softmax(graph, node, flow) if softmax else _step(graph, node, index, flow)
+            after = _step(graph, node, index, flow)
             if isinstance(after, _Flow):
                 yield after
             else:
@@ -150,9 +152,13 @@ def _readers(graph: GraphEditor, tensor: str) -> Iterator[tuple[NodeProto, int]]
 
 
 def _step(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow) -> _Flow | str:
-    """The mask after one more node, or the reason why the node is an obstacle."""
+    """The mask after one more node, or the reason why the node is an obstacle; "" at its end."""
     on = replace(flow, tensor=node.output[0])
     match node.op_type:
+        case "Softmax":
+            return _at_softmax(graph, node, flow)
+        case "Attention" if index == MASK_INPUT and is_op(node, "Attention"):
+            return _at_attention(graph, node, flow)
         case "Add" | "Sub" | "Where":
             after: _Flow | str | None = _joined(graph, node, index, flow, on)
         case "Mul" if not flow.summed:
@@ -291,8 +297,19 @@ def _at_softmax(graph: GraphEditor, softmax: NodeProto, flow: _Flow) -> str:
     return ""
 
 
+def _at_attention(graph: GraphEditor, node: NodeProto, flow: _Flow) -> str:
+    """The same for the mask of an Attention, whose rows are the last axis."""
+    scores = node.output[3:4]
+    if attribute(node, "softcap", 0.0) or any(scores):
+        return f"{display_name(node)} " + ("hands its scores out" if any(scores) else "caps its scores")
+    along = frozenset[int]() if attribute(node, "is_causal", 0) else flow.along
+    return _at_softmax(graph, node, replace(flow, summed=True, along=along))
+
+
 def _row(graph: GraphEditor, softmax: NodeProto) -> set[int]:
     """The axes of a row, counted from the end: before opset 13, all from `axis` on are one."""
+    if softmax.op_type == "Attention":
+        return {-1}
     flattens, rank = graph.model.opset < 13, graph.rank(softmax.input[0])
     axis = attribute(softmax, "axis")
     axis = (1 if flattens else -1) if axis is None else axis
