@@ -69,7 +69,7 @@ class RewriterError(Exception):
 
     @property
     def place(self) -> str:
-        """What it concerns: the option, or what set it, and `where`."""
+        """The source of the error: the option, or what set it, and `where`."""
         option = self.source or ", ".join(f"`{key}`" for key in self.options)
         return " ".join(filter(None, (option, self.where)))
 
@@ -82,7 +82,7 @@ class RewriterError(Exception):
 
 
 def described(error: Exception) -> str:
-    """What went wrong, for a message: an error of ours without its place, or the type and text of another."""
+    """The text of an error for a message: ours without its place, or the type and text of another."""
     return error.what if isinstance(error, RewriterError) else f"{type(error).__name__}: {error}"
 
 

@@ -8,14 +8,14 @@ here, and shares this process's memory, weights included, without a copy. `held`
 of its own. `run` starts an interpreter, which can use CUDA whatever this process did, and can have another
 environment.
 
-A process that may compute in another thread is never forked. Before a fork, OpenBLAS, which NumPy has, ends
-its threads (pthread_atfork): a product of another thread waits for them for ever, in the parent. In the
-child, a lock that another thread held stays locked: that of a module which it imported, or of a library.
-There, the forks are those of a server, an interpreter without other threads, which starts in a second. It
-gets weights that lie in files as those files, which it maps, and others as copies.
+A process that may compute in another thread is never forked. Before a fork, NumPy's OpenBLAS ends its threads
+(pthread_atfork), and a product in another thread of the parent then waits for them for ever. In the child, a
+lock that another thread held stays locked, such as the lock of a module being imported. Instead, a server is
+forked: an interpreter without other threads, which starts in a second. It maps weights that lie in files, and
+receives others as copies.
 
 A child that crashes or exceeds its limits is gone: the call raises `NativeError`, and the next one starts
-another child. Forks are used on Linux alone: they are not safe on macOS and do not exist on Windows, where
+another child. Forks are used only on Linux: they are not safe on macOS and do not exist on Windows, where
 `call` and `held` run the code in this process.
 """
 
@@ -241,7 +241,7 @@ _idle: list[Child] = []
 """Idle forks, ready for reuse: one, or as many as threads called at the same time."""
 
 _servers: list[Child] = []
-"""The process that forks in the place of this one, if it was needed."""
+"""The server that is forked instead of this process, if it was needed."""
 
 _starting = threading.Lock()
 
@@ -250,7 +250,7 @@ _orphans: list[int] = []
 
 
 def _forget() -> None:
-    """The children of a process are not those of its fork."""
+    """Forgets the children in a fork of their parent, which does not own them."""
     global _starting  # another thread may have held it
     _starting = threading.Lock()
     for of_parent in (_idle, _servers, _orphans):
@@ -324,7 +324,7 @@ def run(
 
 
 def _nothing() -> None:
-    """The object of a child that calls functions alone."""
+    """The object of a child that only calls functions."""
 
 
 @atexit.register
@@ -390,7 +390,7 @@ def _alone() -> bool:
 
 
 def _server() -> Child:
-    """The interpreter that forks in the place of this process, started when it is first needed."""
+    """The interpreter that is forked instead of this process, started when it is first needed."""
     with _starting:
         if not (_servers and _servers[0].alive):
             _servers[:] = [Child(None, doing="the process that others are forked from", limit_s=START_S)]
@@ -527,9 +527,9 @@ def _allow(size: int, limit: int = -1) -> None:
 def _end_with_parent() -> None:
     """Lets the kernel end this group as soon as the parent ends, even if native code holds Python's lock.
 
-    It sends SIGIO, whose default action is that, when the other end of stdin closes (O_ASYNC of open(2)).
-    PR_SET_PDEATHSIG would come when the thread ends that started this process. Linux alone. Nothing may come
-    through stdin, since the kernel sends the same signal for data, and may do so after the data was read.
+    When the other end of stdin closes, it sends SIGIO, whose default action ends a process (O_ASYNC of
+    open(2)). PR_SET_PDEATHSIG would come when the thread ends that started this process. Linux only. Nothing
+    may come through stdin: the kernel sends the same signal for data, even after the data was read.
     """
     import fcntl
 

@@ -21,8 +21,8 @@ Progress = Callable[[str, int, int], None]
 class Stopwatch:
     """Measures wall time by stage and reports each to the progress callback, as a step of the whole run.
 
-    `steps` are the stages of the run, in their order. `trying` stands in their place while a candidate is
-    tried, which goes through several of them once more.
+    `steps` are the stages of the run, in their order. `trying` is reported instead of them while a candidate
+    is tried, which goes through several of them once more.
     """
 
     progress: Progress

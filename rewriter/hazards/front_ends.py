@@ -17,7 +17,7 @@ from rewriter.ir.graph.ops import REDUCTIONS, SCALING, SUMS, TENSOR_CORE, VIEWS
 from rewriter.target.product_kernels import operands_of
 
 RESOLUTION = 2.0**-11
-"""What FP16 rounds away, relative to a value: half a unit of its 11 bits."""
+"""Relative rounding error of FP16 (half an ulp)."""
 
 TRANSFORMS = TENSOR_CORE | {"STFT", "DFT"}
 """Operators that sum an input signal with the weights of a basis."""

@@ -24,7 +24,7 @@ TERMS: Mapping[str, Callable[[float], float]] = {
     "ReduceLogSum": lambda x: x,
     "LpNormalization": lambda x: x * x,
 }
-"""What an operator with a hidden sum adds for each element."""
+"""Operators with a hidden sum, each with the term that an element adds to it."""
 
 
 def hidden_sums(analysis: GraphAnalysis) -> Iterator[Hazard]:

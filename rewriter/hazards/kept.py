@@ -1,4 +1,4 @@
-"""Hazards that a mixed model has settled already: it computes in FP32 what would go wrong in FP16."""
+"""Hazards that a mixed-precision model already avoids by computing in FP32."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Hazard:
     Attributes:
         rule: Its kind: a key of `KINDS` where `scan` reports it.
         reason: One sentence; hazards with the same rule and reason are one finding.
-        severity, repair: None: those of the kind.
+        severity, repair: None: as in the kind.
         link: The page that reports it, if there is one.
         norm: For a node of a decomposed norm.
     """

@@ -30,10 +30,10 @@ def unfused_norm(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Decomposed normalisations, whose squares overflow long before their input does.
 
     With `measured_norms`, if the measured squares are in range, only the nodes that depend on epsilon stay in
-    FP32: without epsilon, a constant input would divide by zero. An L2 norm stays whole, or its root alone
-    where all measured roots are normal numbers: `mixed-precision` then raises the epsilon of its maximum, for
-    rows of zeros, to FP16's smallest normal number. With that, two SwiftFormers took 0.98 of the time on an
-    H200, at 1.02 times the error.
+    FP32: without epsilon, a constant input would divide by zero. An L2 norm stays in FP32 as a whole, or only
+    its root if all measured roots are normal numbers. `mixed-precision` then raises the epsilon of its
+    maximum, for rows of zeros, to FP16's smallest normal number. With that, two SwiftFormers needed 0.98 of
+    the time on an H200, at 1.02 times the error.
     """
     for norm in analysis.norms:
         tensor, severity, reason, evidence = _inside(analysis, norm)

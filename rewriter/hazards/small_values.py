@@ -42,7 +42,7 @@ def small_operands(analysis: GraphAnalysis) -> Iterator[Hazard]:
 
 
 def _loss(analysis: GraphAnalysis, node: NodeProto, tensor: str) -> str:
-    """What FP16 loses of an operand, as a phrase; "" if nothing that shows."""
+    """The loss of an operand in FP16, as a phrase; "" if it has no effect on the result."""
     measured = analysis.range(tensor)
     if measured is None or not measured.finite or measured.low < 0:
         return ""

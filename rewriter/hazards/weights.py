@@ -57,7 +57,7 @@ def weights(analysis: GraphAnalysis) -> Iterator[Hazard]:
 def _rounding_error(analysis: GraphAnalysis, tensor: str, value: Array) -> float:
     """Relative L2 error of a constant in FP16; 0 if its range excludes one, or if all of it is zero."""
     measured = analysis.range(tensor)
-    # subnormals err by 2^-25 at most, and the norm is sqrt(n) * mean
+    # subnormals have an error of at most 2^-25, and the norm is at least sqrt(n) * mean
     if measured is not None and measured.mean_abs * WEIGHT_ERROR / 2 > 2.0**-25:
         return 0.0
     finite = value[np.isfinite(value)].astype(np.float64)
@@ -66,10 +66,10 @@ def _rounding_error(analysis: GraphAnalysis, tensor: str, value: Array) -> float
 
 
 def filter_banks(analysis: GraphAnalysis) -> Iterator[Hazard]:
-    """Products by a bank of filters, one of which FP16 holds with few bits: its band is lost.
+    """Products by a bank of filters with one that FP16 holds with few bits: its band is lost.
 
-    Such weights are positive and mostly zero. `weights` judges a weight as a whole, which the other
-    filters of a bank dominate.
+    Such weights are positive and mostly zero. `weights` misses it: it judges a weight as a whole, where the
+    other filters of a bank dominate.
     """
     for node in analysis.nodes if analysis.is_fp16 else ():
         for index, tensor in enumerate(node.input[:2] if node.op_type in TENSOR_CORE else ()):

@@ -1,7 +1,7 @@
 """One graph as a choice of types sees it: float Casts are transparent, and walks follow its float tensors.
 
-Casts between float types are transparent as they are for `retype`: they do not count as nodes, and their
-output stands for their input.
+Casts between float types are transparent, as in `retype`: they do not count as nodes, and their output is
+taken for their input.
 """
 
 from __future__ import annotations

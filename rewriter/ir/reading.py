@@ -60,7 +60,7 @@ def read_toml(path: Path, hint: str, where: str = "") -> dict[str, Any]:
         what = "it is nested too deeply"
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         what = f"it is not TOML: {error}"
-    except ValueError:  # Python reads no integer of over 4,300 digits, and does not say where it stands
+    except ValueError:  # Python reads no integer of over 4,300 digits, and does not report its position
         before = re.split(r"[\d_]{4300}", text)[0]
         what = f"the integer in line {before.count(chr(10)) + 1} has too many digits"
     raise UsageError(what, where=where, hint=hint)

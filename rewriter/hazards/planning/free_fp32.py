@@ -2,13 +2,13 @@
 
 - Epilogues: an FP16 product whose elementwise readers are FP32 sums in FP32, and rounds once, at the end of
   its kernel (docs/accuracy.md#what-was-measured).
-- Norms of one operator compute in FP32 inside, so that FP32 around them costs bandwidth alone. With no view
-  before it, a norm takes the epilogue from the product: it then stays FP16
+- Norms of one operator compute in FP32 inside, so FP32 around them only costs bandwidth. With no view before
+  it, a norm takes the epilogue from the product: it then stays FP16
   (docs/accuracy.md#norms-and-transposes).
-- Attention's Softmax alone in FP32 makes the scores sum in FP32. Scaling, masks, IsNaN and Where around it
-  stay FP16, or attention is several kernels (docs/accuracy.md#attention).
+- Attention's Softmax in FP32 makes the scores sum in FP32. Scaling, masks, IsNaN and Where around it stay
+  FP16, or attention becomes several kernels (docs/accuracy.md#attention).
 - A written-out sum of products (decompose-dot-products): neither its operands nor its result are rounded.
-- A division by a constant is a product with its reciprocal, which TensorRT rounds to FP16: a bias, which adds
+- TensorRT divides by a constant by multiplying with its reciprocal, which it rounds to FP16: a bias that adds
   up over layers. With the Div in FP32 between two Casts the kernel is the same, and right
   (docs/accuracy.md#rounded-reciprocals). A Mul by a rounded constant stays FP16.
 
@@ -82,8 +82,8 @@ def epilogues(analysis: GraphAnalysis, fp32: AbstractSet[int]) -> Iterator[Hazar
     """The epilogues of FP16 matrix products.
 
     An epilogue starts at the first operator after a product and ends at the next matrix product, view or
-    output: Casts then stand where FP16 is read, and nowhere between. Operators that lead to the Softmax of
-    attention stay FP16.
+    output: Casts are then only needed where FP16 is read. Operators that lead to the Softmax of attention
+    stay FP16.
 
     Args:
         fp32: The identities of the nodes in FP32; the caller adds each that is yielded.
@@ -106,11 +106,11 @@ def epilogues(analysis: GraphAnalysis, fp32: AbstractSet[int]) -> Iterator[Hazar
 
 
 def own_epilogues(analysis: GraphAnalysis, fp32: AbstractSet[int]) -> Iterator[Hazard]:
-    """What an FP16 product's kernel computes of its result and constants: bias, activation.
+    """The nodes that an FP16 product's kernel computes from its result and constants: bias, activation.
 
-    With all of it in FP32 the kernel does the same work and rounds once, at its end
-    (docs/accuracy.md#own-epilogues). Where the kernel of a norm or Transpose takes it over, the product sums
-    in FP16 all the same, and it stays FP16. `fp32` as for `epilogues`.
+    With all of them in FP32 the kernel does the same work and rounds once, at its end
+    (docs/accuracy.md#own-epilogues). If the kernel of a norm or Transpose takes them over, the product sums
+    in FP16 all the same, so they stay FP16. `fp32` as for `epilogues`.
     """
     masked = scores_of_attention(analysis)
     for product, _ in _starts(analysis, fp32, masked):
@@ -120,12 +120,12 @@ def own_epilogues(analysis: GraphAnalysis, fp32: AbstractSet[int]) -> Iterator[H
 
 
 def _is_taken_over(analysis: GraphAnalysis, chain: Sequence[NodeProto]) -> bool:
-    """True if another kernel computes a chain: a Transpose reads the end, or a norm or reduction alone does.
+    """True if another kernel computes a chain: a Transpose reads its end, or only a norm or reduction does.
 
-    A norm takes a sum of the end with another tensor, too, if it alone reads that. Kernels of the parts of a
-    Split compute the chain if one of them transposes for a Conv; else one more copies the other parts. A row
-    before a gate of more than two instructions, such as HardSigmoid, is viewed where it is computed: in FP32
-    its view and Cast would be one more.
+    A norm also takes a sum of the end with another tensor, if it is the only reader of the sum. Kernels of
+    the parts of a Split compute the chain if one of them transposes for a Conv; else another kernel copies
+    the other parts. A row before a gate of more than two instructions, such as HardSigmoid, is viewed in the
+    kernel that computes it: in FP32 its view and Cast would need another kernel.
     """
     after = _after(analysis, chain)
     if any(node.op_type == "Transpose" for node in after):
@@ -206,7 +206,7 @@ def _starts(
 
 
 def _attention(analysis: GraphAnalysis) -> Iterator[NodeProto]:
-    """The Softmax of each attention: over a product of computed tensors, read by such products alone."""
+    """The Softmax of each attention: over a product of computed tensors, and only read by such products."""
     for node in analysis.nodes:
         if node.op_type == "Softmax" and not analysis.graph.is_output(node.output[0]):
             readers = _readers_of_weights(analysis, node)

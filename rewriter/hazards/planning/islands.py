@@ -1,9 +1,9 @@
 """FP32 islands merge where they meet, and grow over residual sums if that needs no more Casts.
 
 The norms of a network read its residual stream: if they are FP32 islands, every sum of the stream is cast up
-for them. With the sums in FP32, too, only the branch that each of them adds is cast. That is as many Casts,
-and the stream is no longer rounded once per layer. Its price is 4 bytes per element instead of 2
-(docs/accuracy.md#residual-streams). A stream begins with the sum of embeddings, all but one of which may be
+for them. With the sums in FP32, too, only the branch that each of them adds is cast. That needs as many
+Casts, and the stream is no longer rounded once per layer. It costs 4 bytes per element instead of 2
+(docs/accuracy.md#residual-streams). The source of a stream is a sum of embeddings; all but one may be
 constants.
 """
 

@@ -39,7 +39,7 @@ def make_plan(model: Model, ranges: RangesByTensor, request: PrecisionRequest, *
 
 
 def _in_range(analysis: GraphAnalysis) -> Iterator[str]:
-    """The reductions of norms whose squares were measured to be in range, without those of other norms."""
+    """The reductions of norms whose squares were measured to be in range, unless another norm shares them."""
     inside = {True: set[int](), False: set[int]()}
     for norm in analysis.norms:
         inside[fits_inside(analysis, norm)].update(id(node) for node in norm.nodes)
@@ -132,7 +132,7 @@ def _decide(analysis: GraphAnalysis) -> list[Decision]:
         # after `grow`, which would add masks to the island and break the fused kernel
         add(free_fp32.softmaxes(analysis))
     absorb(analysis, by_node)
-    # alone: with its neighbours none of it would be free
+    # after islands have grown: with its neighbours in FP32, none of it would be free
     if request.epilogues == "own":
         add(free_fp32.own_epilogues(analysis, by_node.keys()))
     add(free_fp32.rounded_reciprocals(analysis))

@@ -29,8 +29,8 @@ def made_by(node: NodeProto, passes: Container[str]) -> bool:
 class GraphEditor(GraphView):
     """A graph whose edits reach the model at the end of a `with` block; `tag` names the pass in new nodes.
 
-    Edits touch this graph alone. Names of new nodes and tensors are unique in the whole model.
-    A block that raises leaves the graph's list of nodes as it was.
+    Edits only affect this graph. Names of new nodes and tensors are unique in the whole model.
+    If a block raises, the graph's list of nodes is unchanged.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class GraphEditor(GraphView):
     def tensor(
         self, base: str, like: str | None = None, *, dtype: int | None = None, shape: Shape | None = None
     ) -> str:
-        """A fresh tensor name; its facts are those of `like`, with another `dtype` or `shape` if given."""
+        """A fresh tensor name with the facts of `like`, except for `dtype` or `shape` if given."""
         name = self.fresh(base)
         facts = self.facts(like) if like else None
         if facts or dtype:
@@ -256,7 +256,7 @@ def _opened(
     parent: GraphEditor | None,
     owner: NodeProto | None,
 ) -> Iterator[GraphEditor]:
-    """No closure: one that calls itself would keep the model until the next collection of garbage."""
+    """A module-level function: a recursive closure would keep the model until the next garbage collection."""
     editor = make(graph, dict(next(scopes)), parent=parent, owner=owner)
     yield editor
     for node in graph.node:

@@ -68,7 +68,7 @@ class Tensors:
 
     Attributes:
         model, names: The weights, and the names in use, which all graphs of a model share.
-        facts: Types and shapes in the given model, whose shapes are those of the new one, too.
+        facts: Types and shapes in the given model; the new one has the same shapes.
         wanted: Requested element type of each float output of the graph.
     """
 
@@ -147,7 +147,7 @@ class Tensors:
                 self._store(name, StoredTensor(node.output[index], dtype, self))
 
     def add_alias(self, name: str, source: str) -> None:
-        """Lets `name` stand for `source`, as after a Cast that is removed."""
+        """Makes `name` an alias of `source`, as after a Cast that is removed."""
         self._store(name, self.find(source))
 
     def add_narrowed(self, name: str, source: str, dtype: int) -> None:

@@ -143,7 +143,7 @@ class GraphView:
                 self._producer[name] = node
         if holder := holds_graphs(node):
             self._holders[id(node)] = node
-        for name in reads(node) if holder else node.input:  # the latter alone is faster
+        for name in reads(node) if holder else node.input:  # `node.input` is faster
             if name:
                 self._uses.setdefault(name, {})[id(node)] = node
 

@@ -76,9 +76,9 @@ def _entries(tensor: onnx.TensorProto) -> dict[str, str]:
 
 
 def _file(location: str, model: Path, where: str) -> Path:
-    """The file at a location, which is below the model's folder or that of the model's own target.
+    """The file at a location, below the folder of the model or of the file that the model links to.
 
-    The second is the layout of download caches: a folder of links to files that lie side by side.
+    Download caches are laid out like that: a folder of links to files that lie side by side.
     """
     if Path(location).is_absolute() or ".." in Path(location).parts:
         hint = "put the file beside the model, and save the model with its name alone"

@@ -53,10 +53,10 @@ def contradiction(problem: str, path: Path | None) -> ModelError:
 
 
 def _inferred(proto: ModelProto) -> tuple[ModelProto | None, str]:
-    """The model after shape inference, and what the strict one says against it; runs in a child process.
+    """The model after shape inference, and the error of strict inference; runs in a child process.
 
-    With data propagation, so that computed shapes are followed, unless subgraphs use one name for two
-    tensors: onnx keeps propagated values of all graphs by name alone, and refuses a name that comes twice.
+    Uses data propagation, which follows computed shapes, unless subgraphs use one name for two tensors: onnx
+    keeps the propagated values of all graphs in one table by name, and refuses a name that comes twice.
     """
     _state_onesided(proto)
     problem = ""

@@ -104,7 +104,7 @@ class Model:
         return facts
 
     def set_facts(self, facts: Facts) -> None:
-        """Gives the model facts that are known without inference; those of tensors that it lacks go."""
+        """Gives the model facts that are known without inference, except for tensors that it lacks."""
         scopes = []
         for scope, graph in zip(facts.scopes, walk_graphs(self.proto.graph), strict=True):
             names = {v.name for v in graph.input} | {t.name for t in graph.initializer}
@@ -227,7 +227,7 @@ class Model:
 
 
 def model_of(source: Any) -> Model:
-    """The model itself, or that of a result.
+    """The model itself, or the model of a result.
 
     Raises:
         ModelError: it is neither.

@@ -1,6 +1,6 @@
-"""What `load` mends, and weights that exporters write as nodes.
+"""Normalizes a model that is loaded, and weights that exporters write as nodes.
 
-TensorRT accepts what is mended; `onnx.checker` or ONNX Runtime refuse it.
+TensorRT accepts what is normalized; `onnx.checker` or ONNX Runtime refuse it.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def _created(path: Path, start: bytes) -> tuple[Path, IO[bytes]] | None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return None
-    os.write(descriptor, start)  # at once: without it, nobody would know what a killed run left
+    os.write(descriptor, start)  # before anything else: it identifies the file if this run is killed
     holder = os.fdopen(descriptor, "wb")
     ours = True
     with suppress(OSError):  # a file system without locks: nothing is removed there
@@ -185,7 +185,7 @@ def work_folder() -> Iterator[Path]:
 
 
 def take_permissions(new: Path, old: Path) -> None:
-    """Gives a file the owner and the mode of another; those of any new file if the other does not exist."""
+    """Gives a file the owner and the mode of another, or a new file's if the other does not exist."""
     try:
         status = old.stat()
     except FileNotFoundError:

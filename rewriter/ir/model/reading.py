@@ -65,7 +65,7 @@ def check(model: Model) -> None:
     for value in proto.graph.output:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()  # the checker wants one, and compares it with nothing
-    for node in walk_nodes(proto.graph):  # the checker names a node by its name alone
+    for node in walk_nodes(proto.graph):  # the checker identifies nodes only by name
         node.name = node.name or f"{node.op_type}({next(filter(None, node.output), '')})"
     problem = guarded(_problem, proto, doing="the check of the graph", path=model.path)
     if problem is not None:
@@ -110,7 +110,7 @@ def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
 
 
 def _clear_placeholders(proto: onnx.ModelProto) -> None:
-    """Makes dimensions unknown that only say so: -1, and the name `?`, both of which PaddlePaddle writes.
+    """Removes sizes that mean unknown: -1 and the name `?`, both written by PaddlePaddle.
 
     As a size, -1 would refuse every sample. As a name, `?` would make unrelated axes equal.
     """

@@ -28,8 +28,8 @@ LARGEST_VERSION = 2**31 - 1
 """Versions are 64 bits in the file, and 32 bits in the libraries that read it."""
 
 MOST_EXPANDED, MOST_CALLED = 10**5, 10
-"""Nodes of a model with all functions in the place of their calls, as a number and for each node in the file:
-one of both may be exceeded. The largest exports have 10^5 nodes, and no function that is called so often."""
+"""Nodes of a model after all functions are inlined, in total and per node in the file: one of the two may be
+exceeded. The largest exports have 10^5 nodes, and no function that is called so often."""
 
 MOST_TURNS = 10**9
 """Of a Loop whose condition never changes: ONNX Runtime makes about a million in a second."""
@@ -40,7 +40,7 @@ MOST_AXES = 64
 POSITIVE = frozenset(
     "group num_groups strides dilations kernel_shape blocksize size hidden_size num_outputs".split()
 )
-"""Attributes of ONNX's own operators of which ONNX Runtime refuses 0 and less; others divide by them."""
+"""ONNX's own attributes that must be positive: ONNX Runtime refuses 0 and less, or divides by them."""
 
 NOTES = frozenset({"doc_string", "producer_name", "producer_version"})
 """Text that no program looks up anything by; it stays as it is, whatever its encoding."""

@@ -26,15 +26,15 @@ UNENCODABLE = "backslashreplace"
 
 
 def save(model: Any, path: str | os.PathLike[str], *, map_back: bool = False) -> Path:
-    """Writes a model, or that of a result; a failure or a kill leaves the old model there, with its weights.
+    """Writes a model, or a result's model; a failure or a kill leaves the old file there, with its weights.
 
     Weights go into a new file `<name>.data` beside it when the model does not fit into one protobuf
     message or came from a file with external data. Data that we wrote for the old model is removed, unless
     another model in the folder names it.
 
     Args:
-        map_back: Let the model's weights be those of the new file of external data: they need no memory then.
-            Not on Windows, where no mapped file can be replaced.
+        map_back: Map the model's weights from the new file of external data, so that they need no memory.
+            Not on Windows, where a mapped file cannot be replaced.
 
     Returns:
         The path; for a model with external data behind a symbolic link, the file that the link names.

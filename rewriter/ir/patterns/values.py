@@ -17,7 +17,7 @@ _REPEATED = frozenset({"Sub", "ReduceMean", "ReduceSum", "Div", "Mul"})
 
 
 def positive(axes: tuple[int, ...] | None, rank: int | None) -> tuple[int, ...] | None:
-    """Axes in order, counted from the front where the rank is known; () stands for all of them."""
+    """Axes in order, counted from the front where the rank is known; () means all of them."""
     if axes is None:
         return None
     if rank is None:

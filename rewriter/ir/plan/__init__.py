@@ -33,10 +33,10 @@ Repair = Literal["fp32", "bf16"]
 
 
 def io_parts(io: InputsOutputs) -> tuple[tuple[str, str], ...]:
-    """The patterns of `io`, each with its type; "" stands for what no pattern fits.
+    """The patterns of `io`, each with its type; "" applies where no pattern fits.
 
     Raises:
-        ValueError: a type that is none.
+        ValueError: an unknown type.
     """
     parts = [part.strip().rpartition("=") for part in io.split(",")]
     for _, _, name in parts:
@@ -46,7 +46,7 @@ def io_parts(io: InputsOutputs) -> tuple[tuple[str, str], ...]:
 
 
 def io_type(io: InputsOutputs, tensor: str) -> str:
-    """The type of an input or output: that of the first pattern that fits, or else the one for all."""
+    """The type of an input or output: the type of the first pattern that fits, or else the one for all."""
     parts = io_parts(io)
     fitting = (name for pattern, name in parts if pattern and fnmatchcase(tensor, pattern))
     return next(fitting, next((name for pattern, name in parts if not pattern), "keep"))
@@ -135,12 +135,12 @@ Evidence = Literal["squares", "values", "epsilon", "unknown"]
 
 @dataclass(frozen=True)
 class NormHazard:
-    """What goes wrong in a decomposed norm.
+    """A decomposed norm that goes wrong in the lower precision, and why.
 
     Attributes:
         kind: `layer-norm`, `rms-norm` or `l2-normalize`; `output` is the result of its last node.
-        evidence: What leaves the range inside, or comes near its end; an epsilon below the normal range; or
-            `unknown` where nothing was measured.
+        evidence: The inner values that leave the range, or come near its end; an epsilon below the normal
+            range; or `unknown` where nothing was measured.
     """
 
     kind: str
@@ -157,8 +157,8 @@ class Decision:
         key: Identifies it in the model: scope of its graph and first output.
         rule: Short name of the rule, e.g. `overflow`, `unfused-norm`, `epsilon`, `user`.
         reason: One sentence for the user, with the measured range where there is one.
-        repair: What it computes in instead: FP32, which round a MatMul alone is FP32 accumulation; or BF16,
-            which has FP32's range and accumulation at FP16's speed, and 8 bits.
+        repair: The type it computes in instead: FP32, which around a MatMul only means FP32 accumulation; or
+            BF16, which has FP32's range and accumulation at FP16's speed, and 8 bits.
         norm: The hazard of the decomposed norm that the node is part of; a plan's file does not have it.
     """
 
@@ -175,15 +175,15 @@ class Decision:
 
 @dataclass(frozen=True, repr=False)
 class Plan(Summary):
-    """The precision of every node: `precision`, except for those of `decisions`.
+    """The precision of every node: `precision`, except for the nodes in `decisions`.
 
     Attributes:
         float_nodes: How many nodes compute on floating-point tensors.
         norms_in_range: Results of reductions, where decomposed norms among them were measured to fit the
             lower precision inside; empty where none was.
-        exponents: Scope, tensor and k of what `rescale` multiplied by 2^k.
+        exponents: Scope, tensor and k of each tensor that `rescale` multiplied by 2^k.
         plugin_types: Types of custom operators, in the form of `plugin_types`.
-        fp32, bf16: Keys of the nodes in FP32, and of those in BF16.
+        fp32, bf16: Keys of the nodes in FP32, and of the nodes in BF16.
     """
 
     precision: Precision

@@ -18,8 +18,8 @@ class NodePatterns:
     Attributes:
         nodes: Patterns (fnmatch) of node or output names.
         ops: Operators.
-        planned: Names of nodes or outputs, each with the operator that it has in a given plan: passes hand
-            tensors on under their old names, so that a name alone may mean the node that made it before.
+        planned: Names of nodes or outputs, each with its operator in a given plan. Passes keep the names of
+            tensors, so a name without an operator may mean the node that computed it before.
     """
 
     nodes: tuple[str, ...] = ()

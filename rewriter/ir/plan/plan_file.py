@@ -117,7 +117,7 @@ def _entry(decision: Decision) -> dict[str, Any]:
 
 
 def from_text(text: str | bytes, where: str = "plan") -> Plan:
-    """Parses a plan, of the file `where`; nodes that it gives by name alone have the key "".
+    """Parses a plan, of the file `where`; nodes that it only gives by name have the key "".
 
     Raises:
         UsageError: not JSON, another schema or version, or an invalid field, which is named.

@@ -52,7 +52,7 @@ class Norm:
 
     @property
     def name(self) -> str:
-        """Its name in messages: that of its last node."""
+        """Its name in messages: the name of its last node."""
         return display_name(self.nodes[-1])
 
 

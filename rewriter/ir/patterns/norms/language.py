@@ -177,7 +177,7 @@ def named(name: str, of: Pattern) -> Pattern:
 
 
 def cancelling(minuend: Pattern, subtrahend: Pattern) -> Pattern:
-    """The difference of two statistics of one shape, of which mostly rounding errors may remain."""
+    """The difference of two statistics of one shape, which may be mostly rounding errors."""
 
     def match(bindings: Bindings, tensor: str) -> Iterator[Bindings]:
         step = bindings.step(tensor, "Sub")
@@ -245,7 +245,7 @@ def _means(bindings: Bindings, tensor: str, name: str, of: Pattern, ops: Sequenc
 
 
 def broadcast(moment: str, of: Pattern) -> Pattern:
-    """A statistic of x that meets the elements of x that it was made of.
+    """A statistic of x that broadcasts against the elements it was reduced from.
 
     It does if the reduced axes were kept. If they were dropped, or come back through a Reshape, the shapes
     decide. `moment` is the name of the `mean` that it holds.
