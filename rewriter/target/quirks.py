@@ -226,7 +226,7 @@ def _from(graph: GraphEditor, node: NodeProto, steps: Sequence[str]) -> Iterator
         if len(steps) == 1:
             yield [node]
         else:
-            readers = graph.consumers(node.output[0])
+            readers = [reader for result in node.output for reader in graph.consumers(result)]
             yield from ([node, *rest] for reader in readers for rest in _from(graph, reader, steps[1:]))
     if steps[0].endswith("?") and len(steps) > 1:
         yield from _from(graph, node, steps[1:])
@@ -245,6 +245,19 @@ def _has_bias(graph: GraphEditor, chain: list[NodeProto]) -> bool:
     """True for a product with a bias, and no ReduceL2 in FP16 at the end."""
     biased = len(chain[0].input) == 3 or chain[1].op_type == "Add"
     return biased and (chain[-1].op_type == "Mul" or _is_fp32(graph, chain[-1]))
+
+
+def _gates_with_gelu(graph: GraphEditor, chain: list[NodeProto]) -> bool:
+    """True for a product with a bias, x (1 + erf) of it, maybe times a number, and a Mul by a tensor."""
+    biased = len(chain[0].input) == 3 or (chain[1].op_type == "Add" and _has_constant(graph, chain[1]))
+    at = next(i for i, node in enumerate(chain) if node.op_type in ("Erf", "Tanh", "Gelu"))
+    *rest, gate = [_has_constant(graph, node) for node in chain[at + 1 :]]
+    whole = not rest if chain[at].op_type == "Gelu" else rest in ([True, False], [True, False, True])
+    return biased and whole and not gate
+
+
+def _has_constant(graph: GraphEditor, node: NodeProto) -> bool:
+    return any(graph.constant(name) is not None for name in node.input)
 
 
 def _clips_from_zero(graph: GraphEditor, chain: list[NodeProto]) -> bool:
@@ -320,6 +333,7 @@ _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     "biased": _has_bias,
     "one-for-heads": _is_shared,
     "gaps": _leaves_gaps,
+    "gelu-gate": _gates_with_gelu,
     "one-element": _scales_one_element,
     "scaled-image": _scales_image,
     "pointwise-1d": lambda graph, chain: _is_pointwise_1d(graph, chain[0]),

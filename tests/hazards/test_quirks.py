@@ -195,6 +195,7 @@ def built(done: rewriter.FixResult) -> bool:
         pytest.param("sparse-mask-attention", "11.2", "fp16", None, id="sparse masks"),
         pytest.param("fused-attention-sm120", "10.16 sm_120", "fp16", ONCE, id="fused attention"),
         pytest.param("transposes-around-scale", "tensorrt-rtx 1.6.1 sm_90", "fp16", SCALED, id="Transposes"),
+        pytest.param("gelu-gate-bias", "tensorrt-rtx 1.6.1 sm_90", "fp16", None, id="GEGLU"),
     ],
 )
 def test_what_a_defect_forbids_stays_in_fp32_and_builds(
