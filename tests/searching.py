@@ -10,7 +10,7 @@ from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Found, Goal
 from rewriter.jobs.search.run import cheapest, most_accurate
-from rewriter.jobs.search.trials import Candidate, Trials
+from rewriter.jobs.search.trials import AddedNodes, Trials
 from rewriter.runtime.emulation import reference
 from rewriter.verification.expected import run_all
 
@@ -47,7 +47,7 @@ def reachable(trials: Trials, goal: ErrorLimit | Budget) -> Found:
     return cheapest(trials, goal) if isinstance(goal, ErrorLimit) else most_accurate(trials, goal)
 
 
-def tried(trials: Trials) -> list[Candidate]:
+def tried(trials: Trials) -> list[AddedNodes]:
     """The evaluated candidates but the rules' plan, in order; of equal plans the first."""
     return [c for c in trials.different(list(trials._plans)) if trials.plan_of(c).fp32 in trials._values]
 

@@ -21,10 +21,11 @@ import rewriter
 from rewriter.hazards import GraphAnalysis, Hazard
 from rewriter.ir.model import Array, Model, load
 from rewriter.jobs.fix.attempt import Attempt, attempt
-from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.loop import _Loop, _optimism, best
-from rewriter.jobs.fix.making import Workload
+from rewriter.jobs.fix.candidates import _optimism
+from rewriter.jobs.fix.job import Candidate
 from rewriter.jobs.fix.result import FixResult
+from rewriter.jobs.fix.selection import Attempts, best
+from rewriter.jobs.fix.workload import Workload
 from rewriter.jobs.search.goal import Budget
 from rewriter.passes.base import Context, Event, ModelPass, Stage
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
@@ -166,7 +167,7 @@ def small() -> dict[str, Any]:
     return {"model": source, "inputs": samples((4, 512)), "passes": "mixed-precision"}
 
 
-LOOP = "rewriter.jobs.fix.loop"
+CANDIDATES = "rewriter.jobs.fix.candidates"
 
 
 def measured(error: float, *, failed: bool = False) -> Any:
@@ -196,17 +197,16 @@ def test_a_fast_result_that_fails_is_not_handed_out_and_of_failures_the_most_acc
 
 def test_what_is_not_timed_again_in_turn_counts_as_if_it_were() -> None:
     """The one of 12 us alone would beat the others, which take 20 us in turn."""
-    judge: Any = SimpleNamespace(settings=True, timed_in_turn=lambda engines: [20.0] * len(engines))
+    verifier: Any = SimpleNamespace(settings=True, timed_in_turn=lambda engines: [20.0] * len(engines))
     alone: Any = [SimpleNamespace(failed=(), engine="engine", latency_us=us) for us in (10.0, 10.5, 12.0)]
-    workload: Any = SimpleNamespace(judge=judge)
-    job: Any = SimpleNamespace(latency_tolerance=0.02)
-    loop = _Loop(workload, job, alone[0], alone, lambda one: (0.0, 0.0, 0.0), [])
-    assert loop._timed_in_turn() == [20.0, 20.0, 24.0]
+    workload: Any = SimpleNamespace(verifier=verifier, job=SimpleNamespace(latency_tolerance=0.02))
+    attempts = Attempts(workload, alone, lambda one: (0.0, 0.0, 0.0))
+    assert attempts._timed_in_turn() == [20.0, 20.0, 24.0]
 
 
 def test_fp32_that_was_measured_to_be_faster_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     use_emulation(monkeypatch)
-    monkeypatch.setattr(f"{LOOP}.IN_DOUBT", 100.0)
+    monkeypatch.setattr(f"{CANDIDATES}.MAYBE_FASTER", 100.0)
     slower = rewriter.fix(**small())
     assert slower.plan is not None and not slower.conclusion.remarks, "FP32 takes twice the time"
     monkeypatch.setattr("emulated_engine.FP32_US", 5.0)
@@ -215,7 +215,7 @@ def test_fp32_that_was_measured_to_be_faster_is_handed_out(monkeypatch: pytest.M
     (remark,) = result.conclusion.remarks
     assert "all of it in FP32 (TF32): 5 us instead of 10 us (measured with ONNX Runtime on the CPU)" in remark
     assert rewriter.fix(**small(), repair=False).plan is not None, "--no-repair gives the rules' plan alone"
-    monkeypatch.setattr(f"{LOOP}.IN_DOUBT", 0.5)
+    monkeypatch.setattr(f"{CANDIDATES}.MAYBE_FASTER", 0.5)
     assert rewriter.fix(**small()).plan is not None, "recorded costs rule it out"
 
 
@@ -224,9 +224,11 @@ def test_without_an_engine_the_estimate_has_to_be_clear(monkeypatch: pytest.Monk
     assert result.plan is not None and not result.conclusion.remarks
     all_kept = rewriter.fix(**small(), build=False, keep_fp32_op=["MatMul"])
     assert all_kept.conclusion.remarks == ("all of it is FP32: rules and options leave nothing in FP16",)
-    monkeypatch.setattr(f"{LOOP}.CLEAR", 100.0)
-    monkeypatch.setattr(f"{LOOP}.WORTH_US", -1e9)
-    monkeypatch.setattr(f"{LOOP}.estimated_us", lambda made, workload: (9.0 if made.plan else 1.0, 1.0, 1.0))
+    monkeypatch.setattr(f"{CANDIDATES}.CLEARLY_FASTER", 100.0)
+    monkeypatch.setattr(f"{CANDIDATES}.MIN_GAIN_US", -1e9)
+    monkeypatch.setattr(
+        f"{CANDIDATES}.estimated_us", lambda attempt, workload: (9.0 if attempt.plan else 1.0, 1.0, 1.0)
+    )
     result = rewriter.fix(**small(), build=False)
     assert result.plan is None and "estimated, recorded on an H200" in result.conclusion.remarks[0]
 
@@ -305,22 +307,22 @@ def test_only_what_is_in_doubt_is_tried(monkeypatch: pytest.MonkeyPatch) -> None
     body = "g (float[4,64] x) => (float[4,64] y) { y = Tanh(x) }"
     assert rewriter.fix(graph(body).whole(), inputs=samples((4, 64))).verified
     assert len(attempts) == 1
-    monkeypatch.setattr(f"{LOOP}.AFFORDED_S", 0.0)
+    monkeypatch.setattr("rewriter.jobs.fix.selection.AFFORDED_S", 0.0)
     rewriter.fix(**projections())
     assert len(attempts) == 2, "no candidate starts after its time"
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[FixJob]:
-    """The emulation judges; the jobs of all attempts are listed."""
-    attempts: list[FixJob] = []
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
+    """The emulation is the engine; the candidates of all attempts are listed."""
+    attempts: list[Candidate] = []
 
-    def one(job: FixJob, workload: Workload) -> Attempt:
-        attempts.append(job)
-        return attempt(job, workload)
+    def one(candidate: Candidate, workload: Workload, deadline: float = math.inf) -> Attempt:
+        attempts.append(candidate)
+        return attempt(candidate, workload, deadline)
 
     use_emulation(monkeypatch)
-    monkeypatch.setattr(f"{LOOP}.IN_DOUBT", 0.0)
-    monkeypatch.setattr(f"{LOOP}.attempt", one)
+    monkeypatch.setattr(f"{CANDIDATES}.MAYBE_FASTER", 0.0)
+    monkeypatch.setattr(f"{CANDIDATES}.attempt", one)
     return attempts
 
 
@@ -383,7 +385,7 @@ def test_a_cheaper_plan_is_searched_where_the_first_takes_too_long(monkeypatch: 
     each, attempts = 2.0, counted(monkeypatch)
     monkeypatch.setattr("emulated_engine.latency_us", lambda m: 10.0 + each * in_fp32(m))
     result = rewriter.fix(**convs())
-    goals = [job.goal.share if isinstance(job.goal, Budget) else 0.0 for job in attempts]
+    goals = [one.goal.share if isinstance(one.goal, Budget) else 0.0 for one in attempts]
     assert goals == [ALLOWED, 0.0, pytest.approx(ALLOWED * ALLOWED / (CONVS * each / 10.0))]
     assert in_fp32(result.model) * each <= 10.0 * ALLOWED
     assert result.verified
@@ -393,7 +395,7 @@ def test_the_rules_plan_is_handed_out_where_every_other_takes_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use_emulation(monkeypatch)
-    monkeypatch.setattr(f"{LOOP}.IN_DOUBT", 0.0)
+    monkeypatch.setattr(f"{CANDIDATES}.MAYBE_FASTER", 0.0)
     monkeypatch.setattr("emulated_engine.latency_us", lambda m: 10.0 if in_fp32(m) == 0 else 600.0)
     result = rewriter.fix(**convs())
     assert in_fp32(result.model) == 0 and result.verified

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,8 @@ from rewriter.ir.model import Array, Model, load
 from rewriter.jobs.fix import stages
 from rewriter.jobs.fix.attempt import Attempt, attempt
 from rewriter.jobs.fix.conclusion import Conclusion
-from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.making import Workload
+from rewriter.jobs.fix.job import Candidate, FixJob
+from rewriter.jobs.fix.workload import Workload
 from rewriter.passes.base import Change, Context, Event
 from rewriter.passes.simplify import Simplify
 from rewriter.runtime.engines import this_machine
@@ -141,17 +142,17 @@ def test_an_interrupted_repair_hands_out_the_best_so_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out = graph(OFFSET).whole(), tmp_path / "out.onnx"
-    jobs = list[FixJob]()
+    candidates = list[Candidate]()
 
-    def interrupted(job: FixJob, workload: Workload) -> Attempt:
-        jobs.append(job)
-        if len(jobs) == 2:
+    def interrupted(candidate: Candidate, workload: Workload, deadline: float = math.inf) -> Attempt:
+        candidates.append(candidate)
+        if len(candidates) == 2:
             raise KeyboardInterrupt
-        return attempt(job, workload)
+        return attempt(candidate, workload, deadline)
 
-    monkeypatch.setattr("rewriter.jobs.fix.loop.attempt", interrupted)
+    monkeypatch.setattr("rewriter.jobs.fix.candidates.attempt", interrupted)
     result = rewriter.fix(source, out, inputs=samples(), build=False)
-    assert len(jobs) == 2 and jobs[1].repairing
+    assert len(candidates) == 2 and candidates[1].goal is not None
     assert result.verified is False and out.exists()
     assert result.repairs[-1].startswith("interrupted after")
     assert "interrupted" in result.conclusion.limit
@@ -222,7 +223,8 @@ def test_a_pass_of_ours_that_breaks_the_result_is_found_by_name_and_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def with_defect(job: FixJob) -> FixJob:
-        return replace(job, steps=tuple(Shifting() if isinstance(s, Simplify) else s for s in job.steps))
+        steps = tuple(Shifting() if isinstance(s, Simplify) else s for s in job.first.steps)
+        return replace(job, first=replace(job.first, steps=steps))
 
     original = stages.run
     monkeypatch.setattr("rewriter.jobs.fix.api.run", lambda job: original(with_defect(job)))

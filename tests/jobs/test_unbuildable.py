@@ -63,8 +63,10 @@ class Dilating(Simplify):
 
 def with_defect(monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
     def changed(job: FixJob) -> FixJob:
-        steps = ([Dilating() for _ in range(times)] if isinstance(s, Simplify) else [s] for s in job.steps)
-        return replace(job, steps=tuple(chain.from_iterable(steps)))
+        steps = (
+            [Dilating() for _ in range(times)] if isinstance(s, Simplify) else [s] for s in job.first.steps
+        )
+        return replace(job, first=replace(job.first, steps=tuple(chain.from_iterable(steps))))
 
     original = stages.run
     monkeypatch.setattr("rewriter.jobs.fix.api.run", lambda job: original(changed(job)))

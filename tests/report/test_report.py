@@ -17,9 +17,9 @@ from graphs import graph
 
 from rewriter.ir.model import Model, save, write_json
 from rewriter.ir.plan import Decision, Plan, Range
-from rewriter.jobs.fix.attempt import LatencyShare
 from rewriter.jobs.fix.causes import Cause
 from rewriter.jobs.fix.result import FixResult
+from rewriter.jobs.fix.selection import LatencyShare
 from rewriter.passes.base import Change, Refusal
 from rewriter.pipeline.driver import PassResult
 from rewriter.report import fix as report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from rewriter.ir.model import Array, Model, save
 from rewriter.ir.plan import Decision, InputsOutputs, Plan
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Found
 from rewriter.jobs.search.run import most_accurate
-from rewriter.jobs.search.trials import Candidate, Trials
+from rewriter.jobs.search.trials import AddedNodes, Trials
 from rewriter.passes.mixed_precision import lowered
 from rewriter.runtime.emulation import emulation
 from rewriter.runtime.metrics.pairwise_error import relative_l2
@@ -43,6 +44,15 @@ def test_only_the_inaccurate_node_goes_to_fp32() -> None:
     assert found.cost_us > 0.0
     loose = searched(graphs.graph(CANCELLING), ErrorLimit(0.5))
     assert (loose.met, loose.emulations, loose.plan, loose.cost_us) == (True, 1, Plan("fp16"), 0.0)
+
+
+def test_at_its_deadline_a_search_hands_out_the_best_plan_so_far() -> None:
+    goal, budget = ErrorLimit(2e-3), Budget(1.0)
+    late = replace(begin(graphs.graph(CANCELLING), Plan("fp16"), goal), deadline=0.0)
+    found = reachable(late, goal)
+    assert found.met and {"0:a", "0:s", "0:y"} <= found.plan.fp32, "every node that adds an error"
+    assert found.emulations == 3, "the rules' plan, the ranking, and all of these nodes"
+    assert reachable(late, budget).plan == Plan("fp16")
 
 
 def test_what_errs_at_the_start_and_is_amplified_goes_to_fp32_alone() -> None:
@@ -200,7 +210,7 @@ def test_a_search_sums_in_another_order_than_the_check_of_what_it_finds() -> Non
     source = graphs.graph("""
         g (float[64,512] x, float[512,64] w) => (float[64,64] y) { m = MatMul(x, w) y = Sin(m) }""")
     feeds, plan = graphs.random_feeds(source), Plan("fp16", io="keep")
-    own = begin(source, plan, ErrorLimit(1e-9), feeds).value(Candidate())
+    own = begin(source, plan, ErrorLimit(1e-9), feeds).value(AddedNodes())
     low, (exact,) = lowered(source, plan), run_all(source, [feeds])
     forwards, backwards = (
         relative_l2(exact["y"], run_all(emulation(low, "fp16", backwards=order), [feeds])[0]["y"])

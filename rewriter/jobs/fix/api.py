@@ -13,7 +13,7 @@ from rewriter.hazards.user_rules import rules_of_the_user
 from rewriter.ir.plan import InputsOutputs, Plan, Precision
 from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.ir.plan.plan_file import given_plan
-from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.job import Candidate, FixJob
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.stages import run
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
@@ -99,35 +99,34 @@ def _job(
         raise UsageError(what, option="weak-typing", hint=hint)
     limit = goal if isinstance(goal, ErrorLimit) else None
     lowering = next((step for step in steps if isinstance(step, MixedPrecision)), MixedPrecision())
+    types = PrecisionRequest(
+        precision,
+        io,
+        tuple(request.keep_fp32),
+        tuple(request.keep_fp32_op),
+        NodePatterns(tuple(request.lower), tuple(request.lower_op)),
+        tuple(request.plugin_types if plan is None else plan.plugin_types),
+        epilogues=lowering.epilogues,
+        target=target,
+        rules=rules_of_the_user(request.hazards),
+    )
     job = FixJob(
         source=model,
         output=output,
         request=request,
-        steps=steps,
-        precision=PrecisionRequest(
-            precision,
-            io,
-            tuple(request.keep_fp32),
-            tuple(request.keep_fp32_op),
-            NodePatterns(tuple(request.lower), tuple(request.lower_op)),
-            tuple(request.plugin_types if plan is None else plan.plugin_types),
-            epilogues=lowering.epilogues,
-            target=target,
-            rules=rules_of_the_user(request.hazards),
-        ),
+        first=Candidate(steps, types, goal),
         opset=DEFAULT_OPSETS[precision] if opset is None else opset,
         progress=progress,
         plan=plan,
         accumulation=sums or recorded,
-        goal=goal,
         metric=request.metric or str(chosen.choose("metric")),
         weak_typing=weak,
         deployment=deployed,
         accumulation_is_default=sums is None,
         limit=limit,
     )
-    # the loop tries the rules' plan first, and searches for a tolerance that it misses
-    return replace(job, goal=None) if limit is not None and job.may_change else job
+    # the rules' plan is tried first, and a search follows if that misses a tolerance
+    return replace(job, first=Candidate(steps, types)) if limit is not None and job.may_change else job
 
 
 def _steps(request: FixOptions, precision: Precision, target: Target) -> tuple[Pass, ...]:

@@ -1,38 +1,49 @@
-"""One attempt at a model: passes, plan, and the checks of the result."""
+"""One attempt at a model: the passes of a candidate, its plan, and the checks of the result."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from math import fsum
 from pathlib import Path
 
-from rewriter.hazards.planning.planner import unscaled_overflows
+from rewriter.hazards.planning import free_fp32
+from rewriter.hazards.planning.plan_fit import fit, kept_by_user
+from rewriter.hazards.planning.planner import extend_plan, make_plan, unscaled_overflows
+from rewriter.ir.graph import display_name
 from rewriter.ir.graph.ops import TENSOR_CORE
-from rewriter.ir.model import Model
-from rewriter.ir.plan import Plan, Range
+from rewriter.ir.model import Model, walk_graphs, walk_nodes
+from rewriter.ir.plan import Plan, Range, node_key
+from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.jobs.fix.causes import Cause, causes, folded_statistics, fused_norms, repaired_defects
-from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.making import AttemptBuilder, CalibratedModel, Workload
+from rewriter.jobs.fix.job import Candidate
+from rewriter.jobs.fix.refusals import near_names
+from rewriter.jobs.fix.workload import CalibratedModel, Workload
 from rewriter.jobs.search.goal import Found
-from rewriter.passes.base import Pass, Rescaled
-from rewriter.pipeline.driver import PassResult
+from rewriter.jobs.search.run import search
+from rewriter.passes.base import Context, Pass, Rescaled
+from rewriter.pipeline.driver import Driver, PassResult
+from rewriter.runtime.emulation import reference
+from rewriter.runtime.ranges import Ranges, measure
 from rewriter.target.costs import priced
 from rewriter.verification.verdict import GOALS, Check, deciding
-from rewriter.verification.verifier import Verifier, engine_first
+from rewriter.verification.verifier import engine_first
 
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
     """A rewritten model with its plan and the checks of the result.
 
-    `measured` has the model in FP32, before its types changed. `search` is the outcome of the search
-    for its plan, if there was one.
+    `calibrated` has the model in FP32, before its types changed. `search` is the outcome of the search for
+    its plan, if there was one.
     """
 
-    job: FixJob
-    measured: CalibratedModel
+    candidate: Candidate
+    calibrated: CalibratedModel
     fixed: Model
     plan: Plan | None
     passes: tuple[PassResult, ...]
@@ -45,6 +56,10 @@ class Attempt:
     @property
     def failed(self) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if check.passed is False)
+
+    @property
+    def failure(self) -> str:
+        return "; ".join(check.summary for check in self.failed)
 
     @property
     def arithmetic(self) -> Check | None:
@@ -74,81 +89,190 @@ class Attempt:
 
     @property
     def all_fp32(self) -> bool:
-        """True if nothing of it is in reduced precision by our plan."""
-        return self.job.precision.precision == "fp32" or (
+        """True if our plan puts nothing of it in reduced precision."""
+        return self.candidate.precision.precision == "fp32" or (
             self.plan is not None and len(self.plan.fp32) == self.plan.float_nodes > 0
         )
+
+    def is_unbuilt(self) -> bool:
+        """True if TensorRT gave no engine for it."""
+        return any(check.name == "build" and check.built is False for check in self.failed)
+
+    def has_failed(self, check: str) -> bool:
+        return any(one.name == check for one in self.failed)
 
     def changed(self, step: Pass) -> bool:
         return any(result.name == step.name and result.changes for result in self.passes)
 
 
-@dataclass(frozen=True)
-class LatencyShare:
-    """The latency of a result in units of another's: `FP32` or `plain FP16`.
+def attempt(candidate: Candidate, workload: Workload, deadline: float = math.inf) -> Attempt:
+    """Runs the passes of a candidate and checks their result.
 
-    `measured` is True if both ran on this GPU; False if recorded costs were added up.
+    Args:
+        deadline: By `time.monotonic`: a search ends there, with the best plan so far.
     """
-
-    of: str
-    share: float
-    measured: bool
-
-
-@dataclass(frozen=True)
-class Result:
-    """The attempt to hand out, and how it was found.
-
-    Attributes:
-        lines: What failed at first, and what was tried: one sentence each.
-        remark: Why it is not the first attempt that passed; "" if it is.
-        stopped: Why not every candidate was tried; "" if all were.
-        in_fp32: Error of all of it in FP32, in units of the tolerance, if that failed.
-        with_ports: What failed with inputs and outputs as the user wants them; "" if they are.
-    """
-
-    made: Attempt
-    lines: tuple[str, ...] = ()
-    remark: str = ""
-    stopped: str = ""
-    in_fp32: float | None = None
-    with_ports: str = ""
-    shares: tuple[LatencyShare, ...] = ()
-
-
-def attempt(job: FixJob, workload: Workload) -> Attempt:
-    """Runs the passes of a job and checks their result."""
-    measured = CalibratedModel.by(job, workload)
-    making = AttemptBuilder(job, workload, list(measured.passes), list(measured.warnings))
-    plan = making.plan(measured.model, measured.ranges) if job.phases.lowering else None
-    if plan is not None and job.goal is not None:
-        plan = making.searched(measured, plan, job.goal)
+    job, calibrated, lowering = workload.job, _calibrated(candidate, workload), candidate.phases.lowering
+    ranges, warnings, found = calibrated.ranges, list(calibrated.warnings), None
+    plan = _plan(candidate, workload, calibrated, warnings) if lowering else None
+    if plan is not None and candidate.goal is not None:
+        with workload.stage("searching"):
+            found, remarks = search(
+                workload.original,
+                calibrated.model,
+                workload.fitting,
+                plan,
+                candidate.goal,
+                job.accumulation,
+                candidate.precision.target,
+                Context(ranges=ranges, means=ranges.means) if candidate.phases.unbiased else None,
+                deadline,
+            )
+        plan, warnings = found.plan, [*warnings, *remarks]
     unscaled: Mapping[tuple[int, str], Range] = {}
     if plan is not None and job.plan is None:
-        scaled = (c for one in making.passes for c in one.changes if isinstance(c, Rescaled))
+        changes = (change for result in calibrated.passes for change in result.changes)
+        scaled = (change for change in changes if isinstance(change, Rescaled))
         plan = replace(plan, exponents=tuple(e for change in scaled for e in change.exponents))
-        unscaled = unscaled_overflows(plan, measured.ranges)
-    fixed = making.rewrite(measured.model, job.phases.lowering, plan, measured.ranges)
-    checks, engine = _checked(job, workload.judge, measured.checks, fixed, plan)
-    if making.search is not None and not job.repairing:
-        checks = (*checks, making.search.check)
-    folded = folded_statistics(workload.original, measured.model)
-    fused = fused_norms(measured.model, measured.ranges)
-    defects = repaired_defects(
-        workload.original, job.precision.target, job.precision.precision, making.passes
+        unscaled = unscaled_overflows(plan, ranges)
+    fixed, passes = rewrite(candidate, workload, calibrated.model, lowering, calibrated.passes, plan, ranges)
+    for result in (result for result in passes if result.failure):
+        text = f"pass {result.name} failed on this model and was left out: {result.failure}"
+        warnings.append(f"{text}; please report it with the model")
+    checks, engine = _checked(candidate, workload, calibrated.checks, fixed, plan)
+    folded, fused = (
+        folded_statistics(workload.original, calibrated.model),
+        fused_norms(calibrated.model, ranges),
     )
+    precision = candidate.precision
+    defects = repaired_defects(workload.original, precision.target, precision.precision, passes)
+    found_causes = (*causes(plan, passes, fused, unscaled, folded), *defects)
     return Attempt(
-        job,
-        measured,
-        fixed,
-        plan,
-        tuple(making.passes),
-        checks,
-        engine,
-        making.search,
-        tuple(making.warnings),
-        (*causes(plan, making.passes, fused, unscaled, folded), *defects),
+        candidate, calibrated, fixed, plan, passes, checks, engine, found, tuple(warnings), found_causes
     )
+
+
+def rewrite(
+    candidate: Candidate,
+    workload: Workload,
+    model: Model,
+    steps: Sequence[Pass],
+    earlier: Sequence[PassResult] = (),
+    plan: Plan | None = None,
+    ranges: Ranges | None = None,
+) -> tuple[Model, tuple[PassResult, ...]]:
+    """Returns the model after passes, and the results of all passes so far: the `earlier` ones come first."""
+    job, stage, numbers = workload.job, workload.stage, count(len(earlier))
+    report = partial(stage.report, "rewriting", total=len(candidate.steps))
+    driver = Driver(lambda step: report(next(numbers), detail=f": {step.name}"), lenient=True)
+    precision = candidate.precision  # a given plan excludes these options, and holds what the user keeps
+    asked = NodePatterns(precision.keep_nodes, precision.keep_ops)
+    kept = asked if job.plan is None else kept_by_user(job.plan)
+    with stage("rewriting"):
+        means = ranges.means if ranges is not None else {}
+        context = Context(job.opset, precision.target, plan, ranges, means, kept)
+        rewritten, results = driver.run(model, steps, context)
+    return rewritten, (*earlier, *results)
+
+
+def changing(candidate: Candidate, passes: Sequence[PassResult]) -> list[Pass]:
+    """Returns the passes before the plan that changed something."""
+    steps = (*candidate.phases.structural, *candidate.phases.measuring)
+    return [step for step, result in zip(steps, passes, strict=False) if result.changes]
+
+
+def _calibrated(candidate: Candidate, workload: Workload) -> CalibratedModel:
+    """Returns the model that the plan is made for; candidates with the same passes before it share one."""
+    phases, given = candidate.phases, workload.job.plan
+    key = (*phases.structural, *phases.measuring)
+    if key in workload.calibrated:
+        return workload.calibrated[key]
+    model, passes = rewrite(candidate, workload, workload.original, phases.structural)
+    ranges, warnings = Ranges(), [*workload.warnings]
+    if given is not None and phases.measuring:  # it holds their results
+        model, passes = rewrite(candidate, workload, model, phases.measuring, passes, given)
+    if phases.unbiased or (given is None and (phases.measuring or phases.lowering)):
+        ranges = _ranges(model, workload)
+    if given is None and phases.measuring:
+        earlier, structured = passes, model
+        model, passes = rewrite(candidate, workload, model, phases.measuring, earlier, ranges=ranges)
+        if model is not structured:
+            ranges = _ranges(model, workload)
+    if ranges.unsupported:
+        warnings.append(
+            f"ONNX Runtime has no kernel for {', '.join(ranges.unsupported)}: what depends on it was not "
+            "measured and stays in FP32"
+        )
+    outputs, ranges.outputs = ranges.outputs, {}  # once compared, they need no memory any more
+    checks = workload.verifier.structure(model, changing(candidate, passes), outputs)
+    result = CalibratedModel(model, ranges, passes, tuple(checks), tuple(warnings))
+    return workload.calibrated.setdefault(key, result)
+
+
+def _ranges(model: Model, workload: Workload) -> Ranges:
+    """Measures the ranges of every tensor on the samples."""
+    stage, samples = workload.stage, workload.samples
+    with stage("measuring ranges"):
+        done, wide = partial(stage.report, "measuring ranges", total=len(samples)), reference(model)
+        # the outputs of a model in FP32 are what the check of its structure compares
+        verified = workload.verifier.places if wide is model else ()
+        ranges = measure(wide, samples, outputs_of=verified, channels=True, progress=done)
+    ranges.real = samples.source.real
+    return ranges
+
+
+def _plan(candidate: Candidate, workload: Workload, calibrated: CalibratedModel, warnings: list[str]) -> Plan:
+    """Returns the user's plan, or the rules' plan for the measured ranges; adds to the warnings."""
+    job, precision, model = workload.job, candidate.precision, calibrated.model
+    with workload.stage("choosing types"):
+        if job.plan is not None:
+            named = isinstance(job.request.plan, (str, os.PathLike))
+            return fit(model, job.plan, str(job.request.plan) if named else "the plan")
+        plan = make_plan(model, calibrated.ranges, precision, real=workload.samples.source.real)
+        released = {d.key for d in plan.decisions if d.rule in candidate.released}
+        plan = extend_plan(model, plan, {}, frozenset(released))
+    warnings.extend(_unmatched(candidate, plan, model))
+    if precision.epilogues != "none" and precision.precision == "fp16":
+        warnings.extend(free_fp32.refusals(precision.target))
+    return plan
+
+
+def _unmatched(candidate: Candidate, plan: Plan, model: Model) -> Iterator[str]:
+    """Warns of names that keep no node: it does not compute on floats, or a pass removed it."""
+    precision, nodes = candidate.precision, list(model.proto.graph.node)
+    keys = {d.key for d in plan.decisions if d.rule == "user"}
+    scopes = enumerate(walk_graphs(model.proto.graph) if keys else ())
+    lower = [node for scope, graph in scopes for node in graph.node if node_key(scope, node) in keys]
+    requests = [
+        *(("`keep-fp32`", name, NodePatterns(nodes=(name,))) for name in precision.keep_nodes),
+        *(("`keep-fp32-op`", name, NodePatterns(ops=(name,))) for name in precision.keep_ops),
+    ]
+    for option, name, request in requests:
+        if not any(any(request.requests(node)) for node in lower):
+            there = map(display_name, nodes) if option == "`keep-fp32`" else (node.op_type for node in nodes)
+            near = near_names(name, there)
+            instead = f": there are {near}" if near else ""
+            yield f"{option} {name!r} names no node that computes on floats{instead}"
+    operators = [node.op_type for node in walk_nodes(model.proto.graph)] if precision.lower.ops else []
+    for name in precision.lower.ops:
+        if name not in operators:
+            yield f"`lower-op` {name!r} names no node: there are {near_names(name, operators)}"
+
+
+def _checked(
+    candidate: Candidate, workload: Workload, structure: tuple[Check, ...], fixed: Model, plan: Plan | None
+) -> tuple[tuple[Check, ...], Path | None]:
+    """All checks of a result: a model that is wrong already is not built, since a repair follows."""
+    job, verifier, checks = workload.job, workload.verifier, list(structure)
+    fp32 = candidate.precision.precision == "fp32"
+    if candidate.emulated and verifier.expected is not None and (plan is not None or fp32):
+        products = plan is not None and any(decision.op in TENSOR_CORE for decision in plan.decisions)
+        precision = "fp32" if plan is None else plan.precision
+        checks.append(verifier.emulated(fixed, precision, job.accumulation, products=products))
+    wrong = {check.name for check in checks if check.passed is False}
+    if "structure" in wrong or (wrong and verifier.settings is None) or job.weak_typing:
+        return tuple(checks), None
+    built, engine = verifier.built(fixed, plan)
+    return engine_first((*checks, *built)), engine
 
 
 def estimated_us(attempt: Attempt, workload: Workload) -> tuple[float, float, float]:
@@ -156,31 +280,12 @@ def estimated_us(attempt: Attempt, workload: Workload) -> tuple[float, float, fl
 
     In us, at the shapes of the first sample.
     """
-    if not workload.judge.samples:
+    if not workload.verifier.samples:
         return math.inf, math.inf, math.inf
-    prices = priced(attempt.measured.model.at_sizes(workload.judge.samples[0]), attempt.job.precision.target)
+    model = attempt.calibrated.model.at_sizes(workload.verifier.samples[0])
+    prices = priced(model, attempt.candidate.precision.target)
     broken = fsum(attention.us for attention in prices.attentions)
     fp32 = fsum(prices.base.values()) + fsum(prices.own.values()) + broken
     if attempt.plan is None:
         return fp32, fp32, math.inf
     return prices.total_us(attempt.plan), fp32, prices.total_us(replace(attempt.plan, decisions=()))
-
-
-def _checked(
-    job: FixJob, judge: Verifier, structure: tuple[Check, ...], fixed: Model, plan: Plan | None
-) -> tuple[tuple[Check, ...], Path | None]:
-    """All checks of a result: a model that is wrong already is not built, since a repair follows."""
-    checks, engine = list(structure), None
-    if (
-        job.emulated
-        and judge.expected is not None
-        and (plan is not None or job.precision.precision == "fp32")
-    ):
-        products = plan is not None and any(one.op in TENSOR_CORE for one in plan.decisions)
-        precision = "fp32" if plan is None else plan.precision
-        checks.append(judge.emulated(fixed, precision, job.accumulation, products=products))
-    wrong = {check.name for check in checks if check.passed is False}
-    if "structure" in wrong or (wrong and judge.settings is None) or job.weak_typing:
-        return tuple(checks), None
-    built, engine = judge.built(fixed, plan)
-    return engine_first((*checks, *built)), engine

@@ -1,4 +1,4 @@
-"""The error that a model has in reduced precision before anything is repaired, beside that of the result."""
+"""The error of a model in reduced precision before anything is repaired, beside that of the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.plan import Precision, node_key
 from rewriter.jobs.fix.attempt import Attempt
-from rewriter.jobs.fix.making import Workload
+from rewriter.jobs.fix.workload import Workload
 from rewriter.passes.base import Context
 from rewriter.passes.upgrade_opset import UpgradeOpset
 from rewriter.pipeline.driver import Driver, inlined
@@ -45,8 +45,8 @@ def errors_before(
         One comparison for each output; () if it cannot be emulated.
     """
     try:
-        lowered = _lowered(original, precision)
-        return check_emulation(expected, lowered, precision, samples, accumulation, standard).outputs
+        low = _lowered(original, precision)
+        return check_emulation(expected, low, precision, samples, accumulation, standard).outputs
     except RewriterError:  # a figure for comparison only: what the model itself lacks is reported elsewhere
         return ()
 
@@ -67,7 +67,7 @@ class Emulated:
 class SideBySide:
     """One sample in the original, in plain reduced precision, and in the result: what the page shows.
 
-    `sample` is its number among those that results are judged by; `expected` has outputs of the original.
+    `sample` is its number among those that results are verified on; `expected` has outputs of the original.
     """
 
     sample: int
@@ -82,11 +82,11 @@ def side_by_side(attempt: Attempt, workload: Workload) -> SideBySide | None:
 
     What cannot be run stays empty; None where nothing was lowered or compared.
     """
-    judge, check, accumulation = workload.judge, attempt.arithmetic, attempt.job.accumulation
-    if check is None or not check.statistics or attempt.plan is None or judge.expected is None:
+    verifier, check, accumulation = workload.verifier, attempt.arithmetic, workload.job.accumulation
+    if check is None or not check.statistics or attempt.plan is None or verifier.expected is None:
         return None
     number = max(check.statistics, key=lambda one: (one.not_finite, one.relative_l2)).sample
-    sample, precision = judge.samples[number], attempt.plan.precision
+    sample, precision = verifier.samples[number], attempt.plan.precision
 
     def emulated(name: str, wide: Model, low: Model) -> Emulated:
         nodes = diverge(wide, low, [sample], accumulation)
@@ -100,8 +100,8 @@ def side_by_side(attempt: Attempt, workload: Workload) -> SideBySide | None:
             wide = inlined(workload.original)
             plain = emulated(plain.name, wide, _lowered(wide, precision))
         with suppress(RewriterError):
-            result = emulated(result.name, attempt.measured.model, attempt.fixed)
-    return SideBySide(number, sample, judge.expected.exact[number], plain, result)
+            result = emulated(result.name, attempt.calibrated.model, attempt.fixed)
+    return SideBySide(number, sample, verifier.expected.exact[number], plain, result)
 
 
 def _lowered(original: Model, precision: Precision) -> Model:

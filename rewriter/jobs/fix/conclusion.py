@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from rewriter.jobs.fix.attempt import Attempt, Result
+from rewriter.jobs.fix.attempt import Attempt
 from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.selection import Selection
 from rewriter.passes.base import Stage
 from rewriter.pipeline.presets import preset_named
 from rewriter.pipeline.text import own_passes
@@ -45,18 +46,18 @@ class Conclusion:
 UNVERIFIED = Conclusion("unverified")
 
 
-def conclude(job: FixJob, result: Result) -> Conclusion:
-    """Returns the conclusion of all checks of a result, its build included.
+def conclude(job: FixJob, selection: Selection) -> Conclusion:
+    """Returns the conclusion of all checks of a selection, its build included.
 
     Args:
         job: As the user asked for it.
     """
-    attempt, checks = result.made, result.made.checks
+    attempt, checks = selection.attempt, selection.attempt.checks
     if attempt.plan is None:
         lowered = precision_of(attempt.fixed) != "fp32"
     else:
         lowered = not attempt.all_fp32 and attempt.plan.float_nodes > 0
-    ended = partial(Conclusion, remarks=tuple(_remarks(job, result)), lowered=lowered)
+    ended = partial(Conclusion, remarks=tuple(_remarks(job, selection)), lowered=lowered)
     original = next((check for check in checks if check.name == ORIGINAL), None)
     if original is not None and original.passed is False:
         reason = next(iter(original.details), original.summary)
@@ -75,34 +76,34 @@ def conclude(job: FixJob, result: Result) -> Conclusion:
         if any(check.excuse == "as-fp32" for check in checks):
             return ended("as-fp32", "TF32 is as far from FP32 in this network", _without_tf32(checks))
         return ended("verified")
-    limit, remedy = next(_reasons(job, result))
+    limit, remedy = next(_reasons(job, selection))
     return ended("failed", limit, remedy)
 
 
-def _remarks(job: FixJob, result: Result) -> Iterator[str]:
+def _remarks(job: FixJob, selection: Selection) -> Iterator[str]:
     """What else is to be known: why it is another attempt, or all FP32, or without a pass of the user's."""
-    attempt = result.made
-    if result.remark:
-        yield result.remark
+    attempt = selection.attempt
+    if selection.remark:
+        yield selection.remark
     elif attempt.all_fp32 and job.precision.precision != "fp32":
         why = f"rules and options leave nothing in {job.precision.precision.upper()}"
         if attempt.failed:
             why = "the most accurate of what was tried"
-        elif result.lines:
+        elif selection.lines:
             why = f"no plan with {job.precision.precision.upper()} passed every check"
         yield f"all of it is FP32: {why}"
-    if result.stopped and not attempt.failed:
-        yield result.stopped
+    if selection.stopped and not attempt.failed:
+        yield selection.stopped
     passes, preset = job.request.passes, preset_named(job.request.preset).steps
     whole = passes is not None and (isinstance(passes, str) or ... not in passes)
-    lost = [s for s in job.steps if s.stage is not Stage.LOWERING and s not in attempt.job.steps]
+    lost = [s for s in job.first.steps if s.stage is not Stage.LOWERING and s not in attempt.candidate.steps]
     if names := [step.name for step in lost if whole or step not in preset]:
         yield f"left out, though you asked for it: {', '.join(names)}; the repairs say why"
 
 
-def _reasons(job: FixJob, result: Result) -> Iterator[tuple[str, str]]:
+def _reasons(job: FixJob, selection: Selection) -> Iterator[tuple[str, str]]:
     """Yields limit and remedy of what failed, the gravest first; there is always one."""
-    attempt, done = result.made, result.made.checks
+    attempt, done = selection.attempt, selection.attempt.checks
     by_name = {check.name: check for check in attempt.failed}
     if "structure" in by_name:
         yield f"a pass changed the result in FP32: {by_name['structure'].summary}", _leave_out(attempt)
@@ -113,7 +114,7 @@ def _reasons(job: FixJob, result: Result) -> Iterator[tuple[str, str]]:
         yield f"TensorRT does not build the fixed file: {by_name['build'].summary}", remedy
     check = deciding(attempt.failed)
     if check is not None:
-        yield _arithmetic(check, job, result)
+        yield _arithmetic(check, job, selection)
     if "io" in by_name:
         yield by_name["io"].summary, "leave out `io`: the file as it is passes, with these types"
     other = attempt.failed[0] if attempt.failed else done[0]
@@ -133,8 +134,8 @@ def _without_tf32(done: Sequence[Check]) -> str:
     return f"build this file {TF32_OFF}" if cured else f"take `precision=fp32`, and build it {TF32_OFF}"
 
 
-def _arithmetic(check: Check, job: FixJob, result: Result) -> tuple[str, str]:
-    attempt, request = result.made, job.request
+def _arithmetic(check: Check, job: FixJob, selection: Selection) -> tuple[str, str]:
+    attempt, request = selection.attempt, job.request
     if check.advice or not check.outputs:  # it did not run, or nothing of TensorRT's is enough
         return check.summary, check.advice or "the log is in the details of the check"
     worst = next((one.worst for one in attempt.checks if one.worst), ())
@@ -150,11 +151,11 @@ def _arithmetic(check: Check, job: FixJob, result: Result) -> tuple[str, str]:
         return f"the constrained build is not accurate enough: {size}", "build it in FP32, without --fp16"
     if not request.repair:
         return f"the rules' plan is not enough: {size}", "leave out `repair=false`"
-    if result.stopped:
-        return f"repair {result.stopped}; {size}", "give it more time: `repair-seconds`"
+    if selection.stopped:
+        return f"repair {selection.stopped}; {size}", "give it more time: `repair-seconds`"
     fp32 = ""
-    if result.in_fp32 is not None:
-        fp32 = f"; all of it in FP32 (TF32) errs {result.in_fp32:.2g} times what is allowed"
+    if selection.in_fp32 is not None:
+        fp32 = f"; all of it in FP32 (TF32) errs {selection.in_fp32.error:.2g} times what is allowed"
     return f"no plan is within the tolerance: {size}{fp32}", _without_tf32(attempt.checks)
 
 

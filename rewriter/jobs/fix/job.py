@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rewriter.base.errors import UsageError
 from rewriter.base.stopwatch import Progress
@@ -54,55 +54,89 @@ class Phases:
                 hint = f"name {first.name} after {second.name}"
                 what = f"{first.name} has to follow {second.name}"
                 raise UsageError(what, option="passes", hint=hint)
-        bounds = [len(steps)]
-        for stage in (Stage.LOWERING, Stage.RANGES):
-            places = (place for place, step in enumerate(steps[: bounds[0]]) if step.stage is stage)
-            bounds.insert(0, next(places, bounds[0]))
-        return cls(*(tuple(steps[a:b]) for a, b in pairwise((0, *bounds))))
+        lowering = next((at for at, step in enumerate(steps) if step.stage is Stage.LOWERING), len(steps))
+        before = enumerate(steps[:lowering])
+        measuring = next((at for at, step in before if step.stage is Stage.RANGES), lowering)
+        return cls(tuple(steps[:measuring]), tuple(steps[measuring:lowering]), tuple(steps[lowering:]))
+
+
+Comparable = Literal["", "plain FP16", "FP32"]
+"""Name of a candidate that others are compared with."""
 
 
 @dataclass(frozen=True)
-class FixJob:
-    """A request to `fix`, with the values that its preset, its plan and this machine decide.
+class Candidate:
+    """What differs between the attempts of one run: passes, types, and the goal of a search.
 
-    `limit` is the user's tolerance; `goal` is what this attempt searches a plan for. `repairing` is True for
-    a candidate: its goal is not the user's, so that missing it is no failed check. `accumulation_is_default`
-    is True if `accumulation` is what is recorded of the target, from which a slow emulation may depart.
-    `emulated` is False where the figure of an engine alone decides. `released`: rules of FP32 nodes that the
-    plan omits.
+    Attributes:
+        goal: What a plan is searched for; None: it is the rules' plan.
+        difference: In words, for the report.
+        emulated: False if only an engine's figure decides.
+        released: Rules of FP32 nodes that the plan omits.
     """
 
-    source: Any
-    output: str | os.PathLike[str] | None
-    request: FixOptions
     steps: tuple[Pass, ...]
     precision: PrecisionRequest
-    opset: int
-    progress: Progress
-    plan: Plan | None = None
-    accumulation: Accumulation = "fp32"
     goal: Goal | None = None
-    metric: str = "relative-l2"
-    weak_typing: bool = False
-    deployment: Deployment = field(default_factory=Deployment)
-    repairing: bool = False
-    accumulation_is_default: bool = False
+    difference: str = "the rules' plan"
+    name: Comparable = ""
     emulated: bool = True
-    limit: ErrorLimit | None = None
     released: frozenset[str] = frozenset()
 
     @cached_property
     def phases(self) -> Phases:
         return Phases.of(self.steps)
 
+    def changed(
+        self, difference: str, name: Literal["", "plain FP16", "FP32"] = "", **fields: Any
+    ) -> Candidate:
+        """Returns another candidate that starts from this one."""
+        return replace(self, difference=difference, name=name, **fields)
+
+    def without(self, step: Pass, why: str = "") -> Candidate:
+        steps = tuple(other for other in self.steps if other is not step)
+        return self.changed(f"without {step.name}{why}", steps=steps)
+
+
+@dataclass(frozen=True)
+class FixJob:
+    """A request to `fix`, with the values that its preset, its plan and this machine decide.
+
+    `first` is the candidate that is tried first, `limit` the user's tolerance. `accumulation_is_default` is
+    True if `accumulation` is what is recorded of the target, from which a slow emulation may depart.
+    """
+
+    source: Any
+    output: str | os.PathLike[str] | None
+    request: FixOptions
+    first: Candidate
+    opset: int
+    progress: Progress
+    plan: Plan | None = None
+    accumulation: Accumulation = "fp32"
+    metric: str = "relative-l2"
+    weak_typing: bool = False
+    deployment: Deployment = field(default_factory=Deployment)
+    accumulation_is_default: bool = False
+    limit: ErrorLimit | None = None
+
+    @property
+    def precision(self) -> PrecisionRequest:
+        return self.first.precision
+
+    @property
+    def lowers(self) -> bool:
+        """True if something is to be in reduced precision."""
+        return bool(self.first.phases.lowering) and self.precision.precision != "fp32"
+
     @property
     def latency_tolerance(self) -> float:
         """Share of the fastest plan's latency that a more accurate one may take on top."""
-        return self.goal.share if isinstance(self.goal, Budget) else NOISE
+        return self.first.goal.share if isinstance(self.first.goal, Budget) else NOISE
 
     @property
     def may_change(self) -> bool:
-        """True if candidates may take the place of the rules' plan: the user did not choose that alone."""
+        """True if other candidates may replace the rules' plan: the user did not choose that."""
         checked = self.request.repair and self.request.verify
         return checked and self.plan is None and not self.weak_typing and self.precision.precision != "fp32"
 
@@ -110,10 +144,7 @@ class FixJob:
     def may_drop_optional_fp32(self) -> bool:
         """True if the tool chose the passes and FP32 nodes that only make a result better, not the user."""
         chosen = self.request.passes is not None or self.request.save_plan is not None
-        return not chosen and self.goal is None and self.precision.precision == "fp16"
-
-    def without(self, step: Pass) -> FixJob:
-        return replace(self, steps=tuple(other for other in self.steps if other is not step))
+        return not chosen and self.first.goal is None and self.precision.precision == "fp16"
 
     def destination(self) -> Path | None:
         """Returns the path to write the model to; None: it is not written.

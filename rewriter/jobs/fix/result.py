@@ -12,10 +12,10 @@ from rewriter.base.summary import Row, Summary, listed
 from rewriter.base.text import count
 from rewriter.ir.model import Model
 from rewriter.ir.plan import Decision, Plan
-from rewriter.jobs.fix.attempt import LatencyShare
 from rewriter.jobs.fix.before import SideBySide
 from rewriter.jobs.fix.causes import Cause
 from rewriter.jobs.fix.conclusion import UNVERIFIED, Conclusion
+from rewriter.jobs.fix.selection import LatencyShare
 from rewriter.pipeline.driver import PassResult
 from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.metrics.outputs import OutputComparison

@@ -6,6 +6,7 @@ Candidates are evaluated by emulation and recorded costs. Nodes are ranked by th
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from rewriter.ir.model import Model
 from rewriter.ir.plan import Plan
 from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable
 from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit, Found, Goal
-from rewriter.jobs.search.trials import Candidate, Trials, bisect
+from rewriter.jobs.search.trials import AddedNodes, Trials, bisect
 from rewriter.passes.base import Context
 from rewriter.runtime.emulation import Accumulation, emulation, reference
 from rewriter.runtime.inputs import Samples
@@ -50,6 +51,7 @@ def search(
     accumulation: Accumulation,
     target: Target,
     means_of: Context | None,
+    deadline: float = math.inf,
 ) -> tuple[Found, tuple[str, ...]]:
     """Searches from the rules' plan of a model.
 
@@ -58,6 +60,7 @@ def search(
         structured: The model that `plan`, the rules' plan, is for.
         accumulation: Type of the emulated sums.
         means_of: Has the means by which weights are rounded; None: they are rounded to nearest.
+        deadline: By `time.monotonic`; the search ends there, with the best plan so far.
 
     Returns:
         The outcome, and sentences for the user.
@@ -91,6 +94,7 @@ def search(
         effort.ranking_sums,
         target,
         means_of,
+        deadline,
     )
     if one_sample:
         trials = trials.on_worst_sample()
@@ -114,30 +118,30 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
     """
 
     def meets(keys: Sequence[str]) -> bool:
-        return close.meets(trials.value(Candidate(keys)))
+        return close.meets(trials.value(AddedNodes(keys)))
 
     def shortest(keys: Sequence[str]) -> Sequence[str]:
-        return keys[: bisect(len(keys), lambda end: meets(keys[:end]))]
+        return keys[: bisect(len(keys), lambda end: meets(keys[:end]), trials.ended)]
 
     def cost(keys: Sequence[str]) -> float:
-        return trials.latency_us(Candidate(keys))
+        return trials.latency_us(AddedNodes(keys))
 
     close = goal
     if meets([]):
-        return trials.found(goal, Candidate())
+        return trials.found(goal, AddedNodes())
     ranked = trials.all_nodes()
-    best = trials.value(Candidate(ranked))
+    best = trials.value(AddedNodes(ranked))
     if not (met := goal.meets(best)):
         close = replace(goal, tolerance=best if goal.measure.least else AS_FP32 * best)
     chosen: Sequence[str] = ranked
     near = not goal.measure.least and goal.tolerance <= NEAR_FP32 * best
     sequences = [ranked] if near else [_in_order(trials, ranked), ranked]
     for keys in sequences:  # the next one unless the plan costs nothing already
-        if cost(chosen) > (1.0 + NOISE) * cost([]) and meets(keys):
+        if not trials.ended() and cost(chosen) > (1.0 + NOISE) * cost([]) and meets(keys):
             chosen = min(chosen, shortest(keys), key=cost)
     if not near:  # its end may do without its start
         chosen = shortest(chosen[::-1])
-    found = trials.found(goal, Candidate(chosen), met=met)
+    found = trials.found(goal, AddedNodes(chosen), met=met)
     return found if met else replace(found, value=best)
 
 
@@ -159,44 +163,46 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
-    base = trials.latency_us(Candidate())
+    base = trials.latency_us(AddedNodes())
     limit = base * (1.0 + budget.share)
     ranked = trials.useful_nodes()
     sequences = (ranked, _in_order(trials, ranked))
     turns = zip_longest(*(_shorter(trials, keys, limit) for keys in sequences))
     candidates = [candidate for turn in turns for candidate in turn if candidate is not None]
     within = (candidate for candidate in candidates if trials.latency_us(candidate) <= limit)
-    best = Candidate()
+    best = AddedNodes()
     for candidate in sorted(islice(trials.different(within), most - 1), key=trials.latency_us):
+        if trials.ended():
+            break
         if _gains(trials, candidate, best):
             best = candidate
     return trials.found(budget, best)
 
 
-def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator[Candidate]:
+def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator[AddedNodes]:
     """Yields all nodes, those that fill the budget, the longest start, and a half, a quarter, ... of it.
 
     All nodes may cost less than a part of them, which needs Casts and splits kernels. What fills the budget
     is the longest start within it, and later nodes that still fit.
     """
-    yield Candidate(ranked)
-    above = bisect(len(ranked) + 1, lambda n: trials.latency_us(Candidate(ranked[:n])) > limit_us)
+    yield AddedNodes(ranked)
+    above = bisect(len(ranked) + 1, lambda n: trials.latency_us(AddedNodes(ranked[:n])) > limit_us)
     longest, chosen = above - 1, list(ranked[: above - 1])
-    left = limit_us - trials.latency_us(Candidate(chosen))
+    left = limit_us - trials.latency_us(AddedNodes(chosen))
     for key in ranked[longest:]:
         if (extra := trials.prices.extra[key]) <= left:
             chosen.append(key)
             left -= extra
-    yield Candidate(chosen)
+    yield AddedNodes(chosen)
     while longest:
-        yield Candidate(ranked[:longest])
+        yield AddedNodes(ranked[:longest])
         longest //= 2
 
 
-def _gains(trials: Trials, candidate: Candidate, other: Candidate) -> bool:
+def _gains(trials: Trials, candidate: AddedNodes, other: AddedNodes) -> bool:
     """True if a candidate is worth its latency; for a metric of which more is better, if it is better."""
     if trials.metric.least:
         return trials.value(candidate) > trials.value(other)
-    cost = (trials.latency_us(candidate) - trials.latency_us(other)) / trials.latency_us(Candidate())
+    cost = (trials.latency_us(candidate) - trials.latency_us(other)) / trials.latency_us(AddedNodes())
     least = min(MOST_GAIN, max(LEAST_GAIN, cost))
     return trials.value(candidate) <= (1.0 - least) * trials.value(other)

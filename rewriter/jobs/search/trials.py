@@ -7,6 +7,7 @@ or break a kernel (docs/plans.md#nodes-that-are-worse-in-fp32). An emulation wit
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -34,14 +35,17 @@ from rewriter.verification.expected import as_declared
 LEAST_US = 0.01
 """Keeps the ranking finite for nodes without cost: two Casts that are fused."""
 
-Candidate = frozenset[str]
+AddedNodes = frozenset[str]
 """Keys of the nodes that a plan puts in FP32 in addition to the rules' plan."""
 
 
-def bisect(high: int, test: Callable[[int], bool]) -> int:
-    """Returns the smallest number from 1 to `high` that passes the test, which `high` passes."""
+def bisect(high: int, test: Callable[[int], bool], ended: Callable[[], bool] = lambda: False) -> int:
+    """Returns the smallest number from 1 to `high` that passes the test, which `high` passes.
+
+    Once `ended`, it is the smallest one so far.
+    """
     low = 0
-    while high - low > 1:
+    while high - low > 1 and not ended():
         middle = (low + high) // 2
         low, high = (low, middle) if test(middle) else (middle, high)
     return high
@@ -57,6 +61,7 @@ class Trials:
         reason: The reason in the plan for a node that the search puts in FP32.
         means_of: As for `lowered`.
         accumulation: Type of the sums of an emulated plan. `ranking_sums`: of those in the ranking.
+        deadline: By `time.monotonic`; searches end there, with the best plan so far.
         count: Number of whole models that were evaluated.
     """
 
@@ -70,23 +75,27 @@ class Trials:
     ranking_sums: Accumulation = "fp16"
     target: Target = field(default_factory=Target)
     means_of: Context | None = None
+    deadline: float = math.inf
     count: int = 0
-    _plans: dict[Candidate, Plan] = field(default_factory=dict, init=False)
+    _plans: dict[AddedNodes, Plan] = field(default_factory=dict, init=False)
     _values: dict[frozenset[str], float] = field(default_factory=dict, init=False)
+
+    def ended(self) -> bool:
+        return time.monotonic() >= self.deadline
 
     @cached_property
     def prices(self) -> Prices:
         """Recorded costs of the model's nodes, at the shapes of the first sample."""
         return priced(self.model.at_sizes(self.samples[0]), self.target)
 
-    def plan_of(self, added: Candidate) -> Plan:
+    def plan_of(self, added: AddedNodes) -> Plan:
         """Returns the rules' plan with more nodes in FP32, islands merged."""
         if added not in self._plans:
             extra = dict.fromkeys(sorted(added), self.reason)
             self._plans[added] = extend_plan(self.model, self.plan, extra)
         return self._plans[added]
 
-    def value(self, added: Candidate) -> float:
+    def value(self, added: AddedNodes) -> float:
         """Returns the metric of a candidate's plan, the worst over samples, with TF32 for FP32 products.
 
         Sums are emulated backwards: what a search chooses owes a part of its small error to chance, which the
@@ -120,10 +129,10 @@ class Trials:
     def _worst(self, values: Sequence[float]) -> float:
         return min(values) if self.metric.least else max(values)
 
-    def latency_us(self, added: Candidate) -> float:
+    def latency_us(self, added: AddedNodes) -> float:
         return self.prices.total_us(self.plan_of(added))
 
-    def different(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+    def different(self, candidates: Iterable[AddedNodes]) -> Iterator[AddedNodes]:
         """Yields candidates whose plans differ from each other and from the rules' plan."""
         seen = {self.plan.fp32}
         for candidate in candidates:
@@ -131,9 +140,9 @@ class Trials:
                 seen.add(fp32)
                 yield candidate
 
-    def found(self, goal: Goal, added: Candidate, *, met: bool = True) -> Found:
+    def found(self, goal: Goal, added: AddedNodes, *, met: bool = True) -> Found:
         """Returns the outcome of a search that ends with a candidate; see `Found`."""
-        rules = Candidate()
+        rules = AddedNodes()
         value, before, base = self.value(added), self.value(rules), self.latency_us(rules)
         cost = self.latency_us(added) - base
         return Found(goal, met, self.plan_of(added), value, before, self.count, cost, base)

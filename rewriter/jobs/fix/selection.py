@@ -1,0 +1,245 @@
+"""Which attempt is handed out: the objective.
+
+    Of the plans that pass every check, the fastest; of those within 2 % of it, the most accurate.
+
+`--max-latency-cost` replaces these 2 % by its share. Latency is measured on an engine of this machine; where
+none runs, it is the sum of recorded costs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rewriter.base.stopwatch import interrupt_handled
+from rewriter.jobs.fix.attempt import Attempt
+from rewriter.jobs.fix.workload import Workload
+from rewriter.jobs.search.goal import NOISE
+from rewriter.pipeline.presets import PRESETS
+from rewriter.target.costs import ORIGIN
+
+AFFORDED_S = 60.0
+"""No candidate starts later than this after the first attempt, once a result passes."""
+
+RETIME_WITHIN = 1.1
+"""Results within this factor of the fastest are timed again, in turn in one process: latencies of two
+processes were measured to differ by 6 to 10 % on one GPU."""
+
+MAX_ERROR_OVER_PLAIN_FP16 = 1.15
+"""Without an engine, least error of a plan over that of plain FP16 at which the plan is not handed out,
+where no hazard was found: rounding by chance moves errors of one network by less. No search asks for an error
+that is closer to FP32's."""
+
+MOST_FOR_PLAIN: float = PRESETS["accurate"].defaults["max_latency_cost"]
+"""Largest share of latency that a plan as close as plain FP16 may add to that of a less accurate one; it may
+also be as slow as plain FP16."""
+
+
+def best(attempts: Sequence[Attempt], latencies: Sequence[float], latency_tolerance: float = NOISE) -> int:
+    """Of the plans that pass every check, the fastest; of those close to it, the most accurate.
+
+    Args:
+        latencies: Of the attempts, in us; infinite if unknown.
+        latency_tolerance: Share of the fastest's latency that counts as close.
+
+    Returns:
+        The index of the best one; of equals the first. If none passes, that with the smallest error, of
+        equals the last, which has more in FP32.
+    """
+    indices = range(len(attempts))
+    passing = [index for index in indices if not attempts[index].failed]
+    if not passing:
+        return min(reversed(indices), key=lambda index: attempts[index].error)
+    limit = (1.0 + latency_tolerance) * min(latencies[index] for index in passing)
+    near = [index for index in passing if latencies[index] <= limit]
+    return min(near, key=lambda index: attempts[index].relative_l2)
+
+
+@dataclass(frozen=True)
+class LatencyShare:
+    """The latency of a result in units of another's: `FP32` or `plain FP16`.
+
+    `measured` is True if both ran on this GPU; False if recorded costs were added up.
+    """
+
+    of: str
+    share: float
+    measured: bool
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The attempt to hand out, and how it was found.
+
+    Attributes:
+        lines: What failed at first, and what was tried: one sentence each.
+        remark: Why it is not the first attempt that passed; "" if it is.
+        stopped: Why not every candidate was tried; "" if all were.
+        in_fp32: The attempt with all of it in FP32, if that failed.
+        with_ports: The best attempt with the inputs and outputs that the user wants, if it is another one.
+    """
+
+    attempt: Attempt
+    lines: tuple[str, ...]
+    remark: str
+    stopped: str
+    in_fp32: Attempt | None
+    with_ports: Attempt | None
+    shares: tuple[LatencyShare, ...]
+
+
+@dataclass
+class Attempts:
+    """The attempts of a run so far, in their order, and its clock.
+
+    Attributes:
+        estimated: As `estimated_us`, of an attempt.
+        failures: Candidates of which no attempt came, because one of their steps raised an exception.
+    """
+
+    workload: Workload
+    attempts: list[Attempt]
+    estimated: Callable[[Attempt], tuple[float, float, float]]
+    failures: list[str] = field(default_factory=list)
+    stopped: str = ""
+    interrupted: bool = False
+    start: float = field(default_factory=time.monotonic)
+
+    @property
+    def runs(self) -> bool:
+        """True if an engine of this machine runs the attempts."""
+        return self.workload.verifier.settings is not None
+
+    @property
+    def first_attempt(self) -> Attempt:
+        return self.attempts[0]
+
+    @property
+    def latest_attempt(self) -> Attempt:
+        return self.attempts[-1]
+
+    @property
+    def best_attempt(self) -> Attempt:
+        """The best attempt so far, which the next candidates start from."""
+        return self.attempts[best(self.attempts, self.latencies(), self.workload.job.latency_tolerance)]
+
+    @property
+    def passed(self) -> bool:
+        return any(not attempt.failed for attempt in self.attempts)
+
+    @property
+    def deadline(self) -> float:
+        """When searches end, by `time.monotonic`."""
+        return self.start + self.workload.job.request.repair_seconds
+
+    @property
+    def latest_start(self) -> float:
+        """When the last candidate starts: once a result passes, a minute after the first attempt."""
+        return min(self.deadline, self.start + AFFORDED_S) if self.passed else self.deadline
+
+    @property
+    def plain_error(self) -> float:
+        """The error of plain FP16, emulated; infinite unless it passes, and no hazard was found."""
+        job, before = self.workload.job, self.workload.before
+        wrong = not before or self.first_attempt.causes or not all(output.passed for output in before)
+        if wrong or self.runs or not job.may_drop_optional_fp32 or job.limit is not None:
+            return math.inf
+        return max(output.relative_l2 for output in before if output.counts)
+
+    def worse_than_plain(self, attempt: Attempt) -> bool:
+        """True, without an engine, if a result is less accurate than plain FP16 though nothing was wrong."""
+        return attempt.relative_l2 > MAX_ERROR_OVER_PLAIN_FP16 * self.plain_error
+
+    def latencies(self) -> list[float]:
+        """Of each attempt, in us: of its engine, or else its recorded costs."""
+        if self.runs:
+            return [math.inf if (us := one.latency_us) is None else us for one in self.attempts]
+        return [0.0] if len(self.attempts) == 1 else [self.estimated(one)[0] for one in self.attempts]
+
+    def selection(self) -> Selection:
+        """The best attempt, and how it was found."""
+        latencies, wanted = self._timed_in_turn(), self.workload.job.precision.io
+        at = self._chosen(latencies)
+        chosen, failed = self.attempts[at], [one for one in self.attempts if one.failed]
+        earlier = next((index for index, one in enumerate(self.attempts) if not one.failed), at)
+        fp32 = [one for one in failed if one.candidate.precision.precision == "fp32"]
+        asked = [one for one in self.attempts if one.plan is not None and one.plan.io == wanted]
+        return Selection(
+            chosen,
+            tuple(self._lines(latencies)),
+            "" if earlier == at else self._remark(at, earlier, latencies),
+            self.stopped if chosen.failed or self.interrupted else "",
+            min(fp32, key=lambda one: one.error, default=None),
+            None if chosen in asked else min(asked, key=lambda one: one.error, default=None),
+            tuple(self._shares(at, latencies)),
+        )
+
+    def _chosen(self, latencies: Sequence[float]) -> int:
+        """The best attempt; one as close as plain FP16 if a plan errs more though nothing was wrong."""
+        at = best(self.attempts, latencies, self.workload.job.latency_tolerance)
+        closer = [n for n, one in enumerate(self.attempts) if not (one.failed or self.worse_than_plain(one))]
+        if not closer or at in closer:
+            return at
+        nearest = min(closer, key=lambda index: latencies[index])
+        pairs = zip(self.attempts, latencies, strict=True)
+        plain = next((us for one, us in pairs if one.candidate.name == "plain FP16"), 0.0)
+        limit = max((1.0 + MOST_FOR_PLAIN) * latencies[at], plain)
+        return nearest if latencies[nearest] <= limit else at
+
+    def _timed_in_turn(self) -> list[float]:
+        """The latencies, where those near the fastest are timed again in turn.
+
+        There, each engine finds another one's weights in the GPU's cache, and takes longer than alone: the
+        others count as if they were as much longer as the fastest.
+        """
+        latencies = self.latencies()
+        within = max(RETIME_WITHIN, 1.0 + self.workload.job.latency_tolerance)
+        passing = {at: one.engine for at, one in enumerate(self.attempts) if not one.failed}
+        fastest = min(passing, key=lambda at: latencies[at], default=0)
+        alone = latencies[fastest]
+        near = {at: engine for at, engine in passing.items() if engine and latencies[at] <= within * alone}
+        if len(near) < 2 or not self.runs:
+            return latencies
+        try:
+            for at, us in zip(near, self.workload.verifier.timed_in_turn([*near.values()]), strict=True):
+                latencies[at] = latencies[at] if us is None else us
+            for at in passing.keys() - near.keys():
+                latencies[at] *= latencies[fastest] / alone
+        except KeyboardInterrupt:
+            interrupt_handled()
+            self.interrupted |= not self.stopped
+            self.stopped = self.stopped or "interrupted while the best attempts were timed"
+        return latencies
+
+    def _shares(self, at: int, latencies: Sequence[float]) -> Iterator[LatencyShare]:
+        """Of FP32's latency and of plain FP16's: measured where an engine of those ran, or else estimated."""
+        chosen = self.attempts[at]
+        if chosen.plan is None or chosen.all_fp32 or not self.workload.verifier.samples:
+            return
+        planned, fp32, plain = self.estimated(chosen)
+        for name, estimate in (("FP32", fp32), ("plain FP16", plain)):
+            pairs = zip(self.attempts, latencies, strict=True)
+            us = next((us for one, us in pairs if one.candidate.name == name), math.inf)
+            if self.runs and math.isfinite(us):
+                yield LatencyShare(name, latencies[at] / us, measured=True)
+            elif planned and estimate:
+                yield LatencyShare(name, planned / estimate, measured=False)
+
+    def _lines(self, latencies: Sequence[float]) -> Iterator[str]:
+        if len(self.attempts) == 1 and not self.stopped and not self.failures:
+            return
+        for attempt, us in zip(self.attempts, latencies, strict=True):
+            timed = f", {us:.3g} us" if attempt.latency_us is not None else ""
+            yield f"{attempt.candidate.difference}: {attempt.failure or 'every check passes'}{timed}"
+        yield from (*self.failures, *[self.stopped] * bool(self.stopped))
+
+    def _remark(self, at: int, earlier: int, latencies: Sequence[float]) -> str:
+        chosen, other = self.attempts[at], self.attempts[earlier]
+        ran = next((f"measured {check.place}" for check in chosen.checks if check.name == "run"), "")
+        source = ran or f"estimated, {ORIGIN}"
+        return (
+            f"{chosen.candidate.difference}: {latencies[at]:.3g} us instead of {latencies[earlier]:.3g} us "
+            f"({source}), error {chosen.relative_l2:.2g} instead of {other.relative_l2:.2g}"
+        )

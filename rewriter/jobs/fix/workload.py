@@ -1,0 +1,159 @@
+"""What all attempts of a run share: the model, its samples and the verifier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+from rewriter.base.errors import ArithmeticRunError, NativeError
+from rewriter.base.sandbox import processor_s
+from rewriter.base.stopwatch import Stopwatch
+from rewriter.hazards.analysis import LOW_TYPES
+from rewriter.ir.model import Array, Model, load
+from rewriter.jobs.fix import refusals
+from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.search.effort import RunCost
+from rewriter.passes.base import Pass, Stage
+from rewriter.pipeline.driver import PassResult
+from rewriter.runtime.expectations import data_warnings
+from rewriter.runtime.inputs import Samples
+from rewriter.runtime.metrics.outputs import OutputComparison
+from rewriter.runtime.metrics.probabilities import finds_nothing, probabilities
+from rewriter.runtime.metrics.tolerances import TOLERANCES, Tolerance
+from rewriter.runtime.ranges import Ranges
+from rewriter.target.quirks import not_repaired
+from rewriter.verification.compare_runs import Standard
+from rewriter.verification.expected import MOST_SAMPLES, Expected, expected_outputs, judging
+from rewriter.verification.not_finite import nan_warnings
+from rewriter.verification.verdict import Check
+from rewriter.verification.verifier import Verifier
+
+CHECKED_S = 60.0
+"""CPU budget, in seconds, for emulating FP16 accumulation that the user did not request."""
+
+
+@dataclass(frozen=True)
+class CalibratedModel:
+    """A model that a plan is made for, after `passes`, with the `checks` of its structure."""
+
+    model: Model
+    ranges: Ranges
+    passes: tuple[PassResult, ...]
+    checks: tuple[Check, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The model that all attempts start from, with its data and its verifier.
+
+    Attributes:
+        fitting: The samples that a search may fit a plan to; ranges are measured on `samples`.
+        warnings: About the model and its data.
+        before: Its outputs in plain FP16 or BF16; () if they are not verified.
+        calibrated: The models after the passes before a plan, by these passes: candidates share them.
+    """
+
+    job: FixJob
+    original: Model
+    samples: Samples
+    fitting: Samples
+    verifier: Verifier
+    stage: Stopwatch
+    warnings: tuple[str, ...]
+    before: tuple[OutputComparison, ...] = ()
+    calibrated: dict[tuple[Pass, ...], CalibratedModel] = field(default_factory=dict)
+
+
+def read(job: FixJob) -> tuple[Model, Samples, list[str]]:
+    """Returns the model and its samples, with warnings."""
+    request, precision, original = job.request, job.precision, load(job.source)
+    refusals.declare_plugins(original, precision.plugin_types)
+    refusals.refuse_unknown_names(original, precision.keep_nodes)
+    refusals.refuse_unknown_names(original, precision.lower.nodes, "lower")
+    refusals.refuse_unknown_ports(original, precision.io)
+    if request.verify and not job.deployment.plugins:  # a plugin may replace any operator
+        refusals.refuse_unbuildable(original, precision.target, precision.plugin_types)
+    samples = request.samples(original, job.deployment)
+    warnings = [*original.notes, *data_warnings(original, samples)]
+    steps = job.first.steps
+    uses_data = request.verify or any(step.stage in (Stage.RANGES, Stage.LOWERING) for step in steps)
+    if not samples.source.real and uses_data:
+        warnings.append(samples.source.text)
+    warnings.extend(not_repaired(original, precision.target, LOW_TYPES[precision.precision]))
+    return original, samples, warnings
+
+
+def prepare(
+    job: FixJob, stage: Stopwatch, folder: Path, original: Model, samples: Samples, warnings: list[str]
+) -> Workload:
+    """Runs the original; FP16 accumulation that the user did not request may become FP32.
+
+    Args:
+        folder: For engines.
+    """
+    request = job.request
+    fitting, indices, judged, expected = samples, list[int](), list[dict[str, Array]](), None
+    if request.verify:
+        with stage("running the original"):
+            try:
+                job, indices, judged, expected = _judged(job, original, samples)
+                fitting = samples.without(indices[0], judged=indices)
+                warnings.extend(nan_warnings(original, judged, expected.exact))
+            except ArithmeticRunError as error:
+                if isinstance(error.__cause__, NativeError) and error.__cause__.cause == "timeout":
+                    raise  # measuring its ranges would take as long
+                judged = list(islice(samples, 1))
+                warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
+    limit, fair = job.limit, request.metric is None
+    asked = None if limit is None else Tolerance(limit.tolerance, limit.metric, "`tolerance`")
+    defaults = TOLERANCES | {"fp32": TOLERANCES["tf32"]}  # results in FP32 run with TF32
+    standard = Standard.of(original, defaults["fp32"], asked, fair=fair)
+    verifier = Verifier(
+        source=job.source,
+        samples=judged,
+        expected=expected,
+        places=indices,
+        standards={n: replace(standard, tolerance=asked or default) for n, default in defaults.items()},
+        deployment=job.deployment,
+        spans={**fitting.source.spans, **job.deployment.profile},
+        timeout_s=request.timeout,
+        folder=folder,
+        stage=stage,
+        asked=asked is not None,
+        verify=request.verify,
+        build=request.build,
+        target=job.precision.target,
+        plugin_types=job.precision.plugin_types,
+    )
+    return Workload(job, original, samples, fitting, verifier, stage, tuple(warnings))
+
+
+def _judged(
+    job: FixJob, original: Model, samples: Samples
+) -> tuple[FixJob, list[int], list[dict[str, Array]], Expected]:
+    """The job with affordable accumulation, the samples that verify with their indices, and their outputs.
+
+    Every sample verifies; where there is no time to emulate all, the widest do. The last one, which is kept
+    from searches, comes first. Samples in which a detector finds nothing count only if there are no others:
+    an error relative to such outputs means nothing.
+
+    Raises:
+        ArithmeticRunError: ONNX Runtime cannot run the original.
+    """
+    last, start = len(samples) - 1, processor_s()
+    feeds = [samples.feeds(last)]
+    first = expected_outputs(original, feeds)
+    cost = RunCost.of(original, processor_s() - start)
+    if job.accumulation_is_default:
+        job = replace(job, accumulation=cost.sums(job.accumulation, CHECKED_S))
+    indices = [last, *judging(samples, cost.samples(job.accumulation, CHECKED_S, MOST_SAMPLES))[:-1]]
+    feeds += [samples.feeds(index) for index in indices[1:]]
+    more = expected_outputs(original, feeds[1:])
+    exact, written = [*first.exact, *more.exact], [*first.as_written, *more.as_written]
+    kinds = probabilities(original)
+    telling = [n for n, outputs in enumerate(exact) if not finds_nothing(outputs, kinds)]
+    telling = telling or [*range(len(indices))]
+    outputs = Expected([exact[n] for n in telling], [written[n] for n in telling])
+    return job, [indices[n] for n in telling], [feeds[n] for n in telling], outputs
