@@ -16,6 +16,7 @@ from rewriter.ir.model import Array, Model
 from rewriter.passes.base import Pass
 from rewriter.runtime.emulation import Accumulation, emulation, reference, rounded, sums
 from rewriter.runtime.emulation.divergence import NodeError, diverge
+from rewriter.runtime.emulation.recurrences import kept_whole
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.metrics.outputs import OutputComparison, worst_of_samples
 from rewriter.runtime.metrics.pairwise_error import degenerate
@@ -127,6 +128,7 @@ def check_emulation(
     how = low.upper() + " emulated"
     how += f", sums in {sums(fixed, accumulation)}" if accumulation == "fp16" else ""
     summary = f"{how}: {check.error_words(held.tolerance.value)}"
+    summary += "".join(f"; not step by step: {reason}" for reason in kept_whole(fixed))
     if float64 and not check.passed:
         summary += "; TensorRT computes float64 in float32, which is not enough here"
         advice = f"{float64}: compute the difference outside, and pass it as an input"

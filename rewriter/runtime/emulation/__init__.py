@@ -21,6 +21,7 @@ from rewriter.ir.model.schemas import EXCHANGEABLE
 from rewriter.runtime.emulation.accumulate import FIRST_OPSET, accumulate_in_fp16
 from rewriter.runtime.emulation.local_functions import multiply_by_reciprocals
 from rewriter.runtime.emulation.product_sums import find_product_sums
+from rewriter.runtime.emulation.recurrences import STEP, take_apart
 from rewriter.runtime.emulation.tf32 import round_to_tf32
 
 Accumulation = Literal["fp32", "fp16"]
@@ -57,15 +58,19 @@ def emulation(
     """`rounded`, with float64 as float32, and TensorRT's arithmetic where it is known to differ.
 
     Operators compute in FP32 inside and round once, as TensorRT was measured to do for normalisations and
-    reductions. Products with an FP32 epilogue sum in FP32 and are not rounded (`product_sums`).
+    reductions. Products with an FP32 epilogue sum in FP32 and are not rounded (`product_sums`). Recurrent
+    operators round every operation of a step (`recurrences`).
 
     Args:
         accumulation: "fp16" makes FP16 MatMul, Gemm and Conv sum in FP16, as was measured; it takes longer.
         tf32: Round the operands of products of FP32 tensors to TF32, as Tensor Cores do.
         backwards: Sum in FP16 from the end: it rounds as much, but otherwise (docs/accuracy.md).
     """
-    model = import_float64(model)
+    model = take_apart(import_float64(model))
     sums_of = find_product_sums(model)
+    for scope, graph in enumerate(walk_graphs(model.proto.graph)):
+        if graph.name == STEP:
+            sums_of.summed.update((scope, name) for node in graph.node for name in node.output)
     emulated = retype(model, replace(_all_fp32(model, rounding=True), exact=sums_of.exact))
     multiply_by_reciprocals(emulated, model)
     if tf32:
