@@ -10,11 +10,21 @@ from dataclasses import replace
 from onnx import NodeProto, TensorProto
 
 from rewriter.base.errors import Severity
+from rewriter.hazards.accumulation import depth_of
 from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.kinds import Hazard
 from rewriter.ir.float_graph import Through
 from rewriter.ir.graph import attribute, casts_to, display_name
-from rewriter.ir.graph.ops import CHEAP, COMPUTE_BOUND, INEQUALITIES, SELECTIONS, SOFTMAX, VIEWS
+from rewriter.ir.graph.ops import (
+    CHEAP,
+    COMPUTE_BOUND,
+    CONVOLUTIONS,
+    INEQUALITIES,
+    PRODUCTS,
+    SELECTIONS,
+    SOFTMAX,
+    VIEWS,
+)
 from rewriter.ir.model.schemas import FP32_INPUTS
 from rewriter.ir.model.tensors import FLOATS
 
@@ -27,6 +37,9 @@ PHASE_LIMIT = 4.0
 
 SINGLE = 2.0**-13
 """Part of float64 operands below which float32's 24 bits leave a difference fewer than the 11 of FP16."""
+
+COORDINATES = 4
+"""Terms of a product up to which it turns coordinates of space and time into angles or other coordinates."""
 
 POSITIONAL = VIEWS | frozenset("Add Sub Mul Div Neg Pow Exp Log Sqrt Reciprocal Floor Mod Cast Range".split())
 """Operators that compute position and timestep embeddings, up to Sin and Cos."""
@@ -80,12 +93,14 @@ def _from_inputs(analysis: GraphAnalysis, tensors: Iterable[str], accepts: Throu
 
 
 def _is_outer_product(analysis: GraphAnalysis, node: NodeProto) -> bool:
-    """True for a product without a sum, as rotary embeddings multiply positions by frequencies."""
+    """True for a product of positions by frequencies: without a sum, or with one over coordinates."""
     if node.op_type == "Einsum":
         terms, _, result = attribute(node, "equation", "").partition("->")
         return set(terms) - set(", ") <= set(result)
-    shape = analysis.graph.shape(node.input[0]) if node.op_type == "MatMul" else None
-    return shape is not None and shape[-1:] == (1,)
+    shape = analysis.graph.sizes(node.input[1]) if node.op_type in CONVOLUTIONS else None
+    pointwise = node.op_type in PRODUCTS or (shape is not None and set(shape[2:]) == {1})
+    depth = depth_of(analysis, node) if pointwise else None
+    return depth is not None and depth <= COORDINATES
 
 
 def positions(analysis: GraphAnalysis) -> Iterator[Hazard]:
