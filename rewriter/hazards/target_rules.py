@@ -8,7 +8,7 @@ from rewriter.base.errors import Severity
 from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.kinds import Hazard
 from rewriter.target.operators import refused, runs_on_dla
-from rewriter.target.quirks import ASK, of_chains, places, repairs, table
+from rewriter.target.quirks import ASK, kept, of_chains, places, repairs, table
 
 
 def known_defects(analysis: GraphAnalysis) -> Iterator[Hazard]:
@@ -32,7 +32,7 @@ def known_defects(analysis: GraphAnalysis) -> Iterator[Hazard]:
 def kept_for_defects(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Nodes whose kernel in the lower precision has a defect in the target, and has none in FP32."""
     for quirk in repairs(analysis.request.target, analysis.request.low):
-        for node in of_chains(analysis.graph, quirk, quirk.keep):
+        for node in kept(analysis.graph, quirk):
             yield Hazard(node, "known-defect", f"{quirk.title} ({quirk.releases})")
 
 

@@ -62,6 +62,7 @@ class Quirk:
     gpus: tuple[str, ...] = ()
     symptom: Literal["wrong", "does not build", "does not load", "crashes", "slow"] = "wrong"
     keep: tuple[str, ...] = ()
+    keep_last: int = 0
     lower: tuple[str, ...] = ()
     steps: str = ""
     build: tuple[str, ...] = ()
@@ -193,6 +194,12 @@ def met(model: Model, quirks: Sequence[Quirk]) -> Iterator[tuple[Quirk, list[Nod
             yield quirk, nodes
 
 
+def kept(graph: GraphEditor, quirk: Quirk) -> Iterator[NodeProto]:
+    """The nodes that stay in FP32 because of the quirk."""
+    for chain in _chains(graph, quirk) if quirk.keep else ():
+        yield from (node for node in chain[-quirk.keep_last :] if node.op_type in quirk.keep)
+
+
 def of_chains(graph: GraphEditor, quirk: Quirk, operators: Sequence[str]) -> Iterator[NodeProto]:
     """The nodes of these operators in the chains that match the quirk."""
     for chain in _chains(graph, quirk) if operators else ():
@@ -245,6 +252,15 @@ def _has_bias(graph: GraphEditor, chain: list[NodeProto]) -> bool:
     """True for a product with a bias, and no ReduceL2 in FP16 at the end."""
     biased = len(chain[0].input) == 3 or chain[1].op_type == "Add"
     return biased and (chain[-1].op_type == "Mul" or _is_fp32(graph, chain[-1]))
+
+
+def _makes_image_of_heads(graph: GraphEditor, chain: list[NodeProto]) -> bool:
+    """True if heads of several images are merged, and a second product (after sums or GELU) is transposed."""
+    heads, merge, last = graph.shape(chain[1].input[0]) or (), chain[1], chain[-1]
+    turned = [attribute(node, "perm", []) for node in (merge, last)] == [[0, 2, 1, 3], [0, 2, 1]]
+    between = [node for node in chain[4:-3] if node.op_type == "Mul"]  # GELU has two, one of them by a number
+    gelu = not between or (len(between) == 2 and any(with_scalar(graph, node) for node in between))
+    return turned and gelu and len(chain) > 7 and len(heads) == 4 and 1 not in heads[:2]
 
 
 def _gates_with_gelu(graph: GraphEditor, chain: list[NodeProto]) -> bool:
@@ -334,6 +350,7 @@ _MEANT: Mapping[str, Callable[[GraphEditor, list[NodeProto]], bool]] = {
     "one-for-heads": _is_shared,
     "gaps": _leaves_gaps,
     "gelu-gate": _gates_with_gelu,
+    "heads-to-image": _makes_image_of_heads,
     "one-element": _scales_one_element,
     "scaled-image": _scales_image,
     "pointwise-1d": lambda graph, chain: _is_pointwise_1d(graph, chain[0]),

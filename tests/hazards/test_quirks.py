@@ -19,9 +19,10 @@ from rewriter.hazards.analysis import PrecisionRequest
 from rewriter.hazards.target_rules import known_defects
 from rewriter.hazards.types import no_lower_type
 from rewriter.ir.graph import open_graphs
+from rewriter.ir.model import load
 from rewriter.ir.plan import Precision
 from rewriter.target import Target
-from rewriter.target.quirks import Quirk, build_arguments, not_repaired, places, table
+from rewriter.target.quirks import Quirk, build_arguments, kept, not_repaired, places, table
 
 SOURCES = ("measured here", "TensorRT-Model-Connect, qwen_vl", "TensorRT-Model-Connect, builder_policy.py")
 UNASKED = {"clip-hides-nan", "grid-sample-attention", "fused-attention-sm120"}
@@ -160,6 +161,12 @@ SCALED = """
     g (float[1,48,64] a, float[64,64] u, float[64,64] v) => (float[1,48,64] y) <float c = {0.5}> {
         x = Relu(a) t = Transpose<perm = [0,2,1]>(x) d = Mul(t, c) e = Transpose<perm = [0,2,1]>(d)
         f = MatMul(e, u) g = MatMul(e, v) y = Add(f, g) }"""
+TOKENS = """
+    g (float[2,4,64,64] p, float[2,4,64,32] v, float[128,128] u, float[128] b, float[128,128] w)
+    => (float[2,128,64] y) <int64[3] whole = {2,64,128}> {
+        s = Softmax(p) m = MatMul(s, v) t = Transpose<perm = [0,2,1,3]>(m) h = Reshape(t, whole)
+        o = MatMul(h, u) r = Relu(o) z = MatMul(r, w) c = Add(z, b) d = Transpose<perm = [0,2,1]>(c)
+        y = Relu(d) }"""
 FLOAT8 = """
     g (float8e4m3fn[4,4] w, float[4,4] x) => (float[4,4] y) <float s = {1.0}> {
         d = DequantizeLinear(w, s) y = MatMul(x, d) }"""
@@ -196,6 +203,7 @@ def built(done: rewriter.FixResult) -> bool:
         pytest.param("fused-attention-sm120", "10.16 sm_120", "fp16", ONCE, id="fused attention"),
         pytest.param("transposes-around-scale", "tensorrt-rtx 1.6.1 sm_90", "fp16", SCALED, id="Transposes"),
         pytest.param("gelu-gate-bias", "tensorrt-rtx 1.6.1 sm_90", "fp16", None, id="GEGLU"),
+        pytest.param("transpose-after-two-products", "tensorrt-rtx 1.6.1 sm_90", "fp16", TOKENS, id="tokens"),
     ],
 )
 def test_what_a_defect_forbids_stays_in_fp32_and_builds(
@@ -209,6 +217,12 @@ def test_what_a_defect_forbids_stays_in_fp32_and_builds(
     if quirk != "deformable-attention-bf16":  # GridSample's coordinates stay in FP32 anyway
         elsewhere = fixed(quirk, "10.6 sm_80", model, build=False, **plain)
         assert types_of(elsewhere, BY_ID[quirk].keep) == {precision}
+
+
+def test_of_tokens_that_become_an_image_the_last_bias_alone_stays_in_fp32() -> None:
+    row = BY_ID["transpose-after-two-products"]
+    graph = open_graphs(load(row.case[0].proto()))[0]
+    assert {node.output[0] for node in kept(graph, row)} == {"c"}
 
 
 @needs_rtx
