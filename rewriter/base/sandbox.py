@@ -467,7 +467,7 @@ def _begin(descriptor: str = "") -> None:
 
 
 _connection: list[socket.socket] = []
-"""Of an interpreter, to its parent."""
+"""The connection of an interpreter to its parent."""
 
 
 def _passed() -> tuple[int, int, int]:

@@ -33,13 +33,13 @@ RETRIES = 5
 WAIT_SECONDS = 0.2
 
 CHECK_SECONDS = 5.0
-"""Between two looks at the machines that live."""
+"""Seconds between two checks of the machines that are alive."""
 
 NOBODY_SECONDS = 60.0
-"""That a cluster without a machine for models has to get one again."""
+"""Seconds that a cluster without a machine for models has to get one again."""
 
 HEAD_SECONDS = 30
-"""That the head of a cluster has to come back, before Ray ends each process that is connected to it."""
+"""Seconds for the head of a cluster to come back, before Ray ends each process that is connected to it."""
 
 ANSWER_SECONDS = 600.0
 """Deadline of one step of the connection, which may send or write a result of several GB."""

@@ -137,8 +137,8 @@ def digest(path: Path) -> str:
 GIB = 2**30
 
 BASE_BYTES = 0.5 * GIB
-"""For what does not grow with the weights. Measured on a model of 16 KB: 0.30 GiB; the rest is for samples
-and activations, which the size of a file does not tell."""
+"""Memory that does not grow with the weights. Measured on a model of 16 KB: 0.30 GiB; the rest is for samples
+and activations, which the size of a file does not show."""
 
 BYTES_PER_BYTE = {"inside": 5, "external": 2}
 """Memory of `fix` for each byte of a model's file, and of its external data, which is mapped, not read.

@@ -32,7 +32,7 @@ JUNIT = ".xml"
 DEFAULTS = declarations(BatchCommand)
 
 SHARE = 0.8
-"""Of the free memory, that a batch may use."""
+"""Share of the free memory that a batch may use."""
 
 
 @with_options(BatchCommand)

@@ -50,7 +50,7 @@ def _list_passes(json: Json = None) -> None:
 
 
 def _is_json_alone(name: str, content: object, json: Path | None) -> bool:
-    """Writes JSON where that is asked for; True if it went to the standard output."""
+    """Writes JSON if it is requested; True if it went to standard output."""
     from rewriter.report.json import document
 
     check_outputs([], json=json)

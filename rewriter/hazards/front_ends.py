@@ -123,10 +123,10 @@ def _is_front_end(analysis: GraphAnalysis, node: NodeProto) -> bool:
 
 
 def _degree(analysis: GraphAnalysis, tensor: str, known: dict[str, float | None]) -> float | None:
-    """How a tensor of a front end grows with the results of the first transform; None before one.
+    """The degree to which a tensor of a front end grows with the first transform's results; None before one.
 
-    Of degree 2 is what is 4 times as large where those are twice as large. A function of a degree of 1 or
-    more changes by no more than they do, relative to the largest.
+    A tensor of degree 2 is 4 times as large if these results are twice as large. A function of a degree of 1
+    or more changes by no more than they do, relative to the largest.
     """
     name = analysis.source(tensor)
     node = analysis.graph.producer(name)

@@ -62,7 +62,7 @@ def unmeasured(analysis: GraphAnalysis) -> Iterator[Hazard]:
 def _branch_not_taken(analysis: GraphAnalysis) -> str:
     """The reason why nothing in a branch of an If was measured; "" if something was, or for other graphs.
 
-    What a branch hands on unchanged has its range from outside.
+    Tensors that a branch passes on unchanged have their ranges from outside.
     """
     owner = analysis.graph.owner
     if owner is None or owner.op_type != "If":

@@ -78,7 +78,7 @@ class FloatGraph:
         return self.constant(tensor) is not None
 
     def is_output(self, tensor: str) -> bool:
-        """True if the graph hands out `tensor` or a float Cast of it."""
+        """True if `tensor` or a float Cast of it is an output of the graph."""
         return any(self.graph.is_output(name) for name in self.aliases(tensor))
 
     def aliases(self, tensor: str) -> list[str]:

@@ -144,7 +144,7 @@ class _Network:
             yield from (_Flow(node, source, (scope, name)) for source in sources for name in node.output)
 
     def _border(self, graph: GraphEditor) -> Iterator[_Flow]:
-        """From a node to its body, from there to its outputs, and from one iteration to the next."""
+        """The flow from a node to its body, from there to its outputs, and from one iteration to the next."""
         if graph.parent is None or graph.owner is None or graph.owner.op_type not in CONTROL_FLOW:
             return
         owner, scope, outer = graph.owner, self.scopes[id(graph)], self.scopes[id(graph.parent)]

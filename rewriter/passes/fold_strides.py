@@ -19,7 +19,7 @@ STRIDES = frozenset({2, 4})
 channels than any known stem."""
 
 LEAST_WINDOW = 7
-"""Of the measured windows 7x7 gained and 3x3 did not (docs/accuracy.md#stems-with-a-stride)."""
+"""Smallest window that is folded: 7x7 gains and 3x3 does not (docs/accuracy.md#stems-with-a-stride)."""
 
 
 @dataclass(frozen=True)

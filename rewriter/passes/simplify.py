@@ -51,7 +51,7 @@ MOST_ROUNDS = 4
 """onnxsim's own fixed point is not always one: folding can leave a node that the next run removes."""
 
 _UNLOCKS_NOTHING = frozenset({"Cast", "Constant", "Dropout", "Identity"})
-"""If only these were removed, another run finds nothing new."""
+"""Operators whose removal lets another run find nothing new."""
 
 _CONSTANT = frozenset({"Constant", "Shape", "Size", "SequenceLength", "OptionalHasElement"})
 """Operators that onnxsim may fold. Without any, its search for constants wastes a third of its time."""

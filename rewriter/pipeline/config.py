@@ -65,7 +65,7 @@ class Source:
         return places.get(self.kind, f"`{key.key}`")
 
     def named(self, name: str) -> str:
-        """For people: `environment (REWRITER_OPSET)`, `pyproject.toml [tool.rewriter]`, `preset accurate`."""
+        """The name in messages: `environment (REWRITER_OPSET)`, `pyproject.toml [tool.rewriter]`."""
         return f"environment ({KEYS[name].variable})" if self.kind == "environment" else self.title
 
 

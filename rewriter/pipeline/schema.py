@@ -70,17 +70,17 @@ class Option:
 
     @property
     def key(self) -> str:
-        """As in a file and in messages: `keep-fp32`."""
+        """The name in a file and in messages: `keep-fp32`."""
         return self.name.replace("_", "-")
 
     @property
     def flag(self) -> str:
-        """As on the command line: `--keep-fp32`."""
+        """The name on the command line: `--keep-fp32`."""
         return f"--{self.key}"
 
     @property
     def variable(self) -> str:
-        """As in the environment: `REWRITER_KEEP_FP32`."""
+        """The name in the environment: `REWRITER_KEEP_FP32`."""
         return PREFIX + self.name.upper()
 
     @property
@@ -98,7 +98,7 @@ class Option:
 
     @property
     def off(self) -> str:
-        """As on the command line, for a switch that a file may have turned on: `--no-strict`; else ""."""
+        """The negative flag of a switch that a file may have turned on: `--no-strict`; else ""."""
         turned = self.kind is bool and self.default is not None and "file" in self.places
         return f"--no-{self.key}" if turned else ""
 

@@ -56,7 +56,7 @@ def verdict_line(result: ScanResult) -> str:
 
 
 def _by_repair(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Groups findings of one kind and severity that one repair mends, the worst kind first."""
+    """Groups findings of one kind, severity and repair, the worst kind first."""
     groups: dict[tuple[str, str, str], list[Finding]] = {}
     for finding in findings:
         groups.setdefault((finding.severity, finding.kind, finding.repair), []).append(finding)

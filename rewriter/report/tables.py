@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 State = Literal["good", "warn", "bad", "plain"]
 Kind = Literal["text", "number", "choice", "code"]
-"""Of a column: sentences, numbers, few different words, or names of nodes."""
+"""The kind of a column: sentences, numbers, few different words, or names of nodes."""
 
 NAME = re.compile(r"[^\s,;:()'\"]*[/_][^\s,;:()'\"]*")
 """A name of a node or tensor in a sentence."""

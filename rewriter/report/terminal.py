@@ -90,7 +90,7 @@ def printed(table: Table) -> RichTable:
 
 
 STYLES: Mapping[State, str] = {"good": "green", "warn": "yellow", "bad": "bold red", "plain": ""}
-"""Of a verdict or a cell, by its state."""
+"""Styles of a verdict or a cell, by its state."""
 
 LABEL = 9
 """Columns of the labels of a summary."""

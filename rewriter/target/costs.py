@@ -29,19 +29,19 @@ from rewriter.target.fusion import conv_depth, is_depthwise, kernel_results
 ORIGIN = "recorded on an H200, not measured here"
 
 KERNEL_US, NORM_US = 3.28, 5.21
-"""Of the kernel of a product, and of one with two passes over its data."""
+"""Microseconds for the kernel of a product, and for a kernel with two passes over its data."""
 
 WAVE_US = 3.10e-3
-"""For each term of a sum, times how often all multiprocessors are busy with tiles of the result."""
+"""Microseconds for each term of a sum and each wave of tiles of the result over all multiprocessors."""
 
 MOVED_US = 5.55e-7
-"""For each element that another kernel reads or writes."""
+"""Microseconds for each element that any other kernel reads or writes."""
 
 PRODUCTS_PER_US = {"MatMul": 3.4e8, "Conv": 2.2e8}
 """Highest rate of multiply-adds in FP16: MatMul 4096^3 took 200 us, Conv of 512 channels on 56 x 56 33 us."""
 
 ATTENTION_US = 1.08e-8
-"""For each multiply-add of an attention that is one kernel: 139 us for both products of
+"""Microseconds for each multiply-add of an attention that is one kernel: 139 us for both products of
 8 x 12 x 1024 x 1024 x 64."""
 
 FP32_MATMUL_US, FP32_PRODUCT_US = 4.77, 1.88e-8

@@ -24,7 +24,7 @@ from onnx import numpy_helper
 from rewriter.ir.model import Array
 
 IR_VERSION = 10
-"""Of onnx 1.16, which every reader of opset 21 knows; opset 23 needs 11."""
+"""IR version of onnx 1.16, which every reader of opset 21 knows; opset 23 needs 11."""
 
 UNKNOWN = "unknown"
 

@@ -26,7 +26,7 @@ __all__ = ["TypeRequest", "retype"]
 LOWER = EXCHANGEABLE - {TensorProto.FLOAT}
 
 UNCHANGED = int(TensorProto.UNDEFINED)
-"""As the type of If, Loop or Scan: what crosses its border keeps its types."""
+"""Type for an If, Loop or Scan whose inputs and outputs keep their types."""
 
 
 def retype(model: Model, request: TypeRequest) -> Model:

@@ -22,7 +22,7 @@ LOOPS = frozenset({"Loop", "Scan"})
 """Run their body more than once."""
 
 CONTROL_FLOW = LOOPS | {"If"}
-"""Their subgraphs take in and hand out the very tensors of the node."""
+"""Operators whose inputs and outputs are, unchanged, inputs and outputs of their subgraphs."""
 
 VALUE_PRESERVING = (
     VIEWS

@@ -50,7 +50,7 @@ class Model:
         weights: Data of the detached initializers of the main graph, by name, read-only.
         path: The file it was loaded from, for messages.
         external: True when that file kept weights in external data, the `files`; `save` then does, too.
-        notes: A sentence for each thing that `load` mended.
+        notes: A sentence for each thing that `load` normalized.
         inferred: A hash of the graph, and its facts.
     """
 

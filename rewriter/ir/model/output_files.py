@@ -198,7 +198,7 @@ def take_permissions(new: Path, old: Path) -> None:
 
 
 def _umask() -> int:
-    """This process's umask. To set it in order to read it would change the files of other threads."""
+    """This process's umask. Setting it to read it would affect files that other threads create."""
     with suppress(OSError):
         if line := re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text("ascii"), re.MULTILINE):
             return int(line[1], 8)

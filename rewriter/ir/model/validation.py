@@ -32,10 +32,10 @@ MOST_EXPANDED, MOST_CALLED = 10**5, 10
 exceeded. The largest exports have 10^5 nodes, and no function that is called so often."""
 
 MOST_TURNS = 10**9
-"""Of a Loop whose condition never changes: ONNX Runtime makes about a million in a second."""
+"""Iterations of a Loop whose condition never changes: ONNX Runtime runs about a million per second."""
 
 MOST_AXES = 64
-"""Of a NumPy array; TensorRT's tensors have 8."""
+"""Most axes of a NumPy array; TensorRT's tensors have 8."""
 
 POSITIVE = frozenset(
     "group num_groups strides dilations kernel_shape blocksize size hidden_size num_outputs".split()
@@ -157,7 +157,7 @@ def _check_node(node: onnx.NodeProto, held: Mapping[str, TensorProto], where: st
 
 
 def _is_endless(loop: onnx.NodeProto, held: Mapping[str, TensorProto]) -> bool:
-    """True for a Loop whose constant condition its body hands on, and whose count is never reached."""
+    """True for a Loop whose body returns its constant condition, and whose count is never reached."""
     body = next((a.g for a in loop.attribute if a.name == "body"), None)
     if body is None or len(loop.input) < 2 or len(body.input) < 2 or not body.output:
         return False

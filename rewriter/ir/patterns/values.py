@@ -80,7 +80,7 @@ def repeats_reshape(graph: GraphView, expand: NodeProto) -> bool:
 
 
 def _is_plain(graph: GraphView, target: str) -> bool:
-    """True if a Reshape takes all sizes of `target` as they are: it is made of sizes and positive numbers."""
+    """True if a Reshape uses all sizes of `target` unchanged: it consists of sizes and positive numbers."""
     value = graph.constant(target)
     if value is not None:
         return bool(np.all(value > 0))
@@ -92,9 +92,9 @@ def _is_plain(graph: GraphView, target: str) -> bool:
 
 
 def is_aligned(graph: GraphEditor, statistic: str, tensor: str, axes: tuple[int, ...] | None) -> bool:
-    """True if each element of a reshaped statistic meets the elements of `tensor` that it was made of.
+    """True if each element of a reshaped statistic broadcasts against the elements of `tensor` it came from.
 
-    A Reshape keeps the number of elements, so one size may have a name that does not tell that it is equal.
+    A Reshape keeps the number of elements, so one size may be equal though its name does not show it.
 
     Args:
         axes: The reduced axes; () for all, None if they are computed.
@@ -130,7 +130,7 @@ def is_harmless(graph: GraphEditor, expand: NodeProto, tensor: str) -> bool:
 
 
 def selected(graph: GraphView, where: NodeProto) -> int | None:
-    """The index of the operand that a Where hands on, whatever the data; None if it selects or broadcasts."""
+    """The index of the operand that a Where returns for any data; None if it selects or broadcasts."""
     condition = graph.constant(where.input[0])
     if condition is None or not condition.size or bool(condition.any()) != bool(condition.all()):
         return None

@@ -280,4 +280,4 @@ RULES = (
     Rule(frozenset({"RoiAlign"}), 16, before=_keep_roi_offset),
     Rule(frozenset({"GroupNormalization"}), 21, before=_refuse_groups),
 )
-"""By version."""
+"""Rules by version."""

@@ -41,7 +41,7 @@ Refine = Callable[[Array, Array], Array]
 
 
 def unbiased_weights(graph: GraphView, plan: Plan, context: Context) -> dict[str, Refine]:
-    """How to round the weights of the products of the main graph in the plan's lower type, by their names.
+    """The rounding of each weight of the main graph's products in the plan's lower type, by name.
 
     Weights that two nodes read, or whose data have no measured mean, are rounded to nearest.
     """

@@ -79,7 +79,7 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Nodes:
-    """What the drawings need to know of the nodes.
+    """Properties of the nodes, for the drawings.
 
     Attributes:
         kind: Returns the key in `LABELS` for the type that a tensor's node computes in.
@@ -158,7 +158,7 @@ def _curves(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> Iterator[Layer]:
 
 
 def _thinned(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> Sequence[TensorAtDepth]:
-    """At most `MOST` tensors, with places without gaps: of neighbours the widest, and the widest hazard."""
+    """At most `MOST` tensors, renumbered: of each group of neighbours the widest, and the widest hazard."""
     size = -(-2 * len(tensors) // MOST) if len(tensors) > MOST else 1
     drawn: set[int] = set()
     for start in range(0, len(tensors), size):

@@ -1,4 +1,4 @@
-"""A small graph round each cause: the nodes next to it, their types, and the ranges between them."""
+"""A small graph around each cause: the nodes next to it, their types, and the ranges between them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Edge = tuple[str, float, float, str, bool, bool]
 
 
 class Graph(NamedTuple):
-    """The nodes round a cause; `nodes` are the names of all that it concerns."""
+    """The nodes around a cause; `nodes` are the names of all nodes that it concerns."""
 
     id: str
     title: str

@@ -1,4 +1,4 @@
-"""Outputs in the form of their task, where it can be told: pictures, boxes on the input, classes, tokens."""
+"""Outputs in the form of their task, if it is recognised: pictures, boxes on the input, classes, tokens."""
 
 from __future__ import annotations
 

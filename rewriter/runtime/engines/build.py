@@ -26,7 +26,7 @@ PORTABLE = 80
 the oldest that its default engines cover."""
 
 TYPED = {"FP8": (89, 89), "FP4": (100, 120), "E8M0": (100, 120)}
-"""By type: the first compute capability with kernels for it, and the first of these that TensorRT-RTX has."""
+"""The first compute capability with kernels for a type, and the first of these that TensorRT-RTX has."""
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ the log may hold several."""
 
 
 def warnings_for_users(warnings: Iterable[str]) -> list[str]:
-    """Those about precision, explained, then others; without routine ones, and what `build_check` judges."""
+    """Warnings about precision, explained, then others, except routine ones and what `build_check` judges."""
     precision, others = [], []
     for warning in warnings:
         meanings = [meaning for pattern, meaning in PRECISION if re.search(pattern, warning)]

@@ -68,5 +68,5 @@ def _spans(low: Shapes, usual: Shapes, high: Shapes) -> Iterator[tuple[str, Span
 
 
 def shown(shape: Shape) -> str:
-    """As `--min-shapes` takes it: 1x3x224x224."""
+    """A shape in the form of `--min-shapes`: 1x3x224x224."""
     return "x".join(map(str, shape))

@@ -80,8 +80,8 @@ class LocalSession:
         keep_captured_casts(proto)
         proto.ir_version = min(proto.ir_version, NEWEST_IR)
         self._outputs = [value.name for value in proto.graph.output]
-        # an input or a constant that is an output is handed out as it is, in the caller's or the session's
-        # memory; which outputs are constants after optimisations, only ONNX Runtime knows
+        # an output that is an input or a constant shares the caller's or the session's memory; only ONNX
+        # Runtime knows which outputs are constants after optimisations
         lent = {value.name for value in proto.graph.input} | {t.name for t in proto.graph.initializer}
         self._shared = None if optimize else lent
         self._inputs = {name: value_of(model.weights[name]) for name in inputs}
@@ -97,7 +97,7 @@ class LocalSession:
             raise EngineError("ONNX Runtime fell back to the CPU", hint=LIBRARIES)
 
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
-        """As `onnxruntime.Session.run`."""
+        """Runs the model, as `onnxruntime.Session.run` does."""
         names = self._outputs if outputs is None else list(outputs)
         with self._running():
             inputs = self._inputs | {name: value_of(array) for name, array in feeds.items()}

@@ -55,7 +55,7 @@ def _mapped(file: Path, dtype: str) -> Array:
 
 
 def spans_of(samples: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
-    """Of each input: the smallest size of every axis, the middle shape by size, the largest of every axis."""
+    """Each input's smallest size of every axis, middle shape by size, and largest size of every axis."""
     shapes: dict[str, list[Shape]] = {}
     for feeds in samples:
         for name, array in feeds.items():

@@ -19,7 +19,7 @@ BATCH, IMAGE_SIDE, LENGTH = 1, 224, 32
 """Sizes of free dimensions: for axis 0 and names with `batch`; for axes 2 and 3 of four; for others."""
 
 MOST_ELEMENTS = 2**30
-"""Of one input, 4 GiB in FP32: a model that asks for more has a defect, and would fill the memory."""
+"""Most elements of one input, 4 GiB in FP32: a larger one is a defect and would fill the memory."""
 
 _INDEX_PATH = VIEWS | {"Cast"}
 """Operators that pass ids on, unchanged, to the Gather that looks them up."""

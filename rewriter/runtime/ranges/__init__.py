@@ -37,8 +37,8 @@ class Ranges(dict[Key, Range]):
     Attributes:
         unsupported: Operators without a kernel, sorted.
         real: False for random samples: on the user's data, a tensor may be far smaller.
-        outputs: The model's outputs for some samples, by place; none if part of it cannot run.
-        means: Means of channels, if asked for, averaged over the samples.
+        outputs: The model's outputs for some samples, by index; none if part of it cannot run.
+        means: Means of channels, if requested, averaged over the samples.
     """
 
     unsupported: tuple[str, ...] = ()

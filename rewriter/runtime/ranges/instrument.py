@@ -171,7 +171,7 @@ class _Scope:
                 self.means.append((self.emit.over("ReduceMean", wide, *others), (name, axis), size))
 
     def _copied(self, node: NodeProto) -> Key | None:
-        """The measured tensor, of this graph or an enclosing one, whose values a node hands on.
+        """The measured tensor, of this graph or an enclosing one, whose values a node passes on.
 
         Its range holds even where the node is in a branch that no sample takes.
         """

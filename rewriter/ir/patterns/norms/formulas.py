@@ -98,7 +98,7 @@ ROOTS = ("Sqrt", "Pow", "ReduceL2")
 LAYER_NORM = over(NUMERATOR, DEVIATION) | times_scaled(CENTRED, DEVIATION)
 SHIFTED_NORM = as_batch_norm(DEVIATION)
 RMS_NORM = over(X, LENGTH) | times_scaled(X, LENGTH)
-"""It is an L2 normalisation where the squares are summed."""
+"""An RMSNorm, or an L2 normalisation if the squares are summed."""
 
 
 def match(graph: GraphEditor, node: NodeProto) -> Bindings | None:

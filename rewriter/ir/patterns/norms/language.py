@@ -307,7 +307,7 @@ def scaling(graph: GraphEditor, node: NodeProto) -> tuple[str, float | None] | N
 
 
 def _reduced_axes(graph: GraphEditor, node: NodeProto) -> tuple[int, ...] | None:
-    """As written; from axis 2 on for GlobalAveragePool, which tf2onnx writes for such a mean."""
+    """The node's axes; from axis 2 on for GlobalAveragePool, which tf2onnx writes for such a mean."""
     if node.op_type != "GlobalAveragePool":
         return graph.axes(node)
     rank = graph.rank(node.input[0])

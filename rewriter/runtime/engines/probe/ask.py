@@ -23,7 +23,7 @@ from rewriter.target.answers import Answers
 from rewriter.target.probes import Case, Probe
 
 LIMIT_S = 120.0
-"""Of a build, and of a run: each needs a few seconds, most of them for the start of its process."""
+"""Deadline of a build, and of a run: each needs a few seconds, most of them to start its process."""
 
 MOST_JOBS = 8
 """Most models that are built and loaded side by side: one after the other, 43 did not end in a minute on an
