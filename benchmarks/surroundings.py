@@ -45,7 +45,7 @@ from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.build import BuildOptions, build_here
 from rewriter.runtime.engines.local_session import LocalSession
 from rewriter.runtime.engines.measure import load_program, shape_values
-from rewriter.runtime.engines.protocol import Variant
+from rewriter.runtime.engines.protocol import MeasureSettings, Variant
 
 LARGEST_ERROR = 5e-3
 """Ten steps of FP16: by emulation, the median of these short graphs of unit scale is 2e-4 to 2e-3."""
@@ -107,7 +107,7 @@ def run_engine(folder: Path, variant: str) -> float:
     """
     files = [folder / f"{variant}.{kind}" for kind in ("onnx", "engine")]
     built = Variant(variant, files[0], (), engine=files[1])
-    with closing(load_program("tensorrt-rtx", built)) as program:
+    with closing(load_program(MeasureSettings("tensorrt-rtx"), built)) as program:
         return worst_error(folder, program.run(arrays(folder / "feeds.npz")))
 
 
@@ -173,6 +173,9 @@ class Worker:
         try:
             if why := self.call(make, draw, self.folder):
                 return {"invalid": why}
+        except Exception as error:
+            return {"invalid": f"{type(error).__name__}: {error}"[:300]}
+        try:
             rows = {variant: self.outcome(variant) for variant in VARIANTS}
             if all("symptom" in row or not row for row in rows.values()):
                 fp32 = self.outcome("fp32")
@@ -183,7 +186,7 @@ class Worker:
                     row["emulated"] = self.call(emulate, self.folder, variant)
                     if row["error"] > TIMES_EMULATED * row["emulated"]:
                         row["symptom"] = "wrong"
-        except Exception as error:
+        except RewriterError as error:  # any other is a fault of this file
             return {"invalid": f"{type(error).__name__}: {error}"[:300]}
         return rows
 

@@ -37,6 +37,9 @@ PRIMES = (2, 3, 5, 7)
 SIZES = ((2, 4, 4, 6, 8), (3, 3, 4, 8, 12), (5, 8, 16), (7, 8, 14))
 """What a factor of a size may become: products of sizes stay products, so that Reshapes hold."""
 
+BATCHES = (1, 1, 2, 4, 8, 16, 32, 64)
+"""How many times as large the first axis of the data becomes; 1 after half of the attempts."""
+
 MOST_ELEMENTS = 2**20
 WIDTHS = (16, 24, 32, 64, 96, 128, 192, 256)
 READ_TWICE = 6
@@ -106,6 +109,7 @@ class Draw:
 
     Attributes:
         lifted: Whether inputs get two more axes if all have one.
+        batch: Factor of the first axis of data, and of what Reshapes make of it.
         steps: Slot and seed of each neighbour: before input `slot` or, if that is negative, after output `~slot`.
             The first are the nearest.
     """
@@ -116,6 +120,7 @@ class Draw:
     sizes: Shape
     steps: tuple[tuple[int, int], ...]
     lifted: bool = False
+    batch: int = 1
 
 
 def drawn(pattern: str, seed: int, number: int, attempt: int) -> Draw:
@@ -133,11 +138,15 @@ def drawn(pattern: str, seed: int, number: int, attempt: int) -> Draw:
         for _ in range(rng.integers(0 if attempt > 8 else 1, most + 1))
     ]
     example = int(rng.integers(len(examples()[pattern])))
-    return Draw(pattern, number, example, sizes, tuple(steps), lifted=attempt % 4 < 3)
+    batch = int(rng.choice(BATCHES)) if attempt < 6 else 1
+    return Draw(pattern, number, example, sizes, tuple(steps), lifted=attempt % 4 < 3, batch=batch)
 
 
 def smaller(draw: Draw) -> Iterator[Draw]:
     """Draws with a step less, or smaller."""
+    yield from (
+        replace(draw, batch=batch) for batch in sorted({1, draw.batch // 2}) if 0 < batch < draw.batch
+    )
     for at in range(len(draw.steps) - 1, -1, -1):
         yield replace(draw, steps=(*draw.steps[:at], *draw.steps[at + 1 :]))
     for at, (size, prime) in enumerate(zip(draw.sizes, PRIMES, strict=True)):
@@ -177,14 +186,16 @@ def pattern_of(draw: Draw) -> ModelProto:
                 dim.dim_value = unknown.setdefault(dim.dim_param, 2 + len(unknown))
             if at < 2 or "Conv" not in readers.get(value.name, ("", 0))[0] or readers[value.name][1] == 0:
                 dim.dim_value = scaled(dim.dim_value, draw.sizes)
+        if _is_batched(value, *readers.get(value.name, ("", 0))):
+            value.type.tensor_type.shape.dim[0].dim_value *= draw.batch
     types = (value.type.tensor_type for value in model.graph.input)
     data = [one for one in types if one.elem_type in FLOATS]
     if draw.lifted and all(len(one.shape.dim) == 1 for one in data):
         for one in data:
-            sizes = [1, 6 * draw.sizes[0], one.shape.dim[0].dim_value]
+            sizes = [draw.batch, 6 * draw.sizes[0], one.shape.dim[0].dim_value]
             one.CopyFrom(helper.make_tensor_type_proto(one.elem_type, sizes).tensor_type)
     for tensor in model.graph.initializer:
-        tensor.CopyFrom(_weight(tensor, *readers.get(tensor.name, ("", 0)), draw.sizes))
+        tensor.CopyFrom(_weight(tensor, *readers.get(tensor.name, ("", 0)), draw.sizes, draw.batch))
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
     return inferred(model)
@@ -211,11 +222,21 @@ def shape_of(value: ValueInfoProto) -> Shape:
     return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
 
 
-def _weight(tensor: TensorProto, op: str, at: int, sizes: Shape) -> TensorProto:
+def _is_batched(value: ValueInfoProto, op: str, at: int) -> bool:
+    """True for data of two or more axes: no vector, and no second input of a product but of a batch of them."""
+    rank = len(value.type.tensor_type.shape.dim)
+    return rank > 1 and not (
+        at and (op in ("Gemm", "Conv", "ConvTranspose") or (op == "MatMul" and rank == 2))
+    )
+
+
+def _weight(tensor: TensorProto, op: str, at: int, sizes: Shape, batch: int) -> TensorProto:
     """A constant in other sizes; those that were equal stay equal."""
     array = numpy_helper.to_array(tensor)
     if array.dtype.kind == "i" and (op, at) in {("Reshape", 1), ("Expand", 1), ("Split", 1), ("Resize", 3)}:
         values = [scaled(int(i), sizes) if i > 1 else i for i in array.reshape(-1)]
+        if op != "Split" and array.size > 1 and values[0] > 0:
+            values[0] *= batch
         return numpy_helper.from_array(np.array(values, array.dtype).reshape(array.shape), tensor.name)
     if array.dtype.kind != "f" or not array.ndim:
         return tensor

@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 import tomllib
 from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from needs import needs_rtx, without_gpu
 
-from benchmarks.surroundings import VARIANTS, Suite, arrays, emulate, make, table
-from benchmarks.surroundings_graphs import PRIMES, Draw, build, drawn, examples, quirk, smaller
+from benchmarks.surroundings import VARIANTS, Suite, arrays, build_engine, emulate, make, run_engine, table
+from benchmarks.surroundings_graphs import PRIMES, Draw, build, drawn, examples, quirk, shape_of, smaller
+from rewriter.base.errors import EngineError
 from rewriter.ir.model import load
 from rewriter.passes import ALL
 from rewriter.runtime.emulation import reference
@@ -49,6 +53,34 @@ def _makes(draw: Draw, folder: Path) -> bool:
         return bool(make(draw, folder) == "")
     except Exception:
         return False
+
+
+def test_draws_have_batches_up_to_64() -> None:
+    assert {drawn("fp32-softmax", 0, number, 0).batch for number in range(80)} == {1, 2, 4, 8, 16, 32, 64}
+    for name, rows in examples().items():
+        draws = [Draw(name, 0, index, PRIMES, (), lifted=True) for index in range(len(rows))]
+        assert any(map(_grows, draws)), name
+
+
+def _grows(draw: Draw) -> bool:
+    """True if the draw is a model at batch 4, too, with data of four times the first axis."""
+    with suppress(Exception):
+        first, fourth = (build(replace(draw, batch=batch)).graph.input for batch in (1, 4))
+        return any(
+            shape_of(b)[:1] == (4 * shape_of(a)[0],)
+            for a, b in zip(first, fourth, strict=True)
+            if shape_of(a)
+        )
+    return False
+
+
+@needs_rtx
+@without_gpu
+def test_an_engine_is_loaded_as_built_and_no_gpu_is_no_invalid_draw(tmp_path: Path) -> None:
+    assert make(Draw("fp32-softmax", 0, 0, PRIMES, ()), tmp_path) == ""
+    assert build_engine(tmp_path, "fp32") == ""
+    with pytest.raises(EngineError):
+        run_engine(tmp_path, "fp32")
 
 
 def test_builds_are_kept_and_not_done_again(tmp_path: Path) -> None:
