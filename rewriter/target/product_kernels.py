@@ -81,7 +81,7 @@ def _is_vector_product(node: NodeProto, left: Dims, right: Dims) -> bool:
         return 1 in (len(left), len(right))
     rows = left[-1] if attribute(node, "transA", 0) else left[-2]
     columns = right[-2] if attribute(node, "transB", 0) else right[-1]
-    leading = left[:-2] if len(right) == 2 else ()  # they are rows of one product
+    leading = left[:-2] if len(right) == 2 else ()  # rows of one product; with weights of their own, products
     if rows == 1 and all(size == 1 for size in leading):
         return True
     sizes = [size for size in (*leading, rows) if isinstance(size, int)]

@@ -88,6 +88,24 @@ def test_the_recorded_nodes_run_as_predicted() -> None:
     assert alike >= 0.98 * len(recorded)
 
 
+@pytest.mark.parametrize(
+    ("x", "w", "rounded"),
+    [
+        pytest.param((1, 64), (64, 64), False, id="one row"),
+        pytest.param((8, 1, 64), (8, 64, 64), False, id="one row of each product"),
+        pytest.param((4, 1, 64), (64, 64), True, id="rows of one weight"),
+        pytest.param((2, 64), (64, 64), True, id="two rows"),
+    ],
+)
+def test_a_product_of_one_row_is_not_rounded(x: tuple[int, ...], w: tuple[int, ...], rounded: bool) -> None:
+    rng = np.random.default_rng(0)
+    feeds: dict[str, Array] = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("x", x), ("w", w))}
+    kinds = (f"float[{','.join(map(str, shape))}]" for shape in (x, w))
+    text = "g ({} x, {} w) => (float[N,M] y) {{ y = MatMul(x, w) }}".format(*kinds)
+    source = graphs.graph(text if len(x) == 2 else text.replace("[N,M]", "[N,M,K]"))
+    assert (relative_l2(feeds["x"] @ feeds["w"], emulated(source, feeds)) > 1e-4) == rounded
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3.4e38, 0.0], ids=str)
 def test_values_without_a_neighbour_are_not_rounded(value: float) -> None:
     feeds: dict[str, Array] = {"x": np.full((2, 8), value, np.float32), "one": np.eye(8, dtype=np.float32)}
@@ -99,7 +117,11 @@ def test_values_without_a_neighbour_are_not_rounded(value: float) -> None:
     ("node", "left", "right", "expected"),
     [
         pytest.param("MatMul", (1, 512), (512, 214), "fp32", id="one row"),
+        pytest.param("Gemm", (1, 256), (256, 256), "fp32", id="one row of a Gemm"),
         pytest.param("MatMul", (6, 1, 512), (512, 214), "nearest", id="rows in the leading dimension"),
+        pytest.param("MatMul", (8, 1, 256), (8, 256, 256), "fp32", id="one row of each product"),
+        pytest.param("MatMul", (8, 2, 256), (8, 256, 256), "nearest", id="two rows of each product"),
+        pytest.param("Conv", (1, 256, 1, 1), (256, 256, 1, 1), "nearest", id="an image of one element"),
         pytest.param("MatMul", (6, 100, 120), (6, 120, 1), "fp32", id="one column"),
         pytest.param("MatMul", (100, 4), (4, 64), "fp32", id="short sums"),
         pytest.param("MatMul", (100, 7), (7, 64), "nearest", id="sums of seven"),
@@ -114,7 +136,7 @@ def test_values_without_a_neighbour_are_not_rounded(value: float) -> None:
         pytest.param("ConvTranspose", (1, 8, 9, 9), (8, 8, 2, 2), "nearest", id="ConvTranspose"),
     ],
 )
-def test_kernels_by_shape_as_on_an_h100(
+def test_kernels_by_shape_as_on_an_h100_and_an_h200(
     node: str, left: tuple[int, ...], right: tuple[int, ...], expected: str
 ) -> None:
     assert operands_of(helper.make_node(node, ["x", "w"], ["y"]), left, right) == expected
