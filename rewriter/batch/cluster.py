@@ -55,7 +55,7 @@ def pack(folder: Path, files: Iterable[Path]) -> Packed:
 
 
 def unpack(packed: Packed, folder: Path) -> None:
-    """Writes the files below a folder, which is made."""
+    """Writes the files below a folder, which it creates."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in packed.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -65,12 +65,12 @@ def unpack(packed: Packed, folder: Path) -> None:
 def run_task(
     entry: Entry, limit_s: float, version: str, paths: Sequence[Path], *contents: Packed
 ) -> tuple[Outcome, Packed]:
-    """Fixes a model on a worker; returns the files that were made, too.
+    """Fixes a model on a worker; returns the new files, too.
 
     Args:
-        version: Of the rewriter that sent it.
-        paths: The files and folders of the model and its options, where they lie on the machine that sent it.
-        contents: Theirs, with the files of weights beside them.
+        version: The sender's version of the rewriter.
+        paths: The files and folders of the model and its options, on the sending machine.
+        contents: Their contents, with the files of weights beside them.
     """
     if version != __version__:
         versions = f"this worker has rewriter {__version__}, and {version} sent the model"
@@ -89,7 +89,7 @@ def run_task(
 
 
 def _placed(files: Packed, output: Path) -> tuple[str, ...]:
-    """Writes what a worker made beside the output, the model last; returns the names.
+    """Writes a worker's files beside the output, the model last; returns their names.
 
     Raises:
         OutputError: it cannot be written.
@@ -107,7 +107,7 @@ def _placed(files: Packed, output: Path) -> tuple[str, ...]:
 
 
 def _moved(value: Any, places: Mapping[Any, Path]) -> Any:
-    """An option with the files that it names where they lie now."""
+    """An option with its files' paths on this machine."""
     if isinstance(value, (list, tuple)):
         return [_moved(part, places) for part in value]
     return places.get(value, value) if isinstance(value, os.PathLike) else value
@@ -156,7 +156,7 @@ class Cluster:
             yield None
 
     def _most_memory(self) -> int | None:
-        """Memory of the largest machine that lives and can run a model; None if there is no such machine."""
+        """Memory of the largest live machine that can run a model; None if there is none."""
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         able = [node for node in nodes if node.get("CPU", 0) >= 1 and node.get("GPU", 0) >= self.gpus]
         return max((int(node.get("memory", 0)) for node in able), default=None)

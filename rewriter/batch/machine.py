@@ -39,7 +39,7 @@ POLL_SECONDS = 0.05
 KILLED = "killed, as a rule because memory ran out: `jobs=1` or `memory` leaves it more"
 
 Tick = Callable[[], None]
-"""Raises what Ctrl-C and requests to end are."""
+"""Raises the exception of a pending Ctrl-C or request to end."""
 
 
 def run_batch(
@@ -49,11 +49,11 @@ def run_batch(
     *,
     again: bool = False,
 ) -> list[tuple[Entry, Outcome]]:
-    """Runs what is not finished. Returns the outcomes in the order of the entries.
+    """Runs the models that are not finished. Returns the outcomes in the order of the entries.
 
     Args:
         run: Yields each model with its outcome as it ends; closing the generator stops the others.
-        again: Run what is finished, too.
+        again: Run finished models, too.
     """
     keys: dict[str, str] = {}
     outcomes: dict[str, Outcome] = {}
@@ -128,10 +128,10 @@ def error_line(error: RewriterError) -> str:
 
 
 def make_folder(output: Path) -> None:
-    """Makes the folder of a result.
+    """Creates the folder of a result.
 
     Raises:
-        OutputError: that cannot be done.
+        OutputError: it cannot be created.
     """
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -116,7 +116,7 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _merged(models: Iterable[Entry]) -> list[Entry]:
-    """The models with each file once, as the manifest has it.
+    """The models without duplicate files; the manifest's entry wins.
 
     Raises:
         UsageError: two files would have the same output.

@@ -66,7 +66,7 @@ class State:
 
 
 Ends = Generator[tuple[Entry, Outcome], None, None]
-"""Models as they end."""
+"""Models with their outcomes, as they end."""
 
 
 def state_file(output: Path) -> Path:
@@ -169,7 +169,7 @@ def set_aside(entry: Entry) -> str:
 
 
 def remove_outdated(entry: Entry) -> None:
-    """Removes what was set aside, as there is a result again."""
+    """Removes the files that were set aside, since there is a new result."""
     with suppress(OSError):
         for file in filter(Path.is_file, map(_outdated, _named_files(entry))):
             file.unlink()

@@ -136,7 +136,7 @@ class Root(Group):
     def main(  # type: ignore[override]
         self, args: Any = None, prog_name: Any = None, *, standalone_mode: bool = True, **more: Any
     ) -> Any:
-        """Runs the command that is named; a wrong line is an error as any other."""
+        """Runs the named command; a wrong command line is reported like any other error."""
         try:
             code = super().main(args, prog_name, standalone_mode=False, **more)
         except typer.Abort:

@@ -32,7 +32,7 @@ MEMORY = "take smaller samples, or a machine with more memory; save large weight
 
 
 def echo(*lines: str, err: bool = False) -> None:
-    """Prints lines on stdout, or on stderr: what a file has stays on its line, and controls nothing."""
+    """Prints lines on stdout or stderr; control characters and line ends from files are escaped."""
     typer.echo("\n".join(map(one_line, lines)), err=err)
 
 
@@ -45,7 +45,7 @@ def print_error(error: RewriterError) -> None:
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """Prints errors of ours to stderr as they read; anything else is a defect and shows its traceback."""
+    """Prints our errors to stderr without a traceback; any other exception is a defect, and shows it."""
     try:
         yield
     except (typer.Exit, typer.Abort):

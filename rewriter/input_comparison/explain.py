@@ -44,7 +44,7 @@ def compare_images(name: str, relation: Relation, ours: Array, theirs: Array) ->
 
 
 def compare_others(name: str, ours: Array, theirs: Array) -> ArrayComparison:
-    """Compares arrays that are no related images: shapes, one line for all values, or what differs."""
+    """Compares arrays that are not related images: shapes, one line for all values, or their difference."""
     differences = [*dtype_difference(ours.dtype, theirs.dtype)]
     before = after = distance(ours, theirs)
     notes: tuple[str, ...] = ()

@@ -73,7 +73,7 @@ def compare_samples(
     """Compares arrays of the same name; of the others, the first with the first, and so on.
 
     Args:
-        image: The photograph that both read, [H, W, 3] in uint8: tells how each side resized it.
+        image: The photograph that both read, [H, W, 3] in uint8: it shows how each side resized it.
     """
     spare = [name for name in theirs if name not in ours]
     for name, array in ours.items():

@@ -63,4 +63,4 @@ ALL: tuple[type[Pass], ...] = (
     KeepEpilogues,
     MixedPrecision,
 )
-"""Every pass of ours, in any order that reads well."""
+"""All our passes, in an order that reads well."""

@@ -30,7 +30,7 @@ from rewriter.target import Target
 class PassResult:
     """The changes and refusals of one pass. `seconds` is wall time, checks included.
 
-    `failure` says what the pass raised, or how it broke its contract, where the driver went on without it.
+    `failure` is the error that the pass raised, or its breach of the contract, if the driver skipped it.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Driver:
 
 
 def inlined(model: Model) -> Model:
-    """The model with the bodies of its local functions in place of their calls, where it has any."""
+    """The model with its local functions inlined, if it has any."""
     if not model.proto.functions:
         return model
     rewritten, _ = Driver().run(model, parse("inline-functions"), Context(model.opset))
@@ -123,7 +123,7 @@ class _Draft:
 
 
 def _run_one(draft: _Draft, step: Pass, context: Context, strict: bool, earlier: list[str]) -> list[Event]:
-    """Runs a pass on a draft, and holds it to the contract; without a change among the events it is void."""
+    """Runs a pass on a draft, and holds it to the contract; without a Change the model must be the same."""
     original = draft.original
     try:
         events = list(draft.events(step, context))

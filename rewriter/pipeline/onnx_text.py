@@ -1,7 +1,7 @@
-"""Models, and what passes do to them, as text in the syntax of onnx.parser: for tests and reports of bugs.
+"""Models and their changes by passes as text, in the syntax of onnx.parser: for tests and bug reports.
 
-Without a header, a text is of opset 17. A constant that is declared and has no values, such as
-`float[64,64] w` between the angle brackets, has normal random ones; `render` writes large constants so.
+A text without a header has opset 17. A constant that is declared without values, such as `float[64,64] w`
+between the angle brackets, gets normal random values; `render` writes large constants like that.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _add_random_weights(graph: GraphProto) -> None:
 
 
 def _random(name: str, dtype: int, shape: Iterable[int]) -> TensorProto:
-    """The same values for a name, whatever other constants there are."""
+    """A tensor of random values that only depend on its name, type and shape."""
     values = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(tuple(shape))
     return numpy_helper.from_array(np.asarray(values, onnx.helper.tensor_dtype_to_np_dtype(dtype)), name)
 

@@ -1,6 +1,6 @@
 """Presets: pipelines by name, with the options that go with them; `presets.toml` declares them.
 
-What a preset sets holds where the user sets nothing: `pipeline.config` gives the order.
+A preset's values apply where the user sets none; `pipeline.config` defines the order.
 """
 
 from __future__ import annotations

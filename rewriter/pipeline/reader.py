@@ -23,7 +23,7 @@ TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 TRUTH: dict[str, bool] = {text: text in TRUE for text in (*TRUE, *FALSE)}
 
 LARGEST = 2**63
-"""Whole numbers are below it, as in TOML."""
+"""Bound on whole numbers, as in TOML."""
 
 WANTED: Mapping[Any, str] = {
     bool: "true or false",
@@ -113,7 +113,7 @@ def read_table(
 
 
 def converted(value: Any, kind: Any, folder: Path | None = None) -> Any:
-    """Returns a value as a type has it.
+    """Converts a value to a type.
 
     Raises:
         ValueError: it has another type; the message names the expected type.
@@ -141,7 +141,7 @@ def converted(value: Any, kind: Any, folder: Path | None = None) -> Any:
 
 
 def _of_any(value: Any, kind: Any, folder: Path | None) -> Any:
-    """The value as the first of several types that has it."""
+    """Converts a value to the first of several types that accepts it."""
     for choice in get_args(kind):
         try:
             return converted(value, choice, folder)
@@ -231,7 +231,7 @@ def type_hints(kind: Any) -> Mapping[str, Any]:
 
 
 def unknown(word: str, what: str, source: str, names: Iterable[str]) -> UsageError:
-    """The error for an option that is none, with what to use instead."""
+    """The error for an option that does not exist, with a suggestion."""
     return UsageError(what, option=word, source=source, hint=instead(word, names))
 
 

@@ -3,7 +3,7 @@
     pipeline = [ pass { "," pass } ]
     pass     = name [ "{" { option "=" value } "}" ]
 
-Spaces part options, and do not matter elsewhere. The options of a pass are its dataclass fields: a bool, int,
+Spaces separate options and are ignored elsewhere. The options of a pass are its dataclass fields: bool, int,
 float, str or a Literal of strings. A value consists of letters, digits and `_ . / * ? : + -`.
 """
 
@@ -168,5 +168,5 @@ def _options(step: Pass) -> str:
 
 
 def value_text(value: object) -> str:
-    """The value of an option as a pipeline has it."""
+    """The value of an option in a pipeline's text."""
     return str(value).lower() if isinstance(value, bool) else str(value)

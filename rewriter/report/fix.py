@@ -108,7 +108,7 @@ def _worst(outputs: Sequence[OutputComparison]) -> OutputComparison:
 
 
 def _before(result: FixResult, worst: OutputComparison) -> str:
-    """The error had nothing been repaired: of the same output, unless another one is wrong."""
+    """The error without any repair, of the same output unless another one is wrong."""
     if not result.before or result.plan is None:
         return ""
     same = next((o for o in result.before if o.name == worst.name), None)

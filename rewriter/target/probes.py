@@ -68,7 +68,7 @@ class Case:
         return model
 
     def _array(self, info: onnx.ValueInfoProto) -> Array:
-        """Seeded by the names, so that every machine asks the same."""
+        """The array of an input or weight, seeded by its name, so that it is the same on every machine."""
         spec = self.data.get(info.name) or self.data.get(info.name.rstrip("0123456789")) or {}
         shape = tuple(dim.dim_value for dim in info.type.tensor_type.shape.dim)
         rng = np.random.default_rng(zlib.crc32(f"{self.name}/{info.name}".encode()))

@@ -16,7 +16,7 @@ from rewriter.ir.graph import attribute
 from rewriter.target.fusion import is_depthwise
 
 Operands = Literal["fp32", "nearest", "truncated"]
-"""Operands stay FP32, are rounded to the nearest TF32 number, or lose the bits that TF32 has not."""
+"""Operands stay FP32, are rounded to the nearest TF32 number, or lose the bits that TF32 lacks."""
 
 Dims = Sequence[object]
 """A shape; a dimension that is no `int` is unknown."""

@@ -17,7 +17,7 @@ TYPED_SINCE = (9,)
 
 
 ALWAYS_TYPED_SINCE = (11,)
-"""The first TensorRT with no other networks: no precision of a layer, no FP16 flag of the builder."""
+"""The first TensorRT without weakly typed networks: no precision of a layer, no FP16 flag of the builder."""
 
 
 @dataclass(frozen=True)

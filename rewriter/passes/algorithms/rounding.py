@@ -104,19 +104,19 @@ def _refined(
 
 @np.errstate(invalid="ignore")  # weights of infinity stay
 def unbiased(given: Array, nearest: Array, means: Array, variance: float, lost: Array) -> Array:
-    """Rounds weights so that the mean of each output stays.
+    """Rounds weights so that the mean of each output is kept.
 
-    An output's mean square error is the square of its constant, and the variance of the data times the sum of
-    the squared errors of its weights, if the data are uncorrelated. Weights that move the constant towards
-    zero are sorted by what their other neighbour adds to the second for what it takes from the first, and as
-    many take it as make the sum of both least.
+    An output's mean square error is the square of its constant plus, if the data are uncorrelated, their
+    variance times the sum of the squared errors of its weights. Weights that move the constant towards zero
+    are sorted by how much rounding the other way adds to the second term per reduction of the first. As many
+    are rounded so as minimise the sum.
 
     Args:
         given: [outputs, depth], FP32.
         nearest: The same, rounded to FP16 or BF16.
         means: Of the data: [outputs or 1, depth].
         variance: Of the data.
-        lost: What the bias loses, [outputs or 1].
+        lost: Rounding errors of the bias, [outputs or 1].
     """
     mantissas, exponents = np.frexp(means)
     means = np.ldexp(np.round(mantissas * 2**MEAN_BITS), exponents - MEAN_BITS).astype(np.float64)
