@@ -7,7 +7,7 @@ from rewriter.base.stopwatch import Progress
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.probe import ask as probes
 from rewriter.runtime.engines.probe.answers import measured, remember
-from rewriter.runtime.engines.this_machine import AUTO
+from rewriter.runtime.engines.this_machine import AUTO, ENGINES
 from rewriter.target.answers import Answers, recorded
 from rewriter.target.quirks import every_probe
 
@@ -39,6 +39,6 @@ def probe(engine: str = AUTO, *, ask: bool = False, progress: Progress | None = 
             hint="run it on a machine with a GPU; without `ask` it returns what is recorded",
         )
     answers = probes.ask(choice.engine, every_probe(), progress or (lambda stage, done, total: None))
-    if choice.engine != "onnxruntime":
+    if ENGINES[choice.engine].on_gpu:
         remember(answers)
     return answers

@@ -24,7 +24,7 @@ from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import on_cuda
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing
-from rewriter.runtime.engines.this_machine import Choice
+from rewriter.runtime.engines.this_machine import ENGINES, Choice
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.inputs import Samples
 from rewriter.runtime.metrics.metrics import named
@@ -129,7 +129,7 @@ def _without_reference(judge: Verifier, original: Model, chosen: Choice) -> str:
     try:
         exact = run_all(reference(original), judge.samples)
     except NoKernelError as error:
-        if chosen.engine in ("tensorrt", "tensorrt-rtx"):
+        if chosen.engine and ENGINES[chosen.engine].builds:
             return error.what
         error.hint = "on a GPU its FP32 engine is the reference: `engine=tensorrt`, with `plugin-lib`"
         raise
@@ -260,7 +260,7 @@ def _warnings(chosen: Choice, samples: Samples) -> Iterator[str]:
             f"NOT run on a GPU ({why}): the figures are emulated; they do not show speed or defects of "
             "TensorRT's kernels"
         )
-    elif chosen.engine == "onnxruntime":
+    elif not ENGINES[chosen.engine].on_gpu:
         yield (
             "NOT run on a GPU: ONNX Runtime on the CPU computes FP16 in FP32, between nodes, too, so that an "
             "overflow may not show; `engine=emulation` shows it"

@@ -23,7 +23,7 @@ from rewriter.runtime.emulation import Accumulation, import_float64, reference
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.build import BuildOptions
 from rewriter.runtime.engines.deployment import Deployment
-from rewriter.runtime.engines.measure import UNBUILT, measure
+from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import began_on_cuda, on_cuda
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import Span, write_samples
@@ -178,7 +178,7 @@ class Verifier:
         folder.mkdir()
         with self.stage("building an engine"):  # many attempts are kept: their weights need no memory
             engine = path = save(fixed, folder / "model.onnx", map_back=True)
-        if choice.engine not in UNBUILT:
+        if choice.engine is None or this_machine.ENGINES[choice.engine].builds:
             engine = folder / "model.engine"
             checks.append(self.build_check(fixed, path, engine if choice.engine else None, plan))
         if not engine.exists():

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
+import numpy as np
 import pytest
+from graphs import graph
 from needs import needs_rtx, without_gpu
 
 from rewriter.base.errors import EngineError
+from rewriter.ir.model import save
+from rewriter.pipeline.options import Runner
 from rewriter.runtime.engines import nvidia_driver, this_machine
+from rewriter.runtime.engines.local_session import OnnxRuntimeProgram
+from rewriter.runtime.engines.measure import Run, build_variant, run_here
 from rewriter.runtime.engines.nvidia_driver import Gpu
 from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
-from rewriter.runtime.engines.this_machine import Choice
+from rewriter.runtime.engines.protocol import MeasureSettings, Program, Variant
+from rewriter.runtime.engines.tensor_files import write_samples
+from rewriter.runtime.engines.this_machine import AUTO, EMULATION, ENGINES, Choice, OnnxRuntime
 from rewriter.target import Target
 
 H200 = Gpu("NVIDIA H200", (9, 0), (13, 0))
@@ -73,6 +82,28 @@ def test_an_engine_that_was_named_is_taken_or_refused_with_advice(machine: Machi
     assert caught.value.hint == "pip install tensorrt cuda-bindings, on a machine with a GPU"
 
 
+class Mine(OnnxRuntime):
+    def load(self, variant: Variant, settings: MeasureSettings) -> Program:
+        program = OnnxRuntimeProgram(variant, gpu=False)
+        program.library = "mine 1.0"
+        return program
+
+
+def test_a_new_engine_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(ENGINES, "mine", Mine("mine"))
+    assert this_machine.choose("mine") == Choice("mine")
+    model = graph("g (float[2] x) => (float[2] y) { y = Relu(x) }")
+    samples = write_samples(tmp_path / "samples", [{"x": np.array([-1, 2], np.float32)}])
+    variant = Variant("small", save(model, tmp_path / "model.onnx"), samples)
+    built, outcome = build_variant(variant, MeasureSettings("mine"), tmp_path / "engine")
+    (outcome,) = run_here([Run(built, tmp_path / "outputs", outcome)], MeasureSettings("mine", timing=None))
+    assert (outcome.library, outcome.values(0)["y"].tolist()) == ("mine 1.0", [0.0, 2.0])
+
+
+def test_the_option_offers_every_engine() -> None:
+    assert get_args(Runner) == (AUTO, *ENGINES, EMULATION)
+
+
 @pytest.mark.parametrize(
     ("providers", "refused"),
     [(["CUDAExecutionProvider", "CPUExecutionProvider"], False), (["CPUExecutionProvider"], True)],
@@ -84,7 +115,7 @@ def test_onnx_runtime_on_a_gpu_needs_its_cuda_build(
     machine(ADA, {})
     runtime = import_onnxruntime()
     monkeypatch.setattr(runtime, "get_available_providers", lambda: providers)
-    problem = this_machine.obstacle("onnxruntime-cuda")
+    problem = ENGINES["onnxruntime-cuda"].obstacle()
     assert (problem is not None) is refused
     assert problem is None or "is built without CUDA" in str(problem)
 

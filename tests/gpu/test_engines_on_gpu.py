@@ -21,18 +21,19 @@ import rewriter
 from benchmarks.surroundings import Suite, table
 from rewriter.ir.model import Array, Model, save
 from rewriter.jobs.search import effort
-from rewriter.runtime.engines import this_machine
+from rewriter.pipeline.options import Runner
 from rewriter.runtime.engines.measure import measure
-from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Variant
+from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import read_tensors, write_samples
+from rewriter.runtime.engines.this_machine import ENGINES
 from rewriter.target import quirks
 from rewriter.target.quirks import Quirk
 
 pytestmark = pytest.mark.gpu
 
-FULL: tuple[EngineName, ...] = ("tensorrt",) if find_spec("tensorrt") else ()
-TENSORRT: tuple[EngineName, ...] = (*FULL, "tensorrt-rtx")
-ENGINES: tuple[EngineName, ...] = (*TENSORRT, "onnxruntime-cuda")
+FULL: tuple[Runner, ...] = ("tensorrt",) if find_spec("tensorrt") else ()
+TENSORRT: tuple[Runner, ...] = (*FULL, "tensorrt-rtx")
+NAMES: tuple[Runner, ...] = (*TENSORRT, "onnxruntime-cuda")
 
 ROWS: list[str] = []
 
@@ -43,10 +44,10 @@ def _table() -> object:
     print("\n" + "\n".join(ROWS))  # noqa: T201 - the table is what the run is for
 
 
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> EngineName:
-    name: EngineName = request.param
-    if problem := this_machine.obstacle(name):
+@pytest.fixture(params=NAMES)
+def engine(request: pytest.FixtureRequest) -> Runner:
+    name: Runner = request.param
+    if problem := ENGINES[name].obstacle():
         pytest.skip(problem.what)
     return name
 
@@ -73,7 +74,7 @@ def feeds(width: int, kind: type = np.float32, batches: tuple[int, ...] = (8, 16
 
 
 def measured(
-    engine: EngineName, source: Model, samples: tuple[Path, ...], folder: Path, builds: int = 1, **fields: Any
+    engine: Runner, source: Model, samples: tuple[Path, ...], folder: Path, builds: int = 1, **fields: Any
 ) -> list[EngineOutcome]:
     """The outcomes of all builds of one model."""
     variant = Variant("m", save(source, folder / "m.onnx"), samples, **fields)
@@ -101,7 +102,7 @@ def relative(outcome: EngineOutcome, source: Model, samples: tuple[Path, ...]) -
     return max(errors)
 
 
-def test_fp32_errors_with_and_without_tf32(engine: EngineName, tmp_path: Path) -> None:
+def test_fp32_errors_with_and_without_tf32(engine: Runner, tmp_path: Path) -> None:
     source, samples = matmul(1024), write_samples(tmp_path / "s", feeds(1024))
     path = save(source, tmp_path / "m.onnx")
     variants = [Variant("tf32", path, samples), Variant("fp32", path, samples, tf32=False)]
@@ -113,7 +114,7 @@ def test_fp32_errors_with_and_without_tf32(engine: EngineName, tmp_path: Path) -
 
 
 def test_the_next_engine_finds_compiled_kernels(tmp_path: Path) -> None:
-    if problem := this_machine.obstacle("tensorrt-rtx"):
+    if problem := ENGINES["tensorrt-rtx"].obstacle():
         pytest.skip(problem.what)
     source, samples, kernels = matmul(1024), write_samples(tmp_path / "s", feeds(1024)), tmp_path / "kernels"
     settings, variant = (
@@ -130,7 +131,7 @@ def test_the_next_engine_finds_compiled_kernels(tmp_path: Path) -> None:
     assert errors[0] == errors[1]
 
 
-def test_fp16_and_fp32_are_timed_side_by_side(engine: EngineName, tmp_path: Path) -> None:
+def test_fp16_and_fp32_are_timed_side_by_side(engine: Runner, tmp_path: Path) -> None:
     variants, sources = [], {}
     for name, dtype, kind in (("fp16", "float16", np.float16), ("fp32", "float", np.float32)):
         sources[name] = matmul(1024, dtype)
@@ -147,7 +148,7 @@ def test_fp16_and_fp32_are_timed_side_by_side(engine: EngineName, tmp_path: Path
 
 
 @tensorrt_only
-def test_a_cuda_graph_is_replayed_in_every_build(engine: EngineName, tmp_path: Path) -> None:
+def test_a_cuda_graph_is_replayed_in_every_build(engine: Runner, tmp_path: Path) -> None:
     source, samples = matmul(512), write_samples(tmp_path / "s", feeds(512))
     for outcome in measured(engine, source, samples, tmp_path, builds=3):
         assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
@@ -157,7 +158,7 @@ def test_a_cuda_graph_is_replayed_in_every_build(engine: EngineName, tmp_path: P
 
 
 @tensorrt_only
-def test_outputs_may_have_shapes_that_depend_on_the_data(engine: EngineName, tmp_path: Path) -> None:
+def test_outputs_may_have_shapes_that_depend_on_the_data(engine: Runner, tmp_path: Path) -> None:
     source = graph("g (float[4] x) => (int64[1,k] y) { y = NonZero(x) }")
     samples = write_samples(
         tmp_path / "s", [{"x": np.array(x, np.float32)} for x in ([1, 0, 2, 0], [1, 1, 1, 0])]
@@ -171,7 +172,7 @@ def test_outputs_may_have_shapes_that_depend_on_the_data(engine: EngineName, tmp
 
 
 @tensorrt_only
-def test_marked_tensors_are_returned(engine: EngineName, tmp_path: Path) -> None:
+def test_marked_tensors_are_returned(engine: Runner, tmp_path: Path) -> None:
     source, samples = matmul(256), write_samples(tmp_path / "s", feeds(256))
     (outcome,) = measured(engine, source, samples, tmp_path, outputs=("b",))
     assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
@@ -180,7 +181,7 @@ def test_marked_tensors_are_returned(engine: EngineName, tmp_path: Path) -> None
 
 
 @tensorrt_only
-def test_a_shape_outside_the_profile_is_an_error_with_a_hint(engine: EngineName, tmp_path: Path) -> None:
+def test_a_shape_outside_the_profile_is_an_error_with_a_hint(engine: Runner, tmp_path: Path) -> None:
     samples = write_samples(tmp_path / "s", feeds(64))
     (outcome,) = measured(engine, matmul(64), samples, tmp_path, shapes={"x": ((1, 64), (8, 64), (8, 64))})
     record("outside the profile", outcome)
@@ -189,7 +190,7 @@ def test_a_shape_outside_the_profile_is_an_error_with_a_hint(engine: EngineName,
 
 
 @tensorrt_only
-def test_a_broken_engine_does_not_stop_the_others(engine: EngineName, tmp_path: Path) -> None:
+def test_a_broken_engine_does_not_stop_the_others(engine: Runner, tmp_path: Path) -> None:
     source, samples = matmul(64), write_samples(tmp_path / "s", feeds(64))
     path = save(source, tmp_path / "m.onnx")
     broken = tmp_path / "broken.engine"
@@ -203,7 +204,7 @@ def test_a_broken_engine_does_not_stop_the_others(engine: EngineName, tmp_path: 
     assert second.ran, f"{second.problem}\n{second.log}"
 
 
-def test_verify_and_fix_run_the_engine(engine: EngineName, tmp_path: Path) -> None:
+def test_verify_and_fix_run_the_engine(engine: Runner, tmp_path: Path) -> None:
     original = save(matmul(256), tmp_path / "original.onnx")
     done = rewriter.fix(original, tmp_path / "fixed.onnx", inputs=feeds(256), engine=engine)
     assert done.verdict is not None
@@ -222,7 +223,7 @@ DEFECTS = [quirk for quirk in quirks.table() if quirk.library == "tensorrt-rtx" 
 @pytest.mark.parametrize("quirk", DEFECTS, ids=lambda quirk: quirk.id)
 def test_fix_is_right_where_the_library_has_a_defect(quirk: Quirk, tmp_path: Path) -> None:
     """On the row's own graph, in FP32, with the row's remedy or by the repairs of `fix`."""
-    if problem := this_machine.obstacle("tensorrt-rtx"):
+    if problem := ENGINES["tensorrt-rtx"].obstacle():
         pytest.skip(problem.what)
     for case in quirk.case:
         source, inputs = case.proto(fp32=True), case.feeds(fp32=True)
@@ -234,7 +235,7 @@ def test_fix_is_right_where_the_library_has_a_defect(quirk: Quirk, tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["convnext", "bert", "rtdetr"])
 def test_references_on_cuda_give_the_same_types(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if problem := this_machine.obstacle("onnxruntime-cuda"):
+    if problem := ENGINES["onnxruntime-cuda"].obstacle():
         pytest.skip(problem.what)
     done = {}
     for work in (0.0, math.inf):
@@ -247,7 +248,7 @@ def test_references_on_cuda_give_the_same_types(name: str, monkeypatch: pytest.M
 
 
 def test_passes_and_rules_are_right_in_surroundings(tmp_path: Path) -> None:
-    if problem := this_machine.obstacle("tensorrt-rtx"):
+    if problem := ENGINES["tensorrt-rtx"].obstacle():
         pytest.skip(problem.what)
     suite = Suite(tmp_path, 0, time.monotonic() + 300, gpu=True)
     suite.run(["fuse-layer-norm", "merge-projections", "fp32-softmax", "fp32-epilogue"], 3, 4)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rewriter.ir.model import Model
 from rewriter.jobs.search.goal import Budget, Goal
 from rewriter.runtime.emulation import Accumulation
-from rewriter.runtime.engines import this_machine
+from rewriter.runtime.engines.this_machine import ENGINES
 from rewriter.runtime.inputs import Samples
 from rewriter.target.costs import products
 from rewriter.target.fusion import is_plain_transpose
@@ -55,7 +55,7 @@ class RunCost:
 
 def pays_on_cuda(model: Model, samples: Samples) -> bool:
     """True if ONNX Runtime can use CUDA here, and a sample is enough work for that."""
-    sized = model.at_sizes(samples.feeds(0)) if this_machine.obstacle("onnxruntime-cuda") is None else None
+    sized = None if ENGINES["onnxruntime-cuda"].obstacle() else model.at_sizes(samples.feeds(0))
     return sized is not None and _multiply_adds(sized) >= CUDA_WORK
 
 

@@ -20,7 +20,6 @@ from rewriter.runtime.engines.build import NO_TF32, BuildOptions, build
 from rewriter.runtime.engines.caches import gpu_turn
 from rewriter.runtime.engines.nvidia_driver import CudaFault
 from rewriter.runtime.engines.protocol import (
-    EngineName,
     EngineOutcome,
     Latency,
     MeasureSettings,
@@ -29,12 +28,10 @@ from rewriter.runtime.engines.protocol import (
     Variant,
 )
 from rewriter.runtime.engines.tensor_files import read_tensors, spans_of, write_tensors
+from rewriter.runtime.engines.this_machine import ENGINES
 
 SHAPE_LIKE = 16
 """Most elements of an integer input that can be a shape, an axis or a trip count: a build needs its value."""
-
-UNBUILT: frozenset[EngineName | None] = frozenset({"onnxruntime", "onnxruntime-cuda"})
-"""Engines that run the ONNX file itself."""
 
 
 @dataclass
@@ -94,7 +91,7 @@ def build_variant(
         The variant with its engine, and an outcome to go on with: it is not `ok` if there is nothing to load.
     """
     outcome = EngineOutcome(variant.name, number, "ok")
-    if variant.engine is not None or settings.engine in UNBUILT:
+    if variant.engine is not None or not ENGINES[settings.engine].builds:
         return variant, outcome
     options = BuildOptions(
         shapes=spans_of(map(read_tensors, variant.samples)) | dict(variant.shapes),
@@ -165,18 +162,6 @@ def _run(group: Sequence[Run], settings: MeasureSettings) -> None:
         run.outcome = outcome if outcome.ran else replace(outcome, log=log)
 
 
-def load_program(settings: MeasureSettings, variant: Variant) -> Program:
-    """Load what was built with the engine of the settings."""
-    engine = settings.engine
-    if engine.startswith("onnxruntime"):
-        from rewriter.runtime.engines.local_session import OnnxRuntimeProgram
-
-        return OnnxRuntimeProgram(variant, gpu=engine == "onnxruntime-cuda")
-    from rewriter.runtime.engines.tensorrt_program import TensorRTProgram
-
-    return TensorRTProgram(engine.replace("-", "_"), variant, settings.plugins, settings.kernels)
-
-
 def run_here(runs: Sequence[Run], settings: MeasureSettings) -> list[EngineOutcome]:
     """Run all in this process.
 
@@ -185,7 +170,7 @@ def run_here(runs: Sequence[Run], settings: MeasureSettings) -> list[EngineOutco
     """
     _each(runs, partial(_load, settings=settings))
     # not while they load: it takes long
-    with gpu_turn() if settings.engine != "onnxruntime" else nullcontext():
+    with gpu_turn() if ENGINES[settings.engine].on_gpu else nullcontext():
         _each(runs, _run_samples)
         if settings.timing is not None:
             _each(runs, lambda run: run.loaded.prepare(read_tensors(run.variant.samples[0])))
@@ -211,7 +196,7 @@ def _each(runs: Sequence[Run], work: Callable[[Run], None]) -> None:
 
 
 def _load(run: Run, settings: MeasureSettings) -> None:
-    run.program = load_program(settings, run.variant)
+    run.program = ENGINES[settings.engine].load(run.variant, settings)
     run.add(device=run.program.device, library=run.program.library)
 
 

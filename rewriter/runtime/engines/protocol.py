@@ -7,9 +7,10 @@
 Every build runs in a child process of its own; then one child loads all engines, runs every sample, and times
 them interleaved. Arrays stay in files, which are memory-mapped for reading.
 
-To add an engine, write a `Program`, name it in `EngineName`, and add it to `measure.load_program`. A
-build step of its own goes to `measure.build_variant`. A `Program` only lives in the child: it may import
-what it likes, crash, hang, or raise `EngineError`; all of that becomes an `EngineOutcome`. Its obligations:
+To add an engine, write a `Program`, and an `Engine` that loads it: one class and one line of
+`this_machine.ENGINES`. A build step of its own goes to `measure.build_variant`. A `Program` lives only in the
+child: it may import what it likes, crash, hang, or raise `EngineError`; all of that becomes an
+`EngineOutcome`. Its obligations:
 
 - `run` returns every output of the ONNX model under its ONNX name, in its ONNX type.
 - `prepare` puts one sample where the device reads it. `time_us` runs on it, copies nothing, and returns the
@@ -29,9 +30,6 @@ from typing import Literal, Protocol
 from rewriter.ir.model import Array
 from rewriter.runtime.engines.build import BuildReport
 from rewriter.runtime.engines.tensor_files import Span, read_tensors
-
-EngineName = Literal["tensorrt", "tensorrt-rtx", "onnxruntime", "onnxruntime-cuda"]
-"""`onnxruntime` computes on the CPU, `onnxruntime-cuda` on the GPU."""
 
 Status = Literal["ok", "refused", "error", "crashed", "timeout"]
 """`refused`: by parser or builder; `error`: built, but does not load or run; `crashed` and `timeout`: the
@@ -88,7 +86,7 @@ class MeasureSettings:
             finds there; None: each engine compiles its own.
     """
 
-    engine: EngineName
+    engine: str
     builds: int = 1
     timing: Timing | None = field(default_factory=Timing)
     plugins: tuple[Path, ...] = ()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import get_args
+from typing import ClassVar
 
 from rewriter.base import sandbox
 from rewriter.base.errors import EngineError, NativeError, UsageError
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.nvidia_driver import Gpu
 from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
-from rewriter.runtime.engines.protocol import EngineName
+from rewriter.runtime.engines.protocol import MeasureSettings, Program, Variant
 from rewriter.target import Target, numbers, title
 
 ASK_S = 60.0
@@ -25,10 +26,6 @@ REFUSES = (("tensorrt_rtx", (1, 7), (9, 0), "1.6.1"),)
 (docs/engines.md#what-releases-do)."""
 
 AUTO, EMULATION = "auto", "emulation"
-ENGINES = (AUTO, *get_args(EngineName), EMULATION)
-
-PREFERRED: tuple[EngineName, ...] = ("tensorrt", "tensorrt-rtx")
-"""Engines that `auto` tries on a GPU, best first."""
 
 INSTALL = {
     "tensorrt": "pip install tensorrt cuda-bindings, on a machine with a GPU",
@@ -41,7 +38,7 @@ INSTALL = {
 class Choice:
     """The engine that runs here, None for emulation, and a sentence for each better one that does not."""
 
-    engine: EngineName | None
+    engine: str | None
     reasons: tuple[str, ...] = ()
 
 
@@ -62,43 +59,90 @@ def choose(engine: str = AUTO) -> Choice:
     """
     if engine == EMULATION:
         return Choice(None, (f"`engine={EMULATION}`",))
+    if engine in ENGINES:
+        if problem := ENGINES[engine].obstacle():
+            raise problem
+        return Choice(engine)
     if engine != AUTO:
-        for name in get_args(EngineName):
-            if name == engine:
-                if problem := obstacle(name):
-                    raise problem
-                return Choice(name)
-        names = ", ".join(ENGINES)
+        names = ", ".join((AUTO, *ENGINES, EMULATION))
         raise UsageError(f"there is no engine {engine!r}", option="engine", hint=f"one of {names}")
     if gpu() is None:
         return Choice(None, ("there is no NVIDIA driver here, or it sees no GPU",))
     reasons: list[str] = []
-    for name in PREFERRED:
-        problem = obstacle(name)
+    for candidate in (candidate for candidate in ENGINES.values() if candidate.builds):
+        problem = candidate.obstacle()
         if problem is None:
-            return Choice(name, tuple(reasons))
+            return Choice(candidate.name, tuple(reasons))
         reasons.append(problem.what)
     return Choice(None, tuple(reasons))
 
 
-def obstacle(engine: EngineName) -> EngineError | None:
-    """The error for an engine that cannot run here; None if it can, judged without loading it."""
-    if engine == "onnxruntime":
+@dataclass(frozen=True)
+class Engine(ABC):
+    """`builds` is False if it runs the ONNX file itself, `on_gpu` if it computes on the CPU."""
+
+    name: str
+    builds: ClassVar[bool] = True
+    on_gpu: ClassVar[bool] = True
+
+    def obstacle(self) -> EngineError | None:
+        """The error for an engine that cannot run here; None if it can, judged without loading it."""
+        if not self.on_gpu:
+            return None
+        device = gpu()
+        no_gpu = nvidia_driver.no_gpu(f"{self.name} runs on a GPU")
+        return no_gpu if device is None else self.obstacle_on(device)
+
+    def obstacle_on(self, device: Gpu) -> EngineError | None:
         return None
-    device = gpu()
-    if device is None:
-        return nvidia_driver.no_gpu(f"{engine} runs on a GPU")
-    if engine == "onnxruntime-cuda":
+
+    @abstractmethod
+    def load(self, variant: Variant, settings: MeasureSettings) -> Program:
+        """Loads what was built, in the process that runs it."""
+
+
+class TensorRT(Engine):
+    def obstacle_on(self, device: Gpu) -> EngineError | None:
+        module = self.name.replace("-", "_")
+        lacking = next((name for name in (module, "cuda.bindings") if not _installed(name)), None)
+        if lacking is not None:
+            return EngineError(f"{lacking} is not installed", hint=INSTALL[lacking])
+        return refusal(module, _version(module), device)
+
+    def load(self, variant: Variant, settings: MeasureSettings) -> Program:
+        from rewriter.runtime.engines.tensorrt_program import TensorRTProgram
+
+        return TensorRTProgram(self.name.replace("-", "_"), variant, settings.plugins, settings.kernels)
+
+
+class OnnxRuntime(Engine):
+    builds = on_gpu = False
+
+    def load(self, variant: Variant, settings: MeasureSettings) -> Program:
+        from rewriter.runtime.engines.local_session import OnnxRuntimeProgram
+
+        return OnnxRuntimeProgram(variant, gpu=self.on_gpu)
+
+
+class OnnxRuntimeCuda(OnnxRuntime):
+    on_gpu = True
+
+    def obstacle_on(self, device: Gpu) -> EngineError | None:
         ort = import_onnxruntime()
         if "CUDAExecutionProvider" in ort.get_available_providers():
             return None
         what = f"this ONNX Runtime ({ort.__version__}) is built without CUDA"
         return EngineError(what, hint="pip install onnxruntime-gpu")
-    module = engine.replace("-", "_")
-    for needed in (module, "cuda.bindings"):
-        if not _installed(needed):
-            return EngineError(f"{needed} is not installed", hint=INSTALL[needed])
-    return refusal(module, _version(module), device)
+
+
+_ENGINES = (
+    TensorRT("tensorrt"),
+    TensorRT("tensorrt-rtx"),
+    OnnxRuntime("onnxruntime"),
+    OnnxRuntimeCuda("onnxruntime-cuda"),
+)
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in _ENGINES}
+"""The engines by their names; on a GPU, `auto` tries those that build, in this order."""
 
 
 def refusal(module: str, release: str, device: Gpu) -> EngineError | None:

@@ -16,7 +16,7 @@ from rewriter.ir.model.output_files import work_folder
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Timing, Variant
+from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing, Variant
 from rewriter.runtime.engines.tensor_files import write_samples
 from rewriter.runtime.metrics.pairwise_error import Pair
 from rewriter.target.answers import Answers
@@ -34,14 +34,15 @@ ON_CPU = Timing(1, 3)
 
 
 def ask(
-    engine: EngineName, probes: Sequence[Probe], progress: Progress = lambda stage, done, total: None
+    engine: str, probes: Sequence[Probe], progress: Progress = lambda stage, done, total: None
 ) -> Answers:
     """Build and run the probes' models on an engine, and judge.
 
     Raises:
         EngineError: the library is not installed.
     """
-    timing = ON_CPU if engine == "onnxruntime" else Timing()
+    on_gpu = this_machine.ENGINES[engine].on_gpu
+    timing = Timing() if on_gpu else ON_CPU
     results: dict[tuple[str, str], float | str] = {}
     library, jobs = "", min(MOST_JOBS, os.cpu_count() or 1)
     with work_folder() as name, ThreadPoolExecutor(jobs) as pool:
@@ -64,7 +65,7 @@ def ask(
                 progress("probing", number, len(group))
                 results[probe.name, case.name] = _result(case, outcome)
                 library = outcome.library or library
-    gpu = None if engine == "onnxruntime" else this_machine.gpu()
+    gpu = this_machine.gpu() if on_gpu else None
     return Answers(
         engine,
         library.rpartition(" ")[2],
