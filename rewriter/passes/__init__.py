@@ -12,6 +12,7 @@ from rewriter.passes.convtranspose_to_depth_to_space import ConvtransposeToDepth
 from rewriter.passes.decompose_dot_products import DecomposeDotProducts
 from rewriter.passes.decompose_einsum import DecomposeEinsum
 from rewriter.passes.decompose_group_norm import DecomposeGroupNorm
+from rewriter.passes.decompose_operators import DecomposeOperators
 from rewriter.passes.demote_float64 import DemoteFloat64
 from rewriter.passes.drop_round_trips import DropRoundTrips
 from rewriter.passes.fold_quantized_bias import FoldQuantizedBias
@@ -37,6 +38,7 @@ from rewriter.passes.work_around_convs import WorkAroundConvs
 ALL: tuple[type[Pass], ...] = (
     InlineFunctions,
     UpgradeOpset,
+    DecomposeOperators,
     DemoteFloat64,
     Simplify,
     FoldQuantizedBias,

@@ -1,0 +1,267 @@
+"""decompose-operators: writes operators that TensorRT has no importer or kernel for as their definitions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnx import NodeProto, helper, parser
+
+from rewriter.base.text import count as counted
+from rewriter.ir.graph import GraphEditor, attribute, display_name, open_graphs
+from rewriter.ir.model import Model, walk_graphs
+from rewriter.ir.model.tensors import FLOATS
+from rewriter.passes.base import Change, Context, Event, Exactness, ModelPass, Refusal, Requires
+
+
+@dataclass(frozen=True)
+class DecomposeOperators(ModelPass):
+    """ONNX Runtime's optimizer and Olive write com.microsoft operators, which TensorRT's parser refuses.
+
+    What the parser takes by name has no ONNX schema, and would keep its types. Each is written as ONNX
+    Runtime's documentation defines it (docs/ContribOperators.md of microsoft/onnxruntime). The scale of an
+    attention moves before its first product, where FP16 has room for it.
+
+    Declines:
+        - an attention with past keys, several outputs, packed or unknown inputs, or a causal mask
+        - a mask of an attention that is no [batch, keys]
+        - the mean and deviation of a norm; batches that are transposed; unknown activations
+    """
+
+    name = "decompose-operators"
+    requires = Requires(opset=17)
+    exactness = Exactness(1e-5, "FP32 sums in another order, and ONNX Runtime's own approximation of Tanh")
+    before = """
+        <ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        g (float[2,3] x) => (float[2,3] y) {
+            y = com.microsoft.QuickGelu(x)
+        }"""
+    after = """
+        g (float[2,3] x) => (float[2,3] y) <float slope = {1.702}> {
+            scaled = Mul(x, slope)
+            gate = Sigmoid(scaled)
+            y = Mul(x, gate)
+        }"""
+
+    def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        refusals: list[Event] = []
+        while any(_definition(node) for graph in walk_graphs(model.proto.graph) for node in graph.node):
+            events = [event for graph in reversed(open_graphs(model, self.name)) for event in _round(graph)]
+            changes, refusals = ([e for e in events if isinstance(e, kind)] for kind in (Change, Refusal))
+            yield from changes
+            if not changes:  # the types of what reads a definition are known in the next round
+                break
+        yield from refusals
+
+
+def _round(graph: GraphEditor) -> Iterator[Event]:
+    with graph:
+        for node in graph.nodes:
+            if (definition := _definition(node)) is None or not graph.dtype(node.input[0]):
+                continue
+            text = definition(call := _Call(graph, node))
+            if isinstance(text, Refusal):
+                yield text
+            else:
+                yield Change(display_name(node), f"{node.op_type} became {counted(call.write(text), 'node')}")
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A node that a definition replaces: its inputs, attributes and new constants, as the text names them."""
+
+    graph: GraphEditor
+    node: NodeProto
+    names: dict[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, index: int) -> str:
+        return self._named(self.node.input[index])
+
+    def has(self, *indices: int) -> bool:
+        return any(any(self.node.input[i : i + 1]) for i in indices)
+
+    def hands_out(self, *indices: int) -> bool:
+        names = (name for i in indices for name in self.node.output[i : i + 1])
+        return any(self.graph.is_output(name) or self.graph.consumers(name) for name in names if name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return attribute(self.node, name, default)
+
+    def number(self, value: float) -> str:
+        """A constant of the type of the first input."""
+        base = f"{self.node.output[0]}/{value:.4g}"
+        return self._named(self.graph.add_constant(base, value, self.node.input[0]))
+
+    def ints(self, *values: int) -> str:
+        return self._named(self.graph.add_ints(f"{self.node.output[0]}/sizes", *values))
+
+    def _named(self, tensor: str) -> str:
+        """A name for a tensor that no text has."""
+        name = f"given{len(self.names)}"
+        self.names[name] = tensor
+        return name
+
+    def width(self, index: int) -> int:
+        """Last size of an input; 0 if it is not known."""
+        last = (self.graph.shape(self.node.input[index]) or (0,))[-1]
+        return last if isinstance(last, int) else 0
+
+    def refusal(self, reason: str) -> Refusal:
+        return Refusal(display_name(self.node), f"{self.node.op_type} stays: {reason}")
+
+    def write(self, text: str) -> int:
+        """Replaces the node by those of a text, and returns how many they are; `y0` is its first output."""
+        function = f'<domain: "d", opset_import: ["" : 17]> f () => (y0) {{ {text} }}'
+        out, node = self.node.output, self.node
+        names = self.names | {f"y{index}": name for index, name in enumerate(out) if name}
+        nodes = parser.parse_function(function).node
+        for new in nodes:
+            for name in new.output:
+                names.setdefault(name, self.graph.fresh(f"{out[0]}/{name}"))
+            fields = {item.name: helper.get_attribute_value(item) for item in new.attribute}
+            inputs, outputs = ([names[n] for n in ends] for ends in (new.input, new.output))
+            title = display_name(node) if new.output[0] == "y0" else ""
+            self.graph.insert(
+                self.graph.make(new.op_type, inputs, outputs, name=title, **fields), before=node
+            )
+        self.graph.remove(node, keep=out)
+        return len(nodes)
+
+
+_Definition = Callable[[_Call], str | Refusal]
+
+
+def _definition(node: NodeProto) -> _Definition | None:
+    return DEFINITIONS.get(node.op_type) if node.domain == "com.microsoft" else None
+
+
+def _bias_gelu(call: _Call) -> str:
+    return f"""x = Add({call[0]}, {call[1]})  a = Mul(x, {call.number(math.sqrt(0.5))})  e = Erf(a)
+        o = Add(e, {call.number(1)})  h = Mul(x, {call.number(0.5)})  y0 = Mul(h, o)"""
+
+
+def _fast_gelu(call: _Call) -> str:
+    x, biased = (call[0], "") if not call.has(1) else ("x", f"x = Add({call[0]}, {call[1]}) ")
+    return f"""{biased} q = Mul({x}, {x})  c = Mul(q, {call.number(0.044715)})  i = Add(c, {call.number(1)})
+        j = Mul({x}, i)  a = Mul(j, {call.number(math.sqrt(2 / math.pi))})  t = Tanh(a)
+        o = Add(t, {call.number(1)})  h = Mul({x}, {call.number(0.5)})  y0 = Mul(h, o)"""
+
+
+def _quick_gelu(call: _Call) -> str:
+    slope = call.number(call.get("alpha", 1.702))
+    return f"a = Mul({call[0]}, {slope})  s = Sigmoid(a)  y0 = Mul({call[0]}, s)"
+
+
+def _sum(call: _Call, bias: int) -> tuple[str, str]:
+    """The sum of an input, its skip and a bias, which may be the output 3, and its text."""
+    total, first = "y3" if call.hands_out(3) else "x", "r" if call.has(bias) else ""
+    text = f"{first or total} = Add({call[0]}, {call[1]}) "
+    return total, text + (f"{total} = Add({first}, {call[bias]}) " if first else "")
+
+
+def _skip_layer_norm(call: _Call) -> str | Refusal:
+    if call.hands_out(1, 2):
+        return call.refusal("it hands its mean or deviation out")
+    total, text = _sum(call, 4)
+    epsilon = call.get("epsilon", 1e-12)
+    beta = f", {call[3]}" if call.has(3) else ""
+    return f"{text} y0 = LayerNormalization<axis = -1, epsilon = {epsilon:.9e}>({total}, {call[2]}{beta})"
+
+
+def _skip_rms_norm(call: _Call) -> str | Refusal:
+    if call.hands_out(1, 2):
+        return call.refusal("it hands its mean or deviation out")
+    total, text = _sum(call, 3)
+    since_18 = call.graph.model.opset >= 18
+    mean = f"ReduceMean(q, {call.ints(-1)})" if since_18 else "ReduceMean<axes = [-1]>(q)"
+    return f"""{text} q = Mul({total}, {total})  m = {mean}
+        e = Add(m, {call.number(call.get("epsilon", 1e-12))})
+        d = Sqrt(e)  n = Div({total}, d)  y0 = Mul(n, {call[2]})"""
+
+
+def _fused_matmul(call: _Call) -> str | Refusal:
+    if call.get("transBatchA", 0) or call.get("transBatchB", 0):
+        return call.refusal("it transposes a batch")
+    text, sides, alpha = "", [call[0], call[1]], call.get("alpha", 1.0)
+    for index, side in enumerate("AB"):
+        if call.get(f"trans{side}", 0):
+            rank = call.graph.rank(call.node.input[index])
+            if rank is None or rank < 2:
+                return call.refusal(f"the axes of {call.node.input[index]} are not known")
+            perm = [*range(rank - 2), rank - 1, rank - 2]
+            text += f"t{side} = Transpose<perm = {perm}>({sides[index]}) "
+            sides[index] = f"t{side}"
+    if alpha == 1:
+        return f"{text} y0 = MatMul({sides[0]}, {sides[1]})"
+    return f"{text} p = MatMul({sides[0]}, {sides[1]})  y0 = Mul(p, {call.number(alpha)})"
+
+
+def _multi_head_attention(call: _Call) -> str | Refusal:
+    ranks = [call.graph.rank(call.node.input[i]) if call.has(i) else None for i in range(3)]
+    if ranks != [3, 3, 3]:
+        return call.refusal("its queries, keys and values are no three tensors of three axes")
+    if call.has(6, 7, 8, 9):
+        return call.refusal("it reads past keys")
+    text, heads = "", [call[0], call[1], call[2]]
+    if call.has(3):
+        widths = [call.width(0), call.width(1), call.width(2)]
+        if not all(widths):
+            return call.refusal("the widths of its bias are not known")
+        text = f"b0, b1, b2 = Split<axis = 0>({call[3]}, {call.ints(*widths)}) "
+        text += " ".join(f"i{n} = Add({tensor}, b{n})" for n, tensor in enumerate(heads))
+        heads = ["i0", "i1", "i2"]
+    return _attention(call, text, heads, call.width(0), mask=4, bias=5)
+
+
+def _packed_attention(call: _Call) -> str | Refusal:
+    width = call.width(1) // 3
+    if not width or call.get("qkv_hidden_sizes") or call.get("do_rotary", 0) or call.has(4):
+        return call.refusal("its weight is not one of three equal parts, or it reads past keys")
+    product = "p" if call.has(2) else "q"
+    text = f"{product} = MatMul({call[0]}, {call[1]}) "
+    text += f"q = Add(p, {call[2]}) " if call.has(2) else ""
+    text += f"i0, i1, i2 = Split<axis = -1>(q, {call.ints(width, width, width)}) "
+    return _attention(call, text, ["i0", "i1", "i2"], width, mask=3, bias=5)
+
+
+def _attention(call: _Call, text: str, heads: list[str], width: int, mask: int, bias: int) -> str | Refusal:
+    """Queries times keys, scaled, masked and normalised, times the values, [batch, length, width]."""
+    count = call.get("num_heads", 0)
+    if not width or not count or width % count:
+        return call.refusal("the width of its heads is not known")
+    if call.get("unidirectional", 0):
+        return call.refusal("it is causal")
+    if call.hands_out(1, 2, 3):
+        return call.refusal("it hands its keys and values out")
+    scale = call.get("scale", 0.0) or (width // count) ** -0.5
+    split = call.ints(0, 0, count, -1)
+    for letter, tensor, perm in zip("qkv", heads, ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True):
+        text += f"{letter}r = Reshape({tensor}, {split})  {letter}t = Transpose<perm = {perm}>({letter}r) "
+    text += f"qs = Mul(qt, {call.number(scale)})  s = MatMul(qs, kt) "
+    scores = "s"
+    if call.has(bias):
+        text, scores = f"{text} sb = Add(s, {call[bias]}) ", "sb"
+    if call.has(mask):
+        if call.graph.rank(call.node.input[mask]) != 2 or call.graph.dtype(call.node.input[mask]) in FLOATS:
+            return call.refusal("its mask is no [batch, keys]")
+        shut = call.number(call.get("mask_filter_value", -10000.0))
+        text += f"""mo = Cast<to = 9>({call[mask]})  mw = Where(mo, {call.number(0)}, {shut})
+            mu = Unsqueeze(mw, {call.ints(1, 2)})  sm = Add({scores}, mu) """
+        scores = "sm"
+    return f"""{text} w = Softmax<axis = -1>({scores})  o = MatMul(w, vt)
+        ot = Transpose<perm = [0, 2, 1, 3]>(o)  y0 = Reshape(ot, {call.ints(0, 0, -1)})"""
+
+
+DEFINITIONS: dict[str, _Definition] = {
+    "BiasGelu": _bias_gelu,
+    "FastGelu": _fast_gelu,
+    "QuickGelu": _quick_gelu,
+    "SkipLayerNormalization": _skip_layer_norm,
+    "SkipSimplifiedLayerNormalization": _skip_rms_norm,
+    "FusedMatMul": _fused_matmul,
+    "MultiHeadAttention": _multi_head_attention,
+    "Attention": _packed_attention,
+}
+"""The text of each com.microsoft operator, or why it stays."""
