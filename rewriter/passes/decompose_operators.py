@@ -154,31 +154,21 @@ def _quick_gelu(call: _Call) -> str:
     return f"a = Mul({call[0]}, {slope})  s = Sigmoid(a)  y0 = Mul({call[0]}, s)"
 
 
-def _sum(call: _Call, bias: int) -> tuple[str, str]:
-    """The sum of an input, its skip and a bias, which may be the output 3, and its text."""
-    total, first = "y3" if call.hands_out(3) else "x", "r" if call.has(bias) else ""
-    text = f"{first or total} = Add({call[0]}, {call[1]}) "
-    return total, text + (f"{total} = Add({first}, {call[bias]}) " if first else "")
-
-
-def _skip_layer_norm(call: _Call) -> str | Refusal:
+def _skip_norm(call: _Call) -> str | Refusal:
+    """A norm of the sum of an input, its skip and a bias; the sum may be the output 3."""
     if call.hands_out(1, 2):
         return call.refusal("it hands its mean or deviation out")
-    total, text = _sum(call, 4)
-    epsilon = call.get("epsilon", 1e-12)
-    beta = f", {call[3]}" if call.has(3) else ""
-    return f"{text} y0 = LayerNormalization<axis = -1, epsilon = {epsilon:.9e}>({total}, {call[2]}{beta})"
-
-
-def _skip_rms_norm(call: _Call) -> str | Refusal:
-    if call.hands_out(1, 2):
-        return call.refusal("it hands its mean or deviation out")
-    total, text = _sum(call, 3)
-    since_18 = call.graph.model.opset >= 18
-    mean = f"ReduceMean(q, {call.ints(-1)})" if since_18 else "ReduceMean<axes = [-1]>(q)"
-    return f"""{text} q = Mul({total}, {total})  m = {mean}
-        e = Add(m, {call.number(call.get("epsilon", 1e-12))})
-        d = Sqrt(e)  n = Div({total}, d)  y0 = Mul(n, {call[2]})"""
+    rms, epsilon = call.node.op_type == "SkipSimplifiedLayerNormalization", call.get("epsilon", 1e-12)
+    x, bias = "y3" if call.hands_out(3) else "x", 3 if rms else 4
+    text = f"{x} = Add({call[0]}, {call[1]}) "
+    if call.has(bias):
+        text = f"r = Add({call[0]}, {call[1]})  {x} = Add(r, {call[bias]}) "
+    if not rms:
+        beta = f", {call[3]}" if call.has(3) else ""
+        return f"{text} y0 = LayerNormalization<axis = -1, epsilon = {epsilon:.9e}>({x}, {call[2]}{beta})"
+    mean = f"ReduceMean(q, {call.ints(-1)})" if call.graph.model.opset >= 18 else "ReduceMean<axes = [-1]>(q)"
+    return f"""{text} q = Mul({x}, {x})  m = {mean}  e = Add(m, {call.number(epsilon)})
+        d = Sqrt(e)  n = Div({x}, d)  y0 = Mul(n, {call[2]})"""
 
 
 def _fused_matmul(call: _Call) -> str | Refusal:
@@ -258,8 +248,8 @@ DEFINITIONS: dict[str, _Definition] = {
     "BiasGelu": _bias_gelu,
     "FastGelu": _fast_gelu,
     "QuickGelu": _quick_gelu,
-    "SkipLayerNormalization": _skip_layer_norm,
-    "SkipSimplifiedLayerNormalization": _skip_rms_norm,
+    "SkipLayerNormalization": _skip_norm,
+    "SkipSimplifiedLayerNormalization": _skip_norm,
     "FusedMatMul": _fused_matmul,
     "MultiHeadAttention": _multi_head_attention,
     "Attention": _packed_attention,
