@@ -51,7 +51,7 @@ HAZARDS: tuple[Rule, ...] = (
     front_ends.steep_functions,
     norms.lost_epsilon,
     small_values.small_operands,
-    small_values.square_differences,
+    small_values.differences,
     small_values.exponential_differences,
     magnitude.underflow,
     weights.weights,

@@ -70,15 +70,15 @@ def phase(analysis: GraphAnalysis) -> Iterator[Hazard]:
         measured = analysis.range(node.input[0])
         if measured is not None and measured.absmax <= PHASE_LIMIT:
             continue
-        sources = _from_inputs(
-            analysis, node.input[:1], lambda n: n.op_type in POSITIONAL or _is_outer_product(analysis, n)
+        sources = from_inputs(
+            analysis, node.input[:1], lambda n: n.op_type in POSITIONAL or mixes_coordinates(analysis, n)
         )
         reason = f"angle of {display_name(node)}: rounding it to 11 bits turns it"
         for inner in (node, *sources) if sources else ():
             yield analysis.hazard(inner, "phase", reason, node.input[0])
 
 
-def _from_inputs(analysis: GraphAnalysis, tensors: Iterable[str], accepts: Through) -> list[NodeProto] | None:
+def from_inputs(analysis: GraphAnalysis, tensors: Iterable[str], accepts: Through) -> list[NodeProto] | None:
     """The nodes that compute tensors from graph inputs and constants; None if one is not accepted."""
     refused: list[NodeProto] = []
 
@@ -92,7 +92,7 @@ def _from_inputs(analysis: GraphAnalysis, tensors: Iterable[str], accepts: Throu
     return None if refused else nodes
 
 
-def _is_outer_product(analysis: GraphAnalysis, node: NodeProto) -> bool:
+def mixes_coordinates(analysis: GraphAnalysis, node: NodeProto) -> bool:
     """True for a product of positions by frequencies: without a sum, or with one over coordinates."""
     if node.op_type == "Einsum":
         terms, _, result = attribute(node, "equation", "").partition("->")
@@ -147,7 +147,7 @@ def integers(analysis: GraphAnalysis) -> Iterator[Hazard]:
                 for source in analysis.upstream(node.input[0], _outside_stream(analysis), seen):
                     yield Hazard(source, "integers", f"becomes an integer in {display_name(node)}")
         elif node.op_type in steps and _reaches_step(analysis, node, exact):
-            sources = _from_inputs(analysis, floats, lambda n: n.op_type in CHEAP - SOFTMAX)
+            sources = from_inputs(analysis, floats, lambda n: n.op_type in CHEAP - SOFTMAX)
             rests = (r for t in node.output for _, r in analysis.readers(t) if r.op_type == "Sub")
             if sources is not None:
                 for source in (node, *sources, *(rests if node.op_type in ROUNDING else ())):

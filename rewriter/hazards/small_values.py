@@ -6,6 +6,8 @@ A logarithm shows relative errors, whatever the size of the value: what FP16 flu
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from functools import partial
 
 from onnx import NodeProto
 
@@ -14,8 +16,19 @@ from rewriter.hazards.front_ends import LINEAR, POWERS, is_root, steep_operand
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL, UNDERFLOW
 from rewriter.hazards.norms import MEAN_RATIO
+from rewriter.hazards.resolution import EXACT_INTEGERS, from_inputs, mixes_coordinates
 from rewriter.ir.graph import display_name
-from rewriter.ir.graph.ops import INEQUALITIES, SCALING, VIEWS
+from rewriter.ir.graph.ops import (
+    CHEAP,
+    CONTROL_FLOW,
+    INEQUALITIES,
+    PRODUCTS,
+    SCALING,
+    SOFTMAX,
+    SUMS,
+    VALUE_PRESERVING,
+    VIEWS,
+)
 
 SMALL_ROOT = 2.0**8 * FP16_FLUSH**0.5
 """Mean of a root below which flushed values show: their roots, up to sqrt(2^-25), are then 2^-8 of it."""
@@ -62,22 +75,60 @@ def _makes_small(analysis: GraphAnalysis, node: NodeProto) -> bool:
     return small and node.op_type in _KEEPS_SMALL
 
 
-def square_differences(analysis: GraphAnalysis) -> Iterator[Hazard]:
-    """A variance as E[x^2] - E[x]^2 outside norms: rounding errors remain where |mean| exceeds the deviation.
+def differences(analysis: GraphAnalysis) -> Iterator[Hazard]:
+    """Sums that leave little of their terms, which FP16 rounds by 2^-12 of them.
 
-    The island reaches back to what is squared.
+    - Of squares and products of the same tensors: E[x^2] - E[x]^2, |x|^2 - 2 x p + |p|^2. The island
+      reaches back to what is squared: the rounding of x itself cancels.
+    - Of what arithmetic makes of graph inputs: coordinates and times, minus others or minus a constant. The
+      island reaches back to the inputs, which FP32 makes exact. What a layer computes is inexact already.
     """
-    for node in analysis.nodes:
-        ranges = [analysis.range(t) for t in (*node.input, *node.output)] if node.op_type == "Sub" else []
-        finite = [r for r in ranges if r is not None and r.finite]
-        if len(finite) < 3 or not finite[1].mean_abs > _CANCELS * finite[2].mean_abs:
+    parts = {id(node) for norm in analysis.norms for node in norm.nodes}
+    for node in (n for n in analysis.nodes if n.op_type in SUMS and id(n) not in parts):
+        ranges = [analysis.range(t) for t in (*node.input, *node.output)]
+        if len(ranges) < 3 or not all(r is not None and r.finite and r.mean_abs for r in ranges):
             continue
-        squares = [list(analysis.upstream(t, lambda n: _is_statistic(analysis, n))) for t in node.input]
-        if all(any(analysis.squares(n) for n in path) for path in squares):
-            size = finite[1].mean_abs
-            reason = f"{display_name(node)} subtracts squares of about {size:.3g}, and little remains"
-            nodes = {id(n): n for path in ([node], *squares) for n in path}
-            yield from (analysis.hazard(n, "cancellation", reason, node.output[0]) for n in nodes.values())
+        *terms, rest = (r for r in ranges if r is not None)
+        size, left = min(r.mean_abs for r in terms), rest.mean_abs
+        least = min(abs(rest.low), abs(rest.high))
+        nodes = _square_terms(analysis, node) if size > _CANCELS * min(least, left) else None
+        if nodes and any(n.op_type in _PRODUCTS for n in nodes):  # distances, of which the least count
+            left = (
+                least
+                if rest.low * rest.high >= 0.0 or least < size / EXACT_INTEGERS[analysis.request.low]
+                else left
+            )
+        if nodes is None or size <= _CANCELS * left:
+            apart = size > _CANCELS_INPUTS * left and size > 2.0 * rest.absmax  # a mask is exact
+            nodes = from_inputs(analysis, node.input, partial(_moves_inputs, analysis)) if apart else None
+        reason = f"{display_name(node)} leaves {left:.3g} of numbers of about {size:.3g}"
+        for inner in (node, *nodes) if nodes is not None else ():
+            yield analysis.hazard(inner, "cancellation", reason, node.output[0])
+
+
+def _square_terms(analysis: GraphAnalysis, node: NodeProto) -> list[NodeProto] | None:
+    """The nodes between a sum and the tensors whose squares, and products, it adds; None for other sums."""
+
+    def walk(tensor: str, ops: AbstractSet[str], ends: AbstractSet[str]) -> list[NodeProto]:
+        def through(n: NodeProto) -> bool:
+            return ends.isdisjoint(n.output) and (n.op_type in ops or _is_statistic(analysis, n))
+
+        return list(analysis.upstream(tensor, through))
+
+    squares = (n for t in node.input for n in walk(t, SUMS, set()) if analysis.squares(n))
+    base = {analysis.source(n.input[0]) for n in squares}
+    base = {t for t in base if base.isdisjoint(i for n in walk(t, SUMS, set()) for i in n.input)}
+    paths = [walk(t, SUMS | _PRODUCTS, base) for t in node.input if base and analysis.producer(t)]
+    if not paths or not all(any(analysis.squares(n) or n.op_type in _PRODUCTS for n in p) for p in paths):
+        return None
+    return list({id(n): n for path in paths for n in path}.values())
+
+
+def _moves_inputs(analysis: GraphAnalysis, node: NodeProto) -> bool:
+    """True for arithmetic without a layer, which FP32 makes of an input as exactly as the original does."""
+    return node.op_type in (CHEAP | VALUE_PRESERVING) - SOFTMAX - CONTROL_FLOW or mixes_coordinates(
+        analysis, node
+    )
 
 
 def exponential_differences(analysis: GraphAnalysis) -> Iterator[Hazard]:
@@ -102,8 +153,13 @@ def _less_one(analysis: GraphAnalysis, node: NodeProto) -> NodeProto | None:
     return None
 
 
+_PRODUCTS = PRODUCTS | {"Einsum"}
+
 _CANCELS = 4.0
-"""Ratio of a square to the difference: two bits are lost, and more with a larger mean."""
+"""Ratio of squares to what a sum leaves of them: two bits are lost, and more with a larger mean."""
+
+_CANCELS_INPUTS = 8.0
+"""The same for inputs: 2^-12 of them is 2^-9 of the difference, and FP16 rounds both terms."""
 
 
 def _is_statistic(analysis: GraphAnalysis, node: NodeProto) -> bool:

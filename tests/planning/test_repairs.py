@@ -152,7 +152,7 @@ CASES = {
         }""".replace("FILTERS", ", ".join(f"{v:.6f}" for v in normal(0.5, 64))),
         {"x": normal(1, 1, 1, 1024) * np.geomspace(1e-3, 30, 1024, dtype=np.float32)},
     ),
-    "square_differences": Case(
+    "differences": Case(
         """g (float[4,64] x) => (float[4,1] y) {
             m = ReduceMean<axes = [1]>(x)
             p = Mul(m, m)
@@ -162,6 +162,30 @@ CASES = {
             y = Sqrt(v)
         }""",
         {"x": 30 + normal(1, 4, 64)},
+    ),
+    "differences: views of one input": Case(
+        """g (float[1,64,3] p) => (float[1,64,3] y) <int64[3] first = {0, 0, 0}, int64[3] end = {1, 1, 3}> {
+            c = Slice(p, first, end)
+            d = Sub(p, c)
+            y = Tanh(d)
+        }""",
+        {"p": 40 + normal(1, 1, 64, 3)},
+    ),
+    "differences: distances": Case(
+        """g (float[1,64,3] p) => (float[1,64,64] y)
+        <float two = {2.0}, float half = {-0.5}, int64[1] last = {2}> {
+            s = Mul(p, p)
+            n = ReduceSum<keepdims = 1>(s, last)
+            t = Transpose<perm = [0, 2, 1]>(n)
+            q = Transpose<perm = [0, 2, 1]>(p)
+            m = MatMul(p, q)
+            k = Mul(m, two)
+            d = Sub(n, k)
+            e = Add(d, t)
+            h = Mul(e, half)
+            y = Exp(h)
+        }""",
+        {"p": np.round((10 + normal(1, 1, 64, 3)) * 64) / 64},  # which TF32 holds
     ),
     "exponential_differences": Case(
         """g (float[64] x) => (float[64] y) <float one = {1.0}, float k = {100.0}> {
