@@ -84,7 +84,7 @@ def verify(
         asked, *remarks = (asked,) if asked else _stated(noted_tolerance(models[1]), default)
         held = asked or default
         judge = Verifier(
-            source=original,
+            original=models[0],
             samples=[samples.feeds(place) for place in places],
             expected=None,
             standards={precision: Standard.of(models[0], held, asked)},

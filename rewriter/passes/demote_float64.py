@@ -84,7 +84,7 @@ class DemoteFloat64(ModelPass):
         result = retype(model, TypeRequest(node_type, tag=self.name, floats=frozenset({DOUBLE, FLOAT})))
         fewer = before - _computing(result)
         if fewer:
-            model.proto, model.weights = result.proto, result.weights
+            model.adopt(result)
             ops = ", ".join(f"{n} {op}" for op, n in sorted(fewer.items()))
             yield Change("model", f"{count(fewer.total(), 'node')} in float32 instead of float64: {ops}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 from onnx import FunctionProto, ModelProto, NodeProto
@@ -70,15 +70,16 @@ def inline(model: Model, tag: str) -> list[Event]:
     calls = Counter(map(_key, walk_nodes(model.proto.graph)))
     before = set(map(_node_key, walk_nodes(model.proto.graph)))
     try:
-        proto = model.restore(_inlined(model, functions)).proto
-        check(replace(model, proto=proto))
+        result = model.restore(_inlined(model, functions))
+        check(result)
     except NativeError as error:
         return [Refusal("model", error.what)]
     except (ModelError, RuntimeError) as error:  # a call with other inputs than its function has
         why = error.what if isinstance(error, ModelError) else str(error)
         name = next(iter(functions.values())).name
         return [Refusal(name, f"the model is invalid with the bodies in place: {why}")]
-    model.proto = proto
+    model.adopt(result)
+    proto = model.proto
     # TensorRT has no operator sets of the domains that only functions used
     used = {node.domain for node in walk_nodes(proto.graph)} | STANDARD_DOMAINS
     domains = {domain for domain, *_ in functions} - used

@@ -66,7 +66,7 @@ class MixedPrecision(ModelPass):
         if result.same_as(model):
             yield Refusal("model", f"every tensor has its planned type ({plan.precision}) already")
             return
-        model.proto, model.weights = result.proto, result.weights
+        model.adopt(result)
         rest, bf16 = plan.float_nodes - len(plan.decisions), len(plan.bf16)
         what = f"{count(rest, 'node')} in {plan.precision.upper()}, {len(plan.fp32)} in FP32"
         yield Change("model", what + (f", {bf16} in BF16" if bf16 else ""))

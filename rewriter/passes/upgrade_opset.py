@@ -77,7 +77,8 @@ class UpgradeOpset(ModelPass):
                 opset.version = target
         needed = helper.find_min_ir_version_for(work.proto.opset_import, ignore_unknown=True)
         work.proto.ir_version = max(work.proto.ir_version, needed)
-        model.proto, model.weights = work.proto, work.weights
+        work.mark_edited()
+        model.adopt(work)
         return [*inlined, Change("model", what)]
 
     def _rewrite(self, work: Model, target: int, refusals: list[Event]) -> Counter[str]:
@@ -139,4 +140,5 @@ def _unlist_initializers(model: Model) -> Iterator[Event]:
     if count:
         replace_items(graph.input, inputs)
         model.proto.ir_version = max(model.proto.ir_version, 4)  # from 4 on, they need not be inputs
+        model.mark_edited()
         yield Change("model", f"{count} initializers are no longer listed as inputs")

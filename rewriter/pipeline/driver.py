@@ -132,6 +132,8 @@ def _run_one(draft: _Draft, step: Pass, context: Context, strict: bool, earlier:
             return [Refusal(e.node, too_old) if isinstance(e, Change) else e for e in events]
         _require(all(isinstance(event, Event) for event in events), "it yields something else than events")
         if any(isinstance(event, Change) for event in events):
+            if draft.model.revision == original.revision:
+                draft.model.mark_edited()  # it edited the proto itself
             _check(original, draft.model, step, strict)
         else:
             _require(draft.model.same_as(original), "it reports no change, but the model differs")

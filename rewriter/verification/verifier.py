@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 from rewriter.base.errors import ArithmeticRunError, EngineError
 from rewriter.base.stopwatch import Stopwatch, interrupt_handled
@@ -64,7 +63,7 @@ class Verifier:
     The original is loaded again for that: between, its weights need no memory.
 
     Attributes:
-        source: The original, as the user gave it.
+        original: The model as the user gave it.
         samples: The samples that checks compare; `expected`: the outputs of the original for them, None if it
             cannot run, or nothing is verified. `places`: theirs among all samples.
         standards: By precision: how close results have to be.
@@ -77,7 +76,7 @@ class Verifier:
         interrupted: True after Ctrl-C in the first build: its model is handed out, not verified to the end.
     """
 
-    source: Any
+    original: Model
     samples: Sequence[Mapping[str, Array]]
     expected: Expected | None
     standards: Mapping[str, Standard]
@@ -122,7 +121,7 @@ class Verifier:
             check = check_structure(self.expected, structured, changed, self.samples, chosen)
             if check.passed is False and began_on_cuda():
                 with on_cuda(False):
-                    expected = expected_outputs(load(self.source), self.samples)
+                    expected = expected_outputs(self.original, self.samples)
                     check = check_structure(expected, structured, changed, self.samples)
             yield excused(check, lambda: self.conditioning)
 
@@ -209,7 +208,7 @@ class Verifier:
     @cached_property
     def original_build(self) -> Check:
         """The build of the original: not every failure of a build is ours."""
-        original = load(self.source)
+        original = self.original
         expected = self.expectation(original)
         if not self.build:
             passed = Check(ORIGINAL, True, "its operators are taken")
@@ -223,14 +222,14 @@ class Verifier:
         """Error of each output when the original's sums run in another order; needed where a check fails."""
         if self.expected is None:
             return {}
-        return conditioning(load(self.source), self.samples, self.expected.exact)
+        return conditioning(self.original, self.samples, self.expected.exact)
 
     @cached_property
     def fp32_engine(self) -> Rounds:
         """The original's own FP32 engine, with TF32 as the library has it; () if a defect makes it wrong."""
         if self.settings is None or self.expected is None:
             return ()
-        original = load(self.source)
+        original = self.original
         model, folder = reference(original), self.folder / "fp32"
         variant = self.variant(model, self.file(model, "fp32", original), folder / "samples")
         try:
@@ -246,7 +245,7 @@ class Verifier:
         """The original in FP32 with TF32, emulated; what float64 loses as float32 excuses nothing."""
         if self.expected is None:
             return ()
-        original = load(self.source)
+        original = self.original
         wide, expected, held = import_float64(original), self.expected, _tf32(original)
         if wide is not original:
             expected = expected_outputs(wide, self.samples)
@@ -255,7 +254,7 @@ class Verifier:
     @cached_property
     def lost_float64(self) -> str:
         """Where float32 in the place of float64 is not enough for an output; "" where it is."""
-        original = load(self.source)
+        original = self.original
         single = import_float64(original)
         if self.expected is None or single is original:
             return ""

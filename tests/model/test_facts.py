@@ -104,8 +104,10 @@ def test_facts_of_a_graph_are_kept_and_no_caller_changes_those_of_another() -> N
     assert open_graphs(source)[0].tensor("new", "h") == "new"
     assert "new" not in source.facts().main
     source.proto.graph.node[0].op_type = "Transpose"
+    source.mark_edited()
     assert source.facts().main["h"].shape == (3, 2)
     source.proto.graph.input[0].type.tensor_type.elem_type = 10
+    source.mark_edited()
     assert source.facts().main["h"].dtype == 10
 
 

@@ -49,6 +49,7 @@ def retype(model: Model, request: TypeRequest) -> Model:
     ]
     walk = _Walk(model.facts(), request, result, all_names(graph))
     walk.graph(graph, None, wanted)
+    result.mark_edited()
     if not request.plugins:  # their types add to what inference finds
         result.set_facts(Facts(walk.scopes, walk.facts.contradiction))
     return result

@@ -212,6 +212,7 @@ class GraphEditor(GraphView):
         """Writes the edits into the graph, with nodes in topological order and without unread constants."""
         if not self.edited:
             return
+        self.model.mark_edited()
         nodes = chain.from_iterable(map(self._expanded, (*self._original, *self._tail)))
         replace_items(self.graph.node, topological(nodes, self._producer))
         self._commit_initializers()

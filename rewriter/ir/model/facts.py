@@ -2,46 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
 
 import onnx
 from onnx import ModelProto
 
 from rewriter.base import sandbox
 from rewriter.base.errors import ModelError, NativeError
-from rewriter.ir.model.graphs import walk_graphs, walk_nodes
+from rewriter.ir.model.graphs import isolate_unknown_ops, walk_graphs, walk_nodes, weights_as_inputs
 from rewriter.ir.model.tensors import Facts, TensorFacts, shape_of
 
-T = TypeVar("T")
 
+def examine(
+    proto: ModelProto,
+    detached: Iterable[str],
+    path: Path | None,
+    *,
+    checks: bool = False,
+    infers: bool = True,
+) -> tuple[Facts, str]:
+    """Facts by onnx.shape_inference, and the first lines of what onnx.checker says against the graph.
 
-def guarded(
-    function: Callable[..., T], proto: ModelProto, *arguments: Any, doing: str, path: Path | None
-) -> T:
-    """Call a function on a proto without detached weights.
+    Args:
+        detached: Names of the initializers whose data the proto lacks.
+        checks: Run the checker; if it finds a problem, there is no inference.
+        infers: Run the inference.
+
+    Returns:
+        The facts, without scopes if nothing could be inferred, and the problem, or "".
 
     Raises:
-        ModelError: it crashed, or exceeded the limits of time and memory.
+        ModelError: a library crashed, or exceeded the limits of time and memory.
     """
+    names = [*(["the check of the graph"] if checks else []), *(["shape inference"] if infers else [])]
     try:
-        return sandbox.call(function, proto, *arguments, doing=doing)
+        data = proto.SerializeToString()
+        return sandbox.call(_examined, data, set(detached), checks, infers, doing=" and ".join(names))
     except NativeError as error:
         raise ModelError(error.what, where=str(path) if path else None, hint=error.hint) from error
 
 
-def infer(proto: ModelProto, path: Path | None) -> Facts:
-    """Facts of a model without detached weights, by onnx.shape_inference.
+def _examined(data: bytes, detached: set[str], checks: bool, infers: bool) -> tuple[Facts, str]:
+    """Runs in a child process."""
+    problem = _invalidity(_of_onnx(data, detached, deprecated=True)) if checks else ""
+    infers = infers and not problem
+    return _inferred(_of_onnx(data, detached)) if infers else Facts([], ""), problem
 
-    Raises:
-        ModelError: types or shapes contradict each other so that nothing can be inferred.
-    """
-    inferred, problem = guarded(_inferred, proto, doing="shape inference", path=path)
-    if inferred is None:
-        raise contradiction(problem, path)
-    return Facts([_scope(graph) for graph in walk_graphs(inferred.graph)], problem)
+
+def _of_onnx(data: bytes, detached: set[str], *, deprecated: bool = False) -> ModelProto:
+    """A graph as onnx takes it: with detached weights as inputs, and unknown operators apart."""
+    proto = ModelProto.FromString(data)
+    weights_as_inputs(proto, detached)
+    isolate_unknown_ops(proto, deprecated=deprecated)
+    return proto
+
+
+def _invalidity(proto: ModelProto) -> str:
+    for value in proto.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()  # the checker wants one, and compares it with nothing
+    for node in walk_nodes(proto.graph):  # the checker identifies nodes only by name
+        node.name = node.name or f"{node.op_type}({next(filter(None, node.output), '')})"
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        return " ".join(line.strip() for line in str(error).strip().splitlines()[:3])
+    return ""
 
 
 def contradiction(problem: str, path: Path | None) -> ModelError:
@@ -52,8 +80,8 @@ def contradiction(problem: str, path: Path | None) -> ModelError:
     )
 
 
-def _inferred(proto: ModelProto) -> tuple[ModelProto | None, str]:
-    """The model after shape inference, and the error of strict inference; runs in a child process.
+def _inferred(proto: ModelProto) -> Facts:
+    """The facts by shape inference, with the error of strict inference.
 
     Uses data propagation, which follows computed shapes, unless subgraphs use one name for two tensors: onnx
     keeps the propagated values of all graphs in one table by name, and refuses a name that comes twice.
@@ -64,11 +92,12 @@ def _inferred(proto: ModelProto) -> tuple[ModelProto | None, str]:
         if strict and problem:
             continue
         try:
-            return onnx.shape_inference.infer_shapes(proto, strict, strict, data_prop), problem
+            inferred = onnx.shape_inference.infer_shapes(proto, strict, strict, data_prop)
+            return Facts([_scope(graph) for graph in walk_graphs(inferred.graph)], problem)
         except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
             if "already exists" not in str(error):
                 problem = problem or str(error).strip()
-    return None, problem
+    return Facts([], problem)
 
 
 def _state_onesided(proto: ModelProto) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -78,8 +78,24 @@ def schema_of(op_type: str, domain: str, opset: int) -> onnx.defs.OpSchema | Non
         return None
 
 
-def isolate_unknown_ops(proto: onnx.ModelProto, opset: int, deprecated: bool) -> None:
-    """Move nodes whose operator has no schema at `opset` to a domain that onnx ignores."""
+def weights_as_inputs(proto: onnx.ModelProto, weights: Container[str]) -> None:
+    """Makes initializers inputs of the graph, in place."""
+    graph = proto.graph
+    listed = {v.name for v in graph.input}
+    for tensor in graph.initializer:
+        if tensor.name in weights and tensor.name not in listed:
+            value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            graph.input.append(value)
+    replace_items(graph.initializer, [t for t in graph.initializer if t.name not in weights])
+
+
+def isolate_unknown_ops(proto: onnx.ModelProto, *, deprecated: bool = False) -> None:
+    """Moves nodes whose operator has no schema at the model's opset to a domain that onnx ignores.
+
+    With `deprecated`, so are deprecated operators: onnx's checker refuses them though every runtime has them
+    (GroupNormalization of opset 18).
+    """
+    opset = next((o.version for o in proto.opset_import if o.domain in STANDARD_DOMAINS), 0)
     local = {(f.domain, f.name) for f in proto.functions}
     for node in walk_nodes(proto.graph) if opset else ():
         if node.domain in STANDARD_DOMAINS and (node.domain, node.op_type) not in local:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from onnx import numpy_helper
 
 from rewriter.base.errors import ModelError
 from rewriter.base.text import article
-from rewriter.ir.model.facts import contradiction, infer
+from rewriter.ir.model.facts import contradiction, examine
 from rewriter.ir.model.graphs import (
     STANDARD_DOMAINS,
     UNKNOWN_DOMAIN,
@@ -24,6 +23,7 @@ from rewriter.ir.model.graphs import (
     replace_items,
     walk_graphs,
     walk_nodes,
+    weights_as_inputs,
 )
 from rewriter.ir.model.tensors import (
     DETACH_BYTES,
@@ -51,7 +51,8 @@ class Model:
         path: The file it was loaded from, for messages.
         external: True when that file kept weights in external data, the `files`; `save` then does, too.
         notes: A sentence for each thing that `load` normalized.
-        inferred: A hash of the graph, and its facts.
+        revision: A number that grows with each edit of the graph: facts belong to a revision.
+        inferred: The revision that facts are of, and the facts.
     """
 
     proto: onnx.ModelProto
@@ -60,7 +61,8 @@ class Model:
     external: bool = False
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
-    inferred: tuple[bytes, Facts] | None = field(default=None, repr=False, compare=False)
+    revision: int = field(default=0, repr=False, compare=False)
+    inferred: tuple[int, Facts] | None = field(default=None, repr=False, compare=False)
 
     @property
     def opset(self) -> int:
@@ -95,13 +97,29 @@ class Model:
         Raises:
             ModelError: with `strict`, types or shapes contradict each other; the message names the node.
         """
-        digest = self._digest()
-        if self.inferred is None or self.inferred[0] != digest:
-            self.inferred = digest, infer(self.weightless(), self.path)
+        if self.inferred is None or self.inferred[0] != self.revision:
+            self.inferred = self.revision, examine(self.proto, self.weights.keys(), self.path)[0]
         facts = self.inferred[1]
-        if strict and facts.contradiction:
+        if facts.contradiction and (strict or not facts.scopes):
             raise contradiction(facts.contradiction, self.path)
         return facts
+
+    def invalidity(self) -> str:
+        """The first lines of what onnx.checker says against the graph; the same child process finds facts."""
+        known = self.inferred is not None and self.inferred[0] == self.revision
+        facts, problem = examine(self.proto, self.weights.keys(), self.path, checks=True, infers=not known)
+        if not known and not problem:
+            self.inferred = self.revision, facts
+        return problem
+
+    def mark_edited(self) -> None:
+        """Forgets the facts: for whoever edits `proto` without a `GraphEditor`."""
+        self.revision += 1
+
+    def adopt(self, result: Model) -> None:
+        """Takes the graph, the weights and the facts of a model that was derived from this one."""
+        self.proto, self.weights, self.inferred = result.proto, result.weights, result.inferred
+        self.revision = result.revision
 
     def set_facts(self, facts: Facts) -> None:
         """Gives the model facts that are known without inference, except for tensors that it lacks."""
@@ -110,13 +128,7 @@ class Model:
             names = {v.name for v in graph.input} | {t.name for t in graph.initializer}
             names.update(name for node in graph.node for name in node.output)
             scopes.append({name: tensor for name, tensor in scope.items() if name in names})
-        self.inferred = self._digest(), Facts(scopes, facts.contradiction)
-
-    def _digest(self) -> bytes:
-        """Identifies the graph and its small constants; the values of detached weights have no influence."""
-        digest = blake2b(self.proto.SerializeToString())
-        digest.update("\0".join(self.weights).encode("utf-8", "surrogateescape"))
-        return digest.digest()
+        self.inferred = self.revision, Facts(scopes, facts.contradiction)
 
     def at_sizes(self, sample: Mapping[str, Array]) -> Model:
         """The model with inputs of a sample's shapes: for estimates of work, as a rewrite holds for all.
@@ -133,6 +145,7 @@ class Model:
                 dims = value.type.tensor_type.shape.dim
                 for dim, size in zip(dims, np.shape(sample[value.name]), strict=False):
                     dim.dim_value = size
+        sized.mark_edited()
         return sized
 
     def copy(self) -> Model:
@@ -144,8 +157,11 @@ class Model:
         return (
             self.weights.keys() == other.weights.keys()
             and all(other.weights[name] is array for name, array in self.weights.items())
-            and self.proto.SerializeToString(deterministic=True)
-            == other.proto.SerializeToString(deterministic=True)
+            and (
+                self.proto == other.proto  # no NaN equals itself
+                or self.proto.SerializeToString(deterministic=True)
+                == other.proto.SerializeToString(deterministic=True)
+            )
         )
 
     def array(self, tensor: onnx.TensorProto) -> Array:
@@ -182,32 +198,19 @@ class Model:
                 attach(tensor, self.weights[tensor.name])
         return proto
 
-    def weightless(
-        self, *, isolate_deprecated: bool = False, needed: AbstractSet[str] = frozenset()
-    ) -> onnx.ModelProto:
-        """The graph with detached initializers as inputs, but for the `needed`: for checkers and inference.
+    def weightless(self, *, needed: AbstractSet[str] = frozenset()) -> onnx.ModelProto:
+        """A copy of the graph for libraries, with detached initializers as inputs, but for the `needed`.
 
         Nodes whose operator has no schema at the model's opset (plugins, custom operators) are moved
-        to a domain of their own, which onnx ignores. With `isolate_deprecated`, so are deprecated
-        operators: onnx's checker refuses them though every runtime has them (GroupNormalization of
-        opset 18).
+        to a domain of their own, which onnx ignores.
         """
         proto = deepcopy(self.proto)
-        graph = proto.graph
-        inputs = {v.name for v in graph.input}
-        tensors = []
-        for tensor in graph.initializer:
+        for tensor in proto.graph.initializer:
             if tensor.name in needed:
                 attach(tensor, self.weights[tensor.name])
-            if tensor.name not in self.weights or tensor.name in needed:
-                tensors.append(tensor)
-            elif tensor.name not in inputs:
-                graph.input.append(
-                    onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-                )
-        replace_items(graph.initializer, tensors)
-        replace_items(graph.input, [v for v in graph.input if v.name not in needed])
-        isolate_unknown_ops(proto, self.opset, isolate_deprecated)
+        weights_as_inputs(proto, self.weights.keys() - needed)
+        replace_items(proto.graph.input, [v for v in proto.graph.input if v.name not in needed])
+        isolate_unknown_ops(proto)
         return proto
 
     def restore(self, proto: onnx.ModelProto) -> Model:
@@ -223,7 +226,7 @@ class Model:
             if node.domain == UNKNOWN_DOMAIN:
                 node.ClearField("domain")
         replace_items(proto.opset_import, [o for o in proto.opset_import if o.domain != UNKNOWN_DOMAIN])
-        return replace(self, proto=proto, weights=dict(self.weights), notes=())
+        return replace(self, proto=proto, weights=dict(self.weights), notes=(), revision=self.revision + 1)
 
 
 def model_of(source: Any) -> Model:

@@ -116,6 +116,9 @@ def with_lifted_weights(model: Model) -> Model:
     Returns:
         `model` itself if there is nothing to lift.
     """
+    nodes = walk_nodes(model.proto.graph)
+    if not any(node.op_type == "Identity" or _constant(node, _is_weight) is not None for node in nodes):
+        return model
     result = model.copy()
     if not sum(_lift(result, graph, _is_weight) for graph in walk_graphs(result.proto.graph)):
         return model
@@ -127,6 +130,7 @@ def with_lifted_weights(model: Model) -> Model:
 def lift_large_constants(model: Model) -> None:
     """Makes large Constants of the main graph weights, whose data no pass copies."""
     _lift(model, model.proto.graph, lambda tensor: tensor.ByteSize() >= DETACH_BYTES)
+    model.mark_edited()
 
 
 def _lift(model: Model, graph: onnx.GraphProto, is_weight: Callable[[onnx.TensorProto], bool]) -> int:

@@ -14,8 +14,7 @@ import onnx
 from rewriter.base import sandbox
 from rewriter.base.errors import ModelError
 from rewriter.ir.model.external_data import map_external
-from rewriter.ir.model.facts import guarded
-from rewriter.ir.model.graphs import all_graphs, walk_nodes
+from rewriter.ir.model.graphs import all_graphs
 from rewriter.ir.model.model import Model, model_of
 from rewriter.ir.model.normalization import normalize
 from rewriter.ir.model.tensors import (
@@ -49,38 +48,25 @@ def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:
     elif (gs := sys.modules.get("onnx_graphsurgeon")) and isinstance(source, gs.Graph):
         model = _detach(gs.export_onnx(source), None)
     else:
-        return model_of(source).copy()
+        copy = model_of(source).copy()
+        copy.mark_edited()  # its owner may have
+        return copy
     model.notes = normalize(model)
+    model.mark_edited()
     check(model)
     return model
 
 
 def check(model: Model) -> None:
-    """Run onnx.checker over the graph.
+    """Runs onnx.checker over the graph, and finds its facts.
 
     Raises:
         ModelError: the graph is invalid; the message names node and tensor.
     """
-    proto = model.weightless(isolate_deprecated=True)
-    for value in proto.graph.output:
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.shape.SetInParent()  # the checker wants one, and compares it with nothing
-    for node in walk_nodes(proto.graph):  # the checker identifies nodes only by name
-        node.name = node.name or f"{node.op_type}({next(filter(None, node.output), '')})"
-    problem = guarded(_problem, proto, doing="the check of the graph", path=model.path)
-    if problem is not None:
+    if problem := model.invalidity():
         what = f"the graph is invalid: {problem}"
         hint = "export the model again, or mend the graph that the message names"
         raise ModelError(what, where=str(model.path) if model.path else None, hint=hint)
-
-
-def _problem(proto: onnx.ModelProto) -> str | None:
-    """The first lines of what onnx.checker says against a graph; runs in a child process."""
-    try:
-        onnx.checker.check_model(proto)
-    except onnx.checker.ValidationError as error:
-        return " ".join(line.strip() for line in str(error).strip().splitlines()[:3])
-    return None
 
 
 def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:

@@ -14,8 +14,7 @@ from typing import Any, Literal
 from rewriter.base.errors import UsageError
 from rewriter.base.stopwatch import Progress
 from rewriter.hazards.analysis import PrecisionRequest
-from rewriter.ir.model import check_model_output, data_files
-from rewriter.ir.model.output_files import special
+from rewriter.ir.model import Model, check_model_output
 from rewriter.ir.plan import Plan
 from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit, Goal
 from rewriter.passes.base import Pass, Stage
@@ -162,7 +161,6 @@ class FixJob:
         if path.is_dir():
             raise UsageError("the output is a folder", where=str(path), hint="name a file in it")
         check_model_output(path)
-        _require_space(path, source)
         named = isinstance(source, (str, os.PathLike)) and path.exists() and Path(source).exists()
         if named and not self.request.in_place and path.samefile(source):
             hint = "write elsewhere, or say `in-place` to replace the model"
@@ -170,11 +168,11 @@ class FixJob:
         return path
 
 
-def _require_space(path: Path, source: Any) -> None:
-    """Refuses an output for which its disk has no room: half of the original is the least that it needs."""
-    if special(path) or not isinstance(source, (str, os.PathLike)) or not Path(source).is_file():
+def require_space(path: Path | None, original: Model) -> None:
+    """Refuses an output for which its disk has no room: half of the original is the least it needs."""
+    if path is None or original.path is None:
         return
-    files = (Path(source), *data_files(Path(source)))
+    files = (original.path, *original.files)
     needed = sum(file.stat().st_size for file in files if file.is_file()) // 2
     free = shutil.disk_usage(path.parent).free
     if free < needed:

@@ -73,6 +73,8 @@ def declare_plugins(model: Model, texts: Iterable[str]) -> None:
                 if name and name not in names:
                     dtype = TensorProto.DataType.Value("FLOAT" if kind in IO_TYPES else kind.upper())
                     graph.value_info.add(name=name).type.tensor_type.elem_type = dtype
+    if types:
+        model.mark_edited()
     for graph, scope in zip(graphs, model.facts().scopes if types else (), strict=False):
         for node in graph.node:
             if node.op_type in types:

@@ -18,7 +18,7 @@ from rewriter.jobs.fix import candidates
 from rewriter.jobs.fix.attempt import Attempt
 from rewriter.jobs.fix.before import errors_before, side_by_side
 from rewriter.jobs.fix.conclusion import conclude
-from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.job import FixJob, require_space
 from rewriter.jobs.fix.provenance import SAMPLES, UNFINISHED, source_hash, stamp
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.selection import Selection
@@ -41,6 +41,7 @@ def run(job: FixJob) -> FixResult:
     request = job.request
     with stage("reading"):
         original, samples, warnings = read(job)
+    require_space(destination, original)
     cuda = pays_on_cuda(original, samples)
     with work_folder() as folder, on_cuda(cuda) as notes:
         workload = prepare(job, stage, folder, original, samples, warnings)

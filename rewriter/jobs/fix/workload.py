@@ -111,7 +111,7 @@ def prepare(
     defaults = TOLERANCES | {"fp32": TOLERANCES["tf32"]}  # results in FP32 run with TF32
     standard = Standard.of(original, defaults["fp32"], asked, fair=fair)
     verifier = Verifier(
-        source=job.source,
+        original=original,
         samples=judged,
         expected=expected,
         places=indices,

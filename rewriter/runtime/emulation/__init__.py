@@ -77,6 +77,7 @@ def emulation(
         round_to_tf32(emulated, model)
     if accumulation == "fp16":
         accumulate_in_fp16(emulated, model, sums_of, backwards)
+    emulated.mark_edited()
     return emulated
 
 

@@ -208,6 +208,7 @@ class SideBySide:
         functions = {(f.domain, f.name) for f in proto.functions}
         proto.functions.extend(f for f in other.functions if (f.domain, f.name) not in functions)
         proto.ir_version = max(proto.ir_version, other.ir_version)
+        model.mark_edited()
         return model
 
 

@@ -22,7 +22,7 @@ from rewriter.ir.graph import attribute, display_name
 from rewriter.ir.graph.casts import LOWER
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.ops import RECURRENT
-from rewriter.ir.model import Model, walk_graphs
+from rewriter.ir.model import Model, walk_graphs, walk_nodes
 from rewriter.ir.model.graphs import replace_items
 from rewriter.ir.model.schemas import NUMPY_TYPES
 from rewriter.ir.model.tensors import TensorFacts
@@ -103,8 +103,9 @@ def kept_whole(model: Model) -> Iterator[str]:
 
 def take_apart(model: Model, types: AbstractSet[int] = LOWER) -> Model:
     """`model` with its recurrent operators of these float types as Scans; itself if it has none."""
-    facts = model.facts()
-    result, found = model.copy(), False
+    if not any(node.op_type in RECURRENT for node in walk_nodes(model.proto.graph)):
+        return model
+    facts, result, found = model.facts(), model.copy(), False
     names = map(f"{PREFIX}{{}}".format, itertools.count())
     for scope, graph in enumerate(list(walk_graphs(result.proto.graph))):
         tensors, nodes = facts.main | facts.scopes[scope], list[NodeProto]()
@@ -115,6 +116,7 @@ def take_apart(model: Model, types: AbstractSet[int] = LOWER) -> Model:
             else:
                 nodes.append(node)
         replace_items(graph.node, nodes)
+    result.mark_edited()
     return result if found else model
 
 

@@ -90,6 +90,7 @@ def instrument(model: Model, refuses: Refuses, channels: bool = False) -> Instru
     for name, parts in run.means.items():
         size = sum(size for _, size in parts)
         graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [size]))
+    result.mark_edited()
     return Instrumented(result, tuple(packs), tuple(run.copies), run.means)
 
 

@@ -201,6 +201,7 @@ class Exact:
         model = self.reference.copy()
         missing = dict.fromkeys(name for name in pairs.values() if name not in self.outputs)
         model.proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
+        model.mark_edited()
         with Session(model) as session:
             for sample, arrays in zip(self.samples, values, strict=False):
                 if not (present := [name for name in pairs if name in arrays]):
