@@ -64,7 +64,7 @@ HAZARDS: tuple[Rule, ...] = (
     resolution.order,
     types.quantized,
     accumulation.accumulation,
-    accumulation.state_update,
+    accumulation.slow_state,
     types.unmeasured,
 )
 

@@ -29,6 +29,8 @@ def test_a_rule_in_a_graph(text: str, rule: str, words: str, expected: str) -> N
                 ranges[name] = (float(low), float(high))
             case [high, mean, finite]:
                 ranges[name] = Range(float(low), float(high), float(mean), finite == "finite")
+            case [high, mean, _, step]:
+                ranges[name] = Range(float(low), float(high), float(mean), finite=True, step=float(step))
     request = PrecisionRequest(
         options.pop("low", "fp16"),  # type: ignore[arg-type]
         keep_nodes=tuple(filter(None, options.pop("keep_nodes", "").split(","))),

@@ -111,7 +111,7 @@ CASES = {
         "g (float[4096] x) => (float[4096] y) <int64 axis = {0}> { s = CumSum(x, axis)\n y = Sin(s) }",
         {"x": span(0.01, 0.02, 4096)},
     ),
-    "accumulation": Case(
+    "slow_state: a Loop": Case(
         """g (float[64] x) => (float[64] y) <int64 n = {200}, bool go = {1}, float k = {1.001}> {
             y = Loop(n, go, x) <body = step (int64 i, bool c, float[64] s) => (bool d, float[64] t) {
                 d = Identity(c)
@@ -120,7 +120,7 @@ CASES = {
         }""",
         {"x": span(0.1, 1, 64)},
     ),
-    "state_update": Case(
+    "slow_state": Case(
         """g (float[64] x) => (float[64] y) <int64 n = {200}, bool go = {1}, float k = {0.003}> {
             y = Loop(n, go, x) <body = step (int64 i, bool c, float[64] s) => (bool d, float[64] t) {
                 d = Identity(c)

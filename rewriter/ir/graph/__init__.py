@@ -5,7 +5,15 @@ walk over the graph. The edits of a `with` block reach the model at its end.
 """
 
 from rewriter.ir.graph.editor import TAG, GraphEditor, made_by, open_graphs
-from rewriter.ir.graph.nodes import attribute, casts_to, constant_value, display_name, is_op, reachable
+from rewriter.ir.graph.nodes import (
+    attribute,
+    casts_to,
+    constant_value,
+    display_name,
+    is_op,
+    reachable,
+    states,
+)
 from rewriter.ir.graph.view import GraphView
 from rewriter.ir.graph.weights import constant_row, is_quantised
 from rewriter.ir.model.graphs import captured, reads
@@ -26,4 +34,5 @@ __all__ = [
     "open_graphs",
     "reachable",
     "reads",
+    "states",
 ]

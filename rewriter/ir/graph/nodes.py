@@ -7,7 +7,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 import onnx
-from onnx import NodeProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, helper, numpy_helper
 
 from rewriter.ir.model import STANDARD_DOMAINS, Array, walk_graphs
 from rewriter.ir.model.graphs import reads
@@ -95,3 +95,15 @@ def all_names(graph: onnx.GraphProto) -> set[str]:
 def casts_floats(node: NodeProto, is_float: Callable[[str], bool]) -> bool:
     """True if a node is a Cast from one float type to another; `is_float` knows the tensors."""
     return is_op(node, "Cast") and is_float(node.input[0]) and is_float(node.output[0])
+
+
+def states(node: NodeProto, body: GraphProto) -> list[tuple[str, str]]:
+    """The states of a Loop or Scan in its body, before and after an iteration; none for other nodes.
+
+    A Loop's body has the iteration and a condition before them, and both have scan outputs after.
+    """
+    inputs, outputs = ([v.name for v in values] for values in (body.input, body.output))
+    if node.op_type == "Loop":
+        return list(zip(inputs[2:], outputs[1:], strict=False))
+    scanned = attribute(node, "num_scan_inputs", 0) if node.op_type == "Scan" else len(inputs)
+    return list(zip(inputs[: len(inputs) - scanned], outputs, strict=False))

@@ -102,6 +102,8 @@ class Range:
         mean_abs: Mean of the absolute values, averaged over the samples.
         finite: False as soon as one NaN or infinity was seen; such a tensor is never in range.
         headroom: How many times as large a value of other samples has to fit.
+        step: Median move of a state, or of a node's slowest, from one step of a recurrence to the next, in
+            FP16's last places: half of its way it goes in smaller ones. None if nothing moves.
     """
 
     low: float
@@ -109,6 +111,7 @@ class Range:
     mean_abs: float
     finite: bool
     headroom: float = field(default=HEADROOM, compare=False)
+    step: float | None = field(default=None, compare=False)
 
     @property
     def absmax(self) -> float:

@@ -18,13 +18,13 @@ from onnx import NodeProto, TensorProto, helper
 
 from rewriter.ir.graph import casts_to, display_name, reads
 from rewriter.ir.graph.casts import LOWER
+from rewriter.ir.graph.emitter import Emitter
 from rewriter.ir.model import Array, Model, replace_items
 from rewriter.ir.model.graphs import rename_reads
 from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import node_key
 from rewriter.runtime.emulation import Accumulation, emulation, import_float64, reference
 from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.ranges.reductions import Emitter
 
 REFERENCE, EMULATED, LOCAL, DISTANCE, SCALED = (f"rewriter/{c}/" for c in "relds")
 """Prefixes of the tensors of the three computations, of the distances, and of original tensors times 2^k."""

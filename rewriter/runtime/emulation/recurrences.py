@@ -20,13 +20,13 @@ from onnx import NodeProto, TensorProto, helper
 
 from rewriter.ir.graph import attribute, display_name
 from rewriter.ir.graph.casts import LOWER
+from rewriter.ir.graph.emitter import Emitter
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.ops import RECURRENT
 from rewriter.ir.model import Model, walk_graphs, walk_nodes
 from rewriter.ir.model.graphs import replace_items
 from rewriter.ir.model.schemas import NUMPY_TYPES
 from rewriter.ir.model.tensors import TensorFacts
-from rewriter.runtime.ranges.reductions import Emitter
 
 PREFIX = "rewriter/step/"
 """Of the tensors of recurrences that are taken apart."""

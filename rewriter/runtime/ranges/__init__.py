@@ -23,6 +23,7 @@ from rewriter.runtime.engines.onnxruntime import Session, qualified
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
 from rewriter.runtime.ranges.instrument import Instrumented, instrument
 from rewriter.runtime.ranges.reductions import Key
+from rewriter.runtime.ranges.steps import Moves, with_steps
 
 BLOCK = 2**20
 """Elements of a constant that are reduced together: 4 MiB of FP32, about the size of a cache."""
@@ -96,8 +97,14 @@ def measure(
                 progress(number)
     room = headroom(np.fmax(np.abs(highs), np.abs(lows)), logs / max(1, number), number)
     rows = zip(probe.keys, *(column.tolist() for column in (highs, lows, means, runs)), strict=True)
-    ranges.update((key, _range(high, low, mean / ran, room)) for key, high, low, mean, ran in rows if ran)
+    counts = dict[Moves, float]()
+    for key, high, low, mean, ran in rows:
+        if isinstance(key, Moves):
+            counts[key] = mean
+        elif ran:
+            ranges[key] = _range(high, low, mean / ran, room)
     ranges.update((key, ranges[source]) for key, source in probe.copies if source in ranges)
+    ranges.update(with_steps(ranges, counts))
     return ranges
 
 

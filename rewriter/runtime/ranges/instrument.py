@@ -14,14 +14,17 @@ from math import inf
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from rewriter.ir.graph import attribute, reads
-from rewriter.ir.graph.ops import SAME_VALUES
+from rewriter.ir.graph import attribute, reads, states
+from rewriter.ir.graph.emitter import Emitter
+from rewriter.ir.graph.ops import RECURRENT, SAME_VALUES
 from rewriter.ir.graph.weights import ChannelKey, summed_axes
 from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, holds_graphs, walk_graphs
 from rewriter.ir.model.graphs import replace_items, subgraphs
 from rewriter.ir.model.schemas import embeds
 from rewriter.ir.model.tensors import FLOATS, Facts
-from rewriter.runtime.ranges.reductions import BLOCK, Emitter, Key, Pack, Reductions, joined
+from rewriter.runtime.emulation.recurrences import Recurrence, whole
+from rewriter.runtime.ranges.reductions import BLOCK, Key, Pack, Reductions, joined
+from rewriter.runtime.ranges.steps import FIRST_OPSET, Moves, count_moves, count_moves_along
 
 _OVER_RUNS = ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceSum")
 """Reductions of highs, lows, means and runs over the iterations of a loop."""
@@ -49,8 +52,8 @@ class Instrumented:
     means: Mapping[str, Sequence[tuple[ChannelKey, int]]]
 
     @property
-    def keys(self) -> tuple[Key, ...]:
-        """The measured tensors, in the order of `read`."""
+    def keys(self) -> tuple[Key | Moves, ...]:
+        """The measured tensors and counts, in the order of `read`."""
         return tuple(key for pack in self.packs for key in pack.keys)
 
     def read(self, outputs: Mapping[str, Array]) -> tuple[Array, ...]:
@@ -149,6 +152,8 @@ class _Scope:
         self.nodes.append(node)
         if holds_graphs(node):
             self._lift(node)
+        elif node.op_type in RECURRENT:
+            self._count_moves(node)
         for name in node.output:
             if node.op_type == "Constant":
                 self.known.add(name)
@@ -158,6 +163,24 @@ class _Scope:
             else:
                 self._measure(name)
             self._average(name)
+
+    def _count_moves(self, node: NodeProto) -> None:
+        """Counts how far the states of an LSTM, GRU or RNN move at each step."""
+        owner, x = self._owner_key(node), self.facts.get(node.input[0])
+        narrow = x is None or x.dtype != TensorProto.FLOAT or self.run.opset < FIRST_OPSET
+        if owner is None or narrow or whole(node, self.facts, self.run.opset):
+            return
+        states = itertools.chain.from_iterable(Recurrence(self.emit, node, TensorProto.FLOAT).directions())
+        moves = [
+            count_moves_along(self.emit, Moves(owner, owner, number, 0), state.steps)
+            for number, state in enumerate(states)
+        ]
+        self.lifted.append(count_moves(self.emit, moves))
+
+    def _owner_key(self, node: NodeProto) -> Key | None:
+        """The first float result of a node."""
+        floats = (n for n in node.output if n in self.facts and self.facts[n].dtype in FLOATS)
+        return next(((self.index, name) for name in floats), None)
 
     def _average(self, name: str) -> None:
         """Averages the channels of a tensor that a product by an initializer reads."""
@@ -206,7 +229,7 @@ class _Scope:
             self.run.scopes += sum(1 for g in graphs for _ in walk_graphs(g))
             return
         results = len(graphs[0].output) - (node.op_type == "Loop")  # its condition stays inside
-        packs = [self._instrument_subgraph(graph) for graph in graphs]
+        packs = [self._instrument_subgraph(graph, node) for graph in graphs]
         if not any(pack.keys for pack in packs):
             return
         while len(node.output) < results:  # trailing results that were left out
@@ -218,12 +241,18 @@ class _Scope:
         else:
             self._lift_iterations(node, graphs[0], packs[0], outputs)
 
-    def _instrument_subgraph(self, graph: GraphProto) -> Pack:
+    def _instrument_subgraph(self, graph: GraphProto, node: NodeProto) -> Pack:
         self.run.scopes += 1
-        packs = _Scope(self.run, graph, self.run.scopes, self).instrument()
+        scope = _Scope(self.run, graph, self.run.scopes, self)
+        packs = scope.instrument()
         if not packs:
             return Pack()
         emit = Emitter(self.run.names, self.run.opset, graph.node)
+        owner = self._owner_key(node)
+        if owner is not None and self.run.opset >= FIRST_OPSET:
+            pairs = ((b, a) for b, a in states(node, graph) if _is_fp32(scope, b) and _is_fp32(scope, a))
+            moves = [(Moves(owner, (scope.index, after), 0, 0), before, after) for before, after in pairs]
+            packs += [count_moves(emit, moves)] if moves else []
         lanes = zip(*(pack.vectors for pack in packs), strict=True)
         return joined(packs, tuple(emit.add("Concat", lane, axis=0) for lane in lanes))
 
@@ -258,6 +287,10 @@ class _Scope:
             none = self.emit.constant(np.full((1, size), neutral), np.float32)
             vectors.append(self.emit.over(op, self.emit.add("Concat", [none, rows], axis=0), 0))
         self.lifted.append(replace(pack, vectors=tuple(vectors)))
+
+
+def _is_fp32(scope: _Scope, name: str) -> bool:
+    return name in scope.facts and scope.facts[name].dtype == TensorProto.FLOAT
 
 
 def _values(pack: Pack) -> Iterator[ValueInfoProto]:

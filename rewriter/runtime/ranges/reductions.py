@@ -7,15 +7,19 @@ stacked and reduced together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
+from rewriter.ir.graph.emitter import SEQUENCE_OPSET, Emitter
 from rewriter.ir.model.tensors import TensorFacts
+
+if TYPE_CHECKING:
+    from rewriter.runtime.ranges.steps import Moves
 
 Key = tuple[int, str]
 """Index of a graph in the order of `Facts.scopes`, and the tensor's name in it."""
@@ -33,23 +37,20 @@ REDUCTIONS = ("ReduceMax", "ReduceMin", "ReduceL1")
 """ONNX Runtime's ReduceMax and ReduceMin ignore a NaN that is not the first element. ReduceL1 propagates
 NaN, and sums no opposite infinities, which would give NaN."""
 
-_SEQUENCE_OPSET = 11
-_AXES_INPUT_OPSET = 18
-"""From this operator set on, axes of a reduction are an input; for ReduceSum, from 13 on."""
-
 
 @dataclass(frozen=True)
 class Pack:
     """The statistics of several tensors, in four FP32 vectors.
 
     Attributes:
-        keys: The tensor of each element of highs, lows and means; means are summed over the runs.
+        keys: The tensor of each element of highs, lows and means, which are summed over the runs; or a count
+            of moves, which is in the means.
         scope_runs: For each tensor, the index into the runs that counts how often its graph ran.
         runs: Length of the vector of runs.
         vectors: Names of highs, lows, means and runs.
     """
 
-    keys: tuple[Key, ...] = ()
+    keys: tuple[Key | Moves, ...] = ()
     scope_runs: tuple[int, ...] = ()
     runs: int = 0
     vectors: tuple[str, ...] = ()
@@ -61,7 +62,7 @@ class Pack:
 
 def joined(packs: Sequence[Pack], vectors: tuple[str, ...]) -> Pack:
     """The packs as one; `vectors` are the concatenations of theirs."""
-    keys: list[Key] = []
+    keys: list[Key | Moves] = []
     scope_runs: list[int] = []
     runs = 0
     for pack in packs:
@@ -69,37 +70,6 @@ def joined(packs: Sequence[Pack], vectors: tuple[str, ...]) -> Pack:
         scope_runs += [runs + index for index in pack.scope_runs]
         runs += pack.runs
     return Pack(tuple(keys), tuple(scope_runs), runs, vectors)
-
-
-@dataclass(frozen=True)
-class Emitter:
-    """Appends nodes to a list; `names` are free in the model, and `opset` is its operator set."""
-
-    names: Iterator[str]
-    opset: int
-    nodes: MutableSequence[NodeProto]
-
-    def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
-        """Appends a node and returns its output."""
-        out = next(self.names)
-        self.nodes.append(helper.make_node(op, inputs, [out], name=out, **attributes))
-        return out
-
-    def constant(self, value: object, dtype: type[np.generic]) -> str:
-        return self.add("Constant", [], value=numpy_helper.from_array(np.asarray(value, dtype)))
-
-    def over(self, op: str, source: str, *axes: int) -> str:
-        if self.opset >= (13 if op == "ReduceSum" else _AXES_INPUT_OPSET):
-            return self.add(op, [source, self.constant(axes, np.int64)], keepdims=0)
-        return self.add(op, [source], axes=axes, keepdims=0)
-
-    def stack(self, tensors: Sequence[str]) -> str:
-        """Stacks tensors of one shape along a new first axis."""
-        if self.opset >= _SEQUENCE_OPSET:
-            sequence = self.add("SequenceConstruct", tensors)
-            return self.add("ConcatFromSequence", [sequence], axis=0, new_axis=1)
-        one = self.constant([1], np.int64)  # below opset 11 only scalars are stacked
-        return self.add("Concat", [self.add("Reshape", [t, one]) for t in tensors], axis=0)
 
 
 @dataclass(frozen=True)
@@ -126,7 +96,7 @@ class Reductions:
         """Reduces a float tensor right after it is computed, to free its memory, or with others if small."""
         source = self.widened(key[1], facts)
         shape = facts.sizes
-        if shape is None or not 0 < prod(shape) <= SMALL or self.emit.opset < _SEQUENCE_OPSET:
+        if shape is None or not 0 < prod(shape) <= SMALL or self.emit.opset < SEQUENCE_OPSET:
             self._reduce(key, source, shape)
             return
         waiting = self._waiting.setdefault(shape, [])

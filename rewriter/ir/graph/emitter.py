@@ -1,0 +1,45 @@
+"""Appends nodes with new names to a list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableSequence, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, helper, numpy_helper
+
+SEQUENCE_OPSET = 11
+_AXES_INPUT_OPSET = 18
+"""From this operator set on, axes of a reduction are an input; for ReduceSum, from 13 on."""
+
+
+@dataclass(frozen=True)
+class Emitter:
+    """Appends nodes to a list; `names` are free in the model, and `opset` is its operator set."""
+
+    names: Iterator[str]
+    opset: int
+    nodes: MutableSequence[NodeProto]
+
+    def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
+        """Appends a node and returns its output."""
+        out = next(self.names)
+        self.nodes.append(helper.make_node(op, inputs, [out], name=out, **attributes))
+        return out
+
+    def constant(self, value: object, dtype: type[np.generic]) -> str:
+        return self.add("Constant", [], value=numpy_helper.from_array(np.asarray(value, dtype)))
+
+    def over(self, op: str, source: str, *axes: int) -> str:
+        if self.opset >= (13 if op == "ReduceSum" else _AXES_INPUT_OPSET):
+            return self.add(op, [source, self.constant(axes, np.int64)], keepdims=0)
+        return self.add(op, [source], axes=axes, keepdims=0)
+
+    def stack(self, tensors: Sequence[str]) -> str:
+        """Stacks tensors of one shape along a new first axis."""
+        if self.opset >= SEQUENCE_OPSET:
+            sequence = self.add("SequenceConstruct", tensors)
+            return self.add("ConcatFromSequence", [sequence], axis=0, new_axis=1)
+        one = self.constant([1], np.int64)  # below opset 11 only scalars are stacked
+        return self.add("Concat", [self.add("Reshape", [t, one]) for t in tensors], axis=0)

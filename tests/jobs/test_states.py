@@ -1,0 +1,110 @@
+"""Slow states of recurrences are found and kept in FP32; ordinary ones stay in FP16 and are verified."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import graphs
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import rewriter
+from rewriter.ir.model import Array, Model, load
+from rewriter.runtime.emulation.recurrences import GATES
+
+OPTIONS: dict[str, Any] = {"build": False, "passes": "mixed-precision"}
+
+
+def recurrent(op: str, hidden: int, w: Array, r: Array, b: Array, output: int = 0) -> Model:
+    """One recurrent operator over a sequence of any length; `output` is the one that is read."""
+    names = [*([""] * output), "y"]
+    node = helper.make_node(op, ["x", "W", "R", "B"], names, hidden_size=hidden)
+    shapes = ["T", 1, 1, hidden], [1, 1, hidden], [1, 1, hidden]
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", 1, w.shape[2]])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shapes[output])],
+        [numpy_helper.from_array(a.astype("f"), n) for a, n in ((w, "W"), (r, "R"), (b, "B"))],
+    )
+    return load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+
+
+def counter(hidden: int = 2) -> Model:
+    """An LSTM whose cells add up what they read: gates are open."""
+    w, b = np.zeros((1, 4 * hidden, 1)), np.zeros((1, 8 * hidden))
+    w[:, 3 * hidden :], b[:, : 3 * hidden] = 0.3, 12
+    return recurrent("LSTM", hidden, w, np.zeros((1, 4 * hidden, hidden)), b, output=2)
+
+
+def slow(hidden: int = 2) -> Model:
+    """A GRU whose update gate is 0.999."""
+    w, b = np.zeros((1, 3 * hidden, 1)), np.zeros((1, 6 * hidden))
+    w[:, 2 * hidden :], b[:, :hidden] = 1, 6.9
+    return recurrent("GRU", hidden, w, np.zeros((1, 3 * hidden, hidden)), b)
+
+
+def drift(hidden: int = 2) -> Model:
+    """An RNN that keeps its state and adds a little."""
+    w = np.full((1, hidden, 1), 2e-5)
+    return recurrent("RNN", hidden, w, np.eye(hidden)[None], np.zeros((1, 2 * hidden)))
+
+
+def positive(steps: int) -> list[dict[str, Array]]:
+    rng = np.random.default_rng(0)
+    return [{"x": (1 + 0.1 * rng.standard_normal((steps, 1, 1))).astype("f")} for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    "model", [counter(), slow(), drift()], ids=["a counter", "a slow GRU", "a drifting RNN"]
+)
+def test_a_slow_state_is_repaired(model: Model) -> None:
+    data = positive(1000)
+    (finding,) = rewriter.scan(model, inputs=data).findings
+    assert finding.kind == "slow-state"
+    result = rewriter.fix(model, inputs=data, **OPTIONS)
+    assert result.verified and {d.rule for d in result.plan.decisions} == {"slow-state"}
+
+
+@pytest.mark.parametrize(
+    ("op", "steps", "hidden"),
+    [("GRU", 50, 16), ("LSTM", 100, 64), ("RNN", 200, 32), ("LSTM", 500, 16), ("GRU", 500, 128)],
+)
+def test_an_ordinary_one_stays_in_fp16(op: str, steps: int, hidden: int) -> None:
+    rng = np.random.default_rng(steps)
+    gates = GATES[op] * hidden
+    shapes = (1, gates, 8), (1, gates, hidden), (1, 2 * gates)
+    weights = (rng.uniform(-1, 1, shape) / hidden**0.5 for shape in shapes)
+    data = [{"x": rng.standard_normal((steps, 1, 8)).astype("f")} for _ in range(2)]
+    result = rewriter.fix(recurrent(op, hidden, *weights), inputs=data, **OPTIONS)
+    assert result.verified and not result.plan.decisions
+
+
+def loops(update: str) -> Model:
+    """Two loops, one after the other."""
+    loop = """{y} = Loop(n, go, {x}) <body = {y}step (int64 i, bool c{y}, float[1,8] s{y}) =>
+        (bool d{y}, float[1,8] t{y}) {{
+            d{y} = Identity(c{y}) {update}
+        }}>"""
+    update = update.replace("@", "{y}")
+    body = [loop.format(x=x, y=y, update=update.format(y=y)) for x, y in ("xa", "ab")]
+    return graphs.graph(f"""g (float[1,8] x, float[8,8] w) => (float[1,8] b)
+        <int64 n = {{100}}, bool go = {{1}}, float k = {{0.002}}> {{ {body[0]} {body[1]} }}""")
+
+
+@pytest.mark.parametrize(
+    ("update", "rules"),
+    [
+        pytest.param(
+            "m@ = MatMul(s@, w) a@ = Add(m@, x) t@ = Tanh(a@)", set(), id="one that converges, one at rest"
+        ),
+        pytest.param("m@ = Mul(s@, k) t@ = Add(s@, m@)", {"slow-state"}, id="slow states"),
+    ],
+)
+def test_loops(update: str, rules: set[str]) -> None:
+    rng = np.random.default_rng(0)
+    turn, _ = np.linalg.qr(rng.standard_normal((8, 8)))
+    data = [{"x": rng.standard_normal((1, 8)).astype("f"), "w": (0.5 * turn).astype("f")}]
+    result = rewriter.fix(loops(update), inputs=data, **OPTIONS)
+    assert result.verified and {d.rule for d in result.decisions} == rules
