@@ -20,7 +20,7 @@ def recurrent(op: str, hidden: int, w: Array, r: Array, b: Array, output: int = 
     """One recurrent operator over a sequence of any length; `output` is the one that is read."""
     names = [*([""] * output), "y"]
     node = helper.make_node(op, ["x", "W", "R", "B"], names, hidden_size=hidden)
-    shapes = ["T", 1, 1, hidden], [1, 1, hidden], [1, 1, hidden]
+    shapes: list[list[str | int]] = [["T", 1, 1, hidden], [1, 1, hidden], [1, 1, hidden]]
     graph = helper.make_graph(
         [node],
         "g",
@@ -64,7 +64,7 @@ def test_a_slow_state_is_repaired(model: Model) -> None:
     (finding,) = rewriter.scan(model, inputs=data).findings
     assert finding.kind == "slow-state"
     result = rewriter.fix(model, inputs=data, **OPTIONS)
-    assert result.verified and {d.rule for d in result.plan.decisions} == {"slow-state"}
+    assert result.verified and {d.rule for d in result.decisions} == {"slow-state"}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_an_ordinary_one_stays_in_fp16(op: str, steps: int, hidden: int) -> None
     weights = (rng.uniform(-1, 1, shape) / hidden**0.5 for shape in shapes)
     data = [{"x": rng.standard_normal((steps, 1, 8)).astype("f")} for _ in range(2)]
     result = rewriter.fix(recurrent(op, hidden, *weights), inputs=data, **OPTIONS)
-    assert result.verified and not result.plan.decisions
+    assert result.verified and not result.decisions
 
 
 def loops(update: str) -> Model:
