@@ -268,7 +268,9 @@ def _gates_with_gelu(graph: GraphEditor, chain: list[NodeProto]) -> bool:
     biased = len(chain[0].input) == 3 or (chain[1].op_type == "Add" and _has_constant(graph, chain[1]))
     at = next(i for i, node in enumerate(chain) if node.op_type in ("Erf", "Tanh", "Gelu"))
     *rest, gate = [_has_constant(graph, node) for node in chain[at + 1 :]]
-    whole = not rest if chain[at].op_type == "Gelu" else rest in ([True, False], [True, False, True])
+    # factors after the sum with 1: x, and one half before or behind it
+    forms: dict[str, list[list[bool]]] = {"Gelu": [[]], "Erf": [[True, False], [True, False, True]]}
+    whole = rest in forms.get(chain[at].op_type, [[True, False], [True, False, True], [True, True, False]])
     return biased and whole and not gate
 
 
