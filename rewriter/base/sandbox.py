@@ -1,22 +1,21 @@
-"""Runs native code on a user's model in a child process, so that its crash, hang or greed is an error.
+"""Runs native code on a user's model in a worker process, so that its crash, hang or greed is an error.
 
-    inferred = children.call(infer, proto_bytes, doing="shape inference")
-    report, log = children.run(build_here, path, options, doing="the TensorRT build", limit_s=600)
+    facts = sandbox.call(infer, proto_bytes, doing="shape inference")
+    report, log = sandbox.run(build_here, path, options, doing="the TensorRT build", limit_s=600)
 
 `call` uses a fork of this process, kept warm: it starts in milliseconds, has the libraries that are imported
-here, and shares this process's memory, weights included, without a copy. `held` is such a fork with an object
-of its own. `run` starts an interpreter, which can use CUDA whatever this process did, and can have another
-environment.
+here, and shares this process's memory, weights included, without a copy. `worker` is such a fork with an
+object of its own. `run` starts an interpreter, which can use CUDA whatever this process did, and can have
+another environment. All three are a `Worker`: a process that answers calls through a socket.
 
-A process that may compute in another thread is never forked. Before a fork, NumPy's OpenBLAS ends its threads
-(pthread_atfork), and a product in another thread of the parent then waits for them for ever. In the child, a
-lock that another thread held stays locked, such as the lock of a module being imported. Instead, a server is
-forked: an interpreter without other threads, which starts in a second. It maps weights that lie in files, and
-receives others as copies.
+A process whose other threads may compute is never forked: OpenBLAS, which NumPy has, ends its threads before
+a fork, so that a product in another thread would wait for them forever; and a lock that another thread holds
+stays locked in the child. There, a server forks: an interpreter without other threads, which starts in a
+second. It maps weights that lie in files, and gets copies of others.
 
-A child that crashes or exceeds its limits is gone: the call raises `NativeError`, and the next one starts
-another child. Forks are used only on Linux: they are not safe on macOS and do not exist on Windows, where
-`call` and `held` run the code in this process.
+A worker that crashes or exceeds its limits is gone: the call raises `NativeError`, and the next one starts
+another. Forks are used on Linux only: they are not safe on macOS and do not exist on Windows, where `call`
+and `worker` run the code in this process (`InProcessWorker`).
 """
 
 from __future__ import annotations
@@ -66,10 +65,10 @@ SHARE = 0.9
 """Share of the machine's available memory that a fork may take."""
 
 LOG_BYTES = 256 * 1024
-"""Size of the end of a child's output that is kept: a builder can print gigabytes."""
+"""Size of the end of a worker's output that is kept: a builder can print gigabytes."""
 
 MAPPED_BYTES = 1 << 20
-"""Size of an array from which a child maps the file that it lies in, instead of a copy."""
+"""Size of an array from which a worker maps the file that it lies in, instead of a copy."""
 
 WATCHERS = frozenset(
     """IPython.core.history ipykernel.control ipykernel.heartbeat ipykernel.iostream ipykernel.parentpoller
@@ -85,11 +84,11 @@ UNKNOWN = "a native library raised it: run again with a smaller model to find th
 T = TypeVar("T")
 
 inside = False
-"""True in a child: its own calls need no other."""
+"""True in a worker: its own calls need no other."""
 
 
-class Child:
-    """A child process that holds one object and calls its methods, or calls functions.
+class Worker:
+    """A worker process that holds one object and calls its methods, or calls functions.
 
     Args:
         make: Makes the object, in a fork, which may get it pickled; None: an interpreter is started, without
@@ -100,7 +99,7 @@ class Child:
         limited: False for a fork that uses CUDA, which reserves far more addresses than it uses.
 
     Raises:
-        NativeError: the child did not survive `make`, or exceeded a limit. Exceptions are passed on.
+        NativeError: the worker did not survive `make`, or exceeded a limit. Exceptions are passed on.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class Child:
             descriptors: Of open files, which the function gets from `_passed`.
 
         Raises:
-            NativeError: the child crashed or exceeded a limit. Exceptions of the function are passed on.
+            NativeError: the worker crashed or exceeded a limit. Exceptions of the function are passed on.
         """
         with self._lock if self._own else contextlib.nullcontext():
             if not self.alive:
@@ -157,7 +156,7 @@ class Child:
 
     @property
     def _own(self) -> bool:
-        """False in a fork of this child's parent: two processes would read each other's answers."""
+        """False in a fork of this worker's parent: two processes would read each other's answers."""
         return self._owner == os.getpid()
 
     @property
@@ -167,7 +166,7 @@ class Child:
         return self._log.read().decode(errors="replace")
 
     def close(self) -> None:
-        """End the child and its own children."""
+        """End the worker and its own children."""
         if self._socket is None:
             return
         if self._own:
@@ -181,7 +180,7 @@ class Child:
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """Kill the child and its own children: a call that waits for it raises NativeError."""
+        """Kill the worker and its own children: a call that waits for it raises NativeError."""
         if self._process.returncode is None:
             if sys.platform == "win32":
                 self._process.kill()
@@ -190,7 +189,7 @@ class Child:
                     os.killpg(self._process.pid, signal.SIGKILL)
 
     def _answer(self, limit_s: float | None, message: object = None, descriptors: Sequence[int] = ()) -> Any:
-        """Sends a message and waits for the answer; the child is ended if there is none, or Ctrl-C comes."""
+        """Sends a message and waits for the answer; the worker is ended if there is none, or Ctrl-C comes."""
         assert self._socket is not None
         seconds = max(0.0, self._limit_s if limit_s is None else limit_s)
         try:
@@ -212,8 +211,8 @@ class Child:
         raise value
 
     def _ended(self, after_s: float | None = None) -> NativeError:
-        """The error for a child that is gone, or is ended now because its time was up."""
-        self.kill()  # of a child that has ended, the exit code is its own
+        """The error for a worker that is gone, or is ended now because its time was up."""
+        self.kill()  # of a worker that has ended, the exit code is its own
         code, log = self._process.wait(), self.log
         self.close()
         if after_s is not None:
@@ -237,10 +236,10 @@ class Child:
             self.close()
 
 
-_idle: list[Child] = []
+_idle: list[Worker] = []
 """Idle forks, ready for reuse: one, or as many as threads called at the same time."""
 
-_servers: list[Child] = []
+_servers: list[Worker] = []
 """The server that is forked instead of this process, if it was needed."""
 
 _starting = threading.Lock()
@@ -270,19 +269,19 @@ def call(function: Callable[..., T], *arguments: Any, doing: str) -> T:
     if inside or not FORKS:
         return function(*arguments)
     try:
-        child = _idle.pop()
+        fork = _idle.pop()
     except IndexError:
-        child = Child(_nothing, doing="a new process", limit_s=CALL_S)
-    child.doing = doing
+        fork = Worker(_nothing, doing="a new process", limit_s=CALL_S)
+    fork.doing = doing
     try:
-        return cast("T", child.call(function, *arguments, limit_s=CALL_S))
+        return cast("T", fork.call(function, *arguments, limit_s=CALL_S))
     finally:
-        if child.alive:
-            _idle.append(child)
+        if fork.alive:
+            _idle.append(fork)
 
 
-class Here:
-    """An object in this process, called as one of a `Child`."""
+class InProcessWorker:
+    """An object in this process, called as one of a `Worker`."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._object = make()
@@ -294,12 +293,14 @@ class Here:
         self._object.close()
 
 
-Held = Child | Here
+AnyWorker = Worker | InProcessWorker
 
 
-def held(make: Callable[[], Any], *, doing: str, limit_s: float, limited: bool = True) -> Held:
-    """An object in a fork of its own (see `Child`), or in this process if it is a child or cannot fork."""
-    return Here(make) if inside or not FORKS else Child(make, doing=doing, limit_s=limit_s, limited=limited)
+def worker(make: Callable[[], Any], *, doing: str, limit_s: float, limited: bool = True) -> AnyWorker:
+    """An object in a fork of its own (see `Worker`), or in this process if it is a worker or cannot fork."""
+    if inside or not FORKS:
+        return InProcessWorker(make)
+    return Worker(make, doing=doing, limit_s=limit_s, limited=limited)
 
 
 def run(
@@ -309,30 +310,32 @@ def run(
     limit_s: float,
     env: Mapping[str, str] | None = None,
 ) -> tuple[T, str]:
-    """Call a function of a module in an interpreter of its own (see `Child`); its result and its log.
+    """Call a function of a module in an interpreter of its own (see `Worker`); its result and its log.
 
     Raises:
         NativeError: it crashed, exceeded a limit, or raised what is no `RewriterError`; those are passed on.
     """
-    with contextlib.closing(Child(None, doing=doing, limit_s=limit_s, env=env)) as child:
+    with contextlib.closing(Worker(None, doing=doing, limit_s=limit_s, env=env)) as interpreter:
         try:
-            return cast("T", child.call(function, *arguments)), child.log
+            return cast("T", interpreter.call(function, *arguments)), interpreter.log
         except RewriterError:
             raise
         except Exception as error:
-            raise NativeError(f"{type(error).__name__}: {error}", hint=UNKNOWN, log=child.log) from error
+            raise NativeError(
+                f"{type(error).__name__}: {error}", hint=UNKNOWN, log=interpreter.log
+            ) from error
 
 
 def _nothing() -> None:
-    """The object of a child that only calls functions."""
+    """The object of a worker that only calls functions."""
 
 
 @atexit.register
 def close() -> None:
     """End the idle forks and their server; the next call starts others."""
-    for children in (_idle, _servers):
-        while children:
-            children.pop().close()
+    for workers in (_idle, _servers):
+        while workers:
+            workers.pop().close()
 
 
 _spent = threading.local()
@@ -346,7 +349,7 @@ def processor_s() -> float:
 
 
 class _Fork:
-    """A fork as `Child` uses a `subprocess.Popen`; `stdin` is a pipe that closes when this process ends."""
+    """A fork as `Worker` uses a `subprocess.Popen`; `stdin` is a pipe that closes when this process ends."""
 
     def __init__(self, make: Callable[[], Any], its: socket.socket, log: IO[bytes], *, limited: bool) -> None:
         self.returncode: int | None = None
@@ -389,11 +392,11 @@ def _alone() -> bool:
     return all((getattr(t, "_target", None) or type(t)).__module__ in WATCHERS for t in others)
 
 
-def _server() -> Child:
+def _server() -> Worker:
     """The interpreter that is forked instead of this process, started when it is first needed."""
     with _starting:
         if not (_servers and _servers[0].alive):
-            _servers[:] = [Child(None, doing="the process that others are forked from", limit_s=START_S)]
+            _servers[:] = [Worker(None, doing="the process that others are forked from", limit_s=START_S)]
         return _servers[0]
 
 
@@ -494,8 +497,8 @@ def _detach(connection: int, watched: int, log: int) -> None:
 
 
 def _settle(*, limited: bool) -> None:
-    """Gives a child its environment, its limits, and its end with its parent."""
-    global inside  # a process is a child from its start to its end
+    """Gives a worker its environment, its limits, and its end with its parent."""
+    global inside  # a process is a worker from its start to its end
     inside = True
     os.environ.update(QUIET)
     faulthandler.enable()

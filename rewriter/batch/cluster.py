@@ -234,7 +234,7 @@ class _Member:
 class Connection:
     """A member of a cluster in a process of its own, so that this one survives the cluster."""
 
-    member: sandbox.Held
+    member: sandbox.AnyWorker
 
     def run(self, entries: Sequence[Entry], tick: Tick) -> Ends:
         """Yields each model with its outcome as it ends; the rest has crashed if the cluster is lost."""
@@ -259,5 +259,5 @@ def connected(address: str, *, gpus: float, jobs: int, seconds: float) -> Iterat
     """
     join = partial(_Member, address, gpus=gpus, jobs=jobs, seconds=seconds)
     doing = "the connection to Ray"
-    with closing(sandbox.held(join, doing=doing, limit_s=ANSWER_SECONDS, limited=False)) as member:
+    with closing(sandbox.worker(join, doing=doing, limit_s=ANSWER_SECONDS, limited=False)) as member:
         yield Connection(member)

@@ -92,16 +92,16 @@ class Process:
 
     def __init__(self, entry: Entry, limit_s: float) -> None:
         self.entry, self.limit_s = entry, limit_s
-        self.child: sandbox.Child | None = None
+        self.worker: sandbox.Worker | None = None
         self.stopped = False
 
     def run(self) -> Outcome:
         """Fixes the model: waits for the end of the process, or ends it at its deadline."""
         start, limit_s = time.monotonic(), self.limit_s
         try:
-            with closing(sandbox.Child(None, doing="it", limit_s=limit_s)) as self.child:
+            with closing(sandbox.Worker(None, doing="it", limit_s=limit_s)) as self.worker:
                 left = start + limit_s - time.monotonic()
-                outcome: Outcome = self.child.call(_fix, self.entry, limit_s=0.0 if self.stopped else left)
+                outcome: Outcome = self.worker.call(_fix, self.entry, limit_s=0.0 if self.stopped else left)
         except UnbuildableError as error:
             outcome = Outcome("unbuildable", error_line(error))
         except NativeError as error:
@@ -118,8 +118,8 @@ class Process:
     def stop(self) -> None:
         """Ends the process and all that it started; `run` then returns without waiting."""
         self.stopped = True
-        if self.child is not None:
-            self.child.kill()
+        if self.worker is not None:
+            self.worker.kill()
 
 
 def error_line(error: RewriterError) -> str:

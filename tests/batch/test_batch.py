@@ -186,9 +186,9 @@ def test_a_crash_is_a_finding(number: int, text: str, tmp_path: Path) -> None:
     running = process(tmp_path, 60)
     with ThreadPoolExecutor() as threads:
         future = threads.submit(running.run)
-        while running.child is None:
+        while running.worker is None:
             time.sleep(0.01)
-        os.kill(running.child._process.pid, number)
+        os.kill(running.worker._process.pid, number)
         outcome = future.result()
     assert outcome.ending == "crashed"
     assert text in outcome.text

@@ -343,7 +343,7 @@ def test_one_fork_serves_all_calls() -> None:
 @forks
 def test_data_that_comes_while_a_child_works_does_not_end_it() -> None:
     """The kernel may announce an order after it was read, when the child works on it."""
-    with contextlib.closing(sandbox.Child(Sleeper, doing="a nap", limit_s=60.0)) as child:
+    with contextlib.closing(sandbox.Worker(Sleeper, doing="a nap", limit_s=60.0)) as child:
         connection = child._socket
         assert connection is not None
         threading.Timer(0.2, connection.sendall, [b"!"]).start()
@@ -358,7 +358,7 @@ def test_a_fork_has_children_of_its_own() -> None:
         return all(fork(os.getppid) == os.getpid() for _ in range(50))
 
     assert answered()
-    with contextlib.closing(sandbox.Child(Sleeper, doing="a nap", limit_s=60.0)) as child:
+    with contextlib.closing(sandbox.Worker(Sleeper, doing="a nap", limit_s=60.0)) as child:
         pid = os.fork()
         if not pid:
             with contextlib.suppress(NativeError):
@@ -425,7 +425,7 @@ def test_a_fork_does_not_end_the_threads_that_compute_for_another() -> None:
     with computing() as products:
         for _ in range(20):
             before = products[0]
-            with contextlib.closing(sandbox.Child(Server, doing="the work", limit_s=60.0)) as child:
+            with contextlib.closing(sandbox.Worker(Server, doing="the work", limit_s=60.0)) as child:
                 assert child.call("pid") != os.getpid(), "the server is its parent"
             deadline = time.monotonic() + 60
             while products[0] == before and time.monotonic() < deadline:
@@ -436,11 +436,11 @@ def test_a_fork_does_not_end_the_threads_that_compute_for_another() -> None:
 def test_a_server_that_was_killed_is_replaced() -> None:
     def parents() -> Iterator[int]:
         for _ in range(2):
-            with contextlib.closing(sandbox.Child(Server, doing="the work", limit_s=60.0)) as child:
+            with contextlib.closing(sandbox.Worker(Server, doing="the work", limit_s=60.0)) as child:
                 yield child.call("pid")
             os.kill(sandbox._servers[0]._process.pid, signal.SIGKILL)
             with pytest.raises(NativeError, match=r"the process that others are forked from crashed"):
-                sandbox.Child(Server, doing="the work", limit_s=60.0)
+                sandbox.Worker(Server, doing="the work", limit_s=60.0)
 
     first, second = in_a_thread(lambda: [*parents()])
     assert first != second
@@ -476,7 +476,7 @@ def test_weights_that_lie_in_a_file_are_shared_with_forks_of_the_server(tmp_path
 
     def described() -> Any:
         make = partial(Held, array)
-        with contextlib.closing(sandbox.Child(make, doing="the work", limit_s=60.0)) as child:
+        with contextlib.closing(sandbox.Worker(make, doing="the work", limit_s=60.0)) as child:
             return child.call("described")
 
     assert in_a_thread(described) == ((1 << 20) - 1, not change)
@@ -488,8 +488,8 @@ def test_weights_that_lie_in_a_file_are_shared_with_forks_of_the_server(tmp_path
 @forks
 def test_a_child_does_not_outlive_its_session() -> None:
     session = Session(graph(RELU))
-    assert isinstance(session._held, sandbox.Child)
-    pid = session._held._process.pid
+    assert isinstance(session._worker, sandbox.Worker)
+    pid = session._worker._process.pid
     assert is_running(pid)
     session.close()
     assert not is_running(pid)

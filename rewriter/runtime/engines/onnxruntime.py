@@ -69,7 +69,7 @@ class Session(AbstractContextManager["Session"]):
         import_onnxruntime()  # here, so that every forked child has it loaded
         self._model, self._optimize = model, optimize
         self._file = str(model.path) if model.path else None
-        self._held: sandbox.Held | None = None
+        self._worker: sandbox.AnyWorker | None = None
         self._gpu = _cuda.get() == [] and sandbox.FORKS and not sandbox.inside
         try:
             self._open()
@@ -79,7 +79,7 @@ class Session(AbstractContextManager["Session"]):
     def _open(self) -> None:
         model, optimize, gpu = self._model, self._optimize, self._gpu
         with self._explained():
-            self._held = sandbox.held(
+            self._worker = sandbox.worker(
                 partial(LocalSession, model, optimize=optimize, gpu=gpu, tf32=False),
                 doing="ONNX Runtime with CUDA" if gpu else "ONNX Runtime",
                 limit_s=RUN_S,
@@ -114,12 +114,12 @@ class Session(AbstractContextManager["Session"]):
         return self._run(feeds, outputs)
 
     def _run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None) -> dict[str, Array]:
-        if self._held is None:
+        if self._worker is None:
             raise ArithmeticRunError(
                 "the session is closed", where=self._file, hint="make another session of the same model"
             )
         with self._explained():
-            values: dict[str, Array] = self._held.call("run", dict(feeds), outputs, limit_s=RUN_S)
+            values: dict[str, Array] = self._worker.call("run", dict(feeds), outputs, limit_s=RUN_S)
         return values
 
     @contextmanager
@@ -135,9 +135,9 @@ class Session(AbstractContextManager["Session"]):
 
     def close(self) -> None:
         """Free the session; the weights stay with the model."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
 
     def __exit__(self, *_: object) -> None:
         self.close()
