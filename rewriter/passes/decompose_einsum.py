@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from string import ascii_lowercase
 
 import numpy as np
 from onnx import NodeProto
@@ -43,6 +45,8 @@ class DecomposeEinsum(GraphPass):
     all others. Transposes and Reshapes bring the axes into order; a constant operand is reordered in advance
     (docs/accuracy.md#as-flax-writes-it).
 
+    Any other Einsum with capital labels gets small ones, which is all that TensorRT's parser takes.
+
     Declines:
         - more or fewer than two operands, an ellipsis, a diagonal, a sum over a label of one operand only, an
           outer product
@@ -66,13 +70,34 @@ class DecomposeEinsum(GraphPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for node in graph.nodes:
             if is_op(node, "Einsum"):
-                product = _product_of(attribute(node, "equation", ""))
+                equation = attribute(node, "equation", "")
+                product = _product_of(equation)
                 reason = _unfold(graph, node, product) if product else "it is no product of two matrices"
-                yield (
-                    Refusal(display_name(node), reason)
-                    if reason
-                    else Change(display_name(node), "became MatMul")
-                )
+                small = _with_small_labels(equation)
+                if reason and small != equation:
+                    ends, name = (node.input, node.output), display_name(node)
+                    clone = graph.clone_node(node, *ends, name=node.name, equation=small)
+                    graph.replace_producer(node.output[0], clone)
+                    yield Change(name, f"{equation} became {small}")
+                elif reason:
+                    yield Refusal(display_name(node), reason)
+                else:
+                    yield Change(display_name(node), "became MatMul")
+
+
+def _with_small_labels(equation: str) -> str:
+    """The equation with unused small letters for its capitals, as far as there are any.
+
+    Without "->" the order of the labels decides that of the axes: it is written out.
+    """
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    capitals = dict.fromkeys(re.findall("[A-Z]", inputs))
+    free = [letter for letter in ascii_lowercase if letter not in inputs]
+    if not capitals or len(free) < len(capitals) or ("." in inputs and not arrow):
+        return equation
+    if not arrow:
+        output = "".join(sorted(letter for letter in set(inputs) - {","} if inputs.count(letter) == 1))
+    return f"{inputs}->{output}".translate(str.maketrans(dict(zip(capitals, free, strict=False))))
 
 
 def _product_of(equation: str) -> Product | None:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from onnx import NodeProto, helper, parser
 
 from rewriter.base.text import count as counted
-from rewriter.ir.graph import GraphEditor, attribute, display_name, open_graphs
+from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op, open_graphs
 from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.model.tensors import FLOATS
 from rewriter.passes.base import Change, Context, Event, Exactness, ModelPass, Refusal, Requires
@@ -22,17 +23,19 @@ class DecomposeOperators(ModelPass):
 
     What the parser takes by name has no ONNX schema, and would keep its types. Each is written as ONNX
     Runtime's documentation defines it (docs/ContribOperators.md of microsoft/onnxruntime). The scale of an
-    attention moves before its first product, where FP16 has room for it.
+    attention moves before its first product, where FP16 has room for it. A DFT of constant length is a
+    product by a matrix of cosines and sines.
 
     Declines:
         - an attention with past keys, several outputs, packed or unknown inputs, or a causal mask
         - a mask of an attention that is no [batch, keys]
-        - the mean and deviation of a norm; batches that are transposed; unknown activations
+        - the mean and deviation of a norm; batches that are transposed
+        - a DFT of unknown length or more than 2048 points, and a one-sided one of complex numbers
     """
 
     name = "decompose-operators"
     requires = Requires(opset=17)
-    exactness = Exactness(1e-5, "FP32 sums in another order, and ONNX Runtime's own approximation of Tanh")
+    exactness = Exactness(1e-5, "FP32 sums in another order, and ONNX Runtime's own Tanh")
     before = """
         <ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
         g (float[2,3] x) => (float[2,3] y) {
@@ -77,7 +80,7 @@ class _Call:
     names: dict[str, str] = field(default_factory=dict)
 
     def __getitem__(self, index: int) -> str:
-        return self._named(self.node.input[index])
+        return self.named(self.node.input[index])
 
     def has(self, *indices: int) -> bool:
         return any(any(self.node.input[i : i + 1]) for i in indices)
@@ -92,16 +95,21 @@ class _Call:
     def number(self, value: float) -> str:
         """A constant of the type of the first input."""
         base = f"{self.node.output[0]}/{value:.4g}"
-        return self._named(self.graph.add_constant(base, value, self.node.input[0]))
+        return self.named(self.graph.add_constant(base, value, self.node.input[0]))
 
     def ints(self, *values: int) -> str:
-        return self._named(self.graph.add_ints(f"{self.node.output[0]}/sizes", *values))
+        return self.named(self.graph.add_ints(f"{self.node.output[0]}/sizes", *values))
 
-    def _named(self, tensor: str) -> str:
+    def named(self, tensor: str) -> str:
         """A name for a tensor that no text has."""
         name = f"given{len(self.names)}"
         self.names[name] = tensor
         return name
+
+    def whole(self, index: int, default: int) -> int:
+        """A constant of one integer, such as an axis; `UNKNOWN` if it is computed."""
+        value = self.graph.constant(self.node.input[index]) if self.has(index) else np.array(default)
+        return UNKNOWN if value is None else int(value.reshape(-1)[0])
 
     def width(self, index: int) -> int:
         """Last size of an input; 0 if it is not known."""
@@ -130,10 +138,18 @@ class _Call:
         return len(nodes)
 
 
+UNKNOWN = -(2**31)
+"""No axis, and no length."""
+
+LONGEST = 2048
+"""Most points of a DFT that is written as a product: its matrix of cosines and sines has 32 MiB."""
+
 _Definition = Callable[[_Call], str | Refusal]
 
 
 def _definition(node: NodeProto) -> _Definition | None:
+    if is_op(node, "DFT"):
+        return _dft
     return DEFINITIONS.get(node.op_type) if node.domain == "com.microsoft" else None
 
 
@@ -214,6 +230,33 @@ def _packed_attention(call: _Call) -> str | Refusal:
     text += f"q = Add(p, {call[2]}) " if call.has(2) else ""
     text += f"i0, i1, i2 = Split<axis = -1>(q, {call.ints(width, width, width)}) "
     return _attention(call, text, ["i0", "i1", "i2"], width, mask=3, bias=5)
+
+
+def _dft(call: _Call) -> str | Refusal:
+    """A product by a matrix, [points x parts of the input, frequencies x 2], of cosines and sines."""
+    graph, shape = call.graph, call.graph.shape(call.node.input[0]) or (0,)
+    axis = call.whole(2, -2 if graph.model.opset >= 20 else call.get("axis", 1))
+    points = shape[axis] if -len(shape) <= axis < len(shape) - 1 else 0
+    one, inverse = call.get("onesided", 0), call.get("inverse", 0)
+    count = call.whole(1, points) if isinstance(points, int) else UNKNOWN
+    if not isinstance(points, int) or not 0 < min(points, count) <= max(points, count) <= LONGEST:
+        return call.refusal(f"its length is not known, or above {LONGEST}")
+    if (one and (inverse or shape[-1] != 1)) or shape[-1] not in (1, 2):
+        return call.refusal("it is one-sided, of complex numbers")
+    rank, at = len(shape), axis % len(shape)
+    frequencies = np.arange(count // 2 + 1 if one else count)
+    turns = np.outer(np.arange(points), frequencies) % count / count
+    wave = np.exp((2j if inverse else -2j) * np.pi * turns) / (count if inverse else 1)
+    wave[count:] = 0  # points beyond the length are cut off, and those that lack are 0
+    parts = np.stack([wave, 1j * wave][: shape[-1]], axis=1).reshape(-1, len(frequencies))
+    matrix = np.stack([parts.real, parts.imag], axis=-1).reshape(len(parts), -1)
+    weight = call.named(graph.add_constant(f"{call.node.output[0]}/waves", matrix, call.node.input[0]))
+    zeros, perm = [0] * (rank - 2), list(range(rank))
+    perm.insert(rank - 2, perm.pop(at))
+    back = [perm.index(place) for place in range(rank)]
+    return f"""t = Transpose<perm = {perm}>({call[0]})  f = Reshape(t, {call.ints(*zeros, len(parts))})
+        p = MatMul(f, {weight})  s = Reshape(p, {call.ints(*zeros, len(frequencies), 2)})
+        y0 = Transpose<perm = {back}>(s)"""
 
 
 def _attention(call: _Call, text: str, heads: list[str], width: int, mask: int, bias: int) -> str | Refusal:
