@@ -32,7 +32,7 @@ from rewriter.runtime.metrics.tolerances import TOLERANCES, Tolerance, precision
 from rewriter.target import Target
 from rewriter.verification.build_check import judged_report
 from rewriter.verification.compare_runs import Standard, run_check
-from rewriter.verification.expected import MOST_SAMPLES, Expected, judging, run_all
+from rewriter.verification.expected import MOST_SAMPLES, Expected, expected_outputs, judging
 from rewriter.verification.not_finite import nan_warnings
 from rewriter.verification.verdict import CPU, Check, Verdict
 from rewriter.verification.verifier import Verifier
@@ -127,13 +127,12 @@ def verify(
 def _without_reference(judge: Verifier, original: Model, chosen: Choice) -> str:
     """Compute the reference; or why ONNX Runtime cannot, where an engine of the original can stand in."""
     try:
-        exact = run_all(reference(original), judge.samples)
+        judge.expected = expected_outputs(original, judge.samples)
     except NoKernelError as error:
         if chosen.engine and ENGINES[chosen.engine].builds:
             return error.what
         error.hint = "on a GPU its FP32 engine is the reference: `engine=tensorrt`, with `plugin-lib`"
         raise
-    judge.expected = Expected(exact, exact)
     return ""
 
 

@@ -22,8 +22,11 @@ from rewriter.runtime.metrics.outputs import OutputComparison, worst_of_samples
 from rewriter.runtime.metrics.pairwise_error import degenerate
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2, TOLERANCES, USABLE, Tolerance, precision_of
 from rewriter.verification.compare_runs import Standard, compare_outputs
-from rewriter.verification.expected import Expected, Outputs, as_declared, run_all, selects_rows
+from rewriter.verification.expected import Expected, Outputs, as_declared, run_all, selects_rows, with_states
 from rewriter.verification.verdict import Check, Excuse
+
+SMALL_STATE = 1e-2
+"""Root mean square below which a final state counts as one of this size: a residual is small on purpose."""
 
 BOTH_ROUND = 2.0
 """Largest distance of two models that both round every tensor, in units of the distance of one from the exact
@@ -122,12 +125,21 @@ def check_emulation(
     name, low, accumulation = ("tf32", "tf32", "fp32") if fp32 else ("emulation", precision, accumulation)
     held = standard or Standard(TOLERANCES[low], as_sets=selects_rows(fixed))
     emulate = partial(emulation, accumulation=accumulation, tf32=tf32)
-    check = _compare_run(name, expected.exact, partial(_run, fixed, samples, emulate), held)
+    runs = list[Outputs]()
+
+    def run() -> Sequence[Outputs]:
+        runs.extend(_run(with_states(fixed) if expected.states else fixed, samples, emulate))
+        return runs
+
+    check = _compare_run(name, expected.exact, run, held)
     if check.passed is None:
         return check
+    wrong = _wrong_states(expected.states, runs, held.tolerance.value)
+    check = replace(check, passed=check.passed and not wrong, details=(*check.details, *wrong))
     how = low.upper() + " emulated"
     how += f", sums in {sums(fixed, accumulation)}" if accumulation == "fp16" else ""
     summary = f"{how}: {check.error_words(held.tolerance.value)}"
+    summary += f"; {wrong[0]}" if wrong else ""
     summary += "".join(f"; not step by step: {reason}" for reason in kept_whole(fixed))
     if float64 and not check.passed:
         summary += "; TensorRT computes float64 in float32, which is not enough here"
@@ -136,6 +148,19 @@ def check_emulation(
     if name == "tf32" and not check.passed:
         summary += "; --noTF32, or NVIDIA_TF32_OVERRIDE=0, makes it slower and exact"
     return replace(check, summary=summary)
+
+
+def _wrong_states(expected: Sequence[Outputs], runs: Sequence[Outputs], tolerance: float) -> list[str]:
+    """A sentence for each final state that nothing reads and that is beyond the tolerance."""
+    errors: dict[str, float] = {}
+    for exact, run in zip(expected, runs, strict=False):
+        for name in exact.keys() & run.keys():
+            wide = exact[name].astype(np.float64)
+            size = max(float(np.linalg.norm(wide)), SMALL_STATE * math.sqrt(wide.size))
+            error = float(np.linalg.norm(run[name] - wide)) / size if size else 0.0
+            errors[name] = max(errors.get(name, 0.0), error)
+    names = sorted(name for name, error in errors.items() if not error <= tolerance)
+    return [f"{name}, which nothing reads, errs by {errors[name]:.2g}" for name in names]
 
 
 def conditioning(model: Model, samples: Sequence[Outputs], exact: Sequence[Outputs]) -> dict[str, float]:

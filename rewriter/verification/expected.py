@@ -6,9 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from onnx import helper
 
+from rewriter.ir.graph import reads, states
+from rewriter.ir.graph.ops import LOOPS, RECURRENT
 from rewriter.ir.model import Array, Model, walk_nodes
-from rewriter.ir.model.schemas import NUMPY_TYPES
+from rewriter.ir.model.graphs import subgraphs
+from rewriter.ir.model.schemas import EXCHANGEABLE, NUMPY_TYPES, logical_name
 from rewriter.runtime.emulation import reference, rounded
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.inputs import Samples
@@ -28,10 +32,12 @@ class Expected:
         exact: With every FP16 and BF16 tensor in FP32: the reference for the fixed model.
         as_written: Rounded where the model rounds: the reference for structural passes. The same as `exact`
             for an FP32 model.
+        states: As `exact`, the final states of recurrences that nothing reads, by the names of `with_states`.
     """
 
     exact: Sequence[Outputs]
     as_written: Sequence[Outputs]
+    states: Sequence[Outputs] = ()
 
 
 def judging(samples: Samples, most: int = MOST_SAMPLES) -> list[int]:
@@ -59,8 +65,36 @@ def expected_outputs(model: Model, samples: Sequence[Outputs]) -> Expected:
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
-    exact = run_all(reference(model), samples)
-    return Expected(exact, exact if precision_of(model) == "fp32" else run_all(rounded(model), samples))
+    own = {port.name for port in model.signature.outputs}
+    everything = run_all(reference(with_states(model)), samples)
+    exact, final = (
+        [{name: value for name, value in run.items() if (name in own) is kept} for run in everything]
+        for kept in (True, False)
+    )
+    as_written = exact if precision_of(model) == "fp32" else run_all(rounded(model), samples)
+    return Expected(exact, as_written, final)
+
+
+def with_states(model: Model) -> Model:
+    """`model` with the final states of its recurrences that nothing reads as outputs, too."""
+    result, facts = model.copy(), model.facts()
+    graph = result.proto.graph
+    read = {name for node in graph.node for name in reads(node)} | {value.name for value in graph.output}
+    for node in [node for node in graph.node if node.op_type in LOOPS | RECURRENT]:
+        first = logical_name(next(filter(None, node.output), ""))
+        kept = [facts.main[n].dtype for n in node.input[:1] if n in facts.main] * (
+            1 + (node.op_type == "LSTM")
+        )
+        places = list(enumerate(kept, 1))
+        for body in subgraphs(node):
+            types = {v.name: v.type.tensor_type.elem_type for v in body.output}
+            places = [(index, types[after]) for index, (_, after) in enumerate(states(node, body))]
+        for index, dtype in places:
+            node.output.extend([""] * (index + 1 - len(node.output)))
+            if dtype in EXCHANGEABLE and node.output[index] not in read:
+                node.output[index] = f"{first}/state{index}"
+                graph.output.append(helper.make_tensor_value_info(node.output[index], dtype, None))
+    return result
 
 
 def run_all(model: Model, samples: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:

@@ -126,3 +126,16 @@ def test_what_stays_whole_is_named(model: Model, reason: str) -> None:
     samples = [{"x": x()}] if reason != "30000 steps" else []
     check = check_emulation(expected_outputs(model, samples), low, "fp16", samples)
     assert reason in check.summary
+
+
+def test_a_state_that_nothing_reads_counts() -> None:
+    """The cell of an LSTM adds up; its gate to the output is shut, and what is read stays 0."""
+    bias = [12.0, -30.0, 12.0, 0.0, 0, 0, 0, 0]
+    text = f"""g (float[3000,1,1] x) => (float[3000,1,1,1] y)
+        <float[1,4,1] W = {{0, 0, 0, 1}}, float[1,4,1] R = {{0, 0, 0, 0}},
+         float[1,8] B = {{{", ".join(map(str, bias))}}}> {{ y = LSTM<hidden_size = 1>(x, W, R, B) }}"""
+    source, samples = graphs.graph(text), [{"x": np.ones((3000, 1, 1), np.float32)}]
+    expected = expected_outputs(source, samples)
+    check = check_emulation(expected, in_fp16(source), "fp16", samples)
+    assert check.passed is False and "y/state2, which nothing reads, errs by" in check.summary
+    assert check_emulation(expected, source, "fp32", samples).passed

@@ -155,5 +155,6 @@ def _judged(
     kinds = probabilities(original)
     telling = [n for n, outputs in enumerate(exact) if not finds_nothing(outputs, kinds)]
     telling = telling or [*range(len(indices))]
-    outputs = Expected([exact[n] for n in telling], [written[n] for n in telling])
+    states = [*first.states, *more.states]
+    outputs = Expected(*([values[n] for n in telling] for values in (exact, written, states)))
     return job, [indices[n] for n in telling], [feeds[n] for n in telling], outputs
