@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rewriter
 from rewriter.ir.model import Array, Model, load
+from rewriter.ir.plan.plan_file import from_text, to_text
 from rewriter.runtime.emulation.recurrences import GATES
 
 OPTIONS: dict[str, Any] = {"build": False, "passes": "mixed-precision"}
@@ -65,6 +66,7 @@ def test_a_slow_state_is_repaired(model: Model) -> None:
     assert finding.kind == "slow-state"
     result = rewriter.fix(model, inputs=data, **OPTIONS)
     assert result.verified and {d.rule for d in result.decisions} == {"slow-state"}
+    assert result.plan is not None and from_text(to_text(result.plan)).fp32 == result.plan.fp32
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ def _entry(decision: Decision) -> dict[str, Any]:
     fields = asdict(decision)
     del fields["repair"], fields["norm"]  # the name of the list states the repair
     if decision.range is not None:  # JSON has no NaN and no infinity; `float` reads their names
+        del fields["range"]["step"]  # the reason states it
         numbers = fields["range"].items()
         fields["range"] = {name: n if math.isfinite(n) else str(n) for name, n in numbers}
     return fields
