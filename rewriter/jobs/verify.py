@@ -77,7 +77,11 @@ def verify(
             _require_same_ports(*models)
             samples = request.samples(models[0], deployed)
             places = judging(samples)
-            data = replace(samples.source, names=tuple(samples.source.names[place] for place in places))
+            data = replace(
+                samples.source,
+                beyond=deployed.beyond(samples.source.spans),
+                names=tuple(samples.source.names[place] for place in places),
+            )
         precision = precision_of(models[1])
         rounds = precision == "fp32" and chosen.engine != "onnxruntime"
         default = TOLERANCES["tf32" if rounds else precision]

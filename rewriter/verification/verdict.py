@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rewriter.base.text import count
 from rewriter.runtime.emulation.divergence import NodeError
+from rewriter.runtime.engines.deployment import shown
 from rewriter.runtime.engines.protocol import Latency
+from rewriter.runtime.engines.tensor_files import Shape
 from rewriter.runtime.metrics.outputs import OutputComparison, OutputStatistics
 from rewriter.runtime.metrics.pictures import Picture
 
@@ -158,13 +160,18 @@ def ran(checks: Iterable[Check]) -> bool:
     return any(check.name == "run" and check.passed and check.device != CPU for check in checks)
 
 
-def proof(checks: Sequence[Check], samples: int, *, real: bool) -> str:
+def proof(
+    checks: Sequence[Check], samples: int, *, real: bool, beyond: Mapping[str, tuple[Shape, Shape]]
+) -> str:
     """How a result that passed was verified: emulation on random data proves nothing about the user's.
 
     Args:
         samples: Number of those that judged; 0 if unknown.
+        beyond: As `DataSource.beyond`.
     """
     on = f" on {count(samples, 'sample')}" if samples and real else "" if real else " on random data"
+    shapes = (f"{name} at {shown(seen)} of up to {shown(most)}" for name, (seen, most) in beyond.items())
+    on += f" ({', '.join(shapes)})" if beyond else ""
     run = next((check for check in checks if check.name == "run" and check.passed), None)
     if run is not None:
         return f"Verified {run.place}{on}"

@@ -59,7 +59,7 @@ class VerifyResult(Summary):
         if not self.passed:
             failed = ", ".join(check.name for check in self.checks if check.passed is False)
             return f"VERIFICATION FAILED ({failed or 'nothing ran'})"
-        return proof(self.checks, self.data.samples, real=self.data.real)
+        return proof(self.checks, self.data.samples, real=self.data.real, beyond=self.data.beyond)
 
     def summary(self) -> Iterator[Row]:
         yield "verdict", self.ending

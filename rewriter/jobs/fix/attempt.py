@@ -29,6 +29,7 @@ from rewriter.passes.base import Context, Pass, Rescaled
 from rewriter.pipeline.driver import Driver, PassResult
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.ranges import Ranges, measure
+from rewriter.runtime.ranges.profile_end import scale_to_profile
 from rewriter.target.costs import priced
 from rewriter.verification.verdict import GOALS, Check, deciding
 from rewriter.verification.verifier import engine_first
@@ -217,6 +218,7 @@ def _ranges(model: Model, workload: Workload) -> Ranges:
         verified = workload.verifier.places if wide is model else ()
         ranges = measure(wide, samples, outputs_of=verified, channels=True, progress=done)
     ranges.real = samples.source.real
+    scale_to_profile(model, ranges, workload.job.deployment.beyond(samples.source.spans))
     return ranges
 
 

@@ -83,7 +83,8 @@ class FixResult(Summary):
             return "Fixed, and builds, but no result could be compared"
         real = self.data is None or self.data.real
         alike = ", as accurate as FP32 here" if self.conclusion.kind == "as-fp32" else ""
-        how = proof(self.checks, self.judged, real=real) + alike
+        beyond = self.data.beyond if self.data is not None else {}
+        how = proof(self.checks, self.judged, real=real, beyond=beyond) + alike
         if self.conclusion.lowered:
             return how
         what = "all of it is FP32" if self.plan is None or self.plan.float_nodes else "no node has floats"

@@ -64,7 +64,12 @@ def run(job: FixJob) -> FixResult:
             target=job.precision.target,
             passes=list(attempt.passes),
             plan=attempt.plan,
-            data=replace(data, spans=verifier.spans, profiled=frozenset(job.deployment.profile)),
+            data=replace(
+                data,
+                spans=verifier.spans,
+                profiled=frozenset(job.deployment.profile),
+                beyond=job.deployment.beyond(samples.source.spans),
+            ),
             verdict=Verdict(attempt.checks) if request.verify or attempt.checks else None,
             warnings=[*conclusion.remarks, *attempt.warnings, *verifier.not_run(), *notes],
             seconds=stage.seconds,

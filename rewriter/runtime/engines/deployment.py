@@ -27,6 +27,12 @@ class Deployment:
     plugins: tuple[Path, ...] = ()
     profile: Mapping[str, Span] = field(default_factory=dict)
 
+    def beyond(self, sampled: Mapping[str, Span]) -> dict[str, tuple[Shape, Shape]]:
+        """The largest shapes of the samples and of the profile, for each input where the latter is larger."""
+        both = self.profile.keys() & sampled.keys()
+        pairs = {name: (sampled[name][2], self.profile[name][2]) for name in sorted(both)}
+        return {name: pair for name, pair in pairs.items() if any(a < b for a, b in zip(*pair, strict=True))}
+
     def choose(self) -> Choice:
         """The engine that runs here; see `this_machine.choose`."""
         return this_machine.choose(self.engine)

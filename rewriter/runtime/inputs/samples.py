@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from rewriter.base.errors import InputsError, did_you_mean
 from rewriter.base.text import article
 from rewriter.ir.model import Array, Port, Signature
-from rewriter.runtime.engines.tensor_files import Span, spans_of
+from rewriter.runtime.engines.tensor_files import Shape, Span, spans_of
 
 NO_NUMBERS = (0, TensorProto.STRING)
 """Element types that cannot be fed: of sequences, maps and optionals, and strings."""
@@ -30,6 +30,7 @@ class DataSource:
         names: Where the samples came from, file by file, in the order in which results are judged by them.
         spans: Smallest, typical and largest shape by input, where known: builds with dynamic shapes use them.
         profiled: Inputs whose span the user gave.
+        beyond: As `Deployment.beyond`: results are compared at the shapes of the samples.
     """
 
     text: str
@@ -40,6 +41,7 @@ class DataSource:
     spans: Mapping[str, Span] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     profiled: frozenset[str] = frozenset()
+    beyond: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
 
 
 Read = Callable[[], Mapping[str, Any]]
