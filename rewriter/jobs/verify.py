@@ -221,7 +221,7 @@ def _engine_as_reference(judge: Verifier, original: Model, outcome: EngineOutcom
 def _reference_check(judge: Verifier, original: Model, outcome: EngineOutcome, _: str) -> Check:
     """Compares the original's FP32 engine with ONNX Runtime, which shows errors of the library alone."""
     assert judge.expected is not None
-    standard = replace(Standard.of(original, TOLERANCES["fp32"]), parts=False)
+    standard = Standard.of(original, TOLERANCES["fp32"])
     check, judged = run_check(judge.expected.exact, [outcome], standard)
     if not outcome.ran:
         problem = f"the original did not run here: {outcome.problem}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from rewriter.report.tables import Cell, Kind, State, Table, number, table
 from rewriter.runtime.inputs.samples import DataSource
-from rewriter.runtime.metrics.outputs import OutputComparison, OutputStatistics
+from rewriter.runtime.metrics.outputs import ROUNDING_NOISE, OutputComparison, OutputStatistics
 from rewriter.verification.verdict import ARITHMETIC, Check, deciding
 
 RESULTS: Mapping[bool | None, tuple[str, State]] = {
@@ -34,14 +34,17 @@ def check_dict(check: Check) -> dict[str, Any]:
 
 
 def size(output: OutputComparison) -> str:
-    return f"{output.relative_l2:.2g}" if output.finite else "NaN or infinity"
+    noise = output.note if output.note == ROUNDING_NOISE else f"{output.relative_l2:.2g}"
+    return noise if output.finite else "NaN or infinity"
 
 
 def part_lines(check: Check) -> Iterator[str]:
     """One line for each output that is judged by its parts, the parts that err most first."""
     for whole in check.outputs:
         own = sorted((one for one in check.outputs if one.of == whole.name), key=lambda one: -one.excess)
-        shown = [f"{one.name.removeprefix(whole.name)[2:-1]}: {size(one)}" for one in own[:PARTS]]
+        shown = [
+            f"{'scores, ' * bool(one.probability)}{one.part or one.note}: {size(one)}" for one in own[:PARTS]
+        ]
         if shown:
             more = f" and {len(own) - PARTS} more" if own[PARTS:] else ""
             yield f"{whole.name}: {size(whole)}, of its parts {'; '.join(shown)}{more}"

@@ -20,6 +20,7 @@ from rewriter.runtime.emulation.recurrences import kept_whole
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.metrics.outputs import OutputComparison, worst_of_samples
 from rewriter.runtime.metrics.pairwise_error import degenerate
+from rewriter.runtime.metrics.parts import Parts
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2, TOLERANCES, USABLE, Tolerance, precision_of
 from rewriter.verification.compare_runs import Standard, compare_outputs
 from rewriter.verification.expected import Expected, Outputs, as_declared, run_all, selects_rows, with_states
@@ -74,9 +75,7 @@ def check_structure(
     """
     tolerance = sum(step.exactness.tolerance for step in passes)
     noise = _own_rounding(expected, rewritten) if tolerance else {}
-    held = Standard(
-        Tolerance(tolerance, RELATIVE_L2, "the passes"), as_sets=selects_rows(rewritten), parts=False
-    )
+    held = Standard(Tolerance(tolerance, RELATIVE_L2, "the passes"), as_sets=selects_rows(rewritten))
     run = (lambda: outputs) if outputs is not None else partial(_run, rewritten, samples, rounded)
     check = _compare_run("structure", expected.as_written, run, held, noise)
     if check.passed is None:
@@ -131,7 +130,7 @@ def check_emulation(
         runs.extend(_run(with_states(fixed) if expected.states else fixed, samples, emulate))
         return runs
 
-    check = _compare_run(name, expected.exact, run, held)
+    check = _compare_run(name, expected.exact, run, held, parts=expected.parts)
     if check.passed is None:
         return check
     wrong = _wrong_states(expected.states, runs, held.tolerance.value)
@@ -163,7 +162,7 @@ def _wrong_states(expected: Sequence[Outputs], runs: Sequence[Outputs], toleranc
     return [f"{name}, which nothing reads, errs by {errors[name]:.2g}" for name in names]
 
 
-def conditioning(model: Model, samples: Sequence[Outputs], exact: Sequence[Outputs]) -> dict[str, float]:
+def conditioning(model: Model, samples: Sequence[Outputs], expected: Expected) -> dict[str, float]:
     """Relative L2 error of each output when its FP32 sums run in another order.
 
     ONNX Runtime with its graph optimisations computes the same model with fused kernels. No result can be
@@ -177,11 +176,8 @@ def conditioning(model: Model, samples: Sequence[Outputs], exact: Sequence[Outpu
             reordered = [session.run(sample) for sample in samples]
     except ArithmeticRunError:
         return {}
-    return {
-        o.name: o.relative_l2
-        for o in compare_outputs(exact, reordered, _distance(model)).comparisons
-        if o.finite
-    }
+    judged = compare_outputs(expected.exact, reordered, _distance(model), parts=expected.parts)
+    return {o.name: o.relative_l2 for o in judged.comparisons if o.finite}
 
 
 def excused(check: Check, conditioning: Callable[[], Mapping[str, float]]) -> Check:
@@ -356,6 +352,7 @@ def _compare_run(
     run: Callable[[], Sequence[Outputs]],
     standard: Standard,
     noise: Mapping[str, float] | None = None,
+    parts: Parts | None = None,
 ) -> Check:
     """Runs a model and compares its outputs; `noise` is added to the standard's tolerance, by output."""
     start = time.perf_counter()
@@ -363,7 +360,7 @@ def _compare_run(
         actual = run()
     except ArithmeticRunError as error:
         return Check(name, None, f"not checked: {error.what}", seconds=time.perf_counter() - start)
-    weighed = compare_outputs(expected, actual, standard)
+    weighed = compare_outputs(expected, actual, standard, parts=parts)
     rounds = tuple(
         tuple(replace(o, tolerance=o.tolerance + (noise or {}).get(o.name, 0.0)) for o in outputs)
         for outputs in weighed.rounds

@@ -11,7 +11,7 @@ from rewriter.ir.model import Model
 from rewriter.runtime.engines.protocol import EngineOutcome, Latency
 from rewriter.runtime.metrics.metrics import Metric, named
 from rewriter.runtime.metrics.outputs import OutputComparison, compare, worst_of_samples
-from rewriter.runtime.metrics.parts import parts_of
+from rewriter.runtime.metrics.parts import Parts
 from rewriter.runtime.metrics.pictures import WorstOutputs
 from rewriter.runtime.metrics.probabilities import Probabilities, probabilities
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2, Tolerance
@@ -69,13 +69,12 @@ class Standard:
     """How close outputs have to be to the original's: to the user's tolerance, or to the precision's.
 
     `kinds` has outputs of the original that are probabilities, none if the user chose the measure. With
-    `as_sets` the rows of the outputs may be in another order. With `parts`, relative L2 judges parts, too.
+    `as_sets` the rows of the outputs may be in another order.
     """
 
     tolerance: Tolerance
     kinds: Mapping[str, Probabilities] = field(default_factory=dict)
     as_sets: bool = False
-    parts: bool = True
 
     @classmethod
     def of(
@@ -96,21 +95,23 @@ def compare_outputs(
     standard: Standard,
     worst: WorstOutputs | None = None,
     build: int = 0,
+    parts: Parts | None = None,
 ) -> RunComparison:
     """Compares outputs of one result with the original's, sample by sample; the worst counts.
 
     Args:
         worst: Collects the figures of several builds; `build` is the number of this one.
+        parts: Of the outputs, which relative L2 judges, too.
     """
     worst = worst or WorstOutputs()
     tolerance = standard.tolerance
     metric, by_output = named(tolerance.metric), tolerance.metric == RELATIVE_L2
-    parts = parts_of(expected, rows=standard.as_sets) if by_output and standard.parts else {}
+    own = parts if by_output else None
     rounds: list[tuple[OutputComparison, ...]] = []
     values = []
     for sample, (exact, outputs) in enumerate(zip(expected, actual, strict=True)):
         limit, kinds = tolerance.value if by_output else math.inf, standard.kinds
-        pairs = compare(exact, outputs, limit, as_sets=standard.as_sets, kinds=kinds, parts=parts)
+        pairs = compare(exact, outputs, limit, as_sets=standard.as_sets, kinds=kinds, parts=own)
         for one, pair in pairs:
             if not one.of:
                 worst.add(one.name, pair, sample=sample, build=build)
@@ -130,7 +131,11 @@ def compare_outputs(
 
 
 def run_check(
-    expected: Sequence[Outputs], outcomes: Sequence[EngineOutcome], standard: Standard, seconds: float = 0.0
+    expected: Sequence[Outputs],
+    outcomes: Sequence[EngineOutcome],
+    standard: Standard,
+    seconds: float = 0.0,
+    parts: Parts | None = None,
 ) -> tuple[Check, RunComparison]:
     """Compares every sample of every build with the original's outputs; the worst counts.
 
@@ -146,7 +151,7 @@ def run_check(
         error = None
         if outcome.ran:
             values = (outcome.values(sample) for sample in range(len(outcome.outputs)))
-            weighed.append(compare_outputs(expected, values, standard, worst, outcome.build))
+            weighed.append(compare_outputs(expected, values, standard, worst, outcome.build, parts))
             error = weighed[-1].error
         runs.append(BuildRun(outcome.build, outcome.status, outcome.problem, error, outcome.latency))
     errors = [run.error for run in runs if run.error is not None]

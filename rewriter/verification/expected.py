@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from onnx import helper
@@ -16,6 +17,7 @@ from rewriter.ir.model.schemas import EXCHANGEABLE, NUMPY_TYPES, logical_name
 from rewriter.runtime.emulation import reference, rounded
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.inputs import Samples
+from rewriter.runtime.metrics.parts import Part, parts_of
 from rewriter.runtime.metrics.tolerances import precision_of
 
 Outputs = Mapping[str, Array]
@@ -38,6 +40,11 @@ class Expected:
     exact: Sequence[Outputs]
     as_written: Sequence[Outputs]
     states: Sequence[Outputs] = ()
+
+    @cached_property
+    def parts(self) -> Mapping[str, tuple[Part, ...]]:
+        """The parts of each output, by which it is judged, too."""
+        return parts_of(self.exact)
 
 
 def judging(samples: Samples, most: int = MOST_SAMPLES) -> list[int]:

@@ -222,7 +222,7 @@ class Verifier:
         """Error of each output when the original's sums run in another order; needed where a check fails."""
         if self.expected is None:
             return {}
-        return conditioning(self.original, self.samples, self.expected.exact)
+        return conditioning(self.original, self.samples, self.expected)
 
     @cached_property
     def fp32_engine(self) -> Rounds:
@@ -236,8 +236,11 @@ class Verifier:
             (outcome,) = measure([variant], replace(self.settings, timing=None), folder)
         except EngineError:
             return ()
+        if not outcome.ran:
+            return ()
         actual = (outcome.values(number) for number in range(len(outcome.outputs)))
-        rounds = compare_outputs(self.expected.exact, actual, _tf32(original)).rounds if outcome.ran else ()
+        held, parts = _tf32(original), self.expected.parts
+        rounds = compare_outputs(self.expected.exact, actual, held, parts=parts).rounds
         return rounds if _worst(rounds) <= DEFECT * _worst(self.emulated_fp32) else ()
 
     @cached_property
@@ -262,7 +265,7 @@ class Verifier:
             outputs = run_all(reference(single), self.samples)
         except ArithmeticRunError:
             return ""
-        judged = compare_outputs(self.expected.exact, outputs, _tf32(original))
+        judged = compare_outputs(self.expected.exact, outputs, _tf32(original), parts=self.expected.parts)
         if all(output.passed for output in judged.comparisons):
             return ""
         seen = analyses(original, measure_ranges(reference(original), self.samples), PrecisionRequest())
@@ -330,8 +333,8 @@ class Verifier:
             start: Of their builds or runs, by `time.perf_counter`.
         """
         assert self.expected is not None
-        standard = self.standards[precision]
-        check, judged = run_check(self.expected.exact, outcomes, standard, time.perf_counter() - start)
+        standard, seconds = self.standards[precision], time.perf_counter() - start
+        check, judged = run_check(self.expected.exact, outcomes, standard, seconds, self.expected.parts)
         check = excused(check, lambda: self.conditioning)
         chance, engine = errs_by_chance(fixed), "the network's own FP32 engine"
         check = as_fp32(check, lambda: self.fp32_engine, engine, by_chance=chance, parts_alone=self.asked)

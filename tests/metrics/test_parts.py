@@ -10,7 +10,7 @@ import pytest
 
 from rewriter.ir.model import Array
 from rewriter.runtime.metrics.metrics import by_parts, detections
-from rewriter.runtime.metrics.outputs import OutputComparison, compare
+from rewriter.runtime.metrics.outputs import ROUNDING_NOISE, OutputComparison, compare
 from rewriter.runtime.metrics.parts import chance, parts
 from rewriter.runtime.metrics.probabilities import Probabilities
 
@@ -84,9 +84,22 @@ def test_outputs_of_one_scale_have_no_parts(seed: int) -> None:
 
 
 def test_samples_together_show_a_part_that_each_of_them_might_have_by_chance() -> None:
-    one = [np.array([[1.0, -3.0, 0.02]]) * factor for factor in (1.0, 2.0, 0.5, -1.5)]
+    one = [np.array([[a, b, 0.02 * c]]) for a, b, c in np.random.default_rng(0).normal(1.0, 1.0, (8, 3))]
     assert parts(one[:1]) == ()
     assert [str(part) for part in parts(one)] == ["column 2 of axis 1"]
+    assert parts([one[0] * factor for factor in range(1, 9)]) == (), "copies show no more than one of them"
+
+
+def test_a_batch_of_copies_has_no_parts_by_chance() -> None:
+    drawn = np.random.default_rng(0)
+    for copies, length in ((8, 10), (8, 1000), (2, 800)):
+        assert parts([np.tile(drawn.normal(size=length), (copies, 1))]) == ()
+
+
+def test_columns_in_turn_are_parts() -> None:
+    drawn, kinds = np.random.default_rng(0), np.array([1.0, 1.0, 1.0, 0.01, 0.01])
+    (part,) = parts([(drawn.uniform(5.0, 250.0, (33, 5)) * kinds).reshape(1, 165)])
+    assert str(part) == "66 columns from 3 to 164 of axis 1"
 
 
 def test_axes_of_other_lengths_and_samples_without_a_part() -> None:
@@ -150,7 +163,7 @@ def test_rounding_noise_of_a_larger_computation_passes() -> None:
     scores = scaled((1, 8, 500), 1, np.array([0.3] * 7 + [1e-6]))
     noisy = scores + np.where(np.arange(8) == 7, 2e-8, 0.0)[None, :, None] * np.sign(normal(1, 8, 500))
     dead = judged(scores, noisy)[1]
-    assert dead.passed and dead.relative_l2 == 0.0
+    assert dead.passed and dead.relative_l2 == 0.0 and dead.note == ROUNDING_NOISE
     assert not judged(scores, put(scores, np.s_[:, 7], 3e-6))[1].passed
 
 
@@ -170,8 +183,20 @@ def test_scores_beside_boxes_pass_by_their_differences() -> None:
     nearly = put(dim, np.s_[:, 4:], dim[:, 4:] * 1.02)
     assert [one.passed for one in judged(dim, nearly)] == [True, False]
     assert [one.passed for one in judged(dim, nearly, kind)] == [True, True]
-    assert "scores, rows 4 to 83" in judged(dim, nearly, kind)[1].name
     assert not judged(dim, put(dim, np.s_[:, 4:], dim[:, 4:] * 1.2), kind)[1].passed
+
+
+def test_places_and_classes_of_a_probability_map_in_which_nothing_is_found() -> None:
+    """A page's margins are no part of a text detector's map, and a class below 0.01 is found by nobody."""
+    page = np.where(np.arange(64)[:, None] < 40, 1e-4, np.abs(normal(64, 64)) % 1.0)[None, None]
+    other = np.where(page < 1e-3, 1.5e-4, page)
+    alone = Probabilities("a Sigmoid")
+    assert [one.passed for one in judged(page, other)] == [True, False]
+    assert [one.passed for one in judged(page, other, alone)] == [True]
+    classes = np.concatenate([page, np.abs(normal(1, 1, 64, 64)) % 2e-3], axis=1)
+    faint = put(classes, np.s_[:, 1], classes[:, 1] * 1.3)
+    assert [one.passed for one in judged(classes, faint, alone)] == [True, True]
+    assert not judged(classes, put(classes, np.s_[:, 1], 0.02), alone)[1].passed
 
 
 @pytest.mark.parametrize(("entries", "quantile"), [(1, 2.58), (4, 1.82), (16, 1.41), (1000, 1.05)])

@@ -54,8 +54,11 @@ def test_other_outputs_are_judged_by_their_relative_error(body: str) -> None:
     assert not probabilities(graph(f"g (float[2,4,4] x) => (float[P,4,4] y) {{ {body} }}"))
 
 
-def test_boxes_and_scores_in_one_tensor_are_partly_probabilities() -> None:
-    model = graph("g (float[2,4,4] x) => (float[P,4,4] y) { a = Sigmoid(x) y = Concat<axis = 0>(a, x) }")
+@pytest.mark.parametrize(
+    "scores", ["s = Sigmoid(x)", "a = Sigmoid(x) b = Softmax(x) c = Identity(b) s = Mul(a, c)"]
+)
+def test_boxes_and_scores_in_one_tensor_are_partly_probabilities(scores: str) -> None:
+    model = graph(f"g (float[2,4,4] x) => (float[P,4,4] y) {{ {scores} y = Concat<axis = 0>(s, x) }}")
     assert probabilities(model)["y"].partly
 
 

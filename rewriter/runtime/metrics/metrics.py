@@ -91,9 +91,11 @@ def detections(expected: Outputs, actual: Outputs) -> float:
     Other outputs are compared element by element. A part that is of no use, such as all scores, counts as an
     output; so does a range of rows where they are in the original's order.
     """
-    parts = parts_of([expected], rows=True), parts_of([expected])
-    sets = [one for one, _ in compare(expected, actual, -math.inf, as_sets=True, parts=parts[0])]
-    plain = [one for one, _ in compare(expected, actual, math.inf, parts=parts[1])]
+    parts = parts_of([expected])
+    sets, plain = (
+        [one for one, _ in compare(expected, actual, limit, as_sets=as_sets, parts=parts)]
+        for limit, as_sets in ((-math.inf, True), (math.inf, False))
+    )
     in_order = {one.name for one in plain if one.relative_l2 <= USABLE}
     shown = [one for one in sets if not one.of] + [one for one in plain if one.of in in_order]
     shown += [one for one in sets if one.of and one.of not in in_order]

@@ -10,9 +10,10 @@ import numpy as np
 
 from rewriter.ir.model import Array
 from rewriter.runtime.metrics.pairwise_error import Pair, degenerate, is_float
-from rewriter.runtime.metrics.parts import Part, chance, flipped
+from rewriter.runtime.metrics.parts import Part, Parts, chance, flipped
 from rewriter.runtime.metrics.probabilities import (
     GRAIN,
+    NOTHING,
     PER_TOLERANCE,
     Probabilities,
     ProbabilityError,
@@ -21,6 +22,9 @@ from rewriter.runtime.metrics.probabilities import (
 )
 from rewriter.runtime.metrics.row_errors import SET_FACTOR, matched, row_groups
 from rewriter.runtime.metrics.tolerances import USABLE
+
+ROUNDING_NOISE = "rounding noise"
+"""The note of a part whose error is that of FP16's smallest step, or FP32's of the output's largest value."""
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
@@ -81,7 +85,7 @@ class OutputComparison:
         if fair is None:
             return self.relative_l2 / USABLE
         single = self.of and fair.mean is not None and fair.difference <= fair.of_fp32
-        return 0.0 if single or fair.difference <= GRAIN else self.relative_l2 / USABLE
+        return 0.0 if single or fair.empty or fair.difference <= GRAIN else self.relative_l2 / USABLE
 
     @property
     def fair_text(self) -> str:
@@ -157,7 +161,7 @@ def compare(
     *,
     as_sets: bool = False,
     kinds: Mapping[str, Probabilities] | None = None,
-    parts: Mapping[str, Sequence[Part]] | None = None,
+    parts: Parts | None = None,
 ) -> tuple[tuple[OutputComparison, Pair], ...]:
     """Compares outputs by name, element by element, and then their parts.
 
@@ -167,7 +171,7 @@ def compare(
         as_sets: Match the rows of finite outputs [batch, rows] or [batch, rows, features] that fail, and
             compare them again: for models whose TopK orders detections.
         kinds: Outputs that are probabilities: they pass by these, too.
-        parts: Of each output that is judged by its parts, too.
+        parts: Of each output that is judged by its parts, too; with `as_sets`, those of axis 1 are none.
 
     Returns:
         Each output and part with the arrays that were compared: rows are in matching order where they are a
@@ -178,7 +182,8 @@ def compare(
 
     def judged(name: str, limit: float, note: str = "") -> tuple[OutputComparison, ...]:
         whole = _compared(name, replace(pairs[name]), limit, note)
-        own = _parts(whole, pairs[name], parts[name], kinds.get(name)) if name in parts else ()
+        found = [part for part in parts.get(name, ()) if part.axis != 1 or not as_sets]
+        own = _parts(whole, pairs[name], found, kinds.get(name)) if name in parts else ()
         return whole, *own
 
     outputs = {name: judged(name, tolerance) for name in pairs}
@@ -217,9 +222,11 @@ def _parts(
     rows = None
     if parts and whole.finite and kind is not None and kind.classes is not None:
         rows = probability_error(kind, pair, whole.tolerance)
+    alone = kind is not None and rows is None and not kind.partly
     for part in parts:
         scores = kind if kind is not None and (part.in_unit or not kind.partly) else None
-        yield _part(whole, pair, part, scores, rows)
+        if not (alone and pair.expected.ndim == 4 and (part.axis or 0) > 1):  # places in a map are no parts
+            yield _part(whole, pair, part, scores, rows)
 
 
 def _part(
@@ -230,7 +237,7 @@ def _part(
     rows: ProbabilityError | None,
 ) -> OutputComparison:
     """One part; scores pass by their differences, too, and those of classes by that of `rows`."""
-    name = f"{whole.name} ({'scores, ' if scores else ''}{part})"
+    name = f"{whole.name} ({part})"
     if not whole.finite:
         return replace(whole, name=name, of=whole.name, part=part)
     own = part.pair(pair)
@@ -239,9 +246,11 @@ def _part(
         error = max(error, part.unmasked(pair))
     if scores is not None and rows is None:
         allowed = PER_TOLERANCE * whole.tolerance
-        rows = ProbabilityError(scores.reason, own.max_abs, None, allowed, None, True)
+        empty = not scores.partly and float(np.max(own.expected, initial=0.0)) < NOTHING
+        rows = ProbabilityError(scores.reason, own.max_abs, None, allowed, None, True, empty=empty)
     limit = max(whole.tolerance, USABLE) if part.gradual else whole.tolerance
-    one = OutputComparison(name, error, own.max_abs, own.cosine, True, few * limit, probability=rows)
+    note = ROUNDING_NOISE if error == 0.0 < own.max_abs else ""
+    one = OutputComparison(name, error, own.max_abs, own.cosine, True, few * limit, note, probability=rows)
     return replace(one, of=whole.name, chance=few, part=part)
 
 

@@ -7,8 +7,9 @@ original's outputs alone, over all samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -40,10 +41,21 @@ FP32_GRAIN = 2.0**-24
 """Half a step of FP32, relative: a small slice behind a sum of large values has that error of the largest."""
 
 FEW = 64
-"""Slices of an axis up to which those of whole numbers and Booleans are compared one by one."""
+"""Slices of an axis up to which those of whole numbers and Booleans are compared one by one; and values of a
+slice up to which they may be copies of each other."""
+
+FEW_IN_TURN = 8
+"""Fewest entries of a column that is interleaved with others in a vector."""
+
+LONGEST_IN_TURN = 512
+"""Longest vector in which columns may be interleaved: 478 landmarks of a face have an output of their own."""
 
 BIN_BITS = 21
 """Low bits of a float32 that a histogram drops: four bins for each octave."""
+
+
+Bands = list[tuple[Array, bool]]
+"""Masks of slices, each with True if the scales fall off to them gradually."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +124,10 @@ class Part:
         return int(missing.sum()) / max(1, int(masks.sum()))
 
 
+Parts = Mapping[str, Sequence[Part]]
+"""The parts of outputs, by name."""
+
+
 def chance(entries: int) -> float:
     """Largest error of a part with few entries, in units of what is allowed for many.
 
@@ -121,22 +137,13 @@ def chance(entries: int) -> float:
     return 1.0 + 1.6 / math.sqrt(max(entries, 1))
 
 
-def parts_of(samples: Sequence[Mapping[str, Array]], *, rows: bool = False) -> dict[str, tuple[Part, ...]]:
-    """The parts of each output of the original.
-
-    Args:
-        rows: The slices of axis 1 are in no order, and so no parts.
-    """
-    names = samples[0] if samples else ()
-    return {name: parts([one[name] for one in samples], skip=1 if rows else None) for name in names}
+def parts_of(samples: Sequence[Mapping[str, Array]]) -> dict[str, tuple[Part, ...]]:
+    """The parts of each output of the original."""
+    return {name: parts([outputs[name] for outputs in samples]) for name in (samples[0] if samples else ())}
 
 
-def parts(arrays: Sequence[Array], *, skip: int | None = None) -> tuple[Part, ...]:
-    """Finds the parts of one output of floats, which has `arrays` in the samples.
-
-    Args:
-        skip: An axis whose slices are in no order.
-    """
+def parts(arrays: Sequence[Array]) -> tuple[Part, ...]:
+    """Finds the parts of one output of floats, which has `arrays` in the samples."""
     if not arrays or not all(is_float(array) and array.ndim == arrays[0].ndim for array in arrays):
         return ()
     mask, negative = _mask_floor(arrays)
@@ -146,9 +153,12 @@ def parts(arrays: Sequence[Array], *, skip: int | None = None) -> tuple[Part, ..
     part = Part(None, arrays[0].ndim, np.arange(0), FP16_GRAIN + FP32_GRAIN * largest, mask)
     possible = [part] if mask < math.inf else []
     for axis, sums in enumerate(_sums(arrays, mask, largest) if largest else ()):
-        if axis != skip:
-            bands = _bands(*sums)
-            possible += [replace(part, axis=axis, chosen=chosen, gradual=fading) for chosen, fading in bands]
+        bands = _bands(sums, partial(_proportional, axis, arrays, mask))
+        if (length := sums.shape[1]) == arrays[0].size:
+            bands = bands or _interleaved(sums)
+        for chosen, fading in bands:
+            slices = np.flatnonzero(chosen[np.arange(length) % len(chosen)])
+            possible.append(replace(part, axis=axis, chosen=slices, gradual=fading))
     return tuple(one for one in (_measured(part, arrays) for part in possible) if one is not None)
 
 
@@ -232,29 +242,63 @@ def _sums(arrays: Iterable[Array], mask: float, unit: float) -> list[Array]:
     return sums
 
 
-def _bands(squares: Array, fourths: Array, values: Array) -> Iterator[tuple[Array, bool]]:
-    """Yields the slices of an axis that are of a smaller scale than the largest, then those far below these.
+def _proportional(axis: int, arrays: Sequence[Array], mask: float, at: int) -> Array:
+    """Squared cosines between the slices of an axis and slice `at`."""
+    products = np.zeros((2, max(array.shape[axis] for array in arrays)))
+    for array in (array for array in arrays if at < array.shape[axis]):
+        wide = np.where(np.abs(array) < mask, array, 0.0).astype(np.float64)
+        rows = np.moveaxis(wide, axis, 0).reshape(array.shape[axis], -1)
+        products[:, : len(rows)] += rows @ rows[at], np.einsum("ij,ij->i", rows, rows)
+    return np.asarray(products[0] ** 2 / np.maximum(products[1] * products[1, at], np.finfo(np.float64).tiny))
+
+
+def _interleaved(sums: Array) -> Bands:
+    """The bands of a vector whose entries are columns in turn, such as x, y and visibility of landmarks."""
+    length = sums.shape[1]
+    for period in range(2, length // FEW_IN_TURN + 1 if length <= LONGEST_IN_TURN else 0):
+        if length % period == 0:
+            columns = sums.reshape(3, -1, period).sum(1)
+            if np.all(_makers(columns) >= SEVERAL) and (bands := _bands(columns)):
+                return bands
+    return []
+
+
+def _makers(sums: Array) -> Array:
+    """Numbers of values that make the scales of slices: sum(x^2)^2 / sum(x^4), 1 if one stands out."""
+    return np.asarray(sums[0] ** 2 / np.maximum(sums[1], np.finfo(np.float64).tiny))
+
+
+def _bands(sums: Array, proportional: Callable[[int], Array] | None = None) -> Bands:
+    """Returns the slices of an axis that are of a smaller scale than the largest, then those far below these.
 
     With them comes True if there is no `STEP` between their scales and the larger ones. A slice that is 0
     throughout has no scale, and is with the first ones.
 
-    A column that a token with outliers crosses has that token's scale: one value makes it. So the number of
-    values that make a scale is sum(x^2)^2 / sum(x^4).
+    A column that a token with outliers crosses has that token's scale: one value makes it. So does one value
+    where a slice is proportional to the largest one, as in a batch of copies: all others follow from it.
+
+    Args:
+        proportional: Squared cosines between the slices and one of them, 1 where they are proportional.
     """
-    scales = np.sqrt(squares / np.maximum(values, 1.0))
-    makers = squares * squares / np.maximum(fourths, np.finfo(np.float64).tiny)
+    scales, makers = np.sqrt(sums[0] / np.maximum(sums[2], 1.0)), _makers(sums)
     left, zeros = np.flatnonzero(scales > 0.0), np.flatnonzero(scales == 0.0)
+    own, bands = makers, Bands()
+    if proportional and 1 < sums[2].max() <= FEW and APART * scales[left].min() <= scales.max():
+        own = 1.0 + (makers - 1.0) * (1.0 - proportional(int(np.argmax(scales))))
     while left.size:
         largest = left[np.argmax(scales[left])]
-        by = np.minimum(makers[left], makers[largest])
+        by = np.minimum(own[left], makers[largest])
         evident = _evident(scales[left] / scales[largest], len(scales), by)
         apart = scales[left] <= np.max(scales[left], where=evident, initial=0.0)  # smaller ones are, too
         above, left = left[~apart], left[apart]
         if left.size:
             gradual = bool(STEP * scales[left].max() > scales[above].min())
             if not gradual or by.max() >= SEVERAL:
-                yield np.union1d(left, zeros), gradual
+                chosen = np.zeros(len(scales), bool)
+                chosen[left] = chosen[zeros] = True
+                bands.append((chosen, gradual))
         zeros = zeros[:0]
+    return bands
 
 
 def _measured(part: Part, arrays: Sequence[Array]) -> Part | None:

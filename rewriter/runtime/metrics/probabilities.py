@@ -10,7 +10,7 @@ though nobody sees it. So maps are compared as areas.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -119,6 +119,7 @@ class ProbabilityError:
         decided: True if no row has another best class, ties aside (`TIE`).
         areas: The comparison as maps, where values that stand alone look like one.
         of_fp32: Largest difference of a single row that the network's own FP32 engine excuses.
+        empty: True for a part, such as a class, in which the original finds nothing (`NOTHING`).
     """
 
     reason: str
@@ -129,6 +130,7 @@ class ProbabilityError:
     decided: bool
     areas: MapError | None = None
     of_fp32: float = 0.0
+    empty: bool = False
 
     @property
     def excess(self) -> float:
@@ -177,6 +179,7 @@ def probabilities(model: Model) -> dict[str, Probabilities]:
     its bias are `raw`.
     """
     made_by = {name: node for node in model.proto.graph.node for name in node.output if name}
+    constants = {tensor.name for tensor in model.proto.graph.initializer}
     by_name = {}
     for port in model.signature.outputs:
         ends, moved = _ends(port.name, made_by)
@@ -187,13 +190,25 @@ def probabilities(model: Model) -> dict[str, Probabilities]:
             classes = None if alone else _class_axis(node, rank, model.opset or 1)
             reason = f"{display_name(node)} ({node.op_type}) makes it"
             by_name[port.name] = Probabilities(reason, classes, node.op_type == "LogSoftmax")
-        elif scores := next((end for end in ends if is_op(end, "Softmax", "Sigmoid")), None):
+        elif scores := next(filter(None, (_scores(end, made_by, constants) for end in ends)), None):
             reason = f"{display_name(scores)} ({scores.op_type}) makes a part of it"
             by_name[port.name] = Probabilities(reason, partly=True)
         elif not moved and len(port.shape or ()) > 1 and (product := _product(node, made_by)) is not None:
             reason = f"{display_name(product)} ({product.op_type}) makes it"
             by_name[port.name] = Probabilities(reason, classes=-1, raw=True)
     return by_name
+
+
+def _scores(
+    node: NodeProto | None, made_by: Mapping[str, NodeProto], constants: Container[str]
+) -> NodeProto | None:
+    """The Softmax or Sigmoid that a node is, or the first that it multiplies, as objectness by class."""
+    if is_op(node, "Softmax", "Sigmoid"):
+        return node
+    factors = (name for name in (node.input if is_op(node, "Mul") else ()) if name not in constants)
+    ends = [end for name in factors for end in _ends(name, made_by)[0] if not is_op(end, "Constant")]
+    scores = [_scores(end, made_by, constants) for end in ends]
+    return scores[0] if scores and all(scores) else None
 
 
 def _product(node: NodeProto | None, made_by: Mapping[str, NodeProto]) -> NodeProto | None:
