@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, helper, parser
+from onnx import NodeProto, TensorProto, helper, parser
 
 from rewriter.base.text import count as counted
 from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op, open_graphs
 from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.model.tensors import FLOATS
+from rewriter.ir.patterns.masks import FP16_MAX
 from rewriter.passes.base import Change, Context, Event, Exactness, ModelPass, Refusal, Requires
 
 
@@ -24,9 +25,11 @@ class DecomposeOperators(ModelPass):
     What the parser takes by name has no ONNX schema, and would keep its types. Each is written as ONNX
     Runtime's documentation defines it (docs/ContribOperators.md of microsoft/onnxruntime). The scale of an
     attention moves before its first product, where FP16 has room for it. A DFT of constant length is a
-    product by a matrix of cosines and sines.
+    product by a matrix of cosines and sines. ONNX's Attention is written out where it caps its scores, or has
+    sizes without a kernel.
 
     Declines:
+        - ONNX's Attention, of other axes than four, with grouped heads, or a mask beside a cap
         - an attention with past keys, several outputs, packed or unknown inputs, or a causal mask
         - a mask of an attention that is no [batch, keys]
         - the mean and deviation of a norm; batches that are transposed
@@ -67,7 +70,7 @@ def _round(graph: GraphEditor) -> Iterator[Event]:
             text = definition(call := _Call(graph, node))
             if isinstance(text, Refusal):
                 yield text
-            else:
+            elif text:
                 yield Change(display_name(node), f"{node.op_type} became {counted(call.write(text), 'node')}")
 
 
@@ -138,6 +141,12 @@ class _Call:
         return len(nodes)
 
 
+HEADS = (16, 256)
+"""Widths of heads with a kernel for ONNX's Attention in FP16, which one head of a batch of 1 lacks: built with
+TensorRT-RTX 1.7.1 without a GPU."""
+
+LOWEST = float(np.finfo(np.float32).min)
+
 UNKNOWN = -(2**31)
 """No axis, and no length."""
 
@@ -148,8 +157,8 @@ _Definition = Callable[[_Call], str | Refusal]
 
 
 def _definition(node: NodeProto) -> _Definition | None:
-    if is_op(node, "DFT"):
-        return _dft
+    if is_op(node, "DFT", "Attention"):
+        return _dft if node.op_type == "DFT" else _onnx_attention
     return DEFINITIONS.get(node.op_type) if node.domain == "com.microsoft" else None
 
 
@@ -257,6 +266,36 @@ def _dft(call: _Call) -> str | Refusal:
     return f"""t = Transpose<perm = {perm}>({call[0]})  f = Reshape(t, {call.ints(*zeros, len(parts))})
         p = MatMul(f, {weight})  s = Reshape(p, {call.ints(*zeros, len(frequencies), 2)})
         y0 = Transpose<perm = {back}>(s)"""
+
+
+def _onnx_attention(call: _Call) -> str | Refusal:
+    """ONNX's own, of four axes, if it caps its scores, or TensorRT-RTX 1.7 has no kernel of its sizes in FP16."""
+    shapes = [call.graph.shape(name) or () for name in call.node.input[:3]]
+    batch, heads, _, width = shapes[0] if len(shapes[0]) == 4 else (0, 0, 0, 0)
+    cap = call.get("softcap", 0.0)
+    odd = isinstance(width, int) and not HEADS[0] <= width <= HEADS[1]
+    if not cap and (not width or not (odd or (batch, heads) == (1, 1))):
+        return ""
+    if not isinstance(width, int) or not width or {len(s) and s[1] for s in shapes} != {heads}:
+        return call.refusal("it has other axes than [batch, heads, length, width], or fewer heads of keys")
+    if call.get("is_causal", 0) or call.has(4, 5) or call.hands_out(1, 2, 3) or (cap and call.has(3)):
+        return call.refusal("it is causal, caps a mask, or has keys or scores beside its result")
+    text = f"""q = Mul({call[0]}, {call.number(call.get("scale", 0.0) or width**-0.5)})
+        k = Transpose<perm = [0, 1, 3, 2]>({call[1]})  s = MatMul(q, k) """
+    scores = "s"
+    if cap:
+        text += f"d = Div(s, {call.number(cap)})  t = Tanh(d)  c = Mul(t, {call.number(cap)}) "
+        scores = "c"
+    elif call.has(3):
+        mask, scores = call[3], "m"
+        types = [call.graph.dtype(call.node.input[i]) for i in (0, 3)]
+        if types[1] == TensorProto.BOOL:
+            shut = call.number(-FP16_MAX if types[0] == TensorProto.FLOAT16 else LOWEST)
+            text, mask = text + f"b = Where({mask}, {call.number(0)}, {shut}) ", "b"
+        elif types[0] != types[1]:
+            return call.refusal("its mask is of another type than its queries")
+        text += f"m = Add(s, {mask}) "
+    return f"{text} w = Softmax<axis = -1>({scores})  y0 = MatMul(w, {call[2]})"
 
 
 def _attention(call: _Call, text: str, heads: list[str], width: int, mask: int, bias: int) -> str | Refusal:
