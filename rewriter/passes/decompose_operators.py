@@ -142,8 +142,8 @@ class _Call:
 
 
 HEADS = (16, 256)
-"""Widths of heads with a kernel for ONNX's Attention in FP16, which one head of a batch of 1 lacks: built with
-TensorRT-RTX 1.7.1 without a GPU."""
+"""Widths of heads with a kernel for ONNX's Attention in FP16, which one head of a batch of 1 lacks: built
+with TensorRT-RTX 1.7.1, without a GPU."""
 
 LOWEST = float(np.finfo(np.float32).min)
 
@@ -269,7 +269,7 @@ def _dft(call: _Call) -> str | Refusal:
 
 
 def _onnx_attention(call: _Call) -> str | Refusal:
-    """ONNX's own, of four axes, if it caps its scores, or TensorRT-RTX 1.7 has no kernel of its sizes in FP16."""
+    """ONNX's own, of four axes, if it caps its scores, or its sizes have no kernel; "" for others."""
     shapes = [call.graph.shape(name) or () for name in call.node.input[:3]]
     batch, heads, _, width = shapes[0] if len(shapes[0]) == 4 else (0, 0, 0, 0)
     cap = call.get("softcap", 0.0)
