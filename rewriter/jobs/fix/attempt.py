@@ -128,7 +128,8 @@ def attempt(candidate: Candidate, workload: Workload, deadline: float = math.inf
                 Context(ranges=ranges, means=ranges.means) if candidate.phases.unbiased else None,
                 deadline,
             )
-        plan, warnings = found.plan, [*warnings, *remarks]
+        plan = found.plan
+        warnings.extend(remarks)
     unscaled: Mapping[tuple[int, str], Range] = {}
     if plan is not None and job.plan is None:
         changes = (change for result in calibrated.passes for change in result.changes)
@@ -140,16 +141,11 @@ def attempt(candidate: Candidate, workload: Workload, deadline: float = math.inf
         text = f"pass {result.name} failed on this model and was left out: {result.failure}"
         warnings.append(f"{text}; please report it with the model")
     checks, engine = _checked(candidate, workload, calibrated.checks, fixed, plan)
-    folded, fused = (
-        folded_statistics(workload.original, calibrated.model),
-        fused_norms(calibrated.model, ranges),
-    )
-    precision = candidate.precision
+    folded, precision = folded_statistics(workload.original, calibrated.model), candidate.precision
+    hazards = causes(plan, passes, fused_norms(calibrated.model, ranges), unscaled, folded)
     defects = repaired_defects(workload.original, precision.target, precision.precision, passes)
-    found_causes = (*causes(plan, passes, fused, unscaled, folded), *defects)
-    return Attempt(
-        candidate, calibrated, fixed, plan, passes, checks, engine, found, tuple(warnings), found_causes
-    )
+    reasons, remarks = (*hazards, *defects), tuple(warnings)
+    return Attempt(candidate, calibrated, fixed, plan, passes, checks, engine, found, remarks, reasons)
 
 
 def rewrite(

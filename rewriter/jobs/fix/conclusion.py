@@ -47,11 +47,7 @@ UNVERIFIED = Conclusion("unverified")
 
 
 def conclude(job: FixJob, selection: Selection) -> Conclusion:
-    """Returns the conclusion of all checks of a selection, its build included.
-
-    Args:
-        job: As the user asked for it.
-    """
+    """Returns the conclusion of all checks of a selection, its build included."""
     attempt, checks = selection.attempt, selection.attempt.checks
     if attempt.plan is None:
         lowered = precision_of(attempt.fixed) != "fp32"
