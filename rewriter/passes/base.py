@@ -193,4 +193,7 @@ class ModelPass(Pass):
 
     @abstractmethod
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
-        """Change `model` in place and yield what was done and what was declined."""
+        """Change `model` in place and yield what was done and what was declined.
+
+        After edits of `model.proto` without a GraphEditor, call `model.mark_edited()`: its facts are old.
+        """

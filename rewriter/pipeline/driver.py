@@ -66,8 +66,7 @@ class Driver:
         for step in passes:
             self.on_pass(step)
             start = time.perf_counter()
-            if draft is None or not isinstance(step, GraphPass):
-                draft = _Draft(current)
+            draft = draft or _Draft(current)
             events, failure = list[Event](), ""
             try:
                 events = _run_one(draft, step, context, strict, [r.name for r in results])
@@ -81,7 +80,7 @@ class Driver:
             refusals = tuple(event for event in events if isinstance(event, Refusal))
             results.append(PassResult(step.name, changes, refusals, time.perf_counter() - start, failure))
             current = draft.model if draft is not None and changes else current
-            draft = None if changes or draft is None or not draft.serves_again else draft
+            draft = draft if draft is not None and draft.unchanged else None
         changed = any(result.changes for result in results)
         return current if changed else model, results
 
@@ -95,31 +94,32 @@ def inlined(model: Model) -> Model:
 
 
 class _Draft:
-    """A copy of a model for a pass to edit.
+    """A copy of a model for passes to edit.
 
-    Most graph passes change nothing: those in a row share one draft up to the first change, because its
-    index costs more than most of them.
+    Most passes change nothing: those in a row share one draft up to the first change, and graph passes share
+    its index, which costs more than most of them.
+
+    Attributes:
+        unchanged: True if the last pass was seen to leave the model as it was.
     """
 
     def __init__(self, original: Model) -> None:
         self.original, self.model = original, original.copy()
+        self.unchanged = False
         self._editors: list[GraphEditor] = []
 
     def events(self, step: Pass, context: Context) -> Iterator[Event]:
+        self.unchanged = False
         if isinstance(step, ModelPass):
+            self._editors = []
             yield from step.rewrite_model(self.model, context)
         elif isinstance(step, GraphPass):
-            if not self._editors:
+            if not (self._editors and all(editor.untouched for editor in self._editors)):
                 self._editors = open_graphs(self.model)
             for editor in reversed(self._editors):
                 editor.tag = step.name
                 with editor:
                     yield from step.rewrite(editor, context)
-
-    @property
-    def serves_again(self) -> bool:
-        """True if graph passes ran on it, and left no trace."""
-        return bool(self._editors) and all(editor.untouched for editor in self._editors)
 
 
 def _run_one(draft: _Draft, step: Pass, context: Context, strict: bool, earlier: list[str]) -> list[Event]:
@@ -136,7 +136,8 @@ def _run_one(draft: _Draft, step: Pass, context: Context, strict: bool, earlier:
                 draft.model.mark_edited()  # it edited the proto itself
             _check(original, draft.model, step, strict)
         else:
-            _require(draft.model.same_as(original), "it reports no change, but the model differs")
+            draft.unchanged = draft.model.same_as(original)
+            _require(draft.unchanged, "it reports no change, but the model differs")
         return events
     except (ModelError, _BrokenContract) as error:
         if step.imported:
