@@ -48,7 +48,7 @@ def overflow(analysis: GraphAnalysis) -> Iterator[Hazard]:
 
 
 def _severity(analysis: GraphAnalysis, tensor: str, measured: Range) -> tuple[Severity, str]:
-    """How bad a tensor out of range is, and how it is, as a phrase."""
+    """The severity of a tensor out of range, and its state as a phrase."""
     if not measured.finite:
         nan = math.isnan(measured.mean_abs)
         return ("warning", "is NaN in FP32 already") if nan else ("note", "is infinite in FP32 already")

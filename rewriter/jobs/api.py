@@ -43,7 +43,7 @@ def _verb(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
             hint = f'"{cost:g}%" is that much more latency, "{cost:g}x" that many times of it'
             raise UsageError(f"it cannot be {cost:g}", option="max-latency-cost", hint=hint)
         for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
-            if not takes_options or name == "output":  # the job itself checks those of an options class
+            if not takes_options or name == "output":  # the job itself checks the fields of an options class
                 try:
                     converted(value, type_hints(job)[name])
                 except ValueError as error:

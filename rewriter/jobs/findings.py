@@ -55,7 +55,7 @@ class ScanResult(Summary):
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def count(self, severity: Severity) -> int:
-        """How many findings are of that severity."""
+        """The number of findings of that severity."""
         return sum(f.severity == severity for f in self.findings)
 
     def reaches(self, severity: Severity) -> bool:

@@ -129,7 +129,7 @@ def verify(
 
 
 def _without_reference(judge: Verifier, original: Model, chosen: Choice) -> str:
-    """Compute the reference; or why ONNX Runtime cannot, where an engine of the original can stand in."""
+    """Computes the reference; returns why ONNX Runtime cannot if an engine of the original can replace it."""
     try:
         judge.expected = expected_outputs(original, judge.samples)
     except NoKernelError as error:
@@ -219,7 +219,7 @@ def _engine_as_reference(judge: Verifier, original: Model, outcome: EngineOutcom
 
 
 def _reference_check(judge: Verifier, original: Model, outcome: EngineOutcome, _: str) -> Check:
-    """Compares the original's FP32 engine with ONNX Runtime, which shows errors of the library alone."""
+    """Compares the original's FP32 engine with ONNX Runtime, which only shows errors of the library."""
     assert judge.expected is not None
     standard = Standard.of(original, TOLERANCES["fp32"])
     check, judged = run_check(judge.expected.exact, [outcome], standard)

@@ -50,7 +50,7 @@ class DecomposeEinsum(GraphPass):
     Declines:
         - more or fewer than two operands, an ellipsis, a diagonal, a sum over a label of one operand only, an
           outer product
-        - a label with two sizes, one of which is broadcast
+        - a label with two sizes, if one is broadcast
         - axes to be merged, if more than one has an unknown size
     """
 
@@ -86,9 +86,9 @@ class DecomposeEinsum(GraphPass):
 
 
 def _with_small_labels(equation: str) -> str:
-    """The equation with unused small letters for its capitals, as far as there are any.
+    """The equation with unused small letters for its capitals, if there are enough of them.
 
-    Without "->" the order of the labels decides that of the axes: it is written out.
+    Without "->" the order of the labels decides the order of the axes, so it is written out.
     """
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     capitals = dict.fromkeys(re.findall("[A-Z]", inputs))

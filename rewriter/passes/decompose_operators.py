@@ -123,7 +123,7 @@ class _Call:
         return Refusal(display_name(self.node), f"{self.node.op_type} stays: {reason}")
 
     def write(self, text: str) -> int:
-        """Replaces the node by those of a text, and returns how many they are; `y0` is its first output."""
+        """Replaces the node by the nodes of a text, and returns their number; `y0` is its first output."""
         function = f'<domain: "d", opset_import: ["" : 17]> f () => (y0) {{ {text} }}'
         out, node = self.node.output, self.node
         names = self.names | {f"y{index}": name for index, name in enumerate(out) if name}

@@ -39,7 +39,7 @@ def size(output: OutputComparison) -> str:
 
 
 def part_lines(check: Check) -> Iterator[str]:
-    """One line for each output that is judged by its parts, the parts that err most first."""
+    """One line for each output that is judged by its parts, the parts with the largest errors first."""
     for whole in check.outputs:
         own = sorted((one for one in check.outputs if one.of == whole.name), key=lambda one: -one.excess)
         shown = [

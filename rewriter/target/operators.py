@@ -1,4 +1,4 @@
-"""What the target's ONNX parser refuses, from the table `operators.toml`."""
+"""Nodes that the target's ONNX parser refuses, from the table `operators.toml`."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Condition:
     nonzero: bool = False
 
     def met(self, node: NodeProto, graph: GraphView, low: int = 0) -> str:
-        """What meets the condition, as `antialias=1` or `float16 x`; "" if nothing does.
+        """The attribute or tensor that meets the condition, as `antialias=1` or `float16 x`; "" if none does.
 
         Args:
-            low: The type of float tensors, in place of the one that they have.
+            low: The type of float tensors, instead of their own.
         """
         if self.attribute:
             value = attribute(node, self.attribute, self.default)
@@ -103,7 +103,7 @@ class Row:
         return since[: len(version)] <= version and (not before or before > version)
 
     def met(self, node: NodeProto, graph: GraphView, low: int = 0) -> str | None:
-        """What of a node the row refuses: "" is all of it; None if it takes the node."""
+        """The part of a node that the row refuses: "" is all of it; None if it accepts the node."""
         if node.op_type in self.besides:
             return None
         words = [one.met(node, graph, low) for one in self.when]
@@ -196,7 +196,7 @@ def refused_in_type(node: NodeProto, graph: GraphView, low: int, target: Target)
 
 
 def _computed(graph: GraphView, tensor: str) -> bool:
-    """True if the value of a tensor depends on data: it is no constant, and is not made of shapes alone."""
+    """True if the value of a tensor depends on data: not for constants, nor if it is computed from shapes."""
 
     def sources(name: str) -> Iterable[str]:
         producer = graph.producer(name)

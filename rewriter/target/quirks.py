@@ -128,7 +128,7 @@ class Quirk:
 
     @property
     def question(self) -> Probe | None:
-        """What `rewriter probe` asks; None without a case."""
+        """The probe that `rewriter probe` runs; None without a case."""
         if not self.case:
             return None
         answers = (
@@ -279,7 +279,7 @@ def _has_constant(graph: GraphEditor, node: NodeProto) -> bool:
 
 
 def _clips_from_zero(graph: GraphEditor, chain: list[NodeProto]) -> bool:
-    """True for a Clip that one node alone reads, and no number is added before it, as in HardSwish."""
+    """True for a Clip with a single reader and no number added before it, as in HardSwish."""
     before, clip = chain[-3], chain[-2]
     shifted = before.op_type == "Add" and any(graph.scalar(name) is not None for name in before.input)
     alone = graph.only_consumer(clip.output[0]) is not None
@@ -324,9 +324,9 @@ def _is_shared(graph: GraphEditor, chain: list[NodeProto]) -> bool:
 
 
 def _leaves_gaps(graph: GraphEditor, chain: list[NodeProto]) -> bool:
-    """True for a Pad or Concat with other elements between what a Conv writes for rows, planes or images.
+    """True for a Pad or Concat that puts other elements between the rows, planes or images of a Conv.
 
-    A Conv or a pooling reads it as an image, and not one Conv alone a Pad, which it takes over.
+    A Conv or a pooling reads it as an image. Not a Pad that only one Conv reads: the Conv includes it.
     """
     last, readers = chain[-1], [node.op_type for node in graph.consumers(chain[-1].output[0])]
     shape = graph.shape(last.input[0]) or ()

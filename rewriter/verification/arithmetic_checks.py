@@ -43,10 +43,10 @@ half a bit. TF32 rounds the operands of products to the 11 bits of FP16; where a
 too, the squared error doubles. At 1.2, a DLA-169 (FP16 5.1e-3, TF32 3.7e-3, measured) took 39 % more time."""
 
 SAME_SAMPLE = 2.0
-"""The same on one sample, in units of what the engine errs on that sample, which varies by chance: with our
-passes, TF32 (emulated) errs 0.2 to 1.6 times as much as without on samples of MobileOne-S4, SKResNet-50 and
-RT-DETR. What 2 keeps out: on RexNet-R 150 TF32 errs by 0.012 on one sample and by 0.005 on four, the rules'
-plan by 0.010 to 0.022 on all."""
+"""The same for one sample, in units of the engine's error on that sample, which varies by chance: with our
+passes, the error of TF32 (emulated) is 0.2 to 1.6 times the error without them on samples of MobileOne-S4,
+SKResNet-50 and RT-DETR. 2 still rejects the rules' plan of RexNet-R 150, which has an error of 0.010 to 0.022
+on all samples, where TF32 has 0.012 on one and 0.005 on four."""
 
 Rounds = Sequence[Sequence[OutputComparison]]
 """The outputs of an engine for each sample, or none if it does not run."""
@@ -115,10 +115,10 @@ def check_emulation(
     A model in FP32 is emulated with the TF32 products of TensorRT's FP32 engines; its check is called `tf32`.
 
     Args:
-        tf32: Emulate products in FP32 in TF32, as in an engine built with TensorRT's defaults.
+        tf32: Emulate FP32 products in TF32, as in an engine built with TensorRT's defaults.
         accumulation: Type in which FP16 MatMul, Gemm and Conv accumulate, as for `emulation.emulation`.
-        standard: How close the outputs have to be; by default what is known of the precision.
-        float64: Where float32 in the place of float64 is not enough, as a phrase; "" if it is enough.
+        standard: How close the outputs have to be; by default the tolerance of the precision.
+        float64: Where float32 is not accurate enough to replace float64, as a phrase; "" if it is.
     """
     fp32 = precision == "fp32"
     name, low, accumulation = ("tf32", "tf32", "fp32") if fp32 else ("emulation", precision, accumulation)
@@ -184,7 +184,7 @@ def excused(check: Check, conditioning: Callable[[], Mapping[str, float]]) -> Ch
     """Judges a failed check again where another order of the original's own sums explains the error.
 
     Args:
-        conditioning: As the function of that name; called for a failed check alone.
+        conditioning: As the function of that name; only called for a failed check.
     """
     if check.passed is not False:
         return check
@@ -202,20 +202,20 @@ def as_fp32(
     by_chance: bool = False,
     parts_alone: bool = False,
 ) -> Check:
-    """Judges a failed check again where the network's own FP32 engine errs as much.
+    """Judges a failed check again if the network's own FP32 engine is as inaccurate.
 
-    No sample may err more than `AS_FP32` times the engine's worst, nor more than `SAME_SAMPLE` times what the
-    engine errs on it, unless chance decides which sample errs. A single row of probabilities may move
-    `AS_FP32` times as far as the engine moves one of any sample, if the mean distance of the rows is within
-    its tolerance: which row's class hangs on rounding is chance. On four pages of text TF32 moves one row of
-    PP-OCRv4's recogniser by 0.62, the fixed file two, by 0.52 and 0.51, and all lines are equal.
+    The error of a sample may be `AS_FP32` times the engine's largest, and `SAME_SAMPLE` times the engine's on
+    the same sample, unless it is chance on which samples errors occur. A single row of probabilities may move
+    `AS_FP32` times as far as the engine moves one in any sample, if the mean distance of the rows is within
+    its tolerance: chance decides which row's class depends on rounding. On four pages of text TF32 moves one
+    row of PP-OCRv4's recogniser by 0.62, the fixed file two, by 0.52 and 0.51, and all lines are equal.
 
     Args:
-        rounds: The outputs of that engine for each sample; called for a failed check alone.
+        rounds: The outputs of that engine for each sample; only called for a failed check.
         engine: The engine, for the summary.
-        by_chance: As `errs_by_chance` says of the file.
-        parts_alone: Excuse parts of outputs alone: for a tolerance of the user's. Of a part with few entries,
-            both errors are what they are by chance.
+        by_chance: The result of `errs_by_chance` for the file.
+        parts_alone: Only excuse parts of outputs: for a tolerance of the user's. In a part with few entries,
+            both errors are determined by chance.
     """
     if check.passed is not False:
         return check
@@ -244,11 +244,11 @@ def as_fp32(
 
 
 def errs_by_chance(fixed: Model) -> bool:
-    """True if chance decides on which sample a file errs that is as accurate as FP32.
+    """True if it is chance on which samples a file that is as accurate as FP32 has errors.
 
-    So it is for one that is all FP32, and for a model that selects rows: with TF32, an RT-DETR selects others
-    in one of three samples (errors 0.003, 0.011, 0.001), in FP16 in two (0.007, 0.012, 0.012); on a GPU it
-    erred by 0.044 in FP32 and by 0.048 in FP16.
+    So it is for a file that is all FP32, and for a model that selects rows: with TF32, an RT-DETR selects
+    others in one of three samples (errors 0.003, 0.011, 0.001), in FP16 in two (0.007, 0.012, 0.012); on a
+    GPU its error was 0.044 in FP32 and 0.048 in FP16.
     """
     return precision_of(fixed) == "fp32" or selects_rows(fixed)
 
@@ -256,10 +256,10 @@ def errs_by_chance(fixed: Model) -> bool:
 def without_tf32(check: Check, exact: Callable[[], Check]) -> Check:
     """Adds to a check beyond its tolerance, excused or not, the error of the same file with TF32 off.
 
-    All plans of a network may err alike by TF32, which hides how much their FP32 nodes bring.
+    All plans of a network may have the same error by TF32, which hides how much their FP32 nodes help.
 
     Args:
-        exact: The check with exact FP32 products; called for such a check alone.
+        exact: The check with exact FP32 products; only called for such a check.
     """
     if check.passed is None or (check.passed and not check.excuse):
         return check
@@ -302,7 +302,7 @@ def _allowing(
 
 
 def _allowed(output: OutputComparison, error: float, row: float) -> OutputComparison:
-    """An output that may err by so much, and whose single rows of probabilities may differ by so much."""
+    """The output with a largest error that passes, and one for single rows of probabilities."""
     fair = output.probability
     return replace(
         output,

@@ -251,7 +251,7 @@ class _Refusal:
 
 
 def _refusals(report: BuildReport, expected: BuildExpectation) -> tuple[list[_Refusal], list[str]]:
-    """What the parser refuses, and the table where no parser has taken it; and what only this library lacks.
+    """The nodes that the parser refuses, or the table if none has parsed them; and faults of this library.
 
     A parser is right about its own release. It is right about another one, too, unless the table knows that
     the two differ in the node.
@@ -299,7 +299,7 @@ def _reasons(report: BuildReport, refusals: Sequence[_Refusal], lacking: Sequenc
 
 
 def _lacks(report: BuildReport, lacking: Sequence[str]) -> str:
-    """What this library lacks, if that is the only fault; "" otherwise."""
+    """The ability that this library lacks, if that is the only fault; "" otherwise."""
     if node := next((error.node for error in report.parser_errors if NEEDS_GPU in error.message), ""):
         return f"needs a GPU to parse the model: {node} has a shape that floats decide"
     errors = report.errors if report.parsed and report.engine_bytes is None else ()

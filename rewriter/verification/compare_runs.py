@@ -1,4 +1,4 @@
-"""Compares the outputs of results with those of the original, and judges builds that ran."""
+"""Compares the outputs of results with the original's, and judges builds that ran."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Standard:
     def of(
         cls, original: Model, default: Tolerance, asked: Tolerance | None = None, *, fair: bool = True
     ) -> Standard:
-        """The standard for results of a model: the user's tolerance alone, if there is one.
+        """The standard for results of a model: only the user's tolerance, if there is one.
 
         Args:
             fair: False if the user named the metric.

@@ -19,7 +19,7 @@ from rewriter.verification.expected import Outputs
 def nan_warnings(
     model: Model, samples: Iterable[Mapping[str, Array]], outputs: Iterable[Outputs]
 ) -> list[str]:
-    """Returns what to say of an original that gives NaN on finite inputs.
+    """Returns the warnings about an original that gives NaN on finite inputs.
 
     Args:
         outputs: Of the model in FP32 for `samples`.

@@ -23,11 +23,11 @@ ARITHMETIC = ("run", "emulation", "tf32")
 """Checks of a result's arithmetic; an engine's own figure decides over its emulation."""
 
 ORIGINAL = "original build"
-"""The check that tells a model that does not build as it came from one that a pass of ours broke."""
+"""Check that the original builds, to distinguish unsupported models from broken passes."""
 
 Excuse = Literal["", "conditioning", "as-fp32"]
 """Why an error beyond the tolerance passes: the network's own sums move its result that far in another order,
-or its own FP32 engine errs as much."""
+or its own FP32 engine has the same error."""
 
 CPU = "CPU"
 """Device of an engine that needs no GPU."""
@@ -40,7 +40,7 @@ LOG_LINES = 15
 class MetricValue:
     """A result under a metric that judges all outputs together.
 
-    `value` is that of the worst sample, `allowed` the user's tolerance.
+    `value` is the worst sample's, `allowed` the user's tolerance.
     """
 
     metric: str
@@ -134,7 +134,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """At least one check was made and none failed."""
+        """True if at least one check was made and none failed."""
         return any(c.passed for c in self.checks) and all(c.passed is not False for c in self.checks)
 
     def rows(self) -> Iterator[tuple[str, str]]:
@@ -145,7 +145,7 @@ class Verdict:
 
     @property
     def compared(self) -> bool:
-        """A check compared results with the original's: without one, no more is known than that it builds."""
+        """True if a check compared results with the original's; otherwise it is only known to build."""
         return any(c.passed is not None and (c.outputs or c.value) for c in self.checks)
 
 
@@ -163,7 +163,7 @@ def ran(checks: Iterable[Check]) -> bool:
 def proof(
     checks: Sequence[Check], samples: int, *, real: bool, beyond: Mapping[str, tuple[Shape, Shape]]
 ) -> str:
-    """How a result that passed was verified: emulation on random data proves nothing about the user's.
+    """The way in which a result was verified: emulation on random data proves nothing about the user's.
 
     Args:
         samples: Number of those that judged; 0 if unknown.

@@ -53,12 +53,12 @@ from rewriter.verification.verdict import ORIGINAL, Check
 
 DEFECT = 10.0
 """Times its emulated error from which an FP32 engine is wrong and excuses nothing: an encoder of three LSTMs
-erred by 0.2 in FP32, by 0.003 in FP16; the engines of sound networks, by up to 2.2 times the emulation."""
+had an error of 0.2 in FP32 and of 0.003 in FP16; sound engines have up to 2.2 times the emulated error."""
 
 
 @dataclass
 class Verifier:
-    """Each part that attempts share is measured once, and only where a check needs it.
+    """Judges results, and measures each part that they share once, when a check needs it.
 
     The original is loaded again for that: between, its weights need no memory.
 
@@ -73,7 +73,7 @@ class Verifier:
         asked: True if the tolerance is the user's own: nothing excuses an error beyond it but conditioning.
         verify, build: The options.
         target: The TensorRT that results are for; `plugin_types`: the operators of the user's plugins.
-        interrupted: True after Ctrl-C in the first build: its model is handed out, not verified to the end.
+        interrupted: True after Ctrl-C in the first build: its model is the result, not completely verified.
     """
 
     original: Model
@@ -96,7 +96,7 @@ class Verifier:
 
     @cached_property
     def settings(self) -> MeasureSettings | None:
-        """How engines are run here; None if none runs, none is to be built, or nothing can be compared."""
+        """Settings of engines; None if none runs here, none is to be built, or nothing can be compared."""
         engine = self.deployment.choose().engine
         if engine is None or not (self.verify and self.build) or self.expected is None:
             return None
@@ -207,7 +207,7 @@ class Verifier:
 
     @cached_property
     def original_build(self) -> Check:
-        """The build of the original: not every failure of a build is ours."""
+        """The build of the original, which shows whether a failed build is our fault."""
         original = self.original
         expected = self.expectation(original)
         if not self.build:
@@ -256,7 +256,7 @@ class Verifier:
 
     @cached_property
     def lost_float64(self) -> str:
-        """Where float32 in the place of float64 is not enough for an output; "" where it is."""
+        """Where float32 is not accurate enough to replace float64 for an output; "" if it is."""
         original = self.original
         single = import_float64(original)
         if self.expected is None or single is original:
@@ -273,9 +273,9 @@ class Verifier:
         return reasons[0] if reasons else "float64 arithmetic"
 
     def error_in_fp32(self, check: Check) -> float:
-        """The largest error in FP32 of an output on a sample in which it failed, the least of these outputs.
+        """The largest FP32 error of an output on the samples that it fails on, and the least of such outputs.
 
-        No plan has to be closer. It is that of the original's engine where one runs, else emulated.
+        No plan has to be closer. It is measured on the original's engine where one runs, else emulated.
         """
         errors = dict[str, float]()
         for outputs, own in zip(

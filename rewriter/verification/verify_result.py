@@ -46,7 +46,7 @@ class VerifyResult(Summary):
 
     @property
     def passed(self) -> bool:
-        """At least one check was made and none failed."""
+        """True if at least one check was made and none failed."""
         return self.verdict.passed
 
     @property

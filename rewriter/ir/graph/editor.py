@@ -145,7 +145,7 @@ class GraphEditor(GraphView):
         self.edited = True
 
     def replace_producer(self, tensor: str, *nodes: NodeProto) -> None:
-        """Replaces the node that computes `tensor` by `nodes`, one of which must write it.
+        """Replaces the node that computes `tensor` by `nodes`; one of them must write it.
 
         Nodes that only the replaced one needed are removed with it.
         """

@@ -1,4 +1,4 @@
-"""The error of a model in reduced precision before anything is repaired, beside that of the result."""
+"""The error of a model in reduced precision before anything is repaired, beside the result's error."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def side_by_side(attempt: Attempt, workload: Workload) -> SideBySide | None:
 
 def _lowered(original: Model, precision: Precision) -> Model:
     model = inlined(original)
-    if model.opset < FIRST_OPSET:  # else its FP16 sums would not be emulated, and those of the result are
+    if model.opset < FIRST_OPSET:  # else its FP16 sums would not be emulated, unlike the result's
         model, _ = Driver().run(model, [UpgradeOpset()], Context())
     low = LOW_TYPES[precision]
     model = _with_infinities(model, LARGEST[low])

@@ -1,7 +1,7 @@
-"""The candidates of `fix`, in their order, each of which may depend on the attempts before it.
+"""The candidates of `fix`, in their order; each may depend on the attempts before it.
 
-First the rules' plan; on an engine, FP32 that may cost nothing there, plain FP16, and what is left without
-single passes and groups of FP32 nodes; more FP32 where the error is; all of it in FP32.
+First the rules' plan; on an engine, FP32 that may cost nothing there, plain FP16, and the plan without single
+passes and groups of FP32 nodes; more FP32 where the error is; all nodes in FP32.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ PLAIN = "trt11-migrate"
 """The preset that only changes types, and what they require."""
 
 CLEARLY_FASTER = 0.8
-"""Without an engine, largest share of a plan's estimated latency at which FP32 is faster for certain: the
-estimate of FP32 is 0.83 to 1.51 times the measured latency where that of the plan is known."""
+"""Without an engine, largest share of a plan's estimated latency at which FP32 is faster for certain: where
+the plan's latency is known, the estimate for FP32 is 0.83 to 1.51 times the measured latency."""
 
 MIN_GAIN_US = 10.0
 """Least estimated gain in us that is believed without an engine: below it launches decide, not arithmetic."""
@@ -48,8 +48,8 @@ MAYBE_FASTER = 1.5
 
 TIGHTENING = (0.9, 0.87, 0.8, 0.6)
 """Successive search targets, as shares of the limit: the first leaves a tenth for unseen samples. A plan that
-meets a limit on the sample of a search may miss it on others: the next search asks for so much less, beside
-what the last one missed by. Of a user's limit the first search asks for the whole."""
+meets a limit on the sample of a search may miss it on others: the next target is lower by this factor, and by
+the factor that the last plan missed it by. For a user's limit the first target is the limit itself."""
 
 AS_EMULATED = 2.0
 """Largest error of an engine over its emulation's that rounding explains: 1.05 in the mean of 31 networks,
@@ -138,7 +138,7 @@ def _match_plain_fp16(attempts: Attempts) -> Iterator[Candidate]:
 
 
 def _with_original_ports(attempts: Attempts) -> Iterator[Candidate]:
-    """With the original types of inputs and outputs: no FP32 node helps if FP16 cannot hold an input."""
+    """A candidate with the original's input and output types, for inputs that FP16 cannot hold."""
     if attempts.passed or attempts.workload.job.precision.io == "keep":
         return
     precision = replace(attempts.workload.job.precision, io="keep")
@@ -148,7 +148,7 @@ def _with_original_ports(attempts: Attempts) -> Iterator[Candidate]:
 
 
 def _without_culprits(attempts: Attempts) -> Iterator[Candidate]:
-    """Without the passes that changed the FP32 result, the largest change first."""
+    """Candidates without the passes that changed the FP32 result, the largest change first."""
     if not attempts.latest_attempt.has_failed("structure"):
         return
     candidate = attempts.first_attempt.candidate
@@ -160,7 +160,7 @@ def _without_culprits(attempts: Attempts) -> Iterator[Candidate]:
 
 
 def _culprits(attempts: Attempts) -> list[Pass]:
-    """Each is left out alone; the structure check runs without ranges, plan and emulation."""
+    """Structural passes, first the one whose removal leaves the least error; needs no plan or emulation."""
     workload, first, changes = attempts.workload, attempts.first_attempt, list[tuple[float, Pass]]()
     expected, samples = workload.verifier.expected, workload.verifier.samples
     assert expected is not None
@@ -173,7 +173,7 @@ def _culprits(attempts: Attempts) -> list[Pass]:
 
 
 def _without_what_is_refused(attempts: Attempts) -> Iterator[Candidate]:
-    """Refused nodes in FP32; then without a pass that changed something: the original builds."""
+    """Candidates with refused nodes in FP32; then without one pass each, since the original builds."""
     if not attempts.latest_attempt.is_unbuilt():
         return
     yield from _refused_in_fp32(attempts)
@@ -271,7 +271,7 @@ def _with_more_fp32(attempts: Attempts) -> Iterator[Candidate]:
 def _wanted(attempts: Attempts, share: float) -> ErrorLimit | None:
     """Returns the limit to search for on the samples of the search; None: no search helps.
 
-    Where all samples, or an engine, erred more than those of a search, these have to be that much better.
+    If the error was larger on all samples or on an engine, the search has to be better by this factor.
     """
     job, missed = attempts.workload.job, attempts.latest_attempt
     if (limit := _limit_of(missed)) is None:
@@ -302,7 +302,7 @@ def _in_fp32(attempts: Attempts) -> Iterator[Candidate]:
 
 
 def _fp32_may_be_faster(attempts: Attempts) -> bool:
-    """By recorded costs: a network of many small kernels, or with most products in FP32 anyway."""
+    """True by recorded costs: a network of many small kernels, or with most products in FP32 anyway."""
     best = attempts.best_attempt
     if best.plan is None or attempts.workload.job.request.save_plan is not None:
         return False  # who wants the plan wants the model that it makes
@@ -313,7 +313,7 @@ def _fp32_may_be_faster(attempts: Attempts) -> bool:
 
 
 def _with_epilogues(candidate: Candidate, job: FixJob) -> Candidate:
-    """With FP32 after products and in Softmax, without the passes that are left out of the candidate."""
+    """The candidate with FP32 after products and in Softmax, but without passes that it has dropped."""
     left_out = {step.name for step in job.first.steps} - {step.name for step in candidate.steps}
     skipped = left_out.union(job.request.skip or ())
     steps = tuple(step for step in with_epilogues() if step.name not in skipped)
@@ -324,7 +324,7 @@ def _with_epilogues(candidate: Candidate, job: FixJob) -> Candidate:
 
 
 def _preferred(attempt: Attempt) -> list[str]:
-    """Rules of FP32 nodes that no hazard asks for, or a hint, the rule with most nodes first."""
+    """Rules of optional FP32 nodes, without a hazard or with a hint, the rule with most nodes first."""
     decisions = attempt.plan.decisions if attempt.plan is not None else ()
     sizes = Counter(decision.rule for decision in decisions if decision.rule in FREE | {HINT})
     return [rule for rule, _ in sizes.most_common()]
@@ -337,7 +337,7 @@ def _preferred_steps(candidate: Candidate) -> list[Pass]:
 
 
 def _plain(candidate: Candidate, *, emulated: bool) -> Candidate:
-    """With those of its steps that plain FP16 has, too, and no FP32 that is only preferred."""
+    """The candidate with only the steps of plain FP16, and no optional FP32."""
     shared = [step for step in candidate.steps if step not in _preferred_steps(candidate)]
     steps, precision = _with_options(shared, epilogues="none"), replace(candidate.precision, epilogues="none")
     fields: dict[str, Any] = {"steps": steps, "precision": precision, "emulated": emulated}

@@ -1,7 +1,7 @@
-"""What was wrong with a model, in numbers, and what was done about each: from the plan and the passes.
+"""The causes of a model's errors, with their numbers and repairs, from the plan and the passes.
 
-Every FP32 node of the plan that is there for a hazard belongs to one cause. So do repairs that leave no trace
-in the plan: norms that became one operator, tensors that were scaled, constants that were clamped.
+Every FP32 node that a hazard puts into the plan belongs to one cause. So do repairs that leave no trace in
+the plan: norms that became one operator, tensors that were scaled, constants that were clamped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a run of `fix` ended: one verdict, and the limit and the remedy if it is not what was wanted."""
+"""The conclusion of a run of `fix`: a verdict, and the limit and the remedy unless it is verified."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rewriter.runtime.metrics.tolerances import precision_of
 from rewriter.verification.verdict import GOALS, ORIGINAL, Check, Verdict, deciding
 
 Kind = Literal["verified", "as-fp32", "unverified", "failed", "unbuildable"]
-"""`as-fp32`: verified, as the network's own FP32 engine errs as much; `unbuildable`: TensorRT does not build
-the model as it came."""
+"""`as-fp32`: verified, since the network's own FP32 engine is as inaccurate; `unbuildable`: TensorRT cannot
+build the original model."""
 
 TF32_OFF = "with TF32 off (--noTF32, or NVIDIA_TF32_OVERRIDE=0), which is slower"
 
@@ -30,9 +30,9 @@ class Conclusion:
     Attributes:
         lowered: False if nothing of the result is in reduced precision.
         reason: Why it is unverified; "" otherwise.
-        limit: What keeps the result from passing or from being closer, in one sentence; "" if it is verified.
-        remedy: What to do about it, in one sentence; "" if it is verified.
-        remarks: What else is to be known of the result, such as that all of it is FP32.
+        limit: The cause that the result fails or is not closer, in one sentence; "" if it is verified.
+        remedy: The action against it, in one sentence; "" if it is verified.
+        remarks: Other facts about the result, such as that all of it is FP32.
     """
 
     kind: Kind
@@ -77,7 +77,7 @@ def conclude(job: FixJob, selection: Selection) -> Conclusion:
 
 
 def _remarks(job: FixJob, selection: Selection) -> Iterator[str]:
-    """What else is to be known: why it is another attempt, or all FP32, or without a pass of the user's."""
+    """Remarks on the result: why it is another attempt, or all FP32, or lacks a pass of the user's."""
     attempt = selection.attempt
     if selection.remark:
         yield selection.remark
@@ -125,7 +125,7 @@ def _leave_out(attempt: Attempt) -> str:
 
 
 def _without_tf32(done: Sequence[Check]) -> str:
-    """What to do where TF32 is the limit: this very file may be enough without it."""
+    """The remedy if TF32 limits the accuracy: this very file may be accurate enough without it."""
     cured = any(check.tf32_off is not None and check.tf32_off <= 1.0 for check in done)
     return f"build this file {TF32_OFF}" if cured else f"take `precision=fp32`, and build it {TF32_OFF}"
 

@@ -46,7 +46,7 @@ class Phases:
         """Splits the pipeline, in order.
 
         Raises:
-            UsageError: a pass stands before one that it has to follow.
+            UsageError: a pass comes before one that it has to follow.
         """
         for first, second in combinations(steps, 2):
             if Stage.STRUCTURE < second.stage < first.stage:
@@ -65,12 +65,12 @@ Comparable = Literal["", "plain FP16", "FP32"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """What differs between the attempts of one run: passes, types, and the goal of a search.
+    """The differences between the attempts of one run: passes, types, and the goal of a search.
 
     Attributes:
-        goal: What a plan is searched for; None: it is the rules' plan.
+        goal: The goal that a plan is searched for; None: the rules' plan is used.
         difference: In words, for the report.
-        emulated: False if only an engine's figure decides.
+        emulated: False if only the error on an engine decides.
         released: Rules of FP32 nodes that the plan omits.
     """
 

@@ -1,4 +1,4 @@
-"""Where a fixed model comes from, noted in its metadata: Netron and any ONNX library show it.
+"""The provenance of a fixed model, in its metadata, which Netron and any ONNX library show.
 
 The model holds the tool and its version, the preset and the passes, the plan's hash, the source's name and
 hash, and the verdict. Each node that the plan keeps in FP32 or BF16 holds its reason; each node that a pass
@@ -37,7 +37,7 @@ UNFINISHED = "not verified to the end"
 def source_hash(source: Any, original: Model) -> str:
     """SHA-256 of the source: of its file, then its files of weights, in the order of their names.
 
-    Without a file it is that of the serialised model, then of its large weights in the order of their names.
+    Without a file: of the serialised model, then of its large weights in the order of their names.
     """
     digest = hashlib.sha256()
     if isinstance(source, (str, os.PathLike)):

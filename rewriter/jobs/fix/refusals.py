@@ -26,7 +26,7 @@ LISTED = 3
 def refuse_unknown_names(model: Model, patterns: Sequence[str], option: str = "keep-fp32") -> None:
     """Refuses patterns of an option that fit no node or output of the model.
 
-    A pass names its nodes below those of the model, as in `/mix/Split`: such a pattern is not refused.
+    A pattern for a node that a pass adds below one of the model, such as `/mix/Split`, is not refused.
 
     Raises:
         UsageError: a pattern fits nothing; the error offers names that are like it.
@@ -82,7 +82,7 @@ def declare_plugins(model: Model, texts: Iterable[str]) -> None:
 
 
 def _refuse_kinds(node: NodeProto, ports: PortTypes, scope: Mapping[str, TensorFacts]) -> None:
-    """Only floats can be exchanged for one another; one float type alone is that of all floats."""
+    """Refuses a type other than the model's unless both are floats; one float type is for all floats."""
     for names, kinds in ((node.input, ports.inputs), (node.output, ports.outputs)):
         for name, kind in zip(names, kinds, strict=False):
             dtype = scope[name].dtype if name in scope else 0
@@ -122,7 +122,7 @@ def near_names(name: str, present: Iterable[str]) -> str:
 
 
 def refuse_unbuildable(model: Model, target: Target, plugins: Iterable[str]) -> None:
-    """Refuses what the table of operators says to refuse at once: quantisation that no release builds.
+    """Refuses, before any work, what the table of operators marks so: quantisation that no release builds.
 
     Raises:
         UnbuildableError: the model has such nodes; it names them, and what to do instead.

@@ -92,7 +92,7 @@ class FixResult(Summary):
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """What verification checked, with the figures; () without one."""
+        """The checks of the verification, with their figures; () without one."""
         return self.verdict.checks if self.verdict else ()
 
     @property

@@ -1,4 +1,4 @@
-"""Which attempt is handed out: the objective.
+"""Selects the attempt that becomes the result, by this objective:
 
     Of the plans that pass every check, the fastest; of those within 2 % of it, the most accurate.
 
@@ -28,13 +28,13 @@ RETIME_WITHIN = 1.1
 processes were measured to differ by 6 to 10 % on one GPU."""
 
 MAX_ERROR_OVER_PLAIN_FP16 = 1.15
-"""Without an engine, least error of a plan over that of plain FP16 at which the plan is not handed out,
-where no hazard was found: rounding by chance moves errors of one network by less. No search asks for an error
-that is closer to FP32's."""
+"""Without an engine, ratio of a plan's error to plain FP16's from which the plan is not selected if no hazard
+was found: random rounding changes errors of one network by less. No search has a goal that is closer to
+FP32's error."""
 
 MOST_FOR_PLAIN: float = PRESETS["accurate"].defaults["max_latency_cost"]
-"""Largest share of latency that a plan as close as plain FP16 may add to that of a less accurate one; it may
-also be as slow as plain FP16."""
+"""Largest share of latency that a plan as close as plain FP16 may add to a less accurate plan's; it may also
+be as slow as plain FP16."""
 
 
 def best(attempts: Sequence[Attempt], latencies: Sequence[float], latency_tolerance: float = NOISE) -> int:
@@ -45,8 +45,8 @@ def best(attempts: Sequence[Attempt], latencies: Sequence[float], latency_tolera
         latency_tolerance: Share of the fastest's latency that counts as close.
 
     Returns:
-        The index of the best one; of equals the first. If none passes, that with the smallest error, of
-        equals the last, which has more in FP32.
+        The index of the best attempt, the first of equals. If none passes, the one with the smallest error,
+        and the last of equals, which has more in FP32.
     """
     indices = range(len(attempts))
     passing = [index for index in indices if not attempts[index].failed]
@@ -71,7 +71,7 @@ class LatencyShare:
 
 @dataclass(frozen=True)
 class Selection:
-    """The attempt to hand out, and how it was found.
+    """The attempt that becomes the result, and how it was selected.
 
     Attributes:
         lines: What failed at first, and what was tried: one sentence each.
@@ -96,7 +96,7 @@ class Attempts:
 
     Attributes:
         estimated: As `estimated_us`, of an attempt.
-        failures: Candidates of which no attempt came, because one of their steps raised an exception.
+        failures: Candidates without an attempt, because one of their steps raised an exception.
     """
 
     workload: Workload
@@ -153,7 +153,7 @@ class Attempts:
         return attempt.relative_l2 > MAX_ERROR_OVER_PLAIN_FP16 * self.plain_error
 
     def latencies(self) -> list[float]:
-        """Of each attempt, in us: of its engine, or else its recorded costs."""
+        """Latencies of the attempts in us: measured on their engines, or else their recorded costs."""
         if self.runs:
             return [math.inf if (us := one.latency_us) is None else us for one in self.attempts]
         return [0.0] if len(self.attempts) == 1 else [self.estimated(one)[0] for one in self.attempts]
@@ -177,7 +177,7 @@ class Attempts:
         )
 
     def _chosen(self, latencies: Sequence[float]) -> int:
-        """The best attempt; one as close as plain FP16 if a plan errs more though nothing was wrong."""
+        """The best attempt; one as close as plain FP16 if it is less accurate though nothing was wrong."""
         at = best(self.attempts, latencies, self.workload.job.latency_tolerance)
         closer = [n for n, one in enumerate(self.attempts) if not (one.failed or self.worse_than_plain(one))]
         if not closer or at in closer:
@@ -191,8 +191,8 @@ class Attempts:
     def _timed_in_turn(self) -> list[float]:
         """The latencies, where those near the fastest are timed again in turn.
 
-        There, each engine finds another one's weights in the GPU's cache, and takes longer than alone: the
-        others count as if they were as much longer as the fastest.
+        Timed in turn, each engine finds another one's weights in the GPU's cache, and is slower than by
+        itself. The others' latencies are scaled by the slowdown of the fastest.
         """
         latencies = self.latencies()
         within = max(RETIME_WITHIN, 1.0 + self.workload.job.latency_tolerance)
@@ -214,7 +214,7 @@ class Attempts:
         return latencies
 
     def _shares(self, at: int, latencies: Sequence[float]) -> Iterator[LatencyShare]:
-        """Of FP32's latency and of plain FP16's: measured where an engine of those ran, or else estimated."""
+        """Shares of FP32's and plain FP16's latency: measured where their engines ran, or else estimated."""
         chosen = self.attempts[at]
         if chosen.plan is None or chosen.all_fp32 or not self.workload.verifier.samples:
             return

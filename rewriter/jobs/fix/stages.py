@@ -112,7 +112,7 @@ def run(job: FixJob) -> FixResult:
 
 
 def _steps(job: FixJob) -> list[str]:
-    """The stages of a run; those of other candidates come on top."""
+    """The stages of a run, without the stages of other candidates."""
     request, phases, lowers = job.request, job.first.phases, job.lowers
     builds = request.verify and request.build
     stages = {

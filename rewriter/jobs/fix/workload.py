@@ -1,4 +1,4 @@
-"""What all attempts of a run share: the model, its samples and the verifier."""
+"""The workload that all attempts of a run share: the model, its samples and the verifier."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ FP16_SUMS = 8.0
 """Largest ratio of the times of an emulation with FP16 sums and one with FP32 sums (README.md)."""
 
 FULL_S = 10.0
-"""Most processor seconds of one evaluation: a search needs dozens."""
+"""CPU budget, in seconds, for one evaluation: a search needs dozens."""
 
 MOST, FEWER = 12, 5
 """Plans that a search for a budget evaluates: for quick models, and for slow ones."""

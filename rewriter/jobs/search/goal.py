@@ -30,7 +30,7 @@ class _Goal:
 class ErrorLimit(_Goal):
     """A limit for a metric, for every output and sample.
 
-    With `one_sample` plans are compared on the sample with the largest outputs alone.
+    With `one_sample` plans are only compared on the sample with the largest outputs.
     """
 
     option = "tolerance"

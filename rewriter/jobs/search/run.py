@@ -35,11 +35,11 @@ SAMPLES = 4
 LEAST_GAIN, MOST_GAIN = 0.1, 0.5
 """Limits on the share of a cheaper plan's error that a plan must save: the share of latency that it adds, but
 at least the difference of emulated and measured errors, and at most a half.
-Nobody wants an RT-DETR that errs 10 % less for 20 % more latency."""
+An RT-DETR with 10 % less error is not worth 20 % more latency."""
 
 NEAR_FP32 = 1.25
-"""Largest limit, in units of what FP32 errs by, at which the ranking alone decides: such a network amplifies
-rounding, and the start of a LeViT that met the limit on three samples erred 2.8 times as FP32 on a fourth."""
+"""Largest limit, in units of FP32's error, at which only the ranking decides: such a network amplifies
+rounding. The start of a LeViT that met the limit on three samples had 2.8 times FP32's error on a fourth."""
 
 
 def search(
@@ -107,8 +107,8 @@ def search(
 def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
     """Puts nodes in FP32 until a tolerance is met, by bisection: the cheaper of two sequences.
 
-    One is the order of the graph: what errs at its start is amplified by all that follows, which the error
-    that each node adds does not show. The first node of a DLA-169 does what 107 of the ranking do.
+    One is the order of the graph: errors at its start are amplified by all nodes after them, which the error
+    that each node adds does not show. The first node of a DLA-169 helps as much as 107 of the ranking.
 
     Where the tolerance is out of reach, the plan comes close to all nodes in FP32: the caller judges it by
     other measures, too.
@@ -152,7 +152,7 @@ def _in_order(trials: Trials, keys: Sequence[str]) -> list[str]:
 
 
 def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
-    """Puts as many of the best-ranked nodes in FP32 as the budget allows, or fewer if they err less.
+    """Puts as many of the best-ranked nodes in FP32 as the budget allows, or fewer if that is more accurate.
 
     The useful nodes by rank and in the order of the graph are tried, whole and in part (`_shorter`): `most`
     plans within the budget in all, including the rules' plan.
@@ -200,7 +200,7 @@ def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator
 
 
 def _gains(trials: Trials, candidate: AddedNodes, other: AddedNodes) -> bool:
-    """True if a candidate is worth its latency; for a metric of which more is better, if it is better."""
+    """True if a candidate is worth its latency; for a metric where more is better, if it is better."""
     if trials.metric.least:
         return trials.value(candidate) > trials.value(other)
     cost = (trials.latency_us(candidate) - trials.latency_us(other)) / trials.latency_us(AddedNodes())

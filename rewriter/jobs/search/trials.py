@@ -151,7 +151,7 @@ class Trials:
     def ranking(self) -> list[str]:
         """The keys of the nodes that add an error, are not kept yet and right in FP32, best first.
 
-        The order is that of the squared error over the estimated cost of FP32.
+        They are ordered by the squared error over the estimated cost of FP32.
         """
         self.count += 1
         errors, fp32, extra = self._added_errors(), self.plan.fp32 | self.plan.bf16, self.prices.extra
@@ -201,7 +201,7 @@ class Trials:
 
     @cached_property
     def _worse(self) -> frozenset[str]:
-        """Keys of nodes that the rules do not keep: those of fused attention, whose kernel FP32 breaks, and
+        """Keys of nodes that the rules do not keep: nodes of fused attention, whose kernel FP32 breaks, and
         norms and reductions that read an FP32 epilogue through elementwise nodes.
         """
         broken = (one for one in self.prices.attentions if one.us > 0.0)  # else the target fuses any types

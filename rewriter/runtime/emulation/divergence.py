@@ -38,10 +38,10 @@ class NodeError:
 
     Attributes:
         node, op, key: The node of the original, with its key in a plan. `op` is Cast for the rounding
-            of an FP32 result that FP16 nodes read, and Input for that of an input of the model.
+            of an FP32 result that FP16 nodes read, and Input for the rounding of an input of the model.
         tensor: Its output.
-        added: Error of the node alone on the original's exact values: from its weights, its arithmetic and
-            the rounding of its result.
+        added: Error that the node adds by itself, on the original's exact values: from its weights, its
+            arithmetic and the rounding of its result.
         total: Error of the tensor in the emulated model, with the errors of all nodes before it.
     """
 
@@ -119,7 +119,7 @@ class SideBySide:
         self.nodes.append(helper.make_node("Mul", inputs, [SCALED + name]))
 
     def _emulate(self, node: NodeProto) -> None:
-        """Add an emulated node, its distances and, if it may err by itself, a copy on exact operands."""
+        """Add an emulated node, its distances and, if it may add an error, a copy on exact operands."""
         self.nodes.append(_renamed(node, EMULATED.__add__, EMULATED.__add__))
         if node.output[0] in self.constants:
             return

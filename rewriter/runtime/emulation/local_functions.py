@@ -67,7 +67,7 @@ def multiply_by_reciprocals(emulated: Model, original: Model) -> None:
 
 
 def _computed_with(graph: GraphProto) -> set[str]:
-    """The tensors that a node reads, apart from Casts whose results are outputs alone."""
+    """The tensors that a node reads, apart from Casts whose results are only outputs."""
     read: set[str] = set()
     for node in reversed(graph.node):
         if node.op_type != "Cast" or node.output[0] in read:

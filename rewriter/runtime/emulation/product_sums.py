@@ -37,7 +37,7 @@ class TypedGraph(GraphView):
         return [(tensor, node) for node in self.consumers(tensor)]
 
     def widened(self, node: NodeProto) -> list[str]:
-        """The results of Casts to FP32, if they alone read what the node computes; else none."""
+        """The results of Casts to FP32, if nothing else reads the node's result; else none."""
         name = node.output[0]
         casts = [] if self.is_output(name) else self.consumers(name)
         widens = all(casts_to(cast, TensorProto.FLOAT) for cast in casts)
@@ -69,7 +69,7 @@ class TypedGraph(GraphView):
     def _takes(self, node: NodeProto) -> bool:
         """True if the node's kernel computes the elementwise operators before it: a norm's, a Transpose's.
 
-        A Transpose does so if it alone reads them and needs no view of the product, which has two axes.
+        A Transpose does so if it is their only reader and needs no view of the product, which has two axes.
         """
         if node.op_type != "Transpose":
             return node.op_type in REDUCING
@@ -80,7 +80,7 @@ class TypedGraph(GraphView):
     def _continues_in_fp32(self, node: NodeProto) -> bool:
         """True if no kernel ends at the node: elementwise, a Split, and some Casts.
 
-        Those are a Cast to FP32, and one to FP16 that Casts back alone read. A Cast to FP16 for a norm or
+        These are a Cast to FP32, and a Cast to FP16 that only Casts back read. A Cast to FP16 for a norm or
         Transpose is one, too, if nothing else reads the FP32 tensor.
         """
         if node.op_type == "Split" or node.op_type in ELEMENTWISE:

@@ -29,7 +29,7 @@ from rewriter.ir.model.schemas import NUMPY_TYPES
 from rewriter.ir.model.tensors import TensorFacts
 
 PREFIX = "rewriter/step/"
-"""Of the tensors of recurrences that are taken apart."""
+"""Prefix of the tensors of recurrences that are taken apart."""
 
 STEP = f"{PREFIX}body"
 """Name of the bodies, whose products sum in FP32: FP16 sums would need a Loop in each step."""
@@ -204,7 +204,7 @@ class Recurrence:
         return self._parts(self._own(3, index), 2, 0) if optional_input(self.node, 3) else []
 
     def _peepholes(self, index: int) -> list[str]:
-        """Of the gates i, o and f."""
+        """The peephole weights of the gates i, o and f."""
         lstm = self.node.op_type == "LSTM" and optional_input(self.node, 7)
         return self._parts(self._own(7, index), 3, 0) if lstm else []
 

@@ -30,7 +30,7 @@ class Metric:
 
     Attributes:
         worst: Computes the value from the original's outputs and the result's, by name. For measures of a
-            single output it is that of the worst output.
+            single output it is the worst output's.
         least: True if the tolerance is a lower limit (PSNR), not an upper one (an error).
     """
 
@@ -51,7 +51,7 @@ class Metric:
 
 
 def per_output(of: Callable[[Pair], float], *, least: bool = False) -> Metric:
-    """The worst value of a measure of one output; that of an output that is not finite is `failed`."""
+    """The worst value of a measure of one output; an output that is not finite has the value `failed`."""
 
     def worst(expected: Outputs, actual: Outputs) -> float:
         pairs = (Pair(expected[name], actual[name]) for name in expected)
@@ -114,8 +114,8 @@ def by_parts(
 
     Args:
         expected: Of all samples.
-        own: The same by the network's FP32 engine, called if there are parts: an error that is `floor` times
-            that of a part passes.
+        own: The same by the network's FP32 engine, called if there are parts: an error of a part passes if it
+            is at most `floor` times this engine's.
     """
     parts = parts_of(expected)
     limits = dict[str, float]()
@@ -165,7 +165,7 @@ METRICS: dict[str, Metric] = {
     "top-5": per_output(top_k(5), least=True),
     DETECTIONS: Metric(detections),
 }
-"""By the name that `--metric` takes."""
+"""Metrics by their names in `--metric`."""
 
 
 @functools.cache
@@ -189,7 +189,7 @@ def named(name: str) -> Metric:
 
 
 def _names_in(place: str) -> Mapping[str, Any]:
-    """What a file of the user's, or a module on the path, defines."""
+    """The names that a file of the user's, or a module on the path, defines."""
     try:
         return runpy.run_path(place) if place.endswith(".py") else vars(importlib.import_module(place))
     except FileNotFoundError as error:

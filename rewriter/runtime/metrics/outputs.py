@@ -24,7 +24,7 @@ from rewriter.runtime.metrics.row_errors import SET_FACTOR, matched, row_groups
 from rewriter.runtime.metrics.tolerances import USABLE
 
 ROUNDING_NOISE = "rounding noise"
-"""The note of a part whose error is that of FP16's smallest step, or FP32's of the output's largest value."""
+"""Note of a part whose error is FP16's smallest step, or FP32's rounding of the output's largest value."""
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
@@ -37,9 +37,9 @@ class OutputComparison:
         of: The output of a part, whose name says which part it is; "" for an output. `part`: that part.
         chance: Of a part, as `parts.chance` says; its `tolerance` is for its number of entries.
         relative_l2: ||a - b|| / ||b|| for floats; the share of differing elements for other types.
-        finite: True if NaN and infinities are those of the original.
+        finite: True if NaN and infinities are where the original has them.
         tolerance: Largest `relative_l2` that passes.
-        unit: That of `relative_l2`.
+        unit: The unit of `relative_l2`.
         note: The way of comparison if it was not element by element, e.g. as a set of detections.
         probability: The fair measure of an output of probabilities, which may excuse a larger `relative_l2`.
         same_best: Share of rows with the same best class, if the output holds scores; None if it does not.
@@ -79,7 +79,7 @@ class OutputComparison:
     def _relative_to_use(self) -> float:
         """The relative error in units of `USABLE`; 0 for probabilities that FP32 does not resolve.
 
-        Nor does it count for a class of which the network's own FP32 engine moves single rows as far.
+        Nor does it count for classes, if the network's own FP32 engine moves single rows as far.
         """
         fair = self.probability
         if fair is None:
@@ -89,7 +89,7 @@ class OutputComparison:
 
     @property
     def fair_text(self) -> str:
-        """How probabilities or scores fare that a relative error alone would fail; "" for other outputs."""
+        """The distances of probabilities or scores that a relative error would fail; "" for other outputs."""
         fair = self.probability
         if not self.finite or self.relative_l2 <= self.tolerance or fair is None:
             return ""
@@ -101,7 +101,7 @@ class OutputComparison:
 
     @property
     def scores_text(self) -> str:
-        """What judges classes, if a failed output may hold their scores; else ""."""
+        """A hint to a metric for classes, if a failed output may hold their scores; else ""."""
         if not self.finite or self.relative_l2 <= self.tolerance or self.same_best is None:
             return ""
         return (
@@ -171,7 +171,7 @@ def compare(
         as_sets: Match the rows of finite outputs [batch, rows] or [batch, rows, features] that fail, and
             compare them again: for models whose TopK orders detections.
         kinds: Outputs that are probabilities: they pass by these, too.
-        parts: Of each output that is judged by its parts, too; with `as_sets`, those of axis 1 are none.
+        parts: Of each output that is judged by its parts, too; with `as_sets`, slices of axis 1 do not count.
 
     Returns:
         Each output and part with the arrays that were compared: rows are in matching order where they are a
@@ -236,7 +236,7 @@ def _part(
     scores: Probabilities | None,
     rows: ProbabilityError | None,
 ) -> OutputComparison:
-    """One part; scores pass by their differences, too, and those of classes by that of `rows`."""
+    """One part; scores pass by their differences, too, and scores of classes by the difference of `rows`."""
     name = f"{whole.name} ({part})"
     if not whole.finite:
         return replace(whole, name=name, of=whole.name, part=part)

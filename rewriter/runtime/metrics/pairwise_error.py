@@ -16,10 +16,10 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A reference and a result, with the figures of their difference in float64.
+    """A reference and a result, with measures of their difference in float64.
 
-    NaN and infinities of the reference (a mask's -inf) must be in the result, too; the figures are those of
-    the other elements. If they are not, or the shapes differ, all figures are the worst possible.
+    NaN and infinities of the reference (a mask's -inf) must be in the result, too; the measures are over the
+    other elements. If they are not, or the shapes differ, all measures are the worst possible.
     """
 
     expected: Array
@@ -74,7 +74,7 @@ class Pair:
 
     @property
     def relative_l2(self) -> float:
-        """||actual - expected|| / ||expected||; the numerator alone if the reference is 0."""
+        """||actual - expected|| / ||expected||; only the numerator if the reference is 0."""
         return relative_l2(*self.values) if self.finite else math.inf
 
     @property
@@ -110,7 +110,7 @@ def relative_l2(expected: Array, actual: Array) -> float:
 
 
 def is_float(array: Array) -> bool:
-    """True for arrays of floats, those of ml_dtypes (BF16, FP8, FP4) included."""
+    """True for arrays of floats, including the types of ml_dtypes (BF16, FP8, FP4)."""
     return array.dtype.name.startswith(("float", "bfloat"))
 
 

@@ -1,7 +1,7 @@
 """Parts of an output: slices of another scale than the rest, each judged against its own.
 
-One relative error over boxes in pixels and scores up to 1 is the error of the boxes. The parts come from the
-original's outputs alone, over all samples.
+One relative error over boxes in pixels and scores up to 1 is the error of the boxes. The parts are found only
+in the original's outputs, over all samples.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ SEVERAL = 4
 probabilities some are as small as any."""
 
 BY_CHANCE = 0.02
-"""Share of outputs of one scale of which a slice may look like a part by chance if few values make its scale,
-over the number of slices: of values spread evenly from 0, n are all below a share r of the largest with a
+"""Share of outputs of one scale in which a slice of few values may look like a part by chance, over the
+number of slices: if values are spread evenly from 0, n of them are all below a share r of the largest with a
 probability of r^n. For a vector of 3 that is r = 0.0022: 640, 480, 0.9 has a part."""
 
 FP16_GRAIN = 2.0**-25
 """Half of FP16's smallest step: what rounding to FP16 does to values near 0."""
 
 FP32_GRAIN = 2.0**-24
-"""Half a step of FP32, relative: a small slice behind a sum of large values has that error of the largest."""
+"""Half a step of FP32, relative: after a sum of large values, a small slice has this error of the largest."""
 
 FEW = 64
-"""Slices of an axis up to which those of whole numbers and Booleans are compared one by one; and values of a
-slice up to which they may be copies of each other."""
+"""Slices of an axis up to which slices of whole numbers and Booleans are compared one by one; and values of a
+slice up to which slices may be copies of each other."""
 
 FEW_IN_TURN = 8
 """Fewest entries of a column that is interleaved with others in a vector."""
@@ -70,7 +70,7 @@ class Part:
         noise: Rounding error of an entry that says nothing: `FP16_GRAIN`, and FP32's of the largest entry.
         mask: Magnitude from which an entry is a mask: masks belong to no part.
         in_unit: True if all entries are from 0 to 1.
-        gradual: True if the scales fall off to those of the part, as over classes or to the edge of a map.
+        gradual: True if the scales fall off gradually to the part's, as over classes or to the edge of a map.
     """
 
     axis: int | None

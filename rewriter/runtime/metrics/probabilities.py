@@ -3,9 +3,9 @@
 A relative L2 error of such an output says little about its use: classes are compared with each other, and
 scores with a threshold. Both are decided by differences of probabilities.
 
-Some are maps, such as those of segmentation and of text detectors. At the edge of an object, a probability
-goes from 0 to 1 over a pixel or two. An edge that moves by a tenth of a pixel changes values by a tenth,
-though nobody sees it. So maps are compared as areas.
+Some are maps, such as the outputs of segmentation and of text detectors. At the edge of an object, a
+probability goes from 0 to 1 over a pixel or two. An edge that moves by a tenth of a pixel is invisible, but
+changes values by a tenth. So maps are compared as areas.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def map_error(expected: Array, actual: Array) -> MapError | None:
 
 
 PER_TOLERANCE = 2.0
-"""Largest difference of a probability that stands alone, largest mean distance of rows of them, and largest
+"""Largest difference of an independent probability, largest mean distance of rows of them, and largest
 distance of two maps, over the tolerance of relative L2: 0.01 for FP16. Thresholds on probabilities are set in
 steps of 0.05."""
 
@@ -75,7 +75,7 @@ NOTHING = 0.01
 """Probability below which nothing was found: thresholds on probabilities are set in steps of 0.05."""
 
 GRAIN = 1e-6
-"""Differences of probabilities that say nothing: 6 times what ONNX Runtime's FP32 Sigmoid errs by on a CPU
+"""Insignificant differences of probabilities: 6 times the error of ONNX Runtime's FP32 Sigmoid on a CPU
 (1.7e-7 between -20 and 20), also where the probability itself is smaller."""
 
 FIRST_PLAIN_AXIS = 13
@@ -91,10 +91,10 @@ class Probabilities:
 
     Attributes:
         reason: The operator that makes it one, for the report.
-        classes: Axis from the end along which the classes of a row lie; None where each value stands alone.
+        classes: Axis from the end along which the classes of a row lie; None if the values are independent.
         logarithms: True for the logarithms of probabilities.
-        raw: True for what a product makes: it may be scores before a Softmax, or features. The graph does not
-            tell, so its best classes are reported, and not judged by.
+        raw: True for the result of a product: scores before a Softmax, or features. The graph does not show
+            which, so its best classes are reported, and not judged by.
         partly: True if only some of its parts are probabilities: those from 0 to 1.
     """
 
@@ -107,17 +107,17 @@ class Probabilities:
 
 @dataclass(frozen=True)
 class ProbabilityError:
-    """How far probabilities are from the original's.
+    """The distance of probabilities from the original's.
 
     Attributes:
-        difference: Largest of a probability.
-        mean: Total variation distance of a row's two distributions, the mean over rows; None where each value
-            stands alone.
-        allowed: Largest `mean` that passes; where each value stands alone, largest `difference`, or distance
-            of maps.
-        top_1: Share of rows with the same best class; None where each value stands alone.
+        difference: Largest difference of a probability.
+        mean: Total variation distance of a row's two distributions, the mean over rows; None if the values
+            are independent.
+        allowed: Largest `mean` that passes; for independent values, largest `difference`, or distance of
+            maps.
+        top_1: Share of rows with the same best class; None if the values are independent.
         decided: True if no row has another best class, ties aside (`TIE`).
-        areas: The comparison as maps, where values that stand alone look like one.
+        areas: The comparison as maps, where independent values look like one.
         of_fp32: Largest difference of a single row that the network's own FP32 engine excuses.
         empty: True for a part, such as a class, in which the original finds nothing (`NOTHING`).
     """
@@ -175,8 +175,8 @@ class ProbabilityError:
 def probabilities(model: Model) -> dict[str, Probabilities]:
     """Returns the outputs that end in a Softmax, LogSoftmax or Sigmoid, with nothing but views after it.
 
-    Those of which a part does are `partly` probabilities. Those of two or more axes that end in a product and
-    its bias are `raw`.
+    An output is `partly` probabilities if only a part of it does. It is `raw` if it has two or more axes and
+    ends in a product and its bias.
     """
     made_by = {name: node for node in model.proto.graph.node for name in node.output if name}
     constants = {tensor.name for tensor in model.proto.graph.initializer}

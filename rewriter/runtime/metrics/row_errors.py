@@ -14,8 +14,8 @@ SET_SHARE = 0.95
 """Share of the rows that is compared: queries at the threshold of a TopK come and go."""
 
 SET_FACTOR = 2.0
-"""Factor on the tolerance of a comparison as sets. Detections attend to one another, so that one exchanged
-row moves its neighbours: the TF32 engine of an RT-DETR R101 errs by 1.0e-2 as a set on one H200."""
+"""Factor on the tolerance of a comparison as sets. Detections attend to one another, so one exchanged row
+moves its neighbours: the TF32 engine of an RT-DETR R101 has an error of 1.0e-2 as a set on one H200."""
 
 MOST_ROWS = 2048
 """Matching costs time with the cube of the rows, and memory with their square (32 MiB at 2048)."""

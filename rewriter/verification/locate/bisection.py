@@ -32,7 +32,7 @@ ABSENT = "it is not in the built network: folded, or fused by the parser"
 class LocateOptions:
     """Limits of the search; a tensor with a relative L2 error above `tolerance` is wrong.
 
-    `parts` are those of outputs, by name, that are wrong where the outputs as a whole are not.
+    `parts` are parts of outputs, by name, that are wrong where the outputs as a whole are not.
     """
 
     tolerance: float = TOLERANCE
@@ -122,7 +122,7 @@ class Bisection:
         self.low = next((p for p in cuts if right.issuperset(self.cut(p))), min(self.low, self.high - 1))
 
     def _next_marks(self) -> list[str]:
-        """Returns the tensors of evenly spaced cuts, as many as fit; if none fits, those of one cut."""
+        """Returns the tensors of as many evenly spaced cuts as fit; if none fits, the tensors of one cut."""
         cuts = [p for p in range(self.low + 1, self.high) if self.hiding.keys().isdisjoint(self.cut(p))]
         for count in range(min(self._room, len(cuts)), 0, -1):
             chosen = [self._narrowest(cuts, (j + 1) / (count + 1)) for j in range(count)]

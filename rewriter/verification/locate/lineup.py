@@ -73,7 +73,7 @@ class Lineup:
 def line_up(original: Model, other: Model) -> Lineup:
     """Matches tensors of the main graphs by name, or by the name before their type changed.
 
-    Constants, and tensors computed from constants alone, are skipped.
+    Constants, and tensors computed only from constants, are skipped.
     """
     mine, yours = original.facts().main, other.facts().main
     exact = {name for node in original.proto.graph.node for name in node.output if name}
