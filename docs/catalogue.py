@@ -113,6 +113,7 @@ OTHER_RULES: Mapping[str, str] = {
     "no-lower-type": "the operator has no FP16 (BF16) in this opset or in TensorRT, or reads bits",
     "unknown-type": "the type of one of its tensors is not known",
     "generated": "random numbers: another type would give another sequence",
+    "float64": "it only makes a float64 output, of which more than 11 bits are wanted",
     "subgraph": "it holds branches or a loop body, and keeps the types that these exchange",
     islands.RULE: "it adds to a stream whose first sum is kept in FP32",
     free_fp32.RULE: "free: elementwise after an FP16 product, whose sum then stays in FP32",

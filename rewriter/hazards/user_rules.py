@@ -38,7 +38,7 @@ def rules_of_the_user(
     return tuple(partial(_hazards, rule) for rule in rules)
 
 
-_HINT = "give functions from a rewriter.hazards.Survey to rewriter.hazards.Hazard objects"
+_HINT = "give functions from a rewriter.hazards.GraphAnalysis to rewriter.hazards.Hazard objects"
 
 
 def _hazards(rule: Callable[[GraphAnalysis], Iterable[Hazard]], analysis: GraphAnalysis) -> Iterator[Hazard]:
