@@ -167,6 +167,14 @@ def test_rounding_noise_of_a_larger_computation_passes() -> None:
     assert not judged(scores, put(scores, np.s_[:, 7], 3e-6))[1].passed
 
 
+def test_errors_of_a_few_scores_do_not_hide_in_the_rounding_of_all() -> None:
+    """Ten of 8000 scores beside boxes are found: half of each is 1e-3, FP32's rounding of a box 6e-5."""
+    found = put(np.full(HEAD.shape, 1e-6), np.s_[:, :4], HEAD[:, :4])
+    found[0, 4:14, 0] = 2e-3
+    halved = judged(found, put(found, np.s_[:, 4:], found[:, 4:] / 2))
+    assert halved[0].passed and not halved[1].passed and halved[1].relative_l2 > 0.4
+
+
 def test_a_tail_is_judged_by_its_use() -> None:
     """Scales that fall off without a step: rims of Gaussian maps change by more than their middle."""
     maps = np.exp(-((np.arange(64) - 32.0) ** 2) / 18.0)[None, :] * np.abs(normal(50, 64)).astype(np.float64)

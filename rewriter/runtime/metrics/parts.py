@@ -107,14 +107,14 @@ class Part:
         return Pair(exact[kept], other[kept])
 
     def error(self, pair: Pair) -> float:
-        """The relative L2 error beyond rounding of the entries that `pair` gave.
+        """The relative L2 error of the entries that `pair` gave, each beyond its rounding.
 
-        A sample in which the part is almost 0 is judged at a share of its scale elsewhere.
+        Of thousands of scores a few are high: their errors would hide in the mean of all roundings. A sample
+        in which the part is almost 0 is judged at a share of its scale elsewhere.
         """
-        error, norm = pair.squares
-        entries = pair.expected.size
-        least = entries * (self.scale / APART) ** 2
-        return math.sqrt(max(error - entries * self.noise**2, 0.0) / (max(norm, least) or 1.0))
+        beyond = np.maximum(pair.differences - self.noise, 0.0)
+        least = pair.expected.size * (self.scale / APART) ** 2
+        return math.sqrt(float(beyond @ beyond) / (max(pair.squares[1], least) or 1.0))
 
     def unmasked(self, whole: Pair) -> float:
         """Share of the masks of the original that are none in the result."""
