@@ -104,7 +104,7 @@ def _error(result: FixResult) -> Iterator[Row]:
 
 
 def _worst(outputs: Sequence[OutputComparison]) -> OutputComparison:
-    return max(outputs, key=lambda o: (not o.finite, o.excess))
+    return max((o for o in outputs if o.counts), key=lambda o: (not o.finite, o.excess))
 
 
 def _before(result: FixResult, worst: OutputComparison) -> str:
