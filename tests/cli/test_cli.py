@@ -40,11 +40,13 @@ CONV_CLIP = f"""
     }}"""
 
 CANCELLATION = """
-    g (float[1,64] x) => (float[1,64] y) <float big = {1000.0}> {
-        a = Add(x, big)
+    g (float[1,64] x) => (float[1,64] y) <float big = {1000.0}, int64[1] last = {2}> {
+        h = Unsqueeze(x, last)
+        i = ReduceSum <keepdims = 0> (h, last)
+        a = Add(i, big)
         y = Sub(a, big)
     }"""
-"""Every range fits into FP16, but its spacing round 1000 is 0.5: the difference is lost."""
+"""Every range fits into FP16, but its spacing around 1000 is 0.5: the difference is lost. A sum hides it."""
 
 STRUCTURE = ("--passes", "isolate-clip")
 """Enough for what is tested here, and done in a second: no plan, no build."""

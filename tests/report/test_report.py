@@ -435,7 +435,7 @@ def test_json_holds_the_whole_result() -> None:
     assert fields["output"] == "out/fixed.onnx"
     assert fields["input"] is None
     assert fields["passes"][1]["changes"][34] == {"node": "/conv.34/Clip", "what": "Clip became Max and Min"}
-    seen = {"low": 0.0, "high": 3e6, "mean_abs": 1e6, "finite": True, "headroom": 2.0}
+    seen = {"low": 0.0, "high": 3e6, "mean_abs": 1e6, "finite": True, "headroom": 2.0, "step": None}
     assert fields["plan"]["fp32"][3]["range"] == seen
     assert fields["checks"][0]["outputs"][0]["passed"] is True
     assert fields["checks"][2]["passed"] is None

@@ -196,7 +196,8 @@ def test_a_user_metric_can_be_the_goal(tmp_path: Path) -> None:
 
 def test_all_samples_count() -> None:
     source = graphs.graph(
-        "g (float[64] x) => (float[64] y) <float big = {64.0}> { a = Add(x, big)\n y = Sub(a, big) }"
+        "g (float[64] x) => (float[64] y) <float big = {64.0}, int64[1] l = {1}> "
+        "{ h = Unsqueeze(x, l) i = ReduceSum <keepdims = 0> (h, l) a = Add(i, big) y = Sub(a, big) }"
     )
     exact: dict[str, Array] = {"x": np.arange(64, dtype=np.float32) / 16}
     lost: dict[str, Array] = {"x": np.arange(64, dtype=np.float32) / 1600}
