@@ -84,7 +84,10 @@ def expected_outputs(model: Model, samples: Sequence[Outputs]) -> Expected:
 
 def with_states(model: Model) -> Model:
     """`model` with the final states of its recurrences that nothing reads as outputs, too."""
+    if not any(node.op_type in LOOPS | RECURRENT for node in model.proto.graph.node):
+        return model
     result, facts = model.copy(), model.facts()
+    result.mark_edited()
     graph = result.proto.graph
     read = {name for node in graph.node for name in reads(node)} | {value.name for value in graph.output}
     for node in [node for node in graph.node if node.op_type in LOOPS | RECURRENT]:

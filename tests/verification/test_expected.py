@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from graphs import graph
 
-from rewriter.verification.expected import expected_outputs, selects_rows
+from rewriter.verification.expected import expected_outputs, selects_rows, with_states
 
 FLOAT = graph("g (float[2] x) => (float[2] y) { a = Neg(x) y = Exp(a) }")
 HALF = "g (float16[2] x) => (float16[2] y) { a = Neg(x) y = Exp(a) }"
@@ -45,3 +45,12 @@ def test_rows_are_selected(shapes: tuple[str, str], body: str, selects: bool) ->
     given, result = shapes
     source = graph(f"g (float[{given}] x) => (float[{result}] y) <int64[1] k = {{2}}> {{ {body} }}")
     assert selects_rows(source) is selects
+
+
+def test_states_that_become_outputs_have_types_and_other_models_are_not_copied() -> None:
+    weights = "float[1,2,1] w = {0.5, 0.5}, float[1,2,2] r = {0.5, 0.0, 0.0, 0.5}"
+    text = f"g (float[T,1,1] x) => (float[T,1,1,2] y) <{weights}> {{ y = RNN<hidden_size = 2>(x, w, r) }}"
+    source = graph(text)
+    source.facts()
+    assert "y/state1" in with_states(source).facts().main
+    assert with_states(FLOAT) is FLOAT
