@@ -23,7 +23,7 @@ class DecomposeOperators(ModelPass):
     """ONNX Runtime's optimizer and Olive write com.microsoft operators, which TensorRT's parser refuses.
 
     What the parser takes by name has no ONNX schema, and would keep its types. Each is written as ONNX
-    Runtime's documentation defines it (docs/ContribOperators.md of microsoft/onnxruntime). The scale of an
+    Runtime's documentation of its contributed operators defines it. The scale of an
     attention moves before its first product, where FP16 has room for it. A DFT of constant length is a
     product by a matrix of cosines and sines. ONNX's Attention is written out where it caps its scores, or has
     sizes without a kernel.
