@@ -196,8 +196,10 @@ def test_a_user_metric_can_be_the_goal(tmp_path: Path) -> None:
 
 def test_all_samples_count() -> None:
     source = graphs.graph(
-        "g (float[64] x) => (float[64] y) <float big = {64.0}, int64[1] l = {1}> "
-        "{ h = Unsqueeze(x, l) i = ReduceSum <keepdims = 0> (h, l) a = Add(i, big) y = Sub(a, big) }"
+        "g (float[64] x) => (float[64] y) "
+        "<float big = {64.0}, int64[2] l = {0, 1}, float[1,1,3] w = {0, 1, 0}> {"
+        " h = Unsqueeze(x, l) v = Conv <pads = [1, 1]> (h, w) i = Squeeze(v, l)"
+        " a = Add(i, big) y = Sub(a, big) }"
     )
     exact: dict[str, Array] = {"x": np.arange(64, dtype=np.float32) / 16}
     lost: dict[str, Array] = {"x": np.arange(64, dtype=np.float32) / 1600}
