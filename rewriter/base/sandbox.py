@@ -377,7 +377,7 @@ class _Fork:
                 reap = _reap if self.server is None else partial(self.server.call, _reap)
                 self.returncode, seconds = reap(self.pid)
             _spent.seconds = getattr(_spent, "seconds", 0.0) + seconds
-        return self.returncode
+        return int(self.returncode or 0)
 
     def leave(self) -> None:
         """Lets the server wait for it later: the garbage collector may run in the middle of a call of it."""

@@ -52,7 +52,7 @@ def read_toml(path: Path, hint: str, where: str = "") -> dict[str, Any]:
     Raises:
         UsageError: it cannot be read, or is not TOML; the message names `where`, or else the path.
     """
-    where = where or str(path)
+    where, text = where or str(path), ""
     try:
         text = content_of(path, hint, where).decode()
         return tomllib.loads(text)
@@ -88,7 +88,7 @@ def _refusal(problem: ErrorDetails, kind: Any, where: str, hint: str) -> UsageEr
     inside = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in above).lstrip(".")
     place = f"{where}: {inside}" if inside else where
     if problem["type"] == "json_invalid":
-        return UsageError(f"it is not JSON: {problem['ctx']['error']}", where=where, hint=hint)
+        return UsageError(f"it is not JSON: {problem.get('ctx', {})['error']}", where=where, hint=hint)
     if problem["type"] in ("missing", "missing_argument"):
         return UsageError(f"it has no {key!r}", where=place, hint=hint)
     if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):

@@ -258,7 +258,7 @@ def _dft(call: _Call) -> str | Refusal:
     wave = np.exp((2j if inverse else -2j) * np.pi * turns) / (count if inverse else 1)
     wave[count:] = 0  # points beyond the length are cut off, and those that lack are 0
     parts = np.stack([wave, 1j * wave][: shape[-1]], axis=1).reshape(-1, len(frequencies))
-    matrix = np.stack([parts.real, parts.imag], axis=-1).reshape(len(parts), -1)
+    matrix = np.stack([np.real(parts), np.imag(parts)], axis=-1).reshape(len(parts), -1)
     weight = call.named(graph.add_constant(f"{call.node.output[0]}/waves", matrix, call.node.input[0]))
     zeros, perm = [0] * (rank - 2), list(range(rank))
     perm.insert(rank - 2, perm.pop(at))
@@ -276,7 +276,7 @@ def _onnx_attention(call: _Call) -> str | Refusal:
     odd = isinstance(width, int) and not HEADS[0] <= width <= HEADS[1]
     if not cap and (not width or not (odd or (batch, heads) == (1, 1))):
         return ""
-    if not isinstance(width, int) or not width or {len(s) and s[1] for s in shapes} != {heads}:
+    if not isinstance(width, int) or not width or {(*s, 0, 0)[1] for s in shapes} != {heads}:
         return call.refusal("it has other axes than [batch, heads, length, width], or fewer heads of keys")
     if call.get("is_causal", 0) or call.has(4, 5) or call.hands_out(1, 2, 3) or (cap and call.has(3)):
         return call.refusal("it is causal, caps a mask, or has keys or scores beside its result")

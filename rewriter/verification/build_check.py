@@ -208,7 +208,7 @@ def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
     """Judges a finished build by its report."""
     refusals, lacking = _refusals(report, expected)
     faults = [*_reasons(report, refusals, lacking), *_network_faults(report, expected)]
-    fields = _fields(refusals) | ({"advice": report.hint} if report.hint else {})
+    fields: dict[str, Any] = _fields(refusals) | ({"advice": report.hint} if report.hint else {})
     details = (*faults, *_advice(fields["advice"]), *warnings_for_users(report.warnings)[:LISTED])
     passed = None if not faults and report.obstacle else not faults
     lacks = "" if refusals else _lacks(report, lacking)

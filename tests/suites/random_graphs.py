@@ -27,6 +27,7 @@ from backend_check import RANDOM
 from google.protobuf.message import Message
 from graphs import run
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx.external_data_helper import convert_model_to_external_data
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 from paths import ROOT
 from worker_pool import Crash, over
@@ -490,7 +491,7 @@ def _written(proto: ModelProto, folder: Path) -> Path:
     """The model as a file, with all its tensors in another."""
     copy = ModelProto()
     copy.CopyFrom(proto)
-    onnx.external_data_helper.convert_model_to_external_data(copy, True, "w.bin", 0, True)
+    convert_model_to_external_data(copy, True, "w.bin", 0, True)
     onnx.save_model(copy, folder / "m.onnx")
     return folder / "m.onnx"
 

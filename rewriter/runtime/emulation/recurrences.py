@@ -134,7 +134,8 @@ def _activations(node: NodeProto) -> list[list[Activation]]:
     known = {name.lower(): name for name in (*PARAMETERS, *PLAIN)}
     alphas, betas = (iter(attribute(node, f"activation_{p}", ())) for p in ("alpha", "beta"))
     found = []
-    for name in (known.get(name.lower(), name) for name in names):
+    for written in names:
+        name = str(known.get(written.lower(), written))
         own = zip(PARAMETERS.get(name, ()), (alphas, betas), strict=False)
         found.append(Activation(name, tuple(float(next(values, default)) for default, values in own)))
     return [found[start : start + len(defaults)] for start in range(0, len(found), len(defaults))]
@@ -316,6 +317,7 @@ class _Step:
         add = self.emit.add
         after_product = attribute(self.node, "linear_before_reset", 0)
         xz, xr, xh = self.owner._parts(x, 3, 1, self.emit)
+        hh = rh = ""
         if after_product:
             product = add("MatMul", [h, self.r])
             product = add("Add", [product, self.bias[1]]) if self.bias else product
