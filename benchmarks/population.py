@@ -47,7 +47,7 @@ from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.ir.model import Array, Model, load
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.measure import build_variant, measure
-from rewriter.runtime.engines.protocol import EngineName, MeasureSettings, Timing, Variant
+from rewriter.runtime.engines.protocol import MeasureSettings, Timing, Variant
 from rewriter.runtime.engines.tensor_files import write_samples
 from rewriter.runtime.metrics.outputs import compare
 from rewriter.runtime.metrics.tolerances import TOLERANCES
@@ -268,7 +268,7 @@ def _first_of(folder: Path, path: Path, name: str) -> str:
     return name
 
 
-def measure_network(folder: Path, stage: str, *variants: str, engine: EngineName = "tensorrt-rtx") -> None:
+def measure_network(folder: Path, stage: str, *variants: str, engine: str = "tensorrt-rtx") -> None:
     """Runs and times all engines of a network in turn; writes STAGE.rows."""
     model, samples = load(folder / "model.onnx"), held(folder)
     expected = [dict(np.load(path)) for path in sorted(folder.glob("expected-*.npz"))]

@@ -44,8 +44,9 @@ from rewriter.runtime.emulation import emulation, reference
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.build import BuildOptions, build_here
 from rewriter.runtime.engines.local_session import LocalSession
-from rewriter.runtime.engines.measure import load_program, shape_values
+from rewriter.runtime.engines.measure import shape_values
 from rewriter.runtime.engines.protocol import MeasureSettings, Variant
+from rewriter.runtime.engines.this_machine import ENGINES
 
 LARGEST_ERROR = 5e-3
 """Ten steps of FP16: by emulation, the median of these short graphs of unit scale is 2e-4 to 2e-3."""
@@ -107,7 +108,7 @@ def run_engine(folder: Path, variant: str) -> float:
     """
     files = [folder / f"{variant}.{kind}" for kind in ("onnx", "engine")]
     built = Variant(variant, files[0], (), engine=files[1])
-    with closing(load_program(MeasureSettings("tensorrt-rtx"), built)) as program:
+    with closing(ENGINES["tensorrt-rtx"].load(built, MeasureSettings("tensorrt-rtx"))) as program:
         return worst_error(folder, program.run(arrays(folder / "feeds.npz")))
 
 

@@ -63,7 +63,7 @@ def run(folder: Path, *arguments: str) -> str:
 
 
 def test_the_page_shows_a_pass_and_its_test() -> None:
-    text = "tests/passes/text/demote_float64_neg"
+    text = "tests/passes/text/drop_double_neg"
     assert list(examples()) == [
         "rewriter/passes/drop_double_neg.py",
         f"{text}/becomes.txt",
