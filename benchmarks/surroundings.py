@@ -141,14 +141,14 @@ class Worker:
     folder: Path
     gpu: bool
     until: float
-    child: sandbox.Child | None = None
+    child: sandbox.Worker | None = None
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Raises NativeError if the child did not survive, and what the function raised."""
         limit_s = max(5.0, min(CALL_S, self.until + LAST_S - time.monotonic()))
         if self.child is None or not self.child.alive:
             threads = dict.fromkeys(THREADS, "1")
-            self.child = sandbox.Child(None, doing=function.__name__, limit_s=limit_s, env=threads)
+            self.child = sandbox.Worker(None, doing=function.__name__, limit_s=limit_s, env=threads)
         try:
             return self.child.call(function, *arguments, limit_s=limit_s)
         except EngineError:
