@@ -142,7 +142,8 @@ class TestReports:
         odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/m\xff.onnx"))
         save(made(1), odd)
         assert fix(odd, "--in-place", "--report", tmp_path / "r.json")[0] == 0
-        assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["output"] == f"{tmp_path}/m\\udcff.onnx"
+        report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+        assert report["output"] == f"{tmp_path}/m\\udcff.onnx"
         assert {p.name for p in tmp_path.glob("*.data")} == {"m_.onnx.1.data"}
         whole = CliRunner().invoke(cli.app, ["fix", str(odd), "--dry-run", "--no-verify"])
         assert whole.exit_code == 0, "the source is in the metadata of the fixed model"
