@@ -29,7 +29,7 @@ class DecomposeOperators(ModelPass):
     sizes without a kernel.
 
     Declines:
-        - ONNX's Attention, of other axes than four, with grouped heads, or a mask beside a cap
+        - ONNX's Attention, of other axes than four, with grouped heads, a window, or a mask beside a cap
         - an attention with past keys, several outputs, packed or unknown inputs, or a causal mask
         - a mask of an attention that is no [batch, keys]
         - the mean and deviation of a norm; batches that are transposed
@@ -280,22 +280,25 @@ def _onnx_attention(call: _Call) -> str | Refusal:
         return call.refusal("it has other axes than [batch, heads, length, width], or fewer heads of keys")
     if call.get("is_causal", 0) or call.has(4, 5) or call.hands_out(1, 2, 3) or (cap and call.has(3)):
         return call.refusal("it is causal, caps a mask, or has keys or scores beside its result")
+    if max(call.get("left_window_size", -1), call.get("right_window_size", -1)) >= 0:
+        return call.refusal("it looks at a window of keys")
     text = f"""q = Mul({call[0]}, {call.number(call.get("scale", 0.0) or width**-0.5)})
         k = Transpose<perm = [0, 1, 3, 2]>({call[1]})  s = MatMul(q, k) """
-    scores = "s"
+    scores, weights, after = "s", "w", ""
     if cap:
         text += f"d = Div(s, {call.number(cap)})  t = Tanh(d)  c = Mul(t, {call.number(cap)}) "
         scores = "c"
     elif call.has(3):
-        mask, scores = call[3], "m"
-        types = [call.graph.dtype(call.node.input[i]) for i in (0, 3)]
-        if types[1] == TensorProto.BOOL:
+        scores, types = "m", [call.graph.dtype(call.node.input[i]) for i in (0, 3)]
+        if types[1] == TensorProto.BOOL:  # the weights of a row that is masked as a whole are 0
             shut = call.number(-FP16_MAX if types[0] == TensorProto.FLOAT16 else LOWEST)
-            text, mask = text + f"b = Where({mask}, {call.number(0)}, {shut}) ", "b"
-        elif types[0] != types[1]:
+            text += f"m = Where({call[3]}, s, {shut}) "
+            weights, after = "r", f"w = Where({call[3]}, r, {call.number(0)}) "
+        elif types[0] == types[1]:
+            text += f"m = Add(s, {call[3]}) "
+        else:
             return call.refusal("its mask is of another type than its queries")
-        text += f"m = Add(s, {mask}) "
-    return f"{text} w = Softmax<axis = -1>({scores})  y0 = MatMul(w, {call[2]})"
+    return f"{text} {weights} = Softmax<axis = -1>({scores})  {after} y0 = MatMul(w, {call[2]})"
 
 
 def _attention(call: _Call, text: str, heads: list[str], width: int, mask: int, bias: int) -> str | Refusal:

@@ -139,7 +139,8 @@ def test_what_verify_allows_and_measures_is_what_locate_does(tmp_path: Path) -> 
     rewriter.fix(model, fixed, inputs=data, tolerance=0.25, passes="mixed-precision", build=False)
     found = rewriter.locate(model, fixed, inputs=data, engine="emulation")
     verified = rewriter.verify(model, fixed, inputs=data, engine="emulation", build=False)
-    assert found.tolerance == verified.tolerance.value == 0.25 and verified.outputs[0].relative_l2
+    assert found.tolerance == verified.tolerance.value == 0.005  # a file's own looser limit does not count
+    assert verified.outputs[0].relative_l2
     assert found.outputs[0].error == pytest.approx(verified.outputs[0].relative_l2, rel=1e-6)
     assert "FP32 accumulators" in found.engine
     rewriter.fix(model, fixed, inputs=data, preset="trt-bf16", build=False)

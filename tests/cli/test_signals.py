@@ -80,7 +80,7 @@ def test_ctrl_c_during_an_import(model: Path, name: str) -> None:
     ("owner", "name"), [(cli, "app"), (cli.Command, "get_params")], ids=["commands", "arguments"]
 )
 def test_ctrl_c_inside_typer(
-    owner: object, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    owner: object, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """While it reads arguments, Typer turns it into an exit code of 1, without a word."""
     monkeypatch.setattr(gc, "set_threshold", lambda _: None)
@@ -88,7 +88,7 @@ def test_ctrl_c_inside_typer(
     monkeypatch.setattr(sys, "argv", ["rewriter", "scan", "m.onnx"])
     with pytest.raises(SystemExit) as end:
         cli.main()
-    assert (end.value.code, capsys.readouterr().err.strip()) == (130, "interrupted")
+    assert (end.value.code, capfd.readouterr().err.strip()) == (130, "interrupted")
 
 
 def test_little_is_loaded_before_ctrl_c_is_caught() -> None:

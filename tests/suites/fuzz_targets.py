@@ -37,8 +37,9 @@ class FuzzTarget:
 
 def _plan(data: bytes) -> None:
     text = data.decode(errors="replace")
-    plan = plan_file.from_text(text)
-    assert plan_file.from_text(plan_file.to_text(plan)) == plan
+    saved_text = plan_file.to_text(plan_file.from_text(text))
+    # not plans: a range may hold NaN, which equals nothing
+    assert plan_file.to_text(plan_file.from_text(saved_text)) == saved_text
 
 
 def _pipeline(data: bytes) -> None:
