@@ -1,4 +1,4 @@
-"""Makes ONNX models safe for a TensorRT build in FP16, and proves it.
+"""Makes ONNX models accurate in TensorRT FP16, and checks the result against your original.
 
 The names below load on first use, so that `import rewriter` costs nothing.
 """

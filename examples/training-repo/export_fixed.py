@@ -1,4 +1,4 @@
-"""Exports with the hook: `denoiser.onnx` is safe for a TensorRT build in FP16."""
+"""Exports with the hook: `denoiser.onnx` is accurate in TensorRT FP16."""
 
 from __future__ import annotations
 

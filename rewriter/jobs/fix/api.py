@@ -40,7 +40,7 @@ def fix(
     progress: Progress | None = None,
     **keywords: Unpack[FixKeywords],
 ) -> FixResult:
-    """Make a model safe for a strongly typed TensorRT build in reduced precision, and check it.
+    """Make a model accurate in a strongly typed TensorRT engine of reduced precision, and check it.
 
     Args:
         model: Path, onnx.ModelProto or onnx_graphsurgeon.Graph; FP32, FP16 or mixed.
