@@ -25,15 +25,13 @@ class MergeBranches(WeightPass):
     """Parallel Convs help to train a network and can be one for inference; exports often still have them.
 
     RepVGG (Ding et al., 2021, arXiv:2101.03697) calls the merge re-parameterisation. RT-DETR's encoder has
-    twelve such blocks: a 3x3 and a 1x1 Conv of one tensor, added. A Conv is linear in its weight. So the
-    smaller window is padded with zeros to the size of the larger, and weights and biases are added instead
-    of results. There are fewer multiplications on every target, and one result is rounded in place of three
-    (docs/accuracy.md#parallel-convs).
+    twelve such blocks: a 3x3 and a 1x1 Conv of one tensor, added. The smaller window is padded with zeros,
+    and weights and biases are added instead of results: fewer multiplications on every target, and one
+    rounding instead of three (docs/accuracy.md#parallel-convs).
 
     The merged Conv has the window of the largest branch. Window a holds window b if, along each axis, the
-    first element of b is an element of a (the paddings at the beginning differ by a multiple of a's
-    dilation) and b ends inside a. Strides and groups must be equal, and so must dilations where b's window
-    has more than one element. `auto_pad` is resolved.
+    first element of b is an element of a (their first paddings differ by a multiple of a's dilation) and b
+    ends inside a. Strides and groups are equal, and dilations where b has several elements.
 
     The pass merges the operands of Add and Sum, and Adds in a row from the first: Add(Add(a, b), c) becomes
     one Conv. It runs after `simplify`, which folds BatchNormalizations into their Convs.
