@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rewriter.input_comparison.comparison import InputComparison
     from rewriter.ir.model import Model, load, save
     from rewriter.ir.plan import Plan
-    from rewriter.jobs.api import compare_inputs, fix, locate, probe, run_passes, scan, verify
+    from rewriter.jobs.api import compare_inputs, emulate, fix, locate, probe, run_passes, scan, verify
     from rewriter.jobs.findings import Finding, ScanResult
     from rewriter.jobs.fix.result import FixResult
     from rewriter.pipeline.options import FixOptions, ScanOptions, VerifyOptions
@@ -32,7 +32,7 @@ _HOMES = {
     "base.errors": "RewriterError",
     "ir.model": "Model load save",
     "ir.plan": "Plan",
-    "jobs.api": "compare_inputs fix locate probe run_passes scan verify",
+    "jobs.api": "compare_inputs emulate fix locate probe run_passes scan verify",
     "jobs.findings": "Finding ScanResult",
     "jobs.fix.result": "FixResult",
     "verification.locate": "Location",
@@ -65,6 +65,7 @@ __all__ = [
     "VerifyResult",
     "__version__",
     "compare_inputs",
+    "emulate",
     "fix",
     "hazards",
     "load",

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from rewriter.base.errors import UsageError, shortened
 from rewriter.input_comparison.job import compare_inputs as compare_inputs_job
+from rewriter.jobs.emulate import emulate as emulate_job
 from rewriter.jobs.fix.api import fix as fix_job
 from rewriter.jobs.locate import locate as locate_job
 from rewriter.jobs.probe import probe as probe_job
@@ -21,7 +22,7 @@ from rewriter.jobs.verify import verify as verify_job
 from rewriter.pipeline.driver import run
 from rewriter.pipeline.reader import converted, type_hints, unknown
 
-__all__ = ["compare_inputs", "fix", "locate", "probe", "run_passes", "scan", "verify"]
+__all__ = ["compare_inputs", "emulate", "fix", "locate", "probe", "run_passes", "scan", "verify"]
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -59,5 +60,6 @@ scan = _verb(scan_job)
 verify = _verb(verify_job)
 locate = _verb(locate_job)
 compare_inputs = _verb(compare_inputs_job)
+emulate = _verb(emulate_job)
 probe = _verb(probe_job)
 run_passes = _verb(run)

@@ -30,7 +30,8 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {"__name__": "notebook"}
     for block in blocks:
         exec(compile(block, "docs/library.md", "exec", dont_inherit=True), names)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
+    assert names["y"].shape == (2, 4)
     assert names["checked"].passed and names["found"].first is None
     assert names["compared"].samples[0].arrays[0].sentence == "theirs is BGR (if ours is RGB)"
     assert names["again"].plan == names["plan"]

@@ -45,7 +45,7 @@ def errors_before(
         One comparison for each output; () if it cannot be emulated.
     """
     try:
-        low = _lowered(original, precision)
+        low = lowered(original, precision)
         return check_emulation(expected, low, precision, samples, accumulation, standard).outputs
     except RewriterError:  # a figure for comparison only: what the model itself lacks is reported elsewhere
         return ()
@@ -98,13 +98,14 @@ def side_by_side(attempt: Attempt, workload: Workload) -> SideBySide | None:
     with workload.stage("comparing tensors"):
         with suppress(RewriterError):
             wide = inlined(workload.original)
-            plain = emulated(plain.name, wide, _lowered(wide, precision))
+            plain = emulated(plain.name, wide, lowered(wide, precision))
         with suppress(RewriterError):
             result = emulated(result.name, attempt.calibrated.model, attempt.fixed)
     return SideBySide(number, sample, verifier.expected.exact[number], plain, result)
 
 
-def _lowered(original: Model, precision: Precision) -> Model:
+def lowered(original: Model, precision: Precision) -> Model:
+    """The model with every node in `precision` that can be, as a converter without rules writes it."""
     model = inlined(original)
     if model.opset < FIRST_OPSET:  # else its FP16 sums would not be emulated, unlike the result's
         model, _ = Driver().run(model, [UpgradeOpset()], Context())

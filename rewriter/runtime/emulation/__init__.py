@@ -53,7 +53,12 @@ def rounded(model: Model) -> Model:
 
 
 def emulation(
-    model: Model, accumulation: Accumulation = "fp32", *, tf32: bool = False, backwards: bool = False
+    model: Model,
+    accumulation: Accumulation = "fp32",
+    *,
+    tf32: bool = False,
+    backwards: bool = False,
+    outputs: Literal["fp32", "own"] = "fp32",
 ) -> Model:
     """`rounded`, with float64 as float32, and TensorRT's arithmetic where it is known to differ.
 
@@ -65,13 +70,15 @@ def emulation(
         accumulation: "fp16" makes FP16 MatMul, Gemm and Conv sum in FP16, as was measured; it takes longer.
         tf32: Round the operands of products of FP32 tensors to TF32, as Tensor Cores do.
         backwards: Sum in FP16 from the end: it rounds as much, but otherwise (docs/accuracy.md).
+        outputs: "own" returns outputs in the types that `model` has.
     """
     model = take_apart(import_float64(model))
     sums_of = find_product_sums(model)
     for scope, graph in enumerate(walk_graphs(model.proto.graph)):
         if graph.name == STEP:
             sums_of.summed.update((scope, name) for node in graph.node for name in node.output)
-    emulated = retype(model, replace(_all_fp32(model, rounding=True), exact=sums_of.exact))
+    request = replace(_all_fp32(model, rounding=True), exact=sums_of.exact)
+    emulated = retype(model, request if outputs == "fp32" else replace(request, outputs={}))
     multiply_by_reciprocals(emulated, model)
     if tf32:
         round_to_tf32(emulated, model)

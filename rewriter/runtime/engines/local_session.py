@@ -56,6 +56,7 @@ class LocalSession:
         optimize: Switch on ONNX Runtime's graph optimisations. They change rounding, so they are off.
         threads: Threads of one operator; None: as many as there are cores, at most `MAX_THREADS`.
         gpu: Compute with CUDA, and with the weights on the GPU.
+        constant: Make all weights constants, so that `session` has no inputs but the model's.
         tf32: Whether FP32 may be computed in TF32 there.
 
     Raises:
@@ -72,11 +73,14 @@ class LocalSession:
         threads: int | None = None,
         gpu: bool = False,
         tf32: bool = True,
+        constant: bool = False,
     ) -> None:
         ort = import_onnxruntime()
         self._file = str(model.path) if model.path else None
         self._gpu = gpu
-        proto, inputs, constants = _split(model, all_constant=optimize or gpu or trains(model.proto))
+        proto, inputs, constants = _split(
+            model, all_constant=constant or optimize or gpu or trains(model.proto)
+        )
         keep_captured_casts(proto)
         proto.ir_version = min(proto.ir_version, NEWEST_IR)
         self._outputs = [value.name for value in proto.graph.output]
@@ -92,8 +96,8 @@ class LocalSession:
             options.add_external_initializers(list(self._constants), list(self._constants.values()))
         providers = _providers(gpu, tf32)
         with explained(self._file, "ONNX Runtime cannot load the model"):
-            self._session: Any = ort.InferenceSession(proto.SerializeToString(), options, providers=providers)
-        if gpu and self._session.get_providers()[0] != "CUDAExecutionProvider":
+            self.session: Any = ort.InferenceSession(proto.SerializeToString(), options, providers=providers)
+        if gpu and self.session.get_providers()[0] != "CUDAExecutionProvider":
             raise EngineError("ONNX Runtime fell back to the CPU", hint=LIBRARIES)
 
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
@@ -101,7 +105,7 @@ class LocalSession:
         names = self._outputs if outputs is None else list(outputs)
         with self._running():
             inputs = self._inputs | {name: value_of(array) for name, array in feeds.items()}
-            values = self._session.run_with_ort_values(names, inputs)
+            values = self.session.run_with_ort_values(names, inputs)
         return {
             name: array_of(name, value, shared=self._shared is None or name in self._shared)
             for name, value in zip(names, values, strict=True)
@@ -113,7 +117,7 @@ class LocalSession:
         Raises:
             ArithmeticRunError: a feed does not fit; or, when it is called, a node failed.
         """
-        session, device = self._session, "cuda" if self._gpu else "cpu"
+        session, device = self.session, "cuda" if self._gpu else "cpu"
         binding = session.io_binding()
         with self._running():
             values = self._inputs | {name: value_of(array, device) for name, array in feeds.items()}
@@ -134,7 +138,7 @@ class LocalSession:
 
     def close(self) -> None:
         """Free the session; the weights stay with the model."""
-        self._session = None
+        self.session = None
         self._inputs = self._constants = {}
 
 

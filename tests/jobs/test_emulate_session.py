@@ -1,0 +1,83 @@
+"""`rewriter.emulate`: a session of ONNX Runtime that computes as an engine in reduced precision does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import graphs
+import numpy as np
+import onnxruntime
+import pytest
+
+import rewriter
+from rewriter.ir.model import DETACH_BYTES, save
+from rewriter.ir.plan import Precision
+
+WIDE = graphs.graph(
+    """
+    g (float[batch,4] x) => (float[batch,4] y) {
+        square = Mul(x, x)
+        y = Sqrt(square)
+    }"""
+)
+"""The square of 300 is beyond FP16."""
+
+
+def test_types_of_the_file() -> None:
+    source = graphs.graph(
+        "g (float16[batch,4] x) => (float16[batch,4] y, float[batch,4] z) { s = Mul(x, x)"
+        " y = Sqrt(s) z = Cast<to = 1>(s) }"
+    )
+    session = rewriter.emulate(source)
+    assert [(i.name, i.type, i.shape) for i in session.get_inputs()] == [
+        ("x", "tensor(float16)", ["batch", 4])
+    ]
+    assert [o.type for o in session.get_outputs()] == ["tensor(float16)", "tensor(float)"]
+    y, z = session.run(None, {"x": np.full((2, 4), 300, np.float16)})
+    assert y.dtype == np.float16
+    assert np.isinf(y).all()
+    assert np.isinf(z).all()
+
+
+@pytest.mark.parametrize(("precision", "expected"), [(None, 300.0), ("fp32", 300.0), ("fp16", np.inf)])
+def test_lowers_on_request(precision: Precision | None, expected: float) -> None:
+    session = rewriter.emulate(WIDE, precision=precision)
+    for batch in (1, 3):  # one session, any shape
+        (y,) = session.run(["y"], {"x": np.full((batch, 4), 300, np.float32)})
+        np.testing.assert_array_equal(y, np.full((batch, 4), expected, np.float32))
+
+
+def test_a_file_by_every_way_to_run_it(tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).standard_normal((64, DETACH_BYTES // 64)).astype(np.float16)
+    rows, columns = weights.shape
+    text = f"""g (float16[batch,{rows}] x, float16[{rows},{columns}] w) => (float16[batch,{columns}] y) {{
+        y = MatMul(x, w)
+    }}"""
+    source = graphs.with_weights(text, {"w": weights})
+    save(source, tmp_path / "model.onnx")
+    session = rewriter.emulate(tmp_path / "model.onnx")
+    assert isinstance(session, onnxruntime.InferenceSession)
+    x = np.random.default_rng(1).standard_normal((2, rows)).astype(np.float16)
+    expected = np.asarray(session.run(None, {"x": x})[0])
+    exact = x.astype(np.float64) @ weights.astype(np.float64)
+    assert 0 < np.linalg.norm(expected - exact) / np.linalg.norm(exact) < 2e-3
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", x)
+    binding.bind_output("y")
+    session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], expected)
+    (value,) = session.run_with_ort_values(["y"], {"x": onnxruntime.OrtValue.ortvalue_from_numpy(x)})
+    np.testing.assert_array_equal(value.numpy(), expected)
+
+
+def test_states_inside_a_recurrence() -> None:
+    """A running mean as an RNN: in FP16 it stands still where a step is less than half of its last place."""
+    weights = {"w": np.full((1, 1, 1), 1 / 1024, np.float16), "r": np.ones((1, 1, 1), np.float16)}
+    source = graphs.with_weights(
+        """g (float16[steps,1,1] x, float16[1,1,1] w, float16[1,1,1] r) => (float16[1,1,1] h) {
+            every, h = RNN<hidden_size = 1, activations = ["Relu"]>(x, w, r)
+        }""",
+        weights,
+    )
+    (h,) = rewriter.emulate(source).run(None, {"x": np.ones((5000, 1, 1), np.float16)})
+    assert h.item() == 2.0  # in FP32 it is 4.88
