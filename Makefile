@@ -11,8 +11,9 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 demo: $(VENV)/with-rtx
 	@mkdir -p demo
-	$(BIN)/rewriter fix models/nafnet.onnx -o demo/nafnet.fixed.onnx --inputs models/nafnet.npz --report demo/nafnet.html
+	$(BIN)/rewriter fix models/nafnet.onnx -o demo/nafnet.fixed.onnx --inputs models/nafnet.npz --report demo/nafnet.html --deploy python
 	@echo "The photograph before and after: open demo/nafnet.html in a browser"
+	@echo "The commands above run after: . $(BIN)/activate"
 
 # one process for each core, and each file in one of them, which computes what its tests share once
 PYTEST ?= -n auto --dist loadfile
@@ -69,6 +70,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/with-rtx: pyproject.toml | $(BIN)/python
+	@echo "pip installs ONNX Runtime and TensorRT-RTX into $(VENV), 0.8 GB: half a minute on a fast line"
 	$(PIP) --editable ".[rtx]"
 	@touch $@
 

@@ -241,7 +241,7 @@ from typing import Any, Literal, TypedDict
 from rewriter.hazards import Rule
 from rewriter.ir.plan import Plan, Precision
 from rewriter.passes.base import Pass
-from rewriter.pipeline.options import Runner
+from rewriter.pipeline.options import Runner, Tool
 from rewriter.pipeline.schema import AnyPath, Names, Paths, Shapes
 from rewriter.runtime.metrics.tolerances import Tolerance
 '''

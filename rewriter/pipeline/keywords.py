@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict
 from rewriter.hazards import Rule
 from rewriter.ir.plan import Plan, Precision
 from rewriter.passes.base import Pass
-from rewriter.pipeline.options import Runner
+from rewriter.pipeline.options import Runner, Tool
 from rewriter.pipeline.schema import AnyPath, Names, Paths, Shapes
 from rewriter.runtime.metrics.tolerances import Tolerance
 
@@ -38,6 +38,7 @@ class FixKeywords(TypedDict, total=False):
     refittable: bool
     opset: int | None
     target: str | None
+    deploy: Tool | None
     precision: Precision | None
     io: str | None
     keep_fp32: Names

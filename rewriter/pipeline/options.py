@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from rewriter.runtime.metrics.tolerances import Tolerance
 
 Command = Literal["fix", "scan", "verify"]
+Tool = Literal["trtexec", "python", "triton", "onnxruntime"]
 Runner = Literal["auto", "tensorrt", "tensorrt-rtx", "onnxruntime", "onnxruntime-cuda", "emulation"]
 
 DATA, PASSES, PRECISION, SEARCH = "Options", "Passes", "Precision", "Search for a plan"
@@ -152,6 +153,9 @@ class FixOptions(DataOptions, EngineOptions):
         target: tensorrt, tensorrt-rtx, 10.3. The TensorRT that the result is for; TensorRT-RTX where it
             judges. A GPU may follow (`10.13 sm_110`); names are jetpack-6.2, jetpack-7.1, jetpack-7.2.2
             and dla.
+        deploy: trtexec, python, triton, onnxruntime. Writes a script beside the result that builds it with
+            this tool: `fixed.build.sh` or `fixed.build.py`. Without it only the command of trtexec is
+            printed, or of tensorrt_rtx for that target.
         precision: fp16, bf16, or fp32: structure only. The type that nodes compute in.
         io: Inputs and outputs: fp16,logits=fp32. Types of the model's float inputs and outputs: keep, fp32,
             fp16 or bf16 for all of them, and NAME=TYPE for those whose name fits the pattern NAME.
@@ -208,6 +212,7 @@ class FixOptions(DataOptions, EngineOptions):
     refittable: bool = option(False, PASSES)
     opset: int | None = option(None, PASSES, check=require_opset)
     target: str | None = option(None, PASSES, "NAME", check="rewriter.target:Target.parse", offers=TARGETS)
+    deploy: Tool | None = option(None, ENGINE, "TOOL")
     precision: Precision | None = option(None, PRECISION)
     io: str | None = option(None, PRECISION, "TYPE,...", kind=str, check=io_parts, offers=IO_TYPES)
     keep_fp32: Names = option((), PRECISION, "PATTERN", commas=False)

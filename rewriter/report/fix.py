@@ -32,12 +32,11 @@ CAUSES, WARNINGS, REPAIRS = 4, 3, 3
 def print_result(result: FixResult, out: Console, *, verbosity: int = 0) -> None:
     """Print the result, and the next command; see `print_report`."""
     following = next_step(result)
-    commands = list(zip(("Next", "or"), following.commands.values(), strict=False))
-    commands += [("then", following.verify)] if following.verify else []
+    commands = [("Next", following.build), ("then", following.verify)]
     summary = rows(result, everything=verbosity > 0)
     last = facts(result.target, result.seconds)
     line, all_tables = verdict_line(result), tables(result)
-    print_report(line, state(result), summary, all_tables, out, verbosity, commands, last)
+    print_report(line, state(result), summary, all_tables, out, verbosity, filter(all, commands), last)
 
 
 def state(result: FixResult) -> State:
@@ -277,12 +276,11 @@ def as_dict(result: FixResult) -> dict[str, Any]:
         "plan": _plan_dict(result.plan) if result.plan else None,
         "data": data_dict(result.data),
         "checks": [checks.check_dict(check) for check in result.checks],
-        "next_command": next(iter(following.commands.values()), None),
-        "next_commands": following.commands,
+        "next_command": following.build or None,
         "next_verify": following.verify or None,
         "next_remarks": following.remarks,
     }
-    names = ("output", "pipeline", "passes", "causes", "before", "repairs", "constraints")
+    names = ("output", "script", "pipeline", "passes", "causes", "before", "repairs", "constraints")
     words = ("warnings", "seconds", "verified", "ending", "proven", "conclusion", "latency_shares")
     return document({**own, **attributes(result, *names, *words)})
 

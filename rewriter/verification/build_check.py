@@ -25,8 +25,7 @@ from rewriter.runtime.engines.build import (
     build,
     warnings_for_users,
 )
-from rewriter.runtime.engines.measure import shape_values
-from rewriter.runtime.engines.tensor_files import Shape, Span
+from rewriter.runtime.engines.tensor_files import Shape, Span, values_of
 from rewriter.target import Target, numbers
 from rewriter.target.operators import RefusedNode, refused_in_model
 from rewriter.verification.verdict import ORIGINAL, Check, log_lines
@@ -187,7 +186,7 @@ def build_options(
     shapes = {name: (array.shape,) * 3 for name, array in sample.items()} | dict(spans)
     return BuildOptions(
         shapes={name: tuple(map(_plain, span)) for name, span in shapes.items()},  # type: ignore[misc]
-        values={name: _plain(value) for name, value in shape_values(sample).items()},
+        values=values_of([sample]),
         plugins=plugins,
         engine=engine,
         library=library,

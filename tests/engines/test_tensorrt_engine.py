@@ -140,7 +140,7 @@ LOOP = """
             id="a span of shapes",
         ),
         pytest.param(
-            LOOP, "'times' is a shape or a trip count", {"values": {"times": (3,)}}, id="a trip count"
+            LOOP, "'times' is a shape or a trip count", {"values": {"times": ((3,),) * 3}}, id="a trip count"
         ),
     ],
 )

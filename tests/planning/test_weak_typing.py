@@ -173,7 +173,7 @@ def test_the_preset_does_the_same_and_names_the_command(tmp_path: Path) -> None:
     trtexec = output.with_suffix(".trtexec.txt")
     assert trtexec.exists() and output.with_name(f"{output.stem}_constraints.py").exists()
     following, engine = next_step(result), output.with_suffix(".engine")
-    assert following.commands["trtexec"] == f"trtexec --onnx={output} --saveEngine={engine} $(cat {trtexec})"
+    assert following.build == f"trtexec --onnx={output} --saveEngine={engine} $(cat {trtexec})"
     assert not following.remarks, "nothing about --stronglyTyped"
 
 

@@ -97,6 +97,11 @@ def _job(
         what = f"{target} has strongly typed networks alone, which take no precisions of layers"
         hint = "omit it: the model's types hold there; for TensorRT 8 to 10, name one with `target`"
         raise UsageError(what, option="weak-typing", hint=hint)
+    if request.deploy == "triton" and target.library == "tensorrt-rtx":
+        raise UsageError("Triton has no TensorRT-RTX", option="deploy", hint="name another tool or `target`")
+    if weak and request.deploy in ("python", "onnxruntime"):
+        what = "`weak-typing` writes Python code of its own"
+        raise UsageError(what, option="deploy", hint="trtexec or triton")
     limit = goal if isinstance(goal, ErrorLimit) else None
     lowering = next((step for step in steps if isinstance(step, MixedPrecision)), MixedPrecision())
     types = PrecisionRequest(

@@ -39,6 +39,7 @@ class FixResult(Summary):
         warnings: Sentences that the user should read.
         seconds: Wall time by stage, in order.
         constraints: The file of trtexec's arguments, with `weak_typing`.
+        script: The file that builds the result, with `deploy`.
         repairs: What failed at first, what was tried, and what helped; empty if the rules' plan passed.
         depth: Measured ranges of the model that the plan was made for, in the order of its nodes.
         causes: What was wrong with the model, in numbers, and what was done about each.
@@ -60,6 +61,7 @@ class FixResult(Summary):
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     constraints: Path | None = None
+    script: Path | None = None
     repairs: list[str] = field(default_factory=list)
     depth: tuple[TensorAtDepth, ...] = ()
     causes: tuple[Cause, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from rewriter.ir.model import save, set_metadata
 from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.plan import io_type, plan_file
-from rewriter.jobs.fix import candidates
+from rewriter.jobs.fix import candidates, deploy
 from rewriter.jobs.fix.attempt import Attempt
 from rewriter.jobs.fix.before import errors_before, side_by_side
 from rewriter.jobs.fix.conclusion import conclude
@@ -25,7 +25,10 @@ from rewriter.jobs.fix.selection import Selection
 from rewriter.jobs.fix.workload import Workload, prepare, read
 from rewriter.jobs.search.effort import pays_on_cuda
 from rewriter.pipeline import text as pipeline
+from rewriter.runtime.emulation import reference
 from rewriter.runtime.engines.onnxruntime import on_cuda
+from rewriter.runtime.engines.tensor_files import Shape
+from rewriter.runtime.inputs.profile import least_shapes
 from rewriter.runtime.ranges.depth import along_depth
 from rewriter.verification.arithmetic_checks import explained
 from rewriter.verification.expected import MOST_SAMPLES
@@ -67,6 +70,7 @@ def run(job: FixJob) -> FixResult:
             data=replace(
                 data,
                 spans=verifier.spans,
+                least=_least_shapes(workload),
                 profiled=frozenset(job.deployment.profile),
                 beyond=job.deployment.beyond(samples.source.spans),
             ),
@@ -95,20 +99,36 @@ def run(job: FixJob) -> FixResult:
         if verifier.interrupted:
             left = f"{result.output} is written, but not verified to the end" if result.output else ""
             raise KeyboardInterrupt(left)
-        if request.save_plan is not None and attempt.plan is None:
-            result.warnings.append(
-                "`save-plan`: no plan was written, since all of it is FP32: `precision=fp32` gives the same"
-            )
-        elif request.save_plan is not None and attempt.plan is not None:
-            plan_file.write(attempt.plan, Path(request.save_plan))
-        if job.weak_typing and result.output is not None and attempt.plan is not None:
-            result.constraints, python = weak_typing.write(fixed, attempt.plan, result.output)
-            result.warnings.append(
-                f"weak typing: {result.output} is FP32; build it with trtexec and the arguments in "
-                f"{result.constraints}, or with the code in {python}, which finds all layers of a node that "
-                "becomes several"
-            )
+        _write_others(job, result)
         return result
+
+
+def _write_others(job: FixJob, result: FixResult) -> None:
+    """Writes the other files that the request has: the plan, constraints for the builder, the script."""
+    request, plan = job.request, result.plan
+    if request.save_plan is not None and plan is None:
+        result.warnings.append(
+            "`save-plan`: no plan was written, since all of it is FP32: `precision=fp32` gives the same"
+        )
+    elif request.save_plan is not None and plan is not None:
+        plan_file.write(plan, Path(request.save_plan))
+    if job.weak_typing and result.output is not None and plan is not None:
+        result.constraints, python = weak_typing.write(result.model, plan, result.output)
+        result.warnings.append(
+            f"weak typing: {result.output} is FP32; build it with trtexec and the arguments in "
+            f"{result.constraints}, or with the code in {python}, which finds all layers of a node that "
+            "becomes several"
+        )
+    if request.deploy is not None and deploy.command(result):
+        result.script = deploy.write(result, request.deploy)
+
+
+def _least_shapes(workload: Workload) -> Mapping[str, Shape]:
+    """The smallest shapes of the original, for the profile of the next step; {} if no step follows."""
+    job, verifier = workload.job, workload.verifier
+    if verifier.expected is None or job.request.dry_run or job.output is None:
+        return {}
+    return least_shapes(reference(verifier.original), verifier.samples[0])
 
 
 def _steps(job: FixJob) -> list[str]:

@@ -37,7 +37,7 @@ def page(result: FixResult, command: str = "") -> Page:
         lead = "The nodes next to the widest one of each cause. At each tensor stands its largest value."
         sections.append(Section("causes", "Round each cause", lead, [drawn]))
     following = next_step(result)
-    commands = [(f"Builds the engine, with {tool}", line) for tool, line in following.commands.items()]
+    commands = [("Builds the engine", following.build)]
     commands.append(("Runs it where there is a GPU, and compares", following.verify))
     facts = [Fact("Pipeline", result.pipeline, code=True)]
     run = run_section(command, commands, facts=facts, target=result.target, seconds=result.seconds)

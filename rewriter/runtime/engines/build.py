@@ -34,8 +34,9 @@ class BuildOptions:
     """Options of a build.
 
     Attributes:
-        shapes: Smallest, usual and largest shape of each input with dynamic axes.
-        values: Values of the inputs that are shapes or trip counts themselves.
+        shapes: Smallest, usual and largest shape of each input with dynamic axes; of an input that is a shape
+            or a trip count itself, the values that the user gave.
+        values: The same of the values, in the samples, of inputs that may be shapes or trip counts.
         library: `tensorrt` or `tensorrt_rtx`; None: `tensorrt` if a GPU is there, else `tensorrt_rtx`.
         tf32: Whether FP32 may be computed in TF32. False needs `NO_TF32` in the child's environment,
             too: `build` sees to it.
@@ -44,7 +45,7 @@ class BuildOptions:
     """
 
     shapes: Mapping[str, Span] = field(default_factory=dict)
-    values: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    values: Mapping[str, Span] = field(default_factory=dict)
     library: str | None = None
     engine: Path | None = None
     outputs: Sequence[str] = ()
@@ -265,8 +266,10 @@ def _add_profile(builder: Any, network: Any, config: Any, options: BuildOptions)
     needed = False
     for tensor in (network.get_input(i) for i in range(network.num_inputs)):
         if tensor.is_shape_tensor:
-            value = _required(options.values, tensor.name, "is a shape or a trip count", "its value")
-            profile.set_shape_input(tensor.name, value, value, value)
+            span = options.shapes.get(tensor.name)
+            if span is None or set(span) == {tuple(tensor.shape)}:  # no values of the user's
+                span = _required(options.values, tensor.name, "is a shape or a trip count", "its value")
+            profile.set_shape_input(tensor.name, *(list(values) for values in span))
             needed = True
         elif -1 in tuple(tensor.shape):
             span = _required(options.shapes, tensor.name, "has dynamic axes", "its shape")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,11 +27,8 @@ from rewriter.runtime.engines.protocol import (
     Status,
     Variant,
 )
-from rewriter.runtime.engines.tensor_files import read_tensors, spans_of, write_tensors
+from rewriter.runtime.engines.tensor_files import read_tensors, spans_of, values_of, write_tensors
 from rewriter.runtime.engines.this_machine import ENGINES
-
-SHAPE_LIKE = 16
-"""Most elements of an integer input that can be a shape, an axis or a trip count: a build needs its value."""
 
 
 @dataclass
@@ -95,7 +92,7 @@ def build_variant(
         return variant, outcome
     options = BuildOptions(
         shapes=spans_of(map(read_tensors, variant.samples)) | dict(variant.shapes),
-        values=shape_values(read_tensors(variant.samples[0])) if variant.samples else {},
+        values=values_of(map(read_tensors, variant.samples)),
         library=settings.engine.replace("-", "_"),
         engine=target,
         outputs=variant.outputs,
@@ -112,15 +109,6 @@ def build_variant(
         outcome = replace(outcome, status="refused", problem=report.refusal, hint=report.hint)
         return variant, replace(outcome, log=report.log, library=library, report=report)
     return replace(variant, engine=target), replace(outcome, report=report, notes=report.notes)
-
-
-def shape_values(sample: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Values of the inputs that could be shapes themselves, for a build needs them."""
-    return {
-        name: array.reshape(-1).tolist()
-        for name, array in sample.items()
-        if array.dtype.kind in "iu" and array.ndim <= 1 and array.size <= SHAPE_LIKE
-    }
 
 
 def _failed(outcome: EngineOutcome, error: RewriterError) -> EngineOutcome:

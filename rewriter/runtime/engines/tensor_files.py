@@ -15,6 +15,9 @@ from rewriter.ir.model import Array
 
 INDEX = "tensors.json"
 
+SHAPE_LIKE = 16
+"""Most elements of an integer input that can be a shape, an axis or a trip count: a build needs its value."""
+
 Shape = tuple[int, ...]
 Span = tuple[Shape, Shape, Shape]
 """Smallest, usual (TensorRT's optimum) and largest shape."""
@@ -65,6 +68,24 @@ def spans_of(samples: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
         low, high = (tuple(map(pick, zip(*several, strict=False))) for pick in (min, max))
         spans[name] = low, sorted(several, key=math.prod)[len(several) // 2], high
     return spans
+
+
+def values_of(samples: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
+    """The smallest, middle and largest value of each element of inputs that could be shapes themselves."""
+    seen: dict[str, list[Array]] = {}
+    for feeds in samples:
+        for name, array in feeds.items():
+            if array.dtype.kind in "iu" and array.ndim <= 1 and array.size <= SHAPE_LIKE:
+                seen.setdefault(name, []).append(array.reshape(-1))
+    sorted_values = {
+        name: np.sort(np.stack(arrays), axis=0).tolist()
+        for name, arrays in seen.items()
+        if len({array.size for array in arrays}) == 1
+    }
+    return {
+        name: (tuple(rows[0]), tuple(rows[len(rows) // 2]), tuple(rows[-1]))
+        for name, rows in sorted_values.items()
+    }
 
 
 def write_samples(folder: Path, samples: Iterable[Mapping[str, Array]]) -> tuple[Path, ...]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rewriter.base.errors import UsageError
+from rewriter.base.text import count
 from rewriter.ir.model import Model
 from rewriter.runtime.engines.deployment import PROFILE, Deployment, shown
+from rewriter.runtime.inputs.profile import shape_inputs
 from rewriter.runtime.inputs.random_samples import random_samples
 from rewriter.runtime.inputs.reading import read_raw_samples, read_samples
 from rewriter.runtime.inputs.samples import Samples, check_shape, no_such_input
@@ -39,19 +42,25 @@ def load_samples(
     """
     profile = deployment.profile if deployment else {}
     ports = {port.name: port for port in model.signature.inputs}
+    hosted = shape_inputs(model)  # their profile has values, as trtexec's has
     for name, span in profile.items():
         if name not in ports:
             raise no_such_input(name, ports, option=PROFILE)
-        for shape in span:
+        for shape in span if name not in hosted else ():
             check_shape(shape, ports[name], {}, option=PROFILE, where=f"for input {name!r}")
     if inputs is not None:
         samples = read_samples(inputs, model, image_preprocess)
     else:
         shapes = {name: span[1] for name, span in profile.items()} | dict(input_shapes or {})
         samples = random_samples(model, seed=seed, input_shapes=shapes)
-    spans = samples.source.spans
+    source = samples.source
+    spans = {name: source.values[name] if name in hosted else span for name, span in source.spans.items()}
+    samples.source = replace(source, spans={n: span for n, span in source.spans.items() if n not in hosted})
     for name, (least, _, most) in profile.items():
         for shape in (spans[name][0], spans[name][2]) if name in spans else ():
+            if len(shape) != len(least):
+                what = f"input {name!r} takes {count(len(shape), 'value')}, not {len(least)}"
+                raise UsageError(what, option=PROFILE, hint="it is a shape itself: give its values")
             if not all(low <= size <= high for low, size, high in zip(least, shape, most, strict=True)):
                 limits = f"{shown(least)} to {shown(most)}"
                 what = f"input {name!r} is {shown(shape)} in the data, and the profile goes from {limits}"

@@ -13,10 +13,13 @@ from onnx import TensorProto, helper
 from rewriter.base.errors import InputsError, did_you_mean
 from rewriter.base.text import article
 from rewriter.ir.model import Array, Port, Signature
-from rewriter.runtime.engines.tensor_files import Shape, Span, spans_of
+from rewriter.runtime.engines.tensor_files import Shape, Span, spans_of, values_of
 
 NO_NUMBERS = (0, TensorProto.STRING)
 """Element types that cannot be fed: of sequences, maps and optionals, and strings."""
+
+SHAPE_TYPES = (TensorProto.INT32, TensorProto.INT64)
+"""Element types of inputs that may be shapes or trip counts."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class DataSource:
         preprocess: How photographs became samples, as `image_preprocess`; "" for other data.
         names: Where the samples came from, file by file, in the order in which results are judged by them.
         spans: Smallest, typical and largest shape by input, where known: builds with dynamic shapes use them.
+        values: The same of the values of small integer inputs, which may be shapes themselves.
+        least: Smallest shapes that the model runs with, of inputs with dynamic axes, where they were tried.
         profiled: Inputs whose span the user gave.
         beyond: As `Deployment.beyond`: results are compared at the shapes of the samples.
     """
@@ -39,6 +44,8 @@ class DataSource:
     path: str = ""
     preprocess: str = ""
     spans: Mapping[str, Span] = field(default_factory=dict)
+    values: Mapping[str, Span] = field(default_factory=dict)
+    least: Mapping[str, Shape] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     profiled: frozenset[str] = frozenset()
     beyond: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
@@ -85,7 +92,12 @@ class Samples:
         self._samples = samples
         names = tuple(sample.where for sample in samples)
         spans = spans_of(map(self._finite, range(len(samples))))
-        self.source = DataSource(text, len(samples), real, path, preprocess, spans, names)
+        values = values_of(map(self.feeds, range(len(samples)))) if self._may_be_shapes() else {}
+        self.source = DataSource(text, len(samples), real, path, preprocess, spans, values, names=names)
+
+    def _may_be_shapes(self) -> bool:
+        integers = [port for port in self._ports.values() if port.dtype in SHAPE_TYPES]
+        return any(port.shape is None or len(port.shape) <= 1 for port in integers)
 
     def __len__(self) -> int:
         return len(self._samples)
