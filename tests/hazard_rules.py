@@ -43,9 +43,9 @@ def found(rule: str, analysis: GraphAnalysis, *, severities: bool = False) -> st
     """Outputs of the nodes that a rule names, sorted; with `severities`, `severity output` of each."""
     hazards = list(NAMES[rule](analysis))
     if severities:
-        assert {h.rule for h in hazards} <= KINDS.keys()
+        assert {h.kind for h in hazards} <= KINDS.keys()
         return ", ".join(
-            sorted({f"{h.severity or KINDS[h.rule].severity} {h.node.output[0]}" for h in hazards})
+            sorted({f"{h.severity or KINDS[h.kind].severity} {h.node.output[0]}" for h in hazards})
         )
     return " ".join(sorted({h.node.output[0] for h in hazards}))
 

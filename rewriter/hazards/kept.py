@@ -28,12 +28,12 @@ def is_already_avoided(analysis: GraphAnalysis, hazard: Hazard) -> bool:
     node = hazard.node
     # a Cast between float types is judged by its result
     cast = node.op_type == "Cast" and all(analysis.is_float(t) for t in (*node.input, *node.output))
-    if not analysis.mixed or hazard.rule in ANY_TYPE or not (cast or analysis.in_fp32(node)):
+    if not analysis.mixed or hazard.kind in ANY_TYPE or not (cast or analysis.in_fp32(node)):
         return False
-    if hazard.rule in OF_OPERANDS:
+    if hazard.kind in OF_OPERANDS:
         return not any(analysis.was_rounded(t) for t in node.input if analysis.is_float(t))
     rounded = [t for t in node.output if analysis.is_float(t) and analysis.lowered(t)]
-    if hazard.rule in OF_RESULTS:
+    if hazard.kind in OF_RESULTS:
         return not rounded
     measured = [analysis.range(t) for t in rounded]
     return all(m is None or m.absmax <= analysis.largest for m in measured)

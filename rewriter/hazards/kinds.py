@@ -28,15 +28,15 @@ class Hazard:
     """A node that goes wrong in the lower precision, with the evidence.
 
     Attributes:
-        rule: Its kind: a key of `KINDS` where `scan` reports it.
-        reason: One sentence; hazards with the same rule and reason are one finding.
+        kind: A key of `KINDS` where `scan` reports it.
+        reason: One sentence; hazards with the same kind and reason are one finding.
         severity, repair: None: as in the kind.
         link: The page that reports it, if there is one.
         norm: For a node of a decomposed norm.
     """
 
     node: NodeProto
-    rule: str
+    kind: str
     reason: str
     tensor: str | None = None
     range: Range | None = None
@@ -48,7 +48,7 @@ class Hazard:
     @property
     def acted_on(self) -> bool:
         """True if `fix` keeps the node in FP32 for it."""
-        kind = KINDS.get(self.rule)
+        kind = KINDS.get(self.kind)
         severity = self.severity or (kind.severity if kind else "error")
         return kind is None or SEVERITIES.index(severity) >= SEVERITIES.index(kind.acts)
 
@@ -56,4 +56,4 @@ class Hazard:
 _TEXT = files("rewriter.hazards").joinpath("kinds.toml").read_text(encoding="utf-8")
 
 KINDS: dict[str, Kind] = {name: Kind(**row) for name, row in tomllib.loads(_TEXT).items()}
-"""By the `rule` of a hazard: the table `kinds.toml`."""
+"""By the `kind` of a hazard: the table `kinds.toml`."""

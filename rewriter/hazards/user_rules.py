@@ -48,8 +48,8 @@ def _hazards(rule: Callable[[GraphAnalysis], Iterable[Hazard]], analysis: GraphA
             raise UsageError(
                 f"it yields {hazard!r}, which is no hazard", option="hazards", where=name, hint=_HINT
             )
-        if hazard.rule not in KINDS:
-            hazard = replace(hazard, rule=USER_KIND, reason=f"{hazard.rule}: {hazard.reason}")
+        if hazard.kind not in KINDS:
+            hazard = replace(hazard, kind=USER_KIND, reason=f"{hazard.kind}: {hazard.reason}")
         yield hazard
 
 

@@ -110,7 +110,7 @@ def _findings(seen: Iterable[GraphAnalysis], rules: Sequence[Rule]) -> Iterator[
     for analysis in seen:
         for rule in rules:
             for hazard in rule(analysis):
-                key = hazard.rule, hazard.reason
+                key = hazard.kind, hazard.reason
                 groups.setdefault(key, []).append(hazard)
                 if not is_already_avoided(analysis, hazard):
                     open_ends.add(key)
@@ -130,10 +130,10 @@ def _finding(group: Sequence[Hazard]) -> Finding:
     first = group[0]
     nodes = {id(h.node): h.node for h in group}
     return Finding(
-        first.rule,
+        first.kind,
         _severity(group),
         first.reason,
-        first.repair or KINDS[first.rule].repair,
+        first.repair or KINDS[first.kind].repair,
         tuple(display_name(node) for node in nodes.values()),
         tuple(node.op_type for node in nodes.values()),
         first.tensor,
@@ -143,7 +143,7 @@ def _finding(group: Sequence[Hazard]) -> Finding:
 
 
 def _severity(group: Sequence[Hazard]) -> Severity:
-    return SEVERITIES[max(SEVERITIES.index(h.severity or KINDS[h.rule].severity) for h in group)]
+    return SEVERITIES[max(SEVERITIES.index(h.severity or KINDS[h.kind].severity) for h in group)]
 
 
 def _tf32(model: Model, samples: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:

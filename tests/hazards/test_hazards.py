@@ -124,7 +124,7 @@ def test_tf32_transforms(taps: int, weights: str, expected: str) -> None:
     text = SQUARE.replace("TAPS", f"{taps}").replace("N]", f"{65 - taps}]")
     text = text.replace("WEIGHTS", ", ".join([weights] * taps))
     hazards = NAMES["steep_functions"](analyzed(text, {"a": Range(1e-10, 200, 0.4, True)}))
-    assert " ".join(h.node.output[0] for h in hazards if h.rule == "tf32") == expected
+    assert " ".join(h.node.output[0] for h in hazards if h.kind == "tf32") == expected
 
 
 def test_every_rule_is_tested() -> None:

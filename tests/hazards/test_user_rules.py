@@ -44,7 +44,7 @@ def nothing(analysis: GraphAnalysis) -> None:
 def test_hazards_get_a_kind_that_reports_know(
     rule: Callable[[GraphAnalysis], Iterable[Hazard]], expected: list[tuple[str, str]]
 ) -> None:
-    assert [(hazard.rule, hazard.reason) for hazard in held(rule)] == expected
+    assert [(hazard.kind, hazard.reason) for hazard in held(rule)] == expected
 
 
 def test_what_is_no_rule_is_refused() -> None:

@@ -104,7 +104,7 @@ def analyses(
 def _decisions(analysis: GraphAnalysis, by_node: Mapping[int, Hazard]) -> list[Decision]:
     hazards = ((n, by_node[id(n)], node_key(analysis.scope, n)) for n in analysis.nodes if id(n) in by_node)
     return [
-        Decision(display_name(n), n.op_type, key, h.rule, h.reason, h.tensor, h.range, norm=h.norm)
+        Decision(display_name(n), n.op_type, key, h.kind, h.reason, h.tensor, h.range, norm=h.norm)
         for n, h, key in hazards
     ]
 
@@ -138,9 +138,9 @@ def _decide(analysis: GraphAnalysis) -> list[Decision]:
     add(free_fp32.rounded_reciprocals(analysis))
     reach_outputs(analysis, by_node)
     for identity, hazard in list(by_node.items()):
-        if hazard.rule not in NO_LOWER_TYPE and any(request.lower.requests(hazard.node)):
+        if hazard.kind not in NO_LOWER_TYPE and any(request.lower.requests(hazard.node)):
             del by_node[identity]
     for identity in lowered_for_defects(analysis):
-        if identity in by_node and by_node[identity].rule in free_fp32.FREE:
+        if identity in by_node and by_node[identity].kind in free_fp32.FREE:
             del by_node[identity]
     return _decisions(analysis, by_node)
