@@ -597,24 +597,24 @@ def _send(connection: socket.socket, message: object, opened: ExitStack | None =
     """Sends a pickled object, its arrays after it.
 
     Args:
-        opened: Gets the files of the arrays that are sent as places; open until the other end has them.
+        opened: Gets the files of the arrays that are sent as regions; open until the other end has them.
     """
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     parts: list[bytes | memoryview] = [body, *(buffer.raw() for buffer in buffers)]
-    heads: list[int | Place] = [*map(len, parts)]
+    heads: list[int | FileRegion] = [*map(len, parts)]
     if opened is not None and FORKS and max(map(len, parts[1:]), default=0) >= MAPPED_BYTES:
-        heads = [place or len(part) for place, part in zip(_places(parts, opened), parts, strict=True)]
+        heads = [at or len(part) for at, part in zip(_mapped_regions(parts, opened), parts, strict=True)]
     copied = [part for head, part in zip(heads, parts, strict=True) if isinstance(head, int)]
     for part in [pickle.dumps(heads), *copied]:
         connection.sendall(part)
 
 
-Place = tuple[str, int, int]
+FileRegion = tuple[str, int, int]
 """A file, and the offset and the size of an array in it."""
 
 
-def _places(parts: Sequence[bytes | memoryview], opened: ExitStack) -> Iterator[Place | None]:
+def _mapped_regions(parts: Sequence[bytes | memoryview], opened: ExitStack) -> Iterator[FileRegion | None]:
     """Where each array lies in a file that is mapped for reading; None: in none, or it is small."""
     from numpy import frombuffer
 
@@ -626,12 +626,12 @@ def _places(parts: Sequence[bytes | memoryview], opened: ExitStack) -> Iterator[
                 regions.append((range(start, end), int(row[2], 16), int(row[4]), row[5].rstrip()))
     for part in parts:
         address = frombuffer(part, "u1").ctypes.data if len(part) >= MAPPED_BYTES else 0
-        place = None
+        found = None
         for region, offset, inode, name in regions:
             if address in region and address + len(part) <= region.stop:
                 files[name] = files.get(name) or _same_file(Path(name), inode, opened)
-                place = (files[name], offset + address - region.start, len(part)) if files[name] else None
-        yield place
+                found = (files[name], offset + address - region.start, len(part)) if files[name] else None
+        yield found
 
 
 def _same_file(path: Path, inode: int, opened: ExitStack) -> str:

@@ -45,8 +45,8 @@ class Stopwatch:
         """Reports how much of a stage is done; its number never falls, though a run may come back to it."""
         if name in self.steps:
             self.reached = max(self.reached, 1 + self.steps.index(name))
-        place = f"{self.reached} of {len(self.steps)}, " if self.steps else ""
-        self.progress(self.trying or f"{place}{name}{detail}", done, total)
+        step = f"{self.reached} of {len(self.steps)}, " if self.steps else ""
+        self.progress(self.trying or f"{step}{name}{detail}", done, total)
 
 
 def interrupt_handled() -> None:

@@ -76,13 +76,13 @@ def run_task(
         versions = f"this worker has rewriter {__version__}, and {version} sent the model"
         return Outcome("refused", f"{versions}: install one version"), {}
     with work_folder() as folder:
-        result, places = folder / "result", dict[Any, Path]()
+        result, sent = folder / "result", dict[Any, Path]()
         result.mkdir()
         for number, (path, packed) in enumerate(zip(paths, contents, strict=True)):
             unpack(packed, folder / str(number))
-            places[path] = folder / str(number) / path.name
-        options = {option: _moved(value, places) for option, value in entry.options.items()}
-        moved = replace(entry, model=places[entry.model], output=result / entry.output.name, options=options)
+            sent[path] = folder / str(number) / path.name
+        options = {option: _moved(value, sent) for option, value in entry.options.items()}
+        moved = replace(entry, model=sent[entry.model], output=result / entry.output.name, options=options)
         outcome = Process(moved, limit_s).run()
         made = pack(result, (result / name for name in outcome.files))
         return replace(outcome, text=outcome.text.replace(f"{folder}/", "")), made
@@ -106,11 +106,11 @@ def _placed(files: Packed, output: Path) -> tuple[str, ...]:
     return (*others, *(file.name for file in data_files(output)), output.name)
 
 
-def _moved(value: Any, places: Mapping[Any, Path]) -> Any:
+def _moved(value: Any, sent: Mapping[Any, Path]) -> Any:
     """An option with its files' paths on this machine."""
     if isinstance(value, (list, tuple)):
-        return [_moved(part, places) for part in value]
-    return places.get(value, value) if isinstance(value, os.PathLike) else value
+        return [_moved(part, sent) for part in value]
+    return sent.get(value, value) if isinstance(value, os.PathLike) else value
 
 
 class Cluster:
@@ -145,7 +145,7 @@ class Cluster:
             if (now := time.monotonic()) > checked + CHECK_SECONDS:
                 checked, most = now, self._most_memory()
                 placeable = placeable if most is None else now
-                lost = [one for one, (_, memory) in running.items() if most is None or memory > most]
+                lost = [task for task, (_, memory) in running.items() if most is None or memory > most]
                 for reference in lost if most is not None or now > placeable + NOBODY_SECONDS else ():
                     self.ray.cancel(reference, force=True)
                     entry, _ = running.pop(reference)

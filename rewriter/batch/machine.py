@@ -75,7 +75,7 @@ def run_batch(
         earlier = None if again else finished(entry, keys[entry.name])
         if earlier is not None:
             ended(entry, earlier)
-    with closing(run([one for one in entries if one.name not in outcomes], tick)) as ends:
+    with closing(run([entry for entry in entries if entry.name not in outcomes], tick)) as ends:
         for entry, outcome in ends:
             if outcome.files:
                 remove_outdated(entry)

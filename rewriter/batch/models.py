@@ -140,16 +140,16 @@ def listed(manifest: Path, output: Path) -> list[Entry]:
     """
     table = read_toml(manifest, "name a TOML file")
     tables = table.pop("model", [])
-    if not (isinstance(tables, list) and tables and all(isinstance(one, dict) for one in tables)):
+    if not (isinstance(tables, list) and tables and all(isinstance(table, dict) for table in tables)):
         hint = 'write a table for each model: [[model]] and path = "net.onnx"'
         raise UsageError("it names no models", where=str(manifest), hint=hint)
     folder, models = manifest.parent, list[Entry]()
     common = read_table(KEYS, table, str(manifest), folder)
-    for number, one in enumerate(tables, 1):
-        path, where = one.pop("path", None), f"{manifest}, model {number}"
+    for number, table in enumerate(tables, 1):
+        path, where = table.pop("path", None), f"{manifest}, model {number}"
         if not isinstance(path, str) or not path:
             raise UsageError("it has no path", where=where, hint='write path = "net.onnx"')
-        options = {**common, **read_table(KEYS, one, f"{where} ({path})", folder)}
+        options = {**common, **read_table(KEYS, table, f"{where} ({path})", folder)}
         for entry in named([folder / path], output):
             relative = Path(os.path.relpath(entry.model, folder))
             name = entry.name if relative.parts[:1] == ("..",) else relative.as_posix()

@@ -27,9 +27,9 @@ def masks(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """
     for use in mask_uses(analysis, products=True):
         value = f"{extreme(use.value):.4g}"
-        tensor, place = use.node.input[use.index], display_name(use.node)
+        tensor, reader = use.node.input[use.index], display_name(use.node)
         if use.node.op_type == "Mul":
-            reason = f"{value} in {place} becomes infinite, and 0 times infinity is NaN"
+            reason = f"{value} in {reader} becomes infinite, and 0 times infinity is NaN"
             before = analysis.downstream(use.node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)
             for node in (use.node, *(n for _, n in before)):
                 yield analysis.hazard(node, "mask", reason, tensor, "error")
@@ -37,7 +37,7 @@ def masks(analysis: GraphAnalysis) -> Iterator[Hazard]:
             guarded = _guarded(analysis, use.node)
             end = "which is replaced after the Softmax" if guarded else "and a row masked entirely is NaN"
             severity: Severity = "warning" if use.relies and not guarded else "note"
-            reason = f"{value} in {place} becomes infinite, {end}"
+            reason = f"{value} in {reader} becomes infinite, {end}"
             yield Hazard(use.node, "mask", reason, tensor, severity=severity)
 
 

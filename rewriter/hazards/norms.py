@@ -58,7 +58,7 @@ def _inside(analysis: GraphAnalysis, norm: Norm) -> tuple[str, Severity, str, Ev
     ]
     measured = [(r.absmax, t, node) for t, node in inner if (r := analysis.range(t)) is not None]
     part = f"the decomposed {norm.kind} that ends in {norm.output}"
-    worst, tensor, node = max(measured, key=lambda one: one[0], default=(0.0, norm.input, None))
+    worst, tensor, node = max(measured, key=lambda entry: entry[0], default=(0.0, norm.input, None))
     if node is not None and worst > analysis.limit:
         what: Evidence = "squares" if analysis.squares(node) or node.op_type == "ReduceSum" else "values"
         beyond = worst > analysis.largest
@@ -76,11 +76,11 @@ def _before_maximum(analysis: GraphAnalysis, norm: Norm) -> tuple[NodeProto, ...
     """The root of an L2 norm, with what it is taken of; () unless a maximum with epsilon guards its division
     that no measured root needs, nor one as much smaller as samples differ. `mixed-precision` raises epsilons
     in the main graph."""
-    for place, node in enumerate(norm.nodes if norm.kind == "l2-normalize" and not analysis.scope else ()):
+    for index, node in enumerate(norm.nodes if norm.kind == "l2-normalize" and not analysis.scope else ()):
         if node.op_type in {"Clip", "Max"} and is_only_divisor(analysis.graph, node.output[0]):
             measured = analysis.range(node.input[0])
             if measured is not None and measured.low >= FP16_MIN_NORMAL * measured.headroom:
-                return norm.nodes[:place]
+                return norm.nodes[:index]
     return ()
 
 

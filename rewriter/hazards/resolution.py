@@ -208,12 +208,12 @@ def coordinates(analysis: GraphAnalysis) -> Iterator[Hazard]:
     inputs = {"GridSample": 1, "RoiAlign": 1, "NonMaxSuppression": 0, "AffineGrid": 0}
     seen: set[str] = set()
     for node in analysis.nodes:
-        places = [inputs[node.op_type]] if node.op_type in inputs else FP32_INPUTS.get(node.op_type, ())
+        indices = [inputs[node.op_type]] if node.op_type in inputs else FP32_INPUTS.get(node.op_type, ())
         reason = f"coordinates of {display_name(node)}"
         severity: Severity = "warning" if node.op_type in inputs else "note"
         if node.op_type in inputs:
             yield Hazard(node, "coordinates", reason, severity=severity)
-        for tensor in (node.input[index] for index in places if index < len(node.input)):
+        for tensor in (node.input[index] for index in indices if index < len(node.input)):
             for source in analysis.upstream(tensor, lambda n: n.op_type in CHEAP - {"Softmax"}, seen):
                 yield Hazard(source, "coordinates", reason, severity=severity)
 
@@ -226,8 +226,8 @@ def order(analysis: GraphAnalysis) -> Iterator[Hazard]:
             continue
         reason = f"order of {display_name(node)}"
         severity: Severity = "warning" if node.op_type == "TopK" else "note"
-        for one in (node, *analysis.upstream(node.input[0], _outside_stream(analysis), seen)):
-            yield Hazard(one, "order", reason, severity=severity)
+        for source in (node, *analysis.upstream(node.input[0], _outside_stream(analysis), seen)):
+            yield Hazard(source, "order", reason, severity=severity)
 
 
 def _outside_stream(analysis: GraphAnalysis) -> Through:

@@ -8,7 +8,7 @@ from rewriter.base.errors import Severity
 from rewriter.hazards.analysis import GraphAnalysis
 from rewriter.hazards.kinds import Hazard
 from rewriter.target.operators import refused, runs_on_dla
-from rewriter.target.quirks import ASK, kept, of_chains, places, repairs, table
+from rewriter.target.quirks import ASK, affected, kept, of_chains, repairs, table
 
 
 def known_defects(analysis: GraphAnalysis) -> Iterator[Hazard]:
@@ -25,7 +25,7 @@ def known_defects(analysis: GraphAnalysis) -> Iterator[Hazard]:
         remedy = quirk.remedy
         if quirk.repaired:
             remedy += ": `fix` does" if concerned else f"; {ASK}"
-        for node in places(analysis.graph, quirk):
+        for node in affected(analysis.graph, quirk):
             yield Hazard(node, "known-defect", reason, None, None, severity, remedy, quirk.link)
 
 

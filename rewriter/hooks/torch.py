@@ -39,7 +39,7 @@ def export(*args: Any, **kwargs: Any) -> Fixed:
     Raises:
         Exception: the export failed, or the fix failed and `strict` is set.
     """
-    own = {one.name: kwargs.pop(one.name) for one in fields(HookOptions) if one.name in kwargs}
+    own = {field.name: kwargs.pop(field.name) for field in fields(HookOptions) if field.name in kwargs}
     call = ExportCall.of(torch.onnx.export, args, kwargs)
     return _fixed(call, *_exported(call, HookOptions(**own)))
 

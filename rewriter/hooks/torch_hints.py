@@ -76,9 +76,9 @@ def _watched(module: Any) -> Iterator[Counter[tuple[str, bool]]]:
         self._enabled = enabled  # without CUDA, PyTorch switches it off itself
 
     with ExitStack() as stack:
-        for name, one in module.named_modules():
-            stack.callback(one.register_forward_pre_hook(lambda *_, name=name: names.append(name)).remove)
-            stack.callback(one.register_forward_hook(lambda *_: names.__delitem__(-1)).remove)
+        for name, part in module.named_modules():
+            stack.callback(part.register_forward_pre_hook(lambda *_, name=name: names.append(name)).remove)
+            stack.callback(part.register_forward_hook(lambda *_: names.__delitem__(-1)).remove)
         for device in DEVICES:  # on, in FP32: arithmetic stays as it is
             region = kind(device, torch.float32, enabled=False)
             region._enabled = True

@@ -72,13 +72,13 @@ def photographs(source: Any) -> list[Array]:
         UsageError: it is none of these.
     """
     if isinstance(source, (list, tuple)):
-        return [pixels for one in source for pixels in photographs(one)]
+        return [pixels for part in source for pixels in photographs(part)]
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if not path.exists():
             what = "no such file or folder"
             raise InputsError(what, where=str(path), hint="name the photographs, in order")
-        files = sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
+        files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
         return [np.asarray(opened(file)) for file in files]
     if not is_array(source) and not hasattr(source, "convert"):
         hint = "give a path, a uint8 array [H, W, 3], or a list of either, one for each sample"
@@ -120,7 +120,7 @@ def with_origins(comparison: ArrayComparison, image: Array, ours: Array, theirs:
     mine, other = recognise(image, ours), recognise(image, theirs)
     notes = tuple(note for note in comparison.notes if note != ASK)
     if mine is None or other is None:
-        who = " and ".join(name for name, one in (("ours", mine), ("theirs", other)) if one is None)
+        who = " and ".join(name for name, origin in (("ours", mine), ("theirs", other)) if origin is None)
         note = f"not recognised in the photograph: {who}, mirrored, cropped elsewhere, or of another one"
         return replace(comparison, notes=(*notes, note))
     rest = comparison.differences
@@ -152,17 +152,17 @@ def recognise(image: Array, array: Array) -> Origin | None:
         hint = "pip install pillow, or opencv-python-headless, as the pipeline has it"
         raise InputsError("comparing resizes needs OpenCV or Pillow", option="images", hint=hint)
     shapes = ((axes, canonical(array, axes).astype(np.float64)) for axes in layouts(array.shape))
-    axes, target = next((one for one in shapes if one[1].shape[:2] == (1, 3)), ("", np.zeros(0)))
+    axes, target = next((pair for pair in shapes if pair[1].shape[:2] == (1, 3)), ("", np.zeros(0)))
     if not axes or not np.isfinite(target).all():
         return None
     candidates = []
     for method, line in METHODS.items():
         library = next((name for name in there if f"{name}." in line), "")
-        for place in _places(image, target) if library else ():
-            resized = _resized(image, place, line, library)
-            a, b = (standard(one.reshape(3, -1)) for one in (resized, target[0][:, *place[1]]))
+        for placement in _placements(image, target) if library else ():
+            resized = _resized(image, placement, line, library)
+            a, b = (standard(pixels.reshape(3, -1)) for pixels in (resized, target[0][:, *placement[1]]))
             share = float(1.0 - ((a @ b.T / a.shape[1]) ** 2).max(axis=0).mean())
-            candidates.append((share, method, place, resized))
+            candidates.append((share, method, placement, resized))
     least = min(share for share, *_ in candidates)
     _, method, (size, box), resized = next(c for c in candidates if c[0] <= EQUAL * least + EXACT)
     corner = 0 if box[0].start or box[1].start else -1
@@ -171,11 +171,11 @@ def recognise(image: Array, array: Array) -> Origin | None:
     return Origin(axes, size, box, method, fit, border) if least <= RECOGNISED else None
 
 
-Place = tuple[tuple[int, int], tuple[slice, slice]]
+Placement = tuple[tuple[int, int], tuple[slice, slice]]
 """Size after the resize, and the place in the array; a larger size is cropped in the middle."""
 
 
-def _places(image: Array, target: Array) -> Iterator[Place]:
+def _placements(image: Array, target: Array) -> Iterator[Placement]:
     """All of the photograph inside the borders; without borders, also crops of usual ratios."""
     (height, width), (high, wide), box = target.shape[-2:], image.shape[:2], content(target)
     yield extent(box), box
@@ -187,9 +187,9 @@ def _places(image: Array, target: Array) -> Iterator[Place]:
                 yield (rows, columns), box
 
 
-def _resized(image: Array, place: Place, line: str, library: str) -> Array:
+def _resized(image: Array, placement: Placement, line: str, library: str) -> Array:
     """The photograph [3, H, W] at its place, in float64."""
-    module, (size, box) = import_module(LIBRARIES[library]), place
+    module, (size, box) = import_module(LIBRARIES[library]), placement
     planes = np.moveaxis(image.astype(np.float32), -1, 0)
     sources = [module.fromarray(plane) if library == "Image" else plane for plane in planes]
     planes = np.stack([np.asarray(eval(line, {library: module, "size": size, "image": s})) for s in sources])

@@ -85,24 +85,24 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def _refusal(problem: ErrorDetails, kind: Any, where: str, hint: str) -> UsageError:
     """The error for the first problem that Pydantic found: where it is, what it is, and what is expected."""
     *above, key = problem["loc"] or ("",)
-    inside = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in above).lstrip(".")
-    place = f"{where}: {inside}" if inside else where
+    inside = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in above).lstrip(".")
+    position = f"{where}: {inside}" if inside else where
     if problem["type"] == "json_invalid":
         return UsageError(f"it is not JSON: {problem.get('ctx', {})['error']}", where=where, hint=hint)
     if problem["type"] in ("missing", "missing_argument"):
-        return UsageError(f"it has no {key!r}", where=place, hint=hint)
+        return UsageError(f"it has no {key!r}", where=position, hint=hint)
     if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         hint = f"there are {', '.join(_fields(kind, above))}"
-        return UsageError(f"there is no field {key!r}", where=place, hint=hint)
+        return UsageError(f"there is no field {key!r}", where=position, hint=hint)
     expected = problem["msg"].replace("Input should be", "it has to be").removeprefix("Value error, ")
     what = repr(key) if isinstance(key, str) and key else f"item {key}" if above else "it"
-    return UsageError(f"{what} cannot be {shortened(problem['input'])}", where=place, hint=expected)
+    return UsageError(f"{what} cannot be {shortened(problem['input'])}", where=position, hint=expected)
 
 
-def _fields(kind: Any, place: Iterable[int | str]) -> Iterable[str]:
+def _fields(kind: Any, position: Iterable[int | str]) -> Iterable[str]:
     """The names of the fields of the data class at a place of `kind`."""
-    for step in (*place, ""):
-        while kinds := [one for one in get_args(kind) if one not in (NoneType, ...)]:
+    for step in (*position, ""):
+        while kinds := [argument for argument in get_args(kind) if argument not in (NoneType, ...)]:
             kind = kinds[-1]  # of `T | None`, `tuple[T, ...]` or `dict[str, T]`
         kind = get_type_hints(kind).get(str(step), kind)
     return get_type_hints(kind)

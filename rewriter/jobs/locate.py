@@ -66,7 +66,7 @@ def locate(
     data |= {**spans, "engine": engine, "plugin_lib": plugin_lib, "tolerance": tolerance, "timeout": timeout}
     with suppress(UsageError):  # of other inputs or outputs, which `verify` cannot judge
         verdict = verify(original, other, VerifyOptions(build=False, timing=False, **data), progress=progress)
-    chosen, places = deployed.choose().engine, judging(samples)
+    chosen, indices = deployed.choose().engine, judging(samples)
     limit, notes = TOLERANCE if tolerance is None else tolerance, list[str]()
     parts = dict[str, Part]()
     if verdict is not None and verdict.outputs:
@@ -81,10 +81,10 @@ def locate(
         if verdict.passed and worst.relative_l2 > limit:
             limit = SAME * worst.relative_l2
             notes.append(f"allowed by verify: {check.summary}")
-        places, names = [places[worst.sample]], verdict.data.names
+        indices, names = [indices[worst.sample]], verdict.data.names
         if len(names) > 1:
             notes.append(f"on {names[worst.sample]}, the worst of {len(names)} samples by verify")
-    options, used = LocateOptions(limit, parts=parts), [samples.feeds(place) for place in places]
+    options, used = LocateOptions(limit, parts=parts), [samples.feeds(index) for index in indices]
     if chosen is None:
         exact = run(models[0], "upgrade-opset", opset=models[1].opset).model  # both in one session
         result = search.locate_by_emulation(exact, models[1], used, options, noted_sums(models[1]) or "fp16")

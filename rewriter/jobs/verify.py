@@ -76,11 +76,11 @@ def verify(
             models = load(original), load(fixed)
             _require_same_ports(*models)
             samples = request.samples(models[0], deployed)
-            places = judging(samples)
+            indices = judging(samples)
             data = replace(
                 samples.source,
                 beyond=deployed.beyond(samples.source.spans),
-                names=tuple(samples.source.names[place] for place in places),
+                names=tuple(samples.source.names[index] for index in indices),
             )
         precision = precision_of(models[1])
         rounds = precision == "fp32" and chosen.engine != "onnxruntime"
@@ -89,7 +89,7 @@ def verify(
         held = asked or default
         judge = Verifier(
             original=models[0],
-            samples=[samples.feeds(place) for place in places],
+            samples=[samples.feeds(index) for index in indices],
             expected=None,
             standards={precision: Standard.of(models[0], held, asked)},
             deployment=deployed,

@@ -106,11 +106,11 @@ def _found(graph: GraphEditor, node: NodeProto) -> tuple[str, Sizes] | None:
     view = graph.producer(data)
     if view is not None and is_op(view, "Reshape") and known[0] > 0:
         image, target = view.input[0], graph.constant(view.input[1])
-        batch, (channels, *places) = (graph.shape(image) or ())[:1], _inner(graph, image) or (0,)
-        if len(places) > 1 and channels > 0 and channels % known[0] == 0:
-            if min(places) > 0 and channels * math.prod(places) == math.prod(known):
-                return image, (known[0], channels // known[0], *places)
-            if min(places) < 0 and channels > known[0] and target is not None and target[0] in (0, *batch):
+        batch, (channels, *sizes) = (graph.shape(image) or ())[:1], _inner(graph, image) or (0,)
+        if len(sizes) > 1 and channels > 0 and channels % known[0] == 0:
+            if min(sizes) > 0 and channels * math.prod(sizes) == math.prod(known):
+                return image, (known[0], channels // known[0], *sizes)
+            if min(sizes) < 0 and channels > known[0] and target is not None and target[0] in (0, *batch):
                 return image, (known[0], channels // known[0], -1)
     return data, known if min(known) > 0 else ()
 

@@ -262,7 +262,7 @@ def _dft(call: _Call) -> str | Refusal:
     weight = call.named(graph.add_constant(f"{call.node.output[0]}/waves", matrix, call.node.input[0]))
     zeros, perm = [0] * (rank - 2), list(range(rank))
     perm.insert(rank - 2, perm.pop(at))
-    back = [perm.index(place) for place in range(rank)]
+    back = [perm.index(axis) for axis in range(rank)]
     return f"""t = Transpose<perm = {perm}>({call[0]})  f = Reshape(t, {call.ints(*zeros, len(parts))})
         p = MatMul(f, {weight})  s = Reshape(p, {call.ints(*zeros, len(frequencies), 2)})
         y0 = Transpose<perm = {back}>(s)"""

@@ -9,7 +9,7 @@ import numpy as np
 
 from rewriter.ir.graph import GraphEditor
 from rewriter.ir.patterns.norms import Norm, find_norms
-from rewriter.ir.patterns.norms.affine import Frame, unrepeated, weight
+from rewriter.ir.patterns.norms.affine import NormalizedAxes, unrepeated, weight
 from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 
 
@@ -61,24 +61,24 @@ class FuseLayerNorm(GraphPass):
         for norm in find_norms(graph):
             if norm.kind != "layer-norm":
                 continue
-            where = Frame(norm.axes, graph.shape(norm.input))
-            reason = _reason_against(graph, norm, where) or _fuse(graph, norm, where)
+            normalized = NormalizedAxes(norm.axes, graph.shape(norm.input))
+            reason = _reason_against(graph, norm, normalized) or _fuse(graph, norm, normalized)
             what = f"{len(norm.nodes)} nodes became LayerNormalization"
             yield Refusal(norm.name, reason) if reason else Change(norm.name, what)
 
 
-def _reason_against(graph: GraphEditor, norm: Norm, where: Frame) -> str | None:
+def _reason_against(graph: GraphEditor, norm: Norm, normalized: NormalizedAxes) -> str | None:
     if norm.blocked:
         return f"stays decomposed, as one unit: {norm.blocked}"
-    if where.trailing:
+    if normalized.trailing:
         return None
-    if where.rank is None:
+    if normalized.rank is None:
         return f"it normalises axes {list(norm.axes)} of a tensor of unknown rank"
-    axes = f"axes {list(norm.axes)} of {where.rank}, not the last ones"
+    axes = f"axes {list(norm.axes)} of {normalized.rank}, not the last ones"
     return f"it normalises {axes}: it stays decomposed, to be one FP32 island"
 
 
-def _fuse(graph: GraphEditor, norm: Norm, where: Frame) -> str | None:
+def _fuse(graph: GraphEditor, norm: Norm, normalized: NormalizedAxes) -> str | None:
     """Replaces the norm; returns the reason against it.
 
     The operator's scale and bias have exactly the shape of the normalised axes (bias may be left out, scale
@@ -86,12 +86,12 @@ def _fuse(graph: GraphEditor, norm: Norm, where: Frame) -> str | None:
     """
     parts: list[str] = []
     if norm.scale is None:
-        sizes = [size for size in where.sizes if size is not None]
+        sizes = [size for size in normalized.sizes if size is not None]
         if len(sizes) < len(norm.axes):
             return "it has no scale, and a scale of ones needs the sizes of its axes, which are not known"
         parts.append(graph.add_constant(f"{norm.output}/scale", np.ones(sizes), like=norm.input))
     for tensor in filter(None, (norm.scale, norm.bias)):
-        part = _shaped(graph, tensor, where)
+        part = _shaped(graph, tensor, normalized)
         if part is None:
             return f"{tensor} is broadcast along an axis whose size is not known"
         parts.append(part)
@@ -101,14 +101,14 @@ def _fuse(graph: GraphEditor, norm: Norm, where: Frame) -> str | None:
     return None
 
 
-def _shaped(graph: GraphEditor, tensor: str, where: Frame) -> str | None:
+def _shaped(graph: GraphEditor, tensor: str, normalized: NormalizedAxes) -> str | None:
     """A scale or bias with exactly the shape of the normalised axes; None if that is not known."""
     constant = weight(graph, tensor)
     if constant is None:
         return tensor
-    value, rank = unrepeated(constant[0], where), where.rank or len(where.axes)
-    own = ((1,) * (rank - value.ndim) + value.shape)[-len(where.axes) :]
-    sizes = [d if s is None and d > 1 else s for d, s in zip(own, where.sizes, strict=True)]
+    value, rank = unrepeated(constant[0], normalized), normalized.rank or len(normalized.numbers)
+    own = ((1,) * (rank - value.ndim) + value.shape)[-len(normalized.numbers) :]
+    sizes = [d if s is None and d > 1 else s for d, s in zip(own, normalized.sizes, strict=True)]
     target = [s for s in sizes if s is not None]
     if len(target) < len(sizes):
         return None

@@ -186,9 +186,9 @@ def _weight(graph: GraphEditor, branches: list[_Branch]) -> Array:
     for branch in branches[1:]:
         lead, kernel = _lead(large, branch), branch.windows.kernel
         assert lead is not None  # checked by `_reason_to_differ`
-        place = tuple(slice(first, first + size) for first, size in zip(lead, kernel, strict=True))
+        window = tuple(slice(first, first + size) for first, size in zip(lead, kernel, strict=True))
         with np.errstate(over="ignore"):
-            total[:, :, *place] += graph.constant(branch.conv.input[1])
+            total[:, :, *window] += graph.constant(branch.conv.input[1])
     return total
 
 

@@ -76,15 +76,15 @@ class MergeConvGroups(WeightPass):
 
     def _fewer_groups(self, graph: GraphEditor, node: NodeProto, windows: Windows) -> int:
         """The number of groups to write a Conv with; 0 to leave it."""
-        channels, places = windows.channels, math.prod(windows.kernel)
+        channels, elements = windows.channels, math.prod(windows.kernel)
         width = channels // attribute(node, "group", 1)
         slow = width < self.width or (width < self.most and width % self.step)
-        if len(windows.kernel) != 2 or places == 1 or windows.out != channels or width < 2 or not slow:
+        if len(windows.kernel) != 2 or elements == 1 or windows.out != channels or width < 2 or not slow:
             return 0
         wider = range(self.width, self.most + 1, self.step)
         joined = next((new for new in wider if new % width == 0 == channels % new and new > width), 0)
         sizes = graph.sizes(node.output[0])
-        small = sizes is not None and math.prod(sizes) * joined * places <= MOST_WORK
+        small = sizes is not None and math.prod(sizes) * joined * elements <= MOST_WORK
         gains = width <= NO_TENSOR_CORE or (small and set(windows.strides) == {1})
         return channels // joined if joined and gains else 0
 
@@ -103,6 +103,6 @@ def _wide(weight: Array, groups: int, factor: int) -> Array:
     out, width, *window = weight.shape
     wide = np.zeros((groups // factor, factor, out // groups, factor, width, *window), weight.dtype)
     parts = weight.reshape(groups // factor, factor, out // groups, width, *window)
-    for place in range(factor):
-        wide[:, place, :, place] = parts[:, place]
+    for index in range(factor):
+        wide[:, index, :, index] = parts[:, index]
     return wide.reshape(out, factor * width, *window)

@@ -238,7 +238,7 @@ def _heads(
     moved = [node for cut in alike for node in (cut.scale, cut.view) if node is not None]
     if len(alike) < len(members) or kept.reason(*moved) is not None:
         return None
-    rows = tuple(one[0] if len(set(one)) == 1 else -1 for one in zip(*(c.rows for c in alike), strict=True))
+    rows = tuple(row[0] if len(set(row)) == 1 else -1 for row in zip(*(c.rows for c in alike), strict=True))
     return (alike, rows) if rows.count(-1) <= 1 else None
 
 

@@ -98,7 +98,7 @@ def request(model: Model, plan: Plan, tag: str) -> TypeRequest:
 
     inputs, outputs = wanted(model.signature.inputs), wanted(model.signature.outputs)
     ports = plugin_types(plan.plugin_types).items()
-    plugins = {op: (_element_types(one.inputs), _element_types(one.outputs)) for op, one in ports}
+    plugins = {op: (_element_types(port.inputs), _element_types(port.outputs)) for op, port in ports}
     return TypeRequest(node_type, inputs, outputs, plugins=plugins, tag=tag)
 
 

@@ -242,7 +242,7 @@ class _Channels:
         graph, weights = self.graph, NewWeights(self.graph)
         for node, index, layouts, fill in self.constants:
             name = node.input[index]
-            gaps = {axis: places for axis, layout in layouts.items() if (places := _gaps(layout))}
+            gaps = {axis: positions for axis, layout in layouts.items() if (positions := _gaps(layout))}
             if gaps:
                 wide = partial(_padded, graph, name, gaps, fill)
                 graph.set_input(node, index, weights.made((name, fill, str(gaps)), f"{name}/padded", wide))
@@ -281,6 +281,6 @@ def _gaps(layout: Layout) -> list[int]:
 
 def _padded(graph: GraphEditor, constant: str, gaps: Mapping[int, list[int]], fill: float) -> Array:
     value = graph.value(constant)
-    for axis, places in gaps.items():
-        value = np.insert(value, places, fill, axis)
+    for axis, positions in gaps.items():
+        value = np.insert(value, positions, fill, axis)
     return value

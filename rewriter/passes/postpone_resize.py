@@ -201,8 +201,8 @@ def _loss(graph: GraphEditor, conv: NodeProto, parts: Sequence[_Part], least: in
     late = [part for part in parts if part.resize]
     convs = len(late) + (len(late) < len(parts))
     more = 2 * (convs - 1)  # Convs, and the Adds of their results
-    batch, out, *places = graph.shape(conv.output[0]) or (1, None, TYPICAL, TYPICAL)
-    counts = [size if isinstance(size, int) else TYPICAL for size in (out, *places)]
+    batch, out, *sizes = graph.shape(conv.output[0]) or (1, None, TYPICAL, TYPICAL)
+    counts = [size if isinstance(size, int) else TYPICAL for size in (out, *sizes)]
     saved = sum(part.count * (1 - 1 / part.growth) for part in late)
     mflop = 2e-6 * (batch if isinstance(batch, int) else 1) * math.prod(counts) * saved
     if mflop >= least * more:
@@ -297,17 +297,17 @@ class _Postponing(Replacement):
         done = f"moved before {len(late)} Resize{'s' if len(late) > 1 else ''}"
         return Change(display_name(self.node), f"{done}, with {share:.2f} of the multiplications")
 
-    def _convolve(self, parts: Sequence[_Part], bias: str, places: str) -> str:
+    def _convolve(self, parts: Sequence[_Part], bias: str, like: str) -> str:
         """Adds one Conv of some of the parts; its result has as many places as the tensor `places`."""
         data = parts[0].tensor
         if len(parts) > 1:
-            joined = self._tensor("joined", places, sum(part.count for part in parts))
+            joined = self._tensor("joined", like, sum(part.count for part in parts))
             data = self.add("Concat", [part.tensor for part in parts], joined, axis=1)
         weight = self.graph.value(self.node.input[1])
         columns = np.concatenate([weight[:, part.first : part.first + part.count] for part in parts], axis=1)
         name = self.graph.add_constant(f"{self.node.input[1]}/part", columns)
         inputs = [data, name, bias] if bias else [data, name]
-        return self.add("Conv", inputs, self._tensor("part", places), kernel_shape=columns.shape[2:])
+        return self.add("Conv", inputs, self._tensor("part", like), kernel_shape=columns.shape[2:])
 
     def _enlarge(self, part: _Part, small: str, out: str) -> str:
         resize = part.resize
@@ -323,8 +323,8 @@ class _Postponing(Replacement):
         """Number of channels of the result."""
         return len(self.graph.value(self.node.input[1]))
 
-    def _tensor(self, what: str, places: str, channels: int | None = None) -> str:
+    def _tensor(self, what: str, like: str, channels: int | None = None) -> str:
         """Returns a tensor with the batch and places of another, and the channels of the result."""
-        shape = self.graph.shape(places)
+        shape = self.graph.shape(like)
         sizes = None if shape is None else (shape[0], channels or self._out, *shape[2:])
         return self.tensor(what, sizes)

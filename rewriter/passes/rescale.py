@@ -100,7 +100,7 @@ def _rescaled(analysis: GraphAnalysis) -> Iterator[Event]:
     saved: dict[str, int] = {}
     refusals: dict[str, list[str]] = {}
     for form, demand in demanded.items():
-        k = sum(c * free.get(one, 0) for one, c in form)
+        k = sum(c * free.get(key, 0) for key, c in form)
         saved |= {tensor: k for tensor, level in demand.hazards.items() if k <= level}
         saved |= {tensor: k for tensor, level in demand.sunken.items() if k >= level}
         if left := [tensor for tensor, level in demand.hazards.items() if k > level]:

@@ -92,10 +92,10 @@ class UnfoldPatches(WeightPass):
             yield refusal or unfolding.write(context.kept)
 
     def _accepts(self, windows: Windows) -> bool:
-        places = math.prod(windows.kernel)
-        deep = bool(self.depth) and windows.channels * places >= self.depth
+        elements = math.prod(windows.kernel)
+        deep = bool(self.depth) and windows.channels * elements >= self.depth
         chosen = deep or not self.channels or windows.channels <= self.channels
-        patches = windows.kernel == windows.strides and places > 1
+        patches = windows.kernel == windows.strides and elements > 1
         return _of_one_pixel(windows) or (patches and chosen)
 
 
@@ -198,8 +198,8 @@ def _channels_last(
     return last if turns and not any(kept.requests(last)) else None
 
 
-def _is_flat(shape: Shape | None, result: Shape | None, channels: int, places: int) -> bool:
+def _is_flat(shape: Shape | None, result: Shape | None, channels: int, elements: int) -> bool:
     """True if a Reshape of `result` gives [N, channels, places]; N or the places may be unknown."""
     if shape is None or len(shape) != 3 or shape[1] != channels:
         return False
-    return shape[2] == places or (result is not None and shape[0] is not None and shape[0] == result[0])
+    return shape[2] == elements or (result is not None and shape[0] is not None and shape[0] == result[0])

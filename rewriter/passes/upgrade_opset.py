@@ -88,17 +88,17 @@ class UpgradeOpset(ModelPass):
         mixed = any(tensor.dtype in others for scope in work.facts().scopes for tensor in scope.values())
         usual = 0 if mixed else int(TensorProto.FLOAT)
         results = [list(Converter(editor, work.opset, target, usual).run()) for editor in editors]
-        for one in (one for of_graph in results for one in of_graph if one.reason):
-            text = f"{one.node.op_type} cannot be converted from opset {work.opset} to {target}: {one.reason}"
-            refusals.append(Refusal(display_name(one.node), text))
+        for node, reason in ((r.node, r.reason) for of_graph in results for r in of_graph if r.reason):
+            text = f"{node.op_type} cannot be converted from opset {work.opset} to {target}: {reason}"
+            refusals.append(Refusal(display_name(node), text))
         if refusals:
             return Counter()
         for editor, of_graph in reversed(list(zip(editors, results, strict=True))):
             with editor:
-                for one in of_graph:
-                    if not one.is_same:
-                        _replace(editor, one)
-        return Counter(one.node.op_type for of_graph in results for one in of_graph if not one.is_same)
+                for result in of_graph:
+                    if not result.is_same:
+                        _replace(editor, result)
+        return Counter(r.node.op_type for of_graph in results for r in of_graph if not r.is_same)
 
 
 def _replace(editor: GraphEditor, converted: Converted) -> None:

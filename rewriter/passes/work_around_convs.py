@@ -11,7 +11,7 @@ from onnx import NodeProto
 from rewriter.ir.graph import GraphEditor, attribute, display_name
 from rewriter.ir.graph.match import produced
 from rewriter.passes.base import Change, Context, Event, GraphPass
-from rewriter.target.quirks import may_be_repaired_by, of_chains, places
+from rewriter.target.quirks import affected, may_be_repaired_by, of_chains
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class WorkAroundConvs(GraphPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for quirk in may_be_repaired_by(self.name, context.target):
             change = {"gaps": _by_itself, "scaled-image": _with_sum}.get(quirk.where, _with_bias)
-            nodes = of_chains(graph, quirk, ("Conv",)) if change is _with_bias else places(graph, quirk)
+            nodes = of_chains(graph, quirk, ("Conv",)) if change is _with_bias else affected(graph, quirk)
             for node in {id(node): node for node in nodes}.values():
                 yield change(graph, node)
 

@@ -77,7 +77,7 @@ def preset_page(preset: Preset) -> str:
     """A preset in full for the terminal: the same, when to use it, and its table of old and new."""
     paragraphs = preset.about.split("\n\n")
     about = [
-        one if one.startswith(" ") else textwrap.fill(" ".join(one.split()), WIDTH) for one in paragraphs
+        part if part.startswith(" ") else textwrap.fill(" ".join(part.split()), WIDTH) for part in paragraphs
     ]
     table = "\n".join(f"  {old}\n      {now}" for old, now in preset.table)
     return "\n\n".join(filter(None, [preset_entry(preset), *about, table]))

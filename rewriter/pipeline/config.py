@@ -61,8 +61,8 @@ class Source:
     def where(self, name: str) -> str:
         """Returns the option as the user wrote it there."""
         key = KEYS[name]
-        places = {"environment": key.variable, "file": f"{self.title}, key {key.key!r}"}
-        return places.get(self.kind, f"`{key.key}`")
+        texts = {"environment": key.variable, "file": f"{self.title}, key {key.key!r}"}
+        return texts.get(self.kind, f"`{key.key}`")
 
     def named(self, name: str) -> str:
         """The name in messages: `environment (REWRITER_OPSET)`, `pyproject.toml [tool.rewriter]`."""
@@ -119,8 +119,8 @@ class ResolvedOptions:
             for other, hidden in OVERRIDES.items():
                 if {*hidden} & {*names} and self.sources[other].kind in ("environment", "file"):
                     error.hint = f"{error.hint} ({other} is set by {self.where(other)})"
-            places = [self.where(n) for n in names if n in self.sources and self.sources[n].is_users]
-            error.source = error.source or ", ".join(places)
+            texts = [self.where(n) for n in names if n in self.sources and self.sources[n].is_users]
+            error.source = error.source or ", ".join(texts)
             raise
 
 

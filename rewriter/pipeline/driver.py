@@ -190,11 +190,11 @@ class Rewritten(Summary):
         return self.model.whole()
 
     def summary(self) -> Iterator[Row]:
-        changes = sum(len(one.changes) for one in self.passes)
+        changes = sum(len(step.changes) for step in self.passes)
         yield "changed", count(changes, "place")
-        for one in self.passes:
-            declined = f", {len(one.refusals)} declined" if one.refusals else ""
-            yield one.name, f"{count(len(one.changes), 'change')}{declined}"
+        for step in self.passes:
+            declined = f", {len(step.refusals)} declined" if step.refusals else ""
+            yield step.name, f"{count(len(step.changes), 'change')}{declined}"
 
 
 def run(

@@ -56,16 +56,16 @@ class Text(str):
     __slots__ = ()
 
 
-def read(option: Option, given: Any, place: str = "", *, kind: Any = None, folder: Path | None = None) -> Any:
+def read(option: Option, given: Any, title: str = "", *, kind: Any = None, folder: Path | None = None) -> Any:
     """Returns the value of an option, of its type and checked.
 
     Args:
-        place: The file or variable that set it; "": the option itself.
+        title: The file or variable that set it; "": the option itself.
         kind: The type, where it differs from the type in texts and files.
         folder: The folder that paths in a file are relative to.
 
     Raises:
-        UsageError: it has another type, or makes no sense; the message names `place`, and what is accepted.
+        UsageError: it has another type, or makes no sense; the message names `title`, and what is accepted.
     """
     try:
         given = option.read(given) if option.read and isinstance(given, str) else given
@@ -75,10 +75,10 @@ def read(option: Option, given: Any, place: str = "", *, kind: Any = None, folde
     except UsageError as error:
         inside = error.source or error.where
         what = f"{error.what} ({inside})" if inside else error.what
-        raise UsageError(what, option=option.key, source=place, hint=error.hint) from error
+        raise UsageError(what, option=option.key, source=title, hint=error.hint) from error
     except ValueError as error:
         what = f"it cannot be {shortened(given)}"
-        raise UsageError(what, option=option.key, source=place, hint=str(error)) from error
+        raise UsageError(what, option=option.key, source=title, hint=str(error)) from error
     return value
 
 
@@ -170,9 +170,9 @@ def _list(value: Any, kind: Any, folder: Path | None) -> tuple[Any, ...]:
     several = [value] if isinstance(value, (str, os.PathLike)) else value
     try:
         several = list(several)
-        texts = folder is not None or any(isinstance(one, Text) for one in several)
+        texts = folder is not None or any(isinstance(item, Text) for item in several)
         inner = Path if kind == Paths and texts else get_args(kind)[0]
-        return tuple(converted(one, inner, folder) for one in several)
+        return tuple(converted(item, inner, folder) for item in several)
     except (TypeError, ValueError):
         raise ValueError(f"it takes {expected(kind)}") from None
 
@@ -202,7 +202,7 @@ def expected(kind: Any) -> str:
     if origin is Literal:
         return f"{', '.join(inner[:-1])} or {inner[-1]}"
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(expected(one) for one in inner if one is not types.NoneType))
+        return " or ".join(dict.fromkeys(expected(part) for part in inner if part is not types.NoneType))
     if origin in (Sequence, tuple):
         texts = bool(inner) and (inner[0] is str or str in get_args(inner[0]))
         return "a list of paths" if inner[:1] == (AnyPath,) else "a list of texts" if texts else "a list"

@@ -153,5 +153,5 @@ def entries(docstring: str, section: str) -> dict[str, str]:
 def _declared_type(owner: type, name: str) -> Any:
     """The type of one field without None; other annotations may name types that load for checkers only."""
     kind = eval(owner.__annotations__[name], vars(sys.modules[owner.__module__]))
-    kinds = [one for one in get_args(kind) if one is not NoneType]
+    kinds = [argument for argument in get_args(kind) if argument is not NoneType]
     return kinds[0] if NoneType in get_args(kind) else kind

@@ -32,7 +32,7 @@ def own_passes() -> dict[str, type[Pass]]:
     return {kind.name: kind for kind in ALL}
 
 
-def find(name: str, **place: Any) -> type[Pass]:
+def find(name: str, **where: Any) -> type[Pass]:
     """Returns the pass of that name. `place`: `where` or `option` of the error.
 
     Raises:
@@ -41,7 +41,7 @@ def find(name: str, **place: Any) -> type[Pass]:
     own = own_passes()
     if name not in own:
         hint = f"{nearest(name, own)}; `rewriter passes` lists them"
-        raise UsageError(f"unknown pass {name!r}", hint=hint, **place)
+        raise UsageError(f"unknown pass {name!r}", hint=hint, **where)
     return own[name]
 
 

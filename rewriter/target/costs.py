@@ -142,11 +142,11 @@ class Prices:
         """Extra time of each node if it is the only one in FP32: all of the above, together with the Cast of
         a result with several readers, which a Conv's epilogue nearly always needs."""
         extra = dict(self.own)
-        charged = [(key, one.us) for one in self.attentions for key in one.nodes]
-        charged += [(key, one.us) for one in self.results for key in one.products]
+        charged = [(key, attention.us) for attention in self.attentions for key in attention.nodes]
+        charged += [(key, result.us) for result in self.results for key in result.products]
         charged += [(key, us) for key, (_, us) in self.epilogues.items()]
-        shared = (one for one in self.results if len(one.readers) > 1)
-        charged += [(one.producer, one.us) for one in shared if one.producer in self.epilogues]
+        shared = (result for result in self.results if len(result.readers) > 1)
+        charged += [(result.producer, result.us) for result in shared if result.producer in self.epilogues]
         for key, us in charged:
             extra[key] += us
         return extra
@@ -162,7 +162,7 @@ class Prices:
                 split[conv] = max(split.get(conv, 0.0), us)
         total = fsum(self.base.values()) + fsum(self.own.get(key, 0.0) for key in fp32)
         total += fsum(attention.us for attention in self.attentions if attention.nodes & fp32)
-        casts = fsum(one.us for one in self.results if one.is_cast(fp32, searched))
+        casts = fsum(result.us for result in self.results if result.is_cast(fp32, searched))
         return total + casts + fsum(split.values())
 
 

@@ -89,7 +89,7 @@ class Row:
 
     @property
     def typed(self) -> bool:
-        return any(one.types for one in self.when)
+        return any(condition.types for condition in self.when)
 
     def refuses(self, target: Target, *, every: bool = True) -> bool:
         """True if every release that the target may be is in the row's range, or one of them."""
@@ -106,7 +106,7 @@ class Row:
         """The part of a node that the row refuses: "" is all of it; None if it accepts the node."""
         if node.op_type in self.besides:
             return None
-        words = [one.met(node, graph, low) for one in self.when]
+        words = [condition.met(node, graph, low) for condition in self.when]
         return " and ".join(words) if all(words) else None
 
 
@@ -132,7 +132,7 @@ def _rows() -> tuple[dict[tuple[str, str], list[Row]], frozenset[str]]:
     table = tomllib.loads(files("rewriter.target").joinpath("operators.toml").read_text(encoding="utf-8"))
     rows: dict[tuple[str, str], list[Row]] = {}
     for entry in table["row"]:
-        when = tuple(Condition(**{k: _frozen(v) for k, v in one.items()}) for one in entry.get("when", ()))
+        when = tuple(Condition(**{k: _frozen(v) for k, v in row.items()}) for row in entry.get("when", ()))
         releases = {"tensorrt": entry.get("tensorrt", ".."), "tensorrt-rtx": entry.get("rtx", "..")}
         repaired = entry.get("repaired_by", "")
         row = Row(
@@ -183,7 +183,7 @@ def runs_on_dla(node: NodeProto) -> bool:
 
 def refused_in_model(model: Model, target: Target, plugins: Iterable[str] = ()) -> list[RefusedNode]:
     """The same of all graphs of a model."""
-    return [one for graph in open_graphs(model) for one in refused(graph, target, plugins)]
+    return [refusal for graph in open_graphs(model) for refusal in refused(graph, target, plugins)]
 
 
 def refused_in_type(node: NodeProto, graph: GraphView, low: int, target: Target) -> str | None:

@@ -79,8 +79,8 @@ class Case:
             array = rng.uniform(low, high, shape)
         else:
             array = rng.standard_normal(shape) * float(spec.get("scale", 1.0))
-        for place, content in spec.get("at", ()):
-            index = tuple(_index(part) for part in place.split(","))
+        for position, content in spec.get("at", ()):
+            index = tuple(_index(part) for part in position.split(","))
             array[index] = np.resize(np.asarray(content, np.float64), array[index].shape)
         return np.asarray(array.astype(_dtype(info)))
 
@@ -169,8 +169,8 @@ def _filled(value: Any, names: Mapping[str, Any]) -> Any:
     if isinstance(value, str):
         return Template(value).safe_substitute(names)
     if isinstance(value, dict):
-        return {key: _filled(one, names) for key, one in value.items()}
-    return [_filled(one, names) for one in value] if isinstance(value, list) else value
+        return {key: _filled(item, names) for key, item in value.items()}
+    return [_filled(item, names) for item in value] if isinstance(value, list) else value
 
 
 @functools.cache

@@ -80,9 +80,9 @@ class Quirk:
             span = self.first
         else:
             span = f"{self.first} to {self.last}" if self.last else f"from {self.first} on"
-        place = f" on {' and '.join(self.gpus)}" if self.gpus else ""
+        gpus = f" on {' and '.join(self.gpus)}" if self.gpus else ""
         good = f"; right in {' and '.join(self.good)}" if self.good else ""
-        return f"{title(self.library)} {span}{place}{good}"
+        return f"{title(self.library)} {span}{gpus}{good}"
 
     @property
     def answer(self) -> str:
@@ -190,7 +190,7 @@ def met(model: Model, quirks: Sequence[Quirk]) -> Iterator[tuple[Quirk, list[Nod
     """The defects that the model meets, with the nodes."""
     graphs = open_graphs(model) if quirks else []
     for quirk in quirks:
-        if nodes := [node for graph in graphs for node in places(graph, quirk)]:
+        if nodes := [node for graph in graphs for node in affected(graph, quirk)]:
             yield quirk, nodes
 
 
@@ -206,7 +206,7 @@ def of_chains(graph: GraphEditor, quirk: Quirk, operators: Sequence[str]) -> Ite
         yield from (node for node in chain if node.op_type in operators)
 
 
-def places(graph: GraphEditor, quirk: Quirk) -> list[NodeProto]:
+def affected(graph: GraphEditor, quirk: Quirk) -> list[NodeProto]:
     """The last node of each chain that matches the quirk, once each; for round trips the first Cast."""
     if quirk.where == "round-trip":
         return [trip.down for trip in lost_round_trips(graph)]

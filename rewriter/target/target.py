@@ -38,8 +38,8 @@ class Target:
 
     def __str__(self) -> str:
         release = f" {'.'.join(map(str, self.version))}" if self.version else ""
-        place = " or ".join(self.gpus) + (f" ({self.device.upper()})" if self.device else "")
-        return f"{self.library}{release}" + (f" on {place}" if place else "")
+        gpus = " or ".join(self.gpus) + (f" ({self.device.upper()})" if self.device else "")
+        return f"{self.library}{release}" + (f" on {gpus}" if gpus else "")
 
     @property
     def weakly_typed(self) -> bool:

@@ -329,13 +329,13 @@ def explained(
     except ArithmeticRunError as error:
         return replace(check, details=(*check.details, f"not explained: {error.what}"))
     first = next((node for node in nodes if not node.total <= tolerance), None)
-    lines = [f"first beyond {tolerance:.2g}: {_place(first)}, {first.total:.2g}"] if first else []
+    lines = [f"first beyond {tolerance:.2g}: {_named(first)}, {first.total:.2g}"] if first else []
     worst = tuple(sorted(nodes, key=lambda node: -node.added)[:EXPLAINED])
-    lines += [f"adds {n.added:.2g}: {_place(n)}" for n in worst]
+    lines += [f"adds {n.added:.2g}: {_named(n)}" for n in worst]
     return replace(check, details=(*check.details, *lines), worst=worst)
 
 
-def _place(node: NodeError) -> str:
+def _named(node: NodeError) -> str:
     return f"{node.tensor} of {node.node} ({node.op})"
 
 

@@ -58,8 +58,8 @@ def judging(samples: Samples, most: int = MOST_SAMPLES) -> list[int]:
         return [*range(last + 1)]
     wide = (
         np.nan_to_num(array.astype(np.float64), neginf=0.0)
-        for place in range(last)
-        for array in samples.feeds(place).values()
+        for index in range(last)
+        for array in samples.feeds(index).values()
     )
     norms = np.array([*map(np.linalg.norm, wide)]).reshape(last, -1)
     sizes = (norms / np.maximum(norms.max(0), 1e-30)).sum(1)
@@ -95,11 +95,11 @@ def with_states(model: Model) -> Model:
         kept = [facts.main[n].dtype for n in node.input[:1] if n in facts.main] * (
             1 + (node.op_type == "LSTM")
         )
-        places = list(enumerate(kept, 1))
+        outputs = list(enumerate(kept, 1))
         for body in subgraphs(node):
             types = {v.name: v.type.tensor_type.elem_type for v in body.output}
-            places = [(index, types[after]) for index, (_, after) in enumerate(states(node, body))]
-        for index, dtype in places:
+            outputs = [(index, types[after]) for index, (_, after) in enumerate(states(node, body))]
+        for index, dtype in outputs:
             node.output.extend([""] * (index + 1 - len(node.output)))
             if dtype in EXCHANGEABLE and node.output[index] not in read:
                 node.output[index] = f"{first}/state{index}"

@@ -22,7 +22,7 @@ from rewriter.ir.graph import open_graphs
 from rewriter.ir.model import load
 from rewriter.ir.plan import Precision
 from rewriter.target import Target
-from rewriter.target.quirks import Quirk, build_arguments, kept, not_repaired, places, table
+from rewriter.target.quirks import Quirk, affected, build_arguments, kept, not_repaired, table
 
 SOURCES = ("measured here", "TensorRT-Model-Connect, qwen_vl", "TensorRT-Model-Connect, builder_policy.py")
 UNASKED = {"clip-hides-nan", "grid-sample-attention", "fused-attention-sm120"}
@@ -103,7 +103,7 @@ def test_a_defect_of_one_type_concerns_that_alone(low: Precision, expected: set[
 def test_where_a_graph_meets_a_defect(text: str, quirk: str, expected: str) -> None:
     source = graphs.graph(text)
     graph = open_graphs(source)[0]
-    assert " ".join(sorted(n.output[0] for n in places(graph, BY_ID[quirk]))) == expected
+    assert " ".join(sorted(n.output[0] for n in affected(graph, BY_ID[quirk]))) == expected
 
 
 @pytest.mark.parametrize(

@@ -121,11 +121,11 @@ def test_the_depth_holds_every_tensor_in_its_place() -> None:
     depth = pages.fixed().depth
     results = [tensor for tensor in depth if not tensor.constant]
     assert [t.tensor for t in results[:3]] == ["c0", "t0", "c1"]
-    assert [t.place for t in results] == list(range(len(results)))
+    assert [t.depth for t in results] == list(range(len(results)))
     far = next(t for t in results if t.tensor == "far")
     assert far.range.absmax > 65504 and far.node == "/body/far"
     weight = next(t for t in depth if t.tensor == "w1")
-    assert weight.constant and weight.place == next(t.place for t in results if t.tensor == "c1")
+    assert weight.constant and weight.depth == next(t.depth for t in results if t.tensor == "c1")
 
 
 def test_the_page_of_fix_says_what_was_wrong_and_how_far_off_it_was() -> None:

@@ -170,8 +170,8 @@ def norms(analysis: GraphAnalysis, fp32: AbstractSet[int]) -> Iterator[Hazard]:
             continue
         views = [reader for _, reader in analysis.downstream(node.output[0], _moves) if _moves(reader)]
         after = [v for v in views if any(id(n) in fp32 for _, n in analysis.downstream(v.output[0], _moves))]
-        for one in (node, *(before if fed else ()), *after):
-            yield Hazard(one, NORM_RULE, _NORM_REASON, node.input[0])
+        for member in (node, *(before if fed else ()), *after):
+            yield Hazard(member, NORM_RULE, _NORM_REASON, node.input[0])
 
 
 def _moves(node: NodeProto) -> bool:
@@ -248,8 +248,8 @@ def dot_products(analysis: GraphAnalysis) -> Iterator[Hazard]:
         if product is not None:
             readers = analysis.downstream(node.output[0], lambda n: n.op_type in moves)
             after = (reader for _, reader in readers if reader.op_type in moves)
-            for one in (node, product, *_pooling(analysis, product), *after):
-                yield Hazard(one, DOT_PRODUCT_RULE, _DOT_PRODUCT_REASON, node.output[0])
+            for member in (node, product, *_pooling(analysis, product), *after):
+                yield Hazard(member, DOT_PRODUCT_RULE, _DOT_PRODUCT_REASON, node.output[0])
 
 
 def _product(analysis: GraphAnalysis, node: NodeProto) -> NodeProto | None:

@@ -80,9 +80,9 @@ def unscaled_overflows(plan: Plan, ranges: RangesByTensor) -> dict[tuple[int, st
     if plan.precision == "fp32":
         return {}
     largest = LARGEST[LOW_TYPES[plan.precision]]
-    places = (((scope, tensor), exponent) for scope, tensor, exponent in plan.exponents)
-    before = {place: ranges[place].scaled(-exponent) for place, exponent in places if place in ranges}
-    return {place: range_ for place, range_ in before.items() if range_.reach > largest}
+    tensors = (((scope, tensor), exponent) for scope, tensor, exponent in plan.exponents)
+    before = {key: ranges[key].scaled(-exponent) for key, exponent in tensors if key in ranges}
+    return {key: range_ for key, range_ in before.items() if range_.reach > largest}
 
 
 def analyses(

@@ -134,10 +134,10 @@ def new_data(proto: onnx.ModelProto, weights: Mapping[str, Array], target: Path)
                 for tensor in (t for t in proto.graph.initializer if t.name in weights):
                     array = weights[tensor.name]
                     stream.write(b"\0" * (-stream.tell() % PAGE))
-                    place = {"location": path.name, "offset": stream.tell(), "length": array.nbytes}
+                    location = {"location": path.name, "offset": stream.tell(), "length": array.nbytes}
                     stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
                     del tensor.external_data[:]
-                    for key, value in place.items():
+                    for key, value in location.items():
                         tensor.external_data.add(key=key, value=str(value))
             take_permissions(path, target)
             yield

@@ -103,7 +103,7 @@ def _inferred(proto: ModelProto) -> Facts:
 def _state_onesided(proto: ModelProto) -> None:
     """Writes the default of STFT's `onesided`, which is 1: onnx 1.23's shape inference takes it for 0."""
     for node in walk_nodes(proto.graph):
-        if node.op_type == "STFT" and not any(one.name == "onesided" for one in node.attribute):
+        if node.op_type == "STFT" and not any(item.name == "onesided" for item in node.attribute):
             node.attribute.append(onnx.helper.make_attribute("onesided", 1))
 
 

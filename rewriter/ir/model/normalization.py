@@ -52,9 +52,9 @@ def _in_order(model: Model) -> Iterator[str]:
 
 def _sort(graph: onnx.GraphProto | onnx.FunctionProto, where: str) -> int:
     """Sorts a graph and its subgraphs; returns the number of nodes that came too early."""
-    places = {name: place for place, node in enumerate(graph.node) for name in node.output}
-    read = (map(places.get, reads(node)) for node in graph.node)
-    early = sum(any(p is not None and p >= place for p in found) for place, found in enumerate(read))
+    positions = {name: index for index, node in enumerate(graph.node) for name in node.output}
+    read = (map(positions.get, reads(node)) for node in graph.node)
+    early = sum(any(p is not None and p >= index for p in found) for index, found in enumerate(read))
     if early:
         producers = {name: node for node in graph.node for name in node.output}
         replace_items(graph.node, topological(graph.node, producers, where))

@@ -95,9 +95,9 @@ def check_proto(proto: onnx.ModelProto, where: str) -> None:
             raise _broken(f"operator set {name!r} cannot have the version {opset.version}", where)
     for graph in all_graphs(proto):
         for value in (*graph.input, *graph.output, *graph.value_info):
-            place, tensor_type = f"{where}: tensor {value.name!r}", value.type.tensor_type
-            _check_type(tensor_type.elem_type, "", place)
-            _check_axes(len(tensor_type.shape.dim), place)
+            path, tensor_type = f"{where}: tensor {value.name!r}", value.type.tensor_type
+            _check_type(tensor_type.elem_type, "", path)
+            _check_axes(len(tensor_type.shape.dim), path)
         for tensor in graph.initializer:  # before a Loop reads its count
             check_tensor(tensor, f"{where}: initializer {tensor.name!r}")
         held = {tensor.name: tensor for tensor in graph.initializer}
@@ -123,15 +123,15 @@ def _check_expansion(proto: onnx.ModelProto, where: str) -> None:
     while stack:
         key = stack[-1]
         waiting = [callee for callee in calls[key] if callee in bodies and callee not in sizes]
-        place = where if key is None else f"{where}: function {bodies[key].name!r}"
+        path = where if key is None else f"{where}: function {bodies[key].name!r}"
         if waiting and key in begun:
-            raise _broken("it calls itself, itself or through other functions", place)
+            raise _broken("it calls itself, itself or through other functions", path)
         begun.add(key)
         stack.extend(waiting)
         if not waiting:
             sizes[stack.pop()] = size = sum(n * sizes.get(callee, 1) for callee, n in calls[key].items())
             if size > limit:
-                raise _broken(f"its functions expand to more than {limit} nodes", place)
+                raise _broken(f"its functions expand to more than {limit} nodes", path)
 
 
 def _check_node(node: onnx.NodeProto, held: Mapping[str, TensorProto], where: str) -> None:
@@ -231,10 +231,10 @@ def _check_text(proto: onnx.ModelProto, where: str) -> None:
     try:
         _strict_model().FromString(text.SerializeToString())
     except (DecodeError, EncodeError, ValueError):  # not UTF-8, or larger than one message
-        for place, content in _broken_text(proto, ""):
+        for path, content in _broken_text(proto, ""):
             raise ModelError(
                 f"it is not UTF-8: {content.decode('utf-8', 'backslashreplace')}",
-                where=f"{where}: {place}",
+                where=f"{where}: {path}",
                 hint="rename it with the program that wrote the model, and export again",
             ) from None
 
@@ -253,12 +253,12 @@ def _strict_model() -> type[Message]:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("onnx.ModelProto"))
 
 
-def _broken_text(message: Message, place: str) -> Iterator[tuple[str, bytes]]:
+def _broken_text(message: Message, path: str) -> Iterator[tuple[str, bytes]]:
     """Text fields that are not UTF-8, with their place, as `graph.node[3].name`."""
     for field, value in message.ListFields():
         if field.name in NOTES:
             continue
-        name = f"{place}.{field.name}".lstrip(".")
+        name = f"{path}.{field.name}".lstrip(".")
         for index, item in enumerate(value if field.is_repeated else [value]):
             here = f"{name}[{index}]" if field.is_repeated else name
             if isinstance(item, Message):

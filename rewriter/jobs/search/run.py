@@ -147,8 +147,8 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
 
 def _in_order(trials: Trials, keys: Sequence[str]) -> list[str]:
     """Nodes in the order of the graph."""
-    places = {key: place for place, key in enumerate(trials.prices.base)}
-    return sorted(keys, key=lambda key: places[key])
+    order = {key: index for index, key in enumerate(trials.prices.base)}
+    return sorted(keys, key=lambda key: order[key])
 
 
 def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:

@@ -111,9 +111,9 @@ class Trials:
     def on_worst_sample(self) -> Trials:
         """The same trials on the sample where the rules' plan is worst."""
         values = self._by_sample(self.plan)
-        place = values.index(self._worst(values))
-        one = replace(self, samples=[self.samples[place]], expected=[self.expected[place]])
-        one._values[self.plan.fp32] = values[place]
+        index = values.index(self._worst(values))
+        one = replace(self, samples=[self.samples[index]], expected=[self.expected[index]])
+        one._values[self.plan.fp32] = values[index]
         return one
 
     def _by_sample(self, plan: Plan) -> list[float]:
@@ -204,8 +204,8 @@ class Trials:
         """Keys of nodes that the rules do not keep: nodes of fused attention, whose kernel FP32 breaks, and
         norms and reductions that read an FP32 epilogue through elementwise nodes.
         """
-        broken = (one for one in self.prices.attentions if one.us > 0.0)  # else the target fuses any types
-        attention = frozenset[str]().union(*(one.nodes | one.inside for one in broken))
+        broken = (a for a in self.prices.attentions if a.us > 0.0)  # else the target fuses any types
+        attention = frozenset[str]().union(*(a.nodes | a.inside for a in broken))
         analysis, plan = self._survey, self.plan
         epilogues = frozenset(d.key for d in plan.decisions if d.rule == RULE)
         results = kernel_results(

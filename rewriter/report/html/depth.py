@@ -117,7 +117,7 @@ def depth_section(tensors: Sequence[TensorAtDepth], nodes: Nodes, lead: str) -> 
 
 
 def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes, total: int) -> Markup:
-    width = tensors[-1].place + 1
+    width = tensors[-1].depth + 1
     y = logarithmic(*_span(tensors), HEIGHT, 0.0)
     kinds = ["constant" if tensor.constant else nodes.kind(tensor) for tensor in tensors]
     layers = [
@@ -125,8 +125,8 @@ def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes, total: int) -> Markup
         for kind, label in LABELS.items()
         if kind in kinds
     ]
-    dots = [f"M{t.place + 0.5} {y(t.range.absmax):.1f}h0" for t in tensors if nodes.mark(t)]
-    firsts = {tensor.place: tensor for tensor in reversed(tensors) if not tensor.constant}
+    dots = [f"M{t.depth + 0.5} {y(t.range.absmax):.1f}h0" for t in tensors if nodes.mark(t)]
+    firsts = {tensor.depth: tensor for tensor in reversed(tensors) if not tensor.constant}
     of_nodes = [nodes.kind(firsts[place]) for place in sorted(firsts)]
     strip = [f"{label} {count(of_nodes.count(k), 'node')}" for k, label in LABELS.items() if k in of_nodes]
     return part(
@@ -151,9 +151,9 @@ def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes, total: int) -> Markup
 def _curves(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> Iterator[Layer]:
     """One line for each model, through the errors of the results in their order."""
     for kind, (label, errors) in zip(("plain", "fixed"), nodes.errors, strict=False):
-        points = [(t.place, errors[t.tensor]) for t in tensors if not t.constant and t.tensor in errors]
+        points = [(t.depth, errors[t.tensor]) for t in tensors if not t.constant and t.tensor in errors]
         if points:
-            path = "L".join(f"{place + 0.5} {ERROR(error):.1f}" for place, error in points)
+            path = "L".join(f"{depth + 0.5} {ERROR(error):.1f}" for depth, error in points)
             yield Layer(kind, label, f"M{path}", len(points))
 
 
@@ -165,8 +165,8 @@ def _thinned(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> Sequence[TensorA
         group = range(start, min(start + size, len(tensors)))
         for some in (group, [i for i in group if nodes.mark(tensors[i])]):
             drawn.update(sorted(some, key=lambda i: tensors[i].range.absmax)[-1:])
-    places = {place: index for index, place in enumerate(sorted({tensors[i].place for i in drawn}))}
-    return [replace(tensors[i], place=places[tensors[i].place]) for i in sorted(drawn)]
+    depths = {depth: index for index, depth in enumerate(sorted({tensors[i].depth for i in drawn}))}
+    return [replace(tensors[i], depth=depths[tensors[i].depth]) for i in sorted(drawn)]
 
 
 def _span(tensors: Sequence[TensorAtDepth]) -> tuple[float, float]:
@@ -184,18 +184,18 @@ def _bars(tensors: Sequence[TensorAtDepth], kinds: Sequence[str], kind: str, y: 
     for tensor, own in zip(tensors, kinds, strict=True):
         mean, top = tensor.range.mean_abs, y(tensor.range.absmax)
         if own == kind and tensor.constant:
-            parts.append(f"M{tensor.place + 0.1} {top:.1f}h.8")
+            parts.append(f"M{tensor.depth + 0.1} {top:.1f}h.8")
         elif own == kind:
             low = y(mean) if math.isfinite(mean) else top
-            parts.append(f"M{tensor.place + 0.5} {top:.1f}V{max(low, top + 1.0):.1f}")
+            parts.append(f"M{tensor.depth + 0.5} {top:.1f}V{max(low, top + 1.0):.1f}")
     return "".join(parts)
 
 
 def _runs(firsts: Mapping[int, TensorAtDepth], nodes: Nodes) -> Iterator[tuple[int, int, str]]:
     """Start, width and class of neighbours along the depth that compute in one type."""
-    for kind, group in groupby((firsts[place] for place in sorted(firsts)), key=nodes.kind):
-        places = [tensor.place for tensor in group]
-        yield places[0], places[-1] - places[0] + 1, kind
+    for kind, group in groupby((firsts[depth] for depth in sorted(firsts)), key=nodes.kind):
+        depths = [tensor.depth for tensor in group]
+        yield depths[0], depths[-1] - depths[0] + 1, kind
 
 
 def _columns(
@@ -209,7 +209,7 @@ def _columns(
 
     rows = [
         [
-            t.place,
+            t.depth,
             t.node,
             t.tensor,
             number(t.op),

@@ -18,7 +18,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from rewriter.ir.graph import casts_to, display_name, reads
 from rewriter.ir.graph.casts import LOWER
-from rewriter.ir.graph.emitter import Emitter
+from rewriter.ir.graph.node_list import NodeList
 from rewriter.ir.model import Array, Model, replace_items
 from rewriter.ir.model.graphs import rename_reads
 from rewriter.ir.model.schemas import logical_name
@@ -74,7 +74,7 @@ class SideBySide:
         self.original, self.emulated = original, emulated
         self.facts = original.facts().main
         self.nodes: list[NodeProto] = []
-        self.emit = Emitter(map(f"{DISTANCE}{{}}".format, itertools.count()), original.opset, self.nodes)
+        self.emit = NodeList(map(f"{DISTANCE}{{}}".format, itertools.count()), original.opset, self.nodes)
         self.zero = self.emit.constant(0.0, np.float32)
         self.rows: list[tuple[NodeError, Norms]] = []
         graph, other = original.proto.graph, emulated.proto.graph

@@ -20,8 +20,8 @@ from onnx import NodeProto, TensorProto, helper
 
 from rewriter.ir.graph import attribute, display_name
 from rewriter.ir.graph.casts import LOWER
-from rewriter.ir.graph.emitter import Emitter
 from rewriter.ir.graph.match import optional_input
+from rewriter.ir.graph.node_list import NodeList
 from rewriter.ir.graph.ops import RECURRENT
 from rewriter.ir.model import Model, walk_graphs, walk_nodes
 from rewriter.ir.model.graphs import replace_items
@@ -112,7 +112,7 @@ def take_apart(model: Model, types: AbstractSet[int] = LOWER) -> Model:
         for node in graph.node:
             if _has(node, tensors, types) and whole(node, tensors, model.opset) is None:
                 found = True
-                Recurrence(Emitter(names, model.opset, nodes), node, tensors[node.input[0]].dtype).replace()
+                Recurrence(NodeList(names, model.opset, nodes), node, tensors[node.input[0]].dtype).replace()
             else:
                 nodes.append(node)
         replace_items(graph.node, nodes)
@@ -152,7 +152,7 @@ class Recurrence:
         emit: Takes the nodes. `dtype`: the float type of the operator's tensors.
     """
 
-    def __init__(self, emit: Emitter, node: NodeProto, dtype: int) -> None:
+    def __init__(self, emit: NodeList, node: NodeProto, dtype: int) -> None:
         self.emit, self.node, self.dtype = emit, node, dtype
         self.hidden = attribute(node, "hidden_size")
         self.batch_first = bool(attribute(node, "layout", 0))
@@ -197,8 +197,8 @@ class Recurrence:
         step = _Step(self, r, bias, self._peepholes(index), activations)
         return step.scan(x, states, backwards)
 
-    def _own(self, place: int, index: int) -> str:
-        return self.emit.add("Gather", [self.node.input[place], self.emit.constant(index, np.int64)], axis=0)
+    def _own(self, number: int, index: int) -> str:
+        return self.emit.add("Gather", [self.node.input[number], self.emit.constant(index, np.int64)], axis=0)
 
     def _bias(self, index: int) -> list[str]:
         """The biases of the input's and of the state's products."""
@@ -209,8 +209,8 @@ class Recurrence:
         lstm = self.node.op_type == "LSTM" and optional_input(self.node, 7)
         return self._parts(self._own(7, index), 3, 0) if lstm else []
 
-    def _initial(self, place: int, index: int) -> str:
-        if name := optional_input(self.node, place):
+    def _initial(self, number: int, index: int) -> str:
+        if name := optional_input(self.node, number):
             axis = int(self.batch_first)
             return self.emit.add("Gather", [name, self.emit.constant(index, np.int64)], axis=axis)
         batch = self.emit.add("Gather", [self.emit.add("Shape", [self.x]), self.emit.constant([1], np.int64)])
@@ -218,7 +218,7 @@ class Recurrence:
         zero = helper.make_tensor("zero", self.dtype, [1], [0.0])
         return self.emit.add("ConstantOfShape", [sizes], value=zero)
 
-    def _parts(self, tensor: str, count: int, axis: int, emit: Emitter | None = None) -> list[str]:
+    def _parts(self, tensor: str, count: int, axis: int, emit: NodeList | None = None) -> list[str]:
         """The equal parts of a tensor along an axis."""
         emit = emit or self.emit
         extra: dict[str, Any] = {"num_outputs": count} if emit.opset >= 18 else {}
@@ -250,7 +250,7 @@ class _Step:
     ) -> None:
         self.owner, self.node = recurrence, recurrence.node
         self.r, self.bias, self.peepholes, self.activations = r, bias, peepholes, activations
-        self.emit = Emitter(recurrence.emit.names, recurrence.emit.opset, [])
+        self.emit = NodeList(recurrence.emit.names, recurrence.emit.opset, [])
         clip = attribute(self.node, "clip", 0.0)
         self.clip = [recurrence.number(-clip), recurrence.number(clip)] if clip else []
         self.one = recurrence.number(1.0)

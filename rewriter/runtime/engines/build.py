@@ -171,7 +171,7 @@ def build_here(path: Path, options: BuildOptions) -> BuildReport:
         layers=tuple(_layer(network.get_layer(i)) for i in range(network.num_layers)) if parsed else (),
         inputs=tuple(_tensor(network.get_input(i)) for i in range(network.num_inputs)),
         parser_errors=tuple(
-            ParserError(*_place(error, log), noiseless(error.desc()))
+            ParserError(*_node_of(error, log), noiseless(error.desc()))
             for error in map(parser.get_error, range(parser.num_errors))
         ),
         notes=tuple(_mark(network, options.outputs)) if parsed else (),
@@ -190,7 +190,7 @@ def build_here(path: Path, options: BuildOptions) -> BuildReport:
     return replace(report, warnings=tuple(log.warnings), errors=tuple(log.errors))
 
 
-def _place(error: Any, log: Log) -> tuple[str, str]:
+def _node_of(error: Any, log: Log) -> tuple[str, str]:
     """The node that an error of the parser is about, and its operator."""
     return (error.node_name(), error.node_operator()) if error.node_operator() else log.parsing
 

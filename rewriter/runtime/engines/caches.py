@@ -59,8 +59,8 @@ def obstacle() -> str:
             file.write(b"x")
             file.flush()
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        return f"{place}{error.strerror or error}; {VARIABLE} may name another folder"
+        named = f"{error.filename}: " if error.filename else ""
+        return f"{named}{error.strerror or error}; {VARIABLE} may name another folder"
     return ""
 
 

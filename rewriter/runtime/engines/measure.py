@@ -68,9 +68,9 @@ def measure(variants: Sequence[Variant], settings: MeasureSettings, folder: Path
     """
     folder.mkdir(parents=True, exist_ok=True)
     runs = list[Run]()
-    for place, variant in enumerate(variants):
+    for index, variant in enumerate(variants):
         for number in range(settings.builds):
-            name = f"{place:03d}-{number}"
+            name = f"{index:03d}-{number}"
             built, outcome = build_variant(variant, settings, folder / f"{name}.engine", number)
             runs.append(Run(built, folder / "outputs" / name, outcome))
     for tf32 in (True, False):

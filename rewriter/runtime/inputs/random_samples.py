@@ -43,10 +43,10 @@ def random_samples(
     ports = {port.name: port for port in model.signature.inputs}
     bound: dict[str, tuple[int, str]] = {}
     for name, shape in (input_shapes or {}).items():
-        place = {"option": "input-shapes", "where": f"{name}:{'x'.join(map(str, shape))}"}
+        where = {"option": "input-shapes", "where": f"{name}:{'x'.join(map(str, shape))}"}
         if name not in ports:
-            raise no_such_input(name, ports, **place)
-        check_shape(tuple(shape), ports[name], bound, **place)
+            raise no_such_input(name, ports, **where)
+        check_shape(tuple(shape), ports[name], bound, **where)
     shapes_of, chosen = input_shapes or {}, dict[str, int]()
     named = {dim: size for dim, (size, _) in bound.items()}
     shapes = {name: tuple(shapes_of.get(name) or _shape(port, named, chosen)) for name, port in ports.items()}

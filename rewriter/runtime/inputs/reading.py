@@ -102,8 +102,8 @@ def _of_objects(data: Any, ports: Ports) -> tuple[list[Sample], str, list[str]]:
             yield by_name(item, f"sample {index}", ports)
 
     if isinstance(data, Sequence):
-        feeds = enumerate(feeds_of(data))
-        return [Sample(f"sample {i}", partial(_same, one)) for i, one in feeds], "a list of arrays", [*notes]
+        samples = [Sample(f"sample {i}", partial(_same, feed)) for i, feed in enumerate(feeds_of(data))]
+        return samples, "a list of arrays", [*notes]
     samples = _spooled(feeds_of(items(data)), "sample")
     if len(samples) == MOST_ITEMS:
         notes[f"the first {MOST_ITEMS} items were taken; give a list to use more"] = None
@@ -114,7 +114,7 @@ def _same(feeds: Any) -> Any:
     return feeds
 
 
-class _Spool:
+class _SampleFolder:
     """A temporary folder that is removed with this object."""
 
     def __init__(self) -> None:
@@ -128,14 +128,14 @@ class _Spool:
 
 def _spooled(feeds: Iterable[Any], label: str) -> list[Sample]:
     """Writes each sample to disk as it comes, so that only one is in memory."""
-    spool, samples = _Spool(), []
+    folder, samples = _SampleFolder(), []
     for index, sample in enumerate(feeds):
         read: Callable[[], Any] = partial(_same, sample)  # `checked` raises the error that explains it
         with suppress(ValueError, AttributeError):
             arrays = {name: np.asarray(value) for name, value in sample.items()}
             if all(array.dtype.kind != "O" for array in arrays.values()):
-                write_tensors(spool.folder / str(index), arrays)
-                read = partial(spool.read, str(index))
+                write_tensors(folder.folder / str(index), arrays)
+                read = partial(folder.read, str(index))
         samples.append(Sample(f"{label} {index}", read))
     return samples
 

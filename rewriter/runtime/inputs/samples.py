@@ -105,8 +105,8 @@ class Samples:
     def __iter__(self) -> Iterator[dict[str, Array]]:
         return map(self.feeds, range(len(self)))
 
-    def feeds(self, place: int) -> dict[str, Array]:
-        sample = self._samples[place]
+    def feeds(self, index: int) -> dict[str, Array]:
+        sample = self._samples[index]
         return checked(sample.read(), self._ports, sample.where)
 
     def without(self, kept: int, judged: Sequence[int]) -> Samples:
@@ -120,18 +120,18 @@ class Samples:
         if len(self) < 2:
             return self
         fitting = copy(self)
-        fitting._samples = tuple(one for place, one in enumerate(self._samples) if place != kept)
+        fitting._samples = tuple(sample for index, sample in enumerate(self._samples) if index != kept)
         number = "each" if len(judged) == len(self) else f"{len(judged)} of {len(self)}"
         text = f"{self.source.text}; judged on {number}, {self._samples[kept].where} kept from searches"
-        names = tuple(self._samples[place].where for place in judged)
+        names = tuple(self._samples[index].where for index in judged)
         fitting.source = replace(self.source, text=text, names=names)
         return fitting
 
-    def _finite(self, place: int) -> dict[str, Array]:
+    def _finite(self, index: int) -> dict[str, Array]:
         """One sample, without NaN and infinity."""
-        feeds = self.feeds(place)
+        feeds = self.feeds(index)
         for name, array in feeds.items():
-            _require_finite(array, name, place, self._samples[place].where)
+            _require_finite(array, name, index, self._samples[index].where)
         return feeds
 
 
@@ -153,17 +153,17 @@ def checked(feeds: Any, ports: Mapping[str, Port], where: str) -> dict[str, Arra
         if name not in feeds:
             what = f"there is no array for input {name!r}"
             raise InputsError(what, where=where, hint="every sample needs " + _listed(ports))
-        place = f"{where}: input {name!r}"
-        array = _as_array(feeds[name], port, place)
-        check_shape(array.shape, port, bound, where=place)
-        arrays[name] = _typed(array, port, place)
+        which = f"{where}: input {name!r}"
+        array = _as_array(feeds[name], port, which)
+        check_shape(array.shape, port, bound, where=which)
+        arrays[name] = _typed(array, port, which)
     return arrays
 
 
-def no_such_input(name: str, ports: Mapping[str, Port], **place: Any) -> InputsError:
+def no_such_input(name: str, ports: Mapping[str, Port], **where: Any) -> InputsError:
     """The error, with `where` or `option` in `place`, for a name that no input has; and the closest name."""
     text = "; ".join(filter(None, (f"the model has no input {name!r}", did_you_mean(name, ports))))
-    return InputsError(text, hint="its inputs are " + _listed(ports), **place)
+    return InputsError(text, hint="its inputs are " + _listed(ports), **where)
 
 
 def _listed(ports: Mapping[str, Port]) -> str:
@@ -226,7 +226,7 @@ def _require_finite(array: Array, name: str, number: int, where: str) -> None:
     raise InputsError(what, where=f"{where}: input {name!r}", hint=hint)
 
 
-def check_shape(shape: tuple[int, ...], port: Port, bound: dict[str, tuple[int, str]], **place: Any) -> None:
+def check_shape(shape: tuple[int, ...], port: Port, bound: dict[str, tuple[int, str]], **where: Any) -> None:
     """Checks a shape against the declared one; `place` is `where` and `option` of the error.
 
     Args:
@@ -241,13 +241,13 @@ def check_shape(shape: tuple[int, ...], port: Port, bound: dict[str, tuple[int, 
     hint = f"its shape in the model is {declared}"
     if len(shape) != len(port.shape):
         what = f"it must have {len(port.shape)} axes, not {len(shape)} {list(shape)}"
-        raise InputsError(what, hint=hint, **place)
+        raise InputsError(what, hint=hint, **where)
     for axis, (size, dim) in enumerate(zip(shape, port.shape, strict=True)):
         if isinstance(dim, int) and size != dim:
-            raise InputsError(f"axis {axis} must be {dim}, not {size} {list(shape)}", hint=hint, **place)
+            raise InputsError(f"axis {axis} must be {dim}, not {size} {list(shape)}", hint=hint, **where)
         if isinstance(dim, str):
             first, owner = bound.setdefault(dim, (size, port.name))
             if first != size:
                 what = f"axis {axis} ({dim}) is {size}, but {dim} is {first} in {owner!r}"
                 hint = f"axes called {dim} have one size in a sample"
-                raise InputsError(what, hint=hint, **place)
+                raise InputsError(what, hint=hint, **where)

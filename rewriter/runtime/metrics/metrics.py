@@ -93,14 +93,14 @@ def detections(expected: Outputs, actual: Outputs) -> float:
     """
     parts = parts_of([expected])
     sets, plain = (
-        [one for one, _ in compare(expected, actual, limit, as_sets=as_sets, parts=parts)]
+        [o for o, _ in compare(expected, actual, limit, as_sets=as_sets, parts=parts)]
         for limit, as_sets in ((-math.inf, True), (math.inf, False))
     )
-    in_order = {one.name for one in plain if one.relative_l2 <= USABLE}
-    shown = [one for one in sets if not one.of] + [one for one in plain if one.of in in_order]
-    shown += [one for one in sets if one.of and one.of not in in_order]
-    telling = [one for one in shown if not one.of or one.relative_l2 > USABLE * one.chance]
-    return max((one.relative_l2 if one.finite else math.inf for one in telling), default=0.0)
+    in_order = {o.name for o in plain if o.relative_l2 <= USABLE}
+    shown = [o for o in sets if not o.of] + [o for o in plain if o.of in in_order]
+    shown += [o for o in sets if o.of and o.of not in in_order]
+    telling = [o for o in shown if not o.of or o.relative_l2 > USABLE * o.chance]
+    return max((o.relative_l2 if o.finite else math.inf for o in telling), default=0.0)
 
 
 def by_parts(
@@ -120,19 +120,19 @@ def by_parts(
     parts = parts_of(expected)
     limits = dict[str, float]()
     for exact, outputs in zip(expected, own() if any(parts.values()) else (), strict=False):
-        for one in (one for one, _ in compare(exact, outputs, tolerance, parts=parts) if one.of):
-            error = min(USABLE, floor * one.chance**2 * one.relative_l2)
-            limits[one.name] = max(limits.get(one.name, 0.0), error)
+        for output in (output for output, _ in compare(exact, outputs, tolerance, parts=parts) if output.of):
+            error = min(USABLE, floor * output.chance**2 * output.relative_l2)
+            limits[output.name] = max(limits.get(output.name, 0.0), error)
 
     def worst(expected: Outputs, actual: Outputs) -> float:
         pairs = compare(expected, actual, tolerance, kinds=kinds, parts=parts)
-        return max((value(one) if one.finite else math.inf for one, _ in pairs), default=0.0)
+        return max((value(output) if output.finite else math.inf for output, _ in pairs), default=0.0)
 
-    def value(one: OutputComparison) -> float:
-        if not one.of:
-            return one.relative_l2
-        limit = max(one.tolerance, limits.get(one.name, 0.0))
-        return 0.0 if one.passed else one.relative_l2 * (tolerance / limit if limit else 1.0)
+    def value(output: OutputComparison) -> float:
+        if not output.of:
+            return output.relative_l2
+        limit = max(output.tolerance, limits.get(output.name, 0.0))
+        return 0.0 if output.passed else output.relative_l2 * (tolerance / limit if limit else 1.0)
 
     return Metric(worst)
 
@@ -177,23 +177,23 @@ def named(name: str) -> Metric:
     """
     if name in METRICS:
         return METRICS[name]
-    place, colon, attribute = name.rpartition(":")
-    if not (place and colon and attribute):
+    module, colon, attribute = name.rpartition(":")
+    if not (module and colon and attribute):
         hint = f"{nearest(name, METRICS)}, or name a function: file.py:function"
         raise UsageError(f"it cannot be {name!r}", option="metric", hint=hint)
-    function = _names_in(place).get(attribute)
+    function = _names_in(module).get(attribute)
     if not callable(function):
         hint = f"define `def {attribute}(expected, actual) -> float` there"
-        raise UsageError(f"{place} has no function {attribute}", option="metric", hint=hint)
+        raise UsageError(f"{module} has no function {attribute}", option="metric", hint=hint)
     return of_the_user(function, name)
 
 
-def _names_in(place: str) -> Mapping[str, Any]:
+def _names_in(module: str) -> Mapping[str, Any]:
     """The names that a file of the user's, or a module on the path, defines."""
     try:
-        return runpy.run_path(place) if place.endswith(".py") else vars(importlib.import_module(place))
+        return runpy.run_path(module) if module.endswith(".py") else vars(importlib.import_module(module))
     except FileNotFoundError as error:
-        raise UsageError("no such file", option="metric", where=place, hint="check the path") from error
+        raise UsageError("no such file", option="metric", where=module, hint="check the path") from error
     except Exception as error:
         text = f"it cannot be imported: {type(error).__name__}: {error}"
-        raise UsageError(text, option="metric", where=place, hint="does it import by itself?") from error
+        raise UsageError(text, option="metric", where=module, hint="does it import by itself?") from error

@@ -188,7 +188,7 @@ def compare(
 
     outputs = {name: judged(name, tolerance) for name in pairs}
     for names in row_groups(expected, actual) if as_sets else ():
-        if not all(one.passed for name in names for one in outputs[name]):
+        if not all(output.passed for name in names for output in outputs[name]):
             for name, pair, note in matched(names, expected, actual):
                 pairs[name] = pair
                 outputs[name] = judged(name, SET_FACTOR * tolerance, note)
@@ -197,7 +197,7 @@ def compare(
         if whole.finite and not kind.partly:
             whole = _with_probabilities(whole, kind, Pair(expected[name], actual[name]), tolerance)
         outputs[name] = whole, *own
-    return tuple((one, pairs[name]) for name, ones in outputs.items() for one in ones)
+    return tuple((output, pairs[name]) for name, ones in outputs.items() for output in ones)
 
 
 def _with_probabilities(

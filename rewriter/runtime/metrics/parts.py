@@ -159,7 +159,7 @@ def parts(arrays: Sequence[Array]) -> tuple[Part, ...]:
         for chosen, fading in bands:
             slices = np.flatnonzero(chosen[np.arange(length) % len(chosen)])
             possible.append(replace(part, axis=axis, chosen=slices, gradual=fading))
-    return tuple(one for one in (_measured(part, arrays) for part in possible) if one is not None)
+    return tuple(part for part in (_measured(part, arrays) for part in possible) if part is not None)
 
 
 def _mask_floor(arrays: Iterable[Array]) -> tuple[float, bool]:
@@ -237,7 +237,7 @@ def _sums(arrays: Iterable[Array], mask: float, unit: float) -> list[Array]:
                 sums.append(new)
                 continue
             longer = max(length, sums[axis].shape[1])
-            pair = (np.pad(one, ((0, 0), (0, longer - one.shape[1]))) for one in (sums[axis], new))
+            pair = (np.pad(sum_, ((0, 0), (0, longer - sum_.shape[1]))) for sum_ in (sums[axis], new))
             sums[axis] = np.add(*pair)
     return sums
 

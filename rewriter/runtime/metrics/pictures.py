@@ -152,5 +152,5 @@ def best_classes(array: Array) -> list[str]:
         return [str(token) for token in array.reshape(-1)[:MOST_WORDS].tolist()]
     rows = array.reshape(-1, array.shape[-1])
     if len(rows) == 1:
-        return [str(place) for place in np.argsort(-rows[0], kind="stable")[:3].tolist()]
-    return [str(place) for place in rows[:MOST_WORDS].argmax(axis=-1).tolist()]
+        return [str(index) for index in np.argsort(-rows[0], kind="stable")[:3].tolist()]
+    return [str(index) for index in rows[:MOST_WORDS].argmax(axis=-1).tolist()]

@@ -82,10 +82,10 @@ def measure(
     if session is not None:
         with session:
             for number, feeds in enumerate(samples, 1):
-                place = number - 1
-                values = session.run(feeds, None if place in outputs_of else list(vectors))
+                index = number - 1
+                values = session.run(feeds, None if index in outputs_of else list(vectors))
                 if own := {name: value for name, value in values.items() if name not in vectors}:
-                    ranges.outputs[place] = own
+                    ranges.outputs[index] = own
                 high, low, mean, ran = probe.read(values)
                 highs, lows = np.fmax(highs, high), np.fmin(lows, low)
                 with np.errstate(divide="ignore", invalid="ignore"):  # 0 in one sample, infinite in another

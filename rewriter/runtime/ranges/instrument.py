@@ -15,7 +15,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from rewriter.ir.graph import attribute, reads, states
-from rewriter.ir.graph.emitter import Emitter
+from rewriter.ir.graph.node_list import NodeList
 from rewriter.ir.graph.ops import RECURRENT, SAME_VALUES
 from rewriter.ir.graph.weights import ChannelKey, summed_axes
 from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, holds_graphs, walk_graphs
@@ -23,7 +23,7 @@ from rewriter.ir.model.graphs import replace_items, subgraphs
 from rewriter.ir.model.schemas import embeds
 from rewriter.ir.model.tensors import FLOATS, Facts
 from rewriter.runtime.emulation.recurrences import Recurrence, whole
-from rewriter.runtime.ranges.reductions import BLOCK, Key, Pack, Reductions, joined
+from rewriter.runtime.ranges.reductions import BLOCK, Key, PackedStatistics, Reductions, joined
 from rewriter.runtime.ranges.steps import FIRST_OPSET, Moves, count_moves, count_moves_along
 
 _OVER_RUNS = ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceSum")
@@ -47,7 +47,7 @@ class Instrumented:
     """
 
     model: Model
-    packs: tuple[Pack, ...]
+    packs: tuple[PackedStatistics, ...]
     copies: tuple[tuple[Key, Key], ...]
     means: Mapping[str, Sequence[tuple[ChannelKey, int]]]
 
@@ -123,13 +123,13 @@ class _Scope:
         self.index = index
         self.facts = run.facts.scopes[index]
         self.nodes: list[NodeProto] = []
-        self.emit = Emitter(run.names, run.opset, self.nodes)
+        self.emit = NodeList(run.names, run.opset, self.nodes)
         self.reductions = Reductions(self.emit)
         self.known = {t.name for t in graph.initializer}
-        self.lifted: list[Pack] = []
+        self.lifted: list[PackedStatistics] = []
         self.means: list[tuple[str, ChannelKey, int]] = []
 
-    def instrument(self, unreachable: Collection[int] = ()) -> list[Pack]:
+    def instrument(self, unreachable: Collection[int] = ()) -> list[PackedStatistics]:
         """Adds each reduction directly after the tensor that it reads, so that no tensor lives longer."""
         for value in self.graph.input:
             if value.name not in self.known:
@@ -241,13 +241,13 @@ class _Scope:
         else:
             self._lift_iterations(node, graphs[0], packs[0], outputs)
 
-    def _instrument_subgraph(self, graph: GraphProto, node: NodeProto) -> Pack:
+    def _instrument_subgraph(self, graph: GraphProto, node: NodeProto) -> PackedStatistics:
         self.run.scopes += 1
         scope = _Scope(self.run, graph, self.run.scopes, self)
         packs = scope.instrument()
         if not packs:
-            return Pack()
-        emit = Emitter(self.run.names, self.run.opset, graph.node)
+            return PackedStatistics()
+        emit = NodeList(self.run.names, self.run.opset, graph.node)
         owner = self._owner_key(node)
         if owner is not None and self.run.opset >= FIRST_OPSET:
             pairs = ((b, a) for b, a in states(node, graph) if _is_fp32(scope, b) and _is_fp32(scope, a))
@@ -257,11 +257,11 @@ class _Scope:
         return joined(packs, tuple(emit.add("Concat", lane, axis=0) for lane in lanes))
 
     def _lift_branches(
-        self, graphs: Sequence[GraphProto], packs: Sequence[Pack], outputs: tuple[str, ...]
+        self, graphs: Sequence[GraphProto], packs: Sequence[PackedStatistics], outputs: tuple[str, ...]
     ) -> None:
         """Lets each branch yield the vectors of both, with neutral values for the other one."""
         for mine, graph in enumerate(graphs):
-            emit, vectors = Emitter(self.run.names, self.run.opset, graph.node), []
+            emit, vectors = NodeList(self.run.names, self.run.opset, graph.node), []
             for lane, neutral in enumerate(_NEUTRAL):
                 parts = [
                     pack.vectors[lane]
@@ -275,7 +275,7 @@ class _Scope:
         self.lifted.append(joined(packs, outputs))
 
     def _lift_iterations(
-        self, node: NodeProto, body: GraphProto, pack: Pack, outputs: tuple[str, ...]
+        self, node: NodeProto, body: GraphProto, pack: PackedStatistics, outputs: tuple[str, ...]
     ) -> None:
         """Collects one row per iteration in scan outputs; a neutral row covers loops without iterations."""
         body.output.extend(_values(pack))
@@ -293,7 +293,7 @@ def _is_fp32(scope: _Scope, name: str) -> bool:
     return name in scope.facts and scope.facts[name].dtype == TensorProto.FLOAT
 
 
-def _values(pack: Pack) -> Iterator[ValueInfoProto]:
+def _values(pack: PackedStatistics) -> Iterator[ValueInfoProto]:
     for name, size in zip(pack.vectors, pack.sizes, strict=True):
         yield helper.make_tensor_value_info(name, TensorProto.FLOAT, [size])
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from onnx import TensorProto
 
-from rewriter.ir.graph.emitter import SEQUENCE_OPSET, Emitter
+from rewriter.ir.graph.node_list import SEQUENCE_OPSET, NodeList
 from rewriter.ir.model.tensors import TensorFacts
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ NaN, and sums no opposite infinities, which would give NaN."""
 
 
 @dataclass(frozen=True)
-class Pack:
+class PackedStatistics:
     """The statistics of several tensors, in four FP32 vectors.
 
     Attributes:
@@ -60,7 +60,7 @@ class Pack:
         return (len(self.keys),) * 3 + (self.runs,)
 
 
-def joined(packs: Sequence[Pack], vectors: tuple[str, ...]) -> Pack:
+def joined(packs: Sequence[PackedStatistics], vectors: tuple[str, ...]) -> PackedStatistics:
     """The packs as one; `vectors` are the concatenations of theirs."""
     keys: list[Key | Moves] = []
     scope_runs: list[int] = []
@@ -69,7 +69,7 @@ def joined(packs: Sequence[Pack], vectors: tuple[str, ...]) -> Pack:
         keys += pack.keys
         scope_runs += [runs + index for index in pack.scope_runs]
         runs += pack.runs
-    return Pack(tuple(keys), tuple(scope_runs), runs, vectors)
+    return PackedStatistics(tuple(keys), tuple(scope_runs), runs, vectors)
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class _Scalars:
 class Reductions:
     """Collects the tensors of one graph and emits their reductions."""
 
-    def __init__(self, emit: Emitter) -> None:
+    def __init__(self, emit: NodeList) -> None:
         self.emit = emit
         self._scalars: dict[bool, list[_Scalars]] = {False: [], True: []}
         self._waiting: dict[tuple[int, ...], list[tuple[Key, str]]] = {}
-        self._packs: list[Pack] = []
+        self._packs: list[PackedStatistics] = []
 
     def measure(self, key: Key, facts: TensorFacts) -> None:
         """Reduces a float tensor right after it is computed, to free its memory, or with others if small."""
@@ -110,7 +110,7 @@ class Reductions:
             return tensor
         return self.emit.add("Cast", [tensor], to=TensorProto.FLOAT)
 
-    def finish(self) -> list[Pack]:
+    def finish(self) -> list[PackedStatistics]:
         """Reduces the waiting tensors, and packs the other scalars."""
         for shape, waiting in self._waiting.items():
             if len(waiting) >= STACK_LEAST:
@@ -129,7 +129,7 @@ class Reductions:
             self._packs.append(self._packed(alike))
             alike.clear()
 
-    def _reduce_stack(self, shape: tuple[int, ...], waiting: Sequence[tuple[Key, str]]) -> Pack:
+    def _reduce_stack(self, shape: tuple[int, ...], waiting: Sequence[tuple[Key, str]]) -> PackedStatistics:
         stacked = self.emit.stack([source for _, source in waiting])
         rows = self.emit.constant([len(waiting), prod(shape)], np.int64)
         matrix = self.emit.add("Reshape", [stacked, rows])
@@ -137,7 +137,7 @@ class Reductions:
         size = self.emit.constant(prod(shape), np.float32)
         return self._pack([key for key, _ in waiting], (high, low, total), size)
 
-    def _packed(self, block: Sequence[_Scalars]) -> Pack:
+    def _packed(self, block: Sequence[_Scalars]) -> PackedStatistics:
         """Packs scalars of tensors whose sizes are all known, or all computed."""
         vectors = [self.emit.stack(c) for c in zip(*((s.high, s.low, s.total) for s in block), strict=True)]
         return self._pack([s.key for s in block], vectors, self._sizes([s.size for s in block]))
@@ -150,8 +150,8 @@ class Reductions:
         vector = self.emit.add("Cast", [self.emit.stack(computed)], to=TensorProto.FLOAT)
         return self.emit.add("Max", [vector, self.emit.constant([1] * len(computed), np.float32)])
 
-    def _pack(self, keys: Sequence[Key], vectors: Sequence[str], sizes: str) -> Pack:
+    def _pack(self, keys: Sequence[Key], vectors: Sequence[str], sizes: str) -> PackedStatistics:
         high, low, total = vectors
         mean = self.emit.add("Div", [total, sizes])
         ran = self.emit.constant([1], np.float32)
-        return Pack(tuple(keys), (0,) * len(keys), 1, (high, low, mean, ran))
+        return PackedStatistics(tuple(keys), (0,) * len(keys), 1, (high, low, mean, ran))

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rewriter.ir.graph.emitter import Emitter
+from rewriter.ir.graph.node_list import NodeList
 from rewriter.ir.plan import Range
-from rewriter.runtime.ranges.reductions import Key, Pack
+from rewriter.runtime.ranges.reductions import Key, PackedStatistics
 
 FIRST_OPSET = 13
 """Min and Max take integers from 12 on, ReduceSum its axes as an input from 13 on."""
@@ -50,23 +50,23 @@ class Moves(NamedTuple):
     edge: int
 
 
-def count_moves(emit: Emitter, states: Sequence[tuple[Moves, str, str]]) -> Pack:
+def count_moves(emit: NodeList, states: Sequence[tuple[Moves, str, str]]) -> PackedStatistics:
     """Adds up the moves of states between tensors, before and after; these may have any shape."""
     counts = [_count(emit, before, after) for _, before, after in states]
     keys = tuple(first._replace(edge=edge) for first, *_ in states for edge in range(len(EDGES)))
     none, ran = emit.constant(np.zeros(len(keys)), np.float32), emit.constant([1], np.float32)
     total = emit.add("Concat", counts, axis=0)
-    return Pack(keys, (0,) * len(keys), 1, (none, none, total, ran))
+    return PackedStatistics(keys, (0,) * len(keys), 1, (none, none, total, ran))
 
 
-def count_moves_along(emit: Emitter, first: Moves, steps: str) -> tuple[Moves, str, str]:
+def count_moves_along(emit: NodeList, first: Moves, steps: str) -> tuple[Moves, str, str]:
     """The state before and after each step, from the sequence of states after each."""
     zero, one, end, back = (emit.constant([n], np.int64) for n in (0, 1, 2**62, -1))
     before = emit.add("Slice", [steps, zero, back, zero])
     return first, before, emit.add("Slice", [steps, one, end, zero])
 
 
-def _count(emit: Emitter, before: str, after: str) -> str:
+def _count(emit: NodeList, before: str, after: str) -> str:
     flat = [emit.add("Reshape", [name, emit.constant([-1], np.int64)]) for name in (before, after)]
     size = emit.add("Min", [emit.add("Shape", [name]) for name in flat])
     one, zero = emit.constant([1], np.int64), emit.constant([0], np.int64)
@@ -74,11 +74,11 @@ def _count(emit: Emitter, before: str, after: str) -> str:
     stride = emit.add("Add", [emit.add("Add", [half, half]), one])  # odd, to meet every unit of 2^k
     a, b = (emit.add("Slice", [name, zero, size, zero, stride]) for name in flat)
     largest = emit.add("Max", [emit.add("Abs", [a]), emit.add("Abs", [b])])
-    place = emit.add("Max", [largest, emit.constant(LEAST_NORMAL, np.float32)])
-    place = emit.add("Mul", [place, emit.constant(LAST_PLACE, np.float32)])
+    unit = emit.add("Max", [largest, emit.constant(LEAST_NORMAL, np.float32)])
+    unit = emit.add("Mul", [unit, emit.constant(LAST_PLACE, np.float32)])
     shape = emit.constant([-1, 1], np.int64)
     moves = emit.add("Reshape", [emit.add("Abs", [emit.add("Sub", [b, a])]), shape])
-    steps = emit.add("Div", [moves, emit.add("Reshape", [place, shape])])
+    steps = emit.add("Div", [moves, emit.add("Reshape", [unit, shape])])
     below = emit.add("Less", [steps, emit.constant(EDGES[None], np.float32)])
     return emit.over("ReduceSum", emit.add("Mul", [emit.add("Cast", [below], to=1), moves]), 0)
 

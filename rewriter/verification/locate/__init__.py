@@ -281,7 +281,7 @@ def _searched(
 
 def _chain(search: Bisection, outputs: Sequence[str]) -> list[int]:
     """Returns positions from the first wrong tensor to the first of the outputs that it leads to."""
-    places = {t.name: i for i, t in enumerate(search.lineup.tensors)}
-    paths = (search.lineup.path(search.high, places[name]) for name in outputs)
-    path = next(path for path, name in zip(paths, outputs, strict=True) if path[-1] == places[name])
+    indices = {t.name: i for i, t in enumerate(search.lineup.tensors)}
+    paths = (search.lineup.path(search.high, indices[name]) for name in outputs)
+    path = next(path for path, name in zip(paths, outputs, strict=True) if path[-1] == indices[name])
     return path if len(path) <= STEPS else [path[i * (len(path) - 1) // (STEPS - 1)] for i in range(STEPS)]

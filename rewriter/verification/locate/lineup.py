@@ -49,9 +49,9 @@ class Lineup:
         for position in reversed(range(len(self.tensors))):
             if position in wanted:
                 wanted.update(self.tensors[position].parents)
-        places = {old: new for new, old in enumerate(sorted(wanted))}
-        tensors = (self.tensors[old] for old in places)
-        return Lineup(tuple(replace(t, parents=tuple(places[p] for p in t.parents)) for t in tensors))
+        indices = {old: new for new, old in enumerate(sorted(wanted))}
+        tensors = (self.tensors[old] for old in indices)
+        return Lineup(tuple(replace(t, parents=tuple(indices[p] for p in t.parents)) for t in tensors))
 
     def path(self, start: int, end: int) -> list[int]:
         """Returns a shortest chain of positions from one tensor to a descendant."""

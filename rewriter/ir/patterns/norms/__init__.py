@@ -14,7 +14,7 @@ from typing import Literal
 from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph import GraphEditor, display_name, is_op
-from rewriter.ir.patterns.norms.affine import Frame, Tail, follow
+from rewriter.ir.patterns.norms.affine import Affine, NormalizedAxes, follow
 from rewriter.ir.patterns.norms.formulas import ROOTS, match
 from rewriter.ir.patterns.norms.language import Bindings
 from rewriter.ir.patterns.values import exposed, is_harmless, origins, positive, transparent
@@ -71,26 +71,26 @@ def _norm(formula: Bindings, output: str, order: dict[int, int]) -> Norm:
     power, means = formula.moments["power"][0], formula.moments.get("mean", ())
     kind: Kind = "layer-norm" if means else "l2-normalize" if power.total else "rms-norm"
     rank = graph.rank(sources[0])
-    frame = Frame(positive(power.axes, rank) or (), graph.shape(sources[0]))
+    normalized = NormalizedAxes(positive(power.axes, rank) or (), graph.shape(sources[0]))
     scale, bias = (next(iter(formula.tensors.get(name, ())), None) for name in ("scale", "bias"))
-    tail = Tail(output, scale, bias)
-    follow(graph, tail, frame, sources[0], biased=kind == "layer-norm")
-    source = _input(graph, sources, tail)
-    unit = {id(n): n for n in (*formula.nodes, *tail.nodes)}
+    affine = Affine(output, scale, bias)
+    follow(graph, affine, normalized, sources[0], biased=kind == "layer-norm")
+    source = _input(graph, sources, affine)
+    unit = {id(n): n for n in (*formula.nodes, *affine.nodes)}
     faults = dict.fromkeys((*formula.faults, *_faults(formula, kind)))
-    reasons = [*faults, *_reasons(graph, tail, source, unit)]
-    for node in (*tail.views, *_between(graph, sources, source)):
+    reasons = [*faults, *_reasons(graph, affine, source, unit)]
+    for node in (*affine.views, *_between(graph, sources, source)):
         if not exposed(graph, node, unit):
             unit[id(node)] = node
-    epsilons = sorted(formula.epsilons, key=lambda epsilon: epsilon.place == "outside")
+    epsilons = sorted(formula.epsilons, key=lambda epsilon: epsilon.side == "outside")
     return Norm(
         kind=kind,
         input=source,
-        output=tail.output,
-        axes=frame.axes,
+        output=affine.output,
+        axes=normalized.numbers,
         epsilon=epsilons[-1].value if epsilons else 0.0,
-        scale=tail.scale,
-        bias=tail.bias,
+        scale=affine.scale,
+        bias=affine.bias,
         nodes=tuple(sorted(unit.values(), key=lambda n: order[id(n)])),
         cancels=formula.cancels,
         blocked="; ".join(reasons) or None,
@@ -101,7 +101,7 @@ def _faults(formula: Bindings, kind: Kind) -> Iterator[str]:
     """Reasons in the formula not to replace it by one operator."""
     source, means = formula.tensors["x"][0], formula.moments.get("mean", ())
     power = formula.moments["power"][0]
-    if not power.total and any(epsilon.place == "outside" for epsilon in formula.epsilons):
+    if not power.total and any(epsilon.side == "outside" for epsilon in formula.epsilons):
         yield "its epsilon is outside the root"
     if not all(mean.is_mean for mean in means):
         yield "what is subtracted is not the mean"
@@ -116,26 +116,26 @@ def _faults(formula: Bindings, kind: Kind) -> Iterator[str]:
         yield "its axes are computed"
 
 
-def _reasons(graph: GraphEditor, tail: Tail, source: str, unit: dict[int, NodeProto]) -> Iterator[str]:
+def _reasons(graph: GraphEditor, affine: Affine, source: str, unit: dict[int, NodeProto]) -> Iterator[str]:
     """Reasons around the formula not to replace it."""
-    if tail.blocked:
-        yield tail.blocked
-    if graph.dtype(tail.output) == TensorProto.DOUBLE:
+    if affine.blocked:
+        yield affine.blocked
+    if graph.dtype(affine.output) == TensorProto.DOUBLE:
         yield "it computes in float64, which the operator would not (run demote-float64 before)"
-    elif graph.dtype(source) != graph.dtype(tail.output):
-        yield f"{source} and {tail.output} have different types"
-    inner = (exposed(graph, n, unit) for n in unit.values() if tail.output not in n.output)
+    elif graph.dtype(source) != graph.dtype(affine.output):
+        yield f"{source} and {affine.output} have different types"
+    inner = (exposed(graph, n, unit) for n in unit.values() if affine.output not in n.output)
     yield from islice(filter(None, inner), 1)
 
 
-def _input(graph: GraphEditor, sources: Sequence[str], tail: Tail) -> str:
+def _input(graph: GraphEditor, sources: Sequence[str], affine: Affine) -> str:
     """The last tensor before the pattern that all its parts read, and that has the output's type.
 
     Where parts read x through Casts of their own, it is the input of the Casts.
     """
     chains = [list(origins(graph, s)) for s in sources]
     common = [t for t in chains[0] if all(t in chain for chain in chains)]
-    alike = (t for t in [*common, *chains[0]] if graph.dtype(t) == graph.dtype(tail.output))
+    alike = (t for t in [*common, *chains[0]] if graph.dtype(t) == graph.dtype(affine.output))
     return next(alike, common[0] if common else sources[0])
 
 

@@ -16,15 +16,15 @@ from rewriter.ir.patterns.values import origins, transparent
 
 
 @dataclass(frozen=True)
-class Frame:
+class NormalizedAxes:
     """The normalised axes and their known sizes, which a scale has to fit.
 
     Attributes:
-        axes: Counted from the front if `rank` is known, else as written.
+        numbers: Counted from the front if `rank` is known, else as written.
         shape: Of the normalised tensor; None if its rank is not known.
     """
 
-    axes: tuple[int, ...]
+    numbers: tuple[int, ...]
     shape: Shape | None
 
     @property
@@ -33,31 +33,31 @@ class Frame:
 
     @property
     def trailing(self) -> bool:
-        count = len(self.axes)
+        count = len(self.numbers)
         last = range(-count, 0) if self.rank is None else range(self.rank - count, self.rank)
-        return count > 0 and self.axes == tuple(last)
+        return count > 0 and self.numbers == tuple(last)
 
     @property
     def sizes(self) -> tuple[int | None, ...]:
         """Sizes of the normalised axes, None where they are not known."""
-        dims = [None if self.shape is None else self.shape[a] for a in self.axes]
+        dims = [None if self.shape is None else self.shape[a] for a in self.numbers]
         return tuple(d if isinstance(d, int) else None for d in dims)
 
     def fits(self, shape: Shape) -> bool:
         """True if a constant of this shape varies along the normalised axes only, and adds no element."""
         if self.rank is None or self.shape is None:
-            return len(shape) == len(self.axes) and all(isinstance(d, int) and d > 1 for d in shape)
+            return len(shape) == len(self.numbers) and all(isinstance(d, int) and d > 1 for d in shape)
         if len(shape) > self.rank:
             return False
         whole = (1,) * (self.rank - len(shape)) + shape
         return all(
-            d == 1 or (i in self.axes and (d == size or not isinstance(size, int)))
+            d == 1 or (i in self.numbers and (d == size or not isinstance(size, int)))
             for i, (d, size) in enumerate(zip(whole, self.shape, strict=True))
         )
 
 
 @dataclass
-class Tail:
+class Affine:
     """The affine part, or the reason against it. `views` reshape the weights."""
 
     output: str
@@ -68,29 +68,29 @@ class Tail:
     blocked: str | None = None
 
 
-def follow(graph: GraphEditor, tail: Tail, frame: Frame, source: str, *, biased: bool) -> None:
+def follow(graph: GraphEditor, affine: Affine, axes: NormalizedAxes, source: str, *, biased: bool) -> None:
     """Adds the scale and the bias after the output of a formula, which may have some already.
 
     Args:
         source: The normalised tensor. Where it was widened, one Cast back belongs to the normalisation.
         biased: This kind of norm has a bias.
     """
-    outer = {graph.dtype(name) for name in origins(graph, source)} - {graph.dtype(tail.output)}
-    path, end = _idle(graph, tail.output)
+    outer = {graph.dtype(name) for name in origins(graph, source)} - {graph.dtype(affine.output)}
+    path, end = _idle(graph, affine.output)
     node = graph.only_consumer(end)
     if node is not None and node.op_type == "Cast" and graph.dtype(node.output[0]) in outer:
-        tail.nodes += [*path, node]
-        tail.output = node.output[0]
-    for role, tensor in (("scale", tail.scale), ("bias", tail.bias)):
+        affine.nodes += [*path, node]
+        affine.output = node.output[0]
+    for role, tensor in (("scale", affine.scale), ("bias", affine.bias)):
         if tensor is not None:
-            tail.views += _views(graph, tensor)
-            if not _fits(graph, tensor, frame):
-                tail.blocked = _misfit(graph, role, tensor)
-    takes_bias = biased and tail.bias is None
-    if tail.scale is None and tail.bias is None:
-        _take(graph, tail, "Mul", frame)
-    if takes_bias and tail.blocked is None:
-        _take(graph, tail, "Add", frame)
+            affine.views += _views(graph, tensor)
+            if not _fits(graph, tensor, axes):
+                affine.blocked = _misfit(graph, role, tensor)
+    takes_bias = biased and affine.bias is None
+    if affine.scale is None and affine.bias is None:
+        _take(graph, affine, "Mul", axes)
+    if takes_bias and affine.blocked is None:
+        _take(graph, affine, "Add", axes)
 
 
 def weight(graph: GraphEditor, tensor: str) -> tuple[Array, list[NodeProto]] | None:
@@ -106,11 +106,11 @@ def weight(graph: GraphEditor, tensor: str) -> tuple[Array, list[NodeProto]] | N
     return (value.reshape(sizes), path) if fits else None
 
 
-def unrepeated(value: Array, frame: Frame) -> Array:
+def unrepeated(value: Array, axes: NormalizedAxes) -> Array:
     """A constant without its copies along axes that are not normalised: JAX expands a scale to all of x."""
-    if frame.rank is None or value.ndim != frame.rank:
+    if axes.rank is None or value.ndim != axes.rank:
         return value
-    for axis in set(range(value.ndim)) - set(frame.axes):
+    for axis in set(range(value.ndim)) - set(axes.numbers):
         first = value.take([0], axis)
         value = first if np.array_equal(np.broadcast_to(first, value.shape), value) else value
     return value
@@ -122,23 +122,23 @@ def _idle(graph: GraphEditor, tensor: str) -> tuple[list[NodeProto], str]:
     return walk_down(graph, tensor, lambda n: transparent(graph, n) and graph.dtype(n.output[0]) == dtype)
 
 
-def _take(graph: GraphEditor, tail: Tail, op: str, frame: Frame) -> None:
-    """Adds the Mul or Add after the tail, or notes the reason against it."""
-    path, end = _idle(graph, tail.output)
+def _take(graph: GraphEditor, affine: Affine, op: str, axes: NormalizedAxes) -> None:
+    """Adds the Mul or Add after the affine part, or notes the reason against it."""
+    path, end = _idle(graph, affine.output)
     consumers = graph.consumers(end)
     operands = [(node, other_operand(node, end)) for node in consumers if is_op(node, op)]
     for node, operand in operands:
-        fits = _fits(graph, operand, frame) if operand is not None else None
+        fits = _fits(graph, operand, axes) if operand is not None else None
         if fits and graph.only_consumer(end) is not node:
             if len(consumers) > 1 or graph.is_output(end):
-                tail.blocked = f"{end} is used before and after {display_name(node)}"
+                affine.blocked = f"{end} is used before and after {display_name(node)}"
         elif fits and operand is not None:
-            tail.nodes += [*path, node]
-            tail.views += _views(graph, operand)
-            tail.output = node.output[0]
-            tail.scale, tail.bias = (operand, tail.bias) if op == "Mul" else (tail.scale, operand)
+            affine.nodes += [*path, node]
+            affine.views += _views(graph, operand)
+            affine.output = node.output[0]
+            affine.scale, affine.bias = (operand, affine.bias) if op == "Mul" else (affine.scale, operand)
         elif fits is False and op == "Mul" and len(consumers) == 1 and operand is not None:
-            tail.blocked = _misfit(graph, "scale", operand)
+            affine.blocked = _misfit(graph, "scale", operand)
 
 
 def _views(graph: GraphEditor, operand: str) -> list[NodeProto]:
@@ -154,7 +154,7 @@ def _misfit(graph: GraphEditor, role: str, tensor: str) -> str:
     return f"its {role} {tensor} has shape [{dims}], not that of the normalised axes"
 
 
-def _fits(graph: GraphEditor, operand: str, frame: Frame) -> bool | None:
+def _fits(graph: GraphEditor, operand: str, axes: NormalizedAxes) -> bool | None:
     """True if an operand has the shape of the normalised axes; None if it is a single number, or computed.
 
     A computed operand must have exactly that shape, and fewer axes than what it meets: one of the same rank
@@ -162,8 +162,8 @@ def _fits(graph: GraphEditor, operand: str, frame: Frame) -> bool | None:
     """
     constant = weight(graph, operand)
     if constant is not None:
-        single = constant[0].size == 1 and set(frame.sizes) != {1}
-        return None if single else frame.fits(unrepeated(constant[0], frame).shape)
-    shape, rank = graph.shape(operand), frame.rank
-    exact = shape is not None and shape == frame.sizes and None not in shape
-    return True if exact and frame.trailing and rank is not None and len(frame.axes) < rank else None
+        single = constant[0].size == 1 and set(axes.sizes) != {1}
+        return None if single else axes.fits(unrepeated(constant[0], axes).shape)
+    shape, rank = graph.shape(operand), axes.rank
+    exact = shape is not None and shape == axes.sizes and None not in shape
+    return True if exact and axes.trailing and rank is not None and len(axes.numbers) < rank else None

@@ -57,7 +57,7 @@ class Epsilon(NamedTuple):
     """A constant that keeps a tensor away from zero: inside or outside the root."""
 
     value: float
-    place: str
+    side: str
 
 
 class Bindings(NamedTuple):
@@ -172,7 +172,7 @@ def named(name: str, of: Pattern) -> Pattern:
     """A tensor that matches `of`, and that a `var` of the same name finds again."""
     again = var(name)
     return Pattern(
-        lambda found, tensor: (whole for one in of.match(found, tensor) for whole in again.match(one, tensor))
+        lambda found, tensor: (whole for way in of.match(found, tensor) for whole in again.match(way, tensor))
     )
 
 
@@ -272,7 +272,7 @@ def scaled_by(of: Pattern, fault: str) -> Pattern:
     return Pattern(match)
 
 
-def guarded(of: Pattern, place: Literal["inside", "outside"]) -> Pattern:
+def guarded(of: Pattern, side: Literal["inside", "outside"]) -> Pattern:
     """A tensor that constants keep away from zero: they are added to it, or bound it from below."""
 
     def match(bindings: Bindings, tensor: str) -> Iterator[Bindings]:
@@ -280,7 +280,7 @@ def guarded(of: Pattern, place: Literal["inside", "outside"]) -> Pattern:
         step = bindings.step(tensor, *BOUNDS)
         bound = _bound(bindings.graph, step[0]) if step else None
         if step is not None and bound is not None:
-            yield from match(_noted(step[1], step[0], Epsilon(bound[1], place)), bound[0])
+            yield from match(_noted(step[1], step[0], Epsilon(bound[1], side)), bound[0])
 
     return Pattern(match)
 
@@ -290,7 +290,7 @@ def _noted(bindings: Bindings, node: NodeProto, epsilon: Epsilon) -> Bindings:
         return bindings
     if node.op_type != "Add":
         bindings = bindings.fault("its epsilon is a lower bound, not a summand")
-    if any(other.place == epsilon.place for other in bindings.epsilons):
+    if any(other.side == epsilon.side for other in bindings.epsilons):
         bindings = bindings.fault("it has more than one epsilon")
     return bindings._replace(epsilons=(*bindings.epsilons, epsilon))
 

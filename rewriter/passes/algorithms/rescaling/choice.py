@@ -230,10 +230,10 @@ def _movable(demands: Mapping[Form, Demand], tensors: Iterable[Form]) -> list[in
     needing = [form for form, demand in demands.items() if demand.hazards or demand.sunken]
     beside: dict[int, set[int]] = {}
     for form in (*tensors, *needing):
-        for one, _ in form:
-            beside.setdefault(one, set()).update(other for other, _ in form)
+        for key, _ in form:
+            beside.setdefault(key, set()).update(other for other, _ in form)
     return sorted(
-        reachable(dict.fromkeys(one for form in needing for one, _ in form), lambda one: beside[one])
+        reachable(dict.fromkeys(key for form in needing for key, _ in form), lambda key: beside[key])
     )
 
 
@@ -250,11 +250,11 @@ def solve(demands: Mapping[Form, Demand], tensors: Iterable[Form]) -> dict[int, 
         """The change in cost with the best value of a free exponent, and this value."""
         costs = np.zeros(len(FREE_VALUES))
         for form, c in uses[free]:
-            at = sum(factor * values[one] for one, factor in form) + WIDEST
-            places = at + c * (FREE_VALUES - values[free])
-            costs += demands[form].costs[np.clip(places, 0, 2 * WIDEST)]
-        place = int(np.argmin(costs))
-        return float(costs[place] - costs[values[free] + MAX_EXPONENT]), place - MAX_EXPONENT
+            at = sum(factor * values[key] for key, factor in form) + WIDEST
+            indices = at + c * (FREE_VALUES - values[free])
+            costs += demands[form].costs[np.clip(indices, 0, 2 * WIDEST)]
+        index = int(np.argmin(costs))
+        return float(costs[index] - costs[values[free] + MAX_EXPONENT]), index - MAX_EXPONENT
 
     queue = dict.fromkeys(uses)
     while queue:

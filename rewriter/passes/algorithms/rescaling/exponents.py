@@ -114,7 +114,7 @@ class Constraints(Exponents):
 
     def exponent(self, number: int, free: Mapping[int, int]) -> int:
         """Returns an exponent, given the free ones; missing ones are 0."""
-        return sum(c * free.get(one, 0) for one, c in self.form(number))
+        return sum(c * free.get(key, 0) for key, c in self.form(number))
 
     def _fix(self, tensor: str, reason: str) -> None:
         """Pins the exponent of a tensor of this graph."""

@@ -51,10 +51,10 @@ def ask(
             folder = name / str(timed)
             variants = list[Variant]()
             for number, (probe, case) in enumerate(group):
-                place = folder / f"{number:03d}"
-                samples = write_samples(place / "samples", [case.feeds()])
-                onnx.save(case.proto(), place / "model.onnx")
-                variants.append(Variant(f"{probe.name}/{case.name}", place / "model.onnx", samples))
+                own = folder / f"{number:03d}"
+                samples = write_samples(own / "samples", [case.feeds()])
+                onnx.save(case.proto(), own / "model.onnx")
+                variants.append(Variant(f"{probe.name}/{case.name}", own / "model.onnx", samples))
             # what is timed is timed in turn
             parts = [variants] if timed else [[variant] for variant in variants]
             rounds = timing if timed else None

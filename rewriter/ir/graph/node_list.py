@@ -15,7 +15,7 @@ _AXES_INPUT_OPSET = 18
 
 
 @dataclass(frozen=True)
-class Emitter:
+class NodeList:
     """Appends nodes to a list; `names` are free in the model, and `opset` is its operator set."""
 
     names: Iterator[str]
