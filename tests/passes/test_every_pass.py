@@ -6,23 +6,29 @@ import importlib
 import inspect
 import pkgutil
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from graphs import apply, graph, model, random_feeds, run
 from onnx import helper
+from onnx.defs import OpSchema
 from paths import MODELS
 
 import rewriter.passes
 from rewriter.hazards.planning.free_fp32 import PROBE
-from rewriter.ir.graph import TAG
+from rewriter.ir.graph import TAG, GraphEditor, display_name
+from rewriter.ir.graph.match import produced
 from rewriter.ir.model import Array, Model, load, walk_graphs
+from rewriter.ir.model.graphs import schema_of
 from rewriter.ir.model.tensors import FLOATS
-from rewriter.passes.base import Context, Exactness, GraphPass, ModelPass, Pass
+from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, ModelPass, Pass
 from rewriter.runtime.metrics.tolerances import TOLERANCES
 from rewriter.target import Target
 
@@ -156,6 +162,111 @@ def test_the_example_keeps_the_contract(
     source = load(variant(model(kind.before).whole()))
     feeds = random_feeds(source)
     _hold_to_contract(kind(**kind.example), source, feeds, run(source, feeds), model(kind.after).opset)
+
+
+def _disguised(source: Model) -> Iterator[tuple[str, Model]]:
+    """The model with one more optional input, or another attribute, in each operator of its main graph.
+
+    Of the values to try, the first with which ONNX Runtime gives other results counts.
+    """
+    types, seen = source.facts().main, set[str]()
+    for number, node in enumerate(source.proto.graph.node):
+        schema = schema_of(node.op_type, node.domain, source.opset)
+        if schema is None or node.op_type in seen or not node.input:
+            continue
+        seen.add(node.op_type)
+        given = len([name for name in node.input if name])
+        for index, formal in enumerate(schema.inputs[given:], given):
+            if formal.option == OpSchema.FormalParameterOption.Optional:
+                dtype = types[node.input[0]].dtype if formal.type_str == schema.inputs[0].type_str else 7
+                yield from _first(source, number, formal.name, partial(_with_input, index, dtype), INPUTS)
+        for name, declared in schema.attributes.items():
+            if name not in {attribute.name for attribute in node.attribute}:
+                values = ATTRIBUTES.get(declared.type, ())
+                yield from _first(source, number, name, partial(_with_attribute, name), values)
+
+
+INPUTS = [np.full(shape, 0.3) for shape in ((), (1,), (2,), (3,), (4,), (5,), (8,))]
+ATTRIBUTES: dict[Any, tuple[Any, ...]] = {
+    OpSchema.AttrType.INT: (1, 0, 2),
+    OpSchema.AttrType.INTS: ([1] * 4, [2] * 2, [2], [1] * 2, [2, 1, 0]),
+    OpSchema.AttrType.FLOAT: (0.3,),
+    OpSchema.AttrType.STRING: ("edge", "nearest", "tanh", "SAME_UPPER"),
+}
+
+
+def _with_input(index: int, dtype: int, value: Array, graph: onnx.GraphProto, node: onnx.NodeProto) -> None:
+    array = (value if dtype in FLOATS else value * 10).astype(helper.tensor_dtype_to_np_dtype(dtype))
+    graph.initializer.append(onnx.numpy_helper.from_array(array, "disguise"))
+    node.input.extend([""] * (index - len(node.input)))
+    node.input.insert(index, "disguise")
+
+
+def _with_attribute(name: str, value: Any, _: onnx.GraphProto, node: onnx.NodeProto) -> None:
+    node.attribute.append(helper.make_attribute(name, value))
+
+
+def _first(
+    source: Model, number: int, what: str, change: Callable[..., None], values: Sequence[Any]
+) -> Iterator[tuple[str, Model]]:
+    feeds = random_feeds(source)
+    plain = run(source, feeds)
+    for value in values:
+        proto = source.whole()
+        change(value, proto.graph, proto.graph.node[number])
+        with suppress(Exception):  # no value of this operator
+            for output in proto.graph.output:
+                output.type.tensor_type.ClearField("shape")
+            results = run(load(proto), feeds)
+            for output, result in zip(proto.graph.output, results, strict=True):
+                output.CopyFrom(
+                    helper.make_tensor_value_info(
+                        output.name, output.type.tensor_type.elem_type, result.shape
+                    )
+                )
+            onnx.checker.check_model(proto, full_check=True)
+            if not all(np.array_equal(a, b) for a, b in zip(plain, results, strict=True)):
+                yield f"{what} of {proto.graph.node[number].op_type}", load(proto)
+                return
+
+
+@dataclass(frozen=True)
+class FoldPad(GraphPass):
+    """A pass that does not look at the value of a Pad."""
+
+    before = """
+        g (float[1,1,4,4] x) => (float[1,1,4,4] y)
+        <float[1,1,3,3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}, int64[8] pads = {0, 0, 1, 1, 0, 0, 1, 1}> {
+            p = Pad(x, pads)
+            y = Conv(p, w)
+        }"""
+    after = before.replace("p = Pad(x, pads)", "").replace("Conv(p, w)", "Conv<pads = [1, 1, 1, 1]>(x, w)")
+    name = "fold-pad"
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        for conv in graph.nodes:
+            pad = produced(graph, conv.input[0], "Pad")
+            if pad is not None:
+                new = graph.make("Conv", [pad.input[0], *conv.input[1:]], [conv.output[0]], pads=[1] * 4)
+                graph.replace_producer(conv.output[0], new)
+                yield Change(display_name(conv), "pads by itself")
+
+
+def test_a_pass_that_ignores_an_optional_input_is_caught() -> None:
+    with pytest.raises(AssertionError, match="with another constant_value of Pad"):
+        test_no_optional_input_or_attribute_is_ignored(FoldPad)
+
+
+@every_pass
+def test_no_optional_input_or_attribute_is_ignored(kind: type[Pass]) -> None:
+    for what, source in _disguised(model(kind.before)):
+        feeds = random_feeds(source)
+        try:
+            _hold_to_contract(
+                kind(**kind.example), source, feeds, run(source, feeds), model(kind.after).opset
+            )
+        except AssertionError as error:
+            raise AssertionError(f"with another {what}") from error
 
 
 @every_pass
