@@ -1,0 +1,110 @@
+"""A run of a script as its models show it: their files, calls and samples, and how they feed each other.
+
+A recording is a folder: `record.json`, and for each file a folder of samples, one `.npz` for each kept call.
+This module loads in the script's own environment, which may lack all but NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+RECORD = "record.json"
+
+Shape = tuple[int, ...]
+Span = tuple[Shape, Shape, Shape]
+"""Smallest, usual and largest shape."""
+
+
+@dataclass(frozen=True)
+class RecordedFile:
+    """A model that the script called.
+
+    Attributes:
+        name: Its path relative to the folder that all files share, without `.onnx`: `unet/model`.
+        model: Absolute path; below the recording itself for a session that was made from bytes.
+        sha256: Of the file, without its external data.
+        samples: The folder of its samples, relative to the recording.
+        calls: How often the script called it; fewer are kept as samples.
+        shapes: Of each input in all calls.
+    """
+
+    name: str
+    model: str
+    sha256: str
+    samples: str
+    calls: int
+    shapes: Mapping[str, Span]
+
+
+@dataclass(frozen=True)
+class Link:
+    """An output that became an input of a later call, of the same file or of another.
+
+    Attributes:
+        producer, consumer: Names of files.
+        axis: The axis on which the input grows from call to call; None if it keeps its shape.
+        calls: In how many calls the input was the output.
+    """
+
+    producer: str
+    output: str
+    consumer: str
+    input: str
+    axis: int | None
+    calls: int
+
+
+@dataclass(frozen=True)
+class State:
+    """A link of a file to itself, by which a value lives on from call to call.
+
+    Attributes:
+        step: Its median step, weighted by the way, in FP16's last places; None if it grows, or never moved.
+    """
+
+    file: str
+    input: str
+    output: str
+    step: float | None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One run of a script.
+
+    Attributes:
+        command: The command line; () where Python code recorded itself.
+        calls: File and number of the call (from 0 for each file), in the order of the script.
+        printed: Its standard output.
+        versions: Of Python and of the libraries that ran the models, by name.
+        notes: Sentences about what could not be recorded.
+    """
+
+    command: tuple[str, ...]
+    files: tuple[RecordedFile, ...]
+    calls: tuple[tuple[str, int], ...]
+    links: tuple[Link, ...]
+    states: tuple[State, ...]
+    printed: str
+    exit_code: int
+    versions: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, folder: Path) -> Recording:
+        """Reads `record.json` of a folder; a UsageError if there is none, or if it is no recording."""
+        from rewriter.ir.reading import read_json
+
+        recording: Recording = read_json(folder / RECORD, cls, "record the script again: `rewriter record`")
+        return recording
+
+    def write(self, folder: Path) -> None:
+        """Writes `record.json`; an OutputError if the folder cannot be written."""
+        from rewriter.ir.model import write_json
+
+        write_json(asdict(self), folder / RECORD, "the recording")
+
+    def file(self, name: str) -> RecordedFile:
+        return next(file for file in self.files if file.name == name)
