@@ -63,6 +63,28 @@ def test_what_errs_at_the_start_and_is_amplified_goes_to_fp32_alone() -> None:
     assert found.met and found.plan.fp32 <= {"0:a", "0:t0", "0:t1"}
 
 
+SLOW_SCAN = """
+    g (float[T,8] x, float[8,8] w) => (float[T,8] y)
+    <float keep = {0.999}, float share = {0.001}, float[8] zero = {0, 0, 0, 0, 0, 0, 0, 0},
+     int64[1] first = {0}> {
+        h, s = Scan <num_scan_inputs = 1, body = step (float[8] before, float[8] frame)
+            => (float[8] after, float[8] out) {
+            [kept] k = Mul(before, keep) [new] n = Mul(frame, share) [after] after = Add(k, n)
+            [row] r = Unsqueeze(after, first) [product] p = MatMul(r, w) [out] out = Squeeze(p, first)
+        }>(zero, x)
+        y = Tanh(s) }"""
+
+
+def test_a_state_inside_a_scan_goes_to_fp32() -> None:
+    """FP16 stops a mean that moves by a thousandth a step."""
+    weights: dict[str, Array] = {"w": np.eye(8, dtype="f4") * 0.7}
+    rng = np.random.default_rng(0)
+    feeds: dict[str, Array] = {"x": np.abs(rng.standard_normal((400, 8))).astype("f4")}
+    found = searched(graphs.with_weights(SLOW_SCAN, weights), ErrorLimit(2e-3), feeds=feeds)
+    assert found.met and found.before > 5e-3
+    assert {"0:h", "1:k", "1:after"} <= found.plan.fp32
+
+
 OUT_OF_REACH = """
     g (float[2,8] x) => (float[2,2] y) <float offset = {300.0}, float[8,2] w = {
         2049.0, 2049.0, -2000.0, -2000.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> {

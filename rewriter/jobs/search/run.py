@@ -147,8 +147,8 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
 
 def _in_order(trials: Trials, keys: Sequence[str]) -> list[str]:
     """Nodes in the order of the graph."""
-    order = {key: index for index, key in enumerate(trials.prices.base)}
-    return sorted(keys, key=lambda key: order[key])
+    chosen = frozenset(keys)
+    return [key for key in trials.with_products_inside(trials.prices.base) if key in chosen]
 
 
 def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
@@ -190,7 +190,7 @@ def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator
     longest, chosen = above - 1, list(ranked[: above - 1])
     left = limit_us - trials.latency_us(AddedNodes(chosen))
     for key in ranked[longest:]:
-        if (extra := trials.prices.extra[key]) <= left:
+        if (extra := trials.prices.extra.get(key, 0.0)) <= left:
             chosen.append(key)
             left -= extra
     yield AddedNodes(chosen)

@@ -16,7 +16,7 @@ from rewriter.hazards.analysis import GraphAnalysis, PrecisionRequest
 from rewriter.hazards.planning.free_fp32 import RULE
 from rewriter.hazards.planning.planner import analyses, extend_plan
 from rewriter.hazards.target_rules import lowered_for_defects
-from rewriter.ir.graph.ops import ELEMENTWISE, REDUCING
+from rewriter.ir.graph.ops import ELEMENTWISE, REDUCING, TENSOR_CORE
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan, node_key
 from rewriter.jobs.search.goal import Found, Goal
@@ -89,9 +89,13 @@ class Trials:
         return priced(self.model.at_sizes(self.samples[0]), self.target)
 
     def plan_of(self, added: AddedNodes) -> Plan:
-        """Returns the rules' plan with more nodes in FP32, islands merged."""
+        """Returns the rules' plan with more nodes in FP32, islands merged.
+
+        A Loop, Scan or If has the nodes inside it in FP32, too, except its products, which cost the most.
+        """
         if added not in self._plans:
-            extra = dict.fromkeys(sorted(added), self.reason)
+            inside = (key for owner in added for key in self._inside.get(owner, {}).get(False, ()))
+            extra = dict.fromkeys(sorted({*added, *inside}), self.reason)
             self._plans[added] = extend_plan(self.model, self.plan, extra)
         return self._plans[added]
 
@@ -158,7 +162,12 @@ class Trials:
         wrong = lowered_for_defects(self._survey)
         closed = fp32 | {node_key(self._survey.scope, n) for n in self._survey.nodes if id(n) in wrong}
         open_keys = [key for key in errors if key in extra and key not in closed]
-        return sorted(open_keys, key=lambda key: -(errors[key] ** 2) / (extra[key] + LEAST_US))
+        ranked = sorted(open_keys, key=lambda key: -(errors[key] ** 2) / (extra[key] + LEAST_US))
+        return self.with_products_inside(ranked)
+
+    def with_products_inside(self, keys: Iterable[str]) -> list[str]:
+        """The keys, each of a Loop, Scan or If followed by those of the products inside it."""
+        return [k for key in keys for k in (key, *self._inside.get(key, {}).get(True, ()))]
 
     def _added_errors(self) -> dict[str, float]:
         """Returns the error that each node of the main graph adds under the rules' plan, by its key.
@@ -185,6 +194,20 @@ class Trials:
                 errors[key] = math.hypot(errors.get(key, 0.0), sum_error(conv_depth(node, sizes)))
         return errors
 
+    @cached_property
+    def _inside(self) -> Mapping[str, Mapping[bool, list[str]]]:
+        """Keys of the products (True) and of the other nodes (False) inside nodes of the main graph."""
+        owners: dict[int, str] = {}
+        inside: dict[str, dict[bool, list[str]]] = {}
+        for analysis in analyses(self.model, {}, self._request):
+            graph = analysis.graph
+            if graph.owner is not None and graph.parent is not None:
+                owner = owners.get(id(graph.parent)) or node_key(0, graph.owner)
+                kinds = inside.setdefault(owners.setdefault(id(graph), owner), {False: [], True: []})
+                for node in analysis.nodes:
+                    kinds[node.op_type in TENSOR_CORE].append(node_key(analysis.scope, node))
+        return inside
+
     def useful_nodes(self) -> list[str]:
         """Returns the ranking without nodes that make an engine worse."""
         return [key for key in self.ranking if key not in self._worse]
@@ -196,8 +219,11 @@ class Trials:
     @cached_property
     def _survey(self) -> GraphAnalysis:
         """The main graph as the hazard rules see it, without ranges."""
-        wanted = PrecisionRequest(self.plan.precision, self.plan.io, target=self.target)
-        return next(iter(analyses(self.model, {}, wanted)))
+        return next(iter(analyses(self.model, {}, self._request)))
+
+    @property
+    def _request(self) -> PrecisionRequest:
+        return PrecisionRequest(self.plan.precision, self.plan.io, target=self.target)
 
     @cached_property
     def _worse(self) -> frozenset[str]:
