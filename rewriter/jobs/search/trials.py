@@ -166,7 +166,7 @@ class Trials:
         return self.with_products_inside(ranked)
 
     def with_products_inside(self, keys: Iterable[str]) -> list[str]:
-        """The keys, each of a Loop, Scan or If followed by those of the products inside it."""
+        """The keys; after a Loop, Scan or If come the keys of the products inside it."""
         return [k for key in keys for k in (key, *self._inside.get(key, {}).get(True, ()))]
 
     def _added_errors(self) -> dict[str, float]:
