@@ -153,7 +153,7 @@ def _fix(entry: Entry) -> Outcome:
     conclusion, checks = result.conclusion, result.verdict.checks if result.verdict else ()
     passed = result.verdict is None or result.verdict.passed
     ending: Ending = "unchecked" if not checks else "failed"
-    if passed and checks and (result.proven or not entry.options.get("strict")):
+    if passed and checks and (result.accepted or not entry.options.get("strict")):
         ending = "verified" if result.proven else "unproven"
     text = "; ".join(check.summary for check in checks if check.passed is False) or result.ending
     if conclusion.limit:

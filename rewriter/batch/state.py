@@ -22,7 +22,7 @@ from rewriter.report.json import installed_versions
 Ending = Literal[
     "verified", "unproven", "unchecked", "failed", "unbuildable", "refused", "crashed", "timed out"
 ]
-"""`unproven`: checked on random data, or the result is all FP32. `unchecked`: the checks were turned off."""
+"""`unproven`: checked, with a gap such as random data, or all FP32. `unchecked`: checks were turned off."""
 
 PASSED: tuple[Ending, ...] = ("verified", "unproven", "unchecked")
 FINISHED: tuple[Ending, ...] = (*PASSED, "failed", "unbuildable")

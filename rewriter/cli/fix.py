@@ -59,5 +59,5 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
     if result.conclusion.kind == "unbuildable":
         raise typer.Exit(UNBUILDABLE)
     failed = result.verdict is not None and not result.verdict.passed
-    if failed or (options.strict and options.verify and not result.proven):
+    if failed or (options.strict and options.verify and not result.accepted):
         raise typer.Exit(FAILED)

@@ -14,7 +14,7 @@ from rewriter.base.errors import ArithmeticRunError, EngineError, UsageError
 from rewriter.base.stopwatch import Progress, Stopwatch
 from rewriter.ir.model import Model, load
 from rewriter.ir.model.output_files import work_folder
-from rewriter.jobs.fix.provenance import SAMPLES, noted, noted_sums, noted_tolerance
+from rewriter.jobs.fix.provenance import SAMPLES, noted, noted_sums, noted_target, noted_tolerance
 from rewriter.jobs.search.effort import pays_on_cuda
 from rewriter.pipeline.keywords import VerifyKeywords
 from rewriter.pipeline.options import VerifyOptions, combined, documented
@@ -98,7 +98,9 @@ def verify(
             folder=folder,
             stage=watch,
             asked=asked is not None,
-            target=Target("tensorrt-rtx" if chosen.engine == "tensorrt-rtx" else "tensorrt"),
+            build=request.build,
+            target=noted_target(models[1])
+            or Target("tensorrt-rtx" if chosen.engine == "tensorrt-rtx" else "tensorrt"),
         )
         notes = stack.enter_context(on_cuda(pays_on_cuda(models[0], samples)))
         with watch("running the original"):
@@ -109,7 +111,7 @@ def verify(
         result = VerifyResult(before, after, engine="emulation", device=CPU, tolerance=held, data=data)
         if chosen.engine is None:
             sums = request.accumulation or noted_sums(models[1]) or "fp16"
-            result = _emulated(result, judge, models[1], precision, sums, build=request.build)
+            result = _emulated(result, judge, models[1], precision, sums)
         else:
             settings = MeasureSettings(
                 chosen.engine,
@@ -141,9 +143,9 @@ def _without_reference(judge: Verifier, original: Model, chosen: Choice) -> str:
 
 
 def _emulated(
-    result: VerifyResult, judge: Verifier, fixed: Model, precision: str, sums: Accumulation, *, build: bool
+    result: VerifyResult, judge: Verifier, fixed: Model, precision: str, sums: Accumulation
 ) -> VerifyResult:
-    """Emulates the fixed model on ONNX Runtime, and builds it, which needs no GPU.
+    """Emulates the fixed model on ONNX Runtime, and builds it, which needs no GPU, or looks up its operators.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run it.
@@ -153,11 +155,12 @@ def _emulated(
         raise ArithmeticRunError(check.summary, hint="`engine=tensorrt-rtx` needs no emulation, but a GPU")
     details = (f"allowed: {judge.standards[precision].tolerance.source}", *check.details)
     check = replace(check, name="emulation", summary=f"no GPU was used; {check.summary}", details=details)
-    checks = [check]
-    if build:
-        checks.append(judge.build_check(fixed, judge.file(fixed, "fixed", fixed), None, None))
-        if checks[-1].passed is False:  # `fix` says so, too, where the original does not build either
-            checks.append(judge.original_build)
+    built = judge.operators(fixed)
+    if judge.build:
+        built = judge.build_check(fixed, judge.file(fixed, "fixed", fixed), None, None)
+    checks = [check, *([built] if built else [])]
+    if built is not None and built.passed is False:  # `fix` says so, too, where the original does not build
+        checks.append(judge.original_build)
     return replace(result, outputs=check.statistics, verdict=Verdict(tuple(checks)))
 
 

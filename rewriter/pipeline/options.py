@@ -191,7 +191,8 @@ class FixOptions(DataOptions, EngineOptions):
         repair: Repair what fails. Leave out what our own passes broke, keep more nodes in FP32, and at last
             all of them.
         repair_seconds: For repairs. No repair starts later than this, in seconds, and searches end then.
-        strict: Write nothing unless proven. Random data prove nothing, nor does a result that is all FP32.
+        strict: Write nothing unless proven, by an engine or its emulation. Random, constant or repeated
+            samples prove nothing, nor does a result that is all FP32.
         timeout: For each build and run. The deadline of the engine, in seconds.
         page: For `report.html`. Compute what the page shows of the worst sample: its outputs with nothing
             repaired, and the error along the depth.

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rewriter.base.text import figure
 from rewriter.report.tables import Cell, Kind, State, Table, number, table
 from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.metrics.outputs import ROUNDING_NOISE, OutputComparison, OutputStatistics
@@ -36,6 +37,32 @@ def check_dict(check: Check) -> dict[str, Any]:
 def size(output: OutputComparison) -> str:
     noise = output.note if output.note == ROUNDING_NOISE else f"{output.relative_l2:.2g}"
     return noise if output.finite else "NaN or infinity"
+
+
+def relation(output: OutputComparison) -> str:
+    """`within 0.005`, or that it is not; `limit_lines` says why one beyond it passes."""
+    if output.passed and output.fair_text:
+        return f"beyond {figure(output.tolerance)}, but fair"
+    return f"{'' if output.passed else 'NOT '}within {figure(output.tolerance)}"
+
+
+def limit_lines(check: Check) -> Iterator[str]:
+    """One line for each limit that is not the tolerance itself, with its origin."""
+    for one in check.outputs:
+        if text := one.fair_text or one.scores_text:
+            yield text
+        elif one.allowance is not None and one.passed:
+            usual, reason = figure(one.allowance.usual), ORIGINS[one.allowance.reason]
+            why = reason.format(figure(one.allowance.measured))
+            yield f"{one.name}: {figure(one.tolerance)} instead of {usual}, {why}"
+
+
+ORIGINS = {
+    "conditioning": "since another order of the network's own sums moves it by {}",
+    "as-fp32": "since the network's own FP32 engine (TF32) errs by {}",
+    "as-set": "since its rows are compared in any order",
+}
+"""Why a limit is not the usual one, by `Allowance.reason`; `{}` is the error that was measured."""
 
 
 def part_lines(check: Check) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -20,12 +20,12 @@ from rewriter.report import checks
 from rewriter.report.json import attributes, data_dict, document
 from rewriter.report.next_step import next_step
 from rewriter.report.tables import NAME, Cell, Kind, State, Table, grouped, number, table
-from rewriter.report.terminal import Row, facts, first_rows, print_report, shortened
+from rewriter.report.terminal import MORE, Row, facts, first_rows, print_report, shortened
 from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.target.costs import ORIGIN
 from rewriter.verification.verdict import GOALS
 
-CAUSES, WARNINGS, REPAIRS = 4, 3, 3
+CAUSES, WARNINGS, REPAIRS, OUTPUTS = 4, 3, 3, 4
 """Lines of each kind without `-v`."""
 
 
@@ -66,10 +66,11 @@ def _share(result: FixResult) -> str:
 def rows(result: FixResult, *, everything: bool) -> Iterator[Row]:
     """The lines after the verdict, each with its label; all of each kind if `everything`."""
     conclusion = result.conclusion
+    yield from (("Missing", gap.reason) for gap in result.gaps)
     if conclusion.limit:
         yield "Limit", conclusion.limit
         yield "Remedy", conclusion.remedy
-    yield from _error(result)
+    yield from _errors(result, None if everything else OUTPUTS)
     yield from _latency(result)
     causes = _causes(result) if everything else [_with_short_names(cause) for cause in _causes(result)]
     yield from first_rows("Wrong", causes, None if everything else CAUSES)
@@ -84,36 +85,39 @@ def rows(result: FixResult, *, everything: bool) -> Iterator[Row]:
     yield "Time", f"{sum(result.seconds.values()):.0f} s"
 
 
-def _error(result: FixResult) -> Iterator[Row]:
+def _errors(result: FixResult, most: int | None) -> Iterator[Row]:
+    """The error of each output, before and now, the furthest from its tolerance first; and its parts."""
     check = checks.judging_check(result.checks)
     if check is None or check.name == "structure":
         return
-    worst = _worst(check.outputs)
     how = f"run {check.place}" if check.name == "run" else "emulated"
-    outputs = {one.output for one in check.outputs}
-    of = f"{worst.name}, the worst of {len(outputs)} outputs" if len(outputs) > 1 else worst.name
-    places = [one.sample for one in check.statistics if one.name == worst.name and result.judged > 1]
-    of += "".join(f" in {checks.sample_name(result.data, place)}" for place in places[:1])
-    allowed = f"{'' if worst.passed else 'NOT '}within {figure(worst.tolerance)}"
-    if worst.passed and worst.fair_text:
-        allowed = f"beyond {figure(worst.tolerance)}, but fair"
-    yield "Error", f"{_before(result, worst)}{checks.size(worst)}, {allowed} ({worst.unit} of {of}; {how})"
-    yield from (("", text) for one in check.outputs if (text := one.fair_text or one.scores_text))
-    yield from (("", text) for text in checks.part_lines(check))
+    if check.value is not None:
+        value = result.before_value
+        low = f"{figure(value.value)} in plain {_low(result)}, now " if value and result.plan else ""
+        relation = "within" if check.value.met else "NOT within"
+        words = f"{low}{figure(check.value.value)}, {relation} {figure(check.value.allowed)}"
+        yield "Error", f"{check.value.metric} {words} (of the worst sample; {how})"
+        return
+    before = {one.name: one for one in result.before if not one.of}
+    outputs = sorted((one for one in check.outputs if not one.of), key=_badness, reverse=True)
+    for one in outputs[:most]:
+        plain = before.get(one.name) if result.plan is not None else None
+        low = f"{checks.size(plain)} in plain {_low(result)}, now " if plain else ""
+        places = [s.sample for s in check.statistics if s.name == one.name and result.judged > 1]
+        where = "".join(f" in {checks.sample_name(result.data, place)}" for place in places[:1])
+        error = f"{low}{checks.size(one)}, {checks.relation(one)} ({one.unit} of {one.name}{where}; {how})"
+        yield "Error", error
+    if left := outputs[len(outputs[:most]) :]:
+        yield "Error", f"... and {count(len(left), 'output')} more: {MORE}"
+    yield from (("", text) for text in (*checks.limit_lines(check), *checks.part_lines(check)))
 
 
-def _worst(outputs: Sequence[OutputComparison]) -> OutputComparison:
-    return max((o for o in outputs if o.counts), key=lambda o: (not o.finite, o.excess))
+def _badness(one: OutputComparison) -> tuple[bool, float]:
+    return not one.finite, one.excess
 
 
-def _before(result: FixResult, worst: OutputComparison) -> str:
-    """The error without any repair, of the same output unless another one is wrong."""
-    if not result.before or result.plan is None:
-        return ""
-    same = next((o for o in result.before if o.name == worst.name), None)
-    plain = _worst(result.before) if same is None or same.passed else same
-    where = "" if plain.name == worst.name else f" ({plain.name})"
-    return f"{checks.size(plain)} in plain {result.plan.precision.upper()}{where}, now "
+def _low(result: FixResult) -> str:
+    return result.plan.precision.upper() if result.plan is not None else ""
 
 
 def _latency(result: FixResult) -> Iterator[Row]:
@@ -191,7 +195,7 @@ def _checks(result: FixResult) -> Iterator[Row]:
         if check.passed is False:
             yield "Failed", f"{check.name}: {check.summary}"
             yield from (("", detail) for detail in check.details[:2])
-        elif check.passed is None:
+        elif check.passed is None and not (check.name == "build" and result.gaps):
             yield "Missing", f"{check.name}: {check.summary}"
         elif check.name in GOALS:
             yield "Goal", check.summary
@@ -269,6 +273,7 @@ def as_dict(result: FixResult) -> dict[str, Any]:
     """The result as objects that `json.dumps` takes, in a fixed order."""
     model, following = result.model, next_step(result)
     own = {
+        "ending": result.ending,
         "input": model.path,
         "target": str(result.target),
         "probe": result.target.known_from or None,
@@ -280,8 +285,18 @@ def as_dict(result: FixResult) -> dict[str, Any]:
         "next_verify": following.verify or None,
         "next_remarks": following.remarks,
     }
-    names = ("output", "script", "pipeline", "passes", "causes", "before", "repairs", "constraints")
-    words = ("warnings", "seconds", "verified", "ending", "proven", "conclusion", "latency_shares")
+    names = ("output", "script", "pipeline", "passes", "causes", "before", "before_value")
+    words = (
+        "warnings",
+        "seconds",
+        "repairs",
+        "constraints",
+        "verified",
+        "proven",
+        "gaps",
+        "conclusion",
+        "latency_shares",
+    )
     return document({**own, **attributes(result, *names, *words)})
 
 

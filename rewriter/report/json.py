@@ -36,7 +36,8 @@ LIBRARIES = (
 
 def document(content: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the content of a report as objects that `json.dumps` takes, after the versions."""
-    return {"schema_version": SCHEMA_VERSION, "versions": installed_versions(), **plain(content)}
+    ending = {"ending": content["ending"]} if "ending" in content else {}
+    return {"schema_version": SCHEMA_VERSION, **ending, "versions": installed_versions(), **plain(content)}
 
 
 def attributes(value: Any, *names: str) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def attributes(value: Any, *names: str) -> dict[str, Any]:
 
 def data_dict(data: DataSource | None) -> dict[str, Any] | None:
     """The samples that a result was measured on."""
-    names = ("text", "samples", "real", "path", "preprocess")
+    names = ("text", "samples", "real", "constant", "repeated", "path", "preprocess")
     return None if data is None else attributes(data, *names)
 
 

@@ -20,7 +20,8 @@ from rewriter.verification.verify_result import VerifyResult
 def as_dict(result: VerifyResult) -> dict[str, Any]:
     """The result as objects that `json.dumps` takes, in a fixed order."""
     figures = map(checks.check_dict, result.checks)
-    own = {"ending": result.ending, "data": data_dict(result.data), "checks": list(figures)}
+    own = {"ending": result.ending, "proven": result.proven, "gaps": result.gaps}
+    own |= {"data": data_dict(result.data), "checks": list(figures)}
     left = {name: value for name, value in vars(result).items() if name != "verdict"}
     return document({"passed": result.passed, **left, **own})
 
@@ -36,7 +37,7 @@ def print_result(result: VerifyResult, out: Console, *, verbosity: int = 0) -> N
 
 def state(result: VerifyResult) -> State:
     """Good if all passed on the user's data."""
-    return "bad" if not result.passed else "good" if result.data.real else "warn"
+    return "bad" if not result.passed else "good" if result.proven else "warn"
 
 
 def verdict_line(result: VerifyResult) -> str:
@@ -54,22 +55,22 @@ def next_command(result: VerifyResult) -> str:
 
 
 def rows(result: VerifyResult) -> Iterator[Row]:
+    yield from (("Missing", gap.reason) for gap in result.gaps)
     compared = [check for check in result.checks if check.name in ("run", "emulation")]
     for check in compared:
         yield "Failed" if check.passed is False else "Error", check.summary
-        yield from (("", text) for text in checks.part_lines(check))
+        yield from (("", text) for text in (*checks.limit_lines(check), *checks.part_lines(check)))
         if check.passed is False:
             failed = [output for output in check.outputs if not output.passed]
             failed.sort(key=lambda o: (o.finite, -o.relative_l2))
             lines = (f"{o.name}: {checks.size(o)}, allowed {figure(o.tolerance)}" for o in failed[:FEW])
-            scores = (output.scores_text for output in failed[:FEW] if output.scores_text)
-            yield from (("Failed", line) for line in (*check.details[:FEW], *lines, *scores))
+            yield from (("Failed", line) for line in (*check.details[:FEW], *lines))
     if result.latency is not None:
         original = result.reference_latency
         before = f"; the original in FP32 without TF32: {_time(original, result.device)}" if original else ""
         yield "Latency", _time(result.latency, result.device) + before
     for check in result.checks:
-        if check not in compared:
+        if check not in compared and not (check.passed is None and check.name == "build" and result.gaps):
             label = {True: "Passed", False: "Failed", None: "Missing"}[check.passed]
             yield label, f"{check.name}: {check.summary}"
             yield from ((label, detail) for detail in check.details[: FEW if check.passed is False else 0])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
+from typing import Literal
 
 import numpy as np
 
@@ -18,13 +19,13 @@ from rewriter.runtime.emulation import Accumulation, emulation, reference, round
 from rewriter.runtime.emulation.divergence import NodeError, diverge
 from rewriter.runtime.emulation.recurrences import kept_whole
 from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.metrics.outputs import OutputComparison, worst_of_samples
+from rewriter.runtime.metrics.outputs import Allowance, OutputComparison, worst_of_samples
 from rewriter.runtime.metrics.pairwise_error import degenerate
 from rewriter.runtime.metrics.parts import Parts
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2, TOLERANCES, USABLE, Tolerance, precision_of
 from rewriter.verification.compare_runs import Standard, compare_outputs
 from rewriter.verification.expected import Expected, Outputs, as_declared, run_all, selects_rows, with_states
-from rewriter.verification.verdict import Check, Excuse
+from rewriter.verification.verdict import Check
 
 SMALL_STATE = 1e-2
 """Root mean square below which a final state counts as one of this size: a residual is small on purpose."""
@@ -191,7 +192,7 @@ def excused(check: Check, conditioning: Callable[[], Mapping[str, float]]) -> Ch
     errors = conditioning()
     limits = {name: REORDERED * error for name, error in errors.items()}
     words = f"another order of its own sums moves the result by {max(errors.values(), default=0.0):.2g}"
-    return _allowing(check, [limits], words, "conditioning")
+    return _allowing(check, [limits], words, "conditioning", errors)
 
 
 def as_fp32(
@@ -239,7 +240,7 @@ def as_fp32(
             rows[output.name] = max(rows.get(output.name, 0.0), AS_FP32 * output.probability.difference)
     failed = [o.name for o in check.outputs if not o.passed]
     words = f"{engine} errs by {max((worst.get(name, 0.0) for name in failed), default=0.0):.2g}"
-    allowed = _allowing(check, limits, words, "as-fp32", rows)
+    allowed = _allowing(check, limits, words, "as-fp32", worst, rows)
     return allowed if allowed.passed else check
 
 
@@ -274,7 +275,8 @@ def _allowing(
     check: Check,
     limits: Sequence[Mapping[str, float]],
     words: str,
-    excuse: Excuse,
+    reason: Literal["conditioning", "as-fp32"],
+    measured: Mapping[str, float],
     rows: Mapping[str, float] | None = None,
 ) -> Check:
     """Judges a failed check again, where the network itself is less accurate than a tolerance.
@@ -282,13 +284,21 @@ def _allowing(
     Args:
         limits: For each sample, or for all: relative L2 errors of outputs that pass, whatever the tolerance.
         words: The reason, for the summary.
-        excuse: Of the check if it passes so.
+        reason: The excuse of the check if it passes so. `measured`: the network's own error of each output.
         rows: Largest difference of a single row, of outputs of probabilities.
     """
     if check.value is not None or not limits:
         return check
     rounds = tuple(
-        tuple(_allowed(o, limit.get(o.name, 0.0), (rows or {}).get(o.name, 0.0)) for o in outputs)
+        tuple(
+            _allowed(
+                o,
+                limit.get(o.name, 0.0),
+                (rows or {}).get(o.name, 0.0),
+                Allowance(reason, o.tolerance, measured.get(o.name, 0.0)),
+            )
+            for o in outputs
+        )
         for outputs, limit in zip(check.rounds, cycle(limits), strict=False)
     )
     if rounds == check.rounds:
@@ -297,18 +307,16 @@ def _allowing(
     passed, summary = all(o.passed for o in outputs), f"{check.summary}; {words}"
     allowed = replace(check, outputs=outputs, rounds=rounds, summary=summary)
     if passed:
-        return replace(allowed, passed=True, excuse=excuse)
+        return replace(allowed, passed=True, excuse=reason)
     return replace(allowed, summary=summary.replace(check.error_words(0.0), allowed.error_words(0.0)))
 
 
-def _allowed(output: OutputComparison, error: float, row: float) -> OutputComparison:
+def _allowed(output: OutputComparison, error: float, row: float, allowance: Allowance) -> OutputComparison:
     """The output with a largest error that passes, and one for single rows of probabilities."""
-    fair = output.probability
-    return replace(
-        output,
-        tolerance=max(output.tolerance, min(USABLE, error)),
-        probability=fair and replace(fair, of_fp32=row),
-    )
+    fair, limit = output.probability and replace(output.probability, of_fp32=row), min(USABLE, error)
+    if limit <= output.tolerance:
+        return replace(output, probability=fair)
+    return replace(output, tolerance=limit, probability=fair, allowance=allowance)
 
 
 def explained(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +12,7 @@ from rewriter.base.text import count
 from rewriter.runtime.emulation.divergence import NodeError
 from rewriter.runtime.engines.deployment import shown
 from rewriter.runtime.engines.protocol import Latency
-from rewriter.runtime.engines.tensor_files import Shape
+from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.metrics.outputs import OutputComparison, OutputStatistics
 from rewriter.runtime.metrics.pictures import Picture
 
@@ -24,6 +24,9 @@ ARITHMETIC = ("run", "emulation", "tf32")
 
 ORIGINAL = "original build"
 """Check that the original builds, to distinguish unsupported models from broken passes."""
+
+UNBUILDABLE = "TensorRT cannot build the original model"
+"""The ending of a model whose original does not build."""
 
 Excuse = Literal["", "conditioning", "as-fp32"]
 """Why an error beyond the tolerance passes: the network's own sums move its result that far in another order,
@@ -144,6 +147,11 @@ class Verdict:
             yield check.name, f"{outcome}: {check.summary}"
 
     @property
+    def unbuildable(self) -> Check | None:
+        """The failed build of the original; None if it builds, or was not asked for."""
+        return next((c for c in self.checks if c.name == ORIGINAL and c.passed is False), None)
+
+    @property
     def compared(self) -> bool:
         """True if a check compared results with the original's; otherwise it is only known to build."""
         return any(c.passed is not None and (c.outputs or c.value) for c in self.checks)
@@ -160,25 +168,73 @@ def ran(checks: Iterable[Check]) -> bool:
     return any(check.name == "run" and check.passed and check.device != CPU for check in checks)
 
 
-def proof(
-    checks: Sequence[Check], samples: int, *, real: bool, beyond: Mapping[str, tuple[Shape, Shape]]
-) -> str:
-    """The way in which a result was verified: emulation on random data proves nothing about the user's.
+GapKind = Literal["data", "build", "tf32", "plain"]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A lack that keeps a checked result from being "Verified": words for the first line, and the reason.
+
+    Attributes:
+        kind: The samples prove nothing; no engine was built; right only with TF32 off, or as wrong as
+            TF32; less accurate than plain FP16.
+    """
+
+    kind: GapKind
+    brief: str
+    reason: str
+
+
+def gaps(checks: Sequence[Check], data: DataSource | None, no_build: str = "") -> tuple[Gap, ...]:
+    """Returns the gaps of checks that passed.
+
+    Args:
+        no_build: Why there is no check of the build, if there is none.
+    """
+    found = list[Gap]()
+    if data is not None and data.doubt:
+        reason = f"samples like those of the deployment: {data.text}"
+        found.append(Gap("data", f"on {data.doubt}, which is no proof", reason))
+    run = any(check.name == "run" and check.passed for check in checks)
+    if not run and not any(check.name == "build" and (check.built or check.passed) for check in checks):
+        build = next((check.summary for check in checks if check.name == "build"), no_build)
+        reason = build.removeprefix("not built: ") or "no library of TensorRT built it"
+        found.append(Gap("build", "NOT built", f"an engine: {reason}"))
+    return tuple(found)
+
+
+def proof(checks: Sequence[Check], samples: int, data: DataSource | None, lacks: Sequence[Gap]) -> str:
+    """How a result was checked, in the words of the first line; "Verified" only if nothing is lacking.
 
     Args:
         samples: Number of those that judged; 0 if unknown.
-        beyond: As `DataSource.beyond`.
     """
-    on = f" on {count(samples, 'sample')}" if samples and real else "" if real else " on random data"
+    brief = {gap.kind: gap.brief for gap in lacks}
+    on = brief.pop("data", f"on {count(samples, 'sample')}" if samples else "")
+    beyond = data.beyond if data is not None else {}
     shapes = (f"{name} at {shown(seen)} of up to {shown(most)}" for name, (seen, most) in beyond.items())
     on += f" ({', '.join(shapes)})" if beyond else ""
     run = next((check for check in checks if check.name == "run" and check.passed), None)
-    if run is not None:
-        return f"Verified {run.place}{on}"
-    if not real:
-        return "Emulated on random data, which is no proof"
-    built = any(check.name == "build" and check.passed for check in checks)
-    return f"Verified by emulation{on}{', built without a GPU' if built else ''}"
+    verb = "Checked" if lacks else "Verified"
+    how = f"{verb} {run.place}" if run else "Emulated" if lacks else "Verified by emulation"
+    built = run is None and any(check.name == "build" and check.passed for check in checks)
+    parts = [" ".join(filter(None, (how, on))), *["built without a GPU"] * built, *brief.values()]
+    return ", ".join(parts)
+
+
+NO_GAIN = 0.95
+"""Share of FP32's latency above which nothing was gained: medians of two runs differ by a few percent."""
+
+
+def gain(share: float, of: str, source: str = "") -> str:
+    """`2.2 times as fast as FP32`, or that nothing was gained, in the words of the first line.
+
+    Args:
+        share: Of the latency of `of`. `source`: its origin, unless it was measured.
+    """
+    if share <= NO_GAIN:
+        return f"{1.0 / share:.2g} times as fast as {of}{source}"
+    return f"{'slower than' if share > 1.0 / NO_GAIN else 'as slow as'} {of}: {100 * share:.0f} %{source}"
 
 
 def log_lines(log: str) -> tuple[str, ...]:

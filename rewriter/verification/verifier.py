@@ -160,7 +160,7 @@ class Verifier:
         if not self.verify or self.interrupted:
             return [], None
         if not self.build:
-            check = check_operators(self.expectation(fixed, plan))
+            check = self.operators(fixed, plan)
             return [check] if check else [], None
         self._built += 1
         try:
@@ -196,6 +196,10 @@ class Verifier:
             checks.append(Check("run", None, f"not run on {this_machine.gpu()}: {'; '.join(choice.reasons)}"))
         return checks, engine
 
+    def operators(self, fixed: Model, plan: Plan | None = None) -> Check | None:
+        """The failed check of what the target refuses by the table of operators; None if it takes all."""
+        return check_operators(self.expectation(fixed, plan))
+
     def not_run(self) -> Iterator[str]:
         """Yields a warning if results are built, but no GPU runs them."""
         choice = self.deployment.choose()
@@ -209,12 +213,12 @@ class Verifier:
     def original_build(self) -> Check:
         """The build of the original, which shows whether a failed build is our fault."""
         original = self.original
-        expected = self.expectation(original)
         if not self.build:
             passed = Check(ORIGINAL, True, "its operators are taken")
-            return replace(check_operators(expected) or passed, name=ORIGINAL)
+            return replace(self.operators(original) or passed, name=ORIGINAL)
         path = self.file(original, "original", original)
         with self.stage("building an engine"):
+            expected = self.expectation(original)
             return check_original_build(path, expected, self._build_options(), self.timeout_s)
 
     @cached_property

@@ -13,7 +13,7 @@ from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.metrics.outputs import OutputStatistics
 from rewriter.runtime.metrics.tolerances import Tolerance
 from rewriter.verification.compare_runs import BuildRun
-from rewriter.verification.verdict import Check, Verdict, proof
+from rewriter.verification.verdict import UNBUILDABLE, Check, Gap, Verdict, gain, gaps, proof
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,10 +56,30 @@ class VerifyResult(Summary):
     @property
     def ending(self) -> str:
         """How it ended, in the words of the report's first line."""
+        if self.verdict.unbuildable is not None:
+            return UNBUILDABLE
         if not self.passed:
             failed = ", ".join(check.name for check in self.checks if check.passed is False)
             return f"VERIFICATION FAILED ({failed or 'nothing ran'})"
-        return proof(self.checks, self.data.samples, real=self.data.real, beyond=self.data.beyond)
+        how = proof(self.checks, self.data.samples, self.data, self.gaps)
+        return ", ".join(filter(None, (how, self.gain)))
+
+    @property
+    def gain(self) -> str:
+        """Its speed beside the original's FP32 engine, in the first line's words; "" if it was not timed."""
+        if self.latency is None or self.reference_latency is None:
+            return ""
+        return gain(self.latency.median_us / self.reference_latency.median_us, "FP32 without TF32")
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Reasons why checks that passed are no proof; () if one failed."""
+        return gaps(self.checks, self.data, "`build=false`") if self.passed else ()
+
+    @property
+    def proven(self) -> bool:
+        """True if the checks passed, and lack nothing."""
+        return self.passed and not self.gaps
 
     def summary(self) -> Iterator[Row]:
         yield "verdict", self.ending

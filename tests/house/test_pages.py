@@ -11,6 +11,7 @@ import onnx
 import pytest
 from command_lines import parsed
 from doc_pages import ELSEWHERE, LINK, PAGES, Block, CommandLine, blocks, command_lines
+from needs import needs_rtx, without_gpu
 from onnx import parser
 from paths import MODELS, ROOT
 from typer.testing import CliRunner, Result
@@ -68,9 +69,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
-    """Run the command in `folder`, without building engines: other tests do."""
-    monkeypatch.setenv("REWRITER_BUILD", "false")
+def run(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, *, build: bool = False) -> Result:
+    """Run the command in `folder`; where its output is not quoted, without building engines."""
+    monkeypatch.setenv("REWRITER_BUILD", str(build).lower())
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(folder)
     return CliRunner().invoke(app, words)
@@ -131,12 +132,14 @@ def test_a_python_block_runs(block: Block, reports: Path, monkeypatch: pytest.Mo
 QUOTED = [block for block in BLOCKS if block.mark.startswith(OUTPUT)]
 
 
+@needs_rtx
+@without_gpu
 @pytest.mark.parametrize("block", QUOTED, ids=str)
 def test_quoted_output_is_what_is_printed(
     block: Block, reports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = block.mark.removeprefix(OUTPUT).split()[1:]
-    done = run(words, reports, monkeypatch)
+    done = run(words, reports, monkeypatch, build=True)
     lines = [line.rstrip() for line in done.output.splitlines()]
     start = lines.index(block.body.splitlines()[0])
     assert "\n".join(lines[start:]).startswith(block.body.rstrip())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -11,11 +13,18 @@ from onnx import helper, numpy_helper
 import rewriter
 from rewriter.ir.model import Model, load
 from rewriter.ir.plan import Decision, Evidence, NormHazard, Plan, Range
-from rewriter.jobs.fix.before import errors_before
+from rewriter.jobs.fix.before import check_before
 from rewriter.jobs.fix.causes import causes
 from rewriter.passes.base import Clamped, with_header
 from rewriter.pipeline.driver import PassResult
+from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.verification.expected import expected_outputs
+
+
+def outputs_before(*arguments: Any) -> tuple[OutputComparison, ...]:
+    check = check_before(*arguments)
+    assert check is not None
+    return check.outputs
 
 
 def decision(
@@ -146,7 +155,7 @@ def test_a_rescaled_overflow_is_a_cause_and_never_free() -> None:
 def test_the_error_before_is_that_of_plain_fp16(body: str, finite: bool) -> None:
     source: Model = graph(f"g (float[2] x) => (float[2] y) {{ {body} }}")
     samples = [{"x": np.array([300.0, 2.0], np.float32)}]
-    before, *_ = errors_before(source, expected_outputs(source, samples), samples, "fp16", "fp32")
+    before, *_ = outputs_before(source, expected_outputs(source, samples), samples, "fp16", "fp32")
     assert before.finite == finite
 
 
@@ -175,7 +184,7 @@ def test_large_constants_beyond_fp16_become_infinite_wherever_they_stand(body: s
         place.initializer.append(values)
     model = load(source)
     samples = [{"x": np.ones(512, np.float32), "c": np.array(True)}]
-    (before,) = errors_before(model, expected_outputs(model, samples), samples, "fp16", "fp32")
+    (before,) = outputs_before(model, expected_outputs(model, samples), samples, "fp16", "fp32")
     assert not before.finite
 
 
@@ -189,6 +198,6 @@ def test_the_error_before_of_an_old_opset_has_fp16_sums_too() -> None:
     del proto.graph.value_info[:]
     source, samples = load(proto), [{"x": draw.standard_normal((64, 2048)).astype(np.float32)}]
     expected = expected_outputs(source, samples)
-    (exact,) = errors_before(source, expected, samples, "fp16", "fp32")
-    (rounded,) = errors_before(source, expected, samples, "fp16", "fp16")
+    (exact,) = outputs_before(source, expected, samples, "fp16", "fp32")
+    (rounded,) = outputs_before(source, expected, samples, "fp16", "fp16")
     assert rounded.relative_l2 > 1.5 * exact.relative_l2

@@ -183,7 +183,7 @@ def test_a_file_that_is_all_fp32_is_called_that() -> None:
     """`passes=simplify` lowers nothing; nor does a network of integers."""
     twice = graph("g (float[4,8] x) => (float[4,8] y) { a = Identity(x) y = Relu(a) }").whole()
     result = rewriter.fix(twice, inputs=X, build=False, passes="simplify")
-    assert result.ending == "Nothing was lowered: all of it is FP32 (verified by emulation on 3 samples)"
+    assert result.ending == "Nothing was lowered: all of it is FP32 (emulated on 3 samples, NOT built)"
     integers = HOSTILE["integers alone"]
     result = rewriter.fix(graph(integers.text).whole(), inputs=integers.samples, build=False)
     assert result.ending.startswith("Nothing was lowered: no node has floats")
@@ -195,13 +195,13 @@ def test_strict_takes_random_data_for_no_proof(tmp_path: Path) -> None:
     source = save(graph("g (float[4,8] x) => (float[4,8] y) { y = Relu(x) }"), tmp_path / "net.onnx")
     command = ["fix", str(source), "--no-build", "-q"]
     done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0 and done.output.startswith("Emulated on random data, which is no proof: ")
+    assert done.exit_code == 0 and done.output.startswith("Emulated on random data, which is no proof, NOT ")
     (tmp_path / "net.fixed.onnx").unlink()
     done = CliRunner().invoke(app, [*command, "--strict"])
     assert done.exit_code == 1 and not (tmp_path / "net.fixed.onnx").exists()
     np.savez(tmp_path / "x.npz", x=X[0]["x"])
     done = CliRunner().invoke(app, [*command, "--strict", "--inputs", str(tmp_path / "x.npz")])
-    assert done.exit_code == 0 and done.output.startswith("Verified by emulation on 1 sample: ")
+    assert done.exit_code == 0 and done.output.startswith("Emulated on 1 sample, NOT built, ")
 
 
 def test_onnx_runtime_on_the_cpu_is_no_gpu() -> None:

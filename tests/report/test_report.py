@@ -62,6 +62,7 @@ GOOD = Verdict(
         Check("build", None, "no TensorRT is installed"),
     )
 )
+BUILT = Verdict((*GOOD.checks[:2], Check("build", True, "built", built=True)))
 REACHED = Check("tolerance", True, "the cheapest of 3 plans that reach 0.001")
 BAD = Verdict((Check("emulation", False, "FP16 emulated: NOT within", (output(error=0.3, finite=False),)),))
 
@@ -111,12 +112,12 @@ CAUSE = Cause(
 def test_the_summary_says_what_was_wrong_what_was_done_and_what_is_next() -> None:
     shown = result(causes=(CAUSE,), before=(output(error=0.32),))
     lines = [flat(line) for line in printed(shown).splitlines()]
-    assert lines[0] == "Verified by emulation: out/fixed.onnx (17 of 100 float nodes in FP32)"
+    assert lines[0] == "Emulated, NOT built: out/fixed.onnx (17 of 100 float nodes in FP32)"
+    assert lines[1] == "Missing an engine: no TensorRT is installed"
     text = " ".join(lines)
     assert "Error 0.32 in plain FP16, now 0.0007, within 0.005 (relative L2 of y; emulated)" in text
     assert f"Wrong {CAUSE.what}: 3 norms (17 nodes in FP32)" in text
     assert "Done rewritten by isolate-clip (35) 83 nodes in FP16, 17 in FP32 (17 for hazards)" in text
-    assert "Missing build: no TensorRT is installed" in text
     assert "Next trtexec --onnx=out/fixed.onnx" in text
     assert len(lines) <= 16
 
@@ -251,22 +252,42 @@ def test_a_failure_names_the_check_the_output_and_the_file() -> None:
             id="a goal that was not reached",
         ),
         pytest.param(
-            {"verdict": Verdict((REACHED, *GOOD.checks))},
-            "Verified by emulation: out/fixed.onnx",
+            {"verdict": Verdict((REACHED, *BUILT.checks))},
+            "Verified by emulation, built without a GPU: out/fixed.onnx",
             id="a goal and a verification",
         ),
-        pytest.param({"output": None}, "Verified by emulation: nothing written", id="a dry run"),
+        pytest.param({"output": None}, "Emulated, NOT built: nothing written", id="a dry run"),
         pytest.param(
-            {"data": DataSource("1 random sample", 1, real=False)},
-            "Emulated on random data, which is no proof: out/fixed.onnx",
+            {"data": DataSource("1 random sample", 1, real=False), "verdict": BUILT},
+            "Emulated on random data, which is no proof, built without a GPU: out/fixed.onnx",
             id="random data",
+        ),
+        pytest.param(
+            {"data": DataSource("2 samples", 2, real=True, constant=True)},
+            "Emulated on constant samples, which is no proof, NOT built: out/fixed.onnx",
+            id="constant samples",
+        ),
+        pytest.param(
+            {"data": DataSource("2 samples", 2, real=True, repeated=True), "verdict": BUILT},
+            "Emulated on one sample, 2 times, which is no proof, built without a GPU: out/fixed.onnx",
+            id="a sample repeated",
+        ),
+        pytest.param(
+            {"verdict": BUILT, "latency_shares": (LatencyShare("FP32", 0.5, measured=False),)},
+            "built without a GPU, 2 times as fast as FP32 (estimated): out/fixed.onnx",
+            id="a gain",
+        ),
+        pytest.param(
+            {"verdict": BUILT, "latency_shares": (LatencyShare("FP32", 0.97, measured=True),)},
+            "built without a GPU, as slow as FP32: 97 %: out/fixed.onnx",
+            id="no gain",
         ),
         pytest.param(
             {"verdict": Verdict((*GOOD.checks[:2], Check("run", True, "on a GPU", (output(),))))},
             "Verified on this GPU: out/fixed.onnx",
             id="an engine ran it",
         ),
-        pytest.param({"plan": None}, "Verified by emulation: out/fixed.onnx\n", id="structure only"),
+        pytest.param({"plan": None}, "Emulated, NOT built: out/fixed.onnx\n", id="structure only"),
         pytest.param({"verdict": Verdict(())}, "VERIFICATION FAILED (no check could be made)", id="no check"),
         pytest.param(
             {"verdict": Verdict((Check("structure", None, "not checked"), Check("build", True, "built")))},

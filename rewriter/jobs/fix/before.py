@@ -25,30 +25,30 @@ from rewriter.pipeline.driver import Driver, inlined
 from rewriter.runtime.emulation import Accumulation, emulation
 from rewriter.runtime.emulation.accumulate import FIRST_OPSET
 from rewriter.runtime.emulation.divergence import diverge
-from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.verification.arithmetic_checks import check_emulation
 from rewriter.verification.compare_runs import Standard
 from rewriter.verification.expected import Expected, Outputs, as_declared, run_all
+from rewriter.verification.verdict import Check
 
 
-def errors_before(
+def check_before(
     original: Model,
     expected: Expected,
     samples: Sequence[Mapping[str, Array]],
     precision: Precision,
     accumulation: Accumulation,
     standard: Standard | None = None,
-) -> tuple[OutputComparison, ...]:
-    """The outputs of the original, emulated with every node in `precision` that can be, against FP32.
+) -> Check | None:
+    """Compares the original, emulated with every node in `precision` that can be, with FP32.
 
     Returns:
-        One comparison for each output; () if it cannot be emulated.
+        A check with each output; None if it cannot be emulated.
     """
     try:
         low = lowered(original, precision)
-        return check_emulation(expected, low, precision, samples, accumulation, standard).outputs
+        return check_emulation(expected, low, precision, samples, accumulation, standard)
     except RewriterError:  # a figure for comparison only: what the model itself lacks is reported elsewhere
-        return ()
+        return None
 
 
 @dataclass(frozen=True, eq=False)

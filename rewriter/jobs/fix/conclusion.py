@@ -32,6 +32,7 @@ class Conclusion:
         reason: Why it is unverified; "" otherwise.
         limit: The cause that the result fails or is not closer, in one sentence; "" if it is verified.
         remedy: The action against it, in one sentence; "" if it is verified.
+        no_build: Why nothing built it, where no check says so.
         remarks: Other facts about the result, such as that all of it is FP32.
     """
 
@@ -41,6 +42,7 @@ class Conclusion:
     remarks: tuple[str, ...] = ()
     lowered: bool = True
     reason: str = ""
+    no_build: str = ""
 
 
 UNVERIFIED = Conclusion("unverified")
@@ -53,9 +55,9 @@ def conclude(job: FixJob, selection: Selection) -> Conclusion:
         lowered = precision_of(attempt.fixed) != "fp32"
     else:
         lowered = not attempt.all_fp32 and attempt.plan.float_nodes > 0
-    ended = partial(Conclusion, remarks=tuple(_remarks(job, selection)), lowered=lowered)
-    original = next((check for check in checks if check.name == ORIGINAL), None)
-    if original is not None and original.passed is False:
+    no_build = "" if job.request.build else "`build=false`"
+    ended = partial(Conclusion, remarks=tuple(_remarks(job, selection)), lowered=lowered, no_build=no_build)
+    if (original := Verdict(checks).unbuildable) is not None:
         reason = next(iter(original.details), original.summary)
         without = "".join(f", or without {name or op}" for name, op in original.refused[:1])
         anew = f"export it anew (another opset{without}), or run it with ONNX Runtime; another release of "

@@ -14,17 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from rewriter import __version__
+from rewriter.base.errors import UsageError
 from rewriter.ir.model import Model, set_metadata, walk_graphs
 from rewriter.ir.plan import Plan, node_key, plan_file
 from rewriter.jobs.fix.job import FixJob
 from rewriter.runtime.emulation import Accumulation
 from rewriter.runtime.metrics.metrics import METRICS
 from rewriter.runtime.metrics.tolerances import Tolerance
+from rewriter.target import Target
 
 VERSION, PRESET, PIPELINE = "rewriter.version", "rewriter.preset", "rewriter.pipeline"
 PLAN, SOURCE, SOURCE_HASH = "rewriter.plan.sha256", "rewriter.source", "rewriter.source.sha256"
 VERDICT, SUMS, LIMIT = "rewriter.verdict", "rewriter.sums", "rewriter.tolerance"
-SAMPLES = "rewriter.samples"
+SAMPLES, TARGET = "rewriter.samples", "rewriter.target"
 """Keys of the model's metadata."""
 
 ALREADY_AVOIDED = "rewriter.kept"
@@ -58,7 +60,7 @@ def stamp(model: Model, job: FixJob, pipeline: str, plan: Plan | None, source: s
         pipeline: Text of the passes that ran.
         source: Of `source_hash`.
     """
-    named = isinstance(job.source, (str, os.PathLike))
+    named, target = isinstance(job.source, (str, os.PathLike)), job.precision.target
     entries = {
         VERSION: f"rewriter {__version__}",
         PRESET: job.request.preset if job.request.passes is None else "",
@@ -68,6 +70,7 @@ def stamp(model: Model, job: FixJob, pipeline: str, plan: Plan | None, source: s
         SOURCE_HASH: source,
         VERDICT: verdict,
         SUMS: job.accumulation,
+        TARGET: " ".join((target.library, ".".join(map(str, target.version)), *target.gpus[:1])),
         LIMIT: "" if job.limit is None else f"{job.limit.tolerance!r} {job.limit.metric}",
     }
     set_metadata(model.proto, entries)
@@ -96,6 +99,13 @@ def noted_sums(model: Model) -> Accumulation | None:
     """The type of the emulated sums that `fix` judged a model by; None if it was not made by `fix`."""
     sums: dict[str, Accumulation] = {"fp32": "fp32", "fp16": "fp16"}
     return sums.get(noted(model, SUMS))
+
+
+def noted_target(model: Model) -> Target | None:
+    """The target that `fix` made a model for; None if it was not made by `fix`."""
+    with suppress(UsageError):
+        return Target.parse(noted(model, TARGET)) if noted(model, TARGET) else None
+    return None
 
 
 def noted(model: Model, key: str) -> str:

@@ -21,7 +21,19 @@ from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.runtime.ranges.depth import TensorAtDepth
 from rewriter.target import Target
-from rewriter.verification.verdict import GOALS, Check, Verdict, proof
+from rewriter.verification.verdict import (
+    CPU,
+    GOALS,
+    NO_GAIN,
+    UNBUILDABLE,
+    Check,
+    Gap,
+    MetricValue,
+    Verdict,
+    gain,
+    gaps,
+    proof,
+)
 
 
 @dataclass(repr=False)
@@ -44,6 +56,7 @@ class FixResult(Summary):
         depth: Measured ranges of the model that the plan was made for, in the order of its nodes.
         causes: What was wrong with the model, in numbers, and what was done about each.
         before: Outputs of the original, emulated in the plan's precision, unrepaired; () if not verified.
+            `before_value`: under a metric that judges all outputs together.
         side_by_side: With the option `page`: the worst sample before and after.
         conclusion: How it ended, with the limit and the remedy of a failure.
         judged: Number of samples that judged it.
@@ -66,6 +79,7 @@ class FixResult(Summary):
     depth: tuple[TensorAtDepth, ...] = ()
     causes: tuple[Cause, ...] = ()
     before: tuple[OutputComparison, ...] = ()
+    before_value: MetricValue | None = None
     conclusion: Conclusion = UNVERIFIED
     side_by_side: SideBySide | None = None
     judged: int = 0
@@ -75,7 +89,7 @@ class FixResult(Summary):
     def ending(self) -> str:
         """How it ended, in the words of the report's first line."""
         if self.conclusion.kind == "unbuildable":
-            return "Does not build as it came"
+            return UNBUILDABLE
         if self.verified is None:
             return "Fixed, NOT verified" + (f" ({self.conclusion.reason})" if self.conclusion.reason else "")
         if not self.verified:
@@ -83,12 +97,10 @@ class FixResult(Summary):
             return f"VERIFICATION FAILED ({failed or 'no check could be made'})"
         if not (self.verdict and self.verdict.compared):
             return "Fixed, and builds, but no result could be compared"
-        real = self.data is None or self.data.real
-        alike = ", as accurate as FP32 here" if self.conclusion.kind == "as-fp32" else ""
-        beyond = self.data.beyond if self.data is not None else {}
-        how = proof(self.checks, self.judged, real=real, beyond=beyond) + alike
+        how = proof(self.checks, self.judged, self.data, self.gaps)
+        how += ", as accurate as FP32 here" if self.conclusion.kind == "as-fp32" else ""
         if self.conclusion.lowered:
-            return how
+            return ", ".join(filter(None, (how, self.gain)))
         what = "all of it is FP32" if self.plan is None or self.plan.float_nodes else "no node has floats"
         return f"Nothing was lowered: {what} ({how[0].lower()}{how[1:]})"
 
@@ -103,13 +115,33 @@ class FixResult(Summary):
         return self.plan.decisions if self.plan is not None else ()
 
     @property
+    def gain(self) -> str:
+        """Its speed and accuracy beside FP32, in the first line's words; "" if its latency is unknown."""
+        share = next((one for one in self.latency_shares if one.of == "FP32"), None)
+        if share is None or any(check.device == CPU for check in self.checks):
+            return ""
+        words = gain(share.share, "FP32", "" if share.measured else " (estimated)")
+        alike = self.conclusion.kind == "verified" and share.share <= NO_GAIN
+        return f"{words}, as accurate" if alike else words
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Reasons why checks that passed are no proof; () if one failed, or none was made."""
+        return gaps(self.checks, self.data, self.conclusion.no_build) if self.verified else ()
+
+    @property
     def proven(self) -> bool:
-        """True if results on the user's data were compared, and what was to be lowered was."""
+        """True if results on the user's data were compared, what was to be lowered was, and nothing lacks."""
+        return self.accepted and not self.gaps
+
+    @property
+    def accepted(self) -> bool:
+        """True if `strict` takes it: it is proven, or lacks nothing but an engine."""
         if not self.verified or not Verdict(self.checks).compared:
             return False
         if not self.conclusion.lowered and (self.repairs or (self.plan and self.plan.float_nodes)):
             return False
-        return self.data is None or self.data.real
+        return all(gap.kind == "build" for gap in self.gaps)
 
     @property
     def verified(self) -> bool | None:

@@ -16,7 +16,7 @@ from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.plan import io_type, plan_file
 from rewriter.jobs.fix import candidates, deploy
 from rewriter.jobs.fix.attempt import Attempt
-from rewriter.jobs.fix.before import errors_before, side_by_side
+from rewriter.jobs.fix.before import check_before, side_by_side
 from rewriter.jobs.fix.conclusion import conclude
 from rewriter.jobs.fix.job import FixJob, require_space
 from rewriter.jobs.fix.provenance import SAMPLES, UNFINISHED, source_hash, stamp
@@ -53,8 +53,8 @@ def run(job: FixJob) -> FixResult:
             with stage("running it unrepaired"):
                 low, sums = job.precision.precision, job.accumulation
                 standard = verifier.standards[low]
-                before = errors_before(original, expected, verifier.samples, low, sums, standard)
-                workload = replace(workload, before=before)
+                plain = check_before(original, expected, verifier.samples, low, sums, standard)
+                workload = replace(workload, plain=plain)
         source_sha, selection = source_hash(job.source, original), candidates.run(workload)
         selection = replace(selection, attempt=_checked_to_the_end(selection, workload))
         attempt, data = selection.attempt, workload.fitting.source
@@ -81,6 +81,7 @@ def run(job: FixJob) -> FixResult:
             depth=along_depth(attempt.calibrated.model, attempt.calibrated.ranges),
             causes=attempt.causes,
             before=workload.before,
+            before_value=None if workload.plain is None else workload.plain.value,
             conclusion=conclusion,
             side_by_side=side_by_side(attempt, workload) if request.page else None,
             judged=len(verifier.samples),
@@ -92,7 +93,7 @@ def run(job: FixJob) -> FixResult:
             if 0 < len(verifier.samples) < min(data.samples, MOST_SAMPLES):
                 set_metadata(fixed.proto, {SAMPLES: str(len(verifier.samples))})
         with stage("writing"):
-            if destination is not None and request.strict and request.verify and not result.proven:
+            if destination is not None and request.strict and request.verify and not result.accepted:
                 result.warnings.append(f"`strict`: {destination} was not written")
             elif destination is not None:
                 result.output = save(fixed, destination)

@@ -51,7 +51,7 @@ class Workload:
     Attributes:
         fitting: The samples that a search may fit a plan to; ranges are measured on `samples`.
         warnings: About the model and its data.
-        before: Its outputs in plain FP16 or BF16; () if they are not verified.
+        plain: The emulation of plain FP16 or BF16; None if nothing is verified.
         calibrated: The models after the passes before a plan, by these passes: candidates share them.
     """
 
@@ -62,8 +62,13 @@ class Workload:
     verifier: Verifier
     stage: Stopwatch
     warnings: tuple[str, ...]
-    before: tuple[OutputComparison, ...] = ()
+    plain: Check | None = None
     calibrated: dict[tuple[Pass, ...], CalibratedModel] = field(default_factory=dict)
+
+    @property
+    def before(self) -> tuple[OutputComparison, ...]:
+        """Its outputs in plain FP16 or BF16; () if they are unknown."""
+        return self.plain.outputs if self.plain is not None else ()
 
 
 def read(job: FixJob) -> tuple[Model, Samples, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,8 @@ class DataSource:
 
     Attributes:
         real: False for generated samples.
+        constant: True if every input with several elements holds one value in each sample.
+        repeated: True if there are several samples, all of them the same.
         path: The file or folder that the user named; "" for objects in memory and generated samples.
         preprocess: How photographs became samples, as `image_preprocess`; "" for other data.
         names: Where the samples came from, file by file, in the order in which results are judged by them.
@@ -49,6 +52,17 @@ class DataSource:
     names: tuple[str, ...] = ()
     profiled: frozenset[str] = frozenset()
     beyond: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
+    constant: bool = False
+    repeated: bool = False
+
+    @property
+    def doubt(self) -> str:
+        """Why results on these samples prove nothing about others: what they are; "" if they do."""
+        if not self.real:
+            return "random data"
+        if self.constant:
+            return "constant samples"
+        return f"one sample, {self.samples} times" if self.repeated else ""
 
 
 Read = Callable[[], Mapping[str, Any]]
@@ -91,9 +105,21 @@ class Samples:
         self._ports = {port.name: port for port in signature.inputs}
         self._samples = samples
         names = tuple(sample.where for sample in samples)
-        spans = spans_of(map(self._finite, range(len(samples))))
+        varied, digests = [False], set[bytes]()
+
+        def read() -> Iterator[dict[str, Array]]:
+            for place in range(len(samples)):
+                feeds = self._finite(place)
+                digests.add(_digest(feeds))
+                wide = [array for array in feeds.values() if array.size > 1]
+                varied[0] |= not wide or any((array != array.flat[0]).any() for array in wide)
+                yield feeds
+
+        spans = spans_of(read())
         values = values_of(map(self.feeds, range(len(samples)))) if self._may_be_shapes() else {}
-        self.source = DataSource(text, len(samples), real, path, preprocess, spans, values, names=names)
+        source = DataSource(text, len(samples), real, path, preprocess, spans, values, names=names)
+        repeated = len(samples) > 1 and len(digests) == 1
+        self.source = replace(source, constant=not varied[0], repeated=repeated)
 
     def _may_be_shapes(self) -> bool:
         integers = [port for port in self._ports.values() if port.dtype in SHAPE_TYPES]
@@ -133,6 +159,13 @@ class Samples:
         for name, array in feeds.items():
             _require_finite(array, name, index, self._samples[index].where)
         return feeds
+
+
+def _digest(feeds: Mapping[str, Array]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for array in feeds.values():
+        digest.update(f"{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+    return digest.digest()
 
 
 def checked(feeds: Any, ports: Mapping[str, Port], where: str) -> dict[str, Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -30,6 +31,20 @@ PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 
 @dataclass(frozen=True)
+class Allowance:
+    """Why an output may be further from the original than the `usual` tolerance.
+
+    Attributes:
+        measured: The error that the network has by itself: when its own sums run in another order, or in its
+            FP32 engine. 0 for rows that are matched as a set.
+    """
+
+    reason: Literal["conditioning", "as-fp32", "as-set"]
+    usual: float
+    measured: float = 0.0
+
+
+@dataclass(frozen=True)
 class OutputComparison:
     """The verdict on one output or on a part of one, against a tolerance.
 
@@ -38,7 +53,7 @@ class OutputComparison:
         chance: Of a part, as `parts.chance` says; its `tolerance` is for its number of entries.
         relative_l2: ||a - b|| / ||b|| for floats; the share of differing elements for other types.
         finite: True if NaN and infinities are where the original has them.
-        tolerance: Largest `relative_l2` that passes.
+        tolerance: Largest `relative_l2` that passes. `allowance`: why it is not the usual one.
         unit: The unit of `relative_l2`.
         note: The way of comparison if it was not element by element, e.g. as a set of detections.
         probability: The fair measure of an output of probabilities, which may excuse a larger `relative_l2`.
@@ -58,6 +73,7 @@ class OutputComparison:
     of: str = ""
     chance: float = 1.0
     part: Part | None = None
+    allowance: Allowance | None = None
 
     @property
     def output(self) -> str:
@@ -191,7 +207,9 @@ def compare(
         if not all(output.passed for name in names for output in outputs[name]):
             for name, pair, note in matched(names, expected, actual):
                 pairs[name] = pair
-                outputs[name] = judged(name, SET_FACTOR * tolerance, note)
+                allowance = Allowance("as-set", tolerance)
+                sets = judged(name, SET_FACTOR * tolerance, note)
+                outputs[name] = tuple(replace(one, allowance=allowance) for one in sets)
     for name, kind in kinds.items():
         whole, *own = outputs[name]
         if whole.finite and not kind.partly:
