@@ -397,3 +397,27 @@ def test_the_profile_is_checked(given: dict[str, Any], words: str) -> None:
     profile = PROFILE if given["inputs"] else Deployment(profile={"imag": ((1,), (1,), (1,))})
     with pytest.raises((InputsError, UsageError), match=words):
         load_samples(**given, model=TWO, deployment=profile)
+
+
+ZEROS, NOISE = np.zeros((1, 4), np.float32), np.arange(4, dtype=np.float32)[None]
+DOUBTS = [
+    pytest.param([{"x": NOISE}], "", id="one sample"),
+    pytest.param([{"x": NOISE}, {"x": NOISE + 1}], "", id="two samples"),
+    pytest.param([{"x": ZEROS}], "constant samples", id="zeros"),
+    pytest.param([{"x": ZEROS}, {"x": ZEROS + 1}], "constant samples", id="a constant each"),
+    pytest.param([{"x": NOISE}, {"x": ZEROS}], "", id="silence among others"),
+    pytest.param([{"x": NOISE}] * 3, "one sample, 3 times", id="one sample, repeated"),
+]
+
+
+@pytest.mark.parametrize(("feeds", "doubt"), DOUBTS)
+def test_samples_that_prove_nothing_say_so(feeds: list[dict[str, Any]], doubt: str) -> None:
+    model = graphs.graph("g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }")
+    assert load_samples(feeds, model).source.doubt == doubt
+
+
+def test_a_constant_mask_beside_other_inputs_is_no_constant_sample() -> None:
+    model = graphs.graph("g (float[1,4] x, float[1,4] mask, int64 n) => (float[1,4] y) { y = Mul(x, mask) }")
+    sample = {"x": NOISE, "mask": ZEROS + 1, "n": np.array(3)}
+    assert not load_samples([sample], model).source.doubt
+    assert load_samples([sample | {"x": ZEROS}], model).source.doubt == "constant samples"
