@@ -13,6 +13,7 @@ from onnx import NodeProto, TensorProto
 from rewriter.base.errors import Severity
 from rewriter.hazards.kinds import Hazard
 from rewriter.ir.float_graph import FloatGraph
+from rewriter.ir.model import Array
 from rewriter.ir.plan import HEADROOM, Epilogues, InputsOutputs, Precision, Range, io_type
 from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.target import Target
@@ -38,6 +39,7 @@ class PrecisionRequest:
         epilogues: Where FP32 is used because it is free (`rewriter.hazards.planning.free_fp32`): nowhere,
             in what a product's own kernel computes of its result, or in all of it, which may cost latency.
         rules: The user's own, which come before ours.
+        sample: Arrays by input, whose shapes are the sizes of dynamic axes.
         measured_norms: True if the nodes of a decomposed normalisation may compute in FP16 where their
             measured ranges allow it.
         stand_in: The library whose parser decides what is refused, where that is not the target's.
@@ -54,6 +56,7 @@ class PrecisionRequest:
     target: Target = field(default_factory=Target)
     stand_in: Target | None = None
     measured_norms: bool = False
+    sample: Mapping[str, Array] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def low(self) -> int:

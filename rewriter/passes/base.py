@@ -121,6 +121,7 @@ class Context:
         ranges: By scope and tensor; None before the first pass that needs them.
         means: The mean of each channel, [channels], by tensor and axis, as `summed_axes` gives them.
         kept: What the user keeps in FP32, by option or in a plan.
+        sample: Arrays by input, whose shapes are the sizes of dynamic axes.
     """
 
     opset: int = 17
@@ -129,6 +130,7 @@ class Context:
     ranges: Mapping[tuple[int, str], Range] | None = None
     means: Mapping[ChannelKey, Array] = field(default_factory=dict)
     kept: NodePatterns = field(default_factory=NodePatterns)
+    sample: Mapping[str, Array] = field(default_factory=dict)
 
 
 def with_header(example: str) -> str:

@@ -37,12 +37,14 @@ class UnfoldPatches(WeightPass):
 
     A pointwise Conv is faster than a MatMul, but not on an image of one pixel: the two Convs of
     squeeze-and-excitation after a global pooling need 0.4 to 0.9 of their time as products of one row
-    (docs/accuracy.md#patches).
+    (docs/accuracy.md#patches). For several images that is not known: an EfficientNet of 16 lost 5 % by this
+    pass and two others (benchmarks/README.md#deployed-sizes).
 
     Skipped without a report: Convs of more channels, windows that overlap or leave gaps, computed weights,
     and other windows of one element.
 
     Options:
+        images: Most images of one pixel, in the first sample, whose Convs become products; 0 for any.
         channels: Most input channels of a Conv that is unfolded; 0 for any number.
         depth: Least depth of sums (input channels times elements of the window) that are unfolded whatever
             their channels; 0 for none. The preset `accurate` has 1024: from there the error is 8.8e-4.
@@ -54,6 +56,7 @@ class UnfoldPatches(WeightPass):
         - 8 channels before a Relu (docs/findings.md, `narrow-product-relu`)
     """
 
+    images: int = 1
     channels: int = IMAGE_CHANNELS
     depth: int = 0
 
@@ -82,12 +85,17 @@ class UnfoldPatches(WeightPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        weights = NewWeights(graph)
+        weights, facts = NewWeights(graph), graph.model.at_sizes(context.sample).facts().main
         for node in graph.nodes:
             windows = windows_of(graph, node)
             if windows is None or not self._accepts(windows):
                 continue
-            refusal = refused(node, "it stays a Conv", _reason_against(graph, node, windows, context.kept))
+            known = facts.get(node.input[0]) or graph.facts(node.input[0])
+            images = next(iter(known.shape or ()), None) if known is not None else None
+            many = _of_one_pixel(windows) and isinstance(images, int) and 0 < self.images < images
+            reason = f"no gain was measured for {images} images" if many else None
+            reason = reason or _reason_against(graph, node, windows, context.kept)
+            refusal = refused(node, "it stays a Conv", reason)
             unfolding = _Unfolding(graph, node, "unfolded", windows=windows, weights=weights)
             yield refusal or unfolding.write(context.kept)
 

@@ -19,6 +19,7 @@ from math import ceil, fsum, prod
 from onnx import NodeProto
 
 from rewriter.ir.float_graph import FloatGraph
+from rewriter.ir.graph import attribute
 from rewriter.ir.graph.ops import CHEAP, CONVOLUTIONS, NORMS, PRODUCTS, SCALING, SHUFFLES, SOFTMAX, VIEWS
 from rewriter.ir.model import Model
 from rewriter.ir.model.tensors import Shape
@@ -62,6 +63,24 @@ BROKEN_US, BROKEN_PRODUCT_US = 16.0, 2.55e-8
 """Extra time of an attention that is several kernels: at least the first (13 us for each of the 12 in a T5
 encoder with FP32 products, 18.5 us in a ViT with FP32 biases of Q, K and V), and the second for each
 multiply-add of its products (332 us for 8 x 12 x 1024 x 1024 x 64)."""
+
+SUM_SHARE = 0.08
+"""Share of a MatMul's time that FP32 sums add where arithmetic decides: 4 % to 10 % (4096 x 4096 x 4096, and
+8192 x 768 x 3072). Smaller ones wait for launches and memory, and lose nothing."""
+
+UNALIGNED = {16: 1.0, 8: 1.35, 1: 2.6}
+"""Times that a Conv needs, by what divides its channels, read and written, above `FEW_CHANNELS`: 1.2 to 1.9
+and 2.2 to 4.5 in chains of Convs (benchmarks/conv_kernels.json)."""
+
+FEW_CHANNELS = 32
+"""Up to so many channels, 16 do not pay."""
+
+IMAGE_US, IMAGE_CHANNELS = 6.5e-8, 4
+"""Extra microseconds for each multiply-add of a wide window over at most so many channels: ResNet's stem, 32
+images."""
+
+NARROW, NARROW_TIMES = 48, 1.8
+"""Channels of a group, and the times that a Conv of narrower ones needs (docs/accuracy.md#grouped-convs)."""
 
 TILE, PROCESSORS = 128, 132
 """Rows and columns of a result that one multiprocessor computes at a time, in large FP16 kernels, and the
@@ -185,13 +204,45 @@ def fp16_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> flo
     """Estimated microseconds of a node in FP16; `constants` are names of tensors that are not moved."""
     kind, count, depth = products(node, shapes)
     if kind:
-        waves = _waves(node, shapes, channels=1 if kind == "Conv" else -1)
-        return max(count / PRODUCTS_PER_US[kind], KERNEL_US + WAVE_US * waves * depth)
-    if node.op_type in VIEWS - SHUFFLES:  # the prices were fitted to networks that have shuffles
+        us = max(count / PRODUCTS_PER_US[kind], _launched_us(node, shapes, kind, depth))
+        return us if kind == "MatMul" else us * _conv_factor(node, shapes) + _image_us(node, shapes, count)
+    # the prices were fitted to networks that have shuffles; who reads a part of a Split reads it in place
+    if node.op_type in (VIEWS - SHUFFLES) | {"Split"}:
         return 0.0
     # a ReduceMean is counted as the norm that it is a part of
     norm = NORM_US if node.op_type in NORMS | {"ReduceMean"} else 0.0
     return norm + MOVED_US * _moved_elements(node, shapes, constants)
+
+
+def bound_by_arithmetic(node: NodeProto, shapes: Shapes) -> bool:
+    """True if a matrix operator is so large that its multiply-adds decide its time in FP16."""
+    kind, count, depth = products(node, shapes)
+    return bool(kind) and count / PRODUCTS_PER_US[kind] > _launched_us(node, shapes, kind, depth)
+
+
+def _launched_us(node: NodeProto, shapes: Shapes, kind: str, depth: int) -> float:
+    """The least time of a product: its launch, and the sums of its waves of tiles."""
+    return KERNEL_US + WAVE_US * _waves(node, shapes, channels=1 if kind == "Conv" else -1) * depth
+
+
+def _conv_factor(node: NodeProto, shapes: Shapes) -> float:
+    """The times that a dense or grouped Conv needs for channels without a fast kernel."""
+    weight, groups = _sizes(shapes.get(node.input[1])), attribute(node, "group", 1)
+    pixel = prod(_sizes(shapes.get(node.output[0]))[2:]) == 1
+    if node.op_type != "Conv" or len(weight) < 3 or pixel or is_depthwise(node, weight):
+        return 1.0
+    if groups > 1:
+        return NARROW_TIMES if min(weight[1], weight[0] // groups) < NARROW else 1.0
+    wide = [size for size in weight[:2] if size > FEW_CHANNELS]
+    return max((next(us for step, us in UNALIGNED.items() if size % step == 0) for size in wide), default=1.0)
+
+
+def _image_us(node: NodeProto, shapes: Shapes, count: float) -> float:
+    """The extra time of a Conv that reads an image through windows that overlap."""
+    weight, steps = _sizes(shapes.get(node.input[1])), attribute(node, "strides", [1])
+    image = node.op_type == "Conv" and len(weight) == 4 and weight[1] <= IMAGE_CHANNELS
+    overlap = image and min(steps) > 1 and max(weight[2:]) > max(steps)
+    return IMAGE_US * count if overlap and attribute(node, "group", 1) == 1 else 0.0
 
 
 def more_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> float:
@@ -262,9 +313,23 @@ class _Pricing:
         inside = {key for attention in attentions for key in attention.inside}
         base = {key: fp16_us(node, self._shapes, self._constants) for key, node in self._nodes.items()}
         base |= fused_products | dict.fromkeys(inside, 0.0)
+        for key, node in self._nodes.items():  # TensorRT merges the products of one tensor
+            merged = max(
+                (self._projections[t] for t in self._computed(node) if self._weighted(node)), default=1
+            )
+            base[key] -= KERNEL_US * (1.0 - 1.0 / merged)
         own = {key: more_us(node, self._shapes, self._constants) for key, node in self._nodes.items()}
         own |= dict.fromkeys(inside | fused_products.keys() | self._fused, 0.0)
+        own |= {key: own[key] + us for key, us in self._fp32_sums()}
         return Prices(base, own, tuple(attentions), tuple(self._results()), self._epilogues())
+
+    def _fp32_sums(self) -> Iterator[tuple[str, float]]:
+        """The nodes for which a large FP16 product sums in FP32 if they are FP32, with the extra time."""
+        for node in self._nodes.values():
+            for product in self._producers(node) if self._key(node) in self._fused else ():
+                large = product.op_type in PRODUCTS and self._weighted(product)
+                if large and bound_by_arithmetic(product, self._shapes):
+                    yield self._key(node), SUM_SHARE * fp16_us(product, self._shapes, self._constants)
 
     @cached_property
     def _normed(self) -> frozenset[int]:

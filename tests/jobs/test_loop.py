@@ -219,6 +219,17 @@ def test_fp32_that_was_measured_to_be_faster_is_handed_out(monkeypatch: pytest.M
     assert rewriter.fix(**small()).plan is not None, "recorded costs rule it out"
 
 
+def test_without_an_engine_a_plan_that_costs_more_than_plain_fp16_is_not_handed_out() -> None:
+    """So small an image gains nothing by a stem of stride 1, whose sums are deeper."""
+    conv = "Conv<strides = [2, 2], pads = [3, 3, 3, 3]>"
+    text = f"g (float[1,3,32,32] x) => (float[1,8,16,16] y) {{ y = {conv}(x, w) }}"
+    fixed = rewriter.fix(weighted(text, w=(8, 3, 7, 7)).whole(), inputs=samples((1, 3, 32, 32)), build=False)
+    plain = next(share for share in fixed.latency_shares if share.of == "plain FP16")
+    assert fixed.verified and "fold-strides" not in fixed.pipeline and plain.share == 1.0
+    words = ["the rules' plan", "plain FP16, as trt11-migrate"]
+    assert [line.split(":")[0] for line in fixed.repairs] == words
+
+
 def test_without_an_engine_the_estimate_has_to_be_clear(monkeypatch: pytest.MonkeyPatch) -> None:
     result = rewriter.fix(**small(), build=False)
     assert result.plan is not None and not result.conclusion.remarks

@@ -51,6 +51,21 @@ TIMES = [
         node("Conv", (1, 512, 56, 56), (512, 512, 3, 3), (1, 512, 56, 56)), 33.63, 53.42, id="large Conv"
     ),
     pytest.param(
+        node("Conv", (1, 90, 28, 28), (90, 90, 1, 1), (1, 90, 28, 28)), 9.253, 0.2566, id="90 channels"
+    ),
+    pytest.param(
+        node("Conv", (1, 96, 28, 28), (96, 96, 1, 1), (1, 96, 28, 28)), 3.578, 0.2753, id="96 channels"
+    ),
+    pytest.param(
+        node("Conv", (32, 3, 224, 224), (64, 3, 7, 7), (32, 64, 112, 112), strides=[2, 2]),
+        262.8,
+        13.81,
+        id="a stem",
+    ),
+    pytest.param(
+        node("Conv", (1, 256, 28, 28), (256, 8, 3, 3), (1, 256, 28, 28), group=32), 6.306, 0.4886, id="groups"
+    ),
+    pytest.param(
         node("Conv", (1, 64, 56, 56), (64, 1, 3, 3), (1, 64, 56, 56), group=64), 3.28, 0.0, id="depthwise"
     ),
     pytest.param(

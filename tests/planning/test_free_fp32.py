@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import graphs
+import numpy as np
 import pytest
 from plans import kept, planned
 
@@ -20,6 +21,7 @@ HEAD = """
     <float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}, float[4] b = {1,2,3,4}> {
 """
 BIAS = f"{HEAD} m = MatMul(x, w)\n a = Add(m, b)\n y = MatMul(a, v) }}"
+VIT_B = "m = MatMul(x, w) a = Add(m, b) y = MatMul(a, v)"
 NORMED = f"""{HEAD} m = MatMul(x, w)
     a = Add(m, r)
     u = Unsqueeze(a, first)
@@ -62,6 +64,22 @@ def test_a_product_in_fp32_has_no_epilogue() -> None:
 def test_the_evidence_is_the_product() -> None:
     (decision,) = planned(graphs.graph(BIAS), WISH).decisions
     assert (decision.rule, decision.tensor) == ("epilogue", "m")
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        pytest.param(197, "a", id="one image"),
+        pytest.param(512, "a", id="launches decide"),
+        pytest.param(3152, "", id="16 images: arithmetic decides"),
+    ],
+)
+def test_a_product_has_an_own_epilogue_where_arithmetic_does_not_decide(rows: int, expected: str) -> None:
+    text = f"g (float[N,768] x) => (float[N,768] y) {{ {VIT_B} }}"
+    shapes = {"w": (768, 3072), "b": (3072,), "v": (3072, 768)}
+    sample = {"x": np.broadcast_to(np.float32(), (rows, 768))}
+    found = planned(graphs.weighted(text, **shapes), PrecisionRequest(epilogues="own", sample=sample))
+    assert " ".join(kept(found)) == expected
 
 
 SCALED = """

@@ -136,7 +136,8 @@ class Model:
         Args:
             sample: Arrays by name of an input; other inputs stay as they are declared.
         """
-        if all(p.shape == np.shape(sample.get(p.name, ())) for p in self.signature.inputs):
+        sampled = (port for port in self.signature.inputs if port.name in sample)
+        if all(port.shape == np.shape(sample[port.name]) for port in sampled):
             return self
         sized = self.copy()
         del sized.proto.graph.value_info[:]  # they are of all shapes

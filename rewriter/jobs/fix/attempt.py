@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import count, takewhile
 from math import fsum
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from rewriter.hazards.planning.planner import extend_plan, make_plan, unscaled_o
 from rewriter.ir.graph import display_name
 from rewriter.ir.graph.ops import TENSOR_CORE
 from rewriter.ir.model import Model, walk_graphs, walk_nodes
-from rewriter.ir.plan import Plan, Range, node_key
+from rewriter.ir.plan import SEARCHED, Plan, Range, node_key
 from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.jobs.fix.causes import Cause, causes, folded_statistics, fused_norms, repaired_defects
 from rewriter.jobs.fix.job import Candidate
@@ -27,12 +27,21 @@ from rewriter.jobs.search.goal import Found
 from rewriter.jobs.search.run import search
 from rewriter.passes.base import Context, Pass, Rescaled
 from rewriter.pipeline.driver import Driver, PassResult
+from rewriter.pipeline.presets import PRESETS
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.ranges import Ranges, measure
 from rewriter.runtime.ranges.profile_end import scale_to_profile
 from rewriter.target.costs import priced
 from rewriter.verification.verdict import GOALS, Check, deciding
 from rewriter.verification.verifier import engine_first
+
+PLAIN = "trt11-migrate"
+"""The preset that only changes types, and what they require."""
+
+OPTIONAL = frozenset({free_fp32.RULE, free_fp32.NORM_RULE, free_fp32.SOFTMAX_RULE, SEARCHED})
+"""Rules of nodes that plain FP16 does not keep in FP32."""
+
+PLAIN_STEPS = frozenset(type(step) for step in PRESETS[PLAIN].steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +175,7 @@ def rewrite(
     kept = asked if job.plan is None else kept_by_user(job.plan)
     with stage("rewriting"):
         means = ranges.means if ranges is not None else {}
-        context = Context(job.opset, precision.target, plan, ranges, means, kept)
+        context = Context(job.opset, precision.target, plan, ranges, means, kept, workload.sample)
         rewritten, results = driver.run(model, steps, context)
     return rewritten, (*earlier, *results)
 
@@ -183,7 +192,9 @@ def _calibrated(candidate: Candidate, workload: Workload) -> CalibratedModel:
     key = (*phases.structural, *phases.measuring)
     if key in workload.calibrated:
         return workload.calibrated[key]
-    model, passes = rewrite(candidate, workload, workload.original, phases.structural)
+    shared = list(takewhile(lambda step: type(step) in PLAIN_STEPS, phases.structural))
+    plain, passes = rewrite(candidate, workload, workload.original, shared)
+    model, passes = rewrite(candidate, workload, plain, phases.structural[len(shared) :], passes)
     ranges, warnings = Ranges(), [*workload.warnings]
     if given is not None and phases.measuring:  # it holds their results
         model, passes = rewrite(candidate, workload, model, phases.measuring, passes, given)
@@ -201,7 +212,7 @@ def _calibrated(candidate: Candidate, workload: Workload) -> CalibratedModel:
         )
     outputs, ranges.outputs = ranges.outputs, {}  # once compared, they need no memory any more
     checks = workload.verifier.structure(model, changing(candidate, passes), outputs)
-    result = CalibratedModel(model, ranges, passes, tuple(checks), tuple(warnings))
+    result = CalibratedModel(model, plain, ranges, passes, tuple(checks), tuple(warnings))
     return workload.calibrated.setdefault(key, result)
 
 
@@ -225,7 +236,8 @@ def _plan(candidate: Candidate, workload: Workload, calibrated: CalibratedModel,
         if job.plan is not None:
             named = isinstance(job.request.plan, (str, os.PathLike))
             return fit(model, job.plan, str(job.request.plan) if named else "the plan")
-        plan = make_plan(model, calibrated.ranges, precision, real=workload.samples.source.real)
+        request = replace(precision, sample=workload.sample)
+        plan = make_plan(model, calibrated.ranges, request, real=workload.samples.source.real)
         released = {d.key for d in plan.decisions if d.rule in candidate.released}
         plan = extend_plan(model, plan, {}, frozenset(released))
     warnings.extend(_unmatched(candidate, plan, model))
@@ -274,16 +286,21 @@ def _checked(
 
 
 def estimated_us(attempt: Attempt, workload: Workload) -> tuple[float, float, float]:
-    """The recorded costs of an attempt, of FP32, and of its lower type altogether.
+    """The recorded costs of an attempt, of FP32, and of plain FP16 (or BF16).
 
-    In us, at the shapes of the first sample.
+    That lacks passes of ours, and FP32 without a hazard. In us, at the shapes of the first sample.
     """
     if not workload.verifier.samples:
         return math.inf, math.inf, math.inf
-    model = attempt.calibrated.model.at_sizes(workload.verifier.samples[0])
-    prices = priced(model, attempt.candidate.precision.target)
+    sample, target = workload.verifier.samples[0], attempt.candidate.precision.target
+    calibrated = attempt.calibrated
+    prices = priced(calibrated.model.at_sizes(sample), target)
     broken = fsum(attention.us for attention in prices.attentions)
     fp32 = fsum(prices.base.values()) + fsum(prices.own.values()) + broken
     if attempt.plan is None:
         return fp32, fp32, math.inf
-    return prices.total_us(attempt.plan), fp32, prices.total_us(replace(attempt.plan, decisions=()))
+    plain = (
+        prices if calibrated.plain is calibrated.model else priced(calibrated.plain.at_sizes(sample), target)
+    )
+    hazards = tuple(d for d in attempt.plan.decisions if d.rule not in OPTIONAL)
+    return prices.total_us(attempt.plan), fp32, plain.total_us(replace(attempt.plan, decisions=hazards))

@@ -21,7 +21,7 @@ from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.hazards.user_rules import HINT
 from rewriter.ir.graph import display_name
 from rewriter.ir.graph.ops import PRODUCTS, TENSOR_CORE
-from rewriter.jobs.fix.attempt import Attempt, attempt, changing, estimated_us, rewrite
+from rewriter.jobs.fix.attempt import PLAIN, PLAIN_STEPS, Attempt, attempt, changing, estimated_us, rewrite
 from rewriter.jobs.fix.job import Candidate, FixJob
 from rewriter.jobs.fix.selection import MAX_ERROR_OVER_PLAIN_FP16, MOST_FOR_PLAIN, Attempts, Selection
 from rewriter.jobs.fix.workload import Workload
@@ -29,12 +29,9 @@ from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit
 from rewriter.passes.base import Pass, Stage
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.simplify import Simplify
-from rewriter.pipeline.presets import PRESETS, with_epilogues
+from rewriter.pipeline.presets import with_epilogues
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2
 from rewriter.verification.arithmetic_checks import AS_FP32, check_structure
-
-PLAIN = "trt11-migrate"
-"""The preset that only changes types, and what they require."""
 
 CLEARLY_FASTER = 0.8
 """Without an engine, largest share of a plan's estimated latency at which FP32 is faster for certain: where
@@ -114,6 +111,8 @@ def _candidates(attempts: Attempts) -> Iterator[Candidate]:
         yield from _measured_candidates(attempts)
     elif attempts.worse_than_plain(first):
         yield from _match_plain_fp16(attempts)
+    elif attempts.slower_than_plain(first):
+        yield _plain(first.candidate, emulated=True)
     if not attempts.passed and lowers:
         if not foretold:
             yield from _with_more_fp32(attempts)
@@ -332,8 +331,7 @@ def _preferred(attempt: Attempt) -> list[str]:
 
 def _preferred_steps(candidate: Candidate) -> list[Pass]:
     """The passes that only make a result faster or more accurate."""
-    plain = {type(step) for step in PRESETS[PLAIN].steps}
-    return [step for step in candidate.steps if type(step) not in plain]
+    return [step for step in candidate.steps if type(step) not in PLAIN_STEPS]
 
 
 def _plain(candidate: Candidate, *, emulated: bool) -> Candidate:

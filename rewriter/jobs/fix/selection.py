@@ -152,6 +152,19 @@ class Attempts:
         """True, without an engine, if a result is less accurate than plain FP16 though nothing was wrong."""
         return attempt.relative_l2 > MAX_ERROR_OVER_PLAIN_FP16 * self.plain_error
 
+    def slower_than_plain(self, attempt: Attempt) -> bool:
+        """True, without an engine, if recorded costs are higher than plain FP16's, where that passes."""
+        job, before = self.workload.job, self.workload.before
+        if (
+            self.runs
+            or not before
+            or not all(output.passed for output in before)
+            or not job.may_drop_optional_fp32
+        ):
+            return False
+        planned, _, plain = self.estimated(attempt)
+        return planned > (1.0 + NOISE) * plain
+
     def latencies(self) -> list[float]:
         """Latencies of the attempts in us: measured on their engines, or else their recorded costs."""
         if self.runs:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+
+import numpy as np
 
 from rewriter.base.errors import ArithmeticRunError, NativeError
 from rewriter.base.sandbox import processor_s
@@ -35,9 +38,13 @@ CHECKED_S = 60.0
 
 @dataclass(frozen=True)
 class CalibratedModel:
-    """A model that a plan is made for, after `passes`, with the `checks` of its structure."""
+    """A model that a plan is made for, after `passes`, with the `checks` of its structure.
+
+    `plain` is the model after the passes that plain FP16 has, too: its latency is estimated on that.
+    """
 
     model: Model
+    plain: Model
     ranges: Ranges
     passes: tuple[PassResult, ...]
     checks: tuple[Check, ...]
@@ -51,6 +58,7 @@ class Workload:
     Attributes:
         fitting: The samples that a search may fit a plan to; ranges are measured on `samples`.
         warnings: About the model and its data.
+        sample: Arrays without memory, of the shapes of the first sample.
         plain: The emulation of plain FP16 or BF16; None if nothing is verified.
         calibrated: The models after the passes before a plan, by these passes: candidates share them.
     """
@@ -62,6 +70,7 @@ class Workload:
     verifier: Verifier
     stage: Stopwatch
     warnings: tuple[str, ...]
+    sample: Mapping[str, Array]
     plain: Check | None = None
     calibrated: dict[tuple[Pass, ...], CalibratedModel] = field(default_factory=dict)
 
@@ -132,7 +141,9 @@ def prepare(
         target=job.precision.target,
         plugin_types=job.precision.plugin_types,
     )
-    return Workload(job, original, samples, fitting, verifier, stage, tuple(warnings))
+    shapes = {name: np.shape(array) for name, array in next(iter(samples), {}).items()}
+    sample = {name: np.broadcast_to(np.float32(), shape) for name, shape in shapes.items()}
+    return Workload(job, original, samples, fitting, verifier, stage, tuple(warnings), sample)
 
 
 def _judged(
