@@ -2,12 +2,14 @@
 
     python benchmarks/population.py draw [--seed N] [--draw FILE]
     python benchmarks/population.py [--half development] run WORK [NAME ...] [--fix-gpu] --seconds 570
+    python benchmarks/population.py run WORK usual --no-emulation --variants "fp32;plain;fix" --seconds 290
     python benchmarks/population.py [--half judging] table FOLDER_OR_FILE ...
 
-The networks are those of population_networks.py. A hash of the name puts half of them into `development`, after which
+The networks are those of population_networks.py (small, with a batch of 1) and population_deployed.py (deployed sizes,
+which their names have; `usual` are the common ones, the small networks first). A hash of the name puts half of them into `development`, after which
 rules may be changed, and half into `judging`. `run` does what WORK does not hold yet and stops before its time is up:
 workers on the CPU export, make variants and build engines; one process at a time loads all engines of a network and
-times them in turn. WORK/results/NAME.json is written after each stage of a network (and copied to $OUT).
+times them in turn. WORK/results/NAME.json is written after each stage of a network, and $OUT/population.json has all.
 
 `autocast` is NVIDIA's converter (PYTHONPATH must have modelopt), `plain` the preset trt11-migrate, `fix` what is handed
 out without a GPU, `fix-gpu` with one; any other variant is options of `fix`, such as `--skip rescale`. `verify` emulates
@@ -23,7 +25,6 @@ import json
 import math
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +59,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 COMMON = ("fp32", "autocast", "plain", "fix")
 STAGES = {"measure": "measured", "again": "again"}
+COPYING = threading.Lock()
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 TARGET = ("--target", "tensorrt-rtx")
 TOOL_S, BUILD_S, EXPORT_S, GPU_TOOL_S, RUN_S = 300.0, 120.0, 120.0, 200.0, 180.0
@@ -119,12 +121,14 @@ class Work:
 
     Attributes:
         variants: Names, and options of `fix`.
+        emulation: Emulate the file of `fix` on the held samples.
     """
 
     folder: Path
     fix_gpu: bool
     gpu: bool
     variants: Sequence[str] = COMMON
+    emulation: bool = True
 
     def jobs(self, name: str) -> list[Job]:
         """The steps of a network that can be done next; none if it is finished."""
@@ -159,7 +163,7 @@ class Work:
         file = folder / f"{file_name(variant)}.onnx"
         made = file.exists() and read_json(tool.marker)["exit_code"] in (0, 1)
         steps = [build] if made else []
-        if made and variant in (("fix",) if self.gpu else ("plain", "fix")):
+        if self.emulation and made and variant in (("fix",) if self.gpu else ("plain", "fix")):
             out, report = (str(folder / f"{variant}.{end}") for end in ("onnx", "held.json"))
             command = (sys.executable, "-m", "rewriter", "verify", str(folder / "model.onnx"), out, "-q")
             judged = (*command, "--inputs", str(folder / "held"), "--json", report, "--engine", "emulation")
@@ -324,7 +328,10 @@ def collect(work: Work, name: str) -> None:
     file.parent.mkdir(exist_ok=True)
     write_json(file, known | found | {"stages": sorted(stages)})
     if out := os.environ.get("OUT"):
-        shutil.copy(file, out)
+        with COPYING:
+            write_json(
+                Path(out, "population.json"), {one.stem: read_json(one) for one in file.parent.glob("*.json")}
+            )
 
 
 def _rows(folder: Path, stage: str) -> dict[str, Any]:
@@ -423,15 +430,19 @@ def bounded(job: Job, until: float) -> dict[str, Any] | None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    names = arguments.names or drawn(arguments)
+    names = usual() if arguments.names == ["usual"] else arguments.names or drawn(arguments)
     names = [n for n in names if not arguments.half or half_of(n) == arguments.half]
     gpu = bool(nvidia_driver.gpu())
-    work = Work(arguments.work.resolve(), arguments.fix_gpu, gpu, arguments.variants)
+    work = Work(
+        arguments.work.resolve(), arguments.fix_gpu, gpu, arguments.variants, not arguments.no_emulation
+    )
     work.folder.mkdir(parents=True, exist_ok=True)
     sizes = {"cpu": arguments.jobs, "gpu": 4, "fix-gpu": 4}  # four load engines, one times
     work_off(work, names, STARTED + arguments.seconds, sizes)
     left = [n for n in names if work.jobs(n)]
     print(f"{len(names) - len(left)} of {len(names)} networks are done; left: {' '.join(left) or 'none'}")
+    if gpu:
+        table(argparse.Namespace(folders=[work.folder / "results"], half=arguments.half))
 
 
 def drawn(arguments: argparse.Namespace) -> list[str]:
@@ -443,6 +454,17 @@ def drawn(arguments: argparse.Namespace) -> list[str]:
     names: list[str] = draw(arguments.seed)
     write_json(arguments.draw, {str(arguments.seed): names})
     return names
+
+
+def usual() -> list[str]:
+    from benchmarks.population_deployed import USUAL
+
+    return list(USUAL)
+
+
+def stratum_of(name: str) -> str:
+    """Names of the deployed stratum have sizes."""
+    return "deployed" if "-" in name else "small"
 
 
 def half_of(name: str) -> str:
@@ -503,6 +525,13 @@ def read(places: Sequence[Path], half: str | None) -> list[dict[str, Any]]:
 
 def table(arguments: argparse.Namespace) -> None:
     results = read(arguments.folders, arguments.half)
+    for stratum in ("small", "deployed"):
+        if ones := [one for one in results if stratum_of(one["name"]) == stratum]:
+            print(f"\nThe {stratum} stratum, {len(ones)} networks:\n")
+            _table(ones)
+
+
+def _table(results: Sequence[Mapping[str, Any]]) -> None:
     own = {v: None for one in results for v in one.get("variants", {}) if v.startswith("--")}
     shown = ("fp32", "autocast", "plain", *own, "fix", "fix-gpu")
     first = [Network(one["name"], one.get("variants", {})) for one in results]
@@ -587,6 +616,9 @@ def main() -> None:
     start.add_argument("names", nargs="*")
     start.add_argument("--seconds", type=float, default=math.inf)
     start.add_argument("--fix-gpu", action="store_true")
+    start.add_argument(
+        "--no-emulation", action="store_true", help="of the file of `fix`, on the held samples"
+    )
     start.add_argument("--variants", type=lambda text: text.split(";"), default=COMMON)
     start.add_argument("--jobs", type=int, default=14, help="processes on the CPU")
     for name in ("table", "score"):

@@ -15,7 +15,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,17 @@ import numpy as np
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.population_deployed import build, deployed, sizes_of
+
 TIMM, TABLE = 40, 14
 """How many are drawn from timm, one of a module, and from `TRANSFORMERS`."""
 
 MOST_PARAMETERS, MOST_PIXELS = 100e6, 384
+MOST_DEPLOYED, ROWS = 300e6, 2
+"""Of the deployed stratum; rows of a batch by which its weights are scaled."""
+
 SAMPLES, FOR_TOOLS = 5, 3
 Feeds = list[dict[str, np.ndarray]]
 Names = tuple[str, ...]
@@ -423,12 +430,17 @@ class Outputs(nn.Module):
         return tuple(found[name] for name in self.entry.outputs) if self.entry.outputs else found
 
 
-def _of_transformers(name: str, entry: Entry) -> nn.Module:
+def of_transformers(name: str, entry: Entry, larger: Mapping[str, Any] | None = None) -> nn.Module:
+    """The network of a table; `larger` has other sizes for the fields that its configuration has."""
     import transformers
 
     attention = "eager" if digest(name) >> 2 & 1 else "sdpa"
     for wanted in (attention, "eager"):
         config = getattr(transformers, entry.config)(**entry.fields)
+        sizes = {
+            n: v for n, v in (larger or {}).items() if n in entry.fields or n == "max_position_embeddings"
+        }
+        config = getattr(transformers, entry.config)(**entry.fields | sizes) if sizes else config
         config._attn_implementation = wanted
         try:
             return Outputs(_class(transformers, entry)(config), entry)
@@ -447,9 +459,11 @@ def _class(library: Any, entry: Entry) -> Any:
 def network(name: str) -> tuple[nn.Module, Feeds]:
     """The network of a name with the weights of its initialisation, and its samples."""
     torch.manual_seed(digest(name) % 2**31)
+    if sizes_of(name)[1]:
+        return build(name)
     entry = EXTRAS.get(name) or TRANSFORMERS.get(name) or SCORED.get(name)
     if isinstance(entry, Entry):
-        return _of_transformers(name, entry), entry.feeds()
+        return of_transformers(name, entry), entry.feeds()
     if entry is not None:
         return entry[0](), entry[1]()
     import timm
@@ -462,7 +476,7 @@ def network(name: str) -> tuple[nn.Module, Feeds]:
 
 
 def draw(seed: int) -> list[str]:
-    """60 names: one of each of 40 modules of timm, 14 of the table, and the six."""
+    """60 names: one of each of 40 modules of timm, 14 of the table, and the six; then those of deployed sizes."""
     import timm
 
     random = np.random.default_rng(seed)
@@ -473,11 +487,20 @@ def draw(seed: int) -> list[str]:
         fitting = (str(n) for n in random.permutation(names) if len(found) < TIMM and _fits(str(n)))
         found += [name for name in [next(fitting, None)] if name]
     table = random.permutation(sorted(TRANSFORMERS))[:TABLE]
-    return [*(str(name) for name in random.permutation([*found, *table])), *EXTRAS]
+    small = [*(str(name) for name in random.permutation([*found, *table])), *EXTRAS]
+    modules = [str(module) for module in random.permutation(modules)][:TIMM]
+    every = (sorted(timm.list_models(module=module)) for module in modules)
+    firsts = (next((n for n in names if _fits(n, MOST_DEPLOYED)), None) for names in every)
+    texts = [
+        name
+        for name, entry in TRANSFORMERS.items()
+        if entry.inputs == MASKED and "hidden_size" in entry.fields
+    ]
+    return [*small, *deployed(seed, [name for name in firsts if name], texts)]
 
 
-def _fits(name: str) -> bool:
-    """Whether a network of timm takes images of one size that is not large, and is below 100 M parameters."""
+def _fits(name: str, most: float = MOST_PARAMETERS) -> bool:
+    """Whether a network of timm takes images of one size that is not large, and has fewer parameters than `most`."""
     import timm
 
     try:
@@ -487,7 +510,7 @@ def _fits(name: str) -> bool:
         return False
     channels, height, width = model.pretrained_cfg["input_size"]
     parameters = sum(p.numel() for p in model.parameters())
-    return bool(channels == 3 and height == width <= MOST_PIXELS and parameters < MOST_PARAMETERS)
+    return bool(channels == 3 and height == width <= MOST_PIXELS and parameters < most)
 
 
 # -- weights of trained scale ----------------------------------------------------------------------
@@ -764,7 +787,9 @@ def export(name: str, folder: Path) -> dict[str, Any]:
     """Writes the network and its samples; returns which exporter wrote it, and sizes."""
     name, with_outliers = name.removesuffix(OUTLIERS), name.endswith(OUTLIERS)
     model, feeds = network(name)
-    model = settled(model, feeds, digest(name) % 2**31)
+    batched = sizes_of(name)[1].get("batch", 0) > ROWS
+    few = [{n: value[:ROWS] for n, value in one.items()} for one in feeds] if batched else feeds
+    model = settled(model, few, digest(name) % 2**31)
     measures = outliers(model, feeds) if with_outliers else {}
     if isinstance(model, Decoder):
         model.heat()
