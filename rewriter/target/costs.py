@@ -313,11 +313,12 @@ class _Pricing:
         inside = {key for attention in attentions for key in attention.inside}
         base = {key: fp16_us(node, self._shapes, self._constants) for key, node in self._nodes.items()}
         base |= fused_products | dict.fromkeys(inside, 0.0)
-        for key, node in self._nodes.items():  # TensorRT merges the products of one tensor
+        for key, node in self._nodes.items():  # TensorRT merges the products of one tensor: one launch
             merged = max(
                 (self._projections[t] for t in self._computed(node) if self._weighted(node)), default=1
             )
-            base[key] -= KERNEL_US * (1.0 - 1.0 / merged)
+            if merged > 1 and not bound_by_arithmetic(node, self._shapes):
+                base[key] -= KERNEL_US * (1.0 - 1.0 / merged)
         own = {key: more_us(node, self._shapes, self._constants) for key, node in self._nodes.items()}
         own |= dict.fromkeys(inside | fused_products.keys() | self._fused, 0.0)
         own |= {key: own[key] + us for key, us in self._fp32_sums()}
