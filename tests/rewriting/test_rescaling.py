@@ -7,7 +7,7 @@ from graphs import graph, model
 
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.model import Model
-from rewriter.passes.algorithms.rescaling.choice import Demand, solve
+from rewriter.passes.algorithms.rescaling.choice import Demand, _movable, solve
 from rewriter.passes.algorithms.rescaling.exponents import Constraints, Exponents, Form
 
 
@@ -114,6 +114,7 @@ def test_a_tensor_that_a_subgraph_reads_keeps_its_scale() -> None:
 
 
 A, B, C = ((1, 1),), ((2, 1),), ((1, 1), (2, 1))
+D, E = ((3, 1),), ((4, 1),)
 
 
 def test_the_smallest_exponents_that_end_overflow_are_found() -> None:
@@ -145,3 +146,20 @@ def test_the_factor_with_room_gives_way() -> None:
     steep.floor(0, cost=4.0)
     for one, other, lowered in ((steep, Demand(), {2: -5}), (Demand(), steep, {1: -5})):
         assert solve({A: one, B: other, C: Demand(hazards={"c": -5})}, [A, B, C]) == lowered
+
+
+@pytest.mark.parametrize(
+    ("demands", "tensors", "movable"),
+    [
+        pytest.param({A: Demand()}, [A], [], id="nothing needs scaling"),
+        pytest.param({A: Demand(hazards={"t": -1}), B: Demand()}, [A, B], [1], id="an overflow"),
+        pytest.param({A: Demand(sunken={"t": 1}), B: Demand()}, [A, B], [1], id="a sunken tensor"),
+        pytest.param({B: Demand(hazards={"t": -1})}, [A + B, B + D, E], [1, 2, 3], id="its neighbours' too"),
+        pytest.param({B: Demand(hazards={"t": -1}), A + E: Demand()}, [A + B], [1, 2], id="constants do not"),
+        pytest.param({A + E: Demand(sunken={"w": 3})}, [A + B], [1, 2, 4], id="but those in need do"),
+    ],
+)
+def test_free_exponents_that_may_move(
+    demands: dict[Form, Demand], tensors: list[Form], movable: list[int]
+) -> None:
+    assert _movable(demands, tensors) == movable

@@ -27,7 +27,7 @@ from reaching_tests import ReachingTests, measured
 ROOT = Path(__file__).parents[2]
 ROOMS = ("passes", "hazards", "hazards/planning", "target", "verification", "runtime/metrics")
 TESTS = (
-    *"passes hazards planning verification figures pipeline rewriting patterns jobs".split(),
+    *"passes hazards planning verification metrics pipeline rewriting patterns jobs".split(),
     "report/test_page.py",
     "report/test_report.py",
 )
