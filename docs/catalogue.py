@@ -87,14 +87,14 @@ Written by `python -m docs.catalogue`; edit `rewriter/pipeline/presets.toml`.
 
 {about}
 
-The preset sets {settings}. Its pipeline is that of `trt-fp16` without
-the passes that rewrite products for faster or more accurate kernels (docs/accuracy.md).
+The preset sets {settings}. Its pipeline is `trt-fp16` without the passes
+that rewrite products for faster or more accurate kernels ([accuracy.md](accuracy.md)).
 
 {table}
 
 The removed flags: [NVIDIA's migration guide]({source}).
 NVIDIA's tool is AutoCast: [comparison.md](comparison.md) compares it.
-[recipes.md](recipes.md) leads from the export to the engine, project by project.
+[recipes.md](recipes.md) has the steps from the export to the engine, project by project.
 """
 
 
@@ -113,7 +113,7 @@ OTHER_RULES: Mapping[str, str] = {
     "no-lower-type": "the operator has no FP16 (BF16) in this opset or in TensorRT, or reads bits",
     "unknown-type": "the type of one of its tensors is not known",
     "generated": "random numbers: another type would give another sequence",
-    "float64": "it only makes a float64 output, of which more than 11 bits are wanted",
+    "float64": "it only makes a float64 output, which needs more than 11 bits",
     "subgraph": "it holds branches or a loop body, and keeps the types that these exchange",
     islands.RULE: "it adds to a stream whose first sum is kept in FP32",
     free_fp32.RULE: "free: elementwise after an FP16 product, whose sum then stays in FP32",
@@ -127,31 +127,31 @@ OTHER_RULES: Mapping[str, str] = {
 _FINDINGS = """\
 # Every finding of scan, and every rule of a plan
 
-Written by `python -m docs.catalogue`, from the rules themselves. `scan` begins each finding with
-its kind; in a plan the same word is the rule. [hazards.md](hazards.md) has the measurements on which the
-rules about the inside of operators rest.
+Written by `python -m docs.catalogue`, from the rules themselves. Each finding of `scan` begins with its kind;
+in a plan the same word is the rule. [hazards.md](hazards.md) has the measurements for the rules about the
+inside of operators.
 
 ## Kinds of hazard
 
-The severity is the usual one; evidence in the data raises or lowers it. An error gives wrong results on your
-samples. A warning gives wrong results on other data, or slightly wrong ones. A note is worth knowing.
-“Measured” findings rest on the ranges of your samples; on random data they are warnings at most.
+The table has the usual severity; evidence in the data raises or lowers it. An error gives wrong results on
+your samples. A warning gives wrong results on other data, or slightly wrong ones. A note is information.
+“Measured” findings come from the ranges of your samples; on random data they are warnings at most.
 “FP32: `fix` does” means that `rewriter fix` keeps these nodes in FP32.
 
 {kinds}
 
 ## Rules that are no hazards
 
-A plan keeps these nodes out of FP16, too. What “free” means was measured: [accuracy.md](accuracy.md).
+A plan keeps these nodes out of FP16 as well. [accuracy.md](accuracy.md) has the measurements behind “free”.
 
 {rules}
 
 ## Known defects of TensorRT
 
-`fix --target` repairs these where the target has them, if *what helps* says `fix`, and warns of the rest.
+If the target has a defect, `fix --target` repairs it if *what helps* says `fix`, and warns otherwise.
 The release and the GPU come from `--target` (`10.13`, `10.13 sm_110`, `jetpack-6.2`) or from the machine.
-Where one of them is not known, `scan` has a note, and `rewriter probe --ask` finds out.
-*Asked* is what TensorRT-RTX 1.6.1 answered; the rest is from the linked threads.
+If one of them is unknown, `scan` has a note, and `rewriter probe --ask` measures it.
+*Asked* is the answer of TensorRT-RTX 1.6.1; the rest is from the linked threads.
 
 {defects}
 """
@@ -162,7 +162,7 @@ def findings() -> str:
     kinds = [_kind(name, KINDS[name]) for name in sorted(KINDS, key=_place)]
     rules = [(f"`{name}`", why) for name, why in OTHER_RULES.items()]
     return _FINDINGS.format(
-        kinds=_table(("kind", "what it is", "severity", "what to do"), kinds),
+        kinds=_table(("kind", "meaning", "severity", "remedy"), kinds),
         rules=_table(("rule", "why"), rules),
         defects=_table(("defect", "releases", "asked", "what helps"), map(_defect, quirks.table())),
     )
@@ -214,7 +214,7 @@ def with_keys(page: str) -> str:
 
 def keys() -> str:
     """A row for every key: its type, its default, the commands that read it, and what it does."""
-    return _table(("key", "it takes", "default", "read by", "what it is"), map(_row, KEYS.values())) + "\n"
+    return _table(("key", "type", "default", "read by", "meaning"), map(_row, KEYS.values())) + "\n"
 
 
 def _row(key: Option) -> tuple[str, ...]:

@@ -48,11 +48,11 @@ COMMANDS = {
     "compare-inputs": Entry(".compare:compare_inputs", "Find how two preprocessings differ", MODELS),
     "batch": Entry(".batch:batch", "Fix many models, here or on a cluster", MODELS),
     "report": Entry(".report:report", "Make a page from saved JSON"),
-    "probe": Entry(".probe:probe", "What this TensorRT does on this GPU"),
+    "probe": Entry(".probe:probe", "Measure how TensorRT computes on this GPU"),
     "config": Entry(".config:config", "Options in force, and where each comes from"),
     "presets": Entry(".catalogue:presets", "Pipelines by name; `presets show NAME`"),
-    "passes": Entry(".catalogue:passes", "What a pipeline can do; `passes show NAME`"),
-    "hook": Entry(".hook:app", "What the hooks of pre-commit run"),
+    "passes": Entry(".catalogue:passes", "List the passes; `passes show NAME` explains one"),
+    "hook": Entry(".hook:app", "Commands of the pre-commit hooks"),
     "help": Entry(":show_help", ""),
 }
 
@@ -181,7 +181,7 @@ def _refused(error: Any) -> int:
 app = typer.Typer(
     name="rewriter",
     cls=Root,
-    help="Makes ONNX models safe for TensorRT in FP16.",
+    help="Makes ONNX models accurate in TensorRT FP16.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -26,7 +26,7 @@ Models = Annotated[
     list[Path] | None,
     typer.Argument(metavar="[MODELS]...", show_default=False, help="Files, folders, patterns in quotes"),
 ]
-Output = Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where results go")]
+Output = Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Output folder")]
 
 JUNIT = ".xml"
 DEFAULTS = declarations(BatchCommand)

@@ -70,7 +70,7 @@ def _list_presets(json: Json = None) -> None:
     echo(*"\n\n".join([*entries, "rewriter presets show NAME tells more."]).split("\n"))
 
 
-passes = _listing(_list_passes, "What a pipeline can do; `passes show NAME`")
+passes = _listing(_list_passes, "List the passes; `passes show NAME` explains one")
 presets = _listing(_list_presets, "Pipelines by name; `presets show NAME`")
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Original = Annotated[Path, typer.Argument(metavar="ORIGINAL", hidden=True)]
 Fixed = Annotated[Path, typer.Argument(metavar="FIXED", hidden=True)]
-Before = Annotated[Path, typer.Argument(metavar="ORIGINAL", help="The model as it was, taken in FP32")]
+Before = Annotated[Path, typer.Argument(metavar="ORIGINAL", help="The original model, compared in FP32")]
 After = Annotated[Path, typer.Argument(metavar="OTHER", help="The model that goes wrong")]
 Ours = Annotated[Path, typer.Argument(metavar="OURS", help="npz, npy, folder, Polygraphy JSON")]
 Theirs = Annotated[Path, typer.Argument(metavar="THEIRS", help="The same samples from the other pipeline")]

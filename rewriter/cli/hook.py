@@ -15,7 +15,7 @@ from rewriter.cli.scan import run_scan
 from rewriter.ir.model.writing import ENDINGS
 from rewriter.pipeline.options import FixCommand, ScanCommand
 
-app = typer.Typer(cls=Group, help="What the pre-commit hooks run, for repositories with models.")
+app = typer.Typer(cls=Group, help="Commands of the pre-commit hooks, for repositories with models.")
 
 Models = Annotated[
     list[Path], typer.Argument(metavar="MODEL...", show_default=False, help="Files, as pre-commit gives them")
@@ -36,7 +36,7 @@ class HookCommand(Command):
 @app.command(cls=HookCommand)
 @with_options(ScanCommand, "inputs", "precision", "target", "fail_on", outputs=("json", "sarif", "verbose"))
 def scan(models: Models, outputs: Outputs, **given: Any) -> None:
-    """Scan committed models. Samples are taken from net.npz beside net.onnx, if it is there.
+    """Scan committed models. Samples come from net.npz beside net.onnx, if it exists.
 
     --json and --sarif write the findings of all models into one file each.
 
@@ -50,7 +50,7 @@ def scan(models: Models, outputs: Outputs, **given: Any) -> None:
 @app.command(cls=HookCommand)
 @with_options(FixCommand, "inputs", "preset", "target")
 def fix(models: Models, **given: Any) -> None:
-    """Fix committed models in their place, once each, and keep net.raw.onnx. Samples as for `hook scan`.
+    """Fix committed models in place, once each, and keep net.raw.onnx. Samples as for `hook scan`.
 
     Exits with 0 if nothing was to be done, with 1 if a file changed, with 2 if one could not be fixed.
     """

@@ -47,7 +47,7 @@ def option(panel: str, metavar: str, text: str, *names: str, **more: Any) -> Any
 
 Verbose = Annotated[bool, option(OUTCOME, FLAG, "List everything", "-v", "--verbose")]
 Json = Annotated[Path | None, option(OUTCOME, "FILE", "Write JSON, too; - is stdout")]
-Quiet = Annotated[bool, option(OUTCOME, FLAG, "Print the verdict alone", "-q", "--quiet")]
+Quiet = Annotated[bool, option(OUTCOME, FLAG, "Print only the verdict", "-q", "--quiet")]
 
 OUTPUTS: Mapping[str, Any] = {
     "json": Json,
@@ -219,7 +219,7 @@ def configured(given: Mapping[str, Any], model: Path | None = None, *, quiet: bo
     beside = model.parent / "rewriter.toml" if model else None
     here = configuration.file
     if beside and beside.is_file() and not (here and beside.samefile(here)):
-        warnings.append(f"{beside} is not read: configuration is that of the current folder's project")
+        warnings.append(f"{beside} is not read: only the current folder's project is configured")
     for warning in warnings:
         echo(f"warning: {warning}", err=True)
     resolved = configuration.resolve(**given)

@@ -17,7 +17,7 @@ def probe(
     ] = False,
     **given: Any,
 ) -> None:
-    """Print what is known of this TensorRT and GPU in FP16; with --ask, measure it and keep it for `fix`."""
+    """Print how this TensorRT and GPU compute in FP16; with --ask, measure it and keep it for `fix`."""
     from rewriter.jobs.probe import probe as job
     from rewriter.report import probe as report
 

@@ -13,9 +13,7 @@ from rewriter.pipeline.options import OUTCOME
 
 
 def report(
-    saved: Annotated[
-        Path, typer.Argument(metavar="RUN.json", help="What fix, scan or verify wrote with --json")
-    ],
+    saved: Annotated[Path, typer.Argument(metavar="RUN.json", help="JSON that fix, scan or verify wrote")],
     output: Annotated[Path, option(OUTCOME, "FILE", "The page", "-o", "--output")],
 ) -> None:
     """Make a page from a saved JSON report.

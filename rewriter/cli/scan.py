@@ -25,7 +25,7 @@ Models = Annotated[list[Path], typer.Argument(metavar="MODEL...", hidden=True)]
 
 @with_options(ScanCommand, outputs=("json", "sarif", "report", "verbose", "quiet"))
 def scan(models: Models, outputs: Outputs, **given: Any) -> None:
-    """Find where MODEL goes wrong in FP16, and what would repair it; change nothing.
+    """Find where MODEL goes wrong in FP16, and the repair; change nothing.
 
     Several models share one JSON and one SARIF file; their samples are net.npz beside net.onnx. Exits with
     0, with 1 if --fail-on says so, with 2 on bad usage or model.

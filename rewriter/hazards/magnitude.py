@@ -58,7 +58,7 @@ def _severity(analysis: GraphAnalysis, tensor: str, measured: Range) -> tuple[Se
             f"comes within a factor of {figure(measured.headroom)} of {figure(analysis.largest)}",
         )
     if measured.high <= analysis.limit and _only_feeds(analysis, tensor, {"Softmax"}):
-        return "note", "has huge negative numbers, of which Softmax makes zeros"
+        return "note", "has huge negative numbers, which Softmax turns into zeros"
     if _saturates(analysis, tensor):
         return "warning", "overflows, which Tanh, Sigmoid or Erf saturates"
     return "error", f"exceeds {figure(analysis.largest)}"

@@ -76,7 +76,7 @@ def filter_banks(analysis: GraphAnalysis) -> Iterator[Hazard]:
             value = analysis.constant(tensor)
             error = _worst_filter(node, index, value) if value is not None else 0.0
             if error > BANK_ERROR:
-                reason = f"{tensor} is a bank of filters, one of which would be rounded by {error:.1%}"
+                reason = f"{tensor} is a bank of filters; FP16 would round one by {error:.1%}"
                 yield analysis.hazard(node, "weights", reason, tensor)
 
 

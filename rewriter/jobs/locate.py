@@ -76,7 +76,7 @@ def locate(
         failed = {o.output for o in check.outputs if not o.passed} or {o.output for o in check.outputs}
         wrong = sorted((o for o in check.outputs if o.part and not o.passed), key=lambda o: o.excess)
         parts = {o.of: o.part for o in wrong if o.part}  # the worst of each output
-        notes += [f"{o.name} errs by {o.relative_l2:.2g}" for o in wrong if parts[o.of] is o.part]
+        notes += [f"{o.name} has an error of {o.relative_l2:.2g}" for o in wrong if parts[o.of] is o.part]
         worst = max((o for o in verdict.outputs if o.name in failed), key=lambda o: o.badness)
         if verdict.passed and worst.relative_l2 > limit:
             limit = SAME * worst.relative_l2

@@ -157,5 +157,5 @@ def _tf32(model: Model, samples: Sequence[Mapping[str, Any]]) -> Iterator[Findin
     error = METRICS["detections"].worst(expected, actual)
     if error > TF32_NOTED:
         kind, severe = KINDS["tf32"], error > TOLERANCES["tf32"].value
-        reason = f"an FP32 engine errs by {error:.2g} (relative L2) through TF32, emulated on one sample"
+        reason = f"an FP32 engine has an error of {error:.2g} (relative L2) by TF32, emulated on one sample"
         yield Finding("tf32", "warning" if severe else kind.severity, reason, kind.repair, (), ())

@@ -30,7 +30,7 @@ class DropRoundTrips(GraphPass):
     """
 
     name = "drop-round-trips"
-    exactness = Exactness(5e-3, "that of mixed-precision: it undoes roundings to FP16")
+    exactness = Exactness(5e-3, "as mixed-precision, since it removes roundings to FP16")
     before = """
         g (float[2,3] x, float[3,4] w, float[4] b) => (float[2,4] y) {
             m = MatMul(x, w)

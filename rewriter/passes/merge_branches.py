@@ -138,7 +138,7 @@ def _reason_to_differ(graph: GraphEditor, large: _Branch, small: _Branch) -> str
     if any(count > 1 and mine != others for mine, others, count in steps):
         return "have different dilations"
     if _lead(large, small) is None:
-        return "have windows of which none holds the other"
+        return "have windows, and neither holds the other"
     return None if _margins(large) == _margins(small) else "may have results of different sizes"
 
 

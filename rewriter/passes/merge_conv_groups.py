@@ -95,7 +95,7 @@ def _widen(graph: GraphEditor, node: NodeProto, groups: int, weights: NewWeights
     graph.set_input(node, 1, weight)
     next(item for item in node.attribute if item.name == "group").i = groups
     width = len(graph.value(weight)) // groups
-    return Change(display_name(node), f"{counted(groups, 'group')} of {width} channels in place of {old}")
+    return Change(display_name(node), f"{counted(groups, 'group')} of {width} channels instead of {old}")
 
 
 def _wide(weight: Array, groups: int, factor: int) -> Array:

@@ -109,7 +109,7 @@ class PadChannels(GraphPass):
             if root.obstacle:
                 yield Refusal(display_name(conv), f"it keeps its {size} channels: {root.obstacle}")
             else:
-                yield Change(display_name(conv), f"{size + root.more} channels in place of {size}")
+                yield Change(display_name(conv), f"{size + root.more} channels instead of {size}")
         channels.pad()
 
 

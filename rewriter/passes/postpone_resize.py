@@ -62,7 +62,7 @@ class PostponeResize(WeightPass):
     name = "postpone-resize"
     exactness = Exactness(
         1e-5,
-        "another order of sums, a mean of sums in place of a sum of means: 4.4e-7 measured on a SegFormer",
+        "another order of sums, a mean of sums instead of a sum of means: 4.4e-7 measured on a SegFormer",
     )
     work: int = round(KERNEL_US * PRODUCTS_PER_US["Conv"] * 2e-6)
     example: ClassVar[Mapping[str, Any]] = {"work": 0}

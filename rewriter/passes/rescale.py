@@ -20,7 +20,7 @@ from rewriter.runtime.ranges import Ranges
 NAMED = 3
 """Number of tensors that a message names."""
 
-TIED = "its scale is tied to that of inputs, outputs or operators that are not linear"
+TIED = "its scale is tied to inputs, outputs or operators that are not linear"
 
 
 @dataclass(frozen=True)

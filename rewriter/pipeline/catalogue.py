@@ -98,7 +98,7 @@ def page(kind: type[Pass]) -> str:
     ]
     declines = sections.get("Declines", "").splitlines()
     if issubclass(kind, WeightPass):
-        why += "\n\nThe new weights stay in memory until they are lowered, also those of external data."
+        why += "\n\nThe new weights stay in memory until they are lowered, even if they were external data."
         declines += OF_WEIGHTS
     if floor := kind.requires.opset:
         declines.append(f"- a model below opset {floor}")

@@ -95,9 +95,9 @@ class DataOptions:
     Attributes:
         inputs: npz, folder, or Polygraphy JSON. The samples; a folder holds npz, npy or photographs. In
             Python also arrays, dicts of arrays, and lists or loaders of either. Without it inputs are random.
-        image_preprocess: For a folder of photos: size=640. How they become samples: docs/inputs.md.
+        image_preprocess: For a folder of photos: size=640. docs/inputs.md lists the steps.
         input_shapes: Shapes of inputs for random data.
-        seed: Of random data.
+        seed: Seed of random data.
     """
 
     inputs: Any = option(None, DATA, "DATA", kind=Path)
@@ -120,11 +120,11 @@ class EngineOptions:
     """The engine that builds and runs the result, with the shapes that it is built for.
 
     Attributes:
-        engine: auto, tensorrt, onnxruntime, emulation. What builds and runs the result: `auto` is the best
+        engine: auto, tensorrt, onnxruntime, emulation. It builds and runs the result: `auto` is the best
             engine here, `emulation` uses no GPU. Also `tensorrt-rtx` and `onnxruntime-cuda`.
         plugin_lib: A library with TensorRT plugins.
         min_shapes: Smallest shapes of the profile.
-        opt_shapes: Usual shapes; else the samples'.
+        opt_shapes: Usual shapes; by default the samples'.
         max_shapes: Largest shapes of the profile.
     """
 
@@ -143,59 +143,59 @@ class FixOptions(DataOptions, EngineOptions):
         in_place: The result may replace MODEL.
         dry_run: Do everything, but write no model.
         preset: A pipeline by name. It has defaults for other options, too: `rewriter presets`.
-        passes: In place of the preset's. With the options of its passes; in Python also a list of
-            names and passes of your own, in which `...` stands for the preset's.
+        passes: Passes instead of the preset's. Options stand in braces. In Python also a list of names and
+            of your own passes, in which `...` stands for the preset's.
         add: Also run these passes. Each runs at its place: before the first pass of a later stage.
         skip: Leave these passes out.
-        refittable: Keep weights and their names. Leaves out the passes that merge, fold or scale weights, so
-            that TensorRT refits an engine of the result by name, in the types that the result has.
+        refittable: Keep weights and their names. Leaves out the passes that merge, fold or scale weights.
+            TensorRT can then refit an engine of the result by name, in the types of the result.
         opset: Operator set [17; BF16: 22].
-        target: tensorrt, tensorrt-rtx, 10.3. The TensorRT that the result is for; TensorRT-RTX where it
-            judges. A GPU may follow (`10.13 sm_110`); names are jetpack-6.2, jetpack-7.1, jetpack-7.2.2
-            and dla.
+        target: tensorrt, tensorrt-rtx, 10.3. The TensorRT that will build the result; by default
+            TensorRT-RTX if it checks the result here. A GPU may follow (`10.13 sm_110`). Other names are
+            jetpack-6.2, jetpack-7.1, jetpack-7.2.2 and dla.
         deploy: trtexec, python, triton, onnxruntime. Writes a script beside the result that builds it with
-            this tool: `fixed.build.sh` or `fixed.build.py`. Without it only the command of trtexec is
-            printed, or of tensorrt_rtx for that target.
+            this tool: `fixed.build.sh` or `fixed.build.py`. By default only the command is printed: of
+            tensorrt_rtx for that target, of trtexec otherwise.
         precision: fp16, bf16, or fp32: structure only. The type that nodes compute in.
         io: Inputs and outputs: fp16,logits=fp32. Types of the model's float inputs and outputs: keep, fp32,
-            fp16 or bf16 for all of them, and NAME=TYPE for those whose name fits the pattern NAME.
+            fp16 or bf16 for all of them. NAME=TYPE is for names that match the pattern NAME.
         keep_fp32: Keep nodes of this name in FP32: '*/attn/*'. Patterns of node or output names; each has to
-            fit a node of the model.
+            match a node of the model.
         keep_fp32_op: Keep every node of this operator in FP32.
-        lower: Lower nodes of this name: '*/ffn/*'. In any case: neither a rule nor `keep-fp32` nor
-            `keep-fp32-op` keeps them in FP32 then. A repair still may, where a check fails: `no-repair`.
-        lower_op: Lower every node of this operator. In any case.
-        plugin_types: Types of a custom operator: OP:fp16:fp32. Of its inputs and, after another colon, of its
-            outputs (`OP:fp16,int32:fp32`); the last one holds for all that follow. `OP:fp16` is all floats of
-            it. Without it an operator that ONNX does not know keeps the model's types.
-        plan: Apply this plan exactly, measure nothing. It has its precision and io, and excludes `keep-fp32`,
+        lower: Lower nodes of this name: '*/ffn/*'. It overrides rules, `keep-fp32` and `keep-fp32-op`. A
+            repair may still keep them in FP32 if a check fails; `no-repair` prevents that.
+        lower_op: Lower every node of this operator. As for `lower`.
+        plugin_types: Types of a custom operator: OP:fp16:fp32. First the types of its inputs, then of its
+            outputs (`OP:fp16,int32:fp32`); the last type holds for all that follow. `OP:fp16` is for all its
+            floats. By default an operator that ONNX does not know keeps the model's types.
+        plan: Apply this plan exactly, measure nothing. It sets precision and io, and excludes `keep-fp32`,
             `lower`, their `-op` and `plugin-types`; `save-plan` writes one.
-        save_plan: Write the plan that was made, to edit it. As JSON; also with `dry-run`.
-        hazards: Rules of your own, which keep nodes in FP32.
-        weak_typing: TensorRT 8-10: FP32, and constraints. The plan stands beside the model as constraints
+        save_plan: Write the plan, to edit it. As JSON; also with `dry-run`.
+        hazards: Your own rules, which keep nodes in FP32.
+        weak_typing: TensorRT 8-10: FP32, and constraints. The plan is written beside the model as constraints
             for the builder: arguments of trtexec, and Python code.
         tolerance: The cheapest plan this accurate: 1e-3. fix: search for the cheapest plan whose emulation
-            stays within this for every output; verify: the largest error allowed. In the unit of `metric`.
+            is within this for every output. verify: the largest error allowed. In the unit of `metric`.
         max_latency_cost: The best plan for 5% more latency. Search for the most accurate plan that adds at
             most this share of latency (`0.05`) to the rules' plan. Latencies are estimated from recorded
             costs.
-        metric: Of accuracy; by default relative-l2. The measure that `tolerance` is given in: a name, or a
-            Python function of yours.
+        metric: Measure of accuracy; by default relative-l2. The unit of `tolerance`: a name, or your own
+            Python function.
         verify: Run the checks. Emulate the result, compare it with the original, build it, and run it if
             there is a GPU.
-        build: TensorRT's build and run. A part of the checks.
+        build: Build and run an engine. A part of the checks.
         accumulation: Emulated sums: fp32 or fp16. The type in which the emulation sums the products of FP16
-            MatMul, Gemm and Conv. `fp16` is what GPUs were measured to do; it needs 2 to 8 times as long. By
-            default `fix` takes what is recorded of the target, and FP32 where nothing is, or an emulation
-            would take minutes.
-        repair: Repair what fails. Leave out what our own passes broke, keep more nodes in FP32, and at last
-            all of them.
-        repair_seconds: For repairs. No repair starts later than this, in seconds, and searches end then.
-        strict: Write nothing unless proven, by an engine or its emulation. Random, constant or repeated
-            samples prove nothing, nor does a result that is all FP32.
-        timeout: For each build and run. The deadline of the engine, in seconds.
-        page: For `report.html`. Compute what the page shows of the worst sample: its outputs with nothing
-            repaired, and the error along the depth.
+            MatMul, Gemm and Conv. GPUs were measured to use `fp16`, which needs 2 to 8 times as long. By
+            default `fix` uses the target's recorded type. It uses FP32 if none is recorded, or if an
+            emulation would take minutes.
+        repair: Repair a failed check. Leave out passes that broke something, then keep more nodes in FP32, at
+            last all of them.
+        repair_seconds: Time limit of repairs. No repair starts later, in seconds, and searches end then.
+        strict: Write nothing unless proven. By an engine or its emulation. Random, constant or repeated
+            samples prove nothing. Neither does a result that is all FP32.
+        timeout: For each build and run. In seconds.
+        page: For `report.html`. Compute the outputs of the worst sample in plain FP16, and the error along
+            the depth.
     """
 
     in_place: bool = option(False, DATA, places=ONE_RUN)
@@ -257,12 +257,12 @@ class BatchCommand(FixOptions):
 
     Attributes:
         manifest: Models and their options, as TOML. docs/batch.md has an example.
-        jobs: Models at a time [half the cores]. They share this machine's cores and its memory.
-        memory: For all of them together. In GiB; default: four fifths of what is free.
-        time_limit: For each model. In seconds; a model that needs longer is stopped.
+        jobs: Models at a time [half the cores]. They share this machine's cores and memory.
+        memory: Memory of all models together. In GiB; by default four fifths of the free memory.
+        time_limit: Time limit of each model. In seconds; a model that needs longer is stopped.
         again: Run finished models, too.
         ray: Run on this Ray cluster, or auto. `auto` is the one on this machine.
-        gpus: On Ray: reserved for each model. A share such as 0.5 lets models share a GPU.
+        gpus: On Ray: GPUs reserved for each model. A share such as 0.5 lets models share a GPU.
         report: Summary: .json or .xml (JUnit).
     """
 
@@ -284,9 +284,9 @@ class ScanOptions(DataOptions):
     """The options of `rewriter.scan`.
 
     Attributes:
-        precision: What MODEL shall compute in: fp16 or bf16.
+        precision: The type that MODEL is to compute in: fp16 or bf16.
         target: tensorrt, tensorrt-rtx, 10.3. As for `fix`: defects of other releases are not reported.
-        hazards: Rules of your own, which report hazards.
+        hazards: Your own rules, which report hazards.
     """
 
     precision: Literal["fp16", "bf16"] = like(FixOptions, "precision", default="fp16", kind=None)

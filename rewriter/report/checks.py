@@ -59,7 +59,7 @@ def limit_lines(check: Check) -> Iterator[str]:
 
 ORIGINS = {
     "conditioning": "since another order of the network's own sums moves it by {}",
-    "as-fp32": "since the network's own FP32 engine (TF32) errs by {}",
+    "as-fp32": "since the network's own FP32 engine (TF32) has an error of {}",
     "as-set": "since its rows are compared in any order",
 }
 """Why a limit is not the usual one, by `Allowance.reason`; `{}` is the error that was measured."""

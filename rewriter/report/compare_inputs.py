@@ -40,7 +40,7 @@ def rows(result: InputComparison, *, everything: bool) -> Iterator[Row]:
             yield from (("", f"{one.kind}: {one.text}") for one in array.differences)
             yield from (("", f"note: {note}") for note in array.notes)
             after = max(one.after for _, one in members)
-            yield "", f"relative L2: {array.before:.3g}, of which these differences leave {after:.3g}"
+            yield "", f"relative L2: {array.before:.3g}, and {after:.3g} without these differences"
         elif everything:
             yield "Same", f"{name}: {sentence}{where}"
 

@@ -225,9 +225,9 @@ def _passes(passes: Iterable[PassResult]) -> Table:
     for step in passes:
         done.append((step.name, "changed", "plain", grouped(step.changes, lambda change: change.what)))
         done.append((step.name, "declined", "warn", grouped(step.refusals, lambda refusal: refusal.reason)))
-    lead = "What each pass did, and what it recognised and left unchanged, with the reason."
+    lead = "Edits of each pass, and patterns that it declined, with the reason."
     columns: dict[str, Kind] = {"Pass": "choice", "Outcome": "choice", "Nodes": "number"}
-    columns |= {"What, and which nodes": "text"}
+    columns |= {"Edit or reason, and nodes": "text"}
     rows = [
         [
             Cell(name),

@@ -106,7 +106,7 @@ def tables(result: ScanResult) -> Iterator[Table]:
                 ),
             ]
             rows.append(row)
-    yield table("findings", "Findings", "What would go wrong, and what repairs it.", columns, rows)
+    yield table("findings", "Findings", "Nodes that would go wrong, and their repair.", columns, rows)
 
 
 def _link(finding: Finding) -> str:

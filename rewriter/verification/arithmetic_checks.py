@@ -160,7 +160,7 @@ def _wrong_states(expected: Sequence[Outputs], runs: Sequence[Outputs], toleranc
             error = float(np.linalg.norm(run[name] - wide)) / size if size else 0.0
             errors[name] = max(errors.get(name, 0.0), error)
     names = sorted(name for name, error in errors.items() if not error <= tolerance)
-    return [f"{name}, which nothing reads, errs by {errors[name]:.2g}" for name in names]
+    return [f"{name}, which no node reads, has an error of {errors[name]:.2g}" for name in names]
 
 
 def conditioning(model: Model, samples: Sequence[Outputs], expected: Expected) -> dict[str, float]:
@@ -239,7 +239,7 @@ def as_fp32(
         if output.probability is not None:
             rows[output.name] = max(rows.get(output.name, 0.0), AS_FP32 * output.probability.difference)
     failed = [o.name for o in check.outputs if not o.passed]
-    words = f"{engine} errs by {max((worst.get(name, 0.0) for name in failed), default=0.0):.2g}"
+    words = f"{engine} has an error of {max((worst.get(name, 0.0) for name in failed), default=0.0):.2g}"
     allowed = _allowing(check, limits, words, "as-fp32", worst, rows)
     return allowed if allowed.passed else check
 

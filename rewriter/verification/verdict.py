@@ -193,7 +193,7 @@ def gaps(checks: Sequence[Check], data: DataSource | None, no_build: str = "") -
     """
     found = list[Gap]()
     if data is not None and data.doubt:
-        reason = f"samples like those of the deployment: {data.text}"
+        reason = f"samples as in deployment: {data.text}"
         found.append(Gap("data", f"on {data.doubt}, which is no proof", reason))
     run = any(check.name == "run" and check.passed for check in checks)
     if not run and not any(check.name == "build" and (check.built or check.passed) for check in checks):

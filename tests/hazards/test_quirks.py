@@ -282,7 +282,9 @@ def test_a_users_softmax_in_fp32_is_a_finding_and_becomes_fp16() -> None:
 def test_fix_reports_a_defect_that_it_cannot_repair() -> None:
     body = "g (float[4,4] x) => (float[4,4] y) <int64 i = {0}> { a = CumSum(x, i) y = CumSum(a, i) }"
     done = rewriter.fix(graphs.graph(body).proto, target="10.9", engine="emulation", build=False)
-    assert any("several CumSum nodes" in warning and "4551" in warning for warning in done.warnings)
+    assert any(
+        "CumSum nodes with the same axis" in warning and "4551" in warning for warning in done.warnings
+    )
 
 
 def test_an_unknown_gpu_is_a_note_with_the_command_that_asks() -> None:

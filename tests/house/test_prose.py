@@ -1,4 +1,4 @@
-"""Docstrings and comments of the package are plain English: the worst turns of phrase do not come back."""
+"""Texts are plain English: the worst turns of phrase do not come back, and pages have short sentences."""
 
 from __future__ import annotations
 
@@ -7,19 +7,45 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from paths import ROOT
+from doc_pages import PAGES
+from paths import DOCS, ROOT
 
 INSTEAD = {
-    r"\b(those|that) of\b": "name the thing, or use a genitive: the sample's range",
+    r"\b([Tt]hose|[Tt]hat) of\b": "name the thing, or use a genitive: the sample's range",
     r"\balone\b": "only, or by itself",
-    r"^(What|Whether|Of which)\b": "begin with a noun or a verb: Returns the ..., The ranges of ...",
+    r"^(What|Whether|Of which)\b(?!.*\?$)": "begin with a noun or a verb: Returns the ..., The ranges of ...",
     r"\berrs\b|\berr(ed)? by\b": "has an error of",
     r"\bin the place of\b": "instead of",
     r"\bas (it|they) came\b": "the original, unchanged",
 }
 """Turns of phrase that a reader has to translate, and what to write instead."""
+
+FOR_USERS = INSTEAD | {
+    r"\bof which\b": "a sentence of its own",
+    r"\bat once\b": "immediately, or at the same time",
+    r"\b[Nn]obody\b": "say who, or use the passive",
+    r"\b[Ii]n place of\b": "instead of",
+    r"\bhas no say\b": "is ignored",
+    r"\ball the same\b": "still",
+}
+"""The same for texts that users read: pages, messages, and help."""
+
+LONGEST = 25
+"""Words of a sentence on a page: one of as many is too long."""
+
+MOST_WORDS = 20_000
+"""Words of the pages that are written by hand."""
+
+GENERATED = {"findings.md", "trt11-migration.md", "configuration.md"}
+"""Pages that `python -m docs.catalogue` makes, in whole or in part: their sentences come from the code."""
+
+MARKED = r"<!--.*?-->|^ *```.*?^ *```"
+CELL = re.compile(r"(?<!\\)\|")
+ITEM = re.compile(r"(?:[-*>]|\d+\.) ")
+END = re.compile(r"(?<=[.!?:;]) (?=[A-Z*(“])|(?<=[.?!]) ")
 
 
 def prose(source: str) -> Iterator[tuple[int, str]]:
@@ -37,19 +63,88 @@ def prose(source: str) -> Iterator[tuple[int, str]]:
     yield end, block.strip()
 
 
-def objections(source: str) -> list[str]:
-    """Each turn of phrase that a source has, with its line and the advice."""
+def messages(source: str) -> Iterator[tuple[int, str]]:
+    """Strings of several words that are no docstrings: what a program prints. An f-string is one text."""
+    tree = ast.parse(source)
+    skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            skipped |= {id(part) for part in node.values}
+            text = "".join(str(p.value) if isinstance(p, ast.Constant) else "{}" for p in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+            text = node.value
+        else:
+            continue
+        if text.count(" ") > 1:
+            yield node.lineno, " ".join(text.split())
+
+
+def paragraphs(page: str) -> Iterator[str]:
+    """The paragraphs, items, headings and cells of a page, without code and links."""
+    page = re.sub(MARKED, "\n\n", page, flags=re.MULTILINE | re.DOTALL)
+    page = re.sub(r"`[^`]*`", "CODE", re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", page))
+    block = ""
+    for line in [*map(str.strip, page.splitlines()), ""]:
+        alone = not line or line[0] in "#|"
+        if block and (alone or ITEM.match(line)):
+            yield block
+            block = ""
+        if alone:
+            yield from filter(None, map(str.strip, CELL.split(line)))
+        else:
+            item = ITEM.match(line)
+            block = f"{block} {line[item.end() if item else 0 :]}".strip()
+
+
+def objections(texts: Iterator[tuple[int, str]], phrases: dict[str, str] = INSTEAD) -> list[str]:
+    """Each turn of phrase that texts have, with its line and the advice."""
     return [
         f"{line}: {match[0]!r} in {text[:60]!r}: {advice}"
-        for line, text in prose(source)
-        for phrase, advice in INSTEAD.items()
+        for line, text in texts
+        for phrase, advice in phrases.items()
         for match in re.finditer(phrase, text)
     ]
 
 
+def every_source() -> list[Path]:
+    """Modules of the package."""
+    return sorted((ROOT / "rewriter").rglob("*.py"))
+
+
 def test_docstrings_and_comments_are_plain_english() -> None:
-    sources = sorted((ROOT / "rewriter").rglob("*.py"))
-    assert [f"{p.relative_to(ROOT)}:{o}" for p in sources for o in objections(p.read_text("utf-8"))] == []
+    found = {path: objections(prose(path.read_text("utf-8"))) for path in every_source()}
+    assert [f"{path.relative_to(ROOT)}:{o}" for path, all_of in found.items() for o in all_of] == []
+
+
+def test_messages_are_plain_english() -> None:
+    found = {path: objections(messages(path.read_text("utf-8")), FOR_USERS) for path in every_source()}
+    assert [f"{path.relative_to(ROOT)}:{o}" for path, all_of in found.items() for o in all_of] == []
+
+
+@pytest.mark.parametrize("ending", ["*.toml", "*.html"])
+def test_tables_and_templates_are_plain_english(ending: str) -> None:
+    paths = sorted((ROOT / "rewriter").rglob(ending))
+    assert paths
+    for path in paths:
+        lines = path.read_text("utf-8").splitlines()
+        shown = ((at, line) for at, line in enumerate(lines, 1) if not line.lstrip().startswith("#"))
+        assert objections(shown, FOR_USERS) == [], path
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+def test_pages_are_plain_english(path: Path) -> None:
+    assert objections(((0, text) for text in paragraphs(path.read_text("utf-8"))), FOR_USERS) == []
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if p.name not in GENERATED], ids=lambda path: path.name)
+def test_sentences_of_pages_are_short(path: Path) -> None:
+    sentences = [s for text in paragraphs(path.read_text("utf-8")) for s in END.split(text)]
+    assert [s for s in sentences if len(s.replace("CODE", "").split()) >= LONGEST] == []
+
+
+def test_the_pages_are_read_in_an_afternoon() -> None:
+    pages = [path for path in DOCS.glob("*.md") if path.name not in GENERATED]
+    assert sum(len(path.read_text("utf-8").split()) for path in pages) <= MOST_WORDS
 
 
 @pytest.mark.parametrize(
@@ -62,6 +157,18 @@ def test_docstrings_and_comments_are_plain_english() -> None:
     ids=["a docstring", "a comment over two lines", "a text below a constant"],
 )
 def test_each_kind_of_text_is_read(source: str, found: str) -> None:
-    (objection,) = objections(source)
+    (objection,) = objections(prose(source))
     assert found in objection
-    assert objections("alone = 'those of'  # a name and a string are no prose\n") == []
+    assert objections(prose("alone = 'those of'  # a name and a string are no prose\n")) == []
+
+
+def test_messages_are_strings_that_are_no_docstrings() -> None:
+    source = 'def f():\n    """All of which."""\n    return f"{n} nodes, of " f"which {m} are kept"\n'
+    (objection,) = objections(messages(source), FOR_USERS)
+    assert "'of which'" in objection
+
+
+def test_pages_are_read_in_paragraphs_items_and_cells() -> None:
+    page = "# A head\n\nOne\nline.\n- an item\n  goes on\n\n| a | `b` c |\n```\ncode\n```\n[link](x.md)\n"
+    assert [*paragraphs(page)][:5] == ["# A head", "One line.", "an item goes on", "a", "CODE c"]
+    assert [*paragraphs(page)][-1] == "link"

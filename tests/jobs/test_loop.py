@@ -130,7 +130,7 @@ def test_an_engine_as_accurate_as_the_networks_own_fp32_engine_passes(
     data = {"x": np.ones((2, 8), np.float32)}
     result = rewriter.fix(graph(ROUNDED).whole(), inputs=data, repair=False, passes="mixed-precision")
     run = check(result, "run")
-    assert run.excuse == "as-fp32" and "the network's own FP32 engine errs by 0.02" in run.summary
+    assert run.excuse == "as-fp32" and "the network's own FP32 engine has an error of 0.02" in run.summary
     assert result.verified and result.conclusion.kind == "as-fp32"
     strict = rewriter.fix(
         graph(ROUNDED).whole(), inputs=data, repair=False, passes="mixed-precision", tolerance=5e-3

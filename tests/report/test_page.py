@@ -174,7 +174,7 @@ def test_a_graph_shows_the_neighbours_of_a_cause_with_types_and_ranges() -> None
 def test_errors_along_the_depth_are_of_the_plain_and_the_fixed_model() -> None:
     text = html.as_html(pages.fixed())
     assert 'class="curve plain"' in text and 'class="curve fixed"' in text
-    assert "Plain FP16 errs by more than 0.1 from /body/far on" in text
+    assert "Plain FP16 has an error above 0.1 from /body/far on" in text
 
 
 def _side(**outputs: tuple[np.ndarray, np.ndarray, np.ndarray]) -> SideBySide:

@@ -86,7 +86,7 @@ def test_an_fp32_engine_excuses_half_a_bit_more(error: float, passed: bool) -> N
     found = as_fp32(check, engine(0.01), "TensorRT 10.15")
     if passed:
         assert (found.passed, found.excuse) == (True, "as-fp32")
-        assert found.summary == "NOT within 0.005; TensorRT 10.15 errs by 0.01"
+        assert found.summary == "NOT within 0.005; TensorRT 10.15 has an error of 0.01"
     else:
         assert found is check, "the engine's error explains nothing: it is not mentioned"
 

@@ -81,7 +81,7 @@ def _file(location: str, model: Path, where: str) -> Path:
     Download caches are laid out like that: a folder of links to files that lie side by side.
     """
     if Path(location).is_absolute() or ".." in Path(location).parts:
-        hint = "put the file beside the model, and save the model with its name alone"
+        hint = "put the file beside the model, and save the model with the file's name and no folder"
         raise ModelError(f"external data outside the model's folder: {location}", where=where, hint=hint)
     file, shown = model.parent / location, location if len(location) <= 255 else f"{location[:60]}..."
     if not _exists(file):

@@ -70,7 +70,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
         what, hint = f"cannot be read: {error.strerror or error}", "check its name and its permissions"
     if not what and not (proto.ir_version and proto.HasField("graph")):
         what = "not an ONNX model: it holds no graph"
-        hint = "name an .onnx file; weights alone (.pt, .safetensors) have to be exported first"
+        hint = "name an .onnx file; a file of weights (.pt, .safetensors) has to be exported first"
     if what:
         raise ModelError(what, where=str(path), hint=hint)
     return proto

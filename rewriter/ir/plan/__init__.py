@@ -228,6 +228,6 @@ class Plan(Summary):
     def summary(self) -> Iterator[Row]:
         text = f"{len(self.fp32)} in FP32" + (f", {len(self.bf16)} in BF16" if self.bf16 else "")
         yield "precision", f"{self.precision}, inputs and outputs: {self.io}"
-        yield "nodes", f"{count(self.float_nodes, 'float node')}, of which {text}"
+        yield "nodes", f"{count(self.float_nodes, 'float node')}: {text}"
         rules = Counter(decision.rule for decision in self.decisions).most_common()
         yield from listed("why", (f"{rule}: {count(number, 'node')}" for rule, number in rules))

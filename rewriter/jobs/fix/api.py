@@ -94,7 +94,7 @@ def _job(
         what = "with `weak-typing` the file stays FP32"
         raise UsageError(what, option="io", hint="leave one of the two out")
     if weak and not target.weakly_typed:
-        what = f"{target} has strongly typed networks alone, which take no precisions of layers"
+        what = f"{target} only has strongly typed networks, which take no precisions of layers"
         hint = "omit it: the model's types hold there; for TensorRT 8 to 10, name one with `target`"
         raise UsageError(what, option="weak-typing", hint=hint)
     if request.deploy == "triton" and target.library == "tensorrt-rtx":

@@ -142,7 +142,7 @@ def _with_original_ports(attempts: Attempts) -> Iterator[Candidate]:
         return
     precision = replace(attempts.workload.job.precision, io="keep")
     candidate = attempts.best_attempt.candidate
-    yield candidate.changed("inputs and outputs as they came", precision=precision, goal=None)
+    yield candidate.changed("original types of inputs and outputs", precision=precision, goal=None)
     yield from _with_more_fp32(attempts)
 
 

@@ -63,7 +63,7 @@ def conclude(job: FixJob, selection: Selection) -> Conclusion:
         anew = f"export it anew (another opset{without}), or run it with ONNX Runtime; another release of "
         return ended(
             "unbuildable",
-            f"TensorRT does not build the model as it came, before any change: {reason}",
+            f"TensorRT cannot build the original model, before any change: {reason}",
             original.advice or f"{anew}TensorRT may build it",
         )
     if not attempt.failed and not any(check.passed for check in checks if check.name not in GOALS):
@@ -153,7 +153,7 @@ def _arithmetic(check: Check, job: FixJob, selection: Selection) -> tuple[str, s
         return f"repair {selection.stopped}; {size}", "give it more time: `repair-seconds`"
     fp32 = ""
     if selection.in_fp32 is not None:
-        fp32 = f"; all of it in FP32 (TF32) errs {selection.in_fp32.error:.2g} times what is allowed"
+        fp32 = f"; all of it in FP32 (TF32) has {selection.in_fp32.error:.2g} times the allowed error"
     return f"no plan is within the tolerance: {size}{fp32}", _without_tf32(attempt.checks)
 
 
@@ -163,4 +163,4 @@ def _size(check: Check) -> str:
     worst = max(check.outputs, key=lambda output: (not output.finite, output.excess))
     if not worst.finite:
         return f"{worst.name} has NaN or infinity"
-    return f"{worst.name} errs by {worst.relative_l2:.2g}, {worst.tolerance:.2g} is allowed"
+    return f"{worst.name} has an error of {worst.relative_l2:.2g}, {worst.tolerance:.2g} is allowed"

@@ -186,5 +186,5 @@ def _ports_check(selection: Selection, job: FixJob) -> Iterator[Check]:
     if other:
         names = ", ".join(other[:PORTS]) + " ..." * (len(other) > PORTS)
         yield Check(
-            "io", False, f"`io={io}` is not kept: {names} as they came; with it, {selection.with_ports}"
+            "io", False, f"`io={io}` is not kept: {names} keep their types; with it, {selection.with_ports}"
         )

@@ -236,5 +236,5 @@ def _summary(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> str:
     parts.append(f"{beyond} exceed 65504" if beyond else "none exceeds 65504")
     for name, errors in nodes.errors:
         broken = next((t.node for t in results if not errors.get(t.tensor, 0.0) <= WRONG), "")
-        parts += [f"{name} errs by more than {WRONG:g} from {broken} on"] if broken else []
+        parts += [f"{name} has an error above {WRONG:g} from {broken} on"] if broken else []
     return "; ".join(parts) + "."

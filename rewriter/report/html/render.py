@@ -105,7 +105,7 @@ def run_section(
     versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
     rows.append(Fact("Versions", versions))
     lines = [*commands, *([("Repeats this run", command)] if command else [])]
-    lead = "What this was made with, and the commands that repeat and continue it."
+    lead = "Versions and times, and the commands that repeat and continue this run."
     bodies = [part("command.html", label=label, text=line) for label, line in lines if line]
     return Section("run", "This run", lead, [*bodies, part("facts.html", rows=rows)])
 

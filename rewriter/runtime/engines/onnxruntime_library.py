@@ -63,7 +63,7 @@ def array_of(name: str, value: Any, *, shared: bool) -> Array:
     if not value.is_tensor():
         raise ArithmeticRunError(
             f"output {name!r} is {value.data_type()}, and only tensors can be compared",
-            hint="TensorRT has tensors alone: leave the output out of the model, or use `verify=false`",
+            hint="TensorRT only has tensors: leave the output out of the model, or use `verify=false`",
         )
     dtype = value.element_type()
     if dtype == onnx.TensorProto.STRING or onnx.helper.tensor_dtype_to_np_dtype(dtype).isbuiltin == 1:

@@ -165,7 +165,7 @@ class ProbabilityError:
         best = (
             f", the same best class in {100 * self.top_1:.4g} % of the rows" if self.top_1 is not None else ""
         )
-        ties = "" if self.decided else ", and not by ties alone"
+        ties = "" if self.decided else ", and ties do not explain it"
         return (
             f"mean distance of the rows {self.mean:.2g}, {self.allowed:.2g} allowed, at most "
             f"{self.difference:.2g}, {self.row_limit:.2g} allowed{best}{ties}"

@@ -151,7 +151,7 @@ def _misfit(graph: GraphEditor, role: str, tensor: str) -> str:
     if shape is None:
         return f"its {role} {tensor} has an unknown shape"
     dims = ", ".join("?" if d is None else str(d) for d in shape)
-    return f"its {role} {tensor} has shape [{dims}], not that of the normalised axes"
+    return f"its {role} {tensor} has shape [{dims}], unlike the normalised axes"
 
 
 def _fits(graph: GraphEditor, operand: str, axes: NormalizedAxes) -> bool | None:
