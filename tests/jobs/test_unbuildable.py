@@ -1,4 +1,4 @@
-"""A model that TensorRT does not build as it came is told from one that a pass of ours broke."""
+"""A model that TensorRT cannot build is distinguished from one that a pass of ours broke."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_model_that_does_not_build_as_it_came_has_an_exit_code_of_its_own(tmp_
     command = ["fix", str(path), "-o", str(out), "--report", str(report)]
     shown = CliRunner().invoke(app, command)
     assert shown.exit_code == 3, shown.output
-    assert f"Does not build as it came: {path}" in shown.output and "Next" not in shown.output
+    assert f"TensorRT cannot build the original model: {path}" in shown.output and "Next" not in shown.output
     found = json.loads(report.read_text())
     assert found["conclusion"]["kind"] == "unbuildable" and found["next_command"] is None
     assert "K exceeds the maximum value allowed (3840)" in found["conclusion"]["limit"]
