@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Unpack
@@ -14,6 +14,8 @@ from rewriter.base.errors import ArithmeticRunError, EngineError, UsageError
 from rewriter.base.stopwatch import Progress, Stopwatch
 from rewriter.ir.model import Model, load
 from rewriter.ir.model.output_files import work_folder
+from rewriter.ir.model.split import Split
+from rewriter.jobs import plugins
 from rewriter.jobs.fix.provenance import SAMPLES, noted, noted_sums, noted_target, noted_tolerance
 from rewriter.jobs.search.effort import pays_on_cuda
 from rewriter.pipeline.keywords import VerifyKeywords
@@ -75,7 +77,12 @@ def verify(
         with watch("reading"):
             models = load(original), load(fixed)
             _require_same_ports(*models)
+            before, after = models[0].path, models[1].path
             samples = request.samples(models[0], deployed)
+            splits = [plugins.parts(model, deployed) for model in models]
+            if halves := _same_halves(splits):
+                models = halves
+            beyond = plugins.plugin_check(splits[0]) if halves and splits[0] else None
             indices = judging(samples)
             data = replace(
                 samples.source,
@@ -107,7 +114,6 @@ def verify(
             missing = _without_reference(judge, models[0], chosen)
             exact = [] if judge.expected is None else judge.expected.exact
             made_nan = nan_warnings(models[0], judge.samples, exact)
-        before, after = models[0].path, models[1].path
         result = VerifyResult(before, after, engine="emulation", device=CPU, tolerance=held, data=data)
         if chosen.engine is None:
             sums = request.accumulation or noted_sums(models[1]) or "fp16"
@@ -127,7 +133,18 @@ def verify(
             warnings.append(
                 f"fix judged the file on {few} of the samples: for time, or since the others show nothing"
             )
+        if beyond is not None:
+            result = replace(result, verdict=Verdict((*result.checks, beyond)))
         return replace(result, warnings=(*warnings, *result.warnings, *notes), seconds=watch.seconds)
+
+
+def _same_halves(splits: Sequence[Split | None]) -> tuple[Model, Model] | None:
+    """The parts of both models before their plugins; None if the second lacks a tensor that plugins read."""
+    first, second = splits
+    if first is None or second is None:
+        return None
+    names = [{port.name for port in split.head.signature.outputs} for split in (first, second)]
+    return (first.head, second.head) if names[0] <= names[1] else None
 
 
 def _without_reference(judge: Verifier, original: Model, chosen: Choice) -> str:

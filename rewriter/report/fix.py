@@ -23,7 +23,7 @@ from rewriter.report.tables import NAME, Cell, Kind, State, Table, grouped, numb
 from rewriter.report.terminal import MORE, Row, facts, first_rows, print_report, shortened
 from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.target.costs import ORIGIN
-from rewriter.verification.verdict import GOALS
+from rewriter.verification.verdict import GOALS, PLUGINS
 
 CAUSES, WARNINGS, REPAIRS, OUTPUTS = 4, 3, 3, 4
 """Lines of each kind without `-v`."""
@@ -195,7 +195,7 @@ def _checks(result: FixResult) -> Iterator[Row]:
         if check.passed is False:
             yield "Failed", f"{check.name}: {check.summary}"
             yield from (("", detail) for detail in check.details[:2])
-        elif check.passed is None and not (check.name == "build" and result.gaps):
+        elif check.passed is None and not (check.name in ("build", PLUGINS) and result.gaps):
             yield "Missing", f"{check.name}: {check.summary}"
         elif check.name in GOALS:
             yield "Goal", check.summary

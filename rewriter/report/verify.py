@@ -14,6 +14,7 @@ from rewriter.report.json import data_dict, document
 from rewriter.report.tables import Cell, Kind, State, Table, number, table
 from rewriter.report.terminal import Row, facts, last_rows, print_report
 from rewriter.runtime.engines.protocol import Latency
+from rewriter.verification.verdict import PLUGINS
 from rewriter.verification.verify_result import VerifyResult
 
 
@@ -70,7 +71,8 @@ def rows(result: VerifyResult) -> Iterator[Row]:
         before = f"; the original in FP32 without TF32: {_time(original, result.device)}" if original else ""
         yield "Latency", _time(result.latency, result.device) + before
     for check in result.checks:
-        if check not in compared and not (check.passed is None and check.name == "build" and result.gaps):
+        said = check.passed is None and check.name in ("build", PLUGINS) and bool(result.gaps)
+        if check not in compared and not said:
             label = {True: "Passed", False: "Failed", None: "Missing"}[check.passed]
             yield label, f"{check.name}: {check.summary}"
             yield from ((label, detail) for detail in check.details[: FEW if check.passed is False else 0])

@@ -168,7 +168,10 @@ def ran(checks: Iterable[Check]) -> bool:
     return any(check.name == "run" and check.passed and check.device != CPU for check in checks)
 
 
-GapKind = Literal["data", "build", "tf32", "plain"]
+PLUGINS = "plugins"
+"""Check of what plugins compute that are not here: it is never made, and says so."""
+
+GapKind = Literal["data", "build", "tf32", "plain", "plugins"]
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ class Gap:
 
     Attributes:
         kind: The samples prove nothing; no engine was built; right only with TF32 off, or as wrong as
-            TF32; less accurate than plain FP16.
+            TF32; less accurate than plain FP16; not run from its plugins on.
     """
 
     kind: GapKind
@@ -200,6 +203,8 @@ def gaps(checks: Sequence[Check], data: DataSource | None, no_build: str = "") -
         build = next((check.summary for check in checks if check.name == "build"), no_build)
         reason = build.removeprefix("not built: ") or "no library of TensorRT built it"
         found.append(Gap("build", "NOT built", f"an engine: {reason}"))
+    plugins = (check.summary for check in checks if check.name == PLUGINS)
+    found += (Gap("plugins", "up to its plugins", summary) for summary in plugins)
     return tuple(found)
 
 

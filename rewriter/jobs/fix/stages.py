@@ -14,6 +14,7 @@ from rewriter.ir.model import save, set_metadata
 from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.plan import io_type, plan_file
+from rewriter.jobs import plugins
 from rewriter.jobs.fix import candidates, deploy
 from rewriter.jobs.fix.attempt import Attempt
 from rewriter.jobs.fix.before import check_before, side_by_side
@@ -44,7 +45,12 @@ def run(job: FixJob) -> FixResult:
     request = job.request
     with stage("reading"):
         original, samples, warnings = read(job)
-    require_space(destination, original)
+        require_space(destination, original)
+        source_sha = source_hash(job.source, original)
+        types = job.precision.plugin_types
+        split = plugins.parts(original, job.deployment, types) if request.verify else None
+        if split is not None:
+            original, job = split.head, plugins.without_inner_ports(job, split)
     cuda = pays_on_cuda(original, samples)
     with work_folder() as folder, on_cuda(cuda) as notes:
         workload = prepare(job, stage, folder, original, samples, warnings)
@@ -55,11 +61,14 @@ def run(job: FixJob) -> FixResult:
                 standard = verifier.standards[low]
                 plain = check_before(original, expected, verifier.samples, low, sums, standard)
                 workload = replace(workload, plain=plain)
-        source_sha, selection = source_hash(job.source, original), candidates.run(workload)
+        selection = candidates.run(workload)
         selection = replace(selection, attempt=_checked_to_the_end(selection, workload))
         attempt, data = selection.attempt, workload.fitting.source
         conclusion = conclude(job, selection)
         fixed = weak_typing.named(attempt.calibrated.model) if job.weak_typing else attempt.fixed
+        checks = attempt.checks
+        if split is not None:
+            fixed, checks = plugins.whole(split, fixed), (*checks, plugins.plugin_check(split))
         result = FixResult(
             model=fixed,
             output=None,
@@ -74,7 +83,7 @@ def run(job: FixJob) -> FixResult:
                 profiled=frozenset(job.deployment.profile),
                 beyond=job.deployment.beyond(samples.source.spans),
             ),
-            verdict=Verdict(attempt.checks) if request.verify or attempt.checks else None,
+            verdict=Verdict(tuple(checks)) if request.verify or checks else None,
             warnings=[*conclusion.remarks, *attempt.warnings, *verifier.not_run(), *notes],
             seconds=stage.seconds,
             repairs=list(selection.lines),

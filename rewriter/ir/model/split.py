@@ -1,0 +1,143 @@
+"""A model whose plugins are not here, as two models: what runs without them, and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+from onnx import NodeProto, helper
+
+from rewriter.ir.model.graphs import (
+    STANDARD_DOMAINS,
+    reads,
+    rename_reads,
+    replace_items,
+    schema_of,
+    walk_nodes,
+)
+from rewriter.ir.model.model import Model
+
+RUNTIME_DOMAINS = ("com.microsoft", "ai.onnx", "com.ms.")
+"""Beginnings of domains whose operators ONNX Runtime brings; onnx has no schemas of most."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A model in two parts.
+
+    Attributes:
+        head: All nodes that depend on no plugin. Its outputs are the model's, and then the tensors that the
+            tail reads.
+        tail: The plugins and all nodes that depend on them.
+        plugins: The plugin nodes of the main graph, in order.
+        outputs: Names of the model's outputs, in order.
+        path: The model's file.
+    """
+
+    head: Model
+    tail: Model
+    plugins: tuple[NodeProto, ...]
+    outputs: tuple[str, ...]
+    path: Path | None
+
+    def joined(self, head: Model, tail: Model) -> Model:
+        """The whole model again, of two parts that have the same operator sets.
+
+        A Cast gives the tail a tensor that the head computes in another type.
+        """
+        model, graph = replace(head.copy(), path=self.path), tail.copy().proto.graph
+        whole, between = model.proto.graph, {v.name for v in graph.input}
+        types = {port.name: port.dtype for port in head.signature.outputs}
+        for port in tail.signature.inputs:
+            if types.get(port.name, port.dtype) != port.dtype:
+                cast = f"{port.name}/plugin"
+                whole.node.append(helper.make_node("Cast", [port.name], [cast], cast, to=port.dtype))
+                for node in graph.node:
+                    rename_reads(node, port.name, cast)
+        own = {t.name for t in whole.initializer}
+        whole.node.extend(graph.node)
+        whole.initializer.extend(t for t in graph.initializer if t.name not in own)
+        known = {v.name for v in (*whole.value_info, *whole.input, *whole.output)}
+        whole.value_info.extend(v for v in (*graph.value_info, *graph.output) if v.name not in known)
+        ports = {v.name: v for v in (*graph.output, *whole.output)}
+        inner = [v for v in whole.output if v.name in between and v.name not in self.outputs]
+        whole.value_info.extend(inner)
+        replace_items(whole.output, [ports[name] for name in self.outputs])
+        domains = {o.domain for o in model.proto.opset_import}
+        model.proto.opset_import.extend(o for o in tail.proto.opset_import if o.domain not in domains)
+        model.weights = tail.weights | model.weights
+        model.mark_edited()
+        return model
+
+
+def is_plugin(node: NodeProto, model: Model) -> bool:
+    """True for an operator of neither ONNX nor ONNX Runtime, and of no function of the model."""
+    opset = model.opsets.get("" if node.domain in STANDARD_DOMAINS else node.domain, 1)
+    functions = {(f.domain, f.name) for f in model.proto.functions}
+    foreign = node.domain in STANDARD_DOMAINS or not node.domain.startswith(RUNTIME_DOMAINS)
+    return (
+        foreign
+        and (node.domain, node.op_type) not in functions
+        and schema_of(node.op_type, node.domain, opset) is None
+    )
+
+
+def split_at_plugins(model: Model) -> Split | None:
+    """Splits a model before the plugins of its main graph.
+
+    Returns:
+        None if there is none, or nothing that a user gets or a plugin reads is computed before it.
+    """
+    graph = model.proto.graph
+    plugins = [node for node in graph.node if is_plugin(node, model)]
+    if not plugins:
+        return None
+    ids, late = {id(node) for node in plugins}, set[str]()
+    head, tail = list[NodeProto](), list[NodeProto]()
+    for node in graph.node:
+        behind = id(node) in ids or not late.isdisjoint(reads(node))
+        (tail if behind else head).append(node)
+        late.update(node.output if behind else ())
+    made = {name for node in head for name in node.output if name}
+    facts, outputs = model.facts().main, tuple(v.name for v in graph.output)
+    between = [name for name in dict.fromkeys(n for node in tail for n in reads(node)) if name in made]
+    known = [name for name in between if name in facts and facts[name].dtype]
+    if not head or known != between or not (between or set(outputs) & made):
+        return None
+    ports = {v.name: v for v in graph.output}
+    infos = [
+        ports.get(name) or helper.make_tensor_value_info(name, facts[name].dtype, facts[name].shape)
+        for name in between
+    ]
+    own = [v for v in graph.output if v.name not in late]
+    first = _part(model, head, list(graph.input), [*own, *(v for v in infos if v.name not in ports)])
+    read = {name for node in tail for name in reads(node)}
+    inputs = [*infos, *(v for v in graph.input if v.name in read)]
+    rest = _part(model, tail, inputs, [v for v in graph.output if v.name in late])
+    return Split(first, rest, tuple(plugins), outputs, model.path)
+
+
+def _part(
+    model: Model,
+    nodes: list[NodeProto],
+    inputs: Iterable[onnx.ValueInfoProto],
+    outputs: list[onnx.ValueInfoProto],
+) -> Model:
+    """A copy of the model with some of its nodes, and the initializers that they read or that are outputs."""
+    part = replace(model.copy(), path=None, files=())  # the file holds the whole
+    graph = part.proto.graph
+    names = {n for node in nodes for n in (*reads(node), *node.output)} | {v.name for v in outputs}
+    inner = {n for node in nodes for n in node.output} - {v.name for v in outputs}
+    replace_items(graph.node, nodes)
+    replace_items(graph.initializer, [t for t in graph.initializer if t.name in names])
+    replace_items(graph.value_info, [v for v in graph.value_info if v.name in inner])
+    replace_items(graph.input, list(inputs))
+    replace_items(graph.output, outputs)
+    used = {"", *(node.domain for node in walk_nodes(graph)), *(f.domain for f in part.proto.functions)}
+    imports = [o for o in part.proto.opset_import if o.domain in used or o.domain in STANDARD_DOMAINS]
+    replace_items(part.proto.opset_import, imports)
+    part.weights = {name: array for name, array in model.weights.items() if name in names}
+    part.mark_edited()
+    return part
