@@ -1,0 +1,1 @@
+"""The closed loop: a recorded script once more, with the fixed files in place of the original ones."""

@@ -1,0 +1,286 @@
+"""Runs a recorded script with the fixed files in place, compares the runs, and repairs what goes wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx.helper import tensor_dtype_to_np_dtype
+
+from rewriter.base.stopwatch import Progress
+from rewriter.ir.model import Array, Model, load, save
+from rewriter.ir.model.output_files import work_folder
+from rewriter.jobs.closed_loop.result import (
+    LoopEnding,
+    LoopResult,
+    RefusedBecause,
+    Repair,
+    Step,
+    Stream,
+)
+from rewriter.jobs.closed_loop.traces import Port, Trace, compared, is_float
+from rewriter.jobs.fix.before import lowered
+from rewriter.jobs.fix.provenance import noted_sums
+from rewriter.runtime.emulation import emulation
+from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.metrics.tolerances import TOLERANCES, precision_of
+from rewriter.runtime.recording.interception import Feeds
+from rewriter.runtime.recording.record import RecordedFile, Recording
+from rewriter.runtime.recording.served import STOPPED, StopScript, serve
+
+OVER_TF32 = 2.0
+"""Error that is allowed in the loop, in units of the error of FP32 with TF32 products there: FP16 rounds
+operands to the same 11 bits, and results as well."""
+
+SAME_RUN = 1e-5
+"""Largest relative error between two runs of the original: threads may sum in another order."""
+
+SLOW_STEP = 16.0
+"""Median step of a state, in FP16's last places, below which rounding stops it or bends its way."""
+
+
+STEPS: tuple[Step, ...] = ("states", "search", "fp32")
+
+Repairing = Callable[[RecordedFile, Step, float], bool]
+"""Fixes a file again in the way of a step; gets the share of the error that may stay. False: no such way."""
+
+Engines = Callable[[RecordedFile, Path], Callable[[Feeds], Mapping[str, Array]]] | None
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    """Reports nothing."""
+
+
+class Answering:
+    """A model that answers calls of another file, in that file's types.
+
+    Args:
+        original: Whose outputs' types the script expects.
+        run: Feeds in the types of `model` to outputs by name.
+    """
+
+    def __init__(self, original: Model, model: Model, run: Callable[[Feeds], Mapping[str, Array]]) -> None:
+        self._run = run
+        ports = model.signature.inputs, original.signature.outputs
+        self._inputs, self._outputs = (
+            {port.name: tensor_dtype_to_np_dtype(port.dtype) for port in some} for some in ports
+        )
+
+    def __call__(self, names: Sequence[str], feeds: Feeds) -> list[Array]:
+        typed = {n: _as(feeds[n], dtype) for n, dtype in self._inputs.items() if n in feeds}
+        values = self._run(typed)
+        return [_as(values[name], self._outputs[name]) for name in names]
+
+
+def _as(value: Any, dtype: Any) -> Array:
+    """The value in a float type; integers stay as they are."""
+    array = np.asarray(value)
+    return array.astype(dtype, copy=False) if is_float(array) else array
+
+
+Answers = Mapping[str, Answering]
+
+
+@dataclass
+class _Loop:
+    """The runs of one script.
+
+    Attributes:
+        deadline: By `time.monotonic`.
+        states: Outputs that a model reads again.
+        original, again: Two runs of the original.
+    """
+
+    recording: Recording
+    deadline: float
+    progress: Progress
+    models: dict[str, Model] = field(default_factory=dict)
+    states: frozenset[Port] = frozenset()
+    original: Trace = field(default_factory=Trace)
+    again: Trace | None = None
+    stopped: bool = False
+
+    def trace(self, answering: Answers, doing: str) -> tuple[Trace, int]:
+        """One run; files that are not answered compute in the script as they are."""
+        trace, names = Trace(), {file.sha256: file.name for file in self.recording.files}
+        total = len(self.original.calls)
+        self.progress(doing, 0, total)
+
+        def answer(file: str, outputs: Sequence[str], feeds: Feeds, own: Any) -> Any:
+            if time.monotonic() > self.deadline:
+                raise StopScript
+            results = own if own is not None else answering[file](outputs, feeds)
+            trace.add(file, outputs, feeds, results)
+            self.progress(doing, len(trace.calls), max(total, len(trace.calls)))
+            return results if own is None else None
+
+        run = serve(self.recording.command, names, sorted(answering), answer)
+        trace.printed = run.printed
+        return trace, run.exit_code
+
+    def stream(self, answering: Answers, doing: str) -> Stream | None:
+        """One run, compared with the original; None if there was no time for its first call."""
+        trace, code = self.trace(answering, doing)
+        if code != STOPPED:
+            return compared(self.original, self.again, trace, self.states)
+        self.stopped = True
+        calls = self.original.calls[: len(trace.calls)]
+        return compared(Trace(calls), None, Trace(trace.calls), self.states) if calls else None
+
+    @property
+    def has_time(self) -> bool:
+        return time.monotonic() < self.deadline
+
+    def refusal(self) -> tuple[RefusedBecause, str]:
+        """Runs the original twice; the reason why a comparison with it would say nothing, and its detail."""
+        if not self.recording.command:
+            return "no-command", ""
+        self.original, code = self.trace({}, "running the script")
+        if code == STOPPED:
+            return "no-time", ""
+        if code != self.recording.exit_code:
+            return "failed-again", str(code)
+        if not self.original.calls:
+            return "other-calls", ""
+        self.again, code = self.trace({}, "running the script again")
+        if code == STOPPED:
+            return "no-time", ""
+        stream = compared(self.original, self.again, self.again, frozenset())
+        if stream.other is not None or stream.error > SAME_RUN:
+            first = next((n for n, error in enumerate(stream.errors) if error > SAME_RUN), stream.calls)
+            return "random", str(first)
+        return "", ""
+
+
+class _Answers:
+    """Makes what answers the calls of a file: emulations, or engines. Each is loaded once.
+
+    Args:
+        stack: Closes them. `folder`: for lowered files. `engines`: as for `closed_loop`.
+    """
+
+    def __init__(
+        self, files: Sequence[RecordedFile], stack: ExitStack, folder: Path, engines: Engines
+    ) -> None:
+        self._files = {file.name: file for file in files}
+        self._originals = {file.name: load(file.model) for file in files}
+        self._stack, self._folder, self._engines = stack, folder, engines
+
+    def of(self, name: str, model: Model) -> Answering:
+        """A model in place of the original of this name."""
+        if self._engines is not None and model.path is not None:
+            run = self._engines(self._files[name], model.path)
+        else:
+            emulated = emulation(model, noted_sums(model) or "fp16", tf32=True)
+            run = self._stack.enter_context(Session(emulated)).run
+        return Answering(self._originals[name], model, run)
+
+    def fixed(self, name: str, path: Path) -> Answering:
+        return self.of(name, load(path))
+
+    def tf32(self, name: str) -> Answering:
+        return self.of(name, self._originals[name])
+
+    def plain(self, name: str) -> Answering:
+        """Every node in FP16 that can be, without a plan."""
+        low = lowered(self._originals[name], "fp16")
+        if self._engines is not None:
+            low.path = self._folder / f"{len(list(self._folder.iterdir()))}.onnx"
+            save(low, low.path)
+        return self.of(name, low)
+
+
+def closed_loop(
+    recording: Recording,
+    fixed: Mapping[str, Path],
+    limit_s: float,
+    repair: Repairing | None = None,
+    *,
+    engines: Engines = None,
+    progress: Progress = _silent,
+) -> LoopResult:
+    """Runs the script of a recording with the fixed files in place, and with TF32 alone, and compares.
+
+    Args:
+        fixed: The fixed file of each model by its name; a model that is missing computes as it is.
+        limit_s: For all runs together, in seconds. A run that it ends is compared as far as it came.
+        repair: Fixes a file again in the way of a step, in place.
+        engines: Loads a file as an engine, and returns the function that runs it; None emulates.
+
+    Raises:
+        RewriterError: a file cannot be read, emulated or built.
+    """
+    start = time.monotonic()
+    loop = _Loop(recording, start + limit_s, progress)
+    loop.states = frozenset((link.producer, link.output) for link in recording.links)
+    refusal, detail = loop.refusal()
+    result = LoopResult("refused", refusal, detail, len(loop.original.calls))
+    if not refusal:
+        with work_folder() as folder, ExitStack() as stack:
+            answers = _Answers(recording.files, stack, folder, engines)
+            result = _compared(loop, answers, fixed, repair)
+    return replace(result, stopped=loop.stopped, seconds=time.monotonic() - start)
+
+
+def _compared(
+    loop: _Loop, answers: _Answers, fixed: Mapping[str, Path], repair: Repairing | None
+) -> LoopResult:
+    current = {name: answers.fixed(name, path) for name, path in fixed.items()}
+    stream = loop.stream(current, "running the fixed files")
+    tf32 = loop.stream({name: answers.tf32(name) for name in fixed}, "running FP32 with TF32")
+    calls = len(loop.original.calls)
+    if stream is None or tf32 is None:
+        return LoopResult("refused", "no-time", calls=calls)
+    low = {precision_of(load(path)) for path in fixed.values()}
+    tolerance = TOLERANCES["bf16" if "bf16" in low else "fp16"].value
+    limit = max(OVER_TF32 * tf32.error, tolerance)
+    result = LoopResult(_ending(stream, limit), calls=calls, limit=limit, fixed=stream, tf32=tf32)
+    if result.passed is False:
+        result = _blamed(loop, result, current)
+    waiting = {file.name: file for file in loop.recording.files if file.name in fixed}
+    while repair is not None and result.passed is False and result.culprit in waiting and loop.has_time:
+        file = waiting.pop(result.culprit)
+        for step in STEPS:
+            if result.passed or not loop.has_time or not repair(file, step, limit / result.error):
+                continue
+            current[file.name] = answers.fixed(file.name, fixed[file.name])
+            result = _tried(result, file.name, step, loop.stream(current, "running the repaired file"))
+        if result.passed is False and waiting:
+            result = _blamed(loop, result, {name: current[name] for name in waiting})
+    plain = loop.stream({name: answers.plain(name) for name in fixed}, "running plain FP16")
+    return replace(result, plain=plain)
+
+
+def _ending(stream: Stream, limit: float) -> LoopEnding:
+    if not stream.error <= limit:
+        return "failed"
+    return "as-original" if stream.same else "within-limit"
+
+
+def _tried(result: LoopResult, file: str, step: Step, stream: Stream | None) -> LoopResult:
+    """The result after a repair."""
+    if stream is None:
+        return result
+    ending = _ending(stream, result.limit)
+    repairs = (*result.repairs, Repair(file, step, stream.error, ending != "failed"))
+    return replace(result, ending=ending, fixed=stream, repairs=repairs)
+
+
+def _blamed(loop: _Loop, result: LoopResult, fixed: Answers) -> LoopResult:
+    """The result with its culprit, found by swapping one file at a time, and that file's worst state."""
+    alone = dict(result.alone)
+    if len(fixed) > 1:
+        for name, answering in fixed.items():
+            stream = loop.stream({name: answering}, f"running with {name} alone") if loop.has_time else None
+            alone |= {name: stream.error} if stream is not None else {}
+    assert result.fixed is not None
+    culprit = max(fixed, key=lambda name: alone.get(name, 0.0))
+    slow = {(s.file, s.output) for s in loop.recording.states if s.step is not None and s.step < SLOW_STEP}
+    states = [one for one in result.fixed.outputs if one.state and one.file == culprit]
+    states.sort(key=lambda one: ((one.file, one.output) in slow, one.relative_l2))
+    return replace(result, culprit=culprit, state=states[-1].output if states else "", alone=alone)

@@ -1,0 +1,127 @@
+"""The result of a closed loop, as plain data for the terminal, JSON, the page and callers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+LoopEnding = Literal["as-original", "within-limit", "failed", "refused"]
+"""`within-limit`: something differs, but by no more than FP32 with TF32 differs, twice, or FP16 may."""
+
+RefusedBecause = Literal["", "no-command", "failed-again", "random", "other-calls", "no-time"]
+"""Reasons why a loop says nothing: Python recorded itself, the original fails or calls other files now, two
+runs of the original differ, or one run exceeds the limit."""
+
+Step = Literal["states", "search", "fp32"]
+"""What a repair does to a file: its states in FP32, a search for a smaller error, all of it in FP32."""
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """The error of one output over all compared calls: relative L2, and the largest difference."""
+
+    file: str
+    output: str
+    relative_l2: float
+    largest: float
+    state: bool = False
+
+
+@dataclass(frozen=True)
+class OtherWord:
+    """The first call after which the script went on differently.
+
+    Attributes:
+        call: From 0, among all calls of the script.
+        output: The output whose best entry is another one; "" if none is.
+        margin, usual_margin: Distance of its two best entries in the original, and the median of all calls.
+    """
+
+    call: int
+    file: str
+    output: str = ""
+    margin: float | None = None
+    usual_margin: float | None = None
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One run of the script, compared with the original up to the first other word.
+
+    Attributes:
+        calls: How many calls were compared.
+        errors: Of each compared call: the largest relative L2 error of the outputs that no model reads again.
+        other: None if all calls have the original's words.
+        printed, other_printed: Words on standard output, and how many of them differ.
+        first_printed: The first of these, in the original and here.
+    """
+
+    calls: int
+    errors: tuple[float, ...]
+    outputs: tuple[OutputError, ...]
+    other: OtherWord | None = None
+    printed: int = 0
+    other_printed: int = 0
+    first_printed: tuple[str, str] = ("", "")
+
+    @property
+    def error(self) -> float:
+        """Largest relative L2 error of an output, over all compared calls, states apart."""
+        return max((one.relative_l2 for one in self.outputs if not one.state), default=0.0)
+
+    @property
+    def same(self) -> bool:
+        return self.other is None and not self.other_printed
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A repair that was tried: the loop's error after it, and whether it ended the search for one."""
+
+    file: str
+    step: Step
+    error: float
+    helped: bool
+
+
+@dataclass(frozen=True)
+class LoopResult:
+    """The outcome of a closed loop.
+
+    Attributes:
+        calls: Calls of the original. `stopped`: the limit of time ended the comparison there.
+        engine: What ran the fixed files; None where they were emulated.
+        limit: The largest error of an output that is allowed: twice TF32's own, or FP16's tolerance.
+        plain, fixed, tf32: Everything in FP16 without a plan, the fixed files, and FP32 with TF32 products.
+        culprit, state: If it failed: the file with the largest error by itself, and its worst state.
+        alone: The error of each fixed file by itself, where that was needed.
+        detail: What a refusal is about: the exit code, or the first call that differs.
+    """
+
+    ending: LoopEnding
+    refusal: RefusedBecause = ""
+    detail: str = ""
+    calls: int = 0
+    stopped: bool = False
+    engine: str | None = None
+    limit: float = 0.0
+    plain: Stream | None = None
+    fixed: Stream | None = None
+    tf32: Stream | None = None
+    culprit: str = ""
+    state: str = ""
+    alone: Mapping[str, float] = field(default_factory=dict)
+    repairs: tuple[Repair, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def error(self) -> float:
+        """The error of the fixed files in the loop; infinite if they did not run."""
+        return math.inf if self.fixed is None else self.fixed.error
+
+    @property
+    def passed(self) -> bool | None:
+        """None if the loop says nothing."""
+        return None if self.ending == "refused" else self.ending != "failed"

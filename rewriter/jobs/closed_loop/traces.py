@@ -1,0 +1,186 @@
+"""What a run of a script computed, call by call, and how far another run follows it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rewriter.ir.model import Array
+from rewriter.jobs.closed_loop.result import OtherWord, OutputError, Stream
+
+MOST = 2048
+"""Entries of an output that are kept of each call, evenly spread: a cache may have millions."""
+
+Port = tuple[str, str]
+"""A file and one of its outputs."""
+
+
+class Choice(NamedTuple):
+    """The best entry of an output's last row, and its distance to the second."""
+
+    best: int
+    margin: float
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call.
+
+    Attributes:
+        key: Digest of its file, its shapes, and its integers: calls with another one are another call.
+        words: Digests of outputs that are no floats, by name.
+    """
+
+    file: str
+    key: bytes
+    words: Mapping[str, bytes]
+    values: Mapping[str, Array]
+    choices: Mapping[str, Choice]
+
+
+@dataclass
+class Trace:
+    """All calls of one run in their order, and what it printed."""
+
+    calls: list[Call] = field(default_factory=list)
+    printed: str = ""
+
+    def add(self, file: str, names: Sequence[str], feeds: Mapping[str, Any], outputs: Sequence[Any]) -> None:
+        results = {n: o for n, o in zip(names, outputs, strict=True) if isinstance(o, np.ndarray)}
+        floats = {name: value for name, value in results.items() if is_float(value)}
+        words = {name: digest(value) for name, value in results.items() if name not in floats}
+        values = {name: thinned(value) for name, value in floats.items()}
+        choices = {name: choice(value) for name, value in floats.items() if value.size > 1 and value.ndim}
+        self.calls.append(Call(file, key_of(file, feeds), words, values, choices))
+
+
+def is_float(array: Array) -> bool:
+    """True for FP16, FP32, FP64, and for types that NumPy has from ml_dtypes."""
+    return array.dtype.kind in "fV"
+
+
+def digest(array: Array) -> bytes:
+    text = array.dtype.kind in "OU"
+    data = repr(array.tolist()).encode() if text else np.ascontiguousarray(array).tobytes()
+    return hashlib.blake2b(repr(array.shape).encode() + data, digest_size=16).digest()
+
+
+def thinned(array: Array) -> Array:
+    """At most `MOST` entries as FP32."""
+    flat = np.ravel(array)
+    values: Array = flat[:: max(1, -(-flat.size // MOST))].astype(np.float32)
+    return values
+
+
+def choice(array: Array) -> Choice:
+    row = np.ravel(array)[-array.shape[-1] :].astype(np.float64)
+    best = int(row.argmax())
+    others = np.delete(row, best)
+    return Choice(best, float(row[best] - others.max()) if others.size else 0.0)
+
+
+def key_of(file: str, feeds: Mapping[str, Any]) -> bytes:
+    """A call without its floats, whose rounding may differ."""
+    parts = [file.encode()]
+    for name in sorted(feeds):
+        value = np.asarray(feeds[name])
+        parts += [name.encode(), repr(value.shape).encode() if is_float(value) else digest(value)]
+    return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
+
+
+def compared(original: Trace, again: Trace | None, other: Trace, states: frozenset[Port]) -> Stream:
+    """Compares a run with the original up to the first other word.
+
+    Args:
+        again: A second run of the original: printed words that differ from its are times or paths.
+        states: Outputs that models read again; they are reported, and not judged.
+    """
+    pairs = list(_common(original.calls, other.calls))
+    usual = _sizes(original.calls)
+    errors = []
+    squares: dict[Port, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for ours, theirs in pairs:
+        worst = 0.0
+        for name, value in ours.values.items():
+            port = ours.file, name
+            away, size, largest = _distance(value, theirs.values.get(name))
+            entry = squares[port]
+            entry[:] = entry[0] + away**2, entry[1] + size**2, max(entry[2], largest)
+            if port not in states:
+                worst = max(worst, away / max(size, usual[port], 1e-30))
+        errors.append(worst)
+    outputs = [
+        OutputError(*port, float(np.sqrt(away / size)) if size else float(away > 0), largest, port in states)
+        for port, (away, size, largest) in squares.items()
+    ]
+    words, others, first = _printed(original.printed, (again or original).printed, other.printed)
+    return Stream(
+        len(pairs),
+        tuple(errors),
+        tuple(outputs),
+        _other_word(original, other, len(pairs), states),
+        words,
+        others,
+        first,
+    )
+
+
+def _common(ours: Sequence[Call], theirs: Sequence[Call]) -> Iterator[tuple[Call, Call]]:
+    """The calls before the first that is another one."""
+    return takewhile(lambda pair: pair[0].key == pair[1].key, zip(ours, theirs, strict=False))
+
+
+def _sizes(calls: Sequence[Call]) -> dict[Port, float]:
+    """Median size of each output: silence is no reason for a large relative error."""
+    sizes: dict[Port, list[float]] = defaultdict(list)
+    for call in calls:
+        for name, value in call.values.items():
+            sizes[call.file, name].append(float(np.linalg.norm(value)))
+    return {port: float(np.median(norms)) for port, norms in sizes.items()}
+
+
+def _distance(ours: Array, theirs: Array | None) -> tuple[float, float, float]:
+    """L2 norms of the difference and of the original, and the largest difference; infinite if one is not."""
+    if theirs is None or theirs.shape != ours.shape:
+        return np.inf, float(np.linalg.norm(ours)), np.inf
+    finite = np.isfinite(ours)
+    if not (np.isfinite(theirs) | ~finite).all():
+        return np.inf, float(np.linalg.norm(ours[finite])), np.inf
+    away = np.abs(theirs[finite].astype(np.float64) - ours[finite])
+    return float(np.linalg.norm(away)), float(np.linalg.norm(ours[finite])), float(away.max(initial=0.0))
+
+
+def _other_word(original: Trace, other: Trace, common: int, states: frozenset[Port]) -> OtherWord | None:
+    """The call whose outputs led to the first call that is another one."""
+    if common == len(original.calls) == len(other.calls):
+        changed = (n for n in range(common) if original.calls[n].words != other.calls[n].words)
+        index = next(changed, None)
+        return None if index is None else OtherWord(index, original.calls[index].file)
+    for index in range(common - 1, -1, -1):
+        ours, theirs = original.calls[index], other.calls[index]
+        for name, mine in ours.choices.items():
+            if (ours.file, name) not in states and theirs.choices.get(name, mine).best != mine.best:
+                margins = [c.choices[name].margin for c in original.calls if c.file == ours.file]
+                return OtherWord(index, ours.file, name, mine.margin, float(np.median(margins)))
+        if common - index > len({call.file for call in original.calls}):
+            break  # a word leads to the next calls
+    last = min(common, len(original.calls) - 1)
+    return OtherWord(last, original.calls[last].file)
+
+
+def _printed(ours: str, again: str, theirs: str) -> tuple[int, int, tuple[str, str]]:
+    """Number of printed words, how many differ, and the first that does; times and paths are left out."""
+    mine, second, other = ours.split(), again.split(), theirs.split()
+    if len(mine) != len(second):
+        return 0, 0, ("", "")
+    if len(other) != len(mine):
+        return len(mine), abs(len(other) - len(mine)), ("", "")
+    steady = [index for index, word in enumerate(mine) if second[index] == word]
+    differing = [(mine[index], other[index]) for index in steady if mine[index] != other[index]]
+    return len(steady), len(differing), differing[0] if differing else ("", "")
