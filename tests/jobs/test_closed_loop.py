@@ -10,12 +10,15 @@ from pathlib import Path
 import graphs
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from rewriter.ir.model import Model, load, save
+from rewriter.jobs.closed_loop.api import loop_of
 from rewriter.jobs.closed_loop.job import closed_loop
 from rewriter.jobs.closed_loop.result import LoopResult, Step
 from rewriter.jobs.closed_loop.traces import Trace, compared
 from rewriter.jobs.fix.before import lowered
+from rewriter.pipeline.options import FixOptions
 from rewriter.runtime.recording.record import Link, RecordedFile, Recording, State
 
 MEAN = """
@@ -143,8 +146,8 @@ def test_the_culprit_among_two_files(tmp_path: Path, overflows: str) -> None:
     models = {name: wide if name == overflows else safe for name in ("first", "second")}
     result = run(*recorded(tmp_path, CHAIN, **models))
     assert (result.ending, result.culprit, result.state) == ("failed", overflows, "")
-    assert result.alone.keys() == models.keys()
-    assert result.alone[overflows] > result.limit > min(result.alone.values())
+    assert result.single.keys() == models.keys()
+    assert result.single[overflows] > result.limit > min(result.single.values())
 
 
 def test_a_word_by_a_margin_that_fp16_does_not_have(tmp_path: Path) -> None:
@@ -184,3 +187,19 @@ def test_noise_in_silence_is_no_error() -> None:
     stream = compared(original, None, other, frozenset())
     assert stream.same
     assert max(stream.errors) < 2e-4
+
+
+def test_slow_states_are_kept_in_fp32_on_request_of_the_loop(tmp_path: Path) -> None:
+    recording, fixed = streaming(tmp_path, "0")
+    recording.write(tmp_path)
+    (tmp_path / "enhancer").mkdir()
+    rng = np.random.default_rng(1)
+    for number in range(3):
+        level = (-80 + rng.standard_normal((1, 8))).astype(np.float32)
+        np.savez(tmp_path / "enhancer" / f"{number}.npz", level=level, mean=np.full((1, 8), -80, np.float32))
+    result = loop_of(tmp_path, fixed, FixOptions(engine="emulation", build=False, verify=False), 120.0)
+    assert [(repair.step, repair.helped) for repair in result.repairs] == [("states", True)]
+    assert result.passed
+    repaired = load(fixed["enhancer"])
+    types = {name: tensor.dtype for name, tensor in repaired.facts().main.items()}
+    assert types["new_mean"] == TensorProto.FLOAT

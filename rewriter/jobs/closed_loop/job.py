@@ -52,7 +52,7 @@ Repairing = Callable[[RecordedFile, Step, float], bool]
 Engines = Callable[[RecordedFile, Path], Callable[[Feeds], Mapping[str, Array]]] | None
 
 
-def _silent(stage: str, done: int, total: int) -> None:
+def silent(stage: str, done: int, total: int) -> None:
     """Reports nothing."""
 
 
@@ -143,7 +143,7 @@ class _Loop:
         self.original, code = self.trace({}, "running the script")
         if code == STOPPED:
             return "no-time", ""
-        if code != self.recording.exit_code:
+        if code not in (0, self.recording.exit_code):  # 0, if the recording ended it early
             return "failed-again", str(code)
         if not self.original.calls:
             return "other-calls", ""
@@ -202,13 +202,13 @@ def closed_loop(
     repair: Repairing | None = None,
     *,
     engines: Engines = None,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> LoopResult:
-    """Runs the script of a recording with the fixed files in place, and with TF32 alone, and compares.
+    """Runs the script of a recording with the fixed files and with TF32, and compares.
 
     Args:
         fixed: The fixed file of each model by its name; a model that is missing computes as it is.
-        limit_s: For all runs together, in seconds. A run that it ends is compared as far as it came.
+        limit_s: For all runs together, in seconds. A run that it ends is compared up to there.
         repair: Fixes a file again in the way of a step, in place.
         engines: Loads a file as an engine, and returns the function that runs it; None emulates.
 
@@ -273,14 +273,16 @@ def _tried(result: LoopResult, file: str, step: Step, stream: Stream | None) -> 
 
 def _blamed(loop: _Loop, result: LoopResult, fixed: Answers) -> LoopResult:
     """The result with its culprit, found by swapping one file at a time, and that file's worst state."""
-    alone = dict(result.alone)
+    single = dict(result.single)
     if len(fixed) > 1:
         for name, answering in fixed.items():
-            stream = loop.stream({name: answering}, f"running with {name} alone") if loop.has_time else None
-            alone |= {name: stream.error} if stream is not None else {}
+            stream = (
+                loop.stream({name: answering}, f"running with {name} by itself") if loop.has_time else None
+            )
+            single |= {name: stream.error} if stream is not None else {}
     assert result.fixed is not None
-    culprit = max(fixed, key=lambda name: alone.get(name, 0.0))
+    culprit = max(fixed, key=lambda name: single.get(name, 0.0))
     slow = {(s.file, s.output) for s in loop.recording.states if s.step is not None and s.step < SLOW_STEP}
     states = [one for one in result.fixed.outputs if one.state and one.file == culprit]
     states.sort(key=lambda one: ((one.file, one.output) in slow, one.relative_l2))
-    return replace(result, culprit=culprit, state=states[-1].output if states else "", alone=alone)
+    return replace(result, culprit=culprit, state=states[-1].output if states else "", single=single)

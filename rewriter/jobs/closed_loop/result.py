@@ -15,7 +15,7 @@ RefusedBecause = Literal["", "no-command", "failed-again", "random", "other-call
 runs of the original differ, or one run exceeds the limit."""
 
 Step = Literal["states", "search", "fp32"]
-"""What a repair does to a file: its states in FP32, a search for a smaller error, all of it in FP32."""
+"""A repair of a file: its states in FP32, a search for a smaller error, all of it in FP32."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ class LoopResult:
 
     Attributes:
         calls: Calls of the original. `stopped`: the limit of time ended the comparison there.
-        engine: What ran the fixed files; None where they were emulated.
+        engine: The engine that ran the fixed files; None where they were emulated.
         limit: The largest error of an output that is allowed: twice TF32's own, or FP16's tolerance.
         plain, fixed, tf32: Everything in FP16 without a plan, the fixed files, and FP32 with TF32 products.
         culprit, state: If it failed: the file with the largest error by itself, and its worst state.
-        alone: The error of each fixed file by itself, where that was needed.
-        detail: What a refusal is about: the exit code, or the first call that differs.
+        single: The error of each fixed file by itself, where that was needed.
+        detail: For a refusal: the exit code, or the first call that differs.
     """
 
     ending: LoopEnding
@@ -112,7 +112,7 @@ class LoopResult:
     tf32: Stream | None = None
     culprit: str = ""
     state: str = ""
-    alone: Mapping[str, float] = field(default_factory=dict)
+    single: Mapping[str, float] = field(default_factory=dict)
     repairs: tuple[Repair, ...] = ()
     seconds: float = 0.0
 

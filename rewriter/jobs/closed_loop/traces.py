@@ -1,4 +1,4 @@
-"""What a run of a script computed, call by call, and how far another run follows it."""
+"""The calls of a run of a script, and how far another run follows them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,142 @@
+"""The closed loop of a recording after its files were fixed: engines where they run, and repairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from glob import escape
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto
+
+from rewriter.base.errors import EngineError, NativeError
+from rewriter.base.stopwatch import Progress
+from rewriter.ir.model import Array, Model, load
+from rewriter.ir.model.output_files import work_folder
+from rewriter.jobs.closed_loop.job import SLOW_STEP, closed_loop, silent
+from rewriter.jobs.closed_loop.result import LoopResult, Step
+from rewriter.jobs.fix.api import fix
+from rewriter.pipeline.options import FixOptions, combined
+from rewriter.runtime.engines.calls import EngineCalls
+from rewriter.runtime.engines.deployment import deployment
+from rewriter.runtime.engines.protocol import MeasureSettings, Variant
+from rewriter.runtime.engines.tensor_files import write_tensors
+from rewriter.runtime.metrics.tolerances import TOLERANCES
+from rewriter.runtime.recording.record import RecordedFile, Recording, State
+
+MARGIN = 0.5
+"""The goal of a search, in units of the error that would do: errors in a loop are not proportional."""
+
+
+def loop_of(
+    folder: Path,
+    fixed: Mapping[str, Path],
+    options: FixOptions,
+    limit_s: float,
+    progress: Progress = silent,
+) -> LoopResult:
+    """Runs the script of a recording with the files that were fixed from it, and repairs these in place.
+
+    Args:
+        folder: The recording. `fixed`: the fixed file of each model by its name.
+        options: Those that the files were fixed with: `engine`, `build` and `repair` hold here, too.
+        limit_s: For all runs of the script together, in seconds; repairs come on top.
+
+    Raises:
+        RewriterError: the folder is no recording, or a file cannot be read or emulated.
+    """
+    recording = Recording.read(folder)
+    repair = _Repairs(recording, folder, fixed, options) if options.repair else None
+    deployed = deployment(options.engine, options.plugin_lib, None, None, None)
+    engine = deployed.choose().engine if options.build else None
+    if engine is not None:
+        settings = MeasureSettings(engine, timing=None, plugins=deployed.plugins, timeout_s=options.timeout)
+        with work_folder() as work, ExitStack() as stack:
+            engines = _Engines(folder, settings, work, stack)
+            try:
+                result = closed_loop(recording, fixed, limit_s, repair, engines=engines, progress=progress)
+                return replace(result, engine=engine)
+            except (EngineError, NativeError) as error:
+                progress(f"emulating, since {error.what}", 0, 0)
+    return closed_loop(recording, fixed, limit_s, repair, progress=progress)
+
+
+class _Engines:
+    """Loads files as engines, whose profiles hold all shapes of the recorded calls."""
+
+    def __init__(self, folder: Path, settings: MeasureSettings, work: Path, stack: ExitStack) -> None:
+        self._folder, self._settings, self._work, self._stack = folder, settings, work, stack
+        self._numbers = count()
+
+    def __call__(self, file: RecordedFile, path: Path) -> Callable[[Mapping[str, Any]], Mapping[str, Array]]:
+        name = f"engine{next(self._numbers)}"
+        first = min((self._folder / file.samples).glob("*.npz"))
+        with np.load(first) as arrays:
+            sample = write_tensors(self._work / name, dict(arrays))
+        variant = Variant(name, path, (sample,), shapes=file.shapes)
+        return self._stack.enter_context(EngineCalls(variant, self._settings, self._work)).run
+
+
+@dataclass(frozen=True)
+class _Repairs:
+    """Fixes one file of a pipeline again, because the loop showed what its samples do not.
+
+    Attributes:
+        samples: The folder of the recording. `options`: those that the files were fixed with.
+    """
+
+    recording: Recording
+    samples: Path
+    fixed: Mapping[str, Path]
+    options: FixOptions
+
+    def __call__(self, file: RecordedFile, step: Step, share: float) -> bool:
+        """Fixes a file again; False if it has no state that moves slowly, for the step `states`."""
+        states = [state for state in self.recording.states if state.file == file.name]
+        slow = [state for state in states if state.step is not None and state.step < SLOW_STEP]
+        if step == "states" and not slow:
+            return False
+        own: dict[str, Any] = {"inputs": self.samples / file.samples, "page": False}
+        if step == "fp32":
+            own |= {"precision": "fp32", "io": None}
+        else:
+            nodes = nodes_of_states(load(file.model), slow)
+            own["keep_fp32"] = [*self.options.keep_fp32, *map(escape, nodes)]
+            if self.options.io is not None:
+                ports = [f"{escape(name)}=fp32" for one in slow for name in (one.input, one.output)]
+                own["io"] = ",".join([self.options.io, *ports])
+        if step == "search":
+            tolerance = TOLERANCES["bf16" if self.options.precision == "bf16" else "fp16"].value
+            own |= {"tolerance": tolerance * min(share, 1.0) * MARGIN, "max_latency_cost": None}
+        fix(file.model, self.fixed[file.name], combined(FixOptions, self.options, own))
+        return True
+
+
+def nodes_of_states(model: Model, states: Iterable[State]) -> list[str]:
+    """First outputs of the nodes through which states go from their inputs to their outputs."""
+    nodes = list(model.proto.graph.node)
+    found = dict[str, None]()
+    for state in states:
+        after = _reached(nodes, state.input, lambda n: n.input, lambda n: n.output)
+        before = _reached(nodes[::-1], state.output, lambda n: n.output, lambda n: n.input)
+        found |= dict.fromkeys(node.output[0] for node in nodes if id(node) in after & before)
+    return list(found)
+
+
+def _reached(
+    nodes: Sequence[NodeProto],
+    start: str,
+    entries: Callable[[NodeProto], Iterable[str]],
+    exits: Callable[[NodeProto], Iterable[str]],
+) -> set[int]:
+    """The nodes that lead on from a tensor, in the order given."""
+    tensors, reached = {start}, set[int]()
+    for node in nodes:
+        if not tensors.isdisjoint(entries(node)):
+            reached.add(id(node))
+            tensors.update(exits(node))
+    return reached
