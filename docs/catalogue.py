@@ -13,6 +13,8 @@ from pathlib import Path
 from rewriter.base.errors import SEVERITIES
 from rewriter.hazards.kinds import KINDS, Kind
 from rewriter.hazards.planning import free_fp32, islands
+from rewriter.passes import PURPOSES
+from rewriter.passes.simplify import OPTIMIZERS
 from rewriter.pipeline.catalogue import exactness_text, page, settings, summary
 from rewriter.pipeline.options import COMMANDS, JOBS, KEYS
 from rewriter.pipeline.presets import OTHERWISE, PRESETS
@@ -54,27 +56,36 @@ _PASSES = """\
 
 Written by `python -m docs.catalogue` from the passes themselves: change them, not this page.
 
-{table}
+{groups}
 
-Presets:
+## Presets
 
 {presets}
 
 {pages}"""
 
 
+_SIMPLIFIERS = """
+onnxsim folds constants, and runs these of its optimizers: {}.
+"""
+
+
 def passes() -> str:
     """passes/README.md."""
-    kinds = own_passes().values()
-    rows = [(f"[{kind.name}](#{kind.name})", exactness_text(kind.exactness), summary(kind)) for kind in kinds]
-    return (
-        _PASSES.format(
-            table=_table(("pass", "FP32 result", "why"), rows),
-            presets="\n".join(f"- `{n}`: {one.summary}.\n  `{one.pipeline}`" for n, one in PRESETS.items()),
-            pages="\n".join(map(page, kinds)),
-        ).rstrip()
-        + "\n"
-    )
+    kinds = own_passes()
+    groups = [
+        f"## {title}\n\n"
+        + _table(
+            ("pass", "FP32 result", "why"),
+            [(f"[{k.name}](#{k.name})", exactness_text(k.exactness), summary(k)) for k in group],
+        )
+        for title, group in PURPOSES.items()
+    ]
+    pages = {name: page(kind) for name, kind in kinds.items()}
+    pages["simplify"] += _SIMPLIFIERS.format(", ".join(f"`{name}`" for name in sorted(OPTIMIZERS)))
+    presets = "\n".join(f"- `{n}`: {preset.summary}.\n  `{preset.pipeline}`" for n, preset in PRESETS.items())
+    filled = _PASSES.format(groups="\n\n".join(groups), presets=presets, pages="\n".join(pages.values()))
+    return filled.rstrip() + "\n"
 
 
 # -- docs/trt11-migration.md --------------------------------------------------------------------------

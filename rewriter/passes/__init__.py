@@ -1,9 +1,11 @@
-"""The passes, one file each. `ALL` lists them; `pipeline/presets.toml` lists the passes of each preset.
+"""The passes, one file each. `PURPOSES` lists them; `pipeline/presets.toml` lists the passes of each preset.
 
 `rewriter.run_passes(model, ["simplify", MyPass()])` runs some of them, or your own, on a model.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from rewriter.passes.base import Pass
 from rewriter.passes.clamp_constants import ClampConstants
@@ -35,34 +37,42 @@ from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.passes.upgrade_opset import UpgradeOpset
 from rewriter.passes.work_around_convs import WorkAroundConvs
 
-ALL: tuple[type[Pass], ...] = (
-    InlineFunctions,
-    UpgradeOpset,
-    DecomposeOperators,
-    DemoteFloat64,
-    Simplify,
-    FoldQuantizedBias,
-    CleanCasts,
-    MergeBranches,
-    DecomposeEinsum,
-    FuseLayerNorm,
-    FuseSoftmax,
-    DecomposeGroupNorm,
-    ScaleQuery,
-    ClampConstants,
-    IsolateClip,
-    WorkAroundConvs,
-    DropRoundTrips,
-    PadChannels,
-    UnfoldPatches,
-    ConvtransposeToDepthToSpace,
-    DecomposeDotProducts,
-    FoldStrides,
-    MergeConvGroups,
-    PostponeResize,
-    Rescale,
-    MergeProjections,
-    KeepEpilogues,
-    MixedPrecision,
-)
-"""All our passes, in an order that reads well."""
+PURPOSES: Mapping[str, tuple[type[Pass], ...]] = {
+    "Cleans up what exporters write": (
+        InlineFunctions,
+        UpgradeOpset,
+        Simplify,
+        CleanCasts,
+        DecomposeEinsum,
+        FuseSoftmax,
+    ),
+    "Cures what does not build or gives wrong results": (
+        DecomposeOperators,
+        DemoteFloat64,
+        FoldQuantizedBias,
+        FuseLayerNorm,
+        ScaleQuery,
+        ClampConstants,
+        IsolateClip,
+        WorkAroundConvs,
+        DropRoundTrips,
+        Rescale,
+        DecomposeDotProducts,
+        KeepEpilogues,
+    ),
+    "Speeds up": (
+        MergeBranches,
+        DecomposeGroupNorm,
+        PadChannels,
+        UnfoldPatches,
+        ConvtransposeToDepthToSpace,
+        FoldStrides,
+        MergeConvGroups,
+        PostponeResize,
+        MergeProjections,
+        MixedPrecision,
+    ),
+}
+"""All our passes by what they are for, in an order that reads well."""
+
+ALL: tuple[type[Pass], ...] = tuple(kind for kinds in PURPOSES.values() for kind in kinds)

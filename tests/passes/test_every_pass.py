@@ -57,7 +57,7 @@ every_pass = pytest.mark.parametrize("kind", EVERY)
 
 
 def test_all_lists_every_pass_once() -> None:
-    assert Counter(rewriter.passes.ALL) == Counter(FILES.values()), "see ALL in rewriter/passes/__init__.py"
+    assert Counter(rewriter.passes.ALL) == Counter(FILES.values()), "see rewriter/passes/__init__.py"
 
 
 @pytest.mark.parametrize(("file", "kind"), [pytest.param(f, k, id=f) for f, k in FILES.items()])
