@@ -178,7 +178,7 @@ class Prices:
         for key in searched & self.epilogues.keys():
             convs, us = self.epilogues[key]
             for conv in sorted(convs - fp32)[:1]:
-                split[conv] = max(split.get(conv, 0.0), us)
+                split[conv] = max(split.get(conv, us), us)
         total = fsum(self.base.values()) + fsum(self.own.get(key, 0.0) for key in fp32)
         total += fsum(attention.us for attention in self.attentions if attention.nodes & fp32)
         casts = fsum(result.us for result in self.results if result.is_cast(fp32, searched))

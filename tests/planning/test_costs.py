@@ -146,6 +146,7 @@ CONVS = """
         y = Conv(c, w)
     }"""
 RESIDUAL = CONVS.replace("c = Relu(b)", "c = Add(a, b)")
+JOINED = CONVS.replace("c = Relu(b)", "d = Conv(x, w)\n c = Add(a, d)")
 SHARED = CONVS.replace("y = Conv(c, w)", "d = Conv(c, w)\n e = Add(d, c)\n y = Neg(e)")
 PRODUCT = """
     g (float[8,4] x, float k) => (float[8,4] y)
@@ -167,6 +168,7 @@ KERNEL = KERNEL_US + 6 * 256 / 4.8e6
         pytest.param(CONVS, "abcy", SEARCHED, KERNEL, id="no Cast between FP32 nodes"),
         pytest.param(RESIDUAL, "bc", SEARCHED, KERNEL, id="one kernel for two readers of one Conv"),
         pytest.param(RESIDUAL, "c", SEARCHED, KERNEL, id="the sum alone"),
+        pytest.param(JOINED, "c", SEARCHED, KERNEL, id="one kernel after two FP16 Convs"),
         pytest.param(SHARED, "bc", SEARCHED, KERNEL, id="FP16 readers alone: cast where it is made"),
         pytest.param(SHARED, "bce", SEARCHED, 3 * KERNEL, id="FP16 and FP32 readers: a Cast"),
         pytest.param(SHARED, "bce", "epilogue", 0.0, id="Casts of the rules are free"),
