@@ -76,6 +76,6 @@ def compare_inputs(ours: Ours, theirs: Theirs, outputs: Outputs, **given: Any) -
     from rewriter.input_comparison.job import compare_inputs as job
     from rewriter.report import compare_inputs as report
 
-    outputs.check([ours, theirs, given.get("images")])
+    outputs.check([ours, theirs])
     if outputs.run(partial(job, ours, theirs, **given), report).differ:
         raise typer.Exit(FAILED)

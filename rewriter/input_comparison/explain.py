@@ -23,7 +23,7 @@ PIXEL = 1 / 200
 ROUNDED_SHARE = 0.01
 """Share of whole pixel values that may differ by one where floats lie on the border of two."""
 
-ASK = "`images` with the photographs that both read tells how each side resized, cropped or padded them"
+ASK = "compare how each side resizes, crops and pads: libraries differ in antialiasing and coordinates"
 
 
 def compare_images(name: str, relation: Relation, ours: Array, theirs: Array) -> ArrayComparison:

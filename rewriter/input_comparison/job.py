@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 
 from rewriter.base.errors import InputsError, UsageError
 from rewriter.base.stopwatch import Progress
-from rewriter.base.text import count
 from rewriter.input_comparison.comparison import (
     ArrayComparison,
     Difference,
@@ -19,7 +17,6 @@ from rewriter.input_comparison.comparison import (
     SampleComparison,
 )
 from rewriter.input_comparison.explain import ROUNDING, compare_images, compare_others, distance
-from rewriter.input_comparison.photographs import photographs, with_origins
 from rewriter.input_comparison.relation import relation
 from rewriter.ir.model import Array
 from rewriter.runtime.inputs import read_raw_samples
@@ -33,7 +30,7 @@ FIRST = "array 0"
 
 
 def compare_inputs(
-    ours: Any, theirs: Any, *, samples: int = SAMPLES, images: Any = None, progress: Progress | None = None
+    ours: Any, theirs: Any, *, samples: int = SAMPLES, progress: Progress | None = None
 ) -> InputComparison:
     """Compares the results of two pipelines, sample by sample, in the order of the data.
 
@@ -41,8 +38,6 @@ def compare_inputs(
         ours, theirs: What `inputs=` of `rewriter.fix` takes: a path, an array, a dict or a tuple of arrays,
             a list of samples, a data loader, or a function that returns one of these.
         samples: Number of samples to compare, at most.
-        images: The photographs that both pipelines read, in the order of the samples: a file, a folder,
-            a uint8 array [H, W, 3], or a list of these.
 
     Raises:
         InputsError: a file cannot be read, or holds no numbers.
@@ -52,29 +47,18 @@ def compare_inputs(
         raise UsageError(f"it cannot be {samples}", option="samples", hint="compare at least one")
     sides = _read(ours, "ours"), _read(theirs, "theirs")
     pairs = list(zip(*sides, strict=False))[:samples]
-    pictures: Sequence[Array | None] = [None] * len(pairs) if images is None else photographs(images)
-    if len(pictures) < len(pairs):
-        what = f"it has {count(len(pictures), 'photograph')} for {count(len(pairs), 'sample')}"
-        where = str(images) if isinstance(images, (str, os.PathLike)) else None
-        raise InputsError(what, option="images", where=where, hint="one for each sample, or fewer `samples`")
     compared = []
-    for index, ((mine, other), image) in enumerate(zip(pairs, pictures, strict=False)):
+    for index, (mine, other) in enumerate(pairs):
         if progress is not None:
             progress("comparing", index, len(pairs))
         both = _arrays(mine), _arrays(other)
         arrays = _without_labels(*both), _without_labels(*reversed(both))
-        compared.append(SampleComparison(mine.where, other.where, tuple(compare_samples(*arrays, image))))
+        compared.append(SampleComparison(mine.where, other.where, tuple(compare_samples(*arrays))))
     return InputComparison(tuple(compared), (len(sides[0]), len(sides[1])))
 
 
-def compare_samples(
-    ours: Mapping[str, Array], theirs: Mapping[str, Array], image: Array | None = None
-) -> Iterator[ArrayComparison]:
-    """Compares arrays of the same name; of the others, the first with the first, and so on.
-
-    Args:
-        image: The photograph that both read, [H, W, 3] in uint8: it shows how each side resized it.
-    """
+def compare_samples(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> Iterator[ArrayComparison]:
+    """Compares arrays of the same name; of the others, the first with the first, and so on."""
     spare = [name for name in theirs if name not in ours]
     for name, array in ours.items():
         other = name if name in theirs else spare.pop(0) if spare else None
@@ -82,7 +66,7 @@ def compare_samples(
             missing = Difference("name", f"has no array {name!r}", f"theirs holds {', '.join(theirs)}")
             yield ArrayComparison(name, (missing,), np.inf, np.inf)
             continue
-        compared = compare_arrays(array, theirs[other], name, image)
+        compared = compare_arrays(array, theirs[other], name)
         notes = (f"it is called {other!r} in theirs",) if other != name else ()
         yield replace(compared, notes=(*compared.notes, *notes))
     for name in spare:
@@ -90,19 +74,13 @@ def compare_samples(
         yield ArrayComparison(name, (extra,), np.inf, np.inf)
 
 
-def compare_arrays(
-    ours: Array, theirs: Array, name: str = "array", image: Array | None = None
-) -> ArrayComparison:
+def compare_arrays(ours: Array, theirs: Array, name: str = "array") -> ArrayComparison:
     """Compares one array of both pipelines: images in any layout, or any other numbers."""
     differ = distance(ours, theirs) > ROUNDING and min(ours.size, theirs.size)
     related = relation(ours, theirs) if differ else None
     if related is None:
-        comparison = compare_others(name, ours, theirs)
-    else:
-        comparison = compare_images(name, related, ours, theirs)
-    if image is None or not comparison.differences:
-        return comparison
-    return with_origins(comparison, image, ours, theirs)
+        return compare_others(name, ours, theirs)
+    return compare_images(name, related, ours, theirs)
 
 
 def _read(data: Any, keyword: str) -> Sequence[Sample]:

@@ -349,11 +349,9 @@ class CompareCommand:
 
     Attributes:
         samples: Samples to look at.
-        images: The photographs that both read, one for each sample.
     """
 
     samples: int = option(8, DATA, places=COMMAND, least=1)
-    images: Path | None = option(None, DATA, places=COMMAND)
 
 
 JOBS: Mapping[Command, type] = {"fix": FixOptions, "scan": ScanOptions, "verify": VerifyOptions}

@@ -179,7 +179,7 @@ def test_relations_of_images(ours: Array, theirs: Array, kinds: set[str], senten
     found = compare_arrays(ours.astype(np.float32), theirs.astype(np.float32))
     assert {d.kind for d in found.differences} == kinds
     assert sentence in (None, found.sentence)
-    assert ("values" in kinds or "interpolation" in kinds) == any("`images`" in note for note in found.notes)
+    assert ("values" in kinds or "interpolation" in kinds) == any("resizes" in note for note in found.notes)
     assert found.after < 1e-5 or kinds & {"rounding", "interpolation", "values"}
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import rewriter
 from rewriter.base.errors import InputsError, UsageError
@@ -83,17 +82,6 @@ def test_labels_of_a_loader_are_dropped_where_the_other_side_has_one_array() -> 
         assert "BGR" in found.samples[0].arrays[0].sentence
 
 
-def test_photographs_may_be_arrays_too(tmp_path: Path) -> None:
-    picture = Image.fromarray(PHOTO)
-    picture.save(tmp_path / "photo.png")
-    small = np.asarray(picture.resize((16, 12), Image.Resampling.BILINEAR))
-    near = np.asarray(picture.resize((16, 12), Image.Resampling.NEAREST))
-    found = rewriter.compare_inputs(small, near, images=tmp_path / "photo.png")
-    assert found != rewriter.compare_inputs(small, near)
-    for images in (PHOTO, [PHOTO], picture):
-        assert found == rewriter.compare_inputs(small, near, images=images)
-
-
 WRONG: list[Any] = [
     pytest.param({"ours": 3}, UsageError, "`ours`: cannot read samples from an int", id="a number"),
     pytest.param({"theirs": None}, UsageError, "`theirs`: cannot read samples from a NoneType", id="nothing"),
@@ -104,13 +92,10 @@ WRONG: list[Any] = [
         "`theirs`: cannot read samples from an int",
         id="a function's result",
     ),
-    pytest.param({"images": [3]}, UsageError, "`images`: it cannot be 3", id="photographs"),
     pytest.param({"samples": 0}, UsageError, "`samples`: it cannot be 0", id="no samples"),
     pytest.param({"ours": []}, InputsError, "there is no sample", id="an empty list"),
     pytest.param({"ours": {"x": ["a"]}}, InputsError, "not numbers", id="text"),
     pytest.param({"ours": {"x": [[1], [1, 2]]}}, InputsError, "parts differ in shape", id="ragged"),
-    pytest.param({"images": RGB}, InputsError, r"`images`: .*not uint8 \[H, W, 3\]", id="no photograph"),
-    pytest.param({"images": []}, InputsError, "`images`: it has 0 photographs for 1 sample", id="too few"),
 ]
 
 
