@@ -12,10 +12,11 @@ from onnx import NodeProto, TensorProto, helper, parser
 
 from rewriter.base.text import count as counted
 from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op, open_graphs
-from rewriter.ir.model import Model, walk_graphs
+from rewriter.ir.model import Array, Model, load, walk_graphs
 from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.patterns.masks import FP16_MAX
 from rewriter.passes.base import Change, Context, Event, Exactness, ModelPass, Refusal, Requires
+from rewriter.runtime.engines.onnxruntime import Session
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,15 @@ class DecomposeOperators(ModelPass):
     Runtime's documentation of its contributed operators defines it. The scale of an
     attention moves before its first product, where FP16 has room for it. A DFT of constant length is a
     product by a matrix of cosines and sines. ONNX's Attention is written out where it caps its scores, or has
-    sizes without a kernel.
+    sizes without a kernel. A Resize with antialias or half_pixel_symmetric, of constant size, is a product
+    by a constant matrix along each axis.
 
     Declines:
         - ONNX's Attention, of other axes than four, with grouped heads, a window, or a mask beside a cap
         - an attention with past keys, several outputs, packed or unknown inputs, or a causal mask
         - a mask of an attention that is no [batch, keys]
         - the mean and deviation of a norm; batches that are transposed
+        - a Resize of computed sizes, of other axes than the last two, or that keeps the ratio
         - a DFT of unknown length or more than 2048 points, and a one-sided one of complex numbers
     """
 
@@ -157,8 +160,8 @@ _Definition = Callable[[_Call], str | Refusal]
 
 
 def _definition(node: NodeProto) -> _Definition | None:
-    if is_op(node, "DFT", "Attention"):
-        return _dft if node.op_type == "DFT" else _onnx_attention
+    if is_op(node, "DFT", "Attention", "Resize"):
+        return {"DFT": _dft, "Attention": _onnx_attention, "Resize": _resize}[node.op_type]
     return DEFINITIONS.get(node.op_type) if node.domain == "com.microsoft" else None
 
 
@@ -266,6 +269,51 @@ def _dft(call: _Call) -> str | Refusal:
     return f"""t = Transpose<perm = {perm}>({call[0]})  f = Reshape(t, {call.ints(*zeros, len(parts))})
         p = MatMul(f, {weight})  s = Reshape(p, {call.ints(*zeros, len(frequencies), 2)})
         y0 = Transpose<perm = {back}>(s)"""
+
+
+def _resize(call: _Call) -> str | Refusal:
+    """A product by a constant matrix on either side, where TensorRT lacks the Resize; "" for others."""
+    symmetric = call.get("coordinate_transformation_mode") == "half_pixel_symmetric"
+    if not call.get("antialias", 0) and not symmetric:
+        return ""
+    graph, node = call.graph, call.node
+    before, after = (graph.shape(name) or () for name in (node.input[0], node.output[0]))
+    resized = [axis for axis, sizes in enumerate(zip(before, after, strict=True)) if sizes[0] != sizes[1]]
+    if not resized or min(resized) < len(before) - 2 or len(before) < 2:
+        return call.refusal("it resizes other axes than the last two")
+    if call.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return call.refusal("it keeps the ratio of its sizes")
+    text, last = "", call[0]
+    for axis in resized:
+        columns = _resizing_matrix(call, axis, len(before), before[axis], after[axis])
+        if columns is None:
+            return call.refusal("its sizes or scales are not constant")
+        left = axis == len(before) - 2
+        name = call.named(
+            graph.add_constant(f"{node.output[0]}/axis{axis}", columns.T if left else columns, node.input[0])
+        )
+        out = "y0" if axis == resized[-1] else "h"
+        text += f"{out} = MatMul({name}, {last}) " if left else f"{out} = MatMul({last}, {name}) "
+        last = out
+    return text
+
+
+def _resizing_matrix(call: _Call, axis: int, rank: int, size: object, out: object) -> Array | None:
+    """Resizes every unit vector of an axis, as ONNX Runtime does: float32 [size, out]; None if unknown."""
+    scales = call.graph.constant(call.node.input[2]) if call.has(2) else None
+    if not isinstance(size, int) or not isinstance(out, int) or (call.has(2) and scales is None):
+        return None
+    axes = [a % rank for a in call.get("axes", range(rank))]
+    ratio = out / size if scales is None else float(scales[axes.index(axis)])
+    text = f"""<ir_version: 8, opset_import: ["" : {call.graph.model.opset}]>
+        g (float[1, 1, {size}, {size}] x) => (float[1, 1, {size}, {out}] y)
+        <float[4] s = {{1, 1, 1, {ratio:.9e}}}> {{ y = Resize(x, , s) }}"""
+    model = load(parser.parse_model(text))
+    (resize,) = (node for node in model.proto.graph.node if node.op_type == "Resize")
+    resize.attribute.extend(a for a in call.node.attribute if a.name != "axes")
+    with Session(model) as session:
+        columns: Array = session.run({"x": np.eye(size, dtype=np.float32)[None, None]})["y"][0, 0]
+    return columns
 
 
 def _onnx_attention(call: _Call) -> str | Refusal:

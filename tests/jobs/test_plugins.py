@@ -12,6 +12,7 @@ import pytest
 import rewriter
 from rewriter.ir.model import Model, load
 from rewriter.ir.model.split import split_at_plugins
+from rewriter.passes.base import with_header
 from rewriter.verification.verdict import PLUGINS
 
 DETECTOR = """
@@ -52,7 +53,7 @@ def test_a_model_is_split_before_its_plugins() -> None:
 
 def test_a_plugin_that_reads_the_input_leaves_nothing_to_check() -> None:
     text = "g (float[2] x) => (float[2] y) { r = Preprocess_TRT(x) y = Relu(r) }"
-    assert split_at_plugins(load(onnx.parser.parse_model(graphs.with_header(text)))) is None
+    assert split_at_plugins(load(onnx.parser.parse_model(with_header(text)))) is None
 
 
 @pytest.mark.parametrize("io", ["keep", "fp16"])
