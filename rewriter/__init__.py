@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rewriter.jobs.api import compare_inputs, emulate, fix, locate, probe, run_passes, scan, verify
     from rewriter.jobs.findings import Finding, ScanResult
     from rewriter.jobs.fix.result import FixResult
+    from rewriter.jobs.record import record
     from rewriter.pipeline.options import FixOptions, ScanOptions, VerifyOptions
     from rewriter.target import Target
     from rewriter.target.answers import Answers
@@ -35,6 +36,7 @@ _HOMES = {
     "jobs.api": "compare_inputs emulate fix locate probe run_passes scan verify",
     "jobs.findings": "Finding ScanResult",
     "jobs.fix.result": "FixResult",
+    "jobs.record": "record",
     "verification.locate": "Location",
     "verification.verdict": "Verdict",
     "verification.verify_result": "VerifyResult",
@@ -72,6 +74,7 @@ __all__ = [
     "locate",
     "passes",
     "probe",
+    "record",
     "run_passes",
     "save",
     "scan",

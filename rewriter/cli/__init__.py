@@ -47,6 +47,7 @@ COMMANDS = {
     "locate": Entry(".compare:locate", "Find the first tensor that goes wrong", MODELS),
     "compare-inputs": Entry(".compare:compare_inputs", "Find how two preprocessings differ", MODELS),
     "batch": Entry(".batch:batch", "Fix many models, here or on a cluster", MODELS),
+    "record": Entry(".record:record", "Run a script, and keep what its models get", MODELS),
     "report": Entry(".report:report", "Make a page from saved JSON"),
     "probe": Entry(".probe:probe", "Measure how TensorRT computes on this GPU"),
     "config": Entry(".config:config", "Options in force, and where each comes from"),

@@ -7,7 +7,7 @@ The ways in steps below some limits add up over iterations, calls and samples, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,24 +16,10 @@ import numpy as np
 from rewriter.ir.graph.node_list import NodeList
 from rewriter.ir.plan import Range
 from rewriter.runtime.ranges.reductions import Key, PackedStatistics
+from rewriter.runtime.recording.moves import EDGES, LAST_PLACE, LEAST_NORMAL, SAMPLED, median_step
 
 FIRST_OPSET = 13
 """Min and Max take integers from 12 on, ReduceSum its axes as an input from 13 on."""
-
-LAST_PLACE = 2.0**-10.5
-"""FP16's last place relative to a number, the geometric mean over a binade."""
-
-LEAST_NORMAL = 2.0**-14
-"""Smaller numbers of FP16 have its last place."""
-
-AT_REST = 2.0**-7
-"""Least median step, in last places: a state that stays where it began moves by FP32's rounding, 2^-13."""
-
-EDGES = np.concatenate([2.0 ** np.arange(-8, 12.5, 0.5), [1e30]])
-"""Limits of steps in last places."""
-
-SAMPLED = 4096
-"""Elements of a state, or of a sequence of states, that are looked at."""
 
 
 class Moves(NamedTuple):
@@ -87,16 +73,9 @@ def with_steps(ranges: Mapping[Key, Range], counts: Mapping[Moves, float]) -> di
     """The ranges of states, and of the nodes that have them, with their median steps: a node's slowest."""
     found: dict[Key, Range] = {}
     for first in (key for key in counts if key.edge == 0):
-        step = _median([counts[first._replace(edge=edge)] for edge in range(len(EDGES))])
+        step = median_step([counts[first._replace(edge=edge)] for edge in range(len(EDGES))])
         for key in {first.owner, first.state}:
             known = found.get(key, ranges.get(key))
             if known is not None and step is not None:
                 found[key] = replace(known, step=min(step, step if known.step is None else known.step))
     return found
-
-
-def _median(ways: Iterable[float]) -> float | None:
-    """The median step, weighted by the way; None if nothing moves, or not to a finite value."""
-    below = np.array([*ways])
-    step = float(np.interp(below[-1] / 2, below[:-1], EDGES[:-1])) if 0 < below[-1] < np.inf else 0.0
-    return step if step >= AT_REST else None

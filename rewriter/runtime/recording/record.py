@@ -6,8 +6,9 @@ This module loads in the script's own environment, which may lack all but NumPy.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 RECORD = "record.json"
@@ -23,7 +24,7 @@ class RecordedFile:
 
     Attributes:
         name: Its path relative to the folder that all files share, without `.onnx`: `unet/model`.
-        model: Absolute path; below the recording itself for a session that was made from bytes.
+        model: Absolute path; relative to the recording for a session that was made from bytes.
         sha256: Of the file, without its external data.
         samples: The folder of its samples, relative to the recording.
         calls: How often the script called it; fewer are kept as samples.
@@ -101,10 +102,8 @@ class Recording:
         return recording
 
     def write(self, folder: Path) -> None:
-        """Writes `record.json`; an OutputError if the folder cannot be written."""
-        from rewriter.ir.model import write_json
-
-        write_json(asdict(self), folder / RECORD, "the recording")
+        """Writes `record.json` into a folder that exists."""
+        (folder / RECORD).write_text(json.dumps(vars(self), default=vars), encoding="utf-8")
 
     def file(self, name: str) -> RecordedFile:
         return next(file for file in self.files if file.name == name)
