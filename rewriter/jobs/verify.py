@@ -167,7 +167,7 @@ def _emulated(
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run it.
     """
-    check = judge.emulated(fixed, precision, sums, products=False)
+    check = judge.at_last(judge.emulated(fixed, precision, sums), fixed, precision)
     if check.passed is None:
         raise ArithmeticRunError(check.summary, hint="`engine=tensorrt-rtx` needs no emulation, but a GPU")
     details = (f"allowed: {judge.standards[precision].tolerance.source}", *check.details)
@@ -210,6 +210,7 @@ def _on_engine(
     if outcomes[0].report is not None:
         checks.append(judged_report(outcomes[0].report, judge.expectation(fixed)))
     check, judged = judge.run_check(outcomes, fixed, precision, start)
+    check = judge.at_last(check, fixed, precision)
     ran = next((outcome for outcome in outcomes if outcome.ran), outcomes[0])
     return replace(
         result,

@@ -48,6 +48,8 @@ def relation(output: OutputComparison) -> str:
 
 def limit_lines(check: Check) -> Iterator[str]:
     """One line for each limit that is not the tolerance itself, with its origin."""
+    if check.excuse == "tf32-off" and check.tf32_off is not None:
+        yield f"with TF32 off, the largest error is {100 * check.tf32_off:.2g} % of what is allowed"
     for one in check.outputs:
         if text := one.fair_text or one.scores_text:
             yield text

@@ -67,7 +67,7 @@ def rows(result: FixResult, *, everything: bool) -> Iterator[Row]:
     """The lines after the verdict, each with its label; all of each kind if `everything`."""
     conclusion = result.conclusion
     yield from (("Missing", gap.reason) for gap in result.gaps)
-    if conclusion.limit:
+    if conclusion.limit and conclusion.kind != "as-fp32":  # a gap, which has the remedy
         yield "Limit", conclusion.limit
         yield "Remedy", conclusion.remedy
     yield from _errors(result, None if everything else OUTPUTS)
@@ -93,7 +93,7 @@ def _errors(result: FixResult, most: int | None) -> Iterator[Row]:
     how = f"run {check.place}" if check.name == "run" else "emulated"
     if check.value is not None:
         value = result.before_value
-        low = f"{figure(value.value)} in plain {_low(result)}, now " if value and result.plan else ""
+        low = f"{figure(value.value)} in plain {result.precision.upper()}, now " if value else ""
         relation = "within" if check.value.met else "NOT within"
         words = f"{low}{figure(check.value.value)}, {relation} {figure(check.value.allowed)}"
         yield "Error", f"{check.value.metric} {words} (of the worst sample; {how})"
@@ -101,8 +101,8 @@ def _errors(result: FixResult, most: int | None) -> Iterator[Row]:
     before = {one.name: one for one in result.before if not one.of}
     outputs = sorted((one for one in check.outputs if not one.of), key=_badness, reverse=True)
     for one in outputs[:most]:
-        plain = before.get(one.name) if result.plan is not None else None
-        low = f"{checks.size(plain)} in plain {_low(result)}, now " if plain else ""
+        plain = before.get(one.name)
+        low = f"{checks.size(plain)} in plain {result.precision.upper()}, now " if plain else ""
         places = [s.sample for s in check.statistics if s.name == one.name and result.judged > 1]
         where = "".join(f" in {checks.sample_name(result.data, place)}" for place in places[:1])
         error = f"{low}{checks.size(one)}, {checks.relation(one)} ({one.unit} of {one.name}{where}; {how})"
@@ -114,10 +114,6 @@ def _errors(result: FixResult, most: int | None) -> Iterator[Row]:
 
 def _badness(one: OutputComparison) -> tuple[bool, float]:
     return not one.finite, one.excess
-
-
-def _low(result: FixResult) -> str:
-    return result.plan.precision.upper() if result.plan is not None else ""
 
 
 def _latency(result: FixResult) -> Iterator[Row]:

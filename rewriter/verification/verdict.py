@@ -28,9 +28,12 @@ ORIGINAL = "original build"
 UNBUILDABLE = "TensorRT cannot build the original model"
 """The ending of a model whose original does not build."""
 
-Excuse = Literal["", "conditioning", "as-fp32"]
+Excuse = Literal["", "conditioning", "as-fp32", "tf32", "tf32-off"]
 """Why an error beyond the tolerance passes: the network's own sums move its result that far in another order,
-or its own FP32 engine has the same error."""
+or its own FP32 engine has the same error. `tf32`: that engine misses the tolerance, too; `tf32-off`: it does,
+and this file is within the tolerance with TF32 off."""
+
+TF32_OFF = "build it with TF32 off"
 
 CPU = "CPU"
 """Device of an engine that needs no GPU."""
@@ -124,9 +127,8 @@ class Check:
         worst = max(self.outputs, key=lambda one: (one.excess, one.relative_l2, one.tolerance), default=None)
         error, allowed = (0.0, default) if worst is None else (worst.relative_l2, worst.tolerance)
         relation = "within" if error <= allowed else "beyond" if self.passed else "NOT within"
-        fair = "".join(f"; {one.fair_text}" for one in self.outputs if one.fair_text)
         part = f" in {worst.name}" if worst is not None and worst.of else ""
-        return f"largest error {error:.2g}{part}, {relation} {allowed:.2g}{fair}"
+        return f"largest error {error:.2g}{part}, {relation} {allowed:.2g}"
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,12 @@ def gaps(checks: Sequence[Check], data: DataSource | None, no_build: str = "") -
     if data is not None and data.doubt:
         reason = f"samples as in deployment: {data.text}"
         found.append(Gap("data", f"on {data.doubt}, which is no proof", reason))
+    excuse = next((check.excuse for check in checks if check.excuse in ("tf32", "tf32-off")), "")
+    if excuse:
+        cured = excuse == "tf32-off"
+        reason = "TF32, the default of TensorRT, takes the original as far from FP32: "
+        reason += f"{TF32_OFF} (--noTF32)" if cured else "take `precision=fp32`, and " + TF32_OFF
+        found.append(Gap("tf32", f"as wrong as FP32 with TF32{': ' + TF32_OFF if cured else ''}", reason))
     run = any(check.name == "run" and check.passed for check in checks)
     if not run and not any(check.name == "build" and (check.built or check.passed) for check in checks):
         build = next((check.summary for check in checks if check.name == "build"), no_build)

@@ -37,6 +37,8 @@ from rewriter.verification.arithmetic_checks import (
     conditioning,
     errs_by_chance,
     excused,
+    fp32_products,
+    limited_by_tf32,
     without_tf32,
 )
 from rewriter.verification.build_check import (
@@ -125,12 +127,8 @@ class Verifier:
                     check = check_structure(expected, structured, changed, self.samples)
             yield excused(check, lambda: self.conditioning)
 
-    def emulated(self, fixed: Model, precision: str, sums: Accumulation, *, products: bool) -> Check:
-        """Emulates the planned types; TF32 for a model in FP32.
-
-        Args:
-            products: True if some are in FP32 in a model that is not: they are tried without TF32, too.
-        """
+    def emulated(self, fixed: Model, precision: str, sums: Accumulation) -> Check:
+        """Emulates the planned types; TF32 for a model in FP32. What misses is tried without TF32, too."""
         assert self.expected is not None
         with self.stage("comparing outputs"):
             held = self.standards[precision]
@@ -149,7 +147,27 @@ class Verifier:
             check = as_fp32(
                 check, lambda: self.emulated_fp32, engine, by_chance=chance, parts_alone=self.asked
             )
-            return without_tf32(check, partial(emulate, tf32=False)) if products else check
+            return without_tf32(check, partial(emulate, tf32=False)) if fp32_products(fixed) else check
+
+    def at_last(self, check: Check, fixed: Model, precision: str) -> Check:
+        """The check of the result itself: one whose error TF32 explains is no failure, and no proof."""
+        if check.name != "run":
+            return limited_by_tf32(check, lambda: self.emulated_fp32, asked=self.asked)
+        if self.settings is not None and this_machine.ENGINES[self.settings.engine].on_gpu:
+            exact = partial(self._without_tf32, fixed, precision)
+            check = without_tf32(check, exact) if fp32_products(fixed) else check
+        return limited_by_tf32(check, lambda: self.fp32_engine, asked=self.asked)
+
+    def _without_tf32(self, fixed: Model, precision: str) -> Check:
+        """Builds and runs a model whose FP32 products are exact."""
+        assert self.settings is not None and self.expected is not None
+        folder = self.folder / "exact"
+        with self.stage("running the engine"):
+            path = save(fixed, self.folder / "exact.onnx", map_back=True)
+            variant = self.variant(fixed, path, folder / "samples", tf32=False)
+            outcomes = measure([variant], replace(self.settings, timing=None, builds=1), folder)
+            standard, parts = self.standards[precision], self.expected.parts
+            return run_check(self.expected.exact, outcomes, standard, parts=parts)[0]
 
     def built(self, fixed: Model, plan: Plan | None) -> tuple[list[Check], Path | None]:
         """Builds a model, and runs it where an engine runs here.

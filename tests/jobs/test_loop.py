@@ -130,7 +130,7 @@ def test_an_engine_as_accurate_as_the_networks_own_fp32_engine_passes(
     data = {"x": np.ones((2, 8), np.float32)}
     result = rewriter.fix(graph(ROUNDED).whole(), inputs=data, repair=False, passes="mixed-precision")
     run = check(result, "run")
-    assert run.excuse == "as-fp32" and "the network's own FP32 engine has an error of 0.02" in run.summary
+    assert run.excuse == "tf32" and "the network's own FP32 engine has an error of 0.02" in run.summary
     assert result.verified and result.conclusion.kind == "as-fp32"
     strict = rewriter.fix(
         graph(ROUNDED).whole(), inputs=data, repair=False, passes="mixed-precision", tolerance=5e-3
@@ -170,8 +170,8 @@ def small() -> dict[str, Any]:
 CANDIDATES = "rewriter.jobs.fix.candidates"
 
 
-def measured(error: float, *, failed: bool = False) -> Any:
-    return SimpleNamespace(relative_l2=error, error=error, failed=(1,) if failed else ())
+def measured(error: float, *, failed: bool = False, cured: bool = False) -> Any:
+    return SimpleNamespace(relative_l2=error, error=error, failed=(1,) if failed else (), cured=cured)
 
 
 OBJECTIVE = [
@@ -193,6 +193,11 @@ def test_the_objective(attempts: list[tuple[float, float]], latency_tolerance: f
 def test_a_fast_result_that_fails_is_not_handed_out_and_of_failures_the_most_accurate_is() -> None:
     assert best([measured(1e-3), measured(1e-4, failed=True)], [10.0, 1.0]) == 0
     assert best([measured(3.0, failed=True), measured(2.0, failed=True)], [1.0, 10.0]) == 1
+
+
+def test_of_plans_that_are_right_with_tf32_off_the_fastest_of_the_most_accurate_is_handed_out() -> None:
+    right = [measured(error, failed=True, cured=True) for error in (30.0, 20.0, 20.1)]
+    assert best([*right, measured(2.0, failed=True)], [1.0, 9.0, 8.0, 1.0]) == 2
 
 
 def test_what_is_not_timed_again_in_turn_counts_as_if_it_were() -> None:

@@ -19,11 +19,12 @@ from rewriter.verification.arithmetic_checks import (
     check_emulation,
     errs_by_chance,
     excused,
+    limited_by_tf32,
     without_tf32,
 )
 from rewriter.verification.compare_runs import Standard
 from rewriter.verification.expected import Expected, expected_outputs
-from rewriter.verification.verdict import Check, MetricValue
+from rewriter.verification.verdict import Check, MetricValue, gaps
 
 
 def output(name: str, error: float, tolerance: float = 5e-3) -> OutputComparison:
@@ -245,3 +246,31 @@ def test_fix_recommends_an_engine_without_tf32_where_that_is_the_cure() -> None:
     assert check.tf32_off is not None and check.tf32_off < 0.1 * check.error
     assert "with TF32 off" in check.summary
     assert result.conclusion.remedy.startswith("build this file with TF32 off")
+
+
+@pytest.mark.parametrize(
+    ("result", "own", "off", "excuse"),
+    [
+        pytest.param((0.015,), (0.073,), 3.0, "tf32", id="no worse than FP32 with TF32"),
+        pytest.param((0.074,), (0.073,), 3.0, "", id="worse in the worst sample"),
+        pytest.param((0.02, 0.02), (0.02, 1e-4), 3.0, "", id="worse on a sample that FP32 computes well"),
+        pytest.param((0.02, 0.001), (0.001, 0.02), 3.0, "tf32", id="on which samples is chance"),
+        pytest.param((0.22,), (0.22,), 0.1, "tf32-off", id="right with TF32 off"),
+        pytest.param((0.22,), (0.22,), 3.0, "", id="of no use"),
+        pytest.param((0.015,), (0.004,), 0.1, "", id="the original with TF32 is right"),
+    ],
+)
+def test_where_tf32_misses_the_tolerance_a_file_that_is_no_worse_is_no_failure(
+    result: tuple[float, ...], own: tuple[float, ...], off: float, excuse: str
+) -> None:
+    check = replace(samples(*((output("y", error),) for error in result)), tf32_off=off)
+    found = limited_by_tf32(check, engine(*own))
+    assert found.excuse == excuse and found.passed is bool(excuse)
+    asked = limited_by_tf32(check, engine(*own), asked=True)
+    assert asked.excuse == (excuse if excuse == "tf32-off" else ""), "a tolerance of the user's"
+    assert [gap.kind for gap in gaps((found,), None) if gap.kind == "tf32"] == ["tf32"] * bool(excuse)
+
+
+def test_an_excuse_within_the_tolerance_of_tf32_is_no_gap() -> None:
+    check = replace(as_fp32(failed(output("y", 0.006)), engine(0.0045), "FP32"), tf32_off=0.5)
+    assert check.excuse == "as-fp32" and limited_by_tf32(check, engine(0.0045)) is check

@@ -15,7 +15,6 @@ from rewriter.hazards.planning import free_fp32
 from rewriter.hazards.planning.plan_fit import fit, kept_by_user
 from rewriter.hazards.planning.planner import extend_plan, make_plan, unscaled_overflows
 from rewriter.ir.graph import display_name
-from rewriter.ir.graph.ops import TENSOR_CORE
 from rewriter.ir.model import Model, walk_graphs, walk_nodes
 from rewriter.ir.plan import SEARCHED, Plan, Range, node_key
 from rewriter.ir.plan.node_patterns import NodePatterns
@@ -84,6 +83,18 @@ class Attempt:
         if others or check is None:
             return max((one.error for one in others), default=math.inf if self.failed else 0.0)
         return check.error
+
+    @property
+    def excuse(self) -> str:
+        """Of the deciding check, if it passed beyond its tolerance."""
+        return self.arithmetic.excuse if self.arithmetic is not None else ""
+
+    @property
+    def cured(self) -> bool:
+        """True if nothing fails but the arithmetic, and that is right with TF32 off."""
+        check = self.arithmetic
+        off = check.tf32_off if check is not None else None
+        return self.failed == (check,) and off is not None and off <= 1.0
 
     @property
     def relative_l2(self) -> float:
@@ -275,9 +286,8 @@ def _checked(
     job, verifier, checks = workload.job, workload.verifier, list(structure)
     fp32 = candidate.precision.precision == "fp32"
     if candidate.emulated and verifier.expected is not None and (plan is not None or fp32):
-        products = plan is not None and any(decision.op in TENSOR_CORE for decision in plan.decisions)
         precision = "fp32" if plan is None else plan.precision
-        checks.append(verifier.emulated(fixed, precision, job.accumulation, products=products))
+        checks.append(verifier.emulated(fixed, precision, job.accumulation))
     wrong = {check.name for check in checks if check.passed is False}
     if "structure" in wrong or (wrong and verifier.settings is None) or job.weak_typing:
         return tuple(checks), None

@@ -14,7 +14,7 @@ from rewriter.passes.base import Stage
 from rewriter.pipeline.presets import preset_named
 from rewriter.pipeline.text import own_passes
 from rewriter.runtime.metrics.tolerances import precision_of
-from rewriter.verification.verdict import GOALS, ORIGINAL, Check, Verdict, deciding
+from rewriter.verification.verdict import GOALS, ORIGINAL, Check, Verdict, deciding, gaps
 
 Kind = Literal["verified", "as-fp32", "unverified", "failed", "unbuildable"]
 """`as-fp32`: verified, since the network's own FP32 engine is as inaccurate; `unbuildable`: TensorRT cannot
@@ -71,7 +71,7 @@ def conclude(job: FixJob, selection: Selection) -> Conclusion:
             "unverified", reason="no check could be made" if job.request.verify else "`verify=false`"
         )
     if Verdict(checks).passed:
-        if any(check.excuse == "as-fp32" for check in checks):
+        if any(gap.kind == "tf32" for gap in gaps(checks, None)):
             return ended("as-fp32", "TF32 is as far from FP32 in this network", _without_tf32(checks))
         return ended("verified")
     limit, remedy = next(_reasons(job, selection))

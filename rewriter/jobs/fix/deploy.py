@@ -110,7 +110,13 @@ class Build:
         if self.constraints is not None:
             return [*(command_line([word]) for word in words), f"$(cat {command_line([self.constraints])})"]
         words += build_arguments(self.result.model, self.target)
+        words += ["--noTF32"] * self.tf32_off
         return [command_line([word]) for word in words]
+
+    @property
+    def tf32_off(self) -> bool:
+        """True if the result is right only without TF32."""
+        return any(gap.kind == "tf32" for gap in self.result.gaps)
 
 
 def chooses_types(target: Target) -> bool:
@@ -185,7 +191,8 @@ def _python(build: Build) -> tuple[str, str]:
         engine=repr(str(build.engine)),
         title=title(target.library),
         library=library,
-        flags=f"config.set_flag(trt.BuilderFlag.{flag.upper()})\n" if flag else "",
+        flags=(f"config.set_flag(trt.BuilderFlag.{flag.upper()})\n" if flag else "")
+        + "config.clear_flag(trt.BuilderFlag.TF32)\n" * build.tf32_off,
         shapes=_table(build.shapes),
         values=_table(build.values),
     )

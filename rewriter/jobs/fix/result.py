@@ -55,6 +55,7 @@ class FixResult(Summary):
         repairs: What failed at first, what was tried, and what helped; empty if the rules' plan passed.
         depth: Measured ranges of the model that the plan was made for, in the order of its nodes.
         causes: What was wrong with the model, in numbers, and what was done about each.
+        precision: The reduced precision that was asked for.
         before: Outputs of the original, emulated in the plan's precision, unrepaired; () if not verified.
             `before_value`: under a metric that judges all outputs together.
         side_by_side: With the option `page`: the worst sample before and after.
@@ -78,6 +79,7 @@ class FixResult(Summary):
     repairs: list[str] = field(default_factory=list)
     depth: tuple[TensorAtDepth, ...] = ()
     causes: tuple[Cause, ...] = ()
+    precision: str = "fp16"
     before: tuple[OutputComparison, ...] = ()
     before_value: MetricValue | None = None
     conclusion: Conclusion = UNVERIFIED
@@ -98,7 +100,6 @@ class FixResult(Summary):
         if not (self.verdict and self.verdict.compared):
             return "Fixed, and builds, but no result could be compared"
         how = proof(self.checks, self.judged, self.data, self.gaps)
-        how += ", as accurate as FP32 here" if self.conclusion.kind == "as-fp32" else ""
         if self.conclusion.lowered:
             return ", ".join(filter(None, (how, self.gain)))
         what = "all of it is FP32" if self.plan is None or self.plan.float_nodes else "no node has floats"

@@ -19,6 +19,7 @@ from rewriter.jobs.fix.workload import Workload
 from rewriter.jobs.search.goal import NOISE
 from rewriter.pipeline.presets import PRESETS
 from rewriter.target.costs import ORIGIN
+from rewriter.verification.verdict import ARITHMETIC
 
 AFFORDED_S = 60.0
 """No candidate starts later than this after the first attempt, once a result passes."""
@@ -26,6 +27,9 @@ AFFORDED_S = 60.0
 RETIME_WITHIN = 1.1
 """Results within this factor of the fastest are timed again, in turn in one process: latencies of two
 processes were measured to differ by 6 to 10 % on one GPU."""
+
+ALIKE = 1.05
+"""Ratio of two errors that TF32 causes, by chance alone, in plans with the same FP32 products."""
 
 MAX_ERROR_OVER_PLAIN_FP16 = 1.15
 """Without an engine, ratio of a plan's error to plain FP16's from which the plan is not selected if no hazard
@@ -45,11 +49,16 @@ def best(attempts: Sequence[Attempt], latencies: Sequence[float], latency_tolera
         latency_tolerance: Share of the fastest's latency that counts as close.
 
     Returns:
-        The index of the best attempt, the first of equals. If none passes, the one with the smallest error,
-        and the last of equals, which has more in FP32.
+        The index of the best attempt, the first of equals. If none passes, the fastest of those with the
+        smallest error that are right with TF32 off; else the one with the smallest error, and the last of
+        equals, which has more in FP32.
     """
     indices = range(len(attempts))
     passing = [index for index in indices if not attempts[index].failed]
+    if not passing and (cured := [index for index in indices if attempts[index].cured]):
+        least = min(attempts[index].error for index in cured)
+        alike = [index for index in cured if attempts[index].error <= ALIKE * least]
+        return min(alike, key=lambda index: latencies[index])
     if not passing:
         return min(reversed(indices), key=lambda index: attempts[index].error)
     limit = (1.0 + latency_tolerance) * min(latencies[index] for index in passing)
@@ -192,6 +201,11 @@ class Attempts:
     def _chosen(self, latencies: Sequence[float]) -> int:
         """The best attempt; one as close as plain FP16 if it is less accurate though nothing was wrong."""
         at = best(self.attempts, latencies, self.workload.job.latency_tolerance)
+        if self.attempts[at].excuse == "as-fp32":  # which excuses what is no worse, and may not replace it
+            names = [{check.name for check in one.failed} for one in self.attempts]
+            fair = [index for index, failed in enumerate(names) if failed <= {*ARITHMETIC}]
+            nearest = min(fair, key=lambda index: self.attempts[index].relative_l2)
+            at = nearest if self.attempts[nearest].failed else at
         closer = [n for n, one in enumerate(self.attempts) if not (one.failed or self.worse_than_plain(one))]
         if not closer or at in closer:
             return at

@@ -30,10 +30,11 @@ from rewriter.runtime.emulation import reference
 from rewriter.runtime.engines.onnxruntime import on_cuda
 from rewriter.runtime.engines.tensor_files import Shape
 from rewriter.runtime.inputs.profile import least_shapes
+from rewriter.runtime.metrics.tolerances import precision_of
 from rewriter.runtime.ranges.depth import along_depth
 from rewriter.verification.arithmetic_checks import explained
 from rewriter.verification.expected import MOST_SAMPLES
-from rewriter.verification.verdict import Check, Verdict
+from rewriter.verification.verdict import ARITHMETIC, Check, Verdict, deciding
 
 PORTS = 3
 """Inputs and outputs that the check of their types names."""
@@ -89,6 +90,7 @@ def run(job: FixJob) -> FixResult:
             repairs=list(selection.lines),
             depth=along_depth(attempt.calibrated.model, attempt.calibrated.ranges),
             causes=attempt.causes,
+            precision=job.precision.precision,
             before=workload.before,
             before_value=None if workload.plain is None else workload.plain.value,
             conclusion=conclusion,
@@ -167,6 +169,9 @@ def _checked_to_the_end(selection: Selection, workload: Workload) -> Attempt:
     attempt, verifier, sums = selection.attempt, workload.verifier, workload.job.accumulation
     checks, engine = list(attempt.checks), attempt.engine
     for index, check in enumerate(checks):
+        if check.name in ARITHMETIC and deciding(checks) is check:
+            precision = precision_of(attempt.fixed) if attempt.plan is None else attempt.plan.precision
+            checks[index] = check = verifier.at_last(check, attempt.fixed, precision)
         if check.passed is False and check.name in ("emulation", "tf32"):
             wide = attempt.fixed if check.name == "tf32" else attempt.calibrated.model
             with workload.stage("looking for the cause"):

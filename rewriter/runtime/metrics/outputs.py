@@ -81,6 +81,11 @@ class OutputComparison:
         return self.of or self.name
 
     @property
+    def usual(self) -> float:
+        """The tolerance without an allowance."""
+        return self.tolerance if self.allowance is None else self.allowance.usual
+
+    @property
     def counts(self) -> bool:
         """True for outputs, and parts that fail: a part that passes may be allowed more than its output."""
         return not self.of or not self.passed
