@@ -29,7 +29,7 @@ RETIME_WITHIN = 1.1
 processes were measured to differ by 6 to 10 % on one GPU."""
 
 ALIKE = 1.05
-"""Ratio of two errors that TF32 causes, by chance alone, in plans with the same FP32 products."""
+"""Ratio of two errors that TF32 causes, merely by chance, in plans with the same FP32 products."""
 
 MAX_ERROR_OVER_PLAIN_FP16 = 1.15
 """Without an engine, ratio of a plan's error to plain FP16's from which the plan is not selected if no hazard
