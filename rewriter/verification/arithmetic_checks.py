@@ -287,8 +287,8 @@ def without_tf32(check: Check, exact: Callable[[], Check]) -> Check:
 def limited_by_tf32(check: Check, rounds: Callable[[], Rounds], *, asked: bool = False) -> Check:
     """Judges a check beyond its tolerance at last, where the original with TF32 misses the tolerance, too.
 
-    A file that is right with TF32 off passes so, and one whose errors are no larger than those of the
-    original with TF32, in the worst sample and in the root mean square of all, passes as accurate as FP32.
+    A file that is right with TF32 off passes so, and one whose errors are no larger than the
+    original's with TF32, in the worst sample and in the root mean square of all, passes as accurate as FP32.
 
     Args:
         rounds: The outputs of the original's FP32 engine; only called for such a check.
