@@ -22,10 +22,10 @@ from rewriter.base.errors import NativeError, RewriterError, UsageError
 from rewriter.batch.machine import Process, Tick, error_line, make_folder
 from rewriter.batch.models import Entry
 from rewriter.batch.state import Ends, Outcome, memory_needed, model_files, option_files
-from rewriter.hazards.planning.weak_typing import constraint_files
 from rewriter.ir.model import data_files, write_text
 from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.writing import publish
+from rewriter.jobs.fix.deploy import files_beside
 
 RETRIES = 5
 """Times that Ray runs a task again after the death of its worker."""
@@ -99,7 +99,7 @@ def _placed(files: Packed, output: Path) -> tuple[str, ...]:
     make_folder(output)
     with work_folder() as folder:
         unpack(files, folder)
-        others = sorted({file.name for file in constraint_files(output)} & files.keys())
+        others = sorted({file.name for file in files_beside(output)} & files.keys())
         for name in others:
             write_text((folder / name).read_text(encoding="utf-8"), output.with_name(name))
         publish(folder / output.name, output)

@@ -162,6 +162,7 @@ def _fix(entry: Entry) -> Outcome:
     worst = max(float(o.relative_l2) for o in judging.outputs if o.counts) if judging else None
     files = () if result.output is None else (*data_files(result.output), result.output)
     files += constraint_files(entry.output) if result.constraints is not None else ()
+    files += (result.script,) if result.script is not None else ()
     names = tuple(file.name for file in files)
     ending = "unbuildable" if conclusion.kind == "unbuildable" else ending
     outcome = Outcome(ending, text, error=worst, files=names)

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from rewriter.base.errors import UsageError
 from rewriter.batch.models import Entry
-from rewriter.hazards.planning.weak_typing import constraint_files
 from rewriter.ir.model import data_files, write_json
 from rewriter.ir.model.external_data import remove_old_data
 from rewriter.ir.reading import read_json
+from rewriter.jobs.fix.deploy import files_beside
 from rewriter.report.json import installed_versions
 
 Ending = Literal[
@@ -178,7 +178,7 @@ def remove_outdated(entry: Entry) -> None:
 
 def _named_files(entry: Entry) -> tuple[Path, ...]:
     """The files of a result that are known by their names; its model names its data."""
-    return entry.output, *constraint_files(entry.output)
+    return entry.output, *files_beside(entry.output)
 
 
 def _outdated(file: Path) -> Path:

@@ -35,6 +35,7 @@ def locate(
     inputs: Any = None,
     image_preprocess: str | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_values: Mapping[str, Any] | None = None,
     seed: int = 0,
     engine: str = AUTO,
     plugin_lib: Sequence[str | os.PathLike[str]] = (),
@@ -49,7 +50,8 @@ def locate(
 
     Args:
         original, other: Path, onnx.ModelProto or onnx_graphsurgeon.Graph, with tensor names in common.
-        inputs, image_preprocess, input_shapes, seed, engine, plugin_lib, min_shapes ...: As for `verify`.
+        inputs, image_preprocess, input_shapes, input_values, seed, engine, plugin_lib, min_shapes ...: As for
+            `verify`.
         tolerance: Relative L2 error above which a tensor is wrong; None: what `verify` allows.
         timeout: Seconds for each build, and for each run.
 
@@ -60,6 +62,7 @@ def locate(
         raise UsageError(f"it cannot be {timeout:g}", option="timeout", hint="seconds, such as 600")
     spans = {"min_shapes": min_shapes, "opt_shapes": opt_shapes, "max_shapes": max_shapes}
     data: dict[str, Any] = {"inputs": inputs, "seed": seed, "image_preprocess": image_preprocess}
+    data["input_values"] = input_values
     data["input_shapes"] = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
     deployed, models = deployment(engine, plugin_lib, *spans.values()), (load(original), load(other))
     samples, verdict = load_samples(model=models[0], deployment=deployed, **data), None

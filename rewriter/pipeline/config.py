@@ -42,6 +42,7 @@ OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "tolerance": ("max_latency_cost",),
     "max_latency_cost": ("tolerance",),
     "input_shapes": ("inputs",),
+    "input_values": ("inputs",),
 }
 """Options that replace others: if one is set, the listed options of later sources are ignored."""
 

@@ -28,6 +28,7 @@ class FixKeywords(TypedDict, total=False):
     inputs: Any
     image_preprocess: str | None
     input_shapes: Shapes | None
+    input_values: dict[str, Any] | None
     seed: int
     in_place: bool
     dry_run: bool
@@ -69,6 +70,7 @@ class ScanKeywords(TypedDict, total=False):
     inputs: Any
     image_preprocess: str | None
     input_shapes: Shapes | None
+    input_values: dict[str, Any] | None
     seed: int
     precision: Literal["fp16", "bf16"]
     target: str
@@ -86,6 +88,7 @@ class VerifyKeywords(TypedDict, total=False):
     inputs: Any
     image_preprocess: str | None
     input_shapes: Shapes | None
+    input_values: dict[str, Any] | None
     seed: int
     builds: int
     timeout: float

@@ -88,6 +88,30 @@ def share_from_text(text: str) -> float:
     return value / 100.0 if unit == "%" else value - 1.0 if unit else value
 
 
+def values_from_text(text: str) -> dict[str, Any]:
+    """`sr=16000,size=20x30` as numbers by input.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    pairs = (part.strip().rpartition("=") for part in text.split(","))
+    try:
+        numbers = {
+            name: [float(n) if "." in n else int(n) for n in text.split("x")] for name, _, text in pairs
+        }
+    except ValueError:
+        raise ValueError("such as sr=16000, or size=20x30") from None
+    return {name: values[0] if len(values) == 1 else values for name, values in numbers.items()}
+
+
+def numbers_in(values: Mapping[str, Any]) -> None:
+    """Accepts numbers and lists of numbers by name; raises ValueError for others."""
+    import numpy as np
+
+    if not all(isinstance(n, str) and n and np.asarray(v).dtype.kind in "biuf" for n, v in values.items()):
+        raise ValueError("it takes numbers by input: { sr = 16000, size = [20, 30] }")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
     """The sample data of a job.
@@ -97,6 +121,8 @@ class DataOptions:
             Python also arrays, dicts of arrays, and lists or loaders of either. Without it inputs are random.
         image_preprocess: For a folder of photos: size=640. docs/inputs.md lists the steps.
         input_shapes: Shapes of inputs for random data.
+        input_values: Values of inputs for random data: sr=16000. One number for all elements, or one for
+            each: `size=20x30`.
         seed: Seed of random data.
     """
 
@@ -105,13 +131,18 @@ class DataOptions:
         None, DATA, "STEPS", check="rewriter.runtime.inputs.images:Preprocessing.parse"
     )
     input_shapes: Shapes | None = option(None, DATA, "NAME:1x3,...")
+    input_values: dict[str, Any] | None = option(
+        None, DATA, "NAME=1,...", kind=dict, read=values_from_text, check=numbers_in
+    )
     seed: int = option(0, DATA, least=0)
 
     def samples(self, model: Model, deployment: Deployment | None = None) -> Samples:
         """The samples of a run of `model`, as `load_samples` reads them."""
         from rewriter.runtime.inputs import load_samples
 
-        more: Any = {"input_shapes": self.input_shapes, "image_preprocess": self.image_preprocess}
+        more: Any = {
+            name: getattr(self, name) for name in ("input_shapes", "input_values", "image_preprocess")
+        }
         return load_samples(self.inputs, model, seed=self.seed, deployment=deployment, **more)
 
 

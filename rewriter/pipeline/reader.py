@@ -32,6 +32,7 @@ WANTED: Mapping[Any, str] = {
     str: "a text",
     Path: "a path",
     os.PathLike: "a path",
+    dict: "numbers by input, such as { sr = 16000 }",
     Mapping: "shapes, such as { image = [1, 3, 224, 224] }",
 }
 

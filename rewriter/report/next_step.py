@@ -10,13 +10,14 @@ from rewriter.base.text import command_line
 from rewriter.jobs.fix import deploy
 from rewriter.jobs.fix.provenance import noted_tolerance
 from rewriter.jobs.fix.result import FixResult
+from rewriter.report.terminal import data_words
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2
 from rewriter.target import Target
 from rewriter.verification.verdict import ran
 
 PROPOSED = (
-    "suggested profile: from the model's smallest shapes to twice your largest sample; `min-shapes`, "
-    "`opt-shapes` and `max-shapes` set yours"
+    "suggested profile: from the model's smallest shapes to twice your largest sample, where the model takes "
+    "that; `min-shapes`, `opt-shapes` and `max-shapes` set yours"
 )
 
 
@@ -58,10 +59,7 @@ def _verify(result: FixResult) -> str:
     source, data = result.model.path, result.data
     if source is None or (result.verdict is not None and ran(result.verdict.checks)):
         return ""
-    words = ["rewriter", "verify", source, Path(str(result.output))]
-    if data is not None and data.real:
-        words += ["--inputs", Path(data.path or "YOUR_DATA.npz")]
-        words += ["--image-preprocess", data.preprocess] if data.preprocess else []
+    words = ["rewriter", "verify", source, Path(str(result.output)), *data_words(data)]
     if limit := noted_tolerance(result.model):
         words += ["--tolerance", f"{limit.value!r}"]
         words += ["--metric", limit.metric] if limit.metric != RELATIVE_L2 else []

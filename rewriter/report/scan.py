@@ -13,7 +13,7 @@ from rewriter.base.text import command_line, count
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report.json import attributes, data_dict, document
 from rewriter.report.tables import Cell, Kind, State, Table, grouped, number, table
-from rewriter.report.terminal import MORE, Row, facts, last_rows, listed, print_report
+from rewriter.report.terminal import MORE, Row, data_words, facts, last_rows, listed, print_report
 
 STATES: Mapping[Severity, State] = {"error": "bad", "warning": "warn", "note": "plain"}
 
@@ -39,9 +39,7 @@ def next_command(result: ScanResult) -> str:
     path = Path(str(result.path))
     options = [] if result.precision == "fp16" else ["--preset", f"trt-{result.precision}"]
     words = ["rewriter", "fix", path, "-o", Path(f"{path.stem}.fixed.onnx"), *options]
-    words += ["--inputs", Path(result.data.path or "YOUR_DATA.npz")]
-    words += ["--image-preprocess", result.data.preprocess] if result.data.preprocess else []
-    return command_line(words)
+    return command_line([*words, *data_words(result.data)])
 
 
 def state(result: ScanResult) -> State:

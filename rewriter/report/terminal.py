@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any, Literal
 
 from rich.console import Console
@@ -134,6 +135,15 @@ def last_rows(data: DataSource, warnings: Iterable[str], seconds: Mapping[str, f
     yield "Data", data.text
     yield from (("Note", warning) for warning in warnings if warning != data.text)
     yield "Time", f"{sum(seconds.values()):.0f} s"
+
+
+def data_words(data: DataSource | None) -> list[object]:
+    """The options that give a command the same samples again."""
+    if data is None:
+        return []
+    words: list[object] = ["--inputs", Path(data.path or "YOUR_DATA.npz")] if data.real else []
+    words += ["--image-preprocess", data.preprocess] if data.preprocess else []
+    return [*words, *(word for key, text in data.options.items() for word in (f"--{key}", text))]
 
 
 def shortened(names: Iterable[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from rewriter.base.text import command_line, count, figure
 from rewriter.report import checks
 from rewriter.report.json import data_dict, document
 from rewriter.report.tables import Cell, Kind, State, Table, number, table
-from rewriter.report.terminal import Row, facts, last_rows, print_report
+from rewriter.report.terminal import Row, data_words, facts, last_rows, print_report
 from rewriter.runtime.engines.protocol import Latency
 from rewriter.verification.verdict import PLUGINS
 from rewriter.verification.verify_result import VerifyResult
@@ -51,8 +51,8 @@ def next_command(result: VerifyResult) -> str:
     """The command that finds the tensor at which a failure begins; "" if there is none."""
     if result.passed or not (result.original and result.fixed):
         return ""
-    data = ["--inputs", Path(result.data.path)] if result.data.path else []
-    return command_line(["rewriter", "locate", Path(result.original), Path(result.fixed), *data])
+    words = ["rewriter", "locate", Path(result.original), Path(result.fixed), *data_words(result.data)]
+    return command_line(words)
 
 
 def rows(result: VerifyResult) -> Iterator[Row]:

@@ -372,6 +372,53 @@ def test_an_input_of_unknown_rank_needs_a_shape() -> None:
     assert first(of_unknown_rank(), input_shapes={"x": (2,)})["x"].shape == (2,)
 
 
+FITTING: list[Any] = [
+    pytest.param(
+        "float[N,C,H,W] x", "y = Conv(x, k)", "N = 1, C = 3, H = 224, W = 224", id="channels of a Conv"
+    ),
+    pytest.param("float[T,C] x", "w = Reshape(r, s) y = MatMul(x, w)", "T = 1, C = 6", id="rows of weights"),
+    pytest.param("float[?,L] x", 'y = Pad<mode = "reflect">(x, pads)', "axis 0 = 1, L = 48", id="a window"),
+    pytest.param(
+        "float[T,C] x, float[2,?] h",
+        "w = Reshape(r, s) y = MatMul(x, w) z = Concat<axis = 0>(y, h)",
+        "C = 6, h axis 1 = 1",
+        id="two sizes",
+    ),
+]
+
+
+@pytest.mark.parametrize(("ports", "lines", "words"), FITTING)
+def test_sizes_that_nobody_gave_are_such_that_the_model_runs(ports: str, lines: str, words: str) -> None:
+    weights = "<float[6] r = {1, 2, 3, 4, 5, 6}, int64[2] s = {6, 1}, int64[4] pads = {0, 40, 0, 40}, "
+    weights += "float[1,3,1,1] k = {1, 2, 3}>"
+    model = graphs.graph(f"g ({ports}) => (float y) {weights} {{ {lines} }}")
+    assert words in load_samples(None, model).source.text
+
+
+def test_values_for_inputs_without_a_file() -> None:
+    model = graphs.graph("g (float[n,2] x, int64 sr, int64[k] size) => (float[n,2] y) { y = Relu(x) }")
+    samples = load_samples(None, model, seed=3, input_values={"sr": 16000, "size": [20, 30]})
+    feeds = next(iter(samples))
+    assert (feeds["sr"].item(), feeds["size"].tolist()) == (16000, [20, 30])
+    assert samples.source.options == {"seed": "3", "input-values": "sr=16000,size=20x30"}
+    same(samples, list(load_samples(None, model, seed=3, input_values={"sr": 16000, "size": [20, 30]})))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"srr": 1}, "did you mean 'sr'"),
+        ({"sr": 0.5}, "the input is int64"),
+        ({"x": [1, 2, 3]}, "3 numbers do not fill it"),
+    ],
+    ids=["a slip in a name", "a fraction for an integer", "another number of elements"],
+)
+def test_values_that_an_input_does_not_take(values: dict[str, Any], words: str) -> None:
+    model = graphs.graph("g (float[2,2] x, int64 sr) => (float[2,2] y) { y = Relu(x) }")
+    with pytest.raises(InputsError, match=words):
+        load_samples(None, model, input_values=values)
+
+
 # -- the samples of a run --------------------------------------------------------------------
 
 PROFILE = Deployment(profile={"image": ((1, 3), (5, 3), (8, 3)), "ids": ((1,), (5,), (8,))})

@@ -16,7 +16,7 @@ from graphs import graph
 import rewriter
 from rewriter.ir.model import Array, save
 from rewriter.pipeline.options import Tool
-from rewriter.runtime.inputs.profile import least_shapes, shape_inputs
+from rewriter.runtime.inputs.profile import Room, room, shape_inputs
 
 RESIZED = """
     g (float[b,3,h,w] x, int64[2] size) => (float[b,4,p,q] y) <int64[1] four = {4}> {
@@ -133,11 +133,23 @@ def test_inputs_that_are_shapes_are_recognised(text: str, names: list[str]) -> N
     assert shape_inputs(graph(text)) == names
 
 
-def test_the_least_shapes_are_those_that_run() -> None:
+ROOMS = [
+    pytest.param("y = Relu(x)", (4, 9), (1, 1), set(), id="any size"),
+    pytest.param("y = Reshape(x, s)", (1, 24), (1, 8), set(), id="a multiple of 8"),
+    pytest.param("y = Mul(x, w)", (2, 8), (1, 1), {("x", 1)}, id="1 or the weights' size"),
+    pytest.param("t = Transpose(w)  y = MatMul(x, t)", (2, 8), (1, 8), {("x", 1)}, id="the weights' size"),
+]
+
+
+@pytest.mark.parametrize(("line", "shape", "least", "rigid"), ROOMS)
+def test_sizes_that_a_model_takes(
+    line: str, shape: tuple[int, ...], least: tuple[int, ...], rigid: set[tuple[str, int]]
+) -> None:
+    weights = "<int64[2] s = {-1, 8}, float[1,8] w = {1, 2, 3, 4, 5, 6, 7, 8}>"
+    model = graph(f"g (float[b,n] x) => (float[?,?] y) {weights} {{ {line} }}")
+    assert room(model, {"x": np.ones(shape, np.float32)}) == Room({"x": least}, frozenset(rigid))
+
+
+def test_nothing_is_tried_where_all_sizes_are_1() -> None:
     model = graph("g (float[b,n] x) => (float[b,n] y) { y = Relu(x) }")
-    assert least_shapes(model, {"x": np.ones((4, 9), np.float32)}) == {"x": (1, 1)}
-    whole = graph(
-        "g (float[b,n] x) => (float[b,8] y) <int64[2] s = {-1, 8}> { y = Reshape(x, s) }",
-    )
-    assert least_shapes(whole, {"x": np.ones((1, 24), np.float32)}) == {"x": (1, 8)}
-    assert least_shapes(model, {"x": np.ones((1, 1), np.float32)}) == {}
+    assert room(model, {"x": np.ones((1, 1), np.float32)}) == Room()

@@ -134,6 +134,7 @@ TEXTS = [
     ("REWRITER_STRICT", "1", True),
     ("REWRITER_VERIFY", "Off", False),
     ("REWRITER_INPUT_SHAPES", "x:1x3,a:b:", {"x": (1, 3), "a:b": ()}),
+    ("REWRITER_INPUT_VALUES", "sr=16000,s=20x1.5", {"sr": 16000, "s": [20, 1.5]}),
     ("REWRITER_INPUTS", "data.npz", Path("data.npz")),
     ("REWRITER_IO", "fp32", "fp32"),
     ("REWRITER_PLUGIN_LIB", "a.so, b.so", (Path("a.so"), Path("b.so"))),
@@ -155,7 +156,7 @@ def test_an_empty_variable_sets_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", KEYS.values(), ids=lambda key: key.key)
 def test_every_key_reads_from_a_text(key: Any) -> None:
     examples = {bool: "true", int: "3", float: "0.5", Path: "x", Shapes: "x:1x2"}
-    examples |= {Names: "a,b", Paths: "a.so,b.so"}
+    examples |= {Names: "a,b", Paths: "a.so,b.so", dict: "x=1"}
     named = {
         "preset": "accurate",
         "passes": "simplify",

@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Template
 
 from rewriter.base.text import command_line
+from rewriter.hazards.planning.weak_typing import constraint_files
 from rewriter.ir.model import Port, write_text
 from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.options import Tool
@@ -90,8 +91,11 @@ class Build:
             low = data.least[port.name]
         elif len(low) > 1 and free[0]:
             low = (min(1, low[0]), *low[1:])
-        room = (size * 2 if varies and size > 1 else size for size, varies in zip(high, free, strict=True))
-        return low, usual, tuple(room)
+        longer = [
+            varies and size > 1 and (port.name, axis) not in data.rigid
+            for axis, (size, varies) in enumerate(zip(high, free, strict=True))
+        ]
+        return low, usual, tuple(size << more for size, more in zip(high, longer, strict=True))
 
     @property
     def typing(self) -> list[str]:
@@ -137,6 +141,12 @@ def command(result: FixResult) -> str:
         return command_line(["python" if result.script.suffix == ".py" else "sh", result.script])
     build = Build(result, result.output, result.constraints)
     return " ".join(build.trtexec(build.engine, build.typing))
+
+
+def files_beside(output: Path) -> tuple[Path, ...]:
+    """The files that `fix` may write beside a result, but for weights."""
+    scripts = (output.with_name(f"{output.stem}.build{suffix}") for suffix in (".sh", ".py"))
+    return (*constraint_files(output), *scripts)
 
 
 def write(result: FixResult, tool: Tool) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,8 +28,7 @@ from rewriter.jobs.search.effort import pays_on_cuda
 from rewriter.pipeline import text as pipeline
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.engines.onnxruntime import on_cuda
-from rewriter.runtime.engines.tensor_files import Shape
-from rewriter.runtime.inputs.profile import least_shapes
+from rewriter.runtime.inputs.profile import Room, room
 from rewriter.runtime.metrics.tolerances import precision_of
 from rewriter.runtime.ranges.depth import along_depth
 from rewriter.verification.arithmetic_checks import explained
@@ -80,7 +79,7 @@ def run(job: FixJob) -> FixResult:
             data=replace(
                 data,
                 spans=verifier.spans,
-                least=_least_shapes(workload),
+                **vars(_room(workload)),
                 profiled=frozenset(job.deployment.profile),
                 beyond=job.deployment.beyond(samples.source.spans),
             ),
@@ -135,12 +134,12 @@ def _write_others(job: FixJob, result: FixResult) -> None:
         result.script = deploy.write(result, request.deploy)
 
 
-def _least_shapes(workload: Workload) -> Mapping[str, Shape]:
-    """The smallest shapes of the original, for the profile of the next step; {} if no step follows."""
+def _room(workload: Workload) -> Room:
+    """The sizes that the original takes, for the profile of the next step; none if no step follows."""
     job, verifier = workload.job, workload.verifier
     if verifier.expected is None or job.request.dry_run or job.output is None:
-        return {}
-    return least_shapes(reference(verifier.original), verifier.samples[0])
+        return Room()
+    return room(reference(verifier.original), verifier.samples[0])
 
 
 def _steps(job: FixJob) -> list[str]:

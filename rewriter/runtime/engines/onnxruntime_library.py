@@ -110,7 +110,7 @@ _FAILED = (
     re.compile(r"Node:(?P<node>.*?) (?P<why>Output:.*)", re.S),
 )
 
-HINT = "see that the samples have the shapes that the model expects; if it runs nowhere, export it again"
+HINT = "give data with `inputs`, or other shapes with `input-shapes`; if it runs nowhere, export it again"
 
 
 @contextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rewriter.base.errors import UsageError
 from rewriter.base.text import count
 from rewriter.ir.model import Model
 from rewriter.runtime.engines.deployment import PROFILE, Deployment, shown
+from rewriter.runtime.inputs.fitting_sizes import fitting
 from rewriter.runtime.inputs.profile import shape_inputs
 from rewriter.runtime.inputs.random_samples import random_samples
 from rewriter.runtime.inputs.reading import read_raw_samples, read_samples
@@ -23,6 +25,7 @@ def load_samples(
     model: Model,
     *,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_values: Mapping[str, Any] | None = None,
     seed: int = 0,
     deployment: Deployment | None = None,
     image_preprocess: str | None = None,
@@ -32,7 +35,8 @@ def load_samples(
     Args:
         inputs: What `read_samples` reads; None for random feeds.
         input_shapes: Shapes of random feeds, by input. Inputs without one get the usual shape of the
-            optimisation profile.
+            optimisation profile; sizes that are still free are such that the model runs.
+        input_values: Numbers in place of random ones, by input.
         image_preprocess: How photographs in a folder become samples: see `images.Preprocessing`.
         deployment: The engine options whose optimisation profile the model and the samples must fit.
 
@@ -52,7 +56,7 @@ def load_samples(
         samples = read_samples(inputs, model, image_preprocess)
     else:
         shapes = {name: span[1] for name, span in profile.items()} | dict(input_shapes or {})
-        samples = random_samples(model, seed=seed, input_shapes=shapes)
+        samples = fitting(model, partial(random_samples, model, seed, shapes, input_values))
     source = samples.source
     spans = {name: source.values[name] if name in hosted else span for name, span in source.spans.items()}
     samples.source = replace(source, spans={n: span for n, span in source.spans.items() if n not in hosted})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -46,39 +47,65 @@ def shape_inputs(model: Model) -> list[str]:
     return [p.name for p in ports if any(map(decides, reachable([p.name], onward)))]
 
 
-def least_shapes(model: Model, feeds: Mapping[str, Array]) -> dict[str, Shape]:
-    """The smallest shapes that a model runs with, of inputs with dynamic axes; {} if they are the sample's.
+@dataclass(frozen=True)
+class Room:
+    """The sizes that a model takes along its dynamic axes.
 
-    One size is tried for all dynamic axes, 1 and then powers of two; first with a batch of 1. The data is
-    cut from a sample, so that ids and masks stay valid.
+    Attributes:
+        least: The smallest shapes that it runs with, by input; {} if they are not known.
+        rigid: Axes that cannot be longer than in the sample, as pairs of input and axis.
+    """
+
+    least: Mapping[str, Shape] = field(default_factory=dict)
+    rigid: frozenset[tuple[str, int]] = frozenset()
+
+
+def room(model: Model, feeds: Mapping[str, Array]) -> Room:
+    """Tries which sizes a model takes along its dynamic axes, with data cut from a sample, or repeated.
+
+    For the smallest shapes, one size is tried for all axes: 1 and then powers of two, first with a batch of
+    1. From these shapes, each dynamic dimension by itself is made twice as long as in the sample.
 
     Args:
         model: In FP32.
         feeds: A sample that it runs with.
     """
-    free = {
-        port.name: [
-            axis
-            for axis, size in enumerate(feeds[port.name].shape)
-            if size > 1 and (port.shape is None or not isinstance(port.shape[axis], int))
-        ]
-        for port in model.signature.inputs
-    }
-    sizes = [feeds[name].shape[axis] for name, axes in free.items() for axis in axes]
-    if not sizes:
-        return {}
-    tried = [2**power for power in range(max(sizes).bit_length()) if 2**power < max(sizes)]
+    axes: dict[str, list[tuple[str, int]]] = {}
+    for port in model.signature.inputs:
+        for axis, size in enumerate(feeds[port.name].shape):
+            named = port.shape[axis] if port.shape is not None else None
+            if size > 1 and not isinstance(named, int):
+                axes.setdefault(named or f"{port.name}:{axis}", []).append((port.name, axis))
+    free = [one for several in axes.values() for one in several]
+    longest = max((feeds[name].shape[axis] for name, axis in free), default=0)
+    tried = [2**power for power in range(longest.bit_length()) if 2**power < longest]
     with suppress(ArithmeticRunError), Session(model) as session:
-        for one_batch, size in product((True, False), (*tried, max(sizes))):
-            cut = {name: _cut(array, free[name], size, one_batch) for name, array in feeds.items()}
-            with suppress(ArithmeticRunError):
-                if all(output.size for output in session.run(cut).values()):
-                    return {name: cut[name].shape for name, axes in free.items() if axes}
-    return {}
+        for one_batch, size in product((True, False), (*tried, longest) if free else ()):
+            batch = {one for one in free if one_batch and one[1] == 0 and feeds[one[0]].ndim > 1}
+            sizes = {one: 1 if one in batch else min(size, feeds[one[0]].shape[one[1]]) for one in free}
+            if not _runs(session, feeds, sizes):
+                continue
+            longer = {
+                name: {(n, axis): 2 * feeds[n].shape[axis] for n, axis in several}
+                for name, several in axes.items()
+            }
+            rigid = [axes[name] for name, more in longer.items() if not _runs(session, feeds, sizes | more)]
+            least = {name: _sized(feeds[name], name, sizes).shape for name, _ in free}
+            return Room(least, frozenset(one for several in rigid for one in several))
+    return Room()
 
 
-def _cut(array: Array, axes: list[int], size: int, one_batch: bool) -> Array:
-    """The beginning of an array along its dynamic axes; the first of several is the batch."""
-    batch = {0} if one_batch and array.ndim > 1 else set[int]()
-    ends = [(1 if axis in batch else size) if axis in axes else None for axis in range(array.ndim)]
-    return np.ascontiguousarray(array[tuple(map(slice, ends))])
+def _runs(session: Session, feeds: Mapping[str, Array], sizes: Mapping[tuple[str, int], int]) -> bool:
+    """True if the model gives outputs that are not empty."""
+    with suppress(ArithmeticRunError):
+        outputs = session.run({name: _sized(array, name, sizes) for name, array in feeds.items()})
+        return all(output.size for output in outputs.values())
+    return False
+
+
+def _sized(array: Array, name: str, sizes: Mapping[tuple[str, int], int]) -> Array:
+    """The array with other sizes of some axes: its beginning, or it and again its beginning."""
+    for axis in range(array.ndim):
+        if (name, axis) in sizes:
+            array = np.take(array, np.arange(sizes[name, axis]) % array.shape[axis], axis)
+    return np.ascontiguousarray(array)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,11 @@ _INDEX_PATH = VIEWS | {"Cast"}
 
 
 def random_samples(
-    model: Model, seed: int = 0, input_shapes: Mapping[str, Sequence[int]] | None = None
+    model: Model,
+    seed: int = 0,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_values: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Samples:
     """One seeded sample: floats standard normal, ids within their table, masks of ones.
 
@@ -35,10 +40,12 @@ def random_samples(
 
     Args:
         input_shapes: Shapes of inputs, by name; they also fix the named dimensions of others.
+        input_values: Numbers in place of random ones, by input: one for all elements, or one for each.
+        sizes: In place of the usual sizes of free dimensions, by the name of the dimension or the axis.
 
     Raises:
-        InputsError: an unknown input, a shape that contradicts the model, or an input whose values
-            cannot be random.
+        InputsError: an unknown input, a shape or a value that contradicts the model, or an input whose
+            values cannot be random.
     """
     ports = {port.name: port for port in model.signature.inputs}
     bound: dict[str, tuple[int, str]] = {}
@@ -47,33 +54,79 @@ def random_samples(
         if name not in ports:
             raise no_such_input(name, ports, **where)
         check_shape(tuple(shape), ports[name], bound, **where)
-    shapes_of, chosen = input_shapes or {}, dict[str, int]()
+    shapes_of, chosen, sizes = dict(input_shapes or {}), dict[str, int](), sizes or {}
+    constants = {name: _constant(name, value, ports) for name, value in (input_values or {}).items()}
+    shapes_of = {name: array.shape for name, array in constants.items() if array.ndim} | shapes_of
     named = {dim: size for dim, (size, _) in bound.items()}
-    shapes = {name: tuple(shapes_of.get(name) or _shape(port, named, chosen)) for name, port in ports.items()}
+    shapes = {
+        name: tuple(shapes_of.get(name) or _shape(port, named, chosen, sizes)) for name, port in ports.items()
+    }
     for name, shape in shapes.items():
         if math.prod(shape) > MOST_ELEMENTS:
             what = f"random values of the shape {list(shape)} do not fit into memory"
             hint = "give smaller data with `inputs`, or correct the model's input"
             raise InputsError(what, where=f"input {name!r}", hint=hint)
     limits = table_sizes(model)
-    makers = {name: _maker(port, limits.get(name)) for name, port in ports.items()}
+    makers = {n: _maker(port, limits.get(n)) for n, port in ports.items() if n not in constants}
 
     def read() -> dict[str, Array]:
         rng = np.random.default_rng([seed, 0])
-        return {name: make(rng, shapes[name]) for name, make in makers.items()}
+        drawn = {name: make(rng, shapes[name]) for name, make in makers.items()}
+        return drawn | {name: np.broadcast_to(value, shapes[name]) for name, value in constants.items()}
 
-    sizes = ", ".join(f"{name} = {size}" for name, size in chosen.items())
-    origin = f"random inputs, seed {seed}{f', with {sizes}' if sizes else ''}"
+    values = {name: shown(value) for name, value in (input_values or {}).items()}
+    parts = ", ".join(f"{name} = {value}" for name, value in {**chosen, **values}.items())
+    origin = f"random inputs, seed {seed}{f', with {parts}' if parts else ''}"
     text = f"{origin} (no real data was used; ranges may not be representative)"
-    return Samples(model.signature, [Sample("random sample 0", read)], text, real=False)
+    samples = Samples(model.signature, [Sample("random sample 0", read)], text, real=False)
+    options = {"seed": str(seed)} if seed else {}
+    shaped = (f"{name}:{'x'.join(map(str, shape))}" for name, shape in (input_shapes or {}).items())
+    options |= {"input-shapes": ",".join(shaped)} if input_shapes else {}
+    options |= {"input-values": ",".join(f"{n}={value}" for n, value in values.items())} if values else {}
+    samples.source = replace(samples.source, drawn=chosen, options=options)
+    return samples
 
 
-def _shape(port: Port, named: dict[str, int], chosen: dict[str, int]) -> tuple[int, ...]:
+def shown(value: Any) -> str:
+    """A value as `input-values` takes it: 16000, or 20x30."""
+    return "x".join(
+        f"{number:g}" if isinstance(number, float) else str(number) for number in np.ravel(value).tolist()
+    )
+
+
+def _constant(name: str, value: Any, ports: Mapping[str, Port]) -> Array:
+    """The value of an input in its type: without axes if one number is for all elements.
+
+    Raises:
+        InputsError: no such input, a number that its type does not hold, or as many as do not fit its shape.
+    """
+    place = {"option": "input-values", "where": f"{name}={shown(value)}"}
+    if name not in ports:
+        raise no_such_input(name, ports, **place)
+    port, array = ports[name], np.asarray(value)
+    if port.dtype in NO_NUMBERS:
+        raise InputsError("the input takes no numbers", hint="give data with `inputs`", **place)
+    typed = array.astype(helper.tensor_dtype_to_np_dtype(port.dtype))
+    if not np.array_equal(typed.astype(np.float64), array.astype(np.float64)) and typed.dtype.kind in "iub":
+        raise InputsError(f"the input is {typed.dtype}", hint="give numbers that this type holds", **place)
+    if array.ndim == 0 or port.shape is None:
+        return typed
+    fixed = [size if isinstance(size, int) else -1 for size in port.shape]
+    if fixed.count(-1) > 1 or (array.size != math.prod(fixed) and -1 not in fixed):
+        what = f"its shape is {list(port.shape)}, and {array.size} numbers do not fill it"
+        raise InputsError(what, hint="give one number for all, or data with `inputs`", **place)
+    return typed.reshape(fixed)
+
+
+def _shape(
+    port: Port, named: dict[str, int], chosen: dict[str, int], given: Mapping[str, int]
+) -> tuple[int, ...]:
     """The shape of an input, with sizes for its free dimensions.
 
     Args:
         named: Sizes by name; extended, as the same name has one size everywhere.
         chosen: Sizes that were not given, by name or axis; extended.
+        given: In place of the usual sizes, by name or axis.
     """
     if port.shape is None:
         what, where = "the model does not say how many axes it has", f"input {port.name!r}"
@@ -88,7 +141,8 @@ def _shape(port: Port, named: dict[str, int], chosen: dict[str, int]) -> tuple[i
         else:
             batch = axis == 0 or (dim is not None and "batch" in dim.lower())
             size = BATCH if batch else IMAGE_SIDE if len(port.shape) == 4 and axis >= 2 else LENGTH
-            chosen[dim or f"{port.name} axis {axis}"] = size
+            key = dim or f"{port.name} axis {axis}"
+            chosen[key] = size = given.get(key, size)
             if dim is not None:
                 named[dim] = size
             sizes.append(size)

@@ -36,7 +36,9 @@ class DataSource:
         names: Where the samples came from, file by file, in the order in which results are judged by them.
         spans: Smallest, typical and largest shape by input, where known: builds with dynamic shapes use them.
         values: The same of the values of small integer inputs, which may be shapes themselves.
-        least: Smallest shapes that the model runs with, of inputs with dynamic axes, where they were tried.
+        least, rigid: As in `profile.Room`: what the model takes along its dynamic axes.
+        drawn: Sizes of random samples that nobody gave, by the name of the dimension or the axis.
+        options: Options that draw the same random samples again, as text by key.
         profiled: Inputs whose span the user gave.
         beyond: As `Deployment.beyond`: results are compared at the shapes of the samples.
     """
@@ -49,7 +51,10 @@ class DataSource:
     spans: Mapping[str, Span] = field(default_factory=dict)
     values: Mapping[str, Span] = field(default_factory=dict)
     least: Mapping[str, Shape] = field(default_factory=dict)
+    rigid: frozenset[tuple[str, int]] = frozenset()
     names: tuple[str, ...] = ()
+    drawn: Mapping[str, int] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
     profiled: frozenset[str] = frozenset()
     beyond: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
     constant: bool = False
