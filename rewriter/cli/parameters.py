@@ -114,12 +114,13 @@ class Outputs:
 
 
 def _write(result: Any, report: Any, path: Path) -> None:
-    if is_page(path):
-        from rewriter.report import html
+    from rewriter.report import html
 
-        html.write(result, path, command_line(["rewriter", *sys.argv[1:]]))
+    command = command_line(["rewriter", *sys.argv[1:]])
+    if is_page(path):
+        html.write(result, path, command)
     else:
-        write_document(report.as_dict(result), path)
+        write_document(report.as_dict(result) | html.saved_page(result, command), path)
 
 
 def with_options(

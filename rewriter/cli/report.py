@@ -16,13 +16,12 @@ def report(
     saved: Annotated[Path, typer.Argument(metavar="RUN.json", help="JSON that fix, scan or verify wrote")],
     output: Annotated[Path, option(OUTCOME, "FILE", "The page", "-o", "--output")],
 ) -> None:
-    """Make a page from a saved JSON report.
+    """Make the page of a saved JSON report.
 
-    JSON has no arrays: charts along the depth, graphs and pictures are left out.
+    It is the page that the command wrote, or would have written, with --report FILE.html.
     """
     from rewriter.ir.model import write_text
-    from rewriter.report.html.render import html
-    from rewriter.report.html.saved import page
+    from rewriter.report.html.saved import as_html
 
     check_extra("output", output, [saved], PAGES)
-    write_text(html(page(saved)), output)
+    write_text(as_html(saved), output)

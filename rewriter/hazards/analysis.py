@@ -104,10 +104,16 @@ class GraphAnalysis(FloatGraph):
         return self.largest / HEADROOM
 
     def hazard(
-        self, node: NodeProto, rule: str, reason: str, tensor: str, severity: Severity | None = None
+        self,
+        node: NodeProto,
+        rule: str,
+        reason: str,
+        tensor: str,
+        severity: Severity | None = None,
+        about: str = "",
     ) -> Hazard:
         """A hazard with the measured range of `tensor` as its evidence."""
-        return Hazard(node, rule, reason, tensor, self.range(tensor), severity)
+        return Hazard(node, rule, reason, tensor, self.range(tensor), severity, about=about)
 
     def range(self, tensor: str) -> Range | None:
         """The range of a tensor; None if it was not measured."""

@@ -52,7 +52,9 @@ def steep_functions(analysis: GraphAnalysis) -> Iterator[Hazard]:
         reason = (
             f"{display_name(node)} reads {span} of the transformed input: FP16 rounds away the small ones"
         )
-        yield from (analysis.hazard(inner, "steep-function", reason, tensor) for inner in (node, *inside))
+        name = display_name(node)
+        for inner in (node, *inside):
+            yield analysis.hazard(inner, "steep-function", reason, tensor, about=name)
 
 
 def _uses_tf32(analysis: GraphAnalysis, node: NodeProto) -> bool:

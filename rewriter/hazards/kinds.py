@@ -33,6 +33,7 @@ class Hazard:
         severity, repair: None: as in the kind.
         link: The page that reports it, if there is one.
         norm: For a node of a decomposed norm.
+        about: Name of the node that goes wrong, if `node` feeds it; "" for `node` itself.
     """
 
     node: NodeProto
@@ -44,6 +45,7 @@ class Hazard:
     repair: str | None = None
     link: str = ""
     norm: NormHazard | None = None
+    about: str = ""
 
     @property
     def acted_on(self) -> bool:

@@ -166,7 +166,7 @@ def lost_epsilon(analysis: GraphAnalysis) -> Iterator[Hazard]:
         severity = _epsilon_severity(epsilon, analysis.range(other))
         before = analysis.upstream(other, lambda n: n.op_type in sums or analysis.squares(n))
         for inner in (*before, node, *guarded):
-            yield analysis.hazard(inner, "epsilon", reason, other, severity)
+            yield analysis.hazard(inner, "epsilon", reason, other, severity, display_name(node))
 
 
 def _epsilon_severity(epsilon: float, measured: Range | None) -> Severity:

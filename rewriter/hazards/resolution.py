@@ -75,7 +75,7 @@ def phase(analysis: GraphAnalysis) -> Iterator[Hazard]:
         )
         reason = f"angle of {display_name(node)}: rounding it to 11 bits turns it"
         for inner in (node, *sources) if sources else ():
-            yield analysis.hazard(inner, "phase", reason, node.input[0])
+            yield analysis.hazard(inner, "phase", reason, node.input[0], about=display_name(node))
 
 
 def from_inputs(analysis: GraphAnalysis, tensors: Iterable[str], accepts: Through) -> list[NodeProto] | None:
@@ -145,15 +145,15 @@ def integers(analysis: GraphAnalysis) -> Iterator[Hazard]:
         if node.op_type in {"Cast", "CastLike"} and floats:
             if analysis.graph.dtype(node.output[0]) not in FLOATS | {TensorProto.BOOL}:
                 for source in analysis.upstream(node.input[0], _outside_stream(analysis), seen):
-                    yield Hazard(source, "integers", f"becomes an integer in {display_name(node)}")
+                    name = display_name(node)
+                    yield Hazard(source, "integers", f"becomes an integer in {name}", about=name)
         elif node.op_type in steps and _reaches_step(analysis, node, exact):
             sources = from_inputs(analysis, floats, lambda n: n.op_type in CHEAP - SOFTMAX)
             rests = (r for t in node.output for _, r in analysis.readers(t) if r.op_type == "Sub")
             if sources is not None:
+                reason = f"rounding would move it over a step of {display_name(node)}"
                 for source in (node, *sources, *(rests if node.op_type in ROUNDING else ())):
-                    yield Hazard(
-                        source, "integers", f"rounding would move it over a step of {display_name(node)}"
-                    )
+                    yield Hazard(source, "integers", reason, about=display_name(node))
 
 
 ROUNDING = frozenset({"Floor", "Ceil", "Round"})
@@ -215,7 +215,7 @@ def coordinates(analysis: GraphAnalysis) -> Iterator[Hazard]:
             yield Hazard(node, "coordinates", reason, severity=severity)
         for tensor in (node.input[index] for index in indices if index < len(node.input)):
             for source in analysis.upstream(tensor, lambda n: n.op_type in CHEAP - {"Softmax"}, seen):
-                yield Hazard(source, "coordinates", reason, severity=severity)
+                yield Hazard(source, "coordinates", reason, severity=severity, about=display_name(node))
 
 
 def order(analysis: GraphAnalysis) -> Iterator[Hazard]:
@@ -227,7 +227,7 @@ def order(analysis: GraphAnalysis) -> Iterator[Hazard]:
         reason = f"order of {display_name(node)}"
         severity: Severity = "warning" if node.op_type == "TopK" else "note"
         for source in (node, *analysis.upstream(node.input[0], _outside_stream(analysis), seen)):
-            yield Hazard(source, "order", reason, severity=severity)
+            yield Hazard(source, "order", reason, severity=severity, about=display_name(node))
 
 
 def _outside_stream(analysis: GraphAnalysis) -> Through:

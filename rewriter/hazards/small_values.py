@@ -51,7 +51,8 @@ def small_operands(analysis: GraphAnalysis) -> Iterator[Hazard]:
             small = [node, *analysis.upstream(tensor, lambda n: _makes_small(analysis, n))]
             readers = (r for n in small for _, r in analysis.readers(n.output[0]))
             guards = (r for r in readers if r.op_type in INEQUALITIES)
-            yield from (analysis.hazard(n, "small-operand", reason, tensor) for n in (*small, *guards))
+            for inner in (*small, *guards):
+                yield analysis.hazard(inner, "small-operand", reason, tensor, about=display_name(node))
 
 
 def _loss(analysis: GraphAnalysis, node: NodeProto, tensor: str) -> str:
@@ -103,7 +104,7 @@ def differences(analysis: GraphAnalysis) -> Iterator[Hazard]:
             nodes = from_inputs(analysis, node.input, partial(_moves_inputs, analysis)) if apart else None
         reason = f"{display_name(node)} leaves {left:.3g} of numbers of about {size:.3g}"
         for inner in (node, *nodes) if nodes is not None else ():
-            yield analysis.hazard(inner, "cancellation", reason, node.output[0])
+            yield analysis.hazard(inner, "cancellation", reason, node.output[0], about=display_name(node))
 
 
 def _square_terms(analysis: GraphAnalysis, node: NodeProto) -> list[NodeProto] | None:
@@ -138,9 +139,8 @@ def exponential_differences(analysis: GraphAnalysis) -> Iterator[Hazard]:
         result = analysis.range(node.output[0])
         if exponential is not None and result is not None and 0 < result.mean_abs < 1 / MEAN_RATIO:
             reason = f"{display_name(node)} leaves {result.mean_abs:.3g} on average of an exponential near 1"
-            yield from (
-                analysis.hazard(n, "cancellation", reason, node.output[0]) for n in (exponential, node)
-            )
+            for inner in (exponential, node):
+                yield analysis.hazard(inner, "cancellation", reason, node.output[0], about=display_name(node))
 
 
 def _less_one(analysis: GraphAnalysis, node: NodeProto) -> NodeProto | None:

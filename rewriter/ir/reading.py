@@ -41,9 +41,9 @@ def from_json(text: str | bytes, kind: Any, where: str, hint: str, *, extra: Ext
         raise _refusal(error.errors(include_url=False)[0], kind, where, hint) from error
 
 
-def read_json(path: Path, kind: Any, hint: str) -> Any:
+def read_json(path: Path, kind: Any, hint: str, *, extra: Extra = "forbid") -> Any:
     """Returns the content of a file, as `from_json`."""
-    return from_json(content_of(path, hint), kind, str(path), hint)
+    return from_json(content_of(path, hint), kind, str(path), hint, extra=extra)
 
 
 def read_toml(path: Path, hint: str, where: str = "") -> dict[str, Any]:

@@ -10,6 +10,7 @@ import zlib
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -290,20 +291,49 @@ def test_every_command_writes_a_page(verb: str, files: tuple[Path, Path], tmp_pa
     assert f"rewriter {verb}" in path.read_text()
 
 
-@pytest.mark.parametrize("verb", ["fix", "scan", "verify"])
-def test_a_page_is_made_from_saved_json(verb: str, files: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["fix", "scan", "verify", "locate"])
+def test_a_page_from_saved_json_is_the_page_that_the_command_writes(
+    verb: str, files: tuple[Path, Path], tmp_path: Path
+) -> None:
     model, data = map(str, files)
-    more = {"fix": ["--dry-run", "--no-build"], "verify": [model, "--engine", "onnxruntime"], "scan": []}[
-        verb
-    ]
-    saved, page = tmp_path / "run.json", tmp_path / "run.html"
-    done = CliRunner().invoke(app, [verb, model, *more, "--inputs", data, "--json", str(saved), "-q"])
-    assert CliRunner().invoke(app, ["report", str(saved), "-o", str(page)]).exit_code == 0, done.output
-    text, report = page.read_text(), json.loads(saved.read_text())
-    assert f"rewriter {verb}" in text and "no charts, graphs or pictures" in text
-    assert escape(report.get("ending") or f"{report['counts']['error']} error") in text
-    assert all(escape(one["summary"]) in text for one in report.get("checks", []))
-    assert all(escape(one["reason"]) in text for one in report.get("findings", []))
+    more = {
+        "fix": ["--dry-run", "--no-build"],
+        "verify": [model, "--engine", "onnxruntime"],
+        "scan": [],
+        "locate": [model, "--engine", "onnxruntime"],
+    }[verb]
+    saved, page, again = (str(tmp_path / name) for name in ("run.json", "run.html", "again.html"))
+    outputs = ["--json", saved, "--report", page, "-q"]
+    done = CliRunner().invoke(app, [verb, model, *more, "--inputs", data, *outputs])
+    assert CliRunner().invoke(app, ["report", saved, "-o", again]).exit_code == 0, done.output
+    assert Path(again).read_text() == Path(page).read_text()
+    assert verb != "fix" or "data-depth" in Path(again).read_text()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param({"verb": "fix"}, id="keys that lack"),
+        pytest.param({"sections": [{"template": "../render.py"}]}, id="a template of another folder"),
+        pytest.param({"sections": [{"values": {"table": 3}}]}, id="values of another kind"),
+    ],
+)
+def test_a_saved_page_that_was_changed_is_an_error(page: dict[str, Any], tmp_path: Path) -> None:
+    body = {"template": "table.html", "values": {}}
+    section = {"id": "a", "title": "A", "lead": "", "bodies": [body | page.get("sections", [{}])[0]]}
+    whole: dict[str, Any] = {
+        "verb": "fix",
+        "subject": None,
+        "verdict": "v",
+        "state": "good",
+        "rows": [],
+        "links": {},
+    }
+    content = page if "verb" in page else whole | {"sections": [section]}
+    (tmp_path / "run.json").write_text(json.dumps({"schema_version": 1, "page": content}))
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "run.json"), "-o", str(tmp_path / "run.html")])
+    assert done.exit_code == 2 and f"error: {tmp_path / 'run.json'}: " in done.stderr
+    assert not (tmp_path / "run.html").exists()
 
 
 @pytest.mark.parametrize(

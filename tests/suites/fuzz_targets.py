@@ -18,7 +18,6 @@ from rewriter.pipeline import config
 from rewriter.pipeline import text as pipeline
 from rewriter.pipeline.presets import PRESETS
 from rewriter.report.html import saved
-from rewriter.report.html.render import html
 from rewriter.target import answers
 
 
@@ -51,7 +50,7 @@ def _pipeline(data: bytes) -> None:
 def _report(data: bytes) -> None:
     with tempfile.TemporaryDirectory(prefix="rewriter-fuzz-") as folder:
         (path := Path(folder) / "r.json").write_bytes(data)
-        html(saved.page(path))
+        saved.as_html(path)
 
 
 def _manifest(data: bytes) -> None:
@@ -93,14 +92,14 @@ keep-fp32 = ["*/attn/*"]
 tolerance = 1e-3
 input-shapes = {x = [1, 3, 8]}
 """
-_REPORT = b"""{"schema_version": 1, "versions": {"onnx": "1.23.2"}, "input": "m.onnx", "verified": true,
- "plan": {"float_nodes": 3, "fp32": [{"node": "/a/Exp", "rule": "overflow", "tensor": "e",
-   "range": {"low": 90.01, "high": "inf", "finite": true}}], "bf16": []},
- "checks": [{"name": "structure", "passed": true, "details": ["a"], "seconds": 0.01, "latency": null,
-   "outputs": [{"name": "y", "cosine": 1.0, "at": [0, 0]}]}, {"name": "build", "passed": null}],
- "conclusion": {"kind": "verified", "limit": "l", "remedy": "r", "remarks": []}, "counts": {"error": 1},
- "ending": "Verified", "proven": true, "warnings": ["w"], "seconds": {"reading": 0.1},
- "next_command": "trtexec --onnx=m.onnx", "output": "f.onnx"}"""
+_REPORT = b"""{"schema_version": 1, "page": {"verb": "fix", "subject": "m.onnx", "verdict": "Verified",
+ "state": "good", "rows": [["Error", "0.079"]], "links": {"0.079": "cause-1"}, "sections": [{"id": "plan",
+  "title": "Nodes", "lead": "l", "bodies": [
+   {"template": "facts.html", "values": {"rows": [{"name": "Time", "value": "1 s", "code": true}]}},
+   {"template": "table.html", "values": {"most": 5, "table": {"id": "t", "title": "T", "lead": "",
+    "columns": {"Rule": "choice", "Nodes": "number"}, "rows": [
+     [{"text": "a", "order": null, "state": "bad", "names": ["n"], "link": ""},
+      {"text": "3", "order": 3.0, "state": "plain", "names": [], "link": ""}]]}}}]}]}}"""
 
 TARGETS: Mapping[str, FuzzTarget] = {
     "plan": FuzzTarget(_plan, (_PLAN,)),

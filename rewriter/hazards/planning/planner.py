@@ -64,7 +64,9 @@ def extend_plan(
             key = node_key(analysis.scope, node)
             old = by_key.get(key)
             if old is not None:
-                hazards[id(node)] = Hazard(node, old.rule, old.reason, old.tensor, old.range, norm=old.norm)
+                hazards[id(node)] = Hazard(
+                    node, old.rule, old.reason, old.tensor, old.range, norm=old.norm, about=old.about
+                )
             elif key in extra:
                 hazards[id(node)] = Hazard(node, SEARCHED, extra[key])
         keep_adjacent(analysis, hazards)
@@ -104,7 +106,9 @@ def analyses(
 def _decisions(analysis: GraphAnalysis, by_node: Mapping[int, Hazard]) -> list[Decision]:
     hazards = ((n, by_node[id(n)], node_key(analysis.scope, n)) for n in analysis.nodes if id(n) in by_node)
     return [
-        Decision(display_name(n), n.op_type, key, h.kind, h.reason, h.tensor, h.range, norm=h.norm)
+        Decision(
+            display_name(n), n.op_type, key, h.kind, h.reason, h.tensor, h.range, norm=h.norm, about=h.about
+        )
         for n, h, key in hazards
     ]
 

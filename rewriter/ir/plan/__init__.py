@@ -163,6 +163,7 @@ class Decision:
         repair: The type it computes in instead: FP32, which around a MatMul only means FP32 accumulation; or
             BF16, which has FP32's range and accumulation at FP16's speed, and 8 bits.
         norm: The hazard of the decomposed norm that the node is part of; a plan's file does not have it.
+        about: The node that goes wrong, if this one feeds it; a plan's file does not have it.
     """
 
     node: str
@@ -174,6 +175,7 @@ class Decision:
     range: Range | None = None
     repair: Repair = "fp32"
     norm: NormHazard | None = field(default=None, compare=False)
+    about: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, repr=False)

@@ -43,6 +43,7 @@ class Cause:
         kind: A key of `hazards.kinds.KINDS`.
         reach: Largest absolute value measured there; None where no single tensor is the evidence.
         limit: The number that `reach` is held against.
+        centre: The node that goes wrong; "" if it is the one with the largest values.
     """
 
     kind: str
@@ -51,6 +52,7 @@ class Cause:
     nodes: tuple[str, ...]
     reach: float | None = None
     limit: float | None = None
+    centre: str = ""
 
     def __str__(self) -> str:
         return f"{self.what}: {self.done}"
@@ -173,10 +175,15 @@ def _of_norms(norms: Mapping[NormHazard, Sequence[Decision]], limits: _Limits) -
         yield _of_members(rest, what)
 
 
-def _of_members(norms: Mapping[NormHazard, Sequence[Decision]], what: str, *reach_and_limit: float) -> Cause:
+def _of_members(
+    norms: Mapping[NormHazard, Sequence[Decision]],
+    what: str,
+    reach: float | None = None,
+    limit: float | None = None,
+) -> Cause:
     members = [decision for group in norms.values() for decision in group]
     done = f"{count(len(norms), 'norm')} ({_in_fp32(members)})"
-    return Cause("unfused-norm", what, done, _names(members), *reach_and_limit)
+    return Cause("unfused-norm", what, done, _names(members), reach, limit)
 
 
 def _kinds(norms: Iterable[NormHazard]) -> str:
@@ -237,4 +244,5 @@ def _of_rule(rule: str, decisions: Sequence[Decision]) -> Cause:
         example += f", range {worst.range}"
     what = f"{KINDS[rule].title} ({example})"
     reach = worst.range.absmax if worst.range else None
-    return Cause(rule, what, _in_fp32(decisions), _names(decisions), reach)
+    centre = worst.about or worst.node
+    return Cause(rule, what, _in_fp32(decisions), _names(decisions), reach, centre=centre)

@@ -16,7 +16,7 @@ from rewriter.jobs.findings import ScanResult
 from rewriter.jobs.fix.result import FixResult
 from rewriter.report import locate, scan, verify
 from rewriter.report.checks import judging_check
-from rewriter.report.html import fix
+from rewriter.report.html import fix, saved
 from rewriter.report.html.outputs import pictures_section
 from rewriter.report.html.render import Fact, Page, html, run_section, table_sections
 from rewriter.verification.locate.location import Location
@@ -26,6 +26,12 @@ from rewriter.verification.verify_result import VerifyResult
 def as_html(result: Any, command: str = "") -> str:
     """Returns the page of a result of `fix`, `scan`, `verify` or `locate`; `command` repeats the run."""
     return html(_page(result, command))
+
+
+def saved_page(result: Any, command: str = "") -> dict[str, Any]:
+    """Returns the key of a JSON report that `rewriter report` draws; no key if a result has no page."""
+    known = _page.dispatch(type(result)) is not _page.dispatch(object)
+    return {"page": saved.as_data(_page(result, command))} if known else {}
 
 
 def write(result: Any, path: Path, command: str = "") -> None:

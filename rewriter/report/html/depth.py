@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
 
-from markupsafe import Markup
-
 from rewriter.base.text import count
-from rewriter.report.html.render import Section, part
+from rewriter.report.html.render import Part, Section, part
 from rewriter.runtime.ranges.depth import TensorAtDepth
 
 Scale = Callable[[float], float]
@@ -116,7 +114,7 @@ def depth_section(tensors: Sequence[TensorAtDepth], nodes: Nodes, lead: str) -> 
         yield Section("ranges", title, lead, [_chart(_thinned(tensors, nodes), nodes, len(tensors))])
 
 
-def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes, total: int) -> Markup:
+def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes, total: int) -> Part:
     width = tensors[-1].depth + 1
     y = logarithmic(*_span(tensors), HEIGHT, 0.0)
     kinds = ["constant" if tensor.constant else nodes.kind(tensor) for tensor in tensors]

@@ -34,11 +34,11 @@ def page(result: FixResult, command: str = "") -> Page:
         used = {kind for graph in graphs for *_, kind, _ in graph.boxes}
         legend = [one for one in (*LABELS.items(), ("other", "no floats")) if one[0] in used]
         drawn = part("graphs.html", graphs=graphs, legend=legend)
-        lead = "The nodes next to the widest one of each cause. At each tensor stands its largest value."
-        sections.append(Section("causes", "Round each cause", lead, [drawn]))
+        lead = "The nodes next to the one that goes wrong, each tensor with its largest value."
+        sections.append(Section("causes", "Around each cause", lead, [drawn]))
     following = next_step(result)
     commands = [("Builds the engine", following.build)]
-    commands.append(("Runs it where there is a GPU, and compares", following.verify))
+    commands.append(("Runs it on a GPU, and compares", following.verify))
     facts = [Fact("Pipeline", result.pipeline, code=True)]
     run = run_section(command, commands, facts=facts, target=result.target, seconds=result.seconds)
     line, rows = text.verdict_line(result), list(text.rows(result, everything=True))
@@ -49,7 +49,7 @@ def page(result: FixResult, command: str = "") -> Page:
 def _lead(result: FixResult) -> str:
     lead = (
         "Every bar is one tensor, from its mean to its largest absolute value on the samples, measured in "
-        "FP32 after the structural passes. A dot marks the tensor that is the evidence of a hazard. The "
+        "FP32 after the structural passes. A dot marks the tensor that shows a hazard. The "
         "strip below shows the type that each node computes in."
     )
     if result.side_by_side is not None:

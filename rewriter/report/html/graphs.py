@@ -24,6 +24,12 @@ MOST = 6
 WIDTH, HEIGHT, COLUMN, ROW = 150.0, 36.0, 176.0, 76.0
 """A box, and the distance of boxes beside and below each other, in pixels."""
 
+ASIDE = 34.0
+"""Pixels from the middle of a box to the value of its result, above all edges to the side."""
+
+DIGIT = 6.2
+"""Width of a character of such a value."""
+
 Box = tuple[float, float, str, str, str, str, bool]
 """A node: left, top, operator, short name, title, CSS class of its type, and True for the centre."""
 
@@ -49,7 +55,7 @@ def cause_graphs(result: FixResult, nodes: Nodes) -> list[Graph]:
     network = _Network(result.model, result.depth)
     drawn = []
     for number, cause in enumerate(result.causes[:MOST], 1):
-        centre = network.widest(cause)
+        centre = network.centre(cause)
         if centre is not None:
             drawn.append(_drawn(f"cause-{number}", cause, centre, network, nodes))
     return drawn
@@ -81,11 +87,13 @@ class _Network:
                     makers |= {(scope, name): (number, False) for name in node.output}
                     makers |= {(scope, logical_name(name)): (number, False) for name in node.output}
 
-    def widest(self, cause: Cause) -> int | None:
-        """The node of a cause with the largest values."""
+    def centre(self, cause: Cause) -> int | None:
+        """The node that a cause names, else its node with the largest values."""
         members = set(cause.nodes)
         numbers = [i for i, (name, _) in enumerate(self.names) if name in members]
-        return max(numbers, key=lambda i: self.reach(i) or 0.0, default=None)
+        named = (i for i, (name, _) in enumerate(self.names) if name == cause.centre)
+        widest = max(numbers, key=lambda i: self.reach(i) or 0.0, default=None)
+        return next(named, widest)
 
     def reach(self, number: int) -> float | None:
         """Largest absolute value of a node's result."""
@@ -118,7 +126,7 @@ def _drawn(name: str, cause: Cause, centre: int, network: _Network, nodes: Nodes
         boxes.append((*places[number], op, short, title, kind, number == centre))
     edges = list(_edges(members, places, network))
     full, op = network.names[centre]
-    summary = f"{len(members)} nodes round {full} ({op}): " + ", then ".join(op for _, _, op, *_ in boxes)
+    summary = f"{len(members)} nodes around {full} ({op}): " + ", then ".join(op for _, _, op, *_ in boxes)
     return Graph(name, str(cause), cause.nodes, boxes, edges, width, height, summary)
 
 
@@ -152,6 +160,13 @@ def _places(
 def _edges(
     members: Sequence[int], places: Mapping[int, tuple[float, float]], network: _Network
 ) -> Iterator[Edge]:
+    labelled = set[int]()
+    bent = {
+        producer
+        for number in members
+        for producer in network.before[number]
+        if producer in places and places[number][1] - places[producer][1] > ROW
+    }
     for number in members:
         for producer, cast in network.before[number].items():
             if producer in places:
@@ -161,6 +176,7 @@ def _edges(
                 bend = aside if y1 - y0 > ROW else 0.0
                 path = f"M{x0:g} {y0:g}C{x0 + bend:g} {y0 + 26:g} {x1 + bend:g} {y1 - 26:g} {x1:g} {y1:g}"
                 reach = network.reach(producer)
-                text = "" if reach is None else f"{reach:.2g}"
-                at = (x0 + x1) / 2 + 0.75 * bend + 5, (y0 + y1) / 2 + 4
-                yield path, *at, text, reach is not None and not reach <= LARGEST, cast
+                text = "" if reach is None or producer in labelled else f"{reach:.2g}"
+                labelled.add(producer)
+                at = x0 - ASIDE - DIGIT * len(text) if producer in bent else x0 + ASIDE
+                yield path, at, y0 + 12, text, reach is not None and not reach <= LARGEST, cast

@@ -66,7 +66,7 @@ def pictures_section(check: Check, side: SideBySide | None = None) -> Iterator[S
             cards.append({"name": one.name, "images": shown, "boxes": boxes, "words": words})
     if cards:
         lead = "The worst sample: the original in FP32, plain FP16, and the fixed model."
-        yield Section("pictures", "Outputs", lead, [part("outputs.html", cards=cards)])
+        yield Section("pictures", "Outputs side by side", lead, [part("outputs.html", cards=cards)])
 
 
 def images_of(picture: Picture, side: SideBySide | None) -> Iterator[Image]:

@@ -36,13 +36,22 @@ class Fact(NamedTuple):
     code: bool = False
 
 
-class Section(NamedTuple):
+@dataclass(frozen=True)
+class Part:
+    """A template and the values that it is filled with; all text is escaped."""
+
+    template: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Section:
     """A part of the page with a heading; `lead` explains it in a sentence or two."""
 
     id: str
     title: str
     lead: str
-    bodies: Sequence[Markup]
+    bodies: Sequence[Part]
 
 
 @dataclass(frozen=True)
@@ -74,9 +83,13 @@ def html(page: Page) -> str:
     return _environment().get_template("page.html").render(page=page)
 
 
-def part(template: str, **values: Any) -> Markup:
-    """Returns a part of a section: a template that is filled with values, whose text it escapes."""
-    return Markup(_environment().get_template(template).render(values))
+def part(template: str, **values: Any) -> Part:
+    """Returns a part of a section."""
+    return Part(template, values)
+
+
+def _drawn(body: Part) -> Markup:
+    return Markup(_environment().get_template(body.template).render(body.values))
 
 
 def table_sections(tables: Iterable[Table]) -> list[Section]:
@@ -126,9 +139,9 @@ def _environment() -> Environment:
     )
     templates.filters["ticks"] = _with_code
     templates.policies["json.dumps_function"] = lambda value, **more: json.dumps(shown(value), **more)
-    script, style = _source("page.js"), _source("page.css")
+    script, style = _source("page.js") or "", _source("page.css") or ""
     policy = _POLICY.format(script=_hash(script), style=_hash(style))
-    templates.globals.update(script=Markup(script), style=Markup(style), policy=policy)
+    templates.globals.update(script=Markup(script), style=Markup(style), policy=policy, drawn=_drawn)
     return templates
 
 
@@ -148,9 +161,10 @@ def _with_code(text: str) -> Markup:
     return Markup("").join(marked)
 
 
-def _source(name: str) -> str:
-    """The text of a file in the folder of templates."""
-    return files("rewriter.report.html").joinpath("templates", name).read_text(encoding="utf-8")
+def _source(name: str) -> str | None:
+    """The text of a file in the folder of templates; None for any other name."""
+    own = {file.name: file for file in files("rewriter.report.html").joinpath("templates").iterdir()}
+    return own[name].read_text(encoding="utf-8") if name in own else None
 
 
 def _hash(text: str) -> str:

@@ -146,7 +146,7 @@
       select(index);
     };
     const hazards = rows.flatMap((row, index) => texts[row[WHY]] ? [index] : []);
-    const hazard = (by) => select(by > 0
+    const hazard = (by) => hazards.length && select(by > 0
       ? hazards.find((index) => index > current) ?? hazards[0]
       : hazards.findLast((index) => index < current) ?? hazards.at(-1));
     const open = () => {
