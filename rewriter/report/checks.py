@@ -60,7 +60,7 @@ def limit_lines(check: Check) -> Iterator[str]:
 
 
 ORIGINS = {
-    "conditioning": "since another order of the network's own sums moves it by {}",
+    "conditioning": "since rounding in another place moves it by {} already",
     "as-fp32": "since the network's own FP32 engine (TF32) has an error of {}",
     "as-set": "since its rows are compared in any order",
 }
