@@ -11,7 +11,7 @@ another environment. All three are a `Worker`: a process that answers calls thro
 A process whose other threads may compute is never forked: OpenBLAS, which NumPy has, ends its threads before
 a fork, so that a product in another thread would wait for them forever; and a lock that another thread holds
 stays locked in the child. There, a server forks: an interpreter without other threads, which starts in a
-second. It maps weights that lie in files, and gets copies of others.
+second, and gets copies of weights.
 
 A worker that crashes or exceeds its limits is gone: the call raises `NativeError`, and the next one starts
 another. Forks are used on Linux only: they are not safe on macOS and do not exist on Windows, where `call`
@@ -25,7 +25,6 @@ import contextlib
 import faulthandler
 import gc
 import importlib
-import mmap
 import os
 import pickle
 import select
@@ -38,7 +37,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from io import BufferedReader
@@ -66,9 +65,6 @@ SHARE = 0.9
 
 LOG_BYTES = 256 * 1024
 """Size of the end of a worker's output that is kept: a builder can print gigabytes."""
-
-MAPPED_BYTES = 1 << 20
-"""Size of an array from which a worker maps the file that it lies in, instead of a copy."""
 
 WATCHERS = frozenset(
     """IPython.core.history ipykernel.control ipykernel.heartbeat ipykernel.iostream ipykernel.parentpoller
@@ -193,14 +189,13 @@ class Worker:
         assert self._socket is not None
         seconds = max(0.0, self._limit_s if limit_s is None else limit_s)
         try:
-            with ExitStack() as opened:
-                if message is not None:
-                    _send(self._socket, message, opened)
-                if descriptors and self._stream.read(1):
-                    socket.send_fds(self._socket, [b"!"], descriptors)
-                if not select.select([self._socket], [], [], min(seconds, threading.TIMEOUT_MAX))[0]:
-                    raise self._ended(after_s=seconds)
-                success, value = _receive(self._stream)
+            if message is not None:
+                _send(self._socket, message)
+            if descriptors and self._stream.read(1):
+                socket.send_fds(self._socket, [b"!"], descriptors)
+            if not select.select([self._socket], [], [], min(seconds, threading.TIMEOUT_MAX))[0]:
+                raise self._ended(after_s=seconds)
+            success, value = _receive(self._stream)
         except (ConnectionError, EOFError):
             raise self._ended() from None
         except BaseException:
@@ -512,19 +507,9 @@ def _settle(*, limited: bool) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if limited:
             pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-            own = pages * resource.getpagesize()
-            _allow(max(LEAST_BYTES, int(SHARE * available_memory())), own)
-
-
-def _allow(size: int, limit: int = -1) -> None:
-    """Limits this process to `size` addresses more than `limit`, or than its limit of now, if it has one."""
-    import resource
-
-    old, hard = resource.getrlimit(resource.RLIMIT_AS)
-    soft = old if limit < 0 else limit
-    if soft >= 0:
-        soft += size
-        resource.setrlimit(resource.RLIMIT_AS, (soft if hard < 0 else min(soft, hard), hard))
+            size = max(LEAST_BYTES, int(SHARE * available_memory())) + pages * resource.getpagesize()
+            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+            resource.setrlimit(resource.RLIMIT_AS, (size if hard < 0 else min(size, hard), hard))
 
 
 def _end_with_parent() -> None:
@@ -593,72 +578,21 @@ def _answered(its: socket.socket, work: Callable[[], Any]) -> bool:
     return answer[0]
 
 
-def _send(connection: socket.socket, message: object, opened: ExitStack | None = None) -> None:
-    """Sends a pickled object, its arrays after it.
-
-    Args:
-        opened: Gets the files of the arrays that are sent as regions; open until the other end has them.
-    """
+def _send(connection: socket.socket, message: object) -> None:
+    """Sends a pickled object, its arrays after it, which are not copied for that."""
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     parts: list[bytes | memoryview] = [body, *(buffer.raw() for buffer in buffers)]
-    heads: list[int | FileRegion] = [*map(len, parts)]
-    if opened is not None and FORKS and max(map(len, parts[1:]), default=0) >= MAPPED_BYTES:
-        heads = [at or len(part) for at, part in zip(_mapped_regions(parts, opened), parts, strict=True)]
-    copied = [part for head, part in zip(heads, parts, strict=True) if isinstance(head, int)]
-    for part in [pickle.dumps(heads), *copied]:
+    for part in [pickle.dumps([*map(len, parts)]), *parts]:
         connection.sendall(part)
-
-
-FileRegion = tuple[str, int, int]
-"""A file, and the offset and the size of an array in it."""
-
-
-def _mapped_regions(parts: Sequence[bytes | memoryview], opened: ExitStack) -> Iterator[FileRegion | None]:
-    """Where each array lies in a file that is mapped for reading; None: in none, or it is small."""
-    from numpy import frombuffer
-
-    regions, files = list[tuple[range, int, int, str]](), dict[str, str]()
-    with Path("/proc/self/maps").open(encoding="utf-8", errors="surrogateescape") as table:
-        for row in (line.split(maxsplit=5) for line in table):
-            if len(row) == 6 and "w" not in row[1]:
-                start, end = (int(address, 16) for address in row[0].split("-"))
-                regions.append((range(start, end), int(row[2], 16), int(row[4]), row[5].rstrip()))
-    for part in parts:
-        address = frombuffer(part, "u1").ctypes.data if len(part) >= MAPPED_BYTES else 0
-        found = None
-        for region, offset, inode, name in regions:
-            if address in region and address + len(part) <= region.stop:
-                files[name] = files.get(name) or _same_file(Path(name), inode, opened)
-                found = (files[name], offset + address - region.start, len(part)) if files[name] else None
-        yield found
-
-
-def _same_file(path: Path, inode: int, opened: ExitStack) -> str:
-    """Another path of the file, open as long as `opened`; "" if `path` is another file by now, or none."""
-    with contextlib.suppress(OSError), ExitStack() as own:
-        file = own.enter_context(path.open("rb"))
-        if os.fstat(file.fileno()).st_ino == inode:
-            opened.push(own.pop_all())
-            return f"/proc/{os.getpid()}/fd/{file.fileno()}"
-    return ""
 
 
 def _receive(stream: BufferedReader) -> Any:
     """The next object; EOFError if the process at the other end closed the connection, or is gone."""
-    parts, files = list[bytearray | memoryview](), dict[str, memoryview]()
-    for head in pickle.load(stream):
-        if isinstance(head, int):
-            parts.append(bytearray(head))
-            if stream.readinto(parts[-1]) < head:
-                raise EOFError
-            continue
-        name, offset, size = head
-        if name not in files:
-            with Path(name).open("rb") as file:
-                _allow(os.fstat(file.fileno()).st_size)  # of its own addresses, but not of memory
-                files[name] = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        parts.append(files[name][offset : offset + size])
+    parts = [bytearray(size) for size in pickle.load(stream)]
+    for part in parts:
+        if stream.readinto(part) < len(part):
+            raise EOFError
     return pickle.loads(parts[0], buffers=parts[1:])
 
 

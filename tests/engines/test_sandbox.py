@@ -446,42 +446,6 @@ def test_a_server_that_was_killed_is_replaced() -> None:
     assert first != second
 
 
-class Held:
-    """An array, and the file that it is mapped from."""
-
-    def __init__(self, array: Array) -> None:
-        self.array = array
-
-    def described(self) -> tuple[float, bool]:
-        address = self.array.ctypes.data
-        with Path("/proc/self/maps").open() as table:
-            for line in table:
-                start, end = (int(number, 16) for number in line.split()[0].split("-"))
-                if start <= address < end:
-                    return float(self.array[-1]), line.rstrip().endswith("weights")
-        raise AssertionError
-
-
-@forks
-@pytest.mark.parametrize("change", ["", "replaced", "removed"])
-def test_weights_that_lie_in_a_file_are_shared_with_forks_of_the_server(tmp_path: Path, change: str) -> None:
-    file = tmp_path / "weights"
-    np.arange(1 << 20, dtype=np.float32).tofile(file)
-    array: Array = np.asarray(np.memmap(file, np.float32, "r"))[1000:]
-    if change == "replaced":
-        np.zeros(1 << 20, np.float32).tofile(tmp_path / "new")
-        (tmp_path / "new").replace(file)
-    elif change:
-        file.unlink()
-
-    def described() -> Any:
-        make = partial(Held, array)
-        with contextlib.closing(sandbox.Worker(make, doing="the work", limit_s=60.0)) as child:
-            return child.call("described")
-
-    assert in_a_thread(described) == ((1 << 20) - 1, not change)
-
-
 # -- libraries in forks -----------------------------------------------------------------------
 
 
