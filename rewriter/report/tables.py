@@ -25,6 +25,7 @@ class Cell(NamedTuple):
         order: What it sorts by in a column of numbers; None comes last.
         names: Nodes, or other lines, that a page lists on demand.
         link: The id of the graph round these nodes on a page.
+        page: Another page, relative to this one.
     """
 
     text: str
@@ -32,6 +33,7 @@ class Cell(NamedTuple):
     state: State = "plain"
     names: tuple[str, ...] = ()
     link: str = ""
+    page: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,167 @@
+"""The page of several files: of a batch, or of a pipeline with its links and its closed loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from rewriter.base.text import count, figure
+from rewriter.jobs.closed_loop.result import LoopResult
+from rewriter.report import pipeline
+from rewriter.report.html.depth import decades, logarithmic, power_of_ten
+from rewriter.report.html.render import Page, Section, part, run_section, table_sections
+from rewriter.report.pipeline import FileLine
+from rewriter.report.tables import State
+from rewriter.report.terminal import Row
+from rewriter.runtime.recording.record import Recording
+
+WIDTH, HEIGHT, STEP, DROP = 190, 54, 250, 84
+"""A box, and the distance of boxes beside and below each other, in pixels."""
+
+ROW = 4
+"""Boxes in a row."""
+
+POINTS = 500
+"""Most points of a curve: of neighbouring calls the one with the largest error."""
+
+TOP, BOTTOM, FIELD = 1.0, 1e-7, 180.0
+"""Errors at the ends of the chart, and its height in pixels."""
+
+
+class Box(NamedTuple):
+    """A file: its place, and its lines; `own` is the text of its links to itself."""
+
+    x: int
+    y: int
+    line: FileLine
+    calls: str
+    own: str
+
+
+def page(
+    title: Path | str,
+    verdict: str,
+    state: State,
+    rows: Sequence[Row],
+    lines: Sequence[FileLine],
+    command: str = "",
+    recording: Recording | None = None,
+    loop: LoopResult | None = None,
+) -> Page:
+    """Returns the page of some files.
+
+    Args:
+        title: The folder of the results. `verdict`, `state`, `rows`: the first lines of the page.
+        recording, loop: Of a pipeline; None for files that have nothing to do with each other.
+    """
+    sections = table_sections([pipeline.files_table(lines)])
+    if recording is not None:
+        lead = "An arrow is an output that becomes an input of a later call; it is dashed for states."
+        sections.append(Section("links", "Files and their links", lead, [_links(lines, recording)]))
+    if loop is not None and loop.fixed is not None:
+        lead = (
+            "The largest error of an output that no model reads again, call by call, against the original. "
+            "A curve ends at the first other word, since the calls after it have other inputs."
+        )
+        sections.append(Section("loop", "Error in the loop", lead, [_curves(loop)]))
+        sections += table_sections([pipeline.outputs_table(loop)])
+    verb = "batch" if recording is None else "fix"
+    return Page(verb, title, verdict, state, rows, [*sections, run_section(command)])
+
+
+def _links(lines: Sequence[FileLine], recording: Recording) -> Markup:
+    """The files as boxes in the order of their first calls, with arrows between them."""
+    calls = Counter(file for file, _ in recording.calls)
+    own = Counter(link.producer for link in recording.links if link.producer == link.consumer)
+    boxes = {
+        line.name: Box(
+            index % ROW * STEP + 10,
+            index // ROW * (HEIGHT + DROP) + 40,
+            line,
+            count(calls[line.name], "call"),
+            count(own[line.name], "state") if own[line.name] else "",
+        )
+        for index, line in enumerate(lines)
+    }
+    pairs = Counter(
+        (link.producer, link.consumer) for link in recording.links if link.producer != link.consumer
+    )
+    arrows = [
+        (*_arrow(boxes[start], boxes[end]), str(number))
+        for (start, end), number in pairs.items()
+        if start in boxes and end in boxes
+    ]
+    height = (len(lines) - 1) // ROW * (HEIGHT + DROP) + HEIGHT + 60
+    width = min(len(lines), ROW) * STEP - (STEP - WIDTH) + 20
+    words = [f"{start} feeds {end}" for start, end in pairs]
+    summary = f"{count(len(lines), 'file')}; {', '.join(words) or 'no links between them'}"
+    return part(
+        "links.html", boxes=list(boxes.values()), arrows=arrows, width=width, height=height, summary=summary
+    )
+
+
+def _arrow(start: Box, end: Box) -> tuple[str, float, float]:
+    """The path of an arrow, and the place of its number; arrows back go above the boxes."""
+    if start.y == end.y and end.x > start.x:
+        x0, x1, y = float(start.x + WIDTH), float(end.x), start.y + HEIGHT / 2
+        if end.x - start.x == STEP:
+            return f"M{x0} {y}H{x1 - 6}", (x0 + x1) / 2, y - 5
+        return (
+            f"M{x0} {y + 12}C{x0 + 40} {y + 64} {x1 - 40} {y + 64} {x1 - 6} {y + 12}",
+            (x0 + x1) / 2,
+            y + 62,
+        )
+    x0, y0, x1, y1 = start.x + WIDTH / 2, float(start.y), end.x + WIDTH / 2, float(end.y)
+    if y0 == y1:
+        return f"M{x0} {y0}C{x0 - 20} {y0 - 34} {x1 + 20} {y0 - 34} {x1} {y1 - 6}", (x0 + x1) / 2, y0 - 28
+    y0 += HEIGHT if y1 > y0 else 0
+    y1 += HEIGHT + 6 if y1 < y0 else -6
+    return f"M{x0} {y0}L{x1} {y1}", (x0 + x1) / 2 + 6, (y0 + y1) / 2
+
+
+def _curves(loop: LoopResult) -> Markup:
+    """The chart of errors over calls."""
+    y = logarithmic(BOTTOM, TOP, FIELD, 0.0)
+    runs = [
+        ("plain", "plain FP16", loop.plain),
+        ("fixed", "fixed", loop.fixed),
+        ("tf32", "FP32 with TF32", loop.tf32),
+    ]
+    curves, ends, words = [], [], []
+    for kind, label, run in runs:
+        if run is None or not run.errors:
+            continue
+        points = list(_thinned(run.errors))
+        path = "L".join(f"{call + 0.5:g} {y(error):.1f}" for call, error in points)
+        curves.append(
+            (
+                kind,
+                label,
+                f"M{path}" + (f"L{points[0][0] + 1} {y(points[0][1]):.1f}" if len(points) == 1 else ""),
+            )
+        )
+        words.append(f"{label} {figure(run.error)}")
+        if run.other is not None:
+            ends.append((kind, run.other.call + 0.5, y(max(run.errors[-1], BOTTOM))))
+    ticks = [(y(value), power_of_ten(value)) for value in decades(BOTTOM, TOP, 8)]
+    summary = f"Error over {count(loop.calls, 'call')}: {', '.join(words)}; allowed {figure(loop.limit)}"
+    return part(
+        "loop.html",
+        curves=curves,
+        ends=ends,
+        ticks=ticks,
+        limit=y(loop.limit),
+        calls=loop.calls,
+        height=FIELD,
+        summary=summary,
+    )
+
+
+def _thinned(errors: Sequence[float]) -> Iterator[tuple[int, float]]:
+    size = -(-len(errors) // POINTS)
+    for start in range(0, len(errors), size):
+        yield max(enumerate(errors[start : start + size], start), key=lambda pair: pair[1])

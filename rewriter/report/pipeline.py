@@ -1,0 +1,169 @@
+"""Shows several fixed files and their closed loop: lines and tables of a batch and of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from rewriter.base.text import count, figure
+from rewriter.jobs.closed_loop.result import LoopResult, OtherWord, Stream
+from rewriter.jobs.fix.result import FixResult
+from rewriter.report import fix
+from rewriter.report.checks import judging_check
+from rewriter.report.tables import Cell, Kind, State, Table, number, table
+from rewriter.report.terminal import Row
+
+
+class FileLine(NamedTuple):
+    """One file among several.
+
+    Attributes:
+        nodes: Those in FP32, as text. `latency`: as shares of FP32's and plain FP16's.
+        error: Relative L2 error of the worst output.
+        page: Its own page, relative to the page of all.
+    """
+
+    name: str
+    ending: str
+    state: State
+    nodes: str = ""
+    error: float | None = None
+    latency: str = ""
+    seconds: str = ""
+    page: str = ""
+
+
+def line_of(name: str, result: FixResult, page: str = "") -> FileLine:
+    """The line of a result of `fix`."""
+    plan, judging = result.plan, judging_check(result.checks)
+    return FileLine(
+        name,
+        result.ending,
+        fix.state(result),
+        "" if plan is None else f"{len(plan.fp32) + len(plan.bf16)} of {plan.float_nodes}",
+        max((float(o.relative_l2) for o in judging.outputs if o.counts), default=None) if judging else None,
+        ", ".join(f"{100 * share.share:.0f} % of {share.of}'s" for share in result.latency_shares),
+        f"{sum(result.seconds.values()):.0f}",
+        page,
+    )
+
+
+def files_table(lines: Iterable[FileLine]) -> Table:
+    """A table with a line for each file, without columns that are empty."""
+    columns: dict[str, Kind] = {"model": "text", "verdict": "choice", "FP32 nodes": "number"}
+    columns |= {"rel. L2": "number", "latency": "text", "s": "number"}
+    rows = [
+        [
+            Cell(line.name, page=line.page),
+            Cell(line.ending, state=line.state),
+            Cell(line.nodes),
+            number(line.error),
+            Cell(line.latency),
+            Cell(line.seconds),
+        ]
+        for line in lines
+    ]
+    return table("files", "Files", "Each file by itself, on its own samples.", columns, rows)
+
+
+def verdict_line(loop: LoopResult) -> str:
+    """How the loop ended, in one sentence."""
+    if loop.ending == "refused":
+        return f"The loop was not compared: {REFUSALS[loop.refusal].format(loop.detail)}"
+    assert loop.fixed is not None
+    calls = f"{loop.fixed.calls} of {loop.calls} calls" + (" (out of time)" if loop.stopped else "")
+    if loop.ending == "failed":
+        state = f", state {loop.state}" if loop.state else ""
+        return f"FAILED in the loop: {loop.culprit}{state}, error {figure(loop.error)} after {calls}"
+    if loop.ending == "as-original":
+        return f"As the original in the loop: {calls}"
+    if loop.fixed.other is None:
+        differing = f"{loop.fixed.other_printed} of {loop.fixed.printed} printed words differ"
+        return f"As close as rounding allows in the loop: {calls}; {differing}"
+    same = loop.tf32 is not None and loop.tf32.other is not None
+    how = "as FP32 with TF32 does" if same else "within the limit"
+    return f"Differs at call {loop.fixed.other.call + 1} of {loop.calls}, {how}"
+
+
+REFUSALS = {
+    "no-command": "Python recorded itself, so that there is no command to run again",
+    "failed-again": "the script ended with exit code {} when it ran again; run it where it was recorded",
+    "random": "two runs of the original differ from call {} on; give the script's random numbers a seed",
+    "other-calls": "the script called none of the recorded files; record it again",
+    "no-time": "one run of the script takes longer than the limit",
+}
+"""Sentences for `LoopResult.refusal`; {} is its detail."""
+
+
+def state(loop: LoopResult) -> State:
+    return {"as-original": "good", "within-limit": "good", "failed": "bad", "refused": "warn"}[loop.ending]  # type: ignore[return-value]
+
+
+def rows(loop: LoopResult) -> Iterator[Row]:
+    """The lines after the verdict, each with its label."""
+    runs = [("plain FP16", loop.plain), ("fixed", loop.fixed), ("FP32 with TF32", loop.tf32)]
+    errors = ", ".join(f"{figure(run.error)} {name}" for name, run in runs if run is not None)
+    if loop.fixed is not None:
+        yield "Loop", f"relative L2 of the worst output: {errors}; allowed {figure(loop.limit)}"
+        yield from (("", f"{name}: {_word(run.other)}") for name, run in runs if run and run.other)
+    for name, error in loop.single.items():
+        yield "By file", f"{name}: {figure(error)}"
+    for repair in loop.repairs:
+        done = STEPS[repair.step].format(repair.file)
+        yield "Repair", f"{done}: {figure(repair.error)}{'' if repair.helped else ', not enough'}"
+    if loop.fixed is not None:
+        yield "How", f"{loop.engine or 'emulated'}, {loop.seconds:.0f} s"
+
+
+STEPS = {
+    "states": "{}: slow states in FP32",
+    "search": "{}: searched for a smaller error",
+    "fp32": "{}: all of it in FP32",
+}
+
+
+def _word(other: OtherWord) -> str:
+    margin = ""
+    if other.margin is not None and other.usual_margin is not None:
+        usual = figure(other.usual_margin)
+        margin = f", where {other.output} decides by {figure(other.margin)} (usually {usual})"
+    return f"another word after call {other.call + 1}, of {other.file}{margin}"
+
+
+def outputs_table(loop: LoopResult) -> Table:
+    """The error of every output over all compared calls."""
+    columns: dict[str, Kind] = {"file": "text", "output": "code", "read again": "choice"}
+    columns |= dict.fromkeys(("plain FP16", "fixed", "TF32", "largest difference"), "number")
+    by_port = [
+        {(one.file, one.output): one for one in run.outputs} if run is not None else {}
+        for run in (loop.plain, loop.fixed, loop.tf32)
+    ]
+    table_rows = []
+    for port, one in by_port[1].items():
+        errors = [number(run[port].relative_l2) if port in run else Cell("") for run in by_port]
+        again = Cell("yes" if one.state else "no")
+        table_rows.append([Cell(port[0]), Cell(port[1]), again, *errors, number(one.largest)])
+    lead = (
+        "Relative L2 error over all calls before the first other word, and the largest difference when fixed."
+    )
+    return table("loop-outputs", "Outputs in the loop", lead, columns, table_rows)
+
+
+def as_dict(loop: LoopResult | None) -> dict[str, Any] | None:
+    """The loop for JSON; the errors of single calls are left to the page."""
+    if loop is None:
+        return None
+    content = asdict(loop)
+    for name in ("plain", "fixed", "tf32"):
+        stream: Stream | None = getattr(loop, name)
+        if stream is not None:
+            del content[name]["errors"]
+            content[name] |= {"error": stream.error, "same": stream.same}
+    return {"verdict": verdict_line(loop), "passed": loop.passed, **content}
+
+
+def summary_lines(lines: Sequence[FileLine]) -> str:
+    """How many files are good, in words."""
+    good = sum(line.state != "bad" for line in lines)
+    return f"{good} of {count(len(lines), 'file')} passed"
