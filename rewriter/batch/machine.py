@@ -25,6 +25,7 @@ from rewriter.batch.state import (
     finished,
     key_of,
     memory_needed,
+    page_of,
     remove_outdated,
     save,
     set_aside,
@@ -143,6 +144,7 @@ def make_folder(output: Path) -> None:
 def _fix(entry: Entry) -> Outcome:
     """Runs in the child process."""
     from rewriter.jobs.fix.api import fix
+    from rewriter.report.html import write
 
     sandbox.inside = False  # native code of this model runs in processes of its own, as always
     make_folder(entry.output)
@@ -163,6 +165,9 @@ def _fix(entry: Entry) -> Outcome:
     files = () if result.output is None else (*data_files(result.output), result.output)
     files += constraint_files(entry.output) if result.constraints is not None else ()
     files += (result.script,) if result.script is not None else ()
+    if entry.options.get("page") and result.output is not None:
+        write(result, page_of(entry.output))
+        files += (page_of(entry.output),)
     names = tuple(file.name for file in files)
     ending = "unbuildable" if conclusion.kind == "unbuildable" else ending
     outcome = Outcome(ending, text, error=worst, files=names)

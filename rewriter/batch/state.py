@@ -74,6 +74,11 @@ def state_file(output: Path) -> Path:
     return output.with_name(f"{output.name}.batch.json")
 
 
+def page_of(output: Path) -> Path:
+    """The page of a result: `net.onnx.html` beside `net.onnx`."""
+    return output.with_name(f"{output.name}.html")
+
+
 def save(entry: Entry, outcome: Outcome, key: str) -> None:
     """Write the state of a finished model; the file is replaced as a whole.
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import starmap
+from os.path import relpath
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from rich.console import Console
@@ -14,9 +17,12 @@ from rich.text import Text
 
 from rewriter.base.text import count, one_line
 from rewriter.batch.models import Entry
-from rewriter.batch.state import Outcome
+from rewriter.batch.state import Outcome, page_of
+from rewriter.report.html.pipeline import page
+from rewriter.report.html.render import html
 from rewriter.report.json import document
-from rewriter.report.tables import Cell, Kind, State, Table, number
+from rewriter.report.pipeline import FileLine, files_table
+from rewriter.report.tables import State
 from rewriter.report.terminal import printed
 
 
@@ -45,19 +51,11 @@ class Summary:
         return f"{passed} of {count(len(self.records), 'model')} passed{earlier}"
 
 
-COLUMNS: Mapping[str, Kind] = {
-    "model": "text",  # folded where the terminal is narrow: a number that is cut is another number
-    "verdict": "choice",
-    "FP32 nodes": "number",
-    "rel. L2": "number",
-    "s": "number",
-}
-
-
 def print_summary(summary: Summary, out: Console, *, quiet: bool = False) -> None:
     """Print a table of the models, what to know about those that did not pass, and the verdict."""
     if not quiet:
-        out.print(printed(Table(COLUMNS, list(starmap(_row, summary.records)))))
+        table = files_table(starmap(_line, summary.records))
+        out.print(printed(replace(table, title="")))
         out.print()
         for entry, outcome in summary.records:
             if not outcome.passed:
@@ -66,16 +64,24 @@ def print_summary(summary: Summary, out: Console, *, quiet: bool = False) -> Non
     out.print(Text(text, style="bold green" if summary.passed else "bold red"), soft_wrap=True)
 
 
-def _row(entry: Entry, outcome: Outcome) -> list[Cell]:
+def _line(entry: Entry, outcome: Outcome, page: str = "") -> FileLine:
     state: State = "good" if outcome.ending == "verified" else "warn" if outcome.passed else "bad"
     share = "" if outcome.fp32_nodes is None else f"{outcome.fp32_nodes} of {outcome.float_nodes}"
-    return [
-        Cell(entry.name),
-        Cell(outcome.ending, state=state),
-        Cell(share),
-        number(outcome.error),
-        Cell("earlier" if outcome.skipped else f"{outcome.seconds:.1f}"),
-    ]
+    seconds = "earlier" if outcome.skipped else f"{outcome.seconds:.1f}"
+    return FileLine(entry.name, outcome.ending, state, share, outcome.error, "", seconds, page)
+
+
+def as_page(summary: Summary, path: Path, command: str = "") -> str:
+    """The text of a page with all models, each with a link to its own page, for a file at `path`."""
+    lines = []
+    for entry, outcome in summary.records:
+        own = page_of(entry.output)
+        there = quote(Path(relpath(own, path.parent)).as_posix()) if own.name in outcome.files else ""
+        lines.append(_line(entry, outcome, there))
+    rows = [("Failed", f"{entry.name}: {o.text}") for entry, o in summary.records if not o.passed]
+    rows += [("Run", f"{summary.where}, {summary.seconds:.0f} s")]
+    state: State = "good" if summary.passed else "bad"
+    return html(page(path.name, summary.verdict, state, rows, lines, command))
 
 
 def as_dict(summary: Summary) -> dict[str, Any]:

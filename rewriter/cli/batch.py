@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rewriter.base.errors import UsageError
-from rewriter.base.text import count
-from rewriter.cli.exits import FAILED, STDOUT, write_document
+from rewriter.base.text import command_line, count
+from rewriter.cli.exits import FAILED, PAGES, STDOUT, is_page, write_document
 from rewriter.cli.parameters import Json, Quiet, check_extra, configured, with_options
 from rewriter.pipeline.options import BatchCommand, FixOptions
 from rewriter.pipeline.schema import declarations
@@ -46,7 +48,7 @@ def batch(
     """
     from rewriter.batch.machine import run_batch
     from rewriter.batch.models import entries
-    from rewriter.batch.summary import Summary, as_dict, as_junit, print_summary
+    from rewriter.batch.summary import Summary, as_dict, as_junit, as_page, print_summary
     from rewriter.ir.model import write_text
     from rewriter.report.progress import progress
     from rewriter.report.terminal import console
@@ -60,7 +62,9 @@ def batch(
     inputs += [listed, configuration.file]
     check_extra("json", json, inputs)
     for path in reports:
-        check_extra("report", path, inputs, (".json", JUNIT))
+        check_extra("report", path, inputs, (".json", JUNIT, *PAGES))
+    if any(map(is_page, reports)):
+        todo = [replace(entry, options={**entry.options, "page": True}) for entry in todo]
     with _workers(given) as (workers, where), progress(shown=not quiet, lines=True) as shown:
         records = run_batch(todo, workers.run, shown, again=given.get("again", False))
     summary = Summary(records, where, time.monotonic() - start)
@@ -68,6 +72,8 @@ def batch(
     for path in [*reports, *([] if json is None else [json])]:
         if path.suffix.lower() == JUNIT:
             write_text(as_junit(summary), path)
+        elif is_page(path):
+            write_text(as_page(summary, path, command_line(["rewriter", *sys.argv[1:]])), path)
         else:
             write_document(as_dict(summary), path)
     if not summary.passed:

@@ -294,7 +294,7 @@ class BatchCommand(FixOptions):
         again: Run finished models, too.
         ray: Run on this Ray cluster, or auto. `auto` is the one on this machine.
         gpus: On Ray: GPUs reserved for each model. A share such as 0.5 lets models share a GPU.
-        report: Summary: .json or .xml (JUnit).
+        report: Summary: a page (.html), .json or .xml (JUnit).
     """
 
     in_place: bool = like(FixOptions, "in_place", places=("python",))

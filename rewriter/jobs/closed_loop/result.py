@@ -52,7 +52,8 @@ class Stream:
 
     Attributes:
         calls: How many calls were compared.
-        errors: Of each compared call: the largest relative L2 error of the outputs that no model reads again.
+        errors: Of each compared call: the largest relative L2 error of the outputs that no model reads again;
+            NaN if it has none.
         other: None if all calls have the original's words.
         printed, other_printed: Words on standard output, and how many of them differ.
         first_printed: The first of these, in the original and here.

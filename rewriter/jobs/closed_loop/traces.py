@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,21 +100,23 @@ def compared(original: Trace, again: Trace | None, other: Trace, states: frozens
 
     Args:
         again: A second run of the original: printed words that differ from its are times or paths.
-        states: Outputs that models read again; they are reported, and not judged.
+        states: Outputs that models read again; they are reported, and not judged unless there are no others.
     """
+    if states.issuperset((call.file, name) for call in original.calls for name in call.values):
+        states = frozenset()
     pairs = list(_common(original.calls, other.calls))
     usual = _sizes(original.calls)
     errors = []
     squares: dict[Port, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for ours, theirs in pairs:
-        worst = 0.0
+        worst = math.nan
         for name, value in ours.values.items():
             port = ours.file, name
             away, size, largest = _distance(value, theirs.values.get(name))
             entry = squares[port]
             entry[:] = entry[0] + away**2, entry[1] + size**2, max(entry[2], largest)
             if port not in states:
-                worst = max(worst, away / max(size, usual[port], 1e-30))
+                worst = max(away / max(size, usual[port], 1e-30), worst)
         errors.append(worst)
     outputs = [
         OutputError(*port, float(np.sqrt(away / size)) if size else float(away > 0), largest, port in states)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,8 +20,11 @@ from rewriter.report.tables import State
 from rewriter.report.terminal import Row
 from rewriter.runtime.recording.record import Recording
 
-WIDTH, HEIGHT, STEP, DROP = 190, 54, 250, 84
+WIDTH, HEIGHT, STEP, DROP = 200, 54, 262, 92
 """A box, and the distance of boxes beside and below each other, in pixels."""
+
+LEAST = 600
+"""Least width: one box is not drawn larger than text."""
 
 ROW = 4
 """Boxes in a row."""
@@ -95,8 +99,9 @@ def _links(lines: Sequence[FileLine], recording: Recording) -> Markup:
         for (start, end), number in pairs.items()
         if start in boxes and end in boxes
     ]
-    height = (len(lines) - 1) // ROW * (HEIGHT + DROP) + HEIGHT + 60
-    width = min(len(lines), ROW) * STEP - (STEP - WIDTH) + 20
+    long = any(boxes[start].x + STEP < boxes[end].x for start, end in pairs if {start, end} <= boxes.keys())
+    height = (len(lines) - 1) // ROW * (HEIGHT + DROP) + HEIGHT + (112 if long else 60)
+    width = max(min(len(lines), ROW) * STEP - (STEP - WIDTH) + 20, LEAST)
     words = [f"{start} feeds {end}" for start, end in pairs]
     summary = f"{count(len(lines), 'file')}; {', '.join(words) or 'no links between them'}"
     return part(
@@ -133,9 +138,9 @@ def _curves(loop: LoopResult) -> Markup:
     ]
     curves, ends, words = [], [], []
     for kind, label, run in runs:
-        if run is None or not run.errors:
+        points = list(_thinned(run.errors)) if run is not None else []
+        if run is None or not points:
             continue
-        points = list(_thinned(run.errors))
         path = "L".join(f"{call + 0.5:g} {y(error):.1f}" for call, error in points)
         curves.append(
             (
@@ -146,7 +151,7 @@ def _curves(loop: LoopResult) -> Markup:
         )
         words.append(f"{label} {figure(run.error)}")
         if run.other is not None:
-            ends.append((kind, run.other.call + 0.5, y(max(run.errors[-1], BOTTOM))))
+            ends.append((kind, run.other.call + 0.5, y(points[-1][1])))
     ticks = [(y(value), power_of_ten(value)) for value in decades(BOTTOM, TOP, 8)]
     summary = f"Error over {count(loop.calls, 'call')}: {', '.join(words)}; allowed {figure(loop.limit)}"
     return part(
@@ -162,6 +167,7 @@ def _curves(loop: LoopResult) -> Markup:
 
 
 def _thinned(errors: Sequence[float]) -> Iterator[tuple[int, float]]:
-    size = -(-len(errors) // POINTS)
-    for start in range(0, len(errors), size):
-        yield max(enumerate(errors[start : start + size], start), key=lambda pair: pair[1])
+    judged = [(call, error) for call, error in enumerate(errors) if not math.isnan(error)]
+    size = max(1, -(-len(judged) // POINTS))
+    for start in range(0, len(judged), size):
+        yield max(judged[start : start + size], key=lambda pair: pair[1])
