@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from rewriter.base.text import count, figure
-from rewriter.jobs.closed_loop.result import LoopResult, OtherWord, Stream
+from rewriter.base.text import figure
+from rewriter.jobs.closed_loop.result import LoopEnding, LoopResult, OtherWord, Stream
 from rewriter.jobs.fix.result import FixResult
 from rewriter.report import fix
 from rewriter.report.checks import judging_check
@@ -97,7 +97,15 @@ REFUSALS = {
 
 
 def state(loop: LoopResult) -> State:
-    return {"as-original": "good", "within-limit": "good", "failed": "bad", "refused": "warn"}[loop.ending]  # type: ignore[return-value]
+    return STATES[loop.ending]
+
+
+STATES: Mapping[LoopEnding, State] = {
+    "as-original": "good",
+    "within-limit": "good",
+    "failed": "bad",
+    "refused": "warn",
+}
 
 
 def rows(loop: LoopResult) -> Iterator[Row]:
@@ -161,9 +169,3 @@ def as_dict(loop: LoopResult | None) -> dict[str, Any] | None:
             del content[name]["errors"]
             content[name] |= {"error": stream.error, "same": stream.same}
     return {"verdict": verdict_line(loop), "passed": loop.passed, **content}
-
-
-def summary_lines(lines: Sequence[FileLine]) -> str:
-    """How many files are good, in words."""
-    good = sum(line.state != "bad" for line in lines)
-    return f"{good} of {count(len(lines), 'file')} passed"

@@ -50,6 +50,8 @@ def loop_of(
         RewriterError: the folder is no recording, or a file cannot be read or emulated.
     """
     recording = Recording.read(folder)
+    files = tuple(replace(file, model=str(folder / file.model)) for file in recording.files)
+    recording = replace(recording, files=files)
     repair = _Repairs(recording, folder, fixed, options) if options.repair else None
     deployed = deployment(options.engine, options.plugin_lib, None, None, None)
     engine = deployed.choose().engine if options.build else None
