@@ -37,7 +37,7 @@ from rewriter.verification.compare_runs import Standard, run_check
 from rewriter.verification.expected import MOST_SAMPLES, Expected, expected_outputs, judging
 from rewriter.verification.not_finite import nan_warnings
 from rewriter.verification.verdict import CPU, Check, Verdict
-from rewriter.verification.verifier import Verifier
+from rewriter.verification.verifier import Verifier, noise_reason
 from rewriter.verification.verify_result import VerifyResult
 
 
@@ -77,6 +77,8 @@ def verify(
         with watch("reading"):
             models = load(original), load(fixed)
             _require_same_ports(*models)
+            if chosen.engine and ENGINES[chosen.engine].builds and (noise := noise_reason(models[0])):
+                chosen = Choice(None, (noise,))
             before, after = models[0].path, models[1].path
             samples = request.samples(models[0], deployed)
             splits = [plugins.parts(model, deployed) for model in models]

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, helper, numpy_helper
 
+from rewriter.ir.graph.ops import NOISE
 from rewriter.ir.model import STANDARD_DOMAINS, Array, walk_graphs
 from rewriter.ir.model.graphs import reads
 
@@ -18,6 +19,11 @@ T = TypeVar("T", bound=Hashable)
 def is_op(node: NodeProto | None, *ops: str) -> TypeGuard[NodeProto]:
     """True if there is a node, of the standard domain, and its operator is one of `ops`."""
     return node is not None and node.op_type in ops and node.domain in STANDARD_DOMAINS
+
+
+def draws_noise(node: NodeProto) -> bool:
+    """True if a node draws random numbers; a Dropout may do so in training."""
+    return is_op(node, *NOISE) or (is_op(node, "Dropout") and len(node.input) > 2 and bool(node.input[2]))
 
 
 def reachable(start: Iterable[T], onward: Callable[[T], Iterable[T]]) -> dict[T, None]:

@@ -103,3 +103,8 @@ RESIZES = frozenset({"Resize", "Upsample"})
 
 QUANTISING = frozenset({"QuantizeLinear", "DequantizeLinear"})
 """Between floats and quantised integers, with given scales."""
+
+NOISE = frozenset(
+    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli".split()
+)
+"""Operators that draw random numbers."""

@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
+from functools import partial
 from typing import Any
+from zlib import crc32
 
 import onnx
 
 from rewriter.base.errors import EngineError
-from rewriter.ir.graph import display_name
-from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, load, replace_items, walk_nodes
+from rewriter.ir.graph import attribute, display_name, draws_noise
+from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, load, replace_items, walk_graphs, walk_nodes
+from rewriter.ir.model.schemas import logical_name
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.onnxruntime_library import (
     array_of,
@@ -82,6 +85,7 @@ class LocalSession:
             model, all_constant=constant or optimize or gpu or trains(model.proto)
         )
         keep_captured_casts(proto)
+        self._reload, self._drawn = _seed_noise(proto), False
         proto.ir_version = min(proto.ir_version, NEWEST_IR)
         self._outputs = [value.name for value in proto.graph.output]
         # an output that is an input or a constant shares the caller's or the session's memory; only ONNX
@@ -95,8 +99,11 @@ class LocalSession:
         if constants:
             options.add_external_initializers(list(self._constants), list(self._constants.values()))
         providers = _providers(gpu, tf32)
+        self._load = partial(ort.InferenceSession, proto.SerializeToString(), options, providers=providers)
         with explained(self._file, "ONNX Runtime cannot load the model"):
-            self.session: Any = ort.InferenceSession(proto.SerializeToString(), options, providers=providers)
+            self.session: Any = self._load()
+        if not self._reload:
+            del self._load
         if gpu and self.session.get_providers()[0] != "CUDAExecutionProvider":
             raise EngineError("ONNX Runtime fell back to the CPU", hint=LIBRARIES)
 
@@ -104,6 +111,9 @@ class LocalSession:
         """Runs the model, as `onnxruntime.Session.run` does."""
         names = self._outputs if outputs is None else list(outputs)
         with self._running():
+            if self._reload and self._drawn:
+                self.session = self._load()  # each sample gets the noise of the first
+            self._drawn = True
             inputs = self._inputs | {name: value_of(array) for name, array in feeds.items()}
             values = self.session.run_with_ort_values(names, inputs)
         return {
@@ -169,6 +179,42 @@ def _options(optimize: bool, threads: int) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4  # fatal: failures of lower levels are raised as exceptions, too
     return options
+
+
+def _seed_noise(proto: onnx.ModelProto) -> bool:
+    """Seeds each node that draws noise by the name of its output, so that two versions of a model draw alike.
+
+    Returns:
+        True if there is such a node.
+    """
+    found, graphs = False, list[Any](walk_graphs(proto.graph))
+    for graph in (*graphs, *proto.functions):
+        for node in [node for node in graph.node if draws_noise(node)]:
+            found, name = True, logical_name(node.output[0]).partition("/exact")[0]
+            seed: Any = crc32(name.encode()) % 2**20  # a float holds it
+            if node.op_type == "Bernoulli":  # ONNX Runtime has its function alone, which passes no seed on
+                _uniform_and_less(graph, node)
+            if attribute(node, "seed") is None:
+                seed = seed if node.op_type == "Dropout" else float(seed)
+                node.attribute.append(onnx.helper.make_attribute("seed", seed))
+    return found
+
+
+def _uniform_and_less(graph: Any, bernoulli: onnx.NodeProto) -> None:
+    """Makes a RandomUniformLike of a Bernoulli, and a Less and a Cast after it."""
+    output, probability = bernoulli.output[0], bernoulli.input[0]
+    drawn, less = f"{output}/drawn", f"{output}/less"
+    dtype = attribute(bernoulli, "dtype", onnx.TensorProto.FLOAT)
+    later = [
+        onnx.helper.make_node("Less", [drawn, probability], [less], less),
+        onnx.helper.make_node("Cast", [less], [output], f"{output}/cast", to=dtype),
+    ]
+    seeds = [item for item in bernoulli.attribute if item.name == "seed"]
+    bernoulli.op_type, bernoulli.output[0] = "RandomUniformLike", drawn
+    replace_items(bernoulli.attribute, seeds)
+    at = next(index for index, node in enumerate(graph.node) if node is bernoulli) + 1
+    for node in reversed(later):
+        graph.node.insert(at, node)
 
 
 def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[str], list[str]]:
