@@ -47,7 +47,7 @@ def test_both_models_get_the_same_noise(name: str, tmp_path: Path) -> None:
 def test_a_voice_whose_noise_decides_its_length_is_no_defect_of_a_pass() -> None:
     """As in VITS: durations are drawn, and rounded up to whole frames."""
     voice = graph(
-        """g (float[1,32] x) => (float[1,N] y) 
+        """g (float[1,32] x) => (float[1,N] y)
         <int64[1] axes = {1}, float one = {1.0}, int64[1] flat = {-1}, int64[1] zero = {0}> {
             n = RandomNormalLike(x) s = Exp(x) d = Mul(n, s) a = Abs(d) c = Ceil(a) t = ReduceSum(c, axes)
             k = Cast <to = 7> (t) shape = Reshape(k, flat) o = Expand(one, shape) r = RandomNormalLike(o)
@@ -59,9 +59,8 @@ def test_a_voice_whose_noise_decides_its_length_is_no_defect_of_a_pass() -> None
 
 
 def test_noise_is_drawn_anew_by_another_node_and_the_same_in_each_run() -> None:
-    model = graph(
-        "g (float[4,64] x) => (float[4,64] y, float[4,64] z) { y = RandomNormalLike(x) z = RandomNormalLike(x) }"
-    )
+    body = "y = RandomNormalLike(x) z = RandomNormalLike(x)"
+    model = graph(f"g (float[4,64] x) => (float[4,64] y, float[4,64] z) {{ {body} }}")
     with Session(model) as session:
         first, second = session.run(SAMPLES[0]), session.run(SAMPLES[1])
     assert np.array_equal(first["y"], second["y"]) and not np.array_equal(first["y"], first["z"])

@@ -192,7 +192,7 @@ def _seed_noise(proto: onnx.ModelProto) -> bool:
         for node in [node for node in graph.node if draws_noise(node)]:
             found, name = True, logical_name(node.output[0]).partition("/exact")[0]
             seed: Any = crc32(name.encode()) % 2**20  # a float holds it
-            if node.op_type == "Bernoulli":  # ONNX Runtime has its function alone, which passes no seed on
+            if node.op_type == "Bernoulli":  # ONNX Runtime only has its function, which passes no seed on
                 _uniform_and_less(graph, node)
             if attribute(node, "seed") is None:
                 seed = seed if node.op_type == "Dropout" else float(seed)
