@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, helper, numpy_helper
+from onnx import NodeProto, helper, numpy_helper, parser
 
 SEQUENCE_OPSET = 11
 _AXES_INPUT_OPSET = 18
@@ -27,6 +27,24 @@ class NodeList:
         out = next(self.names)
         self.nodes.append(helper.make_node(op, inputs, [out], name=out, **attributes))
         return out
+
+    def write(self, text: str, **names: str) -> dict[str, str]:
+        """Appends the nodes of a text in the syntax of onnx.parser, whose later lines may write a name again.
+
+        Args:
+            names: The tensors that it reads, by its names.
+
+        Returns:
+            These and its own tensors, by its names.
+        """
+        function = f'<domain: "d", opset_import: ["" : {self.opset}]> f () => () {{ {text} }}'
+        for node in parser.parse_function(function).node:
+            node.input[:] = [names[name] for name in node.input]
+            names |= {name: next(self.names) for name in node.output}
+            node.output[:] = [names[name] for name in node.output]
+            node.name = node.output[0]
+            self.nodes.append(node)
+        return names
 
     def constant(self, value: object, dtype: type[np.generic]) -> str:
         return self.add("Constant", [], value=numpy_helper.from_array(np.asarray(value, dtype)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,6 @@ from onnx import NodeProto, TensorProto, helper
 
 from rewriter.ir.graph import attribute, display_name
 from rewriter.ir.graph.casts import LOWER
-from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.node_list import NodeList
 from rewriter.ir.graph.ops import RECURRENT
 from rewriter.ir.model import Model, walk_graphs, walk_nodes
@@ -53,6 +52,20 @@ PARAMETERS = {
 }
 """Defaults of alpha, or of alpha and beta, by activation; NaN where ONNX Runtime's is not ONNX's."""
 
+WRITTEN = {
+    "Affine": "{t} = Mul({t}, {a})  {t} = Add({t}, {b}) ",
+    "ScaledTanh": "{t} = Mul({t}, {b})  {t} = Tanh({t})  {t} = Mul({a}, {t}) ",
+}
+"""Activations that are no operators."""
+
+INPUTS = ("x", "w", "r", "b", "lengths", "h", "c", "p")
+
+COUNTED = """
+    k = Constant<value = int64 {0}>()  n = Shape(x)  n = Gather(n, k)  n = Cast<to = 6>(n)
+    k = Constant<value = int32 {0}>()  d = Constant<value = int32 {1}>()  at = Range(k, n, d)
+    k = Constant<value = int64[2] {-1, 1}>()  column = Reshape(lengths, k) """
+"""The number of each step, and the lengths of the sequences as a column."""
+
 PLAIN = ("Relu", "Tanh", "Sigmoid", "Softsign", "Softplus")
 
 
@@ -62,15 +75,6 @@ class Activation:
 
     name: str
     parameters: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class StateOfSteps:
-    """One state of one direction: before the first step [batch, hidden], after each, and after the last."""
-
-    initial: str
-    steps: str
-    last: str
 
 
 def whole(node: NodeProto, tensors: Mapping[str, TensorFacts], opset: int) -> str | None:
@@ -145,204 +149,153 @@ def _directions(node: NodeProto) -> int:
     return 2 if attribute(node, "direction", "forward") == "bidirectional" else 1
 
 
+States = list[tuple[str, str]]
+"""The states of one direction, h and the c of an LSTM: after each step, and after the last."""
+
+
 class Recurrence:
     """A recurrent operator, step by step.
 
     Args:
-        emit: Takes the nodes. `dtype`: the float type of the operator's tensors.
+        emit: Takes the nodes.
+        dtype: The float type of the operator's tensors.
     """
 
     def __init__(self, emit: NodeList, node: NodeProto, dtype: int) -> None:
         self.emit, self.node, self.dtype = emit, node, dtype
         self.hidden = attribute(node, "hidden_size")
         self.batch_first = bool(attribute(node, "layout", 0))
-        self.lengths = optional_input(node, 4)
-        self.x = self._turned(node.input[0], [1, 0, 2])
+        self.states = ("h", "c") if node.op_type == "LSTM" else ("h",)
+        self.inputs = dict(zip(INPUTS, node.input, strict=False))
+        clip = attribute(node, "clip", 0.0)
+        self.clips = bool(clip)
+        self.numbers = {"one": self._number(1.0), "zero": self._number(0.0)}
+        self.numbers |= {"low": self._number(-clip), "high": self._number(clip)} if clip else {}
 
     def replace(self) -> None:
         """Adds the nodes that compute all outputs of the operator under their names."""
         directions = self.directions()
-        sizes = [0, 1, -1, self.hidden]
-        parts = [[self._shaped(d[0].steps, sizes) for d in directions]]
-        parts += [
-            [self._shaped(s.last, sizes[1:]) for s in states] for states in zip(*directions, strict=True)
-        ]
+        tensors = [[steps for (steps, _), *_ in directions]]
+        tensors += [[last for _, last in states] for states in zip(*directions, strict=True)]
         for index, name in enumerate(self.node.output):
             if name:
-                order = [2, 0, 1, 3] if index == 0 else [1, 0, 2]
-                out = self.emit.add("Concat", parts[index], axis=int(index == 0))
-                last = self._turned(out, order)
-                self.emit.nodes.append(helper.make_node("Identity", [last], [name], name=f"{PREFIX}{name}"))
+                sizes = [0, 1, -1, self.hidden][bool(index) :]
+                shape = self.emit.constant(sizes, np.int64)
+                parts = [self.emit.add("Reshape", [tensor, shape]) for tensor in tensors[index]]
+                out = self.emit.add("Concat", parts, axis=int(index == 0))
+                if self.batch_first:
+                    out = self.emit.add("Transpose", [out], perm=[1, 0, 2] if index else [2, 0, 1, 3])
+                self.emit.nodes.append(helper.make_node("Identity", [out], [name], name=f"{PREFIX}{name}"))
 
-    def directions(self) -> list[tuple[StateOfSteps, ...]]:
-        """The states of each direction, in the order of its steps: h, and c of an LSTM."""
+    def directions(self) -> list[States]:
         backwards = attribute(self.node, "direction", "forward") == "reverse"
-        activations = _activations(self.node)
-        return [
-            self._direction(d, backwards or d == 1, activations[d]) for d in range(_directions(self.node))
-        ]
+        activations = enumerate(_activations(self.node))
+        return [self._direction(d, backwards or d == 1, own) for d, own in activations]
 
-    def _direction(
-        self, index: int, backwards: bool, activations: Sequence[Activation]
-    ) -> tuple[StateOfSteps, ...]:
-        op, emit = self.node.op_type, self.emit
-        w, r = (emit.add("Transpose", [self._own(n, index)], perm=[1, 0]) for n in (1, 2))
-        bias = self._bias(index)
-        x = emit.add("MatMul", [self.x, w])
-        if bias and not (op == "GRU" and attribute(self.node, "linear_before_reset", 0)):
-            x = emit.add("Add", [x, emit.add("Add", bias)])
-        elif bias:
-            x = emit.add("Add", [x, bias[0]])
-        states = [self._initial(5 + n, index) for n in range(1 + (op == "LSTM"))]
-        step = _Step(self, r, bias, self._peepholes(index), activations)
-        return step.scan(x, states, backwards)
+    def _direction(self, index: int, backwards: bool, own: Sequence[Activation]) -> States:
+        text = "x = Transpose<perm = [1, 0, 2]>(x) " if self.batch_first else ""
+        text += """w = Gather<axis = 0>(w, i)  w = Transpose<perm = [1, 0]>(w)  x = MatMul(x, w)
+            r = Gather<axis = 0>(r, i)  r = Transpose<perm = [1, 0]>(r) """
+        if self._has("b"):
+            text += f"b = Gather<axis = 0>(b, i)  {self._split('b, rb', 'b', 0)}"
+            apart = self.node.op_type == "GRU" and attribute(self.node, "linear_before_reset", 0)
+            text += "x = Add(x, b) " if apart else "b = Add(b, rb)  x = Add(x, b) "
+        if self.node.op_type == "GRU" and not attribute(self.node, "linear_before_reset", 0):
+            text += self._split("rz, rr, rh", "r", 1)
+        if self._peeps():
+            text += f"p = Gather<axis = 0>(p, i)  {self._split('pi, po, pf', 'p', 0)}"
+        for state in self.states:
+            if self._has(state):
+                text += f"{state} = Gather<axis = {int(self.batch_first)}>({state}, i) "
+            else:
+                text += f"""k = Constant<value = int64[1] {{1}}>()  n = Shape(x)  n = Gather(n, k)
+                    k = Constant<value = int64[1] {{{self.hidden}}}>()  n = Concat<axis = 0>(n, k)
+                    {state} = ConstantOfShape(n)  {state} = Cast<to = {self.dtype}>({state}) """
+        names = self.emit.write(text, i=self.emit.constant(index, np.int64), **self.inputs, **self.numbers)
+        return self._scan(names, backwards, own)
 
-    def _own(self, number: int, index: int) -> str:
-        return self.emit.add("Gather", [self.node.input[number], self.emit.constant(index, np.int64)], axis=0)
+    def _scan(self, names: dict[str, str], backwards: bool, own: Sequence[Activation]) -> States:
+        """Adds the Scan over the sequence x of [steps, batch, gates]."""
+        outer, inner = self.emit, NodeList(self.emit.names, self.emit.opset, [])
+        before = {s: next(outer.names) for s in self.states}
+        sequences, types = {"x": names["x"]}, [self.dtype]
+        if self._has("lengths"):
+            names = outer.write(COUNTED, **names)
+            sequences["at"] = names["at"]
+            types.append(TensorProto.INT32)
+        values = {name: next(outer.names) for name in sequences}
+        text = {"LSTM": self._lstm, "GRU": self._gru, "RNN": self._rnn}[self.node.op_type](own)
+        for s in self.states:
+            text += f"{s}t = Identity({s}) "
+            if self._has("lengths"):
+                text += f"on = Less(at, column)  {s}t = Where(on, {s}, zero)  {s} = Where(on, {s}, {s}0) "
+            text += f"{s} = Identity({s}) "
+        zeroth = {f"{s}0": name for s, name in before.items()}
+        inside = inner.write(text, **{**names, **self.numbers, **before, **zeroth, **values})
+        ends = [inside[s] for s in (*self.states, *(f"{s}t" for s in self.states))]
+        state = partial(helper.make_tensor_value_info, elem_type=self.dtype, shape=[None, self.hidden])
+        reads = zip(values.values(), types, strict=True)
+        info = [*map(state, before.values()), *(helper.make_tensor_value_info(n, d, None) for n, d in reads)]
+        body = helper.make_graph(inner.nodes, STEP, info, [*map(state, ends)])  # the ranks are needed
+        inputs, results = [names[s] for s in self.states], [next(outer.names) for _ in ends]
+        attributes: dict[str, Any] = {
+            "num_scan_inputs": len(values),
+            "scan_input_directions": [int(backwards)] * len(values),
+            "scan_output_directions": [int(backwards)] * len(inputs),
+        }
+        inputs += sequences.values()
+        node = helper.make_node("Scan", inputs, results, name=results[0], body=body, **attributes)
+        outer.nodes.append(node)
+        count = len(self.states)
+        return list(zip(results[count:], results[:count], strict=True))
 
-    def _bias(self, index: int) -> list[str]:
-        """The biases of the input's and of the state's products."""
-        return self._parts(self._own(3, index), 2, 0) if optional_input(self.node, 3) else []
+    def _lstm(self, own: Sequence[Activation]) -> str:
+        text = f"g = MatMul(h, r)  g = Add(x, g)  {self._split('i, o, f, g', 'g', 1)}"
+        if self._peeps():
+            text += "a = Mul(pi, c)  i = Add(i, a)  a = Mul(pf, c)  f = Add(f, a) "
+        text += self._act("i", own[0]) + self._act("g", own[1])
+        text += "f = Sub(one, i) " if attribute(self.node, "input_forget", 0) else self._act("f", own[0])
+        text += "f = Mul(f, c)  g = Mul(i, g)  c = Add(f, g)  h = Identity(c) "
+        text += "a = Mul(po, c)  o = Add(o, a) " if self._peeps() else ""
+        return text + self._act("o", own[0]) + self._act("h", own[2], clip=False) + "h = Mul(o, h) "
 
-    def _peepholes(self, index: int) -> list[str]:
-        """The peephole weights of the gates i, o and f."""
-        lstm = self.node.op_type == "LSTM" and optional_input(self.node, 7)
-        return self._parts(self._own(7, index), 3, 0) if lstm else []
+    def _gru(self, own: Sequence[Activation]) -> str:
+        text, after_product = self._split("z, q, n", "x", 1), attribute(self.node, "linear_before_reset", 0)
+        if after_product:
+            text += "g = MatMul(h, r) " + "g = Add(g, rb) " * self._has("b")
+            text += self._split("hz, hr, hn", "g", 1)
+        else:
+            text += "hz = MatMul(h, rz)  hr = MatMul(h, rr) "
+        text += f"z = Add(z, hz) {self._act('z', own[0])} q = Add(q, hr) {self._act('q', own[0])}"
+        text += "a = Mul(q, hn) " if after_product else "a = Mul(q, h)  a = MatMul(a, rh) "
+        text += f"n = Add(n, a) {self._act('n', own[1])}"
+        return text + "a = Sub(one, z)  n = Mul(a, n)  h = Mul(z, h)  h = Add(n, h) "
 
-    def _initial(self, number: int, index: int) -> str:
-        if name := optional_input(self.node, number):
-            axis = int(self.batch_first)
-            return self.emit.add("Gather", [name, self.emit.constant(index, np.int64)], axis=axis)
-        batch = self.emit.add("Gather", [self.emit.add("Shape", [self.x]), self.emit.constant([1], np.int64)])
-        sizes = self.emit.add("Concat", [batch, self.emit.constant([self.hidden], np.int64)], axis=0)
-        zero = helper.make_tensor("zero", self.dtype, [1], [0.0])
-        return self.emit.add("ConstantOfShape", [sizes], value=zero)
+    def _rnn(self, own: Sequence[Activation]) -> str:
+        return f"a = MatMul(h, r)  h = Add(x, a) {self._act('h', own[0])}"
 
-    def _parts(self, tensor: str, count: int, axis: int, emit: NodeList | None = None) -> list[str]:
-        """The equal parts of a tensor along an axis."""
-        emit = emit or self.emit
-        extra: dict[str, Any] = {"num_outputs": count} if emit.opset >= 18 else {}
-        names = [next(emit.names) for _ in range(count)]
-        emit.nodes.append(helper.make_node("Split", [tensor], names, name=names[0], axis=axis, **extra))
-        return names
+    def _act(self, tensor: str, activation: Activation, *, clip: bool = True) -> str:
+        """An activation of a clipped tensor."""
+        t, name, values = tensor, activation.name, activation.parameters
+        text = f"{t} = Max({t}, low)  {t} = Min({t}, high) " if self.clips and clip else ""
+        if name in WRITTEN:
+            a, b = (f"number{len(self.numbers) + n}" for n in range(2))
+            self.numbers |= {a: self._number(values[0]), b: self._number(values[1])}
+            return text + WRITTEN[name].format(t=t, a=a, b=b)
+        fields = ", ".join(f"{n} = {v:.9e}" for n, v in zip(("alpha", "beta"), values, strict=False))
+        return f"{text} {t} = {name}{f'<{fields}>' if fields else ''}({t}) "
 
-    def _turned(self, tensor: str, order: Sequence[int]) -> str:
-        return self.emit.add("Transpose", [tensor], perm=order) if self.batch_first else tensor
+    def _has(self, name: str) -> bool:
+        return bool(self.inputs.get(name))
 
-    def _shaped(self, tensor: str, sizes: Sequence[int]) -> str:
-        return self.emit.add("Reshape", [tensor, self.emit.constant(sizes, np.int64)])
+    def _peeps(self) -> bool:
+        """True for an LSTM whose gates read the cell, too."""
+        return self.node.op_type == "LSTM" and self._has("p")
 
-    def number(self, value: float) -> str:
+    def _split(self, parts: str, tensor: str, axis: int) -> str:
+        count = f", num_outputs = {parts.count(',') + 1}" if self.emit.opset >= 18 else ""
+        return f"{parts} = Split<axis = {axis}{count}>({tensor}) "
+
+    def _number(self, value: float) -> str:
         """A constant of the operator's type."""
         return self.emit.constant(value, NUMPY_TYPES[self.dtype].type)
-
-
-class _Step:
-    """One step of one direction, as the body of a Scan; `r` is the transposed matrix of the state."""
-
-    def __init__(
-        self,
-        recurrence: Recurrence,
-        r: str,
-        bias: Sequence[str],
-        peepholes: Sequence[str],
-        activations: Sequence[Activation],
-    ) -> None:
-        self.owner, self.node = recurrence, recurrence.node
-        self.r, self.bias, self.peepholes, self.activations = r, bias, peepholes, activations
-        self.emit = NodeList(recurrence.emit.names, recurrence.emit.opset, [])
-        clip = attribute(self.node, "clip", 0.0)
-        self.clip = [recurrence.number(-clip), recurrence.number(clip)] if clip else []
-        self.one = recurrence.number(1.0)
-
-    def scan(self, x: str, states: Sequence[str], backwards: bool) -> tuple[StateOfSteps, ...]:
-        """Adds the Scan over the sequence [steps, batch, gates]."""
-        emit, outer, dtype = self.emit, self.owner.emit, self.owner.dtype
-        before = [next(emit.names) for _ in states]
-        inputs, values = [x], [next(emit.names)]
-        step: dict[str, Callable[..., list[str]]] = {"LSTM": self._lstm, "GRU": self._gru, "RNN": self._rnn}
-        after = step[self.node.op_type](values[0], *before)
-        steps = list(after)
-        types = [dtype]
-        if self.owner.lengths:
-            start, delta = outer.constant(0, np.int32), outer.constant(1, np.int32)
-            shape = outer.add("Shape", [x])
-            count = outer.add("Gather", [shape, outer.constant(0, np.int64)])
-            end = outer.add("Cast", [count], to=TensorProto.INT32)
-            inputs.append(outer.add("Range", [start, end, delta]))
-            values.append(next(emit.names))
-            types.append(TensorProto.INT32)
-            column = outer.add("Reshape", [self.owner.lengths, outer.constant([-1, 1], np.int64)])
-            goes_on, zero = emit.add("Less", [values[1], column]), self.owner.number(0.0)
-            steps = [emit.add("Where", [goes_on, new, zero]) for new in after]
-            after = [emit.add("Where", [goes_on, *pair]) for pair in zip(after, before, strict=True)]
-        steps, after = ([emit.add("Identity", [name]) for name in names] for names in (steps, after))
-        state = partial(helper.make_tensor_value_info, elem_type=dtype, shape=[None, self.owner.hidden])
-        info = [*map(state, before)]
-        info += [helper.make_tensor_value_info(n, t, None) for n, t in zip(values, types, strict=True)]
-        out = [*map(state, (*after, *steps))]  # ONNX Runtime needs a rank of each
-        body = helper.make_graph(list(emit.nodes), STEP, info, out)
-        results = [next(emit.names) for _ in out]
-        outer.nodes.append(
-            helper.make_node(
-                "Scan",
-                [*states, *inputs],
-                results,
-                name=results[0],
-                body=body,
-                num_scan_inputs=len(inputs),
-                scan_input_directions=[int(backwards)] * len(inputs),
-                scan_output_directions=[int(backwards)] * len(steps),
-            )
-        )
-        last, every = results[: len(states)], results[len(states) :]
-        return tuple(itertools.starmap(StateOfSteps, zip(states, every, last, strict=True)))
-
-    def _lstm(self, x: str, h: str, c: str) -> list[str]:
-        add = self.emit.add
-        gates = add("Add", [x, add("MatMul", [h, self.r])])
-        i, o, f, g = self.owner._parts(gates, 4, 1, self.emit)
-        if self.peepholes:
-            i = add("Add", [i, add("Mul", [self.peepholes[0], c])])
-            f = add("Add", [f, add("Mul", [self.peepholes[2], c])])
-        i, g = self._act(i, 0), self._act(g, 1)
-        coupled = attribute(self.node, "input_forget", 0)
-        f = add("Sub", [self.one, i]) if coupled else self._act(f, 0)
-        cell = add("Add", [add("Mul", [f, c]), add("Mul", [i, g])])
-        if self.peepholes:
-            o = add("Add", [o, add("Mul", [self.peepholes[1], cell])])
-        return [add("Mul", [self._act(o, 0), self._act(cell, 2, clip=False)]), cell]
-
-    def _gru(self, x: str, h: str) -> list[str]:
-        add = self.emit.add
-        after_product = attribute(self.node, "linear_before_reset", 0)
-        xz, xr, xh = self.owner._parts(x, 3, 1, self.emit)
-        hh = rh = ""
-        if after_product:
-            product = add("MatMul", [h, self.r])
-            product = add("Add", [product, self.bias[1]]) if self.bias else product
-            hz, hr, hh = self.owner._parts(product, 3, 1, self.emit)
-        else:
-            rz, rr, rh = self.owner._parts(self.r, 3, 1)
-            hz, hr = (add("MatMul", [h, r]) for r in (rz, rr))
-        z, r = self._act(add("Add", [xz, hz]), 0), self._act(add("Add", [xr, hr]), 0)
-        through = add("Mul", [r, hh]) if after_product else add("MatMul", [add("Mul", [r, h]), rh])
-        new = self._act(add("Add", [xh, through]), 1)
-        return [add("Add", [add("Mul", [add("Sub", [self.one, z]), new]), add("Mul", [z, h])])]
-
-    def _rnn(self, x: str, h: str) -> list[str]:
-        return [self._act(self.emit.add("Add", [x, self.emit.add("MatMul", [h, self.r])]), 0)]
-
-    def _act(self, tensor: str, index: int, *, clip: bool = True) -> str:
-        """An activation of a clipped tensor."""
-        add, activation = self.emit.add, self.activations[index]
-        if self.clip and clip:
-            tensor = add("Min", [add("Max", [tensor, self.clip[0]]), self.clip[1]])
-        if activation.name == "Affine":
-            alpha, beta = map(self.owner.number, activation.parameters)
-            return add("Add", [add("Mul", [tensor, alpha]), beta])
-        if activation.name == "ScaledTanh":
-            alpha, beta = map(self.owner.number, activation.parameters)
-            return add("Mul", [alpha, add("Tanh", [add("Mul", [tensor, beta])])])
-        given = dict(zip(("alpha", "beta"), activation.parameters, strict=False))
-        return add(activation.name, [tensor], **given)

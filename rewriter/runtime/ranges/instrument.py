@@ -172,8 +172,8 @@ class _Scope:
             return
         states = itertools.chain.from_iterable(Recurrence(self.emit, node, TensorProto.FLOAT).directions())
         moves = [
-            count_moves_along(self.emit, Moves(owner, owner, number, 0), state.steps)
-            for number, state in enumerate(states)
+            count_moves_along(self.emit, Moves(owner, owner, number, 0), steps)
+            for number, (steps, _) in enumerate(states)
         ]
         self.lifted.append(count_moves(self.emit, moves))
 
