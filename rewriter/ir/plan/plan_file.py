@@ -109,7 +109,7 @@ def to_text(plan: Plan) -> str:
 
 def _entry(decision: Decision) -> dict[str, Any]:
     fields = asdict(decision)
-    del fields["repair"], fields["norm"]  # the name of the list states the repair
+    del fields["repair"], fields["norm"], fields["about"]  # the name of the list states the repair
     if decision.range is not None:  # JSON has no NaN and no infinity; `float` reads their names
         del fields["range"]["step"]  # the reason states it
         numbers = fields["range"].items()
