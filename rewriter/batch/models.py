@@ -16,6 +16,7 @@ from rewriter.pipeline.config import Configuration
 from rewriter.pipeline.options import BatchCommand, FixOptions
 from rewriter.pipeline.reader import read_table
 from rewriter.pipeline.schema import Option, declarations
+from rewriter.runtime.recording.record import RECORD, Recording
 
 KEYS: Mapping[str, Option] = {
     declared.key: declared
@@ -79,7 +80,7 @@ def _resolved(entry: Entry, options: Mapping[str, Any], configuration: Configura
 
 
 def named(paths: Iterable[Path], output: Path) -> list[Entry]:
-    """The models that paths name: files, folders with all below them, and patterns such as `nets/**/*.onnx`.
+    """The models that paths name: files, recordings, folders with all below them, and patterns (`**/*.onnx`).
 
     The folder of the results is not searched, nor are hidden folders, as by patterns.
 
@@ -88,6 +89,9 @@ def named(paths: Iterable[Path], output: Path) -> list[Entry]:
     """
     entries = []
     for path in paths:
+        if (path / RECORD).is_file():
+            entries += recorded(path, output)
+            continue
         here = [pair for pair in _files(path) if not pair[1].resolve().is_relative_to(output.resolve())]
         if not here:
             inside = path.resolve().is_relative_to(output.resolve())
@@ -96,6 +100,15 @@ def named(paths: Iterable[Path], output: Path) -> list[Entry]:
             raise UsageError(what, where=str(path), hint="name another folder with -o" if inside else hint)
         entries += [Entry(name, file, output / name) for name, file in here]
     return entries
+
+
+def recorded(folder: Path, output: Path) -> list[Entry]:
+    """The files of a recording, each with its own samples."""
+    recording = Recording.read(folder)
+    return [
+        Entry(f"{f.name}.onnx", folder / f.model, output / f"{f.name}.onnx", {"inputs": folder / f.samples})
+        for f in recording.files
+    ]
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:

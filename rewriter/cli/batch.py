@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +46,13 @@ def batch(
     Samples are taken from net.npz beside net.onnx, if it is there. Exits with 0 if every model passed, with
     1 if one did not, with 2 on bad usage.
     """
+    fix_all(models or [], output, given, json=json, quiet=quiet)
+
+
+def fix_all(
+    models: Sequence[Path], output: Path, given: Mapping[str, Any], *, json: Path | None, quiet: bool
+) -> None:
+    """Fixes models; `given` are the options that the user set."""
     from rewriter.batch.machine import run_batch
     from rewriter.batch.models import entries
     from rewriter.batch.summary import Summary, as_dict, as_junit, as_page, print_summary
@@ -57,7 +64,7 @@ def batch(
     configuration = configured({}, quiet=quiet).configuration
     listed, reports = given.get("manifest"), given.get("report", [])
     of_fix = {name: value for name, value in given.items() if name in declarations(FixOptions)}
-    todo = entries(models or [], output, of_fix, configuration, listed)
+    todo = entries(models, output, of_fix, configuration, listed)
     inputs: list[Path | None] = [part for entry in todo for part in (entry.model, entry.output)]
     inputs += [listed, configuration.file]
     check_extra("json", json, inputs)

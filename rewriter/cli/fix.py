@@ -14,6 +14,7 @@ from rewriter.base.text import command_line
 from rewriter.cli.exits import FAILED, UNBUILDABLE, is_page
 from rewriter.cli.parameters import Outputs, check_extra, check_outputs, configured, with_options
 from rewriter.pipeline.options import FixCommand, FixOptions
+from rewriter.runtime.recording.record import RECORD
 
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", metavar="OUT", help="The result [MODEL.fixed.onnx]")
@@ -26,13 +27,16 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
     """Rewrite MODEL so that TensorRT builds it in FP16 and it stays accurate.
 
     Exits with 0 if it is verified, 1 if a check failed, 2 on bad usage or model, 3 if TensorRT cannot build
-    the original MODEL.
+    the original MODEL. A folder that `rewriter record` wrote stands for all models in it.
     """
     from rewriter.ir.model import data_files
     from rewriter.jobs.fix import api
     from rewriter.report import fix as report
 
     model, *others = models
+    if not others and (model / RECORD).is_file():
+        _recording(model, output, outputs, given)
+        return
     if others or model.is_dir():
         hint = f"rewriter batch {command_line(models)} -o FOLDER fixes them all"
         raise UsageError("it takes one model", where="rewriter fix", hint=hint)
@@ -61,3 +65,17 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
     failed = result.verdict is not None and not result.verdict.passed
     if failed or (options.strict and options.verify and not result.accepted):
         raise typer.Exit(FAILED)
+
+
+def _recording(folder: Path, output: Path | None, outputs: Outputs, given: dict[str, Any]) -> None:
+    """Fixes the files of a recording as a batch, each on its own samples."""
+    from rewriter.cli.batch import fix_all
+
+    if output is None:
+        raise UsageError("it has several models", where=str(folder), hint="name a folder with -o")
+    for name in ("in_place", "dry_run", "save_plan", "inputs", "image_preprocess"):
+        if given.pop(name, None):
+            raise UsageError("it is for one model", option=name.replace("_", "-"), hint="name one file")
+    if given.get("report") is not None:
+        given["report"] = [given["report"]]
+    fix_all([folder], output, given, json=outputs.json, quiet=outputs.quiet)

@@ -53,7 +53,8 @@ def accumulation(analysis: GraphAnalysis) -> Iterator[Hazard]:
 def slow_state(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Loop, Scan, LSTM, GRU and RNN with a state that moves too slowly for the lower type.
 
-    In the body of a Loop or Scan, the cheap operators that compute such a state.
+    In the body of a Loop or Scan, the cheap operators that compute such a state; in the main graph, those
+    that compute an output that a recording shows to become an input of the next call.
     """
     for node in analysis.nodes:
         if node.op_type in LOOPS | RECURRENT:
@@ -62,10 +63,16 @@ def slow_state(analysis: GraphAnalysis) -> Iterator[Hazard]:
                 analysis.hazard(node, "slow-state", reason, name) for name, reason in moving if reason
             )
     owner = analysis.graph.owner
-    for _, tensor in states(owner, analysis.graph.graph) if owner is not None else ():
+    inner = [after for _, after in states(owner, analysis.graph.graph)] if owner is not None else []
+    entered = {tensor for node in analysis.nodes if node.op_type in RECURRENT for tensor in node.input}
+    for tensor in inner if owner is not None else [value.name for value in analysis.graph.graph.output]:
         if reason := _slow(analysis, tensor):
-            for node in analysis.upstream(tensor, lambda n: n.op_type in CHEAP):
+            for node in analysis.upstream(tensor, _moves_state, entered - {tensor}):
                 yield analysis.hazard(node, "slow-state", reason, tensor)
+
+
+def _moves_state(node: NodeProto) -> bool:
+    return node.op_type in CHEAP | RECURRENT
 
 
 def _slow(analysis: GraphAnalysis, tensor: str) -> str:
@@ -74,7 +81,8 @@ def _slow(analysis: GraphAnalysis, tensor: str) -> str:
     if measured is None or measured.step is None:
         return ""
     step = measured.step * (1.0 if analysis.is_fp16 else 2.0**-3)  # BF16 has 3 bits fewer
-    moves = f"a state moves by {step:.2g} of {analysis.low_name}'s last places a step (median)"
+    state = f"state {tensor}" if analysis.graph.is_output(tensor) else "a state"
+    moves = f"{state} moves by {step:.2g} of {analysis.low_name}'s last places a step (median)"
     return f"{moves}: rounding holds it back" if step < SLOW_STEP else ""
 
 

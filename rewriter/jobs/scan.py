@@ -73,7 +73,7 @@ def scan(
         whole = inlined(original)
     with stage("measuring ranges"):
         done = partial(stage.report, "measuring ranges", total=len(samples))
-        ranges = measure(reference(whole), samples, progress=done)
+        ranges = measure(reference(whole), samples, steps=samples.source.steps, progress=done)
     with stage("looking for hazards"):
         wanted = PrecisionRequest(request.precision, target=target, stand_in=parser_here(target))
         seen = list(analyses(whole, ranges, wanted))

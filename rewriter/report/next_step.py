@@ -65,6 +65,6 @@ def _verify(result: FixResult) -> str:
         words += ["--metric", limit.metric] if limit.metric != RELATIVE_L2 else []
     for flag, place in (("--min-shapes", 0), ("--opt-shapes", 1), ("--max-shapes", 2)):
         spans = data.spans if data is not None else {}
-        inputs = sorted(data.profiled) if data is not None else ()
+        inputs = sorted(data.profiled) if data is not None and not data.recorded else ()
         words += [f"{flag}={name}:{'x'.join(map(str, spans[name][place]))}" for name in inputs]
     return command_line(words)

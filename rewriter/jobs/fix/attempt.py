@@ -234,7 +234,9 @@ def _ranges(model: Model, workload: Workload) -> Ranges:
         done, wide = partial(stage.report, "measuring ranges", total=len(samples)), reference(model)
         # the outputs of a model in FP32 are what the check of its structure compares
         verified = workload.verifier.places if wide is model else ()
-        ranges = measure(wide, samples, outputs_of=verified, channels=True, progress=done)
+        ranges = measure(
+            wide, samples, outputs_of=verified, channels=True, steps=samples.source.steps, progress=done
+        )
     ranges.real = samples.source.real
     scale_to_profile(model, ranges, workload.job.deployment.beyond(samples.source.spans))
     return ranges

@@ -80,7 +80,7 @@ def run(job: FixJob) -> FixResult:
                 data,
                 spans=verifier.spans,
                 **vars(_room(workload)),
-                profiled=frozenset(job.deployment.profile),
+                profiled=data.profiled | job.deployment.profile.keys(),
                 beyond=job.deployment.beyond(samples.source.spans),
             ),
             verdict=Verdict(tuple(checks)) if request.verify or checks else None,

@@ -11,6 +11,7 @@ import weakref
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from rewriter.runtime.engines.tensor_files import read_tensors, write_tensors
 from rewriter.runtime.inputs.arranging import MOST_ITEMS, arranged, by_name, has_labels, is_array, items
 from rewriter.runtime.inputs.images import EXAMPLE, OPTION, image_files, image_samples
 from rewriter.runtime.inputs.samples import Sample, Samples
+from rewriter.runtime.recording.record import Recording
 
 FORMATS = "an .npz file, a folder of .npz or .npy files, or a .json file written by Polygraphy"
 
@@ -54,7 +56,18 @@ def read_samples(data: Any, model: Model, image_preprocess: str | None = None) -
         more = (*more, f"`{OPTION}` is for a folder of photographs, and changes nothing here")
     text = f"{count(len(samples), 'sample')} from {origin}" + (f" ({steps})" if steps else "")
     notes = [*notes, *more]
-    return Samples(model.signature, samples, text, real=True, notes=notes, path=path, preprocess=steps)
+    result = Samples(model.signature, samples, text, real=True, notes=notes, path=path, preprocess=steps)
+    if path and (found := Recording.of_samples(Path(path))) is not None:
+        recording, file = found
+        spans = {name: file.shapes[name] for name in result.source.spans if name in file.shapes}
+        result.source = replace(
+            result.source,
+            spans={**result.source.spans, **spans},
+            profiled=frozenset(spans),
+            steps=recording.steps(file.name),
+            recorded=True,
+        )
+    return result
 
 
 def read_raw_samples(data: Any) -> Sequence[Sample]:

@@ -39,7 +39,9 @@ class DataSource:
         least, rigid: As in `profile.Room`: what the model takes along its dynamic axes.
         drawn: Sizes of random samples that nobody gave, by the name of the dimension or the axis.
         options: Options that draw the same random samples again, as text by key.
-        profiled: Inputs whose span the user gave.
+        profiled: Inputs whose span the user gave, or a recording.
+        recorded: True if they are of a recording, which `path` finds again.
+        steps: Median steps of recorded states, as `Range.step`, by the output that becomes an input again.
         beyond: As `Deployment.beyond`: results are compared at the shapes of the samples.
     """
 
@@ -56,6 +58,8 @@ class DataSource:
     drawn: Mapping[str, int] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     profiled: frozenset[str] = frozenset()
+    steps: Mapping[str, float] = field(default_factory=dict)
+    recorded: bool = False
     beyond: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
     constant: bool = False
     repeated: bool = False

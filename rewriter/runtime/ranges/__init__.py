@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -57,6 +58,7 @@ def measure(
     *,
     outputs_of: Collection[int] = (),
     channels: bool = False,
+    steps: Mapping[str, float] | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Ranges:
     """Ranges of all float tensors, subgraphs included, over all samples.
@@ -66,6 +68,7 @@ def measure(
         samples: Feeds; one is in memory at a time.
         outputs_of: Places of samples for which the outputs are kept, too, as without statistics.
         channels: Also measure the means of the channels that products by initializers sum over.
+        steps: Median steps of outputs that become inputs of the next call, where they were recorded.
         progress: Called with the number of samples done.
 
     Raises:
@@ -105,6 +108,8 @@ def measure(
             ranges[key] = _range(high, low, mean / ran, room)
     ranges.update((key, ranges[source]) for key, source in probe.copies if source in ranges)
     ranges.update(with_steps(ranges, counts))
+    recorded = {(0, name): step for name, step in (steps or {}).items() if (0, name) in ranges}
+    ranges.update((key, replace(ranges[key], step=step)) for key, step in recorded.items())
     return ranges
 
 

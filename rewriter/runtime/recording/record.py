@@ -105,5 +105,21 @@ class Recording:
         """Writes `record.json` into a folder that exists."""
         (folder / RECORD).write_text(json.dumps(vars(self), default=vars), encoding="utf-8")
 
+    @classmethod
+    def of_samples(cls, folder: Path) -> tuple[Recording, RecordedFile] | None:
+        """The recording, and its file, whose samples a folder holds; None if it is part of no recording."""
+        folder = folder.absolute()
+        for parent in folder.parents:
+            if (parent / RECORD).is_file():
+                recording = cls.read(parent)
+                files = (file for file in recording.files if parent / file.samples == folder)
+                return next(((recording, file) for file in files), None)
+        return None
+
+    def steps(self, name: str) -> dict[str, float]:
+        """The steps of a file's states, by output."""
+        own = (state for state in self.states if state.file == name)
+        return {state.output: state.step for state in own if state.step is not None}
+
     def file(self, name: str) -> RecordedFile:
         return next(file for file in self.files if file.name == name)

@@ -1,0 +1,55 @@
+"""A recording is what `fix` and `scan` need: samples by file, slow states by name, profiles of all calls."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from streaming import streaming_script
+from typer.testing import CliRunner
+
+import rewriter
+from rewriter.cli import app
+from rewriter.jobs.fix import deploy
+from rewriter.jobs.record import record_script
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("streaming")
+    record_script(folder / "samples", streaming_script(folder))
+    return folder / "samples"
+
+
+def test_scan_names_the_slow_state_alone(samples: Path) -> None:
+    encoder = samples.parent / "models" / "encoder" / "model.onnx"
+    found = [f for f in rewriter.scan(encoder, inputs=samples / "model").findings if f.kind == "slow-state"]
+    assert [(f.tensor, f.severity) for f in found] == [("new_mean", "warning")]
+    assert "state new_mean moves by" in found[0].reason
+    assert set(found[0].ops) == {"Mul", "Add"}
+
+
+def test_fix_keeps_the_slow_state_in_fp32(samples: Path) -> None:
+    encoder = samples.parent / "models" / "encoder" / "model.onnx"
+    plan = rewriter.fix(encoder, inputs=samples / "model", build=False).plan
+    assert plan is not None
+    assert {d.tensor for d in plan.decisions if d.rule == "slow-state"} == {"new_mean"}
+    assert len(plan.fp32) < plan.float_nodes
+
+
+def test_growing_axes_get_the_profile_of_the_calls(samples: Path) -> None:
+    result = rewriter.fix(samples / "bytes-1" / "model.onnx", inputs=samples / "bytes-1", build=False)
+    profile = deploy.Build(result, Path("fixed.onnx"), None).profile
+    assert [profile[key] for key in ("min", "max")] == ["cache:1x0x4", "cache:1x39x4"]
+    assert profile["opt"] != profile["max"]
+
+
+def test_all_files_of_a_recording_are_fixed_on_their_samples(samples: Path, tmp_path: Path) -> None:
+    command = ["fix", str(samples), "-o", str(tmp_path / "fixed"), "--no-build", "--report"]
+    result = CliRunner().invoke(app, [*command, str(tmp_path / "summary.json")])
+    assert result.exit_code == 0, result.output
+    models = json.loads((tmp_path / "summary.json").read_text())["models"]
+    assert {model["name"]: model["passed"] for model in models} == {"model.onnx": True, "bytes-1.onnx": True}
+    assert (tmp_path / "fixed" / "bytes-1.onnx").is_file()
+    assert CliRunner().invoke(app, ["fix", str(samples)]).exit_code == 2
