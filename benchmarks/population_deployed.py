@@ -93,10 +93,10 @@ class Split(nn.Module):
 
     def __init__(self, width: int, out: int, depth: int, add: bool = True) -> None:
         super().__init__()
-        self.half, self.add = out // 2, add
-        self.first, self.last = Cell(width, out), Cell((2 + depth) * self.half, out)
+        self.part, self.add = out // 2, add
+        self.first, self.last = Cell(width, out), Cell((2 + depth) * self.part, out)
         blocks = (
-            nn.Sequential(Cell(self.half, self.half, 3), Cell(self.half, self.half, 3)) for _ in range(depth)
+            nn.Sequential(Cell(self.part, self.part, 3), Cell(self.part, self.part, 3)) for _ in range(depth)
         )
         self.blocks = nn.ModuleList(blocks)
 
@@ -363,7 +363,7 @@ class Conformer(nn.Module):
         super().__init__()
         self.heads = number
         self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(5)])
-        self.half = nn.ModuleList(
+        self.feed = nn.ModuleList(
             [
                 nn.Sequential(nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, width))
                 for _ in range(2)
@@ -375,7 +375,7 @@ class Conformer(nn.Module):
         self.deep, self.norm = nn.Conv1d(width, width, 9, padding=4, groups=width), nn.BatchNorm1d(width)
 
     def forward(self, x: Tensor, places: Tensor) -> Tensor:
-        x = x + 0.5 * self.half[0](self.norms[0](x))
+        x = x + 0.5 * self.feed[0](self.norms[0](x))
         y = self.norms[1](x)
         b, n, _ = y.shape
         q, k, v, p = (heads(one, self.heads) for one in (self.q(y), self.k(y), self.v(y), self.p(places)))
@@ -390,7 +390,7 @@ class Conformer(nn.Module):
         x = x + self.o(joined(scores.softmax(-1) @ v))
         y = F.glu(self.enter(self.norms[2](x).transpose(1, 2)), 1)
         x = x + self.leave(F.silu(self.norm(self.deep(y)))).transpose(1, 2)
-        return self.norms[4](x + 0.5 * self.half[1](self.norms[3](x)))
+        return self.norms[4](x + 0.5 * self.feed[1](self.norms[3](x)))
 
 
 class SpeechEncoder(nn.Module):

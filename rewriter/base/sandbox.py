@@ -45,6 +45,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 from rewriter.base.errors import NativeError, RewriterError
+from rewriter.base.stopwatch import OutOfTimeError, seconds_left, without_deadline
 
 FORKS = sys.platform == "linux"
 
@@ -90,7 +91,8 @@ class Worker:
         make: Makes the object, in a fork, which may get it pickled; None: an interpreter is started, without
             an object.
         doing: Name of its work for messages: `a run on ONNX Runtime`.
-        limit_s: Wall time of the start and, unless given there, of each call.
+        limit_s: Wall time of the start and, unless given there, of each call; a deadline (`within`) may be
+            earlier.
         env: Environment variables of an interpreter, on top of this process's.
         limited: False for a fork that uses CUDA, which reserves far more addresses than it uses.
 
@@ -108,6 +110,7 @@ class Worker:
         limited: bool = True,
     ) -> None:
         self.doing = doing
+        self.bounded = True
         self._limit_s = limit_s
         self._lock = threading.Lock()
         self._log = cast("IO[bytes]", tempfile.TemporaryFile())  # noqa: SIM115 - `close` closes it
@@ -142,6 +145,8 @@ class Worker:
             NativeError: the worker crashed or exceeded a limit. Exceptions of the function are passed on.
         """
         with self._lock if self._own else contextlib.nullcontext():
+            if self.bounded:
+                seconds_left()
             if not self.alive:
                 raise NativeError(f"{self.doing}: its process is gone", hint="start again: it crashed before")
             return self._answer(limit_s, (function, arguments), descriptors)
@@ -187,8 +192,10 @@ class Worker:
     def _answer(self, limit_s: float | None, message: object = None, descriptors: Sequence[int] = ()) -> Any:
         """Sends a message and waits for the answer; the worker is ended if there is none, or Ctrl-C comes."""
         assert self._socket is not None
-        seconds = max(0.0, self._limit_s if limit_s is None else limit_s)
+        seconds = limit = max(0.0, self._limit_s if limit_s is None else limit_s)
+        seconds = min(seconds, seconds_left()) if self.bounded else seconds
         try:
+<<<<<<< HEAD
             if message is not None:
                 _send(self._socket, message)
             if descriptors and self._stream.read(1):
@@ -196,6 +203,18 @@ class Worker:
             if not select.select([self._socket], [], [], min(seconds, threading.TIMEOUT_MAX))[0]:
                 raise self._ended(after_s=seconds)
             success, value = _receive(self._stream)
+=======
+            with ExitStack() as opened:
+                if message is not None:
+                    _send(self._socket, message, opened)
+                if descriptors and self._stream.read(1):
+                    socket.send_fds(self._socket, [b"!"], descriptors)
+                if not select.select([self._socket], [], [], min(seconds, threading.TIMEOUT_MAX))[0]:
+                    if seconds < limit:
+                        raise OutOfTimeError
+                    raise self._ended(after_s=seconds)
+                success, value = _receive(self._stream)
+>>>>>>> d34f84fd (The clock of repairs holds: a search, an emulation and a build end at --repair-seconds, or a minute after a result passed, and a search hands out the best plan that it has tried)
         except (ConnectionError, EOFError):
             raise self._ended() from None
         except BaseException:
@@ -282,6 +301,7 @@ class InProcessWorker:
         self._object = make()
 
     def call(self, method: str, *arguments: Any, limit_s: float | None = None) -> Any:
+        seconds_left()
         return getattr(self._object, method)(*arguments)
 
     def close(self) -> None:
@@ -392,6 +412,7 @@ def _server() -> Worker:
     with _starting:
         if not (_servers and _servers[0].alive):
             _servers[:] = [Worker(None, doing="the process that others are forked from", limit_s=START_S)]
+            _servers[0].bounded = False  # it serves what comes later, too
         return _servers[0]
 
 
@@ -495,6 +516,7 @@ def _settle(*, limited: bool) -> None:
     """Gives a worker its environment, its limits, and its end with its parent."""
     global inside  # a process is a worker from its start to its end
     inside = True
+    without_deadline()
     os.environ.update(QUIET)
     faulthandler.enable()
     if FORKS:

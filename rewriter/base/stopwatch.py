@@ -1,16 +1,58 @@
-"""Progress and wall time of stages."""
+"""Progress and wall time of stages, and the deadline of a block of work."""
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 LASTING = "search: "
 """Prefix of stages whose progress is printed line by line where no bar can be shown."""
+
+
+_deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
+"""When the work of this block ends, by `time.monotonic`."""
+
+
+class OutOfTimeError(BaseException):
+    """The deadline of a block has passed. As KeyboardInterrupt, it is no failure of the work that it ends."""
+
+
+@contextmanager
+def within(deadline: float) -> Iterator[None]:
+    """Ends the work of the block at a deadline, by `time.monotonic`; an earlier one around it stays.
+
+    Workers are ended while they compute; Python code ends at its next stage.
+
+    Raises:
+        OutOfTimeError: the deadline has passed.
+    """
+    token = _deadline.set(min(deadline, _deadline.get()))
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def without_deadline() -> None:
+    """Takes the deadline away in a fork, which may outlive the block that it began in."""
+    _deadline.set(math.inf)
+
+
+def seconds_left() -> float:
+    """The seconds until the deadline; infinite without one.
+
+    Raises:
+        OutOfTimeError: it has passed.
+    """
+    if (left := _deadline.get() - time.monotonic()) <= 0.0:
+        raise OutOfTimeError
+    return left
 
 
 Progress = Callable[[str, int, int], None]
@@ -42,7 +84,12 @@ class Stopwatch:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def report(self, name: str, done: int = 0, total: int = 0, detail: str = "") -> None:
-        """Reports how much of a stage is done; its number never falls, though a run may come back to it."""
+        """Reports how much of a stage is done; its number never falls, though a run may come back to it.
+
+        Raises:
+            OutOfTimeError: the deadline of the block has passed.
+        """
+        seconds_left()
         if name in self.steps:
             self.reached = max(self.reached, 1 + self.steps.index(name))
         step = f"{self.reached} of {len(self.steps)}, " if self.steps else ""

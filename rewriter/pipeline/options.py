@@ -221,7 +221,7 @@ class FixOptions(DataOptions, EngineOptions):
             emulation would take minutes.
         repair: Repair a failed check. Leave out passes that broke something, then keep more nodes in FP32, at
             last all of them.
-        repair_seconds: Time limit of repairs. No repair starts later, in seconds, and searches end then.
+        repair_seconds: Time limit of repairs. They end after so many seconds, with the best result so far.
         strict: Write nothing unless proven. By an engine or its emulation. Random, constant or repeated
             samples prove nothing. Neither does a result that is all FP32.
         timeout: For each build and run. In seconds.

@@ -32,6 +32,7 @@ from rich.progress import Progress
 import rewriter
 from rewriter.base import sandbox
 from rewriter.base.errors import ArithmeticRunError, EngineError, ModelError, NativeError, RewriterError
+from rewriter.base.stopwatch import OutOfTimeError, Stopwatch, within
 from rewriter.ir.model import Array, Model
 from rewriter.passes.base import Context, Refusal
 from rewriter.passes.simplify import Simplify
@@ -505,3 +506,18 @@ def test_a_crash_of_onnxsim_is_a_refusal(
     (event,) = Simplify().rewrite_model(source, Context())
     assert isinstance(event, Refusal)
     assert event.reason == reason
+
+
+def test_a_deadline_ends_a_call_and_what_comes_after_it_runs() -> None:
+    start = time.monotonic()
+    with contextlib.closing(sandbox.Worker(Sleeper, doing="a nap", limit_s=60.0)) as child:
+        with pytest.raises(OutOfTimeError), within(start + 0.5):
+            child.call("sleep", 60.0)
+        assert not child.alive, "it would still compute"
+    assert time.monotonic() - start < 30.0
+    with pytest.raises(OutOfTimeError), within(start):
+        sandbox.call(os.getpid, doing="a call after its deadline")
+    with within(start + 600.0):
+        assert sandbox.call(os.getpid, doing="a call in time") != os.getpid()
+    with pytest.raises(OutOfTimeError), within(start), within(start + 600.0):
+        Stopwatch(lambda stage, done, total: None).report("a stage after the deadline around it")

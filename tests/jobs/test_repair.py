@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,15 @@ from paths import MODELS
 from searching import OFFSET
 
 import rewriter
+from rewriter.base import sandbox
 from rewriter.ir.model import Array, Model, load
+from rewriter.ir.plan import Plan
 from rewriter.jobs.fix import stages
 from rewriter.jobs.fix.attempt import Attempt, attempt
 from rewriter.jobs.fix.conclusion import Conclusion
 from rewriter.jobs.fix.job import Candidate, FixJob
 from rewriter.jobs.fix.workload import Workload
+from rewriter.jobs.search.trials import Trials
 from rewriter.passes.base import Change, Context, Event
 from rewriter.passes.simplify import Simplify
 from rewriter.runtime.engines import this_machine
@@ -178,6 +182,22 @@ def test_no_repair_starts_after_its_deadline() -> None:
     result = rewriter.fix(graph(OFFSET).whole(), inputs=samples(), build=False, repair_seconds=1e-9)
     assert result.verified is False
     assert any("`repair-seconds`" in line for line in result.repairs)
+
+
+def test_a_repair_ends_in_the_middle_of_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every emulation of a search needs a minute more here."""
+    by_sample = Trials._by_sample
+
+    def slow(trials: Trials, plan: Plan) -> list[float]:
+        sandbox.run(time.sleep, 60.0, doing="a slow run", limit_s=90.0)
+        return by_sample(trials, plan)
+
+    monkeypatch.setattr(Trials, "_by_sample", slow)
+    start = time.monotonic()
+    result = rewriter.fix(graph(OFFSET).whole(), inputs=samples(), build=False, repair_seconds=1.5)
+    assert any("`repair-seconds`" in line for line in result.repairs)
+    assert any("no result in time" in line for line in result.repairs)
+    assert time.monotonic() - start < 30.0
 
 
 def test_the_last_of_several_samples_is_kept_from_searches() -> None:

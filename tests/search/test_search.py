@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 
 import rewriter
 from rewriter import cli
+from rewriter.base.stopwatch import OutOfTimeError
 from rewriter.cli import exits
 from rewriter.ir.model import Array, Model, save
 from rewriter.ir.plan import Decision, InputsOutputs, Plan
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Found
-from rewriter.jobs.search.run import most_accurate
+from rewriter.jobs.search.run import best_in_time, most_accurate
 from rewriter.jobs.search.trials import AddedNodes, Trials
 from rewriter.passes.mixed_precision import lowered
 from rewriter.runtime.emulation import emulation
@@ -46,13 +47,34 @@ def test_only_the_inaccurate_node_goes_to_fp32() -> None:
     assert (loose.met, loose.emulations, loose.plan, loose.cost_us) == (True, 1, Plan("fp16"), 0.0)
 
 
+@dataclass
+class Ending(Trials):
+    """Trials whose time is up after so many evaluations."""
+
+    last: int = 0
+
+    def _by_sample(self, plan: Plan) -> list[float]:
+        if self.count >= self.last:
+            raise OutOfTimeError
+        return super()._by_sample(plan)
+
+
 def test_at_its_deadline_a_search_hands_out_the_best_plan_so_far() -> None:
     goal, budget = ErrorLimit(2e-3), Budget(1.0)
-    late = replace(begin(graphs.graph(CANCELLING), Plan("fp16"), goal), deadline=0.0)
-    found = reachable(late, goal)
+
+    def ending(last: int) -> Trials:
+        trials = begin(graphs.graph(CANCELLING), Plan("fp16"), goal)
+        given = {one.name: getattr(trials, one.name) for one in fields(trials) if one.init}
+        return Ending(**given, last=last)
+
+    found = best_in_time(ending(3), goal)
     assert found.met and {"0:a", "0:s", "0:y"} <= found.plan.fp32, "every node that adds an error"
     assert found.emulations == 3, "the rules' plan, the ranking, and all of these nodes"
-    assert reachable(late, budget).plan == Plan("fp16")
+    unmet = best_in_time(ending(1), goal)
+    assert not unmet.met and unmet.plan == Plan("fp16") and unmet.value == unmet.before
+    assert best_in_time(ending(2), budget).plan == Plan("fp16")
+    with pytest.raises(OutOfTimeError):
+        best_in_time(ending(0), goal)
 
 
 def test_what_errs_at_the_start_and_is_amplified_goes_to_fp32_alone() -> None:

@@ -131,6 +131,9 @@ def attempt(candidate: Candidate, workload: Workload, deadline: float = math.inf
 
     Args:
         deadline: By `time.monotonic`: a search ends there, with the best plan so far.
+
+    Raises:
+        OutOfTimeError: the search tried no plan by its deadline, or the time of the block is up (`within`).
     """
     job, calibrated, lowering = workload.job, _calibrated(candidate, workload), candidate.phases.lowering
     ranges, warnings, found = calibrated.ranges, list(calibrated.warnings), None

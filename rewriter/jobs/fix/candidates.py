@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
+from itertools import count
 from typing import Any
 
 from rewriter.base.errors import described
-from rewriter.base.stopwatch import LASTING, interrupt_handled, raise_signal
+from rewriter.base.stopwatch import LASTING, OutOfTimeError, interrupt_handled, raise_signal, within
 from rewriter.hazards import GraphAnalysis, Hazard, Rule
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.hazards.user_rules import HINT
@@ -63,12 +64,17 @@ def run(workload: Workload) -> Selection:
 
     Ctrl-C ends the loop, and the best so far is the result; before the first result it ends the run.
     """
-    job = workload.job
-    first = attempt(job.first, workload)
+    job, start = workload.job, time.monotonic()
+    try:
+        first = attempt(job.first, workload, start + job.request.repair_seconds)
+    except OutOfTimeError:
+        words = "the rules' plan, as no other was tried in time"
+        first = attempt(job.first.changed(words, goal=None), workload)
     if first.search is not None:  # the goals of other candidates are not the user's
         first = replace(first, checks=(*first.checks, first.search.check))
     # no cycle through the attempts themselves: their models would stay until the next garbage collection
-    attempts = Attempts(workload, [first], cache(partial(estimated_us, workload=workload)))
+    estimated, check_s = cache(partial(estimated_us, workload=workload)), time.monotonic() - start
+    attempts = Attempts(workload, [first], estimated, check_s if first.search is None else 0.0)
     if job.may_change and not workload.verifier.interrupted:
         _try_all(attempts)
         workload.stage.trying = ""
@@ -76,24 +82,36 @@ def run(workload: Workload) -> Selection:
 
 
 def _try_all(attempts: Attempts) -> None:
+    candidates, numbers = _candidates(attempts), count(1)
     try:
-        for number, candidate in enumerate(_candidates(attempts), 1):
-            left = attempts.latest_start - time.monotonic()
-            if left < 0.0:
-                spent = time.monotonic() - attempts.start
-                attempts.stopped = f"stopped after {spent:.0f} s (`repair-seconds`)"
-                break
-            words = f"candidate {number}, at most {left:.0f} s left: {candidate.difference}"
-            attempts.workload.stage.trying = LASTING + words
-            try:
-                attempts.attempts.append(attempt(candidate, attempts.workload, attempts.deadline))
-            except Exception as error:
-                raise_signal()
-                attempts.failures.append(f"{candidate.difference}: no result ({described(error)})")
+        while (left := attempts.deadline - time.monotonic()) > 0.0:
+            with within(attempts.deadline):  # the choice of a candidate may run a model, too
+                if (candidate := next(candidates, None)) is None:
+                    return
+                words = f"candidate {next(numbers)}, at most {left:.0f} s left: {candidate.difference}"
+                attempts.workload.stage.trying = LASTING + words
+                _try(attempts, candidate)
+    except OutOfTimeError:
+        pass
     except KeyboardInterrupt:
         interrupt_handled()
         attempts.interrupted, spent = True, time.monotonic() - attempts.start
         attempts.stopped = f"interrupted after {spent:.0f} s: the best attempt so far is the result"
+        return
+    attempts.stopped = f"stopped after {time.monotonic() - attempts.start:.0f} s (`repair-seconds`)"
+
+
+def _try(attempts: Attempts, candidate: Candidate) -> None:
+    """Adds the attempt of a candidate, or why there is none; a search leaves time to check its plan."""
+    left = attempts.deadline - time.monotonic()
+    try:
+        end = attempts.deadline - min(attempts.check_s, left / 2.0)
+        attempts.attempts.append(attempt(candidate, attempts.workload, end))
+    except OutOfTimeError:
+        attempts.failures.append(f"{candidate.difference}: no result in time")
+    except Exception as error:
+        raise_signal()
+        attempts.failures.append(f"{candidate.difference}: no result ({described(error)})")
 
 
 def _candidates(attempts: Attempts) -> Iterator[Candidate]:

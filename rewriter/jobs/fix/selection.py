@@ -22,7 +22,7 @@ from rewriter.target.costs import ORIGIN
 from rewriter.verification.verdict import ARITHMETIC
 
 AFFORDED_S = 60.0
-"""No candidate starts later than this after the first attempt, once a result passes."""
+"""Candidates end so long after the first attempt, once a result passes."""
 
 RETIME_WITHIN = 1.1
 """Results within this factor of the fastest are timed again, in turn in one process: latencies of two
@@ -105,12 +105,14 @@ class Attempts:
 
     Attributes:
         estimated: As `estimated_us`, of an attempt.
+        check_s: Seconds of the first attempt, of which a search leaves as many to the check of its plan.
         failures: Candidates without an attempt, because one of their steps raised an exception.
     """
 
     workload: Workload
     attempts: list[Attempt]
     estimated: Callable[[Attempt], tuple[float, float, float]]
+    check_s: float = 0.0
     failures: list[str] = field(default_factory=list)
     stopped: str = ""
     interrupted: bool = False
@@ -140,13 +142,9 @@ class Attempts:
 
     @property
     def deadline(self) -> float:
-        """When searches end, by `time.monotonic`."""
-        return self.start + self.workload.job.request.repair_seconds
-
-    @property
-    def latest_start(self) -> float:
-        """When the last candidate starts: once a result passes, a minute after the first attempt."""
-        return min(self.deadline, self.start + AFFORDED_S) if self.passed else self.deadline
+        """When candidates end, by `time.monotonic`; a minute after the first attempt once a result passes."""
+        seconds = self.workload.job.request.repair_seconds
+        return self.start + (min(seconds, AFFORDED_S) if self.passed else seconds)
 
     @property
     def plain_error(self) -> float:

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice, zip_longest
 
 from rewriter.base.sandbox import processor_s
+from rewriter.base.stopwatch import OutOfTimeError, within
 from rewriter.ir.model import Model
 from rewriter.ir.plan import Plan
 from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable
@@ -67,22 +68,25 @@ def search(
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
+        OutOfTimeError: the deadline has passed before any plan was tried.
     """
     start = time.monotonic()
     if goal.metric == RELATIVE_L2 and selects_rows(original):
         goal = replace(goal, metric=DETECTIONS)  # rows in another order differ in every element
-    feeds, wide, began = list(islice(samples, SAMPLES)), reference(original), processor_s()
-    one_sample = isinstance(goal, ErrorLimit) and goal.one_sample
-    effort = Effort(len(feeds), accumulation, accumulation)
-    expected = run_all(wide, feeds[:1])
-    if not one_sample:
-        cost = RunCost.of(structured, processor_s() - began)
-        effort = affordable(goal, cost, len(feeds), accumulation)
-    expected += run_all(wide, feeds[1 : effort.samples])
-    metric, limit = goal.measure, goal.tolerance if isinstance(goal, ErrorLimit) else TOLERANCES["fp16"].value
-    if goal.metric == RELATIVE_L2:
-        in_tf32 = partial(run_all, emulation(wide, tf32=True), feeds[: len(expected)])
-        metric = by_parts(expected, in_tf32, AS_FP32, limit, probabilities(original))
+    with within(deadline):
+        feeds, wide, began = list(islice(samples, SAMPLES)), reference(original), processor_s()
+        one_sample = isinstance(goal, ErrorLimit) and goal.one_sample
+        effort = Effort(len(feeds), accumulation, accumulation)
+        expected = run_all(wide, feeds[:1])
+        if not one_sample:
+            cost = RunCost.of(structured, processor_s() - began)
+            effort = affordable(goal, cost, len(feeds), accumulation)
+        expected += run_all(wide, feeds[1 : effort.samples])
+        metric = goal.measure
+        limit = goal.tolerance if isinstance(goal, ErrorLimit) else TOLERANCES["fp16"].value
+        if goal.metric == RELATIVE_L2:
+            in_tf32 = partial(run_all, emulation(wide, tf32=True), feeds[: len(expected)])
+            metric = by_parts(expected, in_tf32, AS_FP32, limit, probabilities(original))
     trials = Trials(
         structured,
         feeds[: len(expected)],
@@ -94,13 +98,11 @@ def search(
         effort.ranking_sums,
         target,
         means_of,
-        deadline,
     )
     if one_sample:
-        trials = trials.on_worst_sample()
-    result = (
-        cheapest(trials, goal) if isinstance(goal, ErrorLimit) else most_accurate(trials, goal, effort.plans)
-    )
+        with within(deadline):
+            trials = trials.on_worst_sample()
+    result = best_in_time(trials, goal, effort.plans, deadline)
     return replace(result, seconds=time.monotonic() - start), (effort.reduced,) if effort.reduced else ()
 
 
@@ -121,7 +123,7 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
         return close.meets(trials.value(AddedNodes(keys)))
 
     def shortest(keys: Sequence[str]) -> Sequence[str]:
-        return keys[: bisect(len(keys), lambda end: meets(keys[:end]), trials.ended)]
+        return keys[: bisect(len(keys), lambda end: meets(keys[:end]))]
 
     def cost(keys: Sequence[str]) -> float:
         return trials.latency_us(AddedNodes(keys))
@@ -137,12 +139,44 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
     near = not goal.measure.least and goal.tolerance <= NEAR_FP32 * best
     sequences = [ranked] if near else [_in_order(trials, ranked), ranked]
     for keys in sequences:  # the next one unless the plan costs nothing already
-        if not trials.ended() and cost(chosen) > (1.0 + NOISE) * cost([]) and meets(keys):
+        if cost(chosen) > (1.0 + NOISE) * cost([]) and meets(keys):
             chosen = min(chosen, shortest(keys), key=cost)
     if not near:  # its end may do without its start
         chosen = shortest(chosen[::-1])
     found = trials.found(goal, AddedNodes(chosen), met=met)
     return found if met else replace(found, value=best)
+
+
+def best_in_time(trials: Trials, goal: Goal, most: int = MOST, deadline: float = math.inf) -> Found:
+    """The outcome of the search for a goal, or at the deadline, the best of the plans that it has tried.
+
+    Args:
+        most: As for `most_accurate`.
+
+    Raises:
+        OutOfTimeError: it has tried none.
+    """
+    try:
+        with within(deadline):
+            if isinstance(goal, ErrorLimit):
+                return cheapest(trials, goal)
+            return most_accurate(trials, goal, most)
+    except OutOfTimeError:
+        return _best_so_far(trials, goal)
+
+
+def _best_so_far(trials: Trials, goal: Goal) -> Found:
+    if AddedNodes() not in trials.tried:
+        raise OutOfTimeError
+    if isinstance(goal, ErrorLimit):
+        meeting = [added for added, value in trials.tried.items() if goal.meets(value)]
+        closest = (max if goal.measure.least else min)(trials.tried, key=lambda added: trials.tried[added])
+        best = min(meeting, key=trials.latency_us, default=closest)
+        return trials.found(goal, best, met=bool(meeting))
+    best = AddedNodes()
+    for candidate in sorted(trials.tried, key=trials.latency_us):
+        best = candidate if _gains(trials, candidate, best) else best
+    return trials.found(goal, best)
 
 
 def _in_order(trials: Trials, keys: Sequence[str]) -> list[str]:
@@ -163,17 +197,15 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
-    base = trials.latency_us(AddedNodes())
+    best, base = AddedNodes(), trials.latency_us(AddedNodes())
+    trials.value(best)
     limit = base * (1.0 + budget.share)
     ranked = trials.useful_nodes()
     sequences = (ranked, _in_order(trials, ranked))
     turns = zip_longest(*(_shorter(trials, keys, limit) for keys in sequences))
     candidates = [candidate for turn in turns for candidate in turn if candidate is not None]
     within = (candidate for candidate in candidates if trials.latency_us(candidate) <= limit)
-    best = AddedNodes()
     for candidate in sorted(islice(trials.different(within), most - 1), key=trials.latency_us):
-        if trials.ended():
-            break
         if _gains(trials, candidate, best):
             best = candidate
     return trials.found(budget, best)

@@ -7,7 +7,6 @@ or break a kernel (docs/plans.md#nodes-that-are-worse-in-fp32). An emulation wit
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -39,13 +38,10 @@ AddedNodes = frozenset[str]
 """Keys of the nodes that a plan puts in FP32 in addition to the rules' plan."""
 
 
-def bisect(high: int, test: Callable[[int], bool], ended: Callable[[], bool] = lambda: False) -> int:
-    """Returns the smallest number from 1 to `high` that passes the test, which `high` passes.
-
-    Once `ended`, it is the smallest one so far.
-    """
+def bisect(high: int, test: Callable[[int], bool]) -> int:
+    """Returns the smallest number from 1 to `high` that passes the test, which `high` passes."""
     low = 0
-    while high - low > 1 and not ended():
+    while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if test(middle) else (middle, high)
     return high
@@ -61,8 +57,8 @@ class Trials:
         reason: The reason in the plan for a node that the search puts in FP32.
         means_of: As for `lowered`.
         accumulation: Type of the sums of an emulated plan. `ranking_sums`: of those in the ranking.
-        deadline: By `time.monotonic`; searches end there, with the best plan so far.
         count: Number of whole models that were evaluated.
+        tried: The metric of each candidate so far.
     """
 
     model: Model
@@ -75,13 +71,10 @@ class Trials:
     ranking_sums: Accumulation = "fp16"
     target: Target = field(default_factory=Target)
     means_of: Context | None = None
-    deadline: float = math.inf
     count: int = 0
+    tried: dict[AddedNodes, float] = field(default_factory=dict, init=False)
     _plans: dict[AddedNodes, Plan] = field(default_factory=dict, init=False)
     _values: dict[frozenset[str], float] = field(default_factory=dict, init=False)
-
-    def ended(self) -> bool:
-        return time.monotonic() >= self.deadline
 
     @cached_property
     def prices(self) -> Prices:
@@ -110,6 +103,7 @@ class Trials:
         plan = self.plan_of(added)
         if plan.fp32 not in self._values:
             self._values[plan.fp32] = self._worst(self._by_sample(plan))
+        self.tried[added] = self._values[plan.fp32]
         return self._values[plan.fp32]
 
     def on_worst_sample(self) -> Trials:
