@@ -195,26 +195,15 @@ class Worker:
         seconds = limit = max(0.0, self._limit_s if limit_s is None else limit_s)
         seconds = min(seconds, seconds_left()) if self.bounded else seconds
         try:
-<<<<<<< HEAD
             if message is not None:
                 _send(self._socket, message)
             if descriptors and self._stream.read(1):
                 socket.send_fds(self._socket, [b"!"], descriptors)
             if not select.select([self._socket], [], [], min(seconds, threading.TIMEOUT_MAX))[0]:
+                if seconds < limit:
+                    raise OutOfTimeError
                 raise self._ended(after_s=seconds)
             success, value = _receive(self._stream)
-=======
-            with ExitStack() as opened:
-                if message is not None:
-                    _send(self._socket, message, opened)
-                if descriptors and self._stream.read(1):
-                    socket.send_fds(self._socket, [b"!"], descriptors)
-                if not select.select([self._socket], [], [], min(seconds, threading.TIMEOUT_MAX))[0]:
-                    if seconds < limit:
-                        raise OutOfTimeError
-                    raise self._ended(after_s=seconds)
-                success, value = _receive(self._stream)
->>>>>>> d34f84fd (The clock of repairs holds: a search, an emulation and a build end at --repair-seconds, or a minute after a result passed, and a search hands out the best plan that it has tried)
         except (ConnectionError, EOFError):
             raise self._ended() from None
         except BaseException:
