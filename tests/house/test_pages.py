@@ -25,6 +25,18 @@ OUTPUT = "output of: "
 JUDGES = {"verify", "locate", "compare-inputs", "scan"}
 """Commands whose exit code 1 is an answer."""
 
+DETECTOR = """
+<ir_version: 8, opset_import: ["" : 17, "TRT" : 1]>
+net (float[1, 3, 32, 32] x) =>
+    (int32[1, 1] num, float[1, 4, 4] boxes, float[1, 4] scores, int32[1, 4] classes) {
+    ["/head/Conv"] a = Conv<strides = [8, 8]>(x, w)
+    ["/head/Reshape"] rows = Reshape(a, shape)
+    ["/head/Split"] edges, raw = Split<axis = 2>(rows, parts)
+    ["/head/Sigmoid"] probabilities = Sigmoid(raw)
+    ["/nms"] num, boxes, scores, classes = TRT.EfficientNMS_TRT(edges, probabilities)
+}
+"""
+
 NET = """
 <ir_version: 8, opset_import: ["" : 17]>
 net (float[n, 3, h, w] x) => (float[n, 4, h, w] y) {
@@ -45,13 +57,22 @@ def net() -> onnx.ModelProto:
     return model
 
 
+def detector() -> onnx.ModelProto:
+    """A head that ends in a plugin, with seeded weights."""
+    model, weight = parser.parse_model(DETECTOR), np.random.default_rng(0).normal(0, 0.3, (6, 3, 8, 8))
+    arrays = {"w": weight.astype(np.float32), "shape": np.array([1, 16, 6]), "parts": np.array([4, 2])}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in arrays.items())
+    return model
+
+
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with every file that the pages name."""
     pillow = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install '.[dev]'")
     folder = tmp_path_factory.mktemp("desk")
-    for name in ("model", "original", "other", "fixed", "model_fp16", "yolo"):
+    for name in ("model", "original", "other", "fixed", "model_fp16", "yolo", "model_int8"):
         onnx.save(net(), folder / f"{name}.onnx")
+    onnx.save(detector(), folder / "detector.onnx")
     values = np.random.default_rng(1)
     pictures = values.integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
     samples = [(p.transpose(2, 0, 1)[None] / 255).astype(np.float32) for p in pictures]
