@@ -19,9 +19,13 @@ SHOWN = 60
 """Characters of a wrong value that a message shows."""
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
+SLIP = 0.75
+"""From this likeness on, a name is refused as a misspelling where other names are allowed."""
+
+
+def did_you_mean(name: str, names: Iterable[str], likeness: float = LIKENESS) -> str:
     """`did you mean 'x'?`, for the known name that is closest; "" if none is close."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=LIKENESS)
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=likeness)
     return f"did you mean {close[0]!r}?" if close else ""
 
 

@@ -168,6 +168,8 @@ def _refused(error: Any) -> int:
         return BAD_INPUT
     path = context.command_path if context else "rewriter"
     where, hint = None, f"`{path} --help` shows how it is called"
+    if "show" in getattr(context and context.command, "commands", ()):
+        hint = f"`{path} show NAME` explains one"
     if option := getattr(error, "option_name", None):
         where = option
         if type(error).__name__ == "NoSuchOption":

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rewriter.base.errors import RewriterError, UsageError
+from rewriter.base.errors import SLIP, RewriterError, UsageError, did_you_mean
 from rewriter.ir.reading import read_toml
 from rewriter.pipeline.options import JOBS, KEYS, Command
 from rewriter.pipeline.presets import DEFAULT_OPSETS, OTHERWISE, preset_named
@@ -26,6 +26,9 @@ from rewriter.pipeline.schema import PREFIX, declarations
 
 CONFIG = f"{PREFIX}CONFIG"
 """Variable that names the configuration file, in place of the nearest one; with `none`, no file is read."""
+
+OTHER_VARIABLES = ("CONFIG", "CACHE", "HOOK", "NIGHTLY")
+"""Variables of our prefix that are no options: of this module, the cache, recorded scripts and the tests."""
 
 OWN, SHARED = "rewriter.toml", "pyproject.toml"
 TABLE = "[tool.rewriter]"
@@ -176,6 +179,7 @@ def load(folder: Path | None = None, environment: Mapping[str, str] | None = Non
     """
     variables = os.environ if environment is None else environment
     path, notes = _find(Path() if folder is None else folder, variables.get(CONFIG, ""))
+    notes += tuple(_unknown_variables(variables))
     # an empty variable sets nothing, as in most shells and CI files
     texts = {name: text for name, key in KEYS.items() if (text := variables.get(key.variable, "").strip())}
     values = {name: read(KEYS[name], Text(text), KEYS[name].variable) for name, text in texts.items()}
@@ -188,6 +192,23 @@ def load(folder: Path | None = None, environment: Mapping[str, str] | None = Non
         keys = {key.key: key for key in KEYS.values()}
         sources.append(Source("file", title, read_table(keys, table, title, path.parent)))
     return Configuration(tuple(sources), path, notes)
+
+
+def _unknown_variables(variables: Mapping[str, str]) -> Iterator[str]:
+    """Yields a note for each variable of our prefix that sets nothing.
+
+    Raises:
+        UsageError: its name is like that of one which sets something.
+    """
+    keys = {key.variable.removeprefix(PREFIX) for key in KEYS.values()}
+    for name in sorted(variables):
+        own = name.removeprefix(PREFIX)
+        if own == name or own in keys or own in OTHER_VARIABLES:
+            continue
+        if near := did_you_mean(own, keys, SLIP):
+            hint = near.replace("mean '", f"mean '{PREFIX}")
+            raise UsageError("there is no such variable", where=name, hint=hint)
+        yield f"{name} sets nothing: no option has this name"
 
 
 def _find(start: Path, named: str) -> tuple[Path | None, tuple[str, ...]]:

@@ -41,14 +41,20 @@ INSTEAD: Mapping[str, str] = {
     "bf16": "use `preset=trt-bf16`",
     "best": "build with `preset=trt-fp16` and with `preset=trt-bf16`, and compare",
     "fp32": "use `preset=structure-only`",
-    "int8": "add Q/DQ nodes to the model first: they are kept",
     "data": "use `inputs`",
     "calibration-data": "use `inputs`",
     "exclude": "use `skip` for passes, `keep-fp32` for nodes",
     "stronglyTyped": "leave it out: results are strongly typed",
     "noTF32": "leave it out: it is an option of the engine's builder",
+    "i": "use `inputs`",
+    "jobs": "`rewriter batch` fixes several models side by side",
 }
 """Advice on options of other tools."""
+
+QUANTISED = ("fp8", "int8", "fp4", "int4", "nvfp4")
+"""Types that a model only has with scales."""
+
+SCALED = "quantise the model first, for example with NVIDIA's Model Optimizer: its Q/DQ nodes are kept"
 
 
 class Text(str):
@@ -126,7 +132,7 @@ def converted(value: Any, kind: Any, folder: Path | None = None) -> Any:
         return _of_any(value, kind, folder)
     if origin is Literal and isinstance(value, str):
         if value not in choices:
-            raise ValueError(nearest(value, choices))
+            raise ValueError(SCALED if value in QUANTISED else nearest(value, choices))
         return str(value)
     if origin is Mapping and isinstance(value, (Text, Mapping)):
         return dict(_shape(name, sizes) for name, sizes in _shapes(value))
@@ -239,5 +245,5 @@ def unknown(word: str, what: str, source: str, names: Iterable[str]) -> UsageErr
 def instead(word: str, names: Iterable[str]) -> str:
     """A suggestion for an option that does not exist; `names` are names or keys of the options that do."""
     keys, tried = [name.replace("_", "-") for name in names], word.lstrip("-").replace("_", "-")
-    close = did_you_mean(tried, keys).replace("'", "`")
+    close = SCALED if tried in QUANTISED else did_you_mean(tried, keys).replace("'", "`")
     return INSTEAD.get(tried) or close or f"choose from {', '.join(keys)}"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rewriter.base.errors import UsageError
+from rewriter.base.errors import SLIP, UsageError, did_you_mean
 
 RTX_BELOW = (5,)
 """A release below it without a library is one of TensorRT-RTX: TensorRT's own are 8 and later."""
@@ -18,6 +18,13 @@ TYPED_SINCE = (9,)
 
 ALWAYS_TYPED_SINCE = (11,)
 """The first TensorRT without weakly typed networks: no precision of a layer, no FP16 flag of the builder."""
+
+
+MAJORS: Mapping[str, range] = {"tensorrt": range(7, 13), "tensorrt-rtx": range(1, 3)}
+"""Releases that a target may be, with one after the newest known."""
+
+CAPABILITIES = range(50, 131)
+"""Compute capabilities of the GPUs of these releases, and of some that may come."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +68,17 @@ class Target:
         match = re.fullmatch(
             rf"(tensorrt(?:-rtx)?)?[ =:-]*({number}(?:\.{number})*)?(?:[ ,]*(sm_\d+))?", text.strip().lower()
         )
-        if not match or not text.strip():
-            hint = f"tensorrt, tensorrt-rtx, a version such as 10.0.1, or {', '.join(NAMED_TARGETS)}"
+        version = tuple(int(part) for part in (match[2] or "").split(".") if part) if match else ()
+        library = (match and match[1]) or ("tensorrt-rtx" if () < version < RTX_BELOW else "tensorrt")
+        majors, gpu = MAJORS[library], int(match[3][3:]) if match and match[3] else None
+        if not match or not text.strip() or (version or (majors[0],))[0] not in majors:
+            near = did_you_mean(text.strip().lower(), (*MAJORS, *NAMED_TARGETS), SLIP)
+            releases = ", or ".join(f"{name} {m[0]} to {m[-1]}" for name, m in MAJORS.items())
+            hint = near or f"{releases}, such as 10.0.1; {', '.join(NAMED_TARGETS)}"
             raise UsageError(f"unknown target {text!r}", option="target", hint=hint)
-        version = tuple(int(part) for part in (match[2] or "").split(".") if part)
-        library = match[1] or ("tensorrt-rtx" if () < version < RTX_BELOW else "tensorrt")
+        if gpu is not None and gpu not in CAPABILITIES:
+            hint = f"sm_{CAPABILITIES[0]} to sm_{CAPABILITIES[-1]}, such as sm_87"
+            raise UsageError(f"no GPU has the compute capability {match[3]}", option="target", hint=hint)
         return cls(library, version, gpus=(match[3],) if match[3] else ())
 
 

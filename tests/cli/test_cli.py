@@ -214,6 +214,12 @@ BAD = [
     ),
     pytest.param(options("--preset", "trt-int8"), ["unknown preset 'trt-int8'"], id="a preset"),
     pytest.param(options("--target", "openvino"), ["unknown target 'openvino'"], id="a target"),
+    pytest.param(options("--target", "tensortr"), ["did you mean 'tensorrt'?"], id="a slip in a target"),
+    pytest.param(options("--target", "99"), ["unknown target '99'", "7 to 12"], id="a release"),
+    pytest.param(options("--target", "10.3 sm_9"), ["capability sm_9", "such as sm_87"], id="a GPU"),
+    pytest.param(options("--keep-fp32-op", "Cliip"), ["'Cliip'", "did you mean 'Clip'?"], id="an operator"),
+    pytest.param(options("--lower-op", "softmax"), ["did you mean 'Softmax'?"], id="an operator in capitals"),
+    pytest.param(options("--min-shapes", "x:1x3x8x8"), ["all axes of 'x' are fixed"], id="a profile"),
     pytest.param(
         options("--input-shapes", "x:1xA"), ["--input-shapes", "'x:1xA'", "a shape is"], id="a shape"
     ),
@@ -323,6 +329,10 @@ FINGERS = [
     pytest.param("fix {} --calibration-data d.npz", "use --inputs", id="--calibration-data"),
     pytest.param("fix {} --data=d.npz", "use --inputs", id="--data"),
     pytest.param("fix {} --input-shape x:1", "did you mean --input-shapes?", id="--input-shape"),
+    pytest.param("fix {} -i x.npz", "use --inputs", id="-i"),
+    pytest.param("fix {} --jobs 2", "`rewriter batch` fixes", id="--jobs"),
+    pytest.param("fix {} --precision fp8", "quantise the model first", id="fp8"),
+    pytest.param("passes simplify", "`rewriter passes show NAME`", id="passes NAME"),
     pytest.param("fix {} --build-timeout 3", "did you mean --timeout?", id="--build-timeout"),
     pytest.param("fix {} b.onnx", "rewriter batch {} b.onnx -o FOLDER", id="two models"),
     pytest.param("fix {} --seed", "--help`", id="no value"),

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import rewriter
 from rewriter.base.errors import InputsError, ModelError, UnbuildableError, UsageError
 from rewriter.cli import app
-from rewriter.ir.model import Array
-from rewriter.jobs.fix.refusals import refuse_unknown_names
+from rewriter.ir.model import Array, load
+from rewriter.jobs.fix.refusals import refuse_unknown_names, refuse_unknown_operators
 from rewriter.runtime.engines.build import BuildOptions, BuildReport, build
 
 DYNAMIC = """
@@ -24,6 +24,11 @@ DYNAMIC = """
         [product] i = MatMulInteger(q, w, z, zero)
         f = Cast<to = 1>(i)
         y = Mul(f, s) }"""
+
+
+def test_an_operator_of_others_that_the_model_lacks_is_no_error() -> None:
+    model = load(graph("g (float[4] x) => (float[4] y) { y = LayerNormalization(x, x) }"))
+    refuse_unknown_operators(model, ["Softmax", "SkipLayerNormalization", "GroupNorm"], "keep-fp32-op")
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,30 @@ class TestBadFiles:
         with pytest.raises(ModelError, match=words):
             load(tmp_path / source if isinstance(source, str) else source)
 
+    KINDS = (
+        pytest.param("m.onnx", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull", id="Git LFS"),
+        pytest.param("m.pt", b"PK\x03\x04", "torch.onnx.export", id="PyTorch"),
+        pytest.param("m.tflite", b"\x1c\0\0\0TFL3", "tf2onnx", id="TensorFlow Lite"),
+        pytest.param("m.safetensors", b"\x08\0\0\0\0\0\0\0{}", "optimum-cli", id="safetensors"),
+        pytest.param("m.engine", b"ftrt", "that it was built from", id="an engine"),
+    )
+
+    @pytest.mark.parametrize(("name", "content", "remedy"), KINDS)
+    def test_a_file_of_another_kind_is_named_with_its_way_to_onnx(
+        self, name: str, content: bytes, remedy: str, tmp_path: Path
+    ) -> None:
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(ModelError, match="not an ONNX model, but ") as caught:
+            load(path)
+        assert remedy in (caught.value.hint or "")
+
+    def test_a_slip_in_the_name_of_a_file_offers_its_neighbour(self, tmp_path: Path) -> None:
+        (tmp_path / "encoder.onnx").touch()
+        with pytest.raises(ModelError) as caught:
+            load(tmp_path / "encodr.onnx")
+        assert caught.value.hint == "did you mean 'encoder.onnx'?"
+
     CONTENTS = (
         pytest.param(b"", id="an empty file"),
         pytest.param(

@@ -149,6 +149,14 @@ def test_reads_the_environment(tmp_path: Path, variable: str, text: str, value: 
     assert resolved.sources[name].named(name) == f"environment ({variable})"
 
 
+def test_a_slip_in_a_variable_is_an_error_and_a_strange_one_a_warning(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="REWRITER_PRESETT") as caught:
+        loaded(tmp_path, REWRITER_PRESETT="accurate")
+    assert caught.value.hint == "did you mean 'REWRITER_PRESET'?"
+    (warning,) = loaded(tmp_path, REWRITER_HOME="x", REWRITER_CACHE="y").warnings
+    assert warning.startswith("REWRITER_HOME sets nothing")
+
+
 def test_an_empty_variable_sets_nothing(tmp_path: Path) -> None:
     assert loaded(tmp_path, REWRITER_PRESET=" ").resolve().arguments("fix") == {}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import TensorProto, numpy_helper
 
-from rewriter.base.errors import ModelError
+from rewriter.base.errors import SLIP, ModelError, did_you_mean
 from rewriter.ir.model.graphs import STANDARD_DOMAINS, all_graphs, walk_nodes
 from rewriter.ir.model.schemas import TYPE_ATTRIBUTES
 from rewriter.ir.model.tensors import PACKED_TYPES
@@ -62,18 +63,53 @@ def read_proto(path: Path) -> onnx.ModelProto:
             proto.ParseFromString(path.read_bytes())
     except DecodeError as error:
         what = "not an ONNX model, or a truncated one (protobuf cannot parse it)"
-        hint = "compare the file's size with the original's; files from Git LFS may be pointers"
+        hint = "compare the file's size with the original's, and copy or export it again"
         if "MaxDepth" in str(error):
             what = "its graphs are nested more deeply than protobuf reads (100 messages, about 30 If or Loop)"
             hint = "export it with fewer nested branches"
     except OSError as error:
         what, hint = f"cannot be read: {error.strerror or error}", "check its name and its permissions"
+    if path.is_file() and (other := _other_kind(path)):
+        what, hint = f"not an ONNX model, but {other[0]}", other[1]
+    elif what == "no such file":
+        hint = did_you_mean(path.name, [one.name for one in path.parent.glob("*.onnx")], SLIP) or hint
     if not what and not (proto.ir_version and proto.HasField("graph")):
         what = "not an ONNX model: it holds no graph"
-        hint = "name an .onnx file; a file of weights (.pt, .safetensors) has to be exported first"
+        hint = "name an .onnx file, or export the network again"
     if what:
         raise ModelError(what, where=str(path), hint=hint)
     return proto
+
+
+OTHER_KINDS = (
+    (0, b"version https://git-lfs", "a pointer of Git LFS", "`git lfs pull` fetches the file itself"),
+    (4, b"TFL3", "a model of TensorFlow Lite", "python -m tf2onnx.convert --tflite FILE --output model.onnx"),
+    (
+        0,
+        b"PK\x03\x04",
+        "an archive, as PyTorch and NumPy write",
+        "torch.onnx.export(module, inputs, 'model.onnx')",
+    ),
+    (0, b"\x89HDF", "a model of Keras", "export it to ONNX: module.export('model.onnx', format='onnx')"),
+    (0, b"ftrt", "an engine of TensorRT", "name the ONNX file that it was built from"),
+    (
+        8,
+        b"{",
+        "weights without a graph (safetensors)",
+        "export the network: optimum-cli export onnx --model FOLDER OUT",
+    ),
+)
+"""Files of other kinds: a position and the bytes there, what it is, and how it becomes an ONNX model."""
+
+
+def _other_kind(path: Path) -> tuple[str, str] | None:
+    """What a file is instead of a model, and what to do; None if that is not known."""
+    with suppress(OSError), path.open("rb") as file:
+        start = file.read(64)
+        for position, magic, kind, hint in OTHER_KINDS:
+            if start[position:].startswith(magic) and (magic != b"{" or path.suffix == ".safetensors"):
+                return kind, hint
+    return None
 
 
 def _broken(what: str, where: str) -> ModelError:

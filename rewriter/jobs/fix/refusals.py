@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
+import onnx
 from onnx import NodeProto, TensorProto
 
-from rewriter.base.errors import LIKENESS, UnbuildableError, UsageError
+from rewriter.base.errors import LIKENESS, SLIP, UnbuildableError, UsageError, did_you_mean
 from rewriter.ir.graph import display_name
-from rewriter.ir.model import Model, walk_graphs
+from rewriter.ir.model import Model, walk_graphs, walk_nodes
 from rewriter.ir.model.graphs import schema_of
 from rewriter.ir.model.schemas import EXCHANGEABLE
 from rewriter.ir.model.tensors import FLOATS, TensorFacts
@@ -38,6 +39,20 @@ def refuse_unknown_names(model: Model, patterns: Sequence[str], option: str = "k
         if not any(fnmatchcase(name, p) for p in (pattern, above) if p for name in names):
             hint = f"there are {near_names(pattern, map(display_name, nodes))}"
             raise UsageError(f"no node has the name {pattern!r}", option=option, hint=hint)
+
+
+def refuse_unknown_operators(model: Model, names: Sequence[str], option: str) -> None:
+    """Refuses names of operators that are slips of other names; the model need not have the operator.
+
+    Raises:
+        UsageError: neither the model nor ONNX has it, and the name is like another one.
+    """
+    there = {node.op_type for node in walk_nodes(model.proto.graph)} if names else set[str]()
+    for name in names:
+        known = there | {schema.name for schema in onnx.defs.get_all_schemas()}
+        like = [one for one in known if one[:1].lower() == name[:1].lower()]
+        if name not in known and (hint := did_you_mean(name, like, SLIP)):
+            raise UsageError(f"no operator has the name {name!r}", option=option, hint=hint)
 
 
 def refuse_unknown_ports(model: Model, io: InputsOutputs) -> None:

@@ -86,6 +86,8 @@ def read(job: FixJob) -> tuple[Model, Samples, list[str]]:
     refusals.declare_plugins(original, precision.plugin_types)
     refusals.refuse_unknown_names(original, precision.keep_nodes)
     refusals.refuse_unknown_names(original, precision.lower.nodes, "lower")
+    refusals.refuse_unknown_operators(original, precision.keep_ops, "keep-fp32-op")
+    refusals.refuse_unknown_operators(original, precision.lower.ops, "lower-op")
     refusals.refuse_unknown_ports(original, precision.io)
     if request.verify and not job.deployment.plugins:  # a plugin may replace any operator
         refusals.refuse_unbuildable(original, precision.target, precision.plugin_types)

@@ -50,6 +50,9 @@ def load_samples(
     for name, span in profile.items():
         if name not in ports:
             raise no_such_input(name, ports, option=PROFILE)
+        fixed = name not in hosted and all(isinstance(size, int) for size in ports[name].shape or ("",))
+        if fixed and all(shape == ports[name].shape for shape in span):
+            raise UsageError(f"all axes of {name!r} are fixed", option=PROFILE, hint="leave it out")
         for shape in span if name not in hosted else ():
             check_shape(shape, ports[name], {}, option=PROFILE, where=f"for input {name!r}")
     if inputs is not None:
