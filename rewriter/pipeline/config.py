@@ -198,7 +198,7 @@ def _unknown_variables(variables: Mapping[str, str]) -> Iterator[str]:
     """Yields a note for each variable of our prefix that sets nothing.
 
     Raises:
-        UsageError: its name is like that of one which sets something.
+        UsageError: its name is a misspelling of a variable that sets something.
     """
     keys = {key.variable.removeprefix(PREFIX) for key in KEYS.values()}
     for name in sorted(variables):

@@ -103,7 +103,7 @@ OTHER_KINDS = (
 
 
 def _other_kind(path: Path) -> tuple[str, str] | None:
-    """What a file is instead of a model, and what to do; None if that is not known."""
+    """Names the kind of a file that is no model, and the way to one; None if the kind is not known."""
     with suppress(OSError), path.open("rb") as file:
         start = file.read(64)
         for position, magic, kind, hint in OTHER_KINDS:
