@@ -16,7 +16,7 @@ from rewriter.ir.model import Model, load
 from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.split import Split
 from rewriter.jobs import plugins
-from rewriter.jobs.fix.provenance import SAMPLES, noted, noted_sums, noted_target, noted_tolerance
+from rewriter.jobs.fix.provenance import SAMPLES, WORSE, noted, noted_sums, noted_target, noted_tolerance
 from rewriter.jobs.search.effort import pays_on_cuda
 from rewriter.pipeline.keywords import VerifyKeywords
 from rewriter.pipeline.options import VerifyOptions, combined, documented
@@ -137,6 +137,7 @@ def verify(
             )
         if beyond is not None:
             result = replace(result, verdict=Verdict((*result.checks, beyond)))
+        result = replace(result, worse=noted(models[1], WORSE))
         return replace(result, warnings=(*warnings, *result.warnings, *notes), seconds=watch.seconds)
 
 

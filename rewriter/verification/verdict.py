@@ -190,10 +190,13 @@ class Gap:
     reason: str
 
 
-def gaps(checks: Sequence[Check], data: DataSource | None, no_build: str = "") -> tuple[Gap, ...]:
+def gaps(
+    checks: Sequence[Check], data: DataSource | None, no_build: str = "", worse: str = ""
+) -> tuple[Gap, ...]:
     """Returns the gaps of checks that passed.
 
     Args:
+        worse: The outputs on which plain FP16 is more accurate.
         no_build: Why there is no check of the build, if there is none.
     """
     found = list[Gap]()
@@ -206,6 +209,9 @@ def gaps(checks: Sequence[Check], data: DataSource | None, no_build: str = "") -
         reason = "TF32, the default of TensorRT, takes the original as far from FP32: "
         reason += f"{TF32_OFF} (--noTF32)" if cured else "take `precision=fp32`, and " + TF32_OFF
         found.append(Gap("tf32", f"as wrong as FP32 with TF32{': ' + TF32_OFF if cured else ''}", reason))
+    if worse:
+        reason = f"the accuracy of plain FP16 on {worse}"
+        found.append(Gap("plain", "less accurate than plain FP16", reason))
     run = any(check.name == "run" and check.passed for check in checks)
     if not run and not any(check.name == "build" and (check.built or check.passed) for check in checks):
         build = next((check.summary for check in checks if check.name == "build"), no_build)

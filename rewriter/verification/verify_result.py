@@ -27,6 +27,7 @@ class VerifyResult(Summary):
             TF32. None if not timed.
         verdict: The checks: `reference`, `run` or `emulation`, `build`.
         warnings: Sentences for the user; the first one reports if no GPU was used.
+        worse: The outputs on which plain FP16 is more accurate, as `fix` noted them in the file.
         seconds: Wall time by stage, in order.
     """
 
@@ -43,6 +44,7 @@ class VerifyResult(Summary):
     verdict: Verdict = field(default_factory=lambda: Verdict(()))
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    worse: str = ""
 
     @property
     def passed(self) -> bool:
@@ -74,7 +76,7 @@ class VerifyResult(Summary):
     @property
     def gaps(self) -> tuple[Gap, ...]:
         """Reasons why checks that passed are no proof; () if one failed."""
-        return gaps(self.checks, self.data, "`build=false`") if self.passed else ()
+        return gaps(self.checks, self.data, "`build=false`", self.worse) if self.passed else ()
 
     @property
     def proven(self) -> bool:

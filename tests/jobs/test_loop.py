@@ -200,6 +200,32 @@ def test_of_plans_that_are_right_with_tf32_off_the_fastest_of_the_most_accurate_
     assert best([*right, measured(2.0, failed=True)], [1.0, 9.0, 8.0, 1.0]) == 2
 
 
+WORSE = [
+    pytest.param((1e-3, 1e-3), (1e-3, 1e-3), [], id="as accurate"),
+    pytest.param((1e-3, 1e-3), (1e-3, 1.16e-3), ["z"], id="worse on one output"),
+    pytest.param((1e-3, 1e-3), (1e-4, 1.1e-3), [], id="within chance"),
+    pytest.param((1e-3, 1e-6), (1e-3, 9e-5), [], id="as accurate as FP32"),
+    pytest.param((1e-3, 6e-3), (2e-3, 1e-3), [], id="plain FP16 fails"),
+]
+
+
+@pytest.mark.parametrize(("plain", "now", "worse"), WORSE)
+def test_what_is_worse_than_plain_fp16_is_told_output_by_output(
+    plain: tuple[float, float], now: tuple[float, float], worse: list[str]
+) -> None:
+    def check(errors: tuple[float, float]) -> Check:
+        names = zip("yz", errors, strict=True)
+        outputs = tuple(OutputComparison(name, e, e, 1.0, True, 5e-3) for name, e in names)
+        return Check("emulation", True, "", outputs)
+
+    job = SimpleNamespace(may_drop_optional_fp32=True, limit=None)
+    workload: Any = SimpleNamespace(plain=check(plain), job=job, verifier=SimpleNamespace(settings=None))
+    attempt: Any = SimpleNamespace(arithmetic=check(now), candidate=SimpleNamespace(name=""), failed=())
+    attempts = Attempts(workload, [attempt], lambda one: (0.0, 0.0, 0.0))
+    assert [name for name, *_ in attempts.worse_outputs(attempt)] == worse
+    assert attempts.worse_than_plain(attempt) is bool(worse)
+
+
 def test_what_is_not_timed_again_in_turn_counts_as_if_it_were() -> None:
     """The one of 12 us alone would beat the others, which take 20 us in turn."""
     verifier: Any = SimpleNamespace(settings=True, timed_in_turn=lambda engines: [20.0] * len(engines))

@@ -220,7 +220,10 @@ def test_an_option_of_the_users_is_kept_or_the_ending_names_it() -> None:
     source = graph(ALMOST_ONE).whole()
     result = rewriter.fix(source, inputs=data, build=False, io="fp16")
     assert result.ending == "VERIFICATION FAILED (io)"
-    assert "`io=fp16` is not kept: x, y as they came" in result.conclusion.limit
+    assert (
+        "`io=fp16` is not kept: x, y keep their types; with it, FP16 emulated: largest error"
+        in result.conclusion.limit
+    )
     assert result.conclusion.remedy.startswith("leave out `io`")
     assert result.plan is not None and len(result.plan.fp32) == 1, "what mends it is no FP32"
     assert rewriter.fix(source, inputs=data, build=False).verified

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Literal
 
+from rewriter.base.text import figure
 from rewriter.jobs.fix.attempt import Attempt
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.selection import Selection
@@ -23,6 +25,10 @@ build the original model."""
 TF32_OFF = "with TF32 off (--noTF32, or NVIDIA_TF32_OVERRIDE=0), which is slower"
 
 
+LISTED = 3
+"""Outputs that a reason names."""
+
+
 @dataclass(frozen=True)
 class Conclusion:
     """How a run ended, and why; `FixResult.ending` has the words of the first line.
@@ -33,6 +39,7 @@ class Conclusion:
         limit: The cause that the result fails or is not closer, in one sentence; "" if it is verified.
         remedy: The action against it, in one sentence; "" if it is verified.
         no_build: Why nothing built it, where no check says so.
+        worse: The outputs on which plain FP16 is more accurate; "" if there are none.
         remarks: Other facts about the result, such as that all of it is FP32.
     """
 
@@ -43,6 +50,7 @@ class Conclusion:
     lowered: bool = True
     reason: str = ""
     no_build: str = ""
+    worse: str = ""
 
 
 UNVERIFIED = Conclusion("unverified")
@@ -56,7 +64,10 @@ def conclude(job: FixJob, selection: Selection) -> Conclusion:
     else:
         lowered = not attempt.all_fp32 and attempt.plan.float_nodes > 0
     no_build = "" if job.request.build else "`build=false`"
-    ended = partial(Conclusion, remarks=tuple(_remarks(job, selection)), lowered=lowered, no_build=no_build)
+    rows = (f"{name} ({figure(plain)}, here {figure(error)})" for name, error, plain in selection.worse)
+    worse = ", ".join(islice(rows, LISTED))
+    remarks = tuple(_remarks(job, selection))
+    ended = partial(Conclusion, remarks=remarks, lowered=lowered, no_build=no_build, worse=worse)
     if (original := Verdict(checks).unbuildable) is not None:
         reason = next(iter(original.details), original.summary)
         without = "".join(f", or without {name or op}" for name, op in original.refused[:1])

@@ -26,7 +26,7 @@ from rewriter.target import Target
 VERSION, PRESET, PIPELINE = "rewriter.version", "rewriter.preset", "rewriter.pipeline"
 PLAN, SOURCE, SOURCE_HASH = "rewriter.plan.sha256", "rewriter.source", "rewriter.source.sha256"
 VERDICT, SUMS, LIMIT = "rewriter.verdict", "rewriter.sums", "rewriter.tolerance"
-SAMPLES, TARGET = "rewriter.samples", "rewriter.target"
+SAMPLES, TARGET, WORSE = "rewriter.samples", "rewriter.target", "rewriter.worse"
 """Keys of the model's metadata."""
 
 ALREADY_AVOIDED = "rewriter.kept"

@@ -122,13 +122,15 @@ class FixResult(Summary):
         if share is None or any(check.device == CPU for check in self.checks):
             return ""
         words = gain(share.share, "FP32", "" if share.measured else " (estimated)")
-        alike = self.conclusion.kind == "verified" and share.share <= NO_GAIN
+        exact = self.conclusion.kind == "verified" and not self.conclusion.worse
+        alike = exact and share.share <= NO_GAIN
         return f"{words}, as accurate" if alike else words
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
         """Reasons why checks that passed are no proof; () if one failed, or none was made."""
-        return gaps(self.checks, self.data, self.conclusion.no_build) if self.verified else ()
+        conclusion = self.conclusion
+        return gaps(self.checks, self.data, conclusion.no_build, conclusion.worse) if self.verified else ()
 
     @property
     def proven(self) -> bool:

@@ -18,6 +18,7 @@ from rewriter.jobs.fix.attempt import Attempt
 from rewriter.jobs.fix.workload import Workload
 from rewriter.jobs.search.goal import NOISE
 from rewriter.pipeline.presets import PRESETS
+from rewriter.runtime.metrics.tolerances import TOLERANCES
 from rewriter.target.costs import ORIGIN
 from rewriter.verification.verdict import ARITHMETIC
 
@@ -32,9 +33,11 @@ ALIKE = 1.05
 """Ratio of two errors that TF32 causes, merely by chance, in plans with the same FP32 products."""
 
 MAX_ERROR_OVER_PLAIN_FP16 = 1.15
-"""Without an engine, ratio of a plan's error to plain FP16's from which the plan is not selected if no hazard
-was found: random rounding changes errors of one network by less. No search has a goal that is closer to
-FP32's error."""
+"""Ratio of an output's error to plain FP16's from which a plan is worse: random rounding changes errors of
+one network by less. No search has a goal that is closer to FP32's error."""
+
+AS_EXACT = TOLERANCES["fp32"].value
+"""Error that FP32 in another order of sums has, and below which no result is worse than another."""
 
 MOST_FOR_PLAIN: float = PRESETS["accurate"].defaults["max_latency_cost"]
 """Largest share of latency that a plan as close as plain FP16 may add to a less accurate plan's; it may also
@@ -87,6 +90,7 @@ class Selection:
         remark: Why it is not the first attempt that passed; "" if it is.
         stopped: Why not every candidate was tried; "" if all were.
         in_fp32: The attempt with all of it in FP32, if that failed.
+        worse: Outputs that are less accurate than in plain FP16: names, and both errors.
         with_ports: The best attempt with the inputs and outputs that the user wants, if it is another one.
     """
 
@@ -97,6 +101,7 @@ class Selection:
     in_fp32: Attempt | None
     with_ports: Attempt | None
     shares: tuple[LatencyShare, ...]
+    worse: tuple[tuple[str, float, float], ...] = ()
 
 
 @dataclass
@@ -147,27 +152,38 @@ class Attempts:
         return self.start + (min(seconds, AFFORDED_S) if self.passed else seconds)
 
     @property
+    def plain_outputs(self) -> dict[str, float]:
+        """Errors of the outputs in plain FP16: measured where engines run, else emulated; {} if one fails."""
+        made = next((one for one in self.attempts if one.candidate.name == "plain FP16"), None)
+        if made is not None and made.failed:
+            return {}
+        check = self.workload.plain
+        if self.runs:
+            check = made.arithmetic if made is not None else None
+        if check is None or check.value is not None or not all(one.passed for one in check.outputs):
+            return {}
+        return {one.name: one.relative_l2 for one in check.outputs if not one.of}
+
+    @property
     def plain_error(self) -> float:
-        """The error of plain FP16, emulated; infinite unless it passes, and no hazard was found."""
-        job, before = self.workload.job, self.workload.before
-        wrong = not before or self.first_attempt.causes or not all(output.passed for output in before)
-        if wrong or self.runs or not job.may_drop_optional_fp32 or job.limit is not None:
-            return math.inf
-        return max(output.relative_l2 for output in before if output.counts)
+        """The largest error of an output in plain FP16; infinite if that is unknown, or fails."""
+        return max(self.plain_outputs.values(), default=math.inf)
+
+    def worse_outputs(self, attempt: Attempt) -> list[tuple[str, float, float]]:
+        """Outputs that are less accurate than in plain FP16, where that passes: names, and both errors."""
+        check, plain = attempt.arithmetic, self.plain_outputs
+        outputs = () if check is None else check.outputs
+        errors = [(one.name, one.relative_l2, plain[one.name]) for one in outputs if one.name in plain]
+        return [row for row in errors if row[1] > max(MAX_ERROR_OVER_PLAIN_FP16 * row[2], AS_EXACT)]
 
     def worse_than_plain(self, attempt: Attempt) -> bool:
-        """True, without an engine, if a result is less accurate than plain FP16 though nothing was wrong."""
-        return attempt.relative_l2 > MAX_ERROR_OVER_PLAIN_FP16 * self.plain_error
+        """True if plain FP16 may replace a result that is less accurate on an output."""
+        job = self.workload.job
+        return job.may_drop_optional_fp32 and job.limit is None and bool(self.worse_outputs(attempt))
 
     def slower_than_plain(self, attempt: Attempt) -> bool:
         """True, without an engine, if recorded costs are higher than plain FP16's, where that passes."""
-        job, before = self.workload.job, self.workload.before
-        if (
-            self.runs
-            or not before
-            or not all(output.passed for output in before)
-            or not job.may_drop_optional_fp32
-        ):
+        if self.runs or not self.plain_outputs or not self.workload.job.may_drop_optional_fp32:
             return False
         planned, _, plain = self.estimated(attempt)
         return planned > (1.0 + NOISE) * plain
@@ -194,6 +210,7 @@ class Attempts:
             min(fp32, key=lambda one: one.error, default=None),
             None if chosen in asked else min(asked, key=lambda one: one.error, default=None),
             tuple(self._shares(at, latencies)),
+            tuple(self.worse_outputs(chosen)) if not chosen.failed else (),
         )
 
     def _chosen(self, latencies: Sequence[float]) -> int:

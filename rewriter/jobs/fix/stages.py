@@ -20,7 +20,7 @@ from rewriter.jobs.fix.attempt import Attempt
 from rewriter.jobs.fix.before import check_before, side_by_side
 from rewriter.jobs.fix.conclusion import conclude
 from rewriter.jobs.fix.job import FixJob, require_space
-from rewriter.jobs.fix.provenance import SAMPLES, UNFINISHED, source_hash, stamp
+from rewriter.jobs.fix.provenance import SAMPLES, UNFINISHED, WORSE, source_hash, stamp
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.selection import Selection
 from rewriter.jobs.fix.workload import Workload, prepare, read
@@ -100,6 +100,8 @@ def run(job: FixJob) -> FixResult:
         if any(step.changes for step in attempt.passes):
             noted = UNFINISHED if verifier.interrupted else result.ending
             stamp(fixed, job, result.pipeline, attempt.plan, source_sha, noted)
+            if conclusion.worse:
+                set_metadata(fixed.proto, {WORSE: conclusion.worse})
             if 0 < len(verifier.samples) < min(data.samples, MOST_SAMPLES):
                 set_metadata(fixed.proto, {SAMPLES: str(len(verifier.samples))})
         with stage("writing"):
@@ -198,6 +200,5 @@ def _ports_check(selection: Selection, job: FixJob) -> Iterator[Check]:
     ]
     if other:
         names = ", ".join(other[:PORTS]) + " ..." * (len(other) > PORTS)
-        yield Check(
-            "io", False, f"`io={io}` is not kept: {names} keep their types; with it, {selection.with_ports}"
-        )
+        tried = selection.with_ports.failure if selection.with_ports is not None else "nothing was tried"
+        yield Check("io", False, f"`io={io}` is not kept: {names} keep their types; with it, {tried}")
