@@ -40,10 +40,10 @@ def _list_passes(json: Json = None) -> None:
     rows = []
     for title in catalogue.GROUPS.values():
         rows.append([Cell(f"[{title}]"), Cell(""), Cell("")])
-        for one in content:
-            if one["group"] == title:
-                name = f"{'*' if one['default'] else ' '} {one['name']}"
-                rows.append([Cell(name), Cell(one["exactness"]), Cell(one["summary"])])
+        for part in content:
+            if part["group"] == title:
+                name = f"{'*' if part['default'] else ' '} {part['name']}"
+                rows.append([Cell(name), Cell(part["exactness"]), Cell(part["summary"])])
     table = Table({"pass": "choice", "FP32 result": "choice", "why": "text"}, rows)
     console().print(printed(table))
     echo("", "* runs in the default preset. `rewriter passes show NAME` explains one.", "")

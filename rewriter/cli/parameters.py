@@ -163,7 +163,7 @@ def _read(declared: Option, value: Any) -> Any:
     if isinstance(value, bool):
         return value
     if declared.several and not declared.commas:
-        return read(declared, [Text(one) for one in value])
+        return read(declared, [Text(text) for text in value])
     return read(declared, Text(",".join(value) if declared.several else value))
 
 

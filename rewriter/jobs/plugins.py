@@ -55,7 +55,7 @@ def whole(split: Split, fixed: Model) -> Model:
     if tail.opset != fixed.opset:
         tail, (result,) = Driver().run(tail, [UpgradeOpset()], Context(fixed.opset))
         if tail.opset != fixed.opset:
-            why = "; ".join(f"{one.node}: {one.reason}" for one in result.refusals)
+            why = "; ".join(f"{refusal.node}: {refusal.reason}" for refusal in result.refusals)
             what = f"what comes after its plugins cannot be converted to opset {fixed.opset}: {why}"
             raise ModelError(what, hint="leave out `upgrade-opset`: `skip=upgrade-opset`")
     return split.joined(fixed, tail)

@@ -99,7 +99,7 @@ class PadChannels(GraphPass):
         if self.largest:
             channels.limit(self.largest, graph.model.at_sizes(context.sample).facts().main)
         wanted = [
-            one for one in channels.convs if one[1].size > max(self.least, 1) and one[1].size % self.step
+            conv for conv in channels.convs if conv[1].size > max(self.least, 1) and conv[1].size % self.step
         ]
         for _, block in wanted:
             block.root().more = 0 if block.root().obstacle else -block.size % self.step

@@ -28,9 +28,9 @@ def judging_check(checks: Sequence[Check]) -> Check | None:
 def check_dict(check: Check) -> dict[str, Any]:
     """A check with the verdict on each output."""
     shown = {name: value for name, value in vars(check).items() if name not in ("pictures", "rounds")}
-    outputs = [{**vars(one), "passed": one.passed} for one in check.outputs]
-    for one in outputs:
-        del one["part"]
+    outputs = [{**vars(output), "passed": output.passed} for output in check.outputs]
+    for output in outputs:
+        del output["part"]
     return {**shown, "outputs": outputs}
 
 
@@ -50,13 +50,13 @@ def limit_lines(check: Check) -> Iterator[str]:
     """One line for each limit that is not the tolerance itself, with its origin."""
     if check.excuse == "tf32-off" and check.tf32_off is not None:
         yield f"with TF32 off, the largest error is {100 * check.tf32_off:.2g} % of what is allowed"
-    for one in check.outputs:
-        if text := one.fair_text or one.scores_text:
+    for output in check.outputs:
+        if text := output.fair_text or output.scores_text:
             yield text
-        elif one.allowance is not None and one.passed:
-            usual, reason = figure(one.allowance.usual), ORIGINS[one.allowance.reason]
-            why = reason.format(figure(one.allowance.measured))
-            yield f"{one.name}: {figure(one.tolerance)} instead of {usual}, {why}"
+        elif output.allowance is not None and output.passed:
+            usual, reason = figure(output.allowance.usual), ORIGINS[output.allowance.reason]
+            why = reason.format(figure(output.allowance.measured))
+            yield f"{output.name}: {figure(output.tolerance)} instead of {usual}, {why}"
 
 
 ORIGINS = {
@@ -70,10 +70,8 @@ ORIGINS = {
 def part_lines(check: Check) -> Iterator[str]:
     """One line for each output that is judged by its parts, the parts with the largest errors first."""
     for whole in check.outputs:
-        own = sorted((one for one in check.outputs if one.of == whole.name), key=lambda one: -one.excess)
-        shown = [
-            f"{'scores, ' * bool(one.probability)}{one.part or one.note}: {size(one)}" for one in own[:PARTS]
-        ]
+        own = sorted((o for o in check.outputs if o.of == whole.name), key=lambda o: -o.excess)
+        shown = [f"{'scores, ' * bool(o.probability)}{o.part or o.note}: {size(o)}" for o in own[:PARTS]]
         if shown:
             more = f" and {len(own) - PARTS} more" if own[PARTS:] else ""
             yield f"{whole.name}: {size(whole)}, of its parts {'; '.join(shown)}{more}"
@@ -102,18 +100,18 @@ def tables(
     """
     judging = judging_check(checks)
     shown = [check for check in checks if check is judging or (check.passed is False and check.outputs)]
-    plain, figures = {one.name: size(one) for one in before}, {one.name: one for one in statistics}
+    plain, figures = {o.name: size(o) for o in before}, {entry.name: entry for entry in statistics}
     rows = [
         [
             Cell(check.name),
-            Cell(one.name, state="plain" if one.passed else "bad"),
-            Cell(size(one), order=one.excess, state="good" if one.passed else "bad"),
-            number(one.tolerance, "{:.2g}"),
-            Cell(plain.get(one.name, "")),
-            _worst(one, figures.get(one.name) if check is judging else None, data),
+            Cell(output.name, state="plain" if output.passed else "bad"),
+            Cell(size(output), order=output.excess, state="good" if output.passed else "bad"),
+            number(output.tolerance, "{:.2g}"),
+            Cell(plain.get(output.name, "")),
+            _worst(output, figures.get(output.name) if check is judging else None, data),
         ]
         for check in shown
-        for one in sorted(check.outputs, key=lambda one: (one.passed, -one.excess))
+        for output in sorted(check.outputs, key=lambda output: (output.passed, -output.excess))
     ]
     lead = "Every output against the original in FP32, in its worst sample and build."
     columns: dict[str, Kind] = {"Check": "choice", "Output": "code", "Error": "number", "Allowed": "number"}
@@ -133,15 +131,15 @@ def tables(
     yield table("verification", "Verification", lead, columns, rows)
 
 
-def _worst(one: OutputComparison, figures: OutputStatistics | None, data: DataSource | None) -> Cell:
+def _worst(output: OutputComparison, figures: OutputStatistics | None, data: DataSource | None) -> Cell:
     """The worst element, and what an average hides: the error that a share of the elements stays below."""
-    lines = [one.note] if one.note else []
+    lines = [output.note] if output.note else []
     if figures is None:
-        return Cell(f"{one.max_abs:.3g}", names=tuple(lines))
+        return Cell(f"{output.max_abs:.3g}", names=tuple(lines))
     at = ", ".join(map(str, figures.at))
     where = f" at [{at}]: {figures.actual:.5g}, not {figures.expected:.5g}" if figures.max_abs else ""
     psnr = f"PSNR {figures.psnr:.1f} dB, " if math.isfinite(figures.psnr) else ""
     build = f", build {figures.build}" if figures.build else ""
     shares = ", ".join(f"{share} % below {error:.2g}" for share, error in figures.percentiles.items())
-    lines += [shares, f"{psnr}cosine {one.cosine:.6f}", f"in {sample_name(data, figures.sample)}{build}"]
-    return Cell(f"{one.max_abs:.3g}{where}", names=tuple(lines))
+    lines += [shares, f"{psnr}cosine {output.cosine:.6f}", f"in {sample_name(data, figures.sample)}{build}"]
+    return Cell(f"{output.max_abs:.3g}{where}", names=tuple(lines))

@@ -37,9 +37,9 @@ def rows(result: InputComparison, *, everything: bool) -> Iterator[Row]:
         where = "" if len(members) == len(result.samples) else f" (in {listed([w for w, _ in members], 3)})"
         if array.differences:
             yield "Differs", f"{name}: {sentence}{where}"
-            yield from (("", f"{one.kind}: {one.text}") for one in array.differences)
+            yield from (("", f"{difference.kind}: {difference.text}") for difference in array.differences)
             yield from (("", f"note: {note}") for note in array.notes)
-            after = max(one.after for _, one in members)
+            after = max(array.after for _, array in members)
             yield "", f"relative L2: {array.before:.3g}, and {after:.3g} without these differences"
         elif everything:
             yield "Same", f"{name}: {sentence}{where}"
@@ -47,7 +47,7 @@ def rows(result: InputComparison, *, everything: bool) -> Iterator[Row]:
 
 def as_dict(result: InputComparison) -> dict[str, Any]:
     samples = [
-        {**vars(sample), "arrays": [{**vars(one), "sentence": one.sentence} for one in sample.arrays]}
+        {**vars(sample), "arrays": [{**vars(a), "sentence": a.sentence} for a in sample.arrays]}
         for sample in result.samples
     ]
     ours, theirs = result.counts

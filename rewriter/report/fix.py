@@ -98,32 +98,32 @@ def _errors(result: FixResult, most: int | None) -> Iterator[Row]:
         words = f"{low}{figure(check.value.value)}, {relation} {figure(check.value.allowed)}"
         yield "Error", f"{check.value.metric} {words} (of the worst sample; {how})"
         return
-    before = {one.name: one for one in result.before if not one.of}
-    outputs = sorted((one for one in check.outputs if not one.of), key=_badness, reverse=True)
-    for one in outputs[:most]:
-        plain = before.get(one.name)
+    before = {output.name: output for output in result.before if not output.of}
+    outputs = sorted((o for o in check.outputs if not o.of), key=_badness, reverse=True)
+    for output in outputs[:most]:
+        plain = before.get(output.name)
         low = f"{checks.size(plain)} in plain {result.precision.upper()}, now " if plain else ""
-        places = [s.sample for s in check.statistics if s.name == one.name and result.judged > 1]
+        places = [s.sample for s in check.statistics if s.name == output.name and result.judged > 1]
         where = "".join(f" in {checks.sample_name(result.data, place)}" for place in places[:1])
-        error = f"{low}{checks.size(one)}, {checks.relation(one)} ({one.unit} of {one.name}{where}; {how})"
-        yield "Error", error
+        error = f"{low}{checks.size(output)}, {checks.relation(output)}"
+        yield "Error", f"{error} ({output.unit} of {output.name}{where}; {how})"
     if left := outputs[len(outputs[:most]) :]:
         yield "Error", f"... and {count(len(left), 'output')} more: {MORE}"
     yield from (("", text) for text in (*checks.limit_lines(check), *checks.part_lines(check)))
 
 
-def _badness(one: OutputComparison) -> tuple[bool, float]:
-    return not one.finite, one.excess
+def _badness(output: OutputComparison) -> tuple[bool, float]:
+    return not output.finite, output.excess
 
 
 def _latency(result: FixResult) -> Iterator[Row]:
     """The measured latency, and its ratios to other latencies, with their source."""
     timed = [(c.latency, c.place) for c in result.checks if c.latency is not None][:1]
-    parts = [f"{one.median_us:.1f} us (+- {one.iqr_us:.1f}) {place}" for one, place in timed]
+    parts = [f"{time.median_us:.1f} us (+- {time.iqr_us:.1f}) {place}" for time, place in timed]
     for measured, source in ((True, "measured"), (False, f"estimated, {ORIGIN}")):
-        shares = [one for one in result.latency_shares if one.measured is measured]
+        shares = [share for share in result.latency_shares if share.measured is measured]
         if shares:
-            words = " and ".join(f"{100 * one.share:.0f} % of {one.of}'s" for one in shares)
+            words = " and ".join(f"{100 * share.share:.0f} % of {share.of}'s" for share in shares)
             parts.append(f"{words} ({source})")
     if parts:
         yield "Latency", "; ".join(parts)
@@ -229,7 +229,7 @@ def _passes(passes: Iterable[PassResult]) -> Table:
             Cell(name),
             Cell(outcome, state=state),
             number(len(members), "{:d}"),
-            Cell(what, names=tuple(one.node for one in members if one.node != "model")),
+            Cell(what, names=tuple(member.node for member in members if member.node != "model")),
         ]
         for name, outcome, state, groups in done
         for what, members in groups
@@ -241,21 +241,21 @@ def _decisions(plan: Plan, graph_of: Callable[[str], str]) -> Table:
     """The nodes that the plan keeps out of the low precision, by rule and reason; those at no cost last."""
     low = plan.precision.upper()
     groups: dict[tuple[str, str], list[Decision]] = {}
-    for one in sorted(plan.decisions, key=lambda one: one.rule in FREE):
-        groups.setdefault((one.rule, one.repair), []).append(one)
+    for decision in sorted(plan.decisions, key=lambda decision: decision.rule in FREE):
+        groups.setdefault((decision.rule, decision.repair), []).append(decision)
     rows = [
         [
             Cell(rule),
             Cell(
                 repair.upper() + (", at no cost" if rule in FREE else ""),
-                link=next(filter(None, (graph_of(one.node) for one in alike)), ""),
+                link=next(filter(None, (graph_of(d.node) for d in alike)), ""),
             ),
             number(len(alike), "{:d}"),
-            number(max((one.range.absmax for one in alike if one.range), default=None)),
-            Cell(reason, names=tuple(f"{one.node} ({one.op})" for one in alike)),
+            number(max((d.range.absmax for d in alike if d.range), default=None)),
+            Cell(reason, names=tuple(f"{d.node} ({d.op})" for d in alike)),
         ]
         for (rule, repair), members in groups.items()
-        for reason, alike in grouped(members, lambda one: one.reason)
+        for reason, alike in grouped(members, lambda decision: decision.reason)
     ]
     lead = f"{len(plan.decisions)} of {plan.float_nodes} float nodes keep another type than {low}."
     if plan.exponents:

@@ -144,14 +144,14 @@ def outputs_table(loop: LoopResult) -> Table:
     columns: dict[str, Kind] = {"file": "text", "output": "code", "read again": "choice"}
     columns |= dict.fromkeys(("plain FP16", "fixed", "TF32", "largest difference"), "number")
     by_port = [
-        {(one.file, one.output): one for one in run.outputs} if run is not None else {}
+        {(output.file, output.output): output for output in run.outputs} if run is not None else {}
         for run in (loop.plain, loop.fixed, loop.tf32)
     ]
     table_rows = []
-    for port, one in by_port[1].items():
+    for port, output in by_port[1].items():
         errors = [number(run[port].relative_l2) if port in run else Cell("") for run in by_port]
-        again = Cell("yes" if one.state else "no")
-        table_rows.append([Cell(port[0]), Cell(port[1]), again, *errors, number(one.largest)])
+        again = Cell("yes" if output.state else "no")
+        table_rows.append([Cell(port[0]), Cell(port[1]), again, *errors, number(output.largest)])
     lead = (
         "Relative L2 error over all calls before the first other word, and the largest difference when fixed."
     )

@@ -88,7 +88,7 @@ def _result(finding: Finding, index: int, result: ScanResult, files: Sequence[Sc
 
 def _unlinked(text: str) -> str:
     """The text without links: messages may embed them (3.11.6), and code hosts show messages as Markdown."""
-    return re.sub(r"\]\(|<(?=\w+:)", lambda match: "".join(f"\\{one}" for one in match[0]), text)
+    return re.sub(r"\]\(|<(?=\w+:)", lambda match: "".join(f"\\{letter}" for letter in match[0]), text)
 
 
 def _location(finding: Finding, result: ScanResult, files: Sequence[ScanResult]) -> dict[str, Any]:

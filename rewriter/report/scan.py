@@ -93,14 +93,14 @@ def tables(result: ScanResult) -> Iterator[Table]:
     rows = []
     for members in _by_repair(result.findings):
         first = members[0]
-        for reason, alike in grouped(members, lambda one: one.reason):
+        for reason, alike in grouped(members, lambda finding: finding.reason):
             row = [
                 Cell(first.severity, order=-SEVERITIES.index(first.severity), state=STATES[first.severity]),
                 Cell(first.kind),
-                number(max((one.range.absmax for one in alike if one.range), default=None)),
+                number(max((f.range.absmax for f in alike if f.range), default=None)),
                 Cell(
                     f"{reason}; {first.repair}{_link(first)}",
-                    names=tuple(name for one in alike for name in one.nodes),
+                    names=tuple(name for finding in alike for name in finding.nodes),
                 ),
             ]
             rows.append(row)

@@ -187,8 +187,8 @@ def conditioning(model: Model, samples: Sequence[Outputs], expected: Expected) -
         except ArithmeticRunError:
             continue
         judged = compare_outputs(expected.exact, outputs, _distance(model), parts=expected.parts)
-        for one in (o for o in judged.comparisons if o.finite):
-            errors[one.name] = max(errors.get(one.name, 0.0), one.relative_l2)
+        for output in (o for o in judged.comparisons if o.finite):
+            errors[output.name] = max(errors.get(output.name, 0.0), output.relative_l2)
     return errors
 
 

@@ -161,7 +161,7 @@ def check_operators(expected: BuildExpectation) -> Check | None:
     if not refusals:
         return None
     fields = _fields(refusals)
-    details = (*(one.sentence for one in refusals[:LISTED]), *_advice(fields["advice"]))
+    details = (*(refusal.sentence for refusal in refusals[:LISTED]), *_advice(fields["advice"]))
     summary = f"{expected.target} refuses the model, by the table of its operators"
     return Check("build", False, summary, details=details, built=False, **fields)
 
@@ -285,14 +285,14 @@ def _is_about(error: ParserError, row: RefusedNode) -> bool:
 
 def _fields(refusals: Sequence[_Refusal]) -> dict[str, Any]:
     """The fields of a check: what is refused, and what to do, each thing once."""
-    remedies = list(dict.fromkeys(one.remedy for one in refusals if one.remedy))
-    refused = tuple((one.node, one.op) for one in refusals if one.op)
+    remedies = list(dict.fromkeys(r.remedy for r in refusals if r.remedy))
+    refused = tuple((refusal.node, refusal.op) for refusal in refusals if refusal.op)
     return {"refused": refused, "advice": "; ".join(remedies[:REMEDIES])}
 
 
 def _reasons(report: BuildReport, refusals: Sequence[_Refusal], lacking: Sequence[str]) -> Iterator[str]:
     """Yields the reasons of the parser, the table or the builder for building no engine."""
-    yield from (*(one.sentence for one in refusals), *lacking)
+    yield from (*(refusal.sentence for refusal in refusals), *lacking)
     if report.parsed and report.engine_bytes is None and not report.obstacle:
         yield from report.errors[-LISTED:] or ["no engine, and no error message"]
 

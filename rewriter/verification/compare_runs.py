@@ -112,10 +112,10 @@ def compare_outputs(
     for sample, (exact, outputs) in enumerate(zip(expected, actual, strict=True)):
         limit, kinds = tolerance.value if by_output else math.inf, standard.kinds
         pairs = compare(exact, outputs, limit, as_sets=standard.as_sets, kinds=kinds, parts=own)
-        for one, pair in pairs:
-            if not one.of:
-                worst.add(one.name, pair, sample=sample, build=build)
-        compared = tuple(one for one, _ in pairs)
+        for output, pair in pairs:
+            if not output.of:
+                worst.add(output.name, pair, sample=sample, build=build)
+        compared = tuple(output for output, _ in pairs)
         if not by_output:  # only outputs that are not finite fail by themselves
             compared = tuple(replace(c, note=c.note or f"judged by {tolerance.metric}") for c in compared)
         rounds.append(compared)
@@ -156,10 +156,10 @@ def run_check(
         runs.append(BuildRun(outcome.build, outcome.status, outcome.problem, error, outcome.latency))
     errors = [run.error for run in runs if run.error is not None]
     judged = RunComparison(
-        tuple(outputs for one in weighed for outputs in one.rounds),
+        tuple(outputs for run in weighed for outputs in run.rounds),
         metric.worst_of(errors),
-        max((one.allowed for one in weighed), default=tolerance.value),
-        bool(weighed) and all(o.ran for o in outcomes) and all(one.passed for one in weighed),
+        max((run.allowed for run in weighed), default=tolerance.value),
+        bool(weighed) and all(o.ran for o in outcomes) and all(run.passed for run in weighed),
         worst,
         tuple(runs),
     )

@@ -68,6 +68,6 @@ def first_nan(model: Model, samples: Iterable[Mapping[str, Array]]) -> str:
         for scope, graph in enumerate(walk_graphs(wide.proto.graph)):
             for node in graph.node:
                 measured = (ranges.get((scope, name)) for name in node.output)
-                if any(one is not None and is_wrong(one.mean_abs) for one in measured):
+                if any(range_ is not None and is_wrong(range_.mean_abs) for range_ in measured):
                     return f"{display_name(node)} ({node.op_type})"
     return ""

@@ -124,7 +124,7 @@ class Check:
         if self.value is not None:
             relation = "within" if self.value.met else "NOT within"
             return f"{self.value.metric} {self.value.value:.3g}, {relation} {self.value.allowed:.3g}"
-        worst = max(self.outputs, key=lambda one: (one.excess, one.relative_l2, one.tolerance), default=None)
+        worst = max(self.outputs, key=lambda o: (o.excess, o.relative_l2, o.tolerance), default=None)
         error, allowed = (0.0, default) if worst is None else (worst.relative_l2, worst.tolerance)
         relation = "within" if error <= allowed else "beyond" if self.passed else "NOT within"
         part = f" in {worst.name}" if worst is not None and worst.of else ""

@@ -327,7 +327,7 @@ class Verifier:
                 outcomes = measure(variants, self.settings, Path(name))
             except EngineError:
                 return [None] * len(engines)
-            return [one.latency.median_us if one.latency is not None else None for one in outcomes]
+            return [o.latency.median_us if o.latency is not None else None for o in outcomes]
 
     def _build_options(self, engine: Path | None = None) -> BuildOptions:
         deployment, sample = self.deployment, next(iter(self.samples), {})
@@ -359,7 +359,7 @@ class Verifier:
         standard, seconds = self.standards[precision], time.perf_counter() - start
         check, judged = run_check(self.expected.exact, outcomes, standard, seconds, self.expected.parts)
         engine, noise = self.deployment.choose().engine, noise_reason(self.original)
-        if noise and engine and this_machine.ENGINES[engine].builds and all(one.ran for one in outcomes):
+        if noise and engine and this_machine.ENGINES[engine].builds and all(o.ran for o in outcomes):
             return Check("run", None, f"not compared: {noise}", device=check.device), judged
         check = excused(check, lambda: self.conditioning)
         chance, words = errs_by_chance(fixed), "the network's own FP32 engine"
@@ -370,7 +370,7 @@ class Verifier:
         self, model: Model, path: Path, folder: Path, engine: Path | None = None, *, tf32: bool = True
     ) -> Variant:
         """A model as a file, with the samples, which are written to `folder`."""
-        stored = write_samples(folder, (as_declared(model, one) for one in self.samples))
+        stored = write_samples(folder, (as_declared(model, sample) for sample in self.samples))
         return Variant(folder.name, path, stored, tf32, self.spans, engine=engine)
 
     def file(self, model: Model, name: str, loaded: Model) -> Path:
@@ -393,7 +393,7 @@ def noise_reason(model: Model) -> str:
 
 
 def _worst(rounds: Rounds) -> float:
-    return max((one.relative_l2 for outputs in rounds for one in outputs if not one.of), default=0.0)
+    return max((o.relative_l2 for outputs in rounds for o in outputs if not o.of), default=0.0)
 
 
 def _tf32(original: Model) -> Standard:

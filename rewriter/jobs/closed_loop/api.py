@@ -109,7 +109,7 @@ class _Repairs:
             nodes = nodes_of_states(load(file.model), slow)
             own["keep_fp32"] = [*self.options.keep_fp32, *map(escape, nodes)]
             if self.options.io is not None:
-                ports = [f"{escape(name)}=fp32" for one in slow for name in (one.input, one.output)]
+                ports = [f"{escape(name)}=fp32" for state in slow for name in (state.input, state.output)]
                 own["io"] = ",".join([self.options.io, *ports])
         if step == "search":
             tolerance = TOLERANCES["bf16" if self.options.precision == "bf16" else "fp16"].value

@@ -283,6 +283,6 @@ def _blamed(loop: _Loop, result: LoopResult, fixed: Answers) -> LoopResult:
     assert result.fixed is not None
     culprit = max(fixed, key=lambda name: single.get(name, 0.0))
     slow = {(s.file, s.output) for s in loop.recording.states if s.step is not None and s.step < SLOW_STEP}
-    states = [one for one in result.fixed.outputs if one.state and one.file == culprit]
-    states.sort(key=lambda one: ((one.file, one.output) in slow, one.relative_l2))
+    states = [state for state in result.fixed.outputs if state.state and state.file == culprit]
+    states.sort(key=lambda state: ((state.file, state.output) in slow, state.relative_l2))
     return replace(result, culprit=culprit, state=states[-1].output if states else "", single=single)

@@ -70,7 +70,7 @@ class Stream:
     @property
     def error(self) -> float:
         """Largest relative L2 error of an output, over all compared calls, states apart."""
-        return max((one.relative_l2 for one in self.outputs if not one.state), default=0.0)
+        return max((output.relative_l2 for output in self.outputs if not output.state), default=0.0)
 
     @property
     def same(self) -> bool:

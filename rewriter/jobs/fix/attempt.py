@@ -79,9 +79,9 @@ class Attempt:
     def error(self) -> float:
         """Largest error of the deciding check in units of its tolerance; infinite if another check failed."""
         check = self.arithmetic
-        others = [one for one in self.failed if one is not check and one.name not in GOALS]
+        others = [other for other in self.failed if other is not check and other.name not in GOALS]
         if others or check is None:
-            return max((one.error for one in others), default=math.inf if self.failed else 0.0)
+            return max((check.error for check in others), default=math.inf if self.failed else 0.0)
         return check.error
 
     @property
@@ -120,7 +120,7 @@ class Attempt:
         return any(check.name == "build" and check.built is False for check in self.failed)
 
     def has_failed(self, check: str) -> bool:
-        return any(one.name == check for one in self.failed)
+        return any(failed.name == check for failed in self.failed)
 
     def changed(self, step: Pass) -> bool:
         return any(result.name == step.name and result.changes for result in self.passes)

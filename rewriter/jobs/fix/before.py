@@ -85,7 +85,7 @@ def side_by_side(attempt: Attempt, workload: Workload) -> SideBySide | None:
     verifier, check, accumulation = workload.verifier, attempt.arithmetic, workload.job.accumulation
     if check is None or not check.statistics or attempt.plan is None or verifier.expected is None:
         return None
-    number = max(check.statistics, key=lambda one: (one.not_finite, one.relative_l2)).sample
+    number = max(check.statistics, key=lambda entry: (entry.not_finite, entry.relative_l2)).sample
     sample, precision = verifier.samples[number], attempt.plan.precision
 
     def emulated(name: str, wide: Model, low: Model) -> Emulated:

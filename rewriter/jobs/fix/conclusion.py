@@ -117,7 +117,7 @@ def _reasons(job: FixJob, selection: Selection) -> Iterator[tuple[str, str]]:
     if "structure" in by_name:
         yield f"a pass changed the result in FP32: {by_name['structure'].summary}", _leave_out(attempt)
     if "build" in by_name:
-        if any(one.name == ORIGINAL and one.passed for one in done):
+        if any(check.name == ORIGINAL and check.passed for check in done):
             yield "TensorRT builds the original, but not the fixed file: a pass broke it", _leave_out(attempt)
         remedy = by_name["build"].advice or "the details of the check name it"
         yield f"TensorRT does not build the fixed file: {by_name['build'].summary}", remedy
@@ -131,7 +131,7 @@ def _reasons(job: FixJob, selection: Selection) -> Iterator[tuple[str, str]]:
 
 
 def _leave_out(attempt: Attempt) -> str:
-    changed, own = [one.name for one in attempt.passes if one.changes], own_passes()
+    changed, own = [step.name for step in attempt.passes if step.changes], own_passes()
     foreign = ", ".join(name for name in changed if name not in own)
     report = f"; {foreign} is not ours" if foreign else ", and report this as a defect"
     return f"leave out one of the passes that changed it ({', '.join(changed)}) with `skip`{report}"
@@ -147,7 +147,7 @@ def _arithmetic(check: Check, job: FixJob, selection: Selection) -> tuple[str, s
     attempt, request = selection.attempt, job.request
     if check.advice or not check.outputs:  # it did not run, or nothing of TensorRT's is enough
         return check.summary, check.advice or "the log is in the details of the check"
-    worst = next((one.worst for one in attempt.checks if one.worst), ())
+    worst = next((check.worst for check in attempt.checks if check.worst), ())
     where, size = f"{worst[0].node} ({worst[0].op})" if worst else "", _size(check)
     if attempt.plan is not None and worst:
         size += f", most of it from {where}"

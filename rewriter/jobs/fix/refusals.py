@@ -129,8 +129,8 @@ def near_names(name: str, present: Iterable[str]) -> str:
     """Names that are like one that fits nothing, or else the first of them all; "" if there are none."""
     names = list(dict.fromkeys(present))
     core = name.strip("*/?[]").lower()
-    alike = [one for one in names if core and core in one.lower()]
-    parts = {part: one for one in reversed(names) for part in (*one.split("/"), one)}
+    alike = [name for name in names if core and core in name.lower()]
+    parts = {part: name for name in reversed(names) for part in (*name.split("/"), name)}
     close = [parts[part] for part in difflib.get_close_matches(core, parts, LISTED, LIKENESS)]
     shown = alike or list(dict.fromkeys(close)) or names
     return ", ".join(shown[:LISTED]) + " ..." * (len(shown) > LISTED)
@@ -142,11 +142,11 @@ def refuse_unbuildable(model: Model, target: Target, plugins: Iterable[str]) -> 
     Raises:
         UnbuildableError: the model has such nodes; it names them, and what to do instead.
     """
-    hopeless = [one for one in refused_in_model(model, target, plugins) if one.row.at_once]
+    hopeless = [refusal for refusal in refused_in_model(model, target, plugins) if refusal.row.at_once]
     if not hopeless:
         return
     row = hopeless[0].row
-    nodes = [one.node for one in hopeless if one.row is row]
+    nodes = [refusal.node for refusal in hopeless if refusal.row is row]
     operators = ", ".join(f"{count} {op}" for op, count in Counter(node.op_type for node in nodes).items())
     names = ", ".join(f"{display_name(node)} ({node.op_type})" for node in nodes[:LISTED])
     more = f", and {len(nodes) - LISTED} more" if len(nodes) > LISTED else ""

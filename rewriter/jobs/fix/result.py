@@ -118,7 +118,7 @@ class FixResult(Summary):
     @property
     def gain(self) -> str:
         """Its speed and accuracy beside FP32, in the first line's words; "" if its latency is unknown."""
-        share = next((one for one in self.latency_shares if one.of == "FP32"), None)
+        share = next((share for share in self.latency_shares if share.of == "FP32"), None)
         if share is None or any(check.device == CPU for check in self.checks):
             return ""
         words = gain(share.share, "FP32", "" if share.measured else " (estimated)")

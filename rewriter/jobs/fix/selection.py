@@ -191,24 +191,24 @@ class Attempts:
     def latencies(self) -> list[float]:
         """Latencies of the attempts in us: measured on their engines, or else their recorded costs."""
         if self.runs:
-            return [math.inf if (us := one.latency_us) is None else us for one in self.attempts]
-        return [0.0] if len(self.attempts) == 1 else [self.estimated(one)[0] for one in self.attempts]
+            return [math.inf if (us := a.latency_us) is None else us for a in self.attempts]
+        return [0.0] if len(self.attempts) == 1 else [self.estimated(a)[0] for a in self.attempts]
 
     def selection(self) -> Selection:
         """The best attempt, and how it was found."""
         latencies, wanted = self._timed_in_turn(), self.workload.job.precision.io
         at = self._chosen(latencies)
-        chosen, failed = self.attempts[at], [one for one in self.attempts if one.failed]
-        earlier = next((index for index, one in enumerate(self.attempts) if not one.failed), at)
-        fp32 = [one for one in failed if one.candidate.precision.precision == "fp32"]
-        asked = [one for one in self.attempts if one.plan is not None and one.plan.io == wanted]
+        chosen, failed = self.attempts[at], [a for a in self.attempts if a.failed]
+        earlier = next((index for index, a in enumerate(self.attempts) if not a.failed), at)
+        fp32 = [a for a in failed if a.candidate.precision.precision == "fp32"]
+        asked = [a for a in self.attempts if a.plan is not None and a.plan.io == wanted]
         return Selection(
             chosen,
             tuple(self._lines(latencies)),
             "" if earlier == at else self._remark(at, earlier, latencies),
             self.stopped if chosen.failed or self.interrupted else "",
-            min(fp32, key=lambda one: one.error, default=None),
-            None if chosen in asked else min(asked, key=lambda one: one.error, default=None),
+            min(fp32, key=lambda a: a.error, default=None),
+            None if chosen in asked else min(asked, key=lambda a: a.error, default=None),
             tuple(self._shares(at, latencies)),
             tuple(self.worse_outputs(chosen)) if not chosen.failed else (),
         )
@@ -217,16 +217,16 @@ class Attempts:
         """The best attempt; one as close as plain FP16 if it is less accurate though nothing was wrong."""
         at = best(self.attempts, latencies, self.workload.job.latency_tolerance)
         if self.attempts[at].excuse == "as-fp32":  # which excuses what is no worse, and may not replace it
-            names = [{check.name for check in one.failed} for one in self.attempts]
+            names = [{check.name for check in attempt.failed} for attempt in self.attempts]
             fair = [index for index, failed in enumerate(names) if failed <= {*ARITHMETIC}]
             nearest = min(fair, key=lambda index: self.attempts[index].relative_l2)
             at = nearest if self.attempts[nearest].failed else at
-        closer = [n for n, one in enumerate(self.attempts) if not (one.failed or self.worse_than_plain(one))]
+        closer = [n for n, a in enumerate(self.attempts) if not (a.failed or self.worse_than_plain(a))]
         if not closer or at in closer:
             return at
         nearest = min(closer, key=lambda index: latencies[index])
         pairs = zip(self.attempts, latencies, strict=True)
-        plain = next((us for one, us in pairs if one.candidate.name == "plain FP16"), 0.0)
+        plain = next((us for attempt, us in pairs if attempt.candidate.name == "plain FP16"), 0.0)
         limit = max((1.0 + MOST_FOR_PLAIN) * latencies[at], plain)
         return nearest if latencies[nearest] <= limit else at
 
@@ -238,7 +238,7 @@ class Attempts:
         """
         latencies = self.latencies()
         within = max(RETIME_WITHIN, 1.0 + self.workload.job.latency_tolerance)
-        passing = {at: one.engine for at, one in enumerate(self.attempts) if not one.failed}
+        passing = {at: attempt.engine for at, attempt in enumerate(self.attempts) if not attempt.failed}
         fastest = min(passing, key=lambda at: latencies[at], default=0)
         alone = latencies[fastest]
         near = {at: engine for at, engine in passing.items() if engine and latencies[at] <= within * alone}
@@ -263,7 +263,7 @@ class Attempts:
         planned, fp32, plain = self.estimated(chosen)
         for name, estimate in (("FP32", fp32), ("plain FP16", plain)):
             pairs = zip(self.attempts, latencies, strict=True)
-            us = next((us for one, us in pairs if one.candidate.name == name), math.inf)
+            us = next((us for attempt, us in pairs if attempt.candidate.name == name), math.inf)
             if self.runs and math.isfinite(us):
                 yield LatencyShare(name, latencies[at] / us, measured=True)
             elif planned and estimate:

@@ -32,7 +32,7 @@ def page(result: FixResult, command: str = "") -> Page:
     sections += depth_section(result.depth, nodes, _lead(result))
     if graphs:
         used = {kind for graph in graphs for *_, kind, _ in graph.boxes}
-        legend = [one for one in (*LABELS.items(), ("other", "no floats")) if one[0] in used]
+        legend = [entry for entry in (*LABELS.items(), ("other", "no floats")) if entry[0] in used]
         drawn = part("graphs.html", graphs=graphs, legend=legend)
         lead = "The nodes next to the one that goes wrong, each tensor with its largest value."
         sections.append(Section("causes", "Around each cause", lead, [drawn]))
@@ -71,5 +71,5 @@ def nodes_of(result: FixResult) -> Nodes:
 
     hazards = [d for d in result.decisions if d.rule in KINDS and d.rule not in FREE]
     marks = {d.tensor or d.key: f"{KINDS[d.rule].title}: {d.reason}" for d in hazards}
-    errors = [(one.name, one.errors) for one in (side.plain, side.fixed)] if side is not None else []
+    errors = [(plan.name, plan.errors) for plan in (side.plain, side.fixed)] if side is not None else []
     return Nodes(kind, marks, errors=errors)

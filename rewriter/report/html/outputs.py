@@ -48,22 +48,23 @@ PICTURE_BYTES = 1_400_000
 
 def pictures_section(check: Check, side: SideBySide | None = None) -> Iterator[Section]:
     """Yields the section, if an output of a check can be shown; `side` is one sample before and after."""
-    same = {one.name for one in check.statistics if side is not None and one.sample == side.sample}
+    same = {entry.name for entry in check.statistics if side is not None and entry.sample == side.sample}
     left, cards = PICTURE_BYTES, list[dict[str, object]]()
     pictures = {picture.name: picture for picture in check.pictures}
-    whole = [one for one in check.outputs if not one.of]
-    for one in sorted(whole, key=lambda one: (one.passed, -one.excess))[:MOST]:
-        picture = pictures.get(one.name)
-        images = list(images_of(picture, side if one.name in same else None)) if picture else []
+    whole = [output for output in check.outputs if not output.of]
+    for output in sorted(whole, key=lambda output: (output.passed, -output.excess))[:MOST]:
+        picture = pictures.get(output.name)
+        images = list(images_of(picture, side if output.name in same else None)) if picture else []
         left -= sum(len(image.uri) for image in images)
-        boxes = boxes_of(one.name, side) if side is not None else None
+        boxes = boxes_of(output.name, side) if side is not None else None
         words: Words = ()
-        if side is not None and boxes is None and side.expected[one.name].ndim:
-            scores = one.same_best is not None or one.probability is not None
-            words = words_of(one.name, side) if scores or side.expected[one.name].dtype.kind in "iu" else ()
+        if side is not None and boxes is None and side.expected[output.name].ndim:
+            scores = output.same_best is not None or output.probability is not None
+            whole_numbers = side.expected[output.name].dtype.kind in "iu"
+            words = words_of(output.name, side) if scores or whole_numbers else ()
         if images or boxes or words:
             shown = images if left >= 0 else []
-            cards.append({"name": one.name, "images": shown, "boxes": boxes, "words": words})
+            cards.append({"name": output.name, "images": shown, "boxes": boxes, "words": words})
     if cards:
         lead = "The worst sample: the original in FP32, plain FP16, and the fixed model."
         yield Section("pictures", "Outputs side by side", lead, [part("outputs.html", cards=cards)])

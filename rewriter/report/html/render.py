@@ -94,9 +94,9 @@ def _drawn(body: Part) -> Markup:
 
 def table_sections(tables: Iterable[Table]) -> list[Section]:
     return [
-        Section(one.id, one.title, one.lead, [part("table.html", table=one, most=MOST_NAMES)])
-        for one in tables
-        if one.rows
+        Section(table.id, table.title, table.lead, [part("table.html", table=table, most=MOST_NAMES)])
+        for table in tables
+        if table.rows
     ]
 
 

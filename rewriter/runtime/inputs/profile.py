@@ -76,13 +76,13 @@ def room(model: Model, feeds: Mapping[str, Array]) -> Room:
             named = port.shape[axis] if port.shape is not None else None
             if size > 1 and not isinstance(named, int):
                 axes.setdefault(named or f"{port.name}:{axis}", []).append((port.name, axis))
-    free = [one for several in axes.values() for one in several]
+    free = [axis for several in axes.values() for axis in several]
     longest = max((feeds[name].shape[axis] for name, axis in free), default=0)
     tried = [2**power for power in range(longest.bit_length()) if 2**power < longest]
     with suppress(ArithmeticRunError), Session(model) as session:
         for one_batch, size in product((True, False), (*tried, longest) if free else ()):
-            batch = {one for one in free if one_batch and one[1] == 0 and feeds[one[0]].ndim > 1}
-            sizes = {one: 1 if one in batch else min(size, feeds[one[0]].shape[one[1]]) for one in free}
+            batch = {axis for axis in free if one_batch and axis[1] == 0 and feeds[axis[0]].ndim > 1}
+            sizes = {axis: 1 if axis in batch else min(size, feeds[axis[0]].shape[axis[1]]) for axis in free}
             if not _runs(session, feeds, sizes):
                 continue
             longer = {
@@ -91,7 +91,7 @@ def room(model: Model, feeds: Mapping[str, Array]) -> Room:
             }
             rigid = [axes[name] for name, more in longer.items() if not _runs(session, feeds, sizes | more)]
             least = {name: _sized(feeds[name], name, sizes).shape for name, _ in free}
-            return Room(least, frozenset(one for several in rigid for one in several))
+            return Room(least, frozenset(axis for several in rigid for axis in several))
     return Room()
 
 

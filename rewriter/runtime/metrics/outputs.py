@@ -214,7 +214,7 @@ def compare(
                 pairs[name] = pair
                 allowance = Allowance("as-set", tolerance)
                 sets = judged(name, SET_FACTOR * tolerance, note)
-                outputs[name] = tuple(replace(one, allowance=allowance) for one in sets)
+                outputs[name] = tuple(replace(output, allowance=allowance) for output in sets)
     for name, kind in kinds.items():
         whole, *own = outputs[name]
         if whole.finite and not kind.partly:
