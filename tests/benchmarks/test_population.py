@@ -18,6 +18,7 @@ from benchmarks.population import (
     measure_network,
     read_json,
     score,
+    stratum_of,
     table,
     write_json,
 )
@@ -131,3 +132,32 @@ def test_the_last_words_of_a_failed_command_are_its_note(tmp_path: Path) -> None
     assert last_words(log, 0) == ""
     log.write_text("")
     assert last_words(log, -9) == "exit code -9"
+
+
+def test_deployed_names_have_sizes_that_are_drawn_again() -> None:
+    pytest.importorskip("torch")
+    from benchmarks.population_deployed import FAMILIES, FAMILY, MOST_PIXELS, USUAL, deployed, sizes_of
+
+    names = deployed(7, [f"net{n}" for n in range(20)], ["bert", "mpnet", "esm"])
+    assert names == deployed(7, [f"net{n}" for n in range(20)], ["bert", "mpnet", "esm"])
+    assert (
+        all(stratum_of(name) == "deployed" for name in (*names, *USUAL)) and stratum_of("vit_tiny") == "small"
+    )
+    for family in FAMILIES:
+        drawn = [sizes for base, sizes in map(sizes_of, names) if base == family]
+        assert 1 <= len(drawn) <= FAMILY and all({*one} == {*FAMILIES[family].sizes} for one in drawn)
+    images = [sizes for base, sizes in map(sizes_of, names) if base.startswith("net")]
+    assert images and all(one["batch"] * one["size"] ** 2 <= MOST_PIXELS for one in images)
+    assert sizes_of("resnet50-batch32") == ("resnet50", {"batch": 32}) and sizes_of("resnet50") == (
+        "resnet50",
+        {},
+    )
+
+
+def test_tables_name_the_strata(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("net", "net-batch8"):
+        write_json(tmp_path / f"{name}.json", {"name": name, "stages": [], "variants": {}})
+    table(argparse.Namespace(folders=[tmp_path], half=None))
+    lines = capsys.readouterr().out.splitlines()
+    small, large = (lines.index(f"The {one} stratum, 1 networks:") for one in ("small", "deployed"))
+    assert "| net |" in lines[small + 4] and "| net-batch8 |" in lines[large + 4]
