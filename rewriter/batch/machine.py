@@ -32,6 +32,7 @@ from rewriter.batch.state import (
 )
 from rewriter.hazards.planning.weak_typing import constraint_files
 from rewriter.ir.model import data_files
+from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.options import with_flags
 from rewriter.report.checks import judging_check
 
@@ -144,7 +145,6 @@ def make_folder(output: Path) -> None:
 def _fix(entry: Entry) -> Outcome:
     """Runs in the child process."""
     from rewriter.jobs.fix.api import fix
-    from rewriter.report.html import write
 
     sandbox.inside = False  # native code of this model runs in processes of its own, as always
     make_folder(entry.output)
@@ -152,6 +152,13 @@ def _fix(entry: Entry) -> Outcome:
         result = fix(entry.model, entry.output, **entry.options)
     except NativeError as error:  # of such a process: this one has not crashed
         raise ModelError(error.what, where=error.where, hint=error.hint) from None
+    return outcome_of(entry, result)
+
+
+def outcome_of(entry: Entry, result: FixResult) -> Outcome:
+    """The outcome of a result that was written; writes its page on request."""
+    from rewriter.report.html import write
+
     conclusion, checks = result.conclusion, result.verdict.checks if result.verdict else ()
     passed = result.verdict is None or result.verdict.passed
     ending: Ending = "unchecked" if not checks else "failed"

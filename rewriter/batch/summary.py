@@ -18,12 +18,15 @@ from rich.text import Text
 from rewriter.base.text import count, one_line
 from rewriter.batch.models import Entry
 from rewriter.batch.state import Outcome, page_of
+from rewriter.jobs.closed_loop.result import LoopResult
 from rewriter.report.html.pipeline import page
 from rewriter.report.html.render import html
 from rewriter.report.json import document
-from rewriter.report.pipeline import FileLine, files_table
+from rewriter.report.pipeline import FileLine, files_table, rows, verdict_line
+from rewriter.report.pipeline import as_dict as loop_dict
 from rewriter.report.tables import State
-from rewriter.report.terminal import printed
+from rewriter.report.terminal import print_rows, printed
+from rewriter.runtime.recording.record import Recording
 
 
 @dataclass(frozen=True)
@@ -33,22 +36,27 @@ class Summary:
     Attributes:
         where: What ran them, such as `2 jobs on this machine`.
         seconds: Wall time of the whole batch.
+        recording, loop: Of a pipeline.
     """
 
     records: Sequence[tuple[Entry, Outcome]]
     where: str
-    seconds: float
+    seconds: float = 0.0
+    recording: Recording | None = None
+    loop: LoopResult | None = None
 
     @property
     def passed(self) -> bool:
-        return all(outcome.passed for _, outcome in self.records)
+        looped = self.loop is None or self.loop.passed is not False
+        return looped and all(outcome.passed for _, outcome in self.records)
 
     @property
     def verdict(self) -> str:
         passed = sum(outcome.passed for _, outcome in self.records)
         skipped = sum(outcome.skipped for _, outcome in self.records)
         earlier = f"; {skipped} finished in an earlier run" if skipped else ""
-        return f"{passed} of {count(len(self.records), 'model')} passed{earlier}"
+        models = f"{passed} of {count(len(self.records), 'model')} passed{earlier}"
+        return models if self.loop is None else f"{verdict_line(self.loop)}; {models}"
 
 
 def print_summary(summary: Summary, out: Console, *, quiet: bool = False) -> None:
@@ -60,6 +68,8 @@ def print_summary(summary: Summary, out: Console, *, quiet: bool = False) -> Non
         for entry, outcome in summary.records:
             if not outcome.passed:
                 out.print(Text(f"{entry.name}: {outcome.text}"), soft_wrap=True)
+        if summary.loop is not None:
+            print_rows(rows(summary.loop), out)
     text = f"{summary.verdict} ({summary.seconds:.1f} s, {summary.where})"
     out.print(Text(text, style="bold green" if summary.passed else "bold red"), soft_wrap=True)
 
@@ -78,10 +88,12 @@ def as_page(summary: Summary, path: Path, command: str = "") -> str:
         own = page_of(entry.output)
         there = quote(Path(relpath(own, path.parent)).as_posix()) if own.name in outcome.files else ""
         lines.append(_line(entry, outcome, there))
-    rows = [("Failed", f"{entry.name}: {o.text}") for entry, o in summary.records if not o.passed]
-    rows += [("Run", f"{summary.where}, {summary.seconds:.0f} s")]
+    facts = [("Failed", f"{entry.name}: {o.text}") for entry, o in summary.records if not o.passed]
+    facts += [] if summary.loop is None else rows(summary.loop)
+    facts += [("Run", f"{summary.where}, {summary.seconds:.0f} s")]
     state: State = "good" if summary.passed else "bad"
-    return html(page(path.name, summary.verdict, state, rows, lines, command))
+    verdict, recording, loop = summary.verdict, summary.recording, summary.loop
+    return html(page(path.name, verdict, state, facts, lines, command, recording, loop))
 
 
 def as_dict(summary: Summary) -> dict[str, Any]:
@@ -92,6 +104,7 @@ def as_dict(summary: Summary) -> dict[str, Any]:
             "endings": dict(Counter(outcome.ending for _, outcome in summary.records)),
             "where": summary.where,
             "seconds": summary.seconds,
+            "loop": loop_dict(summary.loop),
             "models": [
                 {
                     "name": entry.name,
@@ -115,7 +128,12 @@ def as_junit(summary: Summary) -> str:
     outcomes = [outcome for _, outcome in summary.records]
     failures = sum(outcome.ending in FAILURES for outcome in outcomes)
     errors = sum(not outcome.passed for outcome in outcomes) - failures
-    counts = {"tests": str(len(outcomes)), "failures": str(failures), "errors": str(errors)}
+    failures += summary.loop is not None and summary.loop.passed is False
+    counts = {
+        "tests": str(len(outcomes) + (summary.loop is not None)),
+        "failures": str(failures),
+        "errors": str(errors),
+    }
     suites = Element("testsuites", counts)
     suite = SubElement(suites, "testsuite", {**counts, "name": "rewriter batch"})
     suite.set("time", f"{summary.seconds:.3f}")
@@ -128,6 +146,13 @@ def as_junit(summary: Summary) -> str:
             kind = "failure" if outcome.ending in FAILURES else "error"
             part = SubElement(case, kind, type=outcome.ending, message=_xml(outcome.text))
             part.text = _xml(f"{entry.name}: {outcome.text}")
+    if summary.loop is not None:
+        case = SubElement(suite, "testcase", name="closed loop", classname="rewriter.batch")
+        text = _xml(verdict_line(summary.loop))
+        if summary.loop.passed is False:
+            SubElement(case, "failure", type="failed", message=text).text = text
+        else:
+            SubElement(case, "system-out").text = text
     indent(suites)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(suites, encoding="unicode") + "\n"
 

@@ -50,11 +50,23 @@ def batch(
 
 
 def fix_all(
-    models: Sequence[Path], output: Path, given: Mapping[str, Any], *, json: Path | None, quiet: bool
+    models: Sequence[Path],
+    output: Path,
+    given: Mapping[str, Any],
+    *,
+    json: Path | None,
+    quiet: bool,
+    recording: Path | None = None,
+    loop_s: float = 0.0,
 ) -> None:
-    """Fixes models; `given` are the options that the user set."""
+    """Fixes models; `given` are the options that the user set.
+
+    Args:
+        recording: The folder of a recording, whose loop runs for at most `loop_s` seconds.
+    """
     from rewriter.batch.machine import run_batch
     from rewriter.batch.models import entries
+    from rewriter.batch.pipeline import closed_loop
     from rewriter.batch.summary import Summary, as_dict, as_junit, as_page, print_summary
     from rewriter.ir.model import write_text
     from rewriter.report.progress import progress
@@ -73,8 +85,10 @@ def fix_all(
     if any(map(is_page, reports)):
         todo = [replace(entry, options={**entry.options, "page": True}) for entry in todo]
     with _workers(given) as (workers, where), progress(shown=not quiet, lines=True) as shown:
-        records = run_batch(todo, workers.run, shown, again=given.get("again", False))
-    summary = Summary(records, where, time.monotonic() - start)
+        summary = Summary(run_batch(todo, workers.run, shown, again=given.get("again", False)), where)
+        if recording is not None:
+            summary = closed_loop(recording, summary, loop_s, shown)
+    summary = replace(summary, seconds=time.monotonic() - start)
     print_summary(summary, console(stderr=json == STDOUT), quiet=quiet)
     for path in [*reports, *([] if json is None else [json])]:
         if path.suffix.lower() == JUNIT:

@@ -14,12 +14,14 @@ from rewriter.base.text import command_line
 from rewriter.cli.exits import FAILED, UNBUILDABLE, is_page
 from rewriter.cli.parameters import Outputs, check_extra, check_outputs, configured, with_options
 from rewriter.pipeline.options import FixCommand, FixOptions
+from rewriter.pipeline.schema import declarations
 from rewriter.runtime.recording.record import RECORD
 
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", metavar="OUT", help="The result [MODEL.fixed.onnx]")
 ]
 Models = Annotated[list[Path], typer.Argument(metavar="MODEL", hidden=True)]
+DEFAULTS = declarations(FixCommand)
 
 
 @with_options(FixCommand, outputs=("json", "verbose", "quiet"))
@@ -78,4 +80,5 @@ def _recording(folder: Path, output: Path | None, outputs: Outputs, given: dict[
             raise UsageError("it is for one model", option=name.replace("_", "-"), hint="name one file")
     if given.get("report") is not None:
         given["report"] = [given["report"]]
-    fix_all([folder], output, given, json=outputs.json, quiet=outputs.quiet)
+    seconds = given.pop("loop_seconds", DEFAULTS["loop_seconds"].default) * given.get("verify", True)
+    fix_all([folder], output, given, json=outputs.json, quiet=outputs.quiet, recording=folder, loop_s=seconds)

@@ -277,9 +277,12 @@ class FixCommand(FixOptions):
 
     Attributes:
         report: A page (.html) or JSON, too.
+        loop_seconds: For a recording: time limit of its loop. The recorded script runs again with the fixed
+            files, with FP32 in TF32 and with plain FP16. In seconds; 0 leaves it out.
     """
 
     report: Path | None = option(None, OUTCOME, places=("command line", "file"))
+    loop_seconds: float = option(600.0, OUTCOME, "SECONDS", places=COMMAND, least=0.0)
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)

@@ -68,7 +68,7 @@ def print_report(
     out.print(Text(with_flags(verdict), STYLES[state]), soft_wrap=True)  # one line, for grep
     if verbosity < 0:
         return
-    out.print(*_summary(summary, out), sep="\n", soft_wrap=True)
+    print_rows(summary, out)
     for label, command in commands:
         out.print(Text(f"{label:<{LABEL}}{command}"), soft_wrap=True)
     if verbosity > 0:
@@ -76,6 +76,11 @@ def print_report(
             if table.rows:
                 out.print("", printed(table), sep="\n")
         out.print("", *(Text(": ".join(fact)) for fact in facts), sep="\n")
+
+
+def print_rows(rows: Iterable[Row], out: Console) -> None:
+    """Print lines of a summary, each beside its label."""
+    out.print(*_summary(rows, out), sep="\n", soft_wrap=True)
 
 
 def printed(table: Table) -> RichTable:

@@ -15,11 +15,13 @@ from onnx import NodeProto
 
 from rewriter.base.errors import EngineError, NativeError
 from rewriter.base.stopwatch import Progress
+from rewriter.hazards.accumulation import SLOW_STEP
 from rewriter.ir.model import Array, Model, load
 from rewriter.ir.model.output_files import work_folder
-from rewriter.jobs.closed_loop.job import SLOW_STEP, closed_loop, silent
+from rewriter.jobs.closed_loop.job import closed_loop, silent
 from rewriter.jobs.closed_loop.result import LoopResult, Step
 from rewriter.jobs.fix.api import fix
+from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.options import FixOptions, combined
 from rewriter.runtime.engines.calls import EngineCalls
 from rewriter.runtime.engines.deployment import deployment
@@ -27,6 +29,12 @@ from rewriter.runtime.engines.protocol import MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import write_tensors
 from rewriter.runtime.metrics.tolerances import TOLERANCES
 from rewriter.runtime.recording.record import RecordedFile, Recording, State
+
+REPAIRED_STEP = 4.0 * SLOW_STEP
+"""Median step of a state below which a repair keeps it in FP32: where the loop goes wrong, states that are less
+slow than the rule's are suspects, too. Those of GRUs, LSTMs and rolling caches move by 84 to 1,346."""
+
+Refixed = Callable[[str, FixResult], None]
 
 MARGIN = 0.5
 """The goal of a search, in units of the error that would do: errors in a loop are not proportional."""
@@ -38,13 +46,15 @@ def loop_of(
     options: FixOptions,
     limit_s: float,
     progress: Progress = silent,
+    refixed: Refixed = lambda name, result: None,
 ) -> LoopResult:
     """Runs the script of a recording with the files that were fixed from it, and repairs these in place.
 
     Args:
         folder: The recording. `fixed`: the fixed file of each model by its name.
         options: Those that the files were fixed with: `engine`, `build` and `repair` hold here, too.
-        limit_s: For all runs of the script together, in seconds; repairs come on top.
+        limit_s: For all runs of the script together, in seconds; no repair starts later.
+        refixed: Gets each result of a repair with the name of its model.
 
     Raises:
         RewriterError: the folder is no recording, or a file cannot be read or emulated.
@@ -52,7 +62,7 @@ def loop_of(
     recording = Recording.read(folder)
     files = tuple(replace(file, model=str(folder / file.model)) for file in recording.files)
     recording = replace(recording, files=files)
-    repair = _Repairs(recording, folder, fixed, options) if options.repair else None
+    repair = _Repairs(recording, folder, fixed, options, refixed) if options.repair else None
     deployed = deployment(options.engine, options.plugin_lib, None, None, None)
     engine = deployed.choose().engine if options.build else None
     if engine is not None:
@@ -95,14 +105,15 @@ class _Repairs:
     samples: Path
     fixed: Mapping[str, Path]
     options: FixOptions
+    refixed: Refixed
 
     def __call__(self, file: RecordedFile, step: Step, share: float) -> bool:
         """Fixes a file again; False if it has no state that moves slowly, for the step `states`."""
         states = [state for state in self.recording.states if state.file == file.name]
-        slow = [state for state in states if state.step is not None and state.step < SLOW_STEP]
+        slow = [state for state in states if state.step is not None and state.step < REPAIRED_STEP]
         if step == "states" and not slow:
             return False
-        own: dict[str, Any] = {"inputs": self.samples / file.samples, "page": False}
+        own: dict[str, Any] = {"inputs": self.samples / file.samples}
         if step == "fp32":
             own |= {"precision": "fp32", "io": None}
         else:
@@ -114,7 +125,8 @@ class _Repairs:
         if step == "search":
             tolerance = TOLERANCES["bf16" if self.options.precision == "bf16" else "fp16"].value
             own |= {"tolerance": tolerance * min(share, 1.0) * MARGIN, "max_latency_cost": None}
-        fix(file.model, self.fixed[file.name], combined(FixOptions, self.options, own))
+        target = self.fixed[file.name]
+        self.refixed(file.name, fix(file.model, target, combined(FixOptions, self.options, own)))
         return True
 
 

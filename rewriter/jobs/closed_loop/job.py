@@ -13,6 +13,7 @@ import numpy as np
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from rewriter.base.stopwatch import Progress
+from rewriter.hazards.accumulation import SLOW_STEP
 from rewriter.ir.model import Array, Model, load, save
 from rewriter.ir.model.output_files import work_folder
 from rewriter.jobs.closed_loop.result import (
@@ -39,10 +40,6 @@ operands to the same 11 bits, and results as well."""
 
 SAME_RUN = 1e-5
 """Largest relative error between two runs of the original: threads may sum in another order."""
-
-SLOW_STEP = 16.0
-"""Median step of a state, in FP16's last places, below which rounding stops it or bends its way."""
-
 
 STEPS: tuple[Step, ...] = ("states", "search", "fp32")
 

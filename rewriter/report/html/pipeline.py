@@ -8,13 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from markupsafe import Markup
-
 from rewriter.base.text import count, figure
 from rewriter.jobs.closed_loop.result import LoopResult
 from rewriter.report import pipeline
 from rewriter.report.html.depth import decades, logarithmic, power_of_ten
-from rewriter.report.html.render import Page, Section, part, run_section, table_sections
+from rewriter.report.html.render import Page, Part, Section, part, run_section, table_sections
 from rewriter.report.pipeline import FileLine
 from rewriter.report.tables import State
 from rewriter.report.terminal import Row
@@ -77,7 +75,7 @@ def page(
     return Page(verb, title, verdict, state, rows, [*sections, run_section(command)])
 
 
-def _links(lines: Sequence[FileLine], recording: Recording) -> Markup:
+def _links(lines: Sequence[FileLine], recording: Recording) -> Part:
     """The files as boxes in the order of their first calls, with arrows between them."""
     calls = Counter(file for file, _ in recording.calls)
     own = Counter(link.producer for link in recording.links if link.producer == link.consumer)
@@ -128,7 +126,7 @@ def _arrow(start: Box, end: Box) -> tuple[str, float, float]:
     return f"M{x0} {y0}L{x1} {y1}", (x0 + x1) / 2 + 6, (y0 + y1) / 2
 
 
-def _curves(loop: LoopResult) -> Markup:
+def _curves(loop: LoopResult) -> Part:
     """The chart of errors over calls."""
     y = logarithmic(BOTTOM, TOP, FIELD, 0.0)
     runs = [
