@@ -49,7 +49,11 @@ def test_all_files_of_a_recording_are_fixed_on_their_samples(samples: Path, tmp_
     command = ["fix", str(samples), "-o", str(tmp_path / "fixed"), "--no-build", "--report"]
     result = CliRunner().invoke(app, [*command, str(tmp_path / "summary.json")])
     assert result.exit_code == 0, result.output
-    models = json.loads((tmp_path / "summary.json").read_text())["models"]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    models, loop = summary["models"], summary["loop"]
+    assert (loop["passed"], loop["calls"], loop["fixed"]["calls"]) == (True, 83, 83)
+    assert loop["plain"]["error"] > loop["limit"] > loop["fixed"]["error"]
+    assert loop["verdict"] in result.output
     assert {model["name"]: model["passed"] for model in models} == {"model.onnx": True, "bytes-1.onnx": True}
     assert (tmp_path / "fixed" / "bytes-1.onnx").is_file()
     assert CliRunner().invoke(app, ["fix", str(samples)]).exit_code == 2

@@ -31,8 +31,8 @@ from rewriter.runtime.metrics.tolerances import TOLERANCES
 from rewriter.runtime.recording.record import RecordedFile, Recording, State
 
 REPAIRED_STEP = 4.0 * SLOW_STEP
-"""Median step of a state below which a repair keeps it in FP32: where the loop goes wrong, states that are less
-slow than the rule's are suspects, too. Those of GRUs, LSTMs and rolling caches move by 84 to 1,346."""
+"""Median step of a state below which a repair keeps it in FP32: suspects beyond the rule's own limit.
+States of GRUs and LSTMs and rolling caches move by 84 to 1,346."""
 
 Refixed = Callable[[str, FixResult], None]
 
