@@ -12,6 +12,7 @@ from rewriter.base.text import count
 from rewriter.ir.plan import Precision, Range
 from rewriter.runtime.inputs.samples import DataSource
 from rewriter.target import Target
+from rewriter.verification.verdict import Check
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class ScanResult(Summary):
         path: The model's file; None if it was given as an object.
         findings: Errors first, then warnings, then notes; in the order of the rules within each.
         float_nodes: How many nodes compute on floating-point tensors.
+        plain: The emulation of MODEL as it is in that precision, on the samples that `fix` judges by; None on
+            random data.
         warnings: Sentences about the scan itself that the user should read.
         seconds: Wall time by stage, in order.
     """
@@ -51,6 +54,7 @@ class ScanResult(Summary):
     findings: tuple[Finding, ...]
     data: DataSource
     float_nodes: int
+    plain: Check | None = None
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 

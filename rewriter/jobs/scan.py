@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -25,7 +25,10 @@ from rewriter.hazards.planning.planner import analyses
 from rewriter.hazards.user_rules import rules_of_the_user
 from rewriter.ir.graph import display_name
 from rewriter.ir.model import Model, load
+from rewriter.ir.plan import Precision
 from rewriter.jobs.findings import Finding, ScanResult
+from rewriter.jobs.fix.before import check_before
+from rewriter.jobs.fix.workload import judged_samples, recorded_sums
 from rewriter.pipeline.driver import inlined
 from rewriter.pipeline.keywords import ScanKeywords
 from rewriter.pipeline.options import ScanOptions, combined, documented
@@ -33,11 +36,14 @@ from rewriter.runtime.emulation import emulation, import_float64, reference
 from rewriter.runtime.engines.probe.answers import known_target
 from rewriter.runtime.engines.this_machine import parser_here
 from rewriter.runtime.expectations import data_warnings
+from rewriter.runtime.inputs import Samples
 from rewriter.runtime.metrics.metrics import METRICS
 from rewriter.runtime.metrics.tolerances import TOLERANCES
 from rewriter.runtime.ranges import measure
 from rewriter.target import Target
+from rewriter.verification.compare_runs import Standard
 from rewriter.verification.expected import run_all
+from rewriter.verification.verdict import Check
 
 TF32_NOTED = 2e-3
 """Relative L2 error of TF32 that is worth a note: twice what well-conditioned networks show on an H200."""
@@ -65,7 +71,13 @@ def scan(
     """
     request = combined(ScanOptions, options, keywords)
     target, stage = known_target(Target.parse(request.target)), Stopwatch(progress or (lambda *_: None))
-    stage.steps = ("reading", "measuring ranges", "looking for hazards", "emulating TF32")
+    stage.steps = (
+        "reading",
+        "measuring ranges",
+        "looking for hazards",
+        f"emulating {request.precision.upper()}",
+        "emulating TF32",
+    )
     rules = (*SCAN_RULES, *rules_of_the_user(request.hazards))
     with stage("reading"):
         original = load(model)
@@ -78,16 +90,17 @@ def scan(
         wanted = PrecisionRequest(request.precision, target=target, stand_in=parser_here(target))
         seen = list(analyses(whole, ranges, wanted))
         findings = list(_findings(seen, rules))
+    plain = None
+    if samples.source.real:
+        with stage(f"emulating {request.precision.upper()}"):
+            plain = _plain(original, samples, request.precision, target)
+        findings = list(_with_verdict(findings, plain))
     with stage("emulating TF32"):
         findings.extend(_tf32(whole, list(islice(samples, 1))))
     if not samples.source.real:
         kind, text = KINDS["random-data"], samples.source.text
         doubt = Finding("random-data", kind.severity, text, kind.repair, (), ())
-        measured = {name for name, kind in KINDS.items() if kind.measured} | {"unfused-norm"}
-        findings = [  # what was measured on random data may be a false alarm
-            replace(f, severity="warning") if f.severity == "error" and f.kind in measured else f
-            for f in findings
-        ] + [doubt]
+        findings = [*_at_most_warnings(findings, MEASURED), doubt]  # they may be false alarms
     lacking = f"ONNX Runtime has no kernel for {', '.join(ranges.unsupported)}"
     unmeasured = [f"{lacking}: what depends on it was not measured"] if ranges.unsupported else []
     findings.sort(key=lambda f: -SEVERITIES.index(f.severity))
@@ -98,9 +111,43 @@ def scan(
         tuple(findings),
         samples.source,
         sum(len(s.nodes) for s in seen),
+        plain,
         (*original.notes, *unmeasured, *data_warnings(original, samples)),
         stage.seconds,
     )
+
+
+MEASURED = frozenset(name for name, kind in KINDS.items() if kind.measured) | {"unfused-norm"}
+"""Kinds of findings whose evidence is measured."""
+
+
+def _at_most_warnings(findings: Iterable[Finding], kinds: Container[str]) -> Iterator[Finding]:
+    """The findings, errors of some kinds as warnings."""
+    for finding in findings:
+        error = finding.severity == "error" and finding.kind in kinds
+        yield replace(finding, severity="warning") if error else finding
+
+
+def _plain(original: Model, samples: Samples, precision: Precision, target: Target) -> Check | None:
+    """The emulation of a model as it is, as `fix` makes it before any repair; None if it does not run."""
+    try:
+        sums, _, judged, expected = judged_samples(original, samples, recorded_sums(target), default=True)
+    except ArithmeticRunError:
+        return None  # the measured ranges have said so
+    standard = Standard.of(original, TOLERANCES[precision])
+    return check_before(original, expected, judged, precision, sums, standard)
+
+
+def _with_verdict(findings: Sequence[Finding], plain: Check | None) -> Iterator[Finding]:
+    """The findings: an error if outputs are wrong, and none that is measured if they are right."""
+    if plain is not None and plain.passed:
+        yield from _at_most_warnings(findings, MEASURED | {"weights", "mask"})
+        return
+    yield from findings
+    explained = any(finding.severity == "error" for finding in findings)
+    if plain is not None and plain.passed is False and not explained:
+        kind = KINDS["wrong-outputs"]
+        yield Finding("wrong-outputs", kind.severity, plain.summary, kind.repair, (), ())
 
 
 def _findings(seen: Iterable[GraphAnalysis], rules: Sequence[Rule]) -> Iterator[Finding]:

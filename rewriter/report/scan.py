@@ -11,6 +11,7 @@ from rich.console import Console
 from rewriter.base.errors import SEVERITIES, RewriterError, Severity
 from rewriter.base.text import command_line, count
 from rewriter.jobs.findings import Finding, ScanResult
+from rewriter.report.checks import check_dict, relation, size
 from rewriter.report.json import attributes, data_dict, document
 from rewriter.report.tables import Cell, Kind, State, Table, grouped, number, table
 from rewriter.report.terminal import MORE, Row, data_words, facts, last_rows, listed, print_report
@@ -19,6 +20,9 @@ STATES: Mapping[Severity, State] = {"error": "bad", "warning": "warn", "note": "
 
 SHOWN: dict[Severity, int] = {"error": 5, "warning": 4, "note": 3}
 """Kinds of hazard that a summary lists."""
+
+OUTPUTS = 4
+"""Outputs whose errors a summary has."""
 
 NAMED = 2
 """Nodes that a line of the summary names."""
@@ -50,7 +54,11 @@ def verdict_line(result: ScanResult) -> str:
     """One line with the number of findings of each severity."""
     counts = ", ".join(count(result.count(s), s) for s in reversed(SEVERITIES))
     nodes = count(result.float_nodes, "float node")
-    return f"{result.path or 'the model'} in {result.precision.upper()}: {counts} ({nodes})"
+    line = f"{result.path or 'the model'} in {result.precision.upper()}: {counts} ({nodes})"
+    if result.plain is None or result.plain.passed is None:
+        return line
+    outcome = "passes" if result.plain.passed else "FAILS"
+    return f"{line}; plain {result.precision.upper()} {outcome}"
 
 
 def _by_repair(findings: Iterable[Finding]) -> list[list[Finding]]:
@@ -62,7 +70,12 @@ def _by_repair(findings: Iterable[Finding]) -> list[list[Finding]]:
 
 
 def rows(result: ScanResult) -> Iterator[Row]:
-    """The lines after the verdict: kinds of findings with their repairs, worst first."""
+    """The lines after the verdict: the error of each output, kinds of findings with their repairs."""
+    if (plain := result.plain) is not None:
+        low, outputs = result.precision.upper(), [one for one in plain.outputs if not one.of]
+        worst = sorted(outputs, key=lambda one: (not one.finite, one.excess), reverse=True)
+        for one in worst[:OUTPUTS]:
+            yield "Error", f"{size(one)} in plain {low}, {relation(one)} ({one.unit} of {one.name})"
     for severity in reversed(SEVERITIES):
         groups = _by_repair(f for f in result.findings if f.severity == severity)
         label = f"{severity.capitalize()}s"
@@ -120,6 +133,7 @@ def as_dict(result: ScanResult) -> dict[str, Any]:
         "data": data_dict(result.data),
         "counts": {severity: result.count(severity) for severity in reversed(SEVERITIES)},
     }
+    own["plain"] = None if result.plain is None else check_dict(result.plain)
     names = ("precision", "float_nodes", "findings", "warnings", "seconds")
     return document({**own, **attributes(result, *names)})
 

@@ -16,6 +16,7 @@ from rewriter.ir.plan.plan_file import given_plan
 from rewriter.jobs.fix.job import Candidate, FixJob
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.stages import run
+from rewriter.jobs.fix.workload import recorded_sums
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
 from rewriter.passes.base import Pass, Stage
 from rewriter.passes.mixed_precision import MixedPrecision
@@ -69,8 +70,6 @@ def _job(
     judge = "tensorrt-rtx" if rtx else OTHERWISE["target"]
     target = known_target(Target.parse(request.target or chosen.defaults.get("target", judge)))
     sums: Accumulation | None = chosen.choose("accumulation", request.accumulation)
-    asked = (target.answers.get(probe) for probe in ("matmul-accumulation", "conv-accumulation"))
-    recorded: Accumulation = "fp16" if "fp16" in asked else "fp32"  # FP32, too, if it was never asked
     opset = chosen.choose("opset", request.opset)
     steps = _steps(request, precision, target)
     lowers = any(step.stage is Stage.LOWERING for step in steps)
@@ -123,7 +122,7 @@ def _job(
         opset=DEFAULT_OPSETS[precision] if opset is None else opset,
         progress=progress,
         plan=plan,
-        accumulation=sums or recorded,
+        accumulation=sums or recorded_sums(target),
         metric=request.metric or str(chosen.choose("metric")),
         weak_typing=weak,
         deployment=deployed,

@@ -19,12 +19,14 @@ from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.search.effort import RunCost
 from rewriter.passes.base import Pass, Stage
 from rewriter.pipeline.driver import PassResult
+from rewriter.runtime.emulation import Accumulation
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.inputs import Samples
 from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.runtime.metrics.probabilities import finds_nothing, probabilities
 from rewriter.runtime.metrics.tolerances import TOLERANCES, Tolerance
 from rewriter.runtime.ranges import Ranges
+from rewriter.target import Target
 from rewriter.target.quirks import not_repaired
 from rewriter.verification.compare_runs import Standard
 from rewriter.verification.expected import MOST_SAMPLES, Expected, expected_outputs, judging
@@ -114,7 +116,11 @@ def prepare(
     if request.verify:
         with stage("running the original"):
             try:
-                job, indices, judged, expected = _judged(job, original, samples)
+                default = job.accumulation_is_default
+                sums, indices, judged, expected = judged_samples(
+                    original, samples, job.accumulation, default=default
+                )
+                job = replace(job, accumulation=sums)
                 fitting = samples.without(indices[0], judged=indices)
                 warnings.extend(nan_warnings(original, judged, expected.exact))
             except ArithmeticRunError as error:
@@ -148,14 +154,23 @@ def prepare(
     return Workload(job, original, samples, fitting, verifier, stage, tuple(warnings), sample)
 
 
-def _judged(
-    job: FixJob, original: Model, samples: Samples
-) -> tuple[FixJob, list[int], list[dict[str, Array]], Expected]:
-    """The job with affordable accumulation, the samples that verify with their indices, and their outputs.
+def recorded_sums(target: Target) -> Accumulation:
+    """The type of FP16 sums that is recorded of a target; FP32, too, if it was never asked."""
+    asked = (target.answers.get(probe) for probe in ("matmul-accumulation", "conv-accumulation"))
+    return "fp16" if "fp16" in asked else "fp32"
+
+
+def judged_samples(
+    original: Model, samples: Samples, sums: Accumulation, *, default: bool
+) -> tuple[Accumulation, list[int], list[dict[str, Array]], Expected]:
+    """Affordable sums, the samples that verify with their indices, and the original's outputs for them.
 
     Every sample verifies; where there is no time to emulate all, the widest do. The last one, which is kept
     from searches, comes first. Samples in which a detector finds nothing count only if there are no others:
     an error relative to such outputs means nothing.
+
+    Args:
+        default: True if the user did not request these sums.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the original.
@@ -164,9 +179,8 @@ def _judged(
     feeds = [samples.feeds(last)]
     first = expected_outputs(original, feeds)
     cost = RunCost.of(original, processor_s() - start)
-    if job.accumulation_is_default:
-        job = replace(job, accumulation=cost.sums(job.accumulation, CHECKED_S))
-    indices = [last, *judging(samples, cost.samples(job.accumulation, CHECKED_S, MOST_SAMPLES))[:-1]]
+    sums = cost.sums(sums, CHECKED_S) if default else sums
+    indices = [last, *judging(samples, cost.samples(sums, CHECKED_S, MOST_SAMPLES))[:-1]]
     feeds += [samples.feeds(index) for index in indices[1:]]
     more = expected_outputs(original, feeds[1:])
     exact, written = [*first.exact, *more.exact], [*first.as_written, *more.as_written]
@@ -175,4 +189,4 @@ def _judged(
     telling = telling or [*range(len(indices))]
     states = [*first.states, *more.states]
     outputs = Expected(*([values[n] for n in telling] for values in (exact, written, states)))
-    return job, [indices[n] for n in telling], [feeds[n] for n in telling], outputs
+    return sums, [indices[n] for n in telling], [feeds[n] for n in telling], outputs
