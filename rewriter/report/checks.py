@@ -115,7 +115,7 @@ def tables(
     ]
     lead = "Every output against the original in FP32, in its worst sample and build."
     columns: dict[str, Kind] = {"Check": "choice", "Output": "code", "Error": "number", "Allowed": "number"}
-    columns |= {"Unrepaired": "number", "Largest difference": "text"}
+    columns |= {"Before": "number", "Largest difference": "text"}
     yield table("outputs", "Outputs", lead, columns, rows)
     rows = [
         [

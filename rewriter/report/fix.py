@@ -259,10 +259,11 @@ def _decisions(plan: Plan, graph_of: Callable[[str], str]) -> Table:
     ]
     lead = f"{len(plan.decisions)} of {plan.float_nodes} float nodes keep another type than {low}."
     if plan.exponents:
-        lead += f" {len(plan.exponents)} tensors are rescaled by powers of two, exactly."
+        lead += f" Rescaled exactly by powers of two: {count(len(plan.exponents), 'tensor')}."
     columns: dict[str, Kind] = {"Rule": "choice", "Type": "choice", "Nodes": "number"}
-    columns |= {"Largest |x|": "number", "Reason, and which nodes": "text"}
-    return table("plan", f"Plan: what is not in {low}", lead, columns, rows)
+    columns |= {"Largest |x|": "number", "Reason and nodes": "text"}
+    kept = " and ".join(sorted({decision.repair.upper() for decision in plan.decisions}, reverse=True))
+    return table("plan", f"Nodes kept in {kept}", lead, columns, rows)
 
 
 def as_dict(result: FixResult) -> dict[str, Any]:

@@ -139,3 +139,53 @@ def test_boxes_of_six_columns_are_ordered_by_the_score_before_the_class() -> Non
     rows = np.array([[[0, 0, 1, 1, 0.2, 7], [2, 2, 3, 3, 0.9, 1]]], np.float32)
     boxes = best_boxes("y", {"y": rows})
     assert boxes is not None and boxes.tolist() == [[2, 2, 3, 3], [0, 0, 1, 1]]
+
+
+BOXES = np.array([[0, 0, 9, 9], [20, 20, 39, 39], [40, 40, 59, 59], [5, 5, 8, 8], [6, 6, 9, 9]], np.float32)
+SCORES = np.array([0.2, 0.9, 0.5, 0.3, 0.1], np.float32)
+LABELS = np.array([3, 1, 2, 0, 0])
+CLASSES = np.stack([SCORES / 2, SCORES], 1)
+
+
+def _rows(*columns: np.ndarray) -> np.ndarray:
+    return np.concatenate([c.reshape(len(BOXES), -1) for c in columns], 1).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        pytest.param({"y": BOXES, "labels": LABELS, "scores": SCORES}, id="without a batch axis"),
+        pytest.param({"scores": SCORES[None], "y": BOXES[None]}, id="scores before boxes"),
+        pytest.param(
+            {"classes": LABELS[None] * np.float32(1), "scores": SCORES[None], "y": BOXES[None]},
+            id="float classes",
+        ),
+        pytest.param({"y": BOXES[:, None], "scores": CLASSES[:, None]}, id="the batch in the middle"),
+        pytest.param({"y": BOXES.T[None], "scores": CLASSES.T[None]}, id="coordinates before boxes"),
+        pytest.param({"y": _rows(BOXES, SCORES, LABELS)[None]}, id="score and class in a row"),
+        pytest.param({"y": _rows(0 * SCORES, BOXES, LABELS, SCORES)}, id="image and score in a row"),
+        pytest.param(
+            {"y": np.tile(_rows(BOXES, CLASSES).T, (1, 1, 2))[:, :, :7]}, id="YOLO: classes before boxes"
+        ),
+        pytest.param(
+            {"y": np.tile(_rows(BOXES, SCORES, CLASSES), (2, 1))[None, :9]}, id="YOLO: an objectness"
+        ),
+    ],
+)
+def test_the_best_boxes_are_found_in_any_order_of_outputs_and_axes(outputs: dict[str, Array]) -> None:
+    boxes = best_boxes("y", outputs)
+    assert boxes is not None and boxes[0].tolist() == [20, 20, 39, 39]
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        pytest.param(
+            {"y": np.random.default_rng(0).normal(size=(1, 16, 64)).astype(np.float32)}, id="hidden states"
+        ),
+        pytest.param({"y": BOXES}, id="boxes without scores"),
+        pytest.param({"y": np.full((1, 10), 0.1, np.float32)}, id="probabilities"),
+    ],
+)
+def test_what_holds_no_boxes_has_none(outputs: dict[str, Array]) -> None:
+    assert best_boxes("y", outputs) is None

@@ -32,7 +32,7 @@ from rewriter.report.checks import judging_check
 from rewriter.report.html.depth import MOST, decades, logarithmic
 from rewriter.report.html.fix import nodes_of
 from rewriter.report.html.graphs import cause_graphs
-from rewriter.report.html.outputs import boxes_of, png, words_of
+from rewriter.report.html.outputs import boxes_of, form_of, png, words_of
 from rewriter.runtime.metrics.pairwise_error import Pair
 from rewriter.runtime.metrics.pictures import picture_of
 from rewriter.runtime.ranges.depth import TensorAtDepth
@@ -133,7 +133,7 @@ def test_the_page_of_fix_says_what_was_wrong_and_how_far_off_it_was() -> None:
     result = pages.fixed()
     text = html.as_html(result)
     assert result.causes and all(str(escape(str(cause))) in text for cause in result.causes)
-    assert "NaN or infinity in plain FP16, now" in text and "Unrepaired" in text
+    assert "NaN or infinity in plain FP16, now" in text and "Before" in text
 
 
 def test_the_page_of_a_failure_begins_with_limit_remedy_and_the_nodes() -> None:
@@ -207,6 +207,61 @@ def test_the_best_classes_and_tokens_of_every_model() -> None:
         ("7", True),
         ("9", False),
     ]
+
+
+WAVE = np.sin(np.arange(4000) / 20).astype(np.float32)[None]
+IDS = np.array([[5, 6, 7, 8]])
+MAP = np.repeat(np.arange(4), 128).reshape(1, 16, 32)
+LOGITS = np.eye(5, dtype=np.float32)[MAP].transpose(0, 3, 1, 2)
+FOUND: dict[str, np.ndarray] = {
+    "boxes": np.array([[[0, 0, 9, 9], [9, 9, 20, 20]]], np.float32),
+    "scores": np.array([[0.9, 0.2]], np.float32),
+}
+
+
+@pytest.mark.parametrize(
+    ("array", "scores", "title"),
+    [
+        pytest.param(WAVE, False, "Waveform", id="a waveform"),
+        pytest.param(WAVE[:, None], False, "Waveform", id="a waveform with a channel"),
+        pytest.param(LOGITS, False, "Class of each pixel", id="scores of pixels"),
+        pytest.param(MAP, False, "Class of each pixel", id="classes of pixels"),
+        pytest.param(IDS, False, "Text ids", id="text ids"),
+        pytest.param(IDS[:, 0], False, "Classes", id="a class for each image"),
+        pytest.param(WAVE[:, :10], True, "Best classes", id="scores"),
+        pytest.param(LOGITS[:, :, 0], True, "Best text id of each position", id="scores of text"),
+        pytest.param(WAVE[:, :10], False, "", id="features"),
+        pytest.param(
+            np.random.default_rng(0).normal(size=(1, 2048)).astype("f"), False, "", id="an embedding"
+        ),
+        pytest.param(np.full((1, 64, 5, 5), 0.5, np.float32), False, "", id="features of an image"),
+    ],
+)
+def test_an_output_has_the_form_of_its_task(array: np.ndarray, scores: bool, title: str) -> None:
+    assert form_of("y", _side(y=(array, array, array)), scores).title == title
+
+
+def test_numbers_beside_boxes_are_their_classes_and_their_count() -> None:
+    numbers: dict[str, np.ndarray] = {"labels": np.array([[3, 1]]), "number": np.array([[2]]), "ids": IDS}
+    numbers |= {"logits": np.zeros((1, 2, 9), np.float32)}
+    side = _side(**{name: (a, a, a) for name, a in (FOUND | numbers).items()})
+    titles = {name: form_of(name, side, name in ("scores", "logits")).title for name in side.expected}
+    assert titles["boxes"] == "Boxes with the highest scores"
+    assert (titles["labels"], titles["number"]) == ("Classes of the boxes", "Number of detections")
+    assert (titles["ids"], titles["scores"], titles["logits"]) == ("Text ids", "", "Best class of each box")
+
+
+def test_a_mask_shows_the_pixels_of_another_class() -> None:
+    other = np.where(MAP == 3, 2, MAP)
+    images = form_of("y", _side(y=(MAP, other, other)), False).images
+    assert [image.caption for image in images][:3] == ["Original in FP32", "Plain FP16", "Fixed"]
+    assert images[-1].caption == "25 % of the pixels have another class in the fixed model"
+
+
+def test_a_waveform_is_drawn_for_each_model() -> None:
+    wave = form_of("y", _side(y=(WAVE, WAVE * np.float32(np.nan), WAVE)), False).wave
+    assert wave is not None and [kind for kind, _ in wave.lines] == ["was", "plain", "fixed"]
+    assert wave.lines[0][1] == wave.lines[2][1] != wave.lines[1][1]
 
 
 def test_the_worst_sample_is_called_by_its_file(tmp_path: Path) -> None:

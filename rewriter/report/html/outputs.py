@@ -1,19 +1,21 @@
-"""Outputs in the form of their task, if it is recognised: pictures, boxes on the input, classes, tokens."""
+"""Outputs in the form of their task: pictures, boxes, masks, waveforms, classes, text ids."""
 
 from __future__ import annotations
 
 import base64
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from rewriter.ir.model import Array
 from rewriter.jobs.fix.before import SideBySide
+from rewriter.report.html.forms import Wave, classes_of_pixels, mask_pixels, shrunk, wave_of
 from rewriter.report.html.render import Section, part
 from rewriter.runtime.metrics.pictures import Picture, best_boxes, best_classes, pixels_of
+from rewriter.verification.expected import Outputs
 from rewriter.verification.verdict import Check
 
 
@@ -56,18 +58,80 @@ def pictures_section(check: Check, side: SideBySide | None = None) -> Iterator[S
         picture = pictures.get(output.name)
         images = list(images_of(picture, side if output.name in same else None)) if picture else []
         left -= sum(len(image.uri) for image in images)
-        boxes = boxes_of(output.name, side) if side is not None else None
-        words: Words = ()
-        if side is not None and boxes is None and side.expected[output.name].ndim:
-            scores = output.same_best is not None or output.probability is not None
-            whole_numbers = side.expected[output.name].dtype.kind in "iu"
-            words = words_of(output.name, side) if scores or whole_numbers else ()
-        if images or boxes or words:
-            shown = images if left >= 0 else []
-            cards.append({"name": output.name, "images": shown, "boxes": boxes, "words": words})
+        scores = output.same_best is not None or output.probability is not None
+        form = form_of(output.name, side, scores) if side is not None and not images else Form()
+        left -= sum(len(image.uri) for image in form.images)
+        if images or form.title:
+            shown = [*images, *form.images] if left >= 0 else []
+            cards.append({"name": output.name} | form._asdict() | {"images": shown})
     if cards:
         lead = "The worst sample: the original in FP32, plain FP16, and the fixed model."
         yield Section("pictures", "Outputs side by side", lead, [part("outputs.html", cards=cards)])
+
+
+class Form(NamedTuple):
+    """An output as its task reads it; `title` names the task, "" if none is recognised."""
+
+    title: str = ""
+    images: Sequence[Image] = ()
+    boxes: Boxes | None = None
+    wave: Wave | None = None
+    words: Words = ()
+
+
+def form_of(name: str, side: SideBySide, scores: bool) -> Form:
+    """The form of an output in the sample; `scores`: True if it holds scores of classes."""
+    array = side.expected[name]
+    if boxes := boxes_of(name, side):
+        return Form("Boxes with the highest scores", boxes=boxes)
+    if masks := list(masks_of(name, side)):
+        return Form("Class of each pixel", images=masks)
+    boxed = {a.size // 4 for n, a in side.expected.items() if best_boxes(n, side.expected) is not None}
+    if array.ndim and (scores or array.dtype.kind in "iu"):
+        title = _title_of_words(array, boxed)
+        return Form(title, words=words_of(name, side) if title else ())
+    if wave := wave_of(name, _models(side)) if array.ndim else None:
+        return Form("Waveform", wave=wave)
+    return Form()
+
+
+def _title_of_words(array: Array, boxed: Collection[int]) -> str:
+    """The meaning of whole numbers or scores; "" for one score of each box. `boxed`: numbers of boxes."""
+    numbers, rows = array.dtype.kind in "iu", array.size // array.shape[-1] if array.size else 0
+    if array.size in boxed:
+        return "Classes of the boxes" if numbers else ""
+    if not numbers and rows in boxed:
+        return "Best class of each box"
+    if array.size == array.shape[0]:
+        return "Number of detections" if boxed else "Classes"
+    if numbers:
+        return "Text ids"
+    return "Best classes" if array.ndim < 3 else "Best text id of each position"
+
+
+def _models(side: SideBySide) -> dict[str, Outputs]:
+    """The outputs of the original, in plain reduced precision, and of the result, by CSS class."""
+    return {"was": side.expected, "plain": side.plain.outputs, "fixed": side.fixed.outputs}
+
+
+def masks_of(name: str, side: SideBySide) -> Iterator[Image]:
+    """Yields the classes of the pixels as colours, by model, and where the result differs."""
+    pictures = [a.shape[-2:] for a in side.inputs.values() if a.ndim > 3 and _seen(a) is not None]
+    names = {"was": "Original in FP32", "plain": side.plain.name, "fixed": "Fixed"}
+    found = dict[str, Array]()
+    for kind, outputs in _models(side).items():
+        classes = classes_of_pixels(outputs[name], pictures) if name in outputs else None
+        if classes is None and kind == "was":
+            return
+        if classes is not None:
+            found[kind] = classes
+            height, width = classes.shape
+            alt = f"classes of {name}, {width} x {height}, {names[kind]}"
+            yield Image(data_uri(mask_pixels(classes)), names[kind], alt)
+    if "fixed" in found:
+        differs = found["was"] != found["fixed"]
+        caption = f"{100 * differs.mean():.2g} % of the pixels have another class in the fixed model"
+        yield Image(data_uri(shrunk(differs) * np.uint8(255)), caption, caption)
 
 
 def images_of(picture: Picture, side: SideBySide | None) -> Iterator[Image]:
@@ -103,14 +167,13 @@ def _seen(array: Array, size: tuple[int, int] | None = None) -> Array | None:
 
 
 def boxes_of(name: str, side: SideBySide) -> Boxes | None:
-    """The best boxes of an output [1, N, 4], or [1, N, 6] with score and class, over the input's picture."""
+    """The best boxes of an output over the input's picture, as `best_boxes` finds them."""
     inputs = [(array, seen) for array in side.inputs.values() if (seen := _seen(array)) is not None]
     if not inputs or name not in side.expected:
         return None
     array, seen = inputs[0]
     sides = array.shape[-2:] if array.shape[-3] in (1, 3) else array.shape[-3:-1]
-    models = {"was": side.expected, "plain": side.plain.outputs, "fixed": side.fixed.outputs}
-    candidates = ((kind, best_boxes(name, outputs)) for kind, outputs in models.items())
+    candidates = ((kind, best_boxes(name, outputs)) for kind, outputs in _models(side).items())
     rows = [(kind, best) for kind, best in candidates if best is not None]
     if not rows or rows[0][0] != "was":
         return None
