@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from rewriter.base.errors import InputsError
 from rewriter.ir.graph import GraphEditor, attribute, open_graphs, reachable
 from rewriter.ir.graph.ops import VIEWS
 from rewriter.ir.model import Array, Model, Port
+from rewriter.runtime.inputs.decoders import BRANCH, TOTAL, agreeing, cache_pairs
 from rewriter.runtime.inputs.samples import NO_NUMBERS, Sample, Samples, check_shape, no_such_input
 
 BATCH, IMAGE_SIDE, LENGTH = 1, 224, 32
@@ -67,6 +69,8 @@ def random_samples(
             hint = "give smaller data with `inputs`, or correct the model's input"
             raise InputsError(what, where=f"input {name!r}", hint=hint)
     limits = table_sizes(model)
+    positions = dict(agreeing(model, shapes, limits))
+    constants = {name: array for name, array in positions.items() if name not in constants} | constants
     makers = {n: _maker(port, limits.get(n)) for n, port in ports.items() if n not in constants}
 
     def read() -> dict[str, Array]:
@@ -77,14 +81,23 @@ def random_samples(
     values = {name: shown(value) for name, value in (input_values or {}).items()}
     parts = ", ".join(f"{name} = {value}" for name, value in {**chosen, **values}.items())
     origin = f"random inputs, seed {seed}{f', with {parts}' if parts else ''}"
-    text = f"{origin} (no real data was used; ranges may not be representative)"
-    samples = Samples(model.signature, [Sample("random sample 0", read)], text, real=False)
+    recorder = "; `rewriter record` takes data from your script" if cache_pairs(model) else ""
+    text = f"{origin} (no real data was used; ranges may not be representative{recorder})"
+    several = [Sample("random sample 0", read)]
+    if BRANCH in makers:  # each branch is measured on one of the two
+        several.append(Sample("random sample 1", partial(_without_cache, read)))
+    samples = Samples(model.signature, several, text, real=False)
     options = {"seed": str(seed)} if seed else {}
     shaped = (f"{name}:{'x'.join(map(str, shape))}" for name, shape in (input_shapes or {}).items())
     options |= {"input-shapes": ",".join(shaped)} if input_shapes else {}
     options |= {"input-values": ",".join(f"{n}={value}" for n, value in values.items())} if values else {}
     samples.source = replace(samples.source, drawn=chosen, options=options)
     return samples
+
+
+def _without_cache(read: Callable[[], dict[str, Array]]) -> dict[str, Array]:
+    feeds = read()
+    return feeds | {BRANCH: np.zeros_like(feeds[BRANCH])}
 
 
 def shown(value: Any) -> str:
@@ -136,11 +149,17 @@ def _shape(
     for axis, dim in enumerate(port.shape):
         if isinstance(dim, str) and dim in named:
             sizes.append(named[dim])
+        elif isinstance(dim, str) and " + " in dim.replace("total_sequence_length", TOTAL):
+            parts = dim.replace("total_sequence_length", TOTAL).split(" + ")
+            for part in set(parts) - named.keys():
+                chosen[part] = named[part] = given.get(part, LENGTH)
+            sizes.append(sum(named[part] for part in parts))
         elif isinstance(dim, int):
             sizes.append(dim)
         else:
             batch = axis == 0 or (dim is not None and "batch" in dim.lower())
-            size = BATCH if batch else IMAGE_SIDE if len(port.shape) == 4 and axis >= 2 else LENGTH
+            image = len(port.shape) == 4 and axis >= 2 and "length" not in (dim or "").lower()
+            size = BATCH if batch else IMAGE_SIDE if image else LENGTH
             key = dim or f"{port.name} axis {axis}"
             chosen[key] = size = given.get(key, size)
             if dim is not None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from rewriter.base.errors import InputsError, UsageError
 from rewriter.base.text import article, count
-from rewriter.ir.model import Array, Model, Port
+from rewriter.ir.model import Array, Model, Port, Signature
 from rewriter.ir.model.output_files import work_folder
 from rewriter.runtime.engines.tensor_files import read_tensors, write_tensors
 from rewriter.runtime.inputs.arranging import MOST_ITEMS, arranged, by_name, has_labels, is_array, items
@@ -56,8 +56,10 @@ def read_samples(data: Any, model: Model, image_preprocess: str | None = None) -
         more = (*more, f"`{OPTION}` is for a folder of photographs, and changes nothing here")
     text = f"{count(len(samples), 'sample')} from {origin}" + (f" ({steps})" if steps else "")
     notes = [*notes, *more]
-    result = Samples(model.signature, samples, text, real=True, notes=notes, path=path, preprocess=steps)
-    if path and (found := Recording.of_samples(Path(path))) is not None:
+    found = Recording.of_samples(Path(path)) if path else None
+    signature = model.signature if found is None else _without_names(model.signature)
+    result = Samples(signature, samples, text, real=True, notes=notes, path=path, preprocess=steps)
+    if found is not None:
         recording, file = found
         spans = {name: file.shapes[name] for name in result.source.spans if name in file.shapes}
         result.source = replace(
@@ -68,6 +70,15 @@ def read_samples(data: Any, model: Model, image_preprocess: str | None = None) -
             recorded=True,
         )
     return result
+
+
+def _without_names(signature: Signature) -> Signature:
+    """The signature without names of dimensions: what ran may contradict them, such as an empty cache."""
+    ports = [
+        replace(port, shape=port.shape and tuple(d if isinstance(d, int) else None for d in port.shape))
+        for port in signature.inputs
+    ]
+    return replace(signature, inputs=tuple(ports))
 
 
 def read_raw_samples(data: Any) -> Sequence[Sample]:
