@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rewriter.base.errors import SEVERITIES
 from rewriter.hazards.kinds import KINDS, Kind
-from rewriter.hazards.planning import free_fp32, islands
+from rewriter.jobs.explain import OTHER_RULES
 from rewriter.passes import PURPOSES
 from rewriter.passes.simplify import OPTIMIZERS
 from rewriter.pipeline.catalogue import exactness_text, page, settings, summary
@@ -119,28 +119,13 @@ def migration() -> str:
 
 # -- docs/findings.md ---------------------------------------------------------------------------------
 
-OTHER_RULES: Mapping[str, str] = {
-    "user": "you named the node, its operator, or a plan that has it",
-    "no-lower-type": "the operator has no FP16 (BF16) in this opset or in TensorRT, or reads bits",
-    "unknown-type": "the type of one of its tensors is not known",
-    "generated": "random numbers: another type would give another sequence",
-    "float64": "it only makes a float64 output, which needs more than 11 bits",
-    "subgraph": "it holds branches or a loop body, and keeps the types that these exchange",
-    islands.RULE: "it adds to a stream whose first sum is kept in FP32",
-    free_fp32.RULE: "free: elementwise after an FP16 product, whose sum then stays in FP32",
-    free_fp32.NORM_RULE: "free: a norm of one operator, which computes in FP32 inside",
-    free_fp32.SOFTMAX_RULE: "free: attention's Softmax, with which attention stays one kernel",
-    free_fp32.RECIPROCAL_RULE: "free: a division by a constant, which FP16 would round to a product",
-    free_fp32.DOT_PRODUCT_RULE: "free: a written-out sum of products",
-}
-"""Rules that a plan names for nodes in which nothing goes wrong."""
-
 _FINDINGS = """\
 # Every finding of scan, and every rule of a plan
 
 Written by `python -m docs.catalogue`, from the rules themselves. Each finding of `scan` begins with its kind;
-in a plan the same word is the rule. [hazards.md](hazards.md) has the measurements for the rules about the
-inside of operators.
+in a plan the same word is the rule. `rewriter rule overflow` prints its cause, a picture and what helps;
+`rewriter why NODE fixed.onnx` explains a node of a result.
+[hazards.md](hazards.md) has the measurements for the rules about the inside of operators.
 
 ## Kinds of hazard
 

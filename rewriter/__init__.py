@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rewriter.ir.model import Model, load, save
     from rewriter.ir.plan import Plan
     from rewriter.jobs.api import compare_inputs, emulate, fix, locate, probe, run_passes, scan, verify
+    from rewriter.jobs.explain import rule, why
     from rewriter.jobs.findings import Finding, ScanResult
     from rewriter.jobs.fix.result import FixResult
     from rewriter.jobs.record import record
@@ -33,6 +34,7 @@ _HOMES = {
     "base.errors": "RewriterError",
     "ir.model": "Model load save",
     "ir.plan": "Plan",
+    "jobs.explain": "rule why",
     "jobs.api": "compare_inputs emulate fix locate probe run_passes scan verify",
     "jobs.findings": "Finding ScanResult",
     "jobs.fix.result": "FixResult",
@@ -75,10 +77,12 @@ __all__ = [
     "passes",
     "probe",
     "record",
+    "rule",
     "run_passes",
     "save",
     "scan",
     "verify",
+    "why",
 ]
 
 

@@ -50,6 +50,8 @@ COMMANDS = {
     "record": Entry(".record:record", "Run a script, and keep what its models get", MODELS),
     "report": Entry(".report:report", "Make a page from saved JSON"),
     "probe": Entry(".probe:probe", "Measure how TensorRT computes on this GPU"),
+    "rule": Entry(".explain:rule", "Explain a kind of finding, and its remedy"),
+    "why": Entry(".explain:why", "Explain the type of a node of a result"),
     "config": Entry(".config:config", "Options in force, and where each comes from"),
     "presets": Entry(".catalogue:presets", "Pipelines by name; `presets show NAME`"),
     "passes": Entry(".catalogue:passes", "List the passes; `passes show NAME` explains one"),

@@ -19,6 +19,8 @@ class Kind:
     title: str
     severity: Severity
     repair: str
+    why: str
+    picture: str
     measured: bool = False
     acts: Severity = "note"
 

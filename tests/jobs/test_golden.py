@@ -17,6 +17,7 @@ from paths import ROOT
 
 import rewriter
 from rewriter.ir.model import walk_graphs
+from rewriter.jobs.fix.provenance import RULE
 
 GOLDEN = ROOT / "tests/jobs/golden"
 NAMES = ("bert", "conv_clip", "if_loop", "mixed_casts", "mobilenet_v2", "nafnet", "qdq", "t5_encoder", "vit")
@@ -45,7 +46,7 @@ def _lines(graph: GraphProto) -> Iterator[str]:
         value = array.tolist() if array.size <= FEW else hashlib.sha256(array.tobytes()).hexdigest()[:8]
         yield f"constant {tensor.name} {dtype.removeprefix('tensorproto.')}{shape} {value}"
     for node in graph.node:
-        tags = "".join(f" {item.value}" for item in node.metadata_props)
+        tags = "".join(f" {item.value}" for item in node.metadata_props if item.key != RULE)
         yield f"{', '.join(node.output)} = {node.op_type}({', '.join(node.input)}){_attributes(node)}{tags}"
 
 

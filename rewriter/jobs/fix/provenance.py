@@ -29,8 +29,8 @@ VERDICT, SUMS, LIMIT = "rewriter.verdict", "rewriter.sums", "rewriter.tolerance"
 SAMPLES, TARGET, WORSE = "rewriter.samples", "rewriter.target", "rewriter.worse"
 """Keys of the model's metadata."""
 
-ALREADY_AVOIDED = "rewriter.kept"
-"""Key of a node's metadata: why it is in FP32 or BF16."""
+ALREADY_AVOIDED, RULE = "rewriter.kept", "rewriter.rule"
+"""Keys of a node's metadata: why it is in FP32 or BF16, in words, and by which rule."""
 
 UNFINISHED = "not verified to the end"
 """The verdict of a run that was interrupted."""
@@ -82,7 +82,7 @@ def stamp(model: Model, job: FixJob, pipeline: str, plan: Plan | None, source: s
                 text = f"{decision.repair.upper()}, {decision.rule}: {decision.reason}"
                 if decision.range and str(decision.range) not in text:
                     text += f"; {decision.tensor} is in {decision.range}"
-                set_metadata(node, {ALREADY_AVOIDED: text})
+                set_metadata(node, {ALREADY_AVOIDED: text, RULE: decision.rule})
 
 
 def noted_tolerance(model: Model) -> Tolerance | None:
