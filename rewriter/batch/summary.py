@@ -68,7 +68,7 @@ def print_summary(summary: Summary, out: Console, *, quiet: bool = False) -> Non
         for entry, outcome in summary.records:
             if not outcome.passed:
                 out.print(Text(f"{entry.name}: {outcome.text}"), soft_wrap=True)
-        if summary.loop is not None:
+        if summary.loop is not None and summary.loop.fixed is not None:
             print_rows(rows(summary.loop), out)
     text = f"{summary.verdict} ({summary.seconds:.1f} s, {summary.where})"
     out.print(Text(text, style="bold green" if summary.passed else "bold red"), soft_wrap=True)

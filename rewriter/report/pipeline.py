@@ -91,7 +91,8 @@ REFUSALS = {
     "failed-again": "the script ended with exit code {} when it ran again; run it where it was recorded",
     "random": "two runs of the original differ from call {} on; give the script's random numbers a seed",
     "other-calls": "the script called none of the recorded files; record it again",
-    "no-time": "one run of the script takes longer than the limit",
+    "no-time": "the time limit ended the script before its first call",
+    "not-run": "{}",
 }
 """Sentences for `LoopResult.refusal`; {} is its detail."""
 

@@ -130,7 +130,7 @@ def test_a_slow_state_fails_and_is_repaired(tmp_path: Path) -> None:
 
 def test_a_script_that_draws_without_a_seed(tmp_path: Path) -> None:
     result = run(*streaming(tmp_path, ""))
-    assert (result.ending, result.refusal, result.detail) == ("refused", "random", "0")
+    assert (result.ending, result.refusal, result.detail) == ("refused", "random", "1")
 
 
 @pytest.mark.parametrize("overflows", ["first", "second"])
@@ -203,3 +203,14 @@ def test_slow_states_are_kept_in_fp32_on_request_of_the_loop(tmp_path: Path) -> 
     repaired = load(fixed["enhancer"])
     types = {name: tensor.dtype for name, tensor in repaired.facts().main.items()}
     assert types["new_mean"] == TensorProto.FLOAT
+
+
+def test_a_script_that_takes_longer_is_compared_up_to_the_limit(tmp_path: Path) -> None:
+    recording, fixed = streaming(tmp_path, "0")
+    slow = (tmp_path / "script.py").read_text().replace("for t in", "import time\nfor t in")
+    (tmp_path / "script.py").write_text(slow.replace("    gains", "    time.sleep(0.05)\n    gains"))
+    result = closed_loop(recording, fixed, 40.0)
+    assert result.stopped
+    assert result.fixed is not None
+    assert 1 < result.fixed.calls <= result.calls < 600
+    assert result.ending != "refused"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base.errors import EngineError, NativeError
+from rewriter.base.errors import EngineError, NativeError, RewriterError
 from rewriter.base.stopwatch import Progress
 from rewriter.hazards.accumulation import SLOW_STEP
 from rewriter.ir.model import Array, Model, load
@@ -57,7 +57,7 @@ def loop_of(
         refixed: Gets each result of a repair with the name of its model.
 
     Raises:
-        RewriterError: the folder is no recording, or a file cannot be read or emulated.
+        UsageError: the folder is no recording.
     """
     recording = Recording.read(folder)
     files = tuple(replace(file, model=str(folder / file.model)) for file in recording.files)
@@ -65,16 +65,21 @@ def loop_of(
     repair = _Repairs(recording, folder, fixed, options, refixed) if options.repair else None
     deployed = deployment(options.engine, options.plugin_lib, None, None, None)
     engine = deployed.choose().engine if options.build else None
-    if engine is not None:
-        settings = MeasureSettings(engine, timing=None, plugins=deployed.plugins, timeout_s=options.timeout)
-        with work_folder() as work, ExitStack() as stack:
+    with work_folder() as work, ExitStack() as stack:
+        if engine is not None:
+            settings = MeasureSettings(
+                engine, timing=None, plugins=deployed.plugins, timeout_s=options.timeout
+            )
             engines = _Engines(folder, settings, work, stack)
             try:
                 result = closed_loop(recording, fixed, limit_s, repair, engines=engines, progress=progress)
                 return replace(result, engine=engine)
             except (EngineError, NativeError) as error:
                 progress(f"emulating, since {error.what}", 0, 0)
-    return closed_loop(recording, fixed, limit_s, repair, progress=progress)
+        try:
+            return closed_loop(recording, fixed, limit_s, repair, progress=progress)
+        except RewriterError as error:
+            return LoopResult("refused", "not-run", error.what)
 
 
 class _Engines:

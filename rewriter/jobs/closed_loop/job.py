@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -90,26 +91,32 @@ class _Loop:
     Attributes:
         deadline: By `time.monotonic`.
         states: Outputs that a model reads again.
-        original, again: Two runs of the original.
+        original, again: Two runs of the original. `stopped`: the deadline ended one of the runs.
+        most: Calls after which each run ends, since the original was stopped there.
     """
 
     recording: Recording
     deadline: float
     progress: Progress
-    models: dict[str, Model] = field(default_factory=dict)
     states: frozenset[Port] = frozenset()
     original: Trace = field(default_factory=Trace)
     again: Trace | None = None
     stopped: bool = False
+    most: float = math.inf
 
-    def trace(self, answering: Answers, doing: str) -> tuple[Trace, int]:
-        """One run; files that are not answered compute in the script as they are."""
+    def trace(self, answering: Answers, doing: str, runs: int) -> tuple[Trace, int]:
+        """One run, with its exit code; files that are not answered compute in the script as they are.
+
+        Args:
+            runs: How many runs share the time that is left, this one included.
+        """
         trace, names = Trace(), {file.sha256: file.name for file in self.recording.files}
-        total = len(self.original.calls)
+        now, total = time.monotonic(), len(self.original.calls)
+        end = now + (self.deadline - now) / runs
         self.progress(doing, 0, total)
 
         def answer(file: str, outputs: Sequence[str], feeds: Feeds, own: Any) -> Any:
-            if time.monotonic() > self.deadline:
+            if time.monotonic() > end or len(trace.calls) >= self.most:
                 raise StopScript
             results = own if own is not None else answering[file](outputs, feeds)
             trace.add(file, outputs, feeds, results)
@@ -120,14 +127,16 @@ class _Loop:
         trace.printed = run.printed
         return trace, run.exit_code
 
-    def stream(self, answering: Answers, doing: str) -> Stream | None:
+    def stream(self, answering: Answers, doing: str, runs: int = 2) -> Stream | None:
         """One run, compared with the original; None if there was no time for its first call."""
-        trace, code = self.trace(answering, doing)
+        return self._compared(*self.trace(answering, doing, runs), self.states) if self.has_time else None
+
+    def _compared(self, trace: Trace, code: int, states: frozenset[Port]) -> Stream | None:
         if code != STOPPED:
-            return compared(self.original, self.again, trace, self.states)
+            return compared(self.original, self.again or trace, trace, states)
         self.stopped = True
         calls = self.original.calls[: len(trace.calls)]
-        return compared(Trace(calls), None, Trace(trace.calls), self.states) if calls else None
+        return compared(Trace(calls), None, Trace(trace.calls), states) if calls else None
 
     @property
     def has_time(self) -> bool:
@@ -137,20 +146,21 @@ class _Loop:
         """Runs the original twice; the reason why a comparison with it would say nothing, and its detail."""
         if not self.recording.command:
             return "no-command", ""
-        self.original, code = self.trace({}, "running the script")
+        self.original, code = self.trace({}, "running the script", 5)
         if code == STOPPED:
-            return "no-time", ""
-        if code not in (0, self.recording.exit_code):  # 0, if the recording ended it early
+            self.most, self.stopped = len(self.original.calls), True
+        elif code not in (0, self.recording.exit_code):  # 0, if the recording ended it early
             return "failed-again", str(code)
         if not self.original.calls:
-            return "other-calls", ""
-        self.again, code = self.trace({}, "running the script again")
-        if code == STOPPED:
+            return ("no-time" if code == STOPPED else "other-calls"), ""
+        trace, code = self.trace({}, "running the script again", 4)
+        stream = self._compared(trace, code, frozenset())
+        if stream is None:
             return "no-time", ""
-        stream = compared(self.original, self.again, self.again, frozenset())
         if stream.other is not None or stream.error > SAME_RUN:
             first = next((n for n, error in enumerate(stream.errors) if error > SAME_RUN), stream.calls)
-            return "random", str(first)
+            return "random", str(first + 1)
+        self.again = trace if code != STOPPED else None
         return "", ""
 
 
@@ -228,7 +238,7 @@ def _compared(
     loop: _Loop, answers: _Answers, fixed: Mapping[str, Path], repair: Repairing | None
 ) -> LoopResult:
     current = {name: answers.fixed(name, path) for name, path in fixed.items()}
-    stream = loop.stream(current, "running the fixed files")
+    stream = loop.stream(current, "running the fixed files", 3)
     tf32 = loop.stream({name: answers.tf32(name) for name in fixed}, "running FP32 with TF32")
     calls = len(loop.original.calls)
     if stream is None or tf32 is None:
@@ -249,7 +259,7 @@ def _compared(
             result = _tried(result, file.name, step, loop.stream(current, "running the repaired file"))
         if result.passed is False and waiting:
             result = _blamed(loop, result, {name: current[name] for name in waiting})
-    plain = loop.stream({name: answers.plain(name) for name in fixed}, "running plain FP16")
+    plain = loop.stream({name: answers.plain(name) for name in fixed}, "running plain FP16", 1)
     return replace(result, plain=plain)
 
 

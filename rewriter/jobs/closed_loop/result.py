@@ -10,9 +10,9 @@ from typing import Literal
 LoopEnding = Literal["as-original", "within-limit", "failed", "refused"]
 """`within-limit`: something differs, but by no more than FP32 with TF32 differs, twice, or FP16 may."""
 
-RefusedBecause = Literal["", "no-command", "failed-again", "random", "other-calls", "no-time"]
-"""Reasons why a loop says nothing: Python recorded itself, the original fails or calls other files now, two
-runs of the original differ, or one run exceeds the limit."""
+RefusedBecause = Literal["", "no-command", "failed-again", "random", "other-calls", "no-time", "not-run"]
+"""Reasons why a loop says nothing: Python recorded itself, the original fails, two runs of it differ, it
+calls other files now, the limit ends it before its first call, or a file cannot be emulated."""
 
 Step = Literal["states", "search", "fp32"]
 """A repair of a file: its states in FP32, a search for a smaller error, all of it in FP32."""

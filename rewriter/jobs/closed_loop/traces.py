@@ -15,8 +15,9 @@ import numpy as np
 from rewriter.ir.model import Array
 from rewriter.jobs.closed_loop.result import OtherWord, OutputError, Stream
 
-MOST = 2048
-"""Entries of an output that are kept of each call, evenly spread: a cache may have millions."""
+MOST, FEW, MANY_CALLS = 2048, 64, 1000
+"""Entries of an output that are kept of each call, evenly spread: a cache may have millions. Fewer from so
+many calls on: a stream of hours has a million of them."""
 
 Port = tuple[str, str]
 """A file and one of its outputs."""
@@ -56,7 +57,8 @@ class Trace:
         results = {n: o for n, o in zip(names, outputs, strict=True) if isinstance(o, np.ndarray)}
         floats = {name: value for name, value in results.items() if is_float(value)}
         words = {name: digest(value) for name, value in results.items() if name not in floats}
-        values = {name: thinned(value) for name, value in floats.items()}
+        most = MOST if len(self.calls) < MANY_CALLS else FEW
+        values = {name: thinned(value, most) for name, value in floats.items()}
         choices = {name: choice(value) for name, value in floats.items() if value.size > 1 and value.ndim}
         self.calls.append(Call(file, key_of(file, feeds), words, values, choices))
 
@@ -72,10 +74,10 @@ def digest(array: Array) -> bytes:
     return hashlib.blake2b(repr(array.shape).encode() + data, digest_size=16).digest()
 
 
-def thinned(array: Array) -> Array:
-    """At most `MOST` entries as FP32."""
+def thinned(array: Array, most: int) -> Array:
+    """At most so many entries as FP32."""
     flat = np.ravel(array)
-    values: Array = flat[:: max(1, -(-flat.size // MOST))].astype(np.float32)
+    values: Array = flat[:: max(1, -(-flat.size // most))].astype(np.float32)
     return values
 
 
