@@ -33,6 +33,7 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
     """
     from rewriter.ir.model import data_files
     from rewriter.jobs.fix import api
+    from rewriter.jobs.fix.provenance import is_result_of
     from rewriter.report import fix as report
 
     model, *others = models
@@ -45,7 +46,7 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
     in_place = given.get("in_place", False)
     if output is None and not (in_place or given.get("dry_run")):
         output = model.with_suffix(".fixed.onnx")
-        if output.exists():
+        if output.exists() and not is_result_of(output, model):
             hint = "name the result with -o, or say `in-place` or `dry-run`"
             raise UsageError(
                 "it exists, and is not replaced unless you name it", where=str(output), hint=hint

@@ -316,7 +316,8 @@ def test_without_an_output_the_result_lies_beside_the_model(model: Path, tmp_pat
     assert code == 0, error
     written = tmp_path / "model.fixed.onnx"
     assert str(written) in flat(out)
-    before = written.read_bytes()
+    assert quick("fix", model, "--no-verify", *STRUCTURE)[0] == 0, "the same command twice"
+    written.write_bytes(before := b"a file of the user's")
     code, _, error = quick("fix", model, "--no-verify", *STRUCTURE)
     assert (code, written.read_bytes()) == (exits.BAD_INPUT, before)
     assert "it exists" in error and "--in-place" in error

@@ -54,7 +54,9 @@ def test_the_squares_of_norms_are_counted_by_norm() -> None:
 def test_one_norm_and_one_node_are_singular() -> None:
     norm = NormHazard("rms-norm", "/layer-norm under the root/y", "squares")
     (text,) = texts(decision(0, "unfused-norm", "part of the layer-norm", 4e4, norm=norm))
-    assert text.startswith("squares inside 1 decomposed RMSNorm reach 40000, FP16 ends at 65504, less than")
+    assert text.startswith(
+        "squares inside 1 decomposed RMSNorm reach 40000, FP16 ends at 65504, a factor of 1.6"
+    )
     assert text.endswith("1 norm (1 node in FP32)")
 
 
@@ -201,3 +203,13 @@ def test_the_error_before_of_an_old_opset_has_fp16_sums_too() -> None:
     (exact,) = outputs_before(source, expected, samples, "fp16", "fp32")
     (rounded,) = outputs_before(source, expected, samples, "fp16", "fp16")
     assert rounded.relative_l2 > 1.5 * exact.relative_l2
+
+
+def test_the_headroom_is_the_measured_one() -> None:
+    measured = Range(0.0, 1010.0, 1.0, True, headroom=128.0)
+    one = Decision("/n", "Mul", "0:t", "overflow", "", "t", measured)
+    (text,) = texts(one)
+    assert text.startswith(
+        "t reaches 1010, FP16 ends at 65504, a factor of 65 away; 128 is kept free, as the samples"
+    )
+    assert "a factor of 1.3 away; 2 is kept free: " in texts(decision(0, "overflow", "", 5e4))[0]

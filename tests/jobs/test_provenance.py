@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graphs import with_weights
+from graphs import graph, with_weights
 
 import rewriter
 from rewriter.ir.graph.editor import TAG
-from rewriter.ir.model import walk_nodes
-from rewriter.jobs.fix.provenance import ALREADY_AVOIDED
+from rewriter.ir.model import load, save, walk_nodes
+from rewriter.jobs.fix.provenance import ALREADY_AVOIDED, is_result_of
 
 HUGE = """
     <ir_version: 9, opset_import: ["" : 17]>
@@ -97,3 +97,27 @@ def test_weights_outside_the_file_stay_where_they_are(tmp_path: Path) -> None:
 def test_a_model_that_nothing_changed_has_no_notes(source: Path) -> None:
     result = rewriter.fix(source, passes="isolate-clip", build=False)
     assert not entries(result.proto)
+
+
+def test_the_same_command_twice_replaces_its_own_result_and_no_other_file(tmp_path: Path) -> None:
+    body = "{ y = Exp(x) }"
+    source, output = (
+        save(graph(f"g (float[4] x) => (float[4] y) {body}"), tmp_path / "m.onnx"),
+        tmp_path / "o.onnx",
+    )
+    rewriter.fix(source, output, build=False)
+    assert is_result_of(output, source)
+    other = save(graph("g (float[4] x) => (float[4] y) { y = Tanh(x) }"), tmp_path / "n.onnx")
+    assert not is_result_of(output, other) and not is_result_of(other, source)
+    assert is_result_of(save(load(source), tmp_path / "copy.onnx"), source), "nothing was changed"
+    (tmp_path / "text.onnx").write_text("no model")
+    assert not is_result_of(tmp_path / "text.onnx", source)
+
+
+def test_a_result_that_is_fixed_again_is_called_one(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "fixed.onnx"
+    first = rewriter.fix(source, output, build=False)
+    assert not [w for w in first.warnings if "a result of `fix` already" in w]
+    second = rewriter.fix(output, build=False)
+    (warning,) = [w for w in second.warnings if "a result of `fix` already" in w]
+    assert "of net.onnx: Emulated on random data" in warning

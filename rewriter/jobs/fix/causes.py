@@ -20,7 +20,7 @@ from rewriter.ir.graph import display_name
 from rewriter.ir.graph.editor import made_by
 from rewriter.ir.graph.ops import ROW_NORMS
 from rewriter.ir.model import Model, walk_graphs
-from rewriter.ir.plan import Decision, NormHazard, Plan, Precision, Range
+from rewriter.ir.plan import HEADROOM, Decision, NormHazard, Plan, Precision, Range
 from rewriter.passes.base import Clamped
 from rewriter.pipeline.driver import PassResult
 from rewriter.target import Target
@@ -135,10 +135,13 @@ class _Limits:
     name: str
     largest: float
 
-    def held(self, reach: float) -> str:
-        """The end of the sentence `... reach 8.2e7`."""
-        near = "" if reach > self.largest else ", less than a factor of 2 away"
-        return f"{self.name} ends at {figure(self.largest)}{near}"
+    def held(self, reach: float, headroom: float = HEADROOM) -> str:
+        """The end of the sentence `... reach 8.2e7`; a factor of `headroom` has to be left for other data."""
+        end = f"{self.name} ends at {figure(self.largest)}"
+        if reach > self.largest:
+            return end
+        spread = ", as the samples differ" if headroom > HEADROOM else ""
+        return f"{end}, a factor of {self.largest / reach:.2g} away; {figure(headroom)} is kept free{spread}"
 
 
 def _reach(decision: Decision) -> float:
@@ -221,7 +224,7 @@ def _of_overflow(
     top: float | None = measured.absmax
     if measured.finite:
         one = f"{worst} reaches" if len(reaches) == 1 else f"{count(len(reaches), 'tensor')} reach up to"
-        what = f"{one} {figure(measured.absmax)}, {limits.held(measured.absmax)}"
+        what = f"{one} {figure(measured.absmax)}, {limits.held(measured.absmax, measured.headroom)}"
     else:
         what, top = f"{worst} has NaN or infinite values in FP32 already", None
     yield Cause("overflow", what, ", ".join(done), nodes, top, limits.largest)

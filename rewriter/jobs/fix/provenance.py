@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rewriter import __version__
-from rewriter.base.errors import UsageError
-from rewriter.ir.model import Model, set_metadata, walk_graphs
+from rewriter.base.errors import RewriterError, UsageError
+from rewriter.ir.model import Model, load, set_metadata, walk_graphs
 from rewriter.ir.plan import Plan, node_key, plan_file
 from rewriter.jobs.fix.job import FixJob
 from rewriter.runtime.emulation import Accumulation
@@ -106,6 +106,24 @@ def noted_target(model: Model) -> Target | None:
     with suppress(UsageError):
         return Target.parse(noted(model, TARGET)) if noted(model, TARGET) else None
     return None
+
+
+def is_result_of(path: Path, source: Path) -> bool:
+    """True if a file is what `fix` made of a model, or, where no pass changed anything, a copy of it."""
+    with suppress(RewriterError, OSError):
+        model = load(path)
+        ours = noted(model, SOURCE) == source.name
+        return ours or source_hash(path, model) == source_hash(source, load(source))
+    return False
+
+
+def made_by_fix(model: Model) -> str:
+    """Sentence for a model that is a result of `fix` itself; "" for any other."""
+    if not (version := noted(model, VERSION)):
+        return ""
+    source = noted(model, SOURCE) or "a model in memory"
+    made = f"{version}, of {source}: {noted(model, VERDICT)}"
+    return f"the model is a result of `fix` already ({made}); it is compared with itself, not with {source}"
 
 
 def noted(model: Model, key: str) -> str:

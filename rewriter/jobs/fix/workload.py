@@ -16,6 +16,7 @@ from rewriter.hazards.analysis import LOW_TYPES
 from rewriter.ir.model import Array, Model, load
 from rewriter.jobs.fix import refusals
 from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.provenance import made_by_fix
 from rewriter.jobs.search.effort import RunCost
 from rewriter.passes.base import Pass, Stage
 from rewriter.pipeline.driver import PassResult
@@ -94,7 +95,8 @@ def read(job: FixJob) -> tuple[Model, Samples, list[str]]:
     if request.verify and not job.deployment.plugins:  # a plugin may replace any operator
         refusals.refuse_unbuildable(original, precision.target, precision.plugin_types)
     samples = request.samples(original, job.deployment)
-    warnings = [*original.notes, *data_warnings(original, samples)]
+    again = made_by_fix(original)
+    warnings = [*[again] * bool(again), *original.notes, *data_warnings(original, samples)]
     steps = job.first.steps
     uses_data = request.verify or any(step.stage in (Stage.RANGES, Stage.LOWERING) for step in steps)
     if not samples.source.real and uses_data:
