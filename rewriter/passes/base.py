@@ -122,6 +122,7 @@ class Context:
         means: The mean of each channel, [channels], by tensor and axis, as `summed_axes` gives them.
         kept: What the user keeps in FP32, by option or in a plan.
         sample: Arrays by input, whose shapes are the sizes of dynamic axes.
+        rounded: Weights that were rounded by means, by name, type and errors of the bias: plans share them.
     """
 
     opset: int = 17
@@ -131,6 +132,7 @@ class Context:
     means: Mapping[ChannelKey, Array] = field(default_factory=dict)
     kept: NodePatterns = field(default_factory=NodePatterns)
     sample: Mapping[str, Array] = field(default_factory=dict)
+    rounded: dict[tuple[str, int, bytes], Array] = field(default_factory=dict, compare=False, repr=False)
 
 
 def with_header(example: str) -> str:

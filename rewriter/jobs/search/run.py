@@ -38,6 +38,9 @@ LEAST_GAIN, MOST_GAIN = 0.1, 0.5
 at least the difference of emulated and measured errors, and at most a half.
 An RT-DETR with 10 % less error is not worth 20 % more latency."""
 
+ENOUGH = 8
+"""Emulations from which a bisection ends where the nodes in question cost less than two runs differ by."""
+
 NEAR_FP32 = 1.25
 """Largest limit, in units of FP32's error, at which only the ranking decides: such a network amplifies
 rounding. The start of a LeViT that met the limit on three samples had 2.8 times FP32's error on a fourth."""
@@ -123,7 +126,11 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
         return close.meets(trials.value(AddedNodes(keys)))
 
     def shortest(keys: Sequence[str]) -> Sequence[str]:
-        return keys[: bisect(len(keys), lambda end: meets(keys[:end]))]
+        def enough(low: int, high: int) -> bool:
+            added = cost(keys[:high]) - cost(keys[:low])
+            return trials.count >= ENOUGH and added <= NOISE / 2.0 * cost([])
+
+        return keys[: bisect(len(keys), lambda end: meets(keys[:end]), enough)]
 
     def cost(keys: Sequence[str]) -> float:
         return trials.latency_us(AddedNodes(keys))

@@ -38,10 +38,15 @@ AddedNodes = frozenset[str]
 """Keys of the nodes that a plan puts in FP32 in addition to the rules' plan."""
 
 
-def bisect(high: int, test: Callable[[int], bool]) -> int:
-    """Returns the smallest number from 1 to `high` that passes the test, which `high` passes."""
+def bisect(
+    high: int, test: Callable[[int], bool], enough: Callable[[int, int], bool] = lambda low, high: False
+) -> int:
+    """Returns the smallest number from 1 to `high` that passes the test, which `high` passes.
+
+    It ends early, with a larger one, where it is `enough` to know a failing and a passing number.
+    """
     low = 0
-    while high - low > 1:
+    while high - low > 1 and not enough(low, high):
         middle = (low + high) // 2
         low, high = (low, middle) if test(middle) else (middle, high)
     return high
@@ -151,8 +156,7 @@ class Trials:
 
         They are ordered by the squared error over the estimated cost of FP32.
         """
-        self.count += 1
-        errors, fp32, extra = self._added_errors(), self.plan.fp32 | self.plan.bf16, self.prices.extra
+        errors, fp32, extra = self.errors, self.plan.fp32 | self.plan.bf16, self.prices.extra
         wrong = lowered_for_defects(self._survey)
         closed = fp32 | {node_key(self._survey.scope, n) for n in self._survey.nodes if id(n) in wrong}
         open_keys = [key for key in errors if key in extra and key not in closed]
@@ -163,12 +167,14 @@ class Trials:
         """The keys; after a Loop, Scan or If come the keys of the products inside it."""
         return [k for key in keys for k in (key, *self._inside.get(key, {}).get(True, ()))]
 
-    def _added_errors(self) -> dict[str, float]:
-        """Returns the error that each node of the main graph adds under the rules' plan, by its key.
+    @cached_property
+    def errors(self) -> dict[str, float]:
+        """The error that each node of the main graph adds under the rules' plan, by its key.
 
         Nodes without float outputs have the largest error of their inputs. A model too large to rank with
         FP16 sums has the errors of its Convs' sums by their depth.
         """
+        self.count += 1
         tensors: dict[str, float] = {}
         errors: dict[str, float] = {}
         low = lowered(self.model, self.plan, self.means_of)

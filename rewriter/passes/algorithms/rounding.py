@@ -36,6 +36,9 @@ MEAN_BITS = 8
 BLOCK = 2**20
 """Weights that are compared at a time: 8 MiB of float64."""
 
+SHARED_BYTES = 2**30
+"""Rounded weights that plans of one search share: 500 M of them."""
+
 Refine = Callable[[Array, Array], Array]
 """Returns the weights to store, from the given ones and these rounded to nearest."""
 
@@ -53,9 +56,23 @@ def unbiased_weights(graph: GraphView, plan: Plan, context: Context) -> dict[str
             continue
         if graph.only_consumer(weight) and node_key(0, node) not in higher and not gemm_obstacle(node):
             variance = 2 * data_range.mean_abs**2  # 1.6 for normal data, 2.1 for their Relu
-            lost = _lost(graph, node, higher, LOW_TYPES[plan.precision])
-            refined[weight] = partial(_refined, node, mean, variance, lost)
+            low = LOW_TYPES[plan.precision]
+            lost = _lost(graph, node, higher, low)
+            key = (weight, low, lost.tobytes())
+            refined[weight] = partial(_shared, context, key, partial(_refined, node, mean, variance, lost))
     return refined
+
+
+def _shared(
+    context: Context, key: tuple[str, int, bytes], refine: Refine, given: Array, nearest: Array
+) -> Array:
+    """The rounded weights of a context, which keeps `SHARED_BYTES` of them."""
+    if key not in context.rounded:
+        value = refine(given, nearest)
+        if sum(array.nbytes for array in context.rounded.values()) + value.nbytes > SHARED_BYTES:
+            return value
+        context.rounded[key] = value
+    return context.rounded[key]
 
 
 def raised_bounds(graph: GraphView, plan: Plan) -> dict[str, Refine]:
