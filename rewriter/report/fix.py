@@ -179,10 +179,11 @@ def _types(plan: Plan, *, given: bool) -> str:
     rest = len(fp32) - sum(reasons.values())
     parts = [f"{number} {why}" for why, number in (*reasons.items(), ("between these", rest)) if number]
     bf16 = f", {len(plan.bf16)} in BF16" if plan.bf16 else ""
+    why = f" ({', '.join(parts)})" if len(parts) > 1 else f" {parts[0].partition(' ')[2]}" if parts else ""
     if len(fp32) == total:
-        return f"ALL {count(total, 'float node')} in FP32, nothing in {low} ({', '.join(parts)})"
+        return f"ALL {count(total, 'float node')} in FP32, nothing in {low}{why}"
     lowered = count(total - len(plan.decisions), "node")
-    return f"{lowered} in {low}, {len(fp32)} in FP32 ({', '.join(parts)}){bf16}"
+    return f"{lowered} in {low}, {len(fp32)} in FP32{why}{bf16}"
 
 
 def _checks(result: FixResult) -> Iterator[Row]:

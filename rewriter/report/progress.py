@@ -56,21 +56,39 @@ def _bar(console: Console, *, shown: bool) -> Iterator[Draw]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    left = _TimeLeft()
     with Progress(*columns, console=console, transient=True, disable=not shown) as bars:
         bar = bars.add_task("", total=None)
         yield lambda stage, done, total: bars.update(
-            bar, description=stage, completed=done, total=total or None
+            bar, description=stage + left.text(done, total), completed=done, total=total or None
         )
+
+
+class _TimeLeft:
+    """Estimates the time until a stage ends, from its share that is done."""
+
+    def __init__(self) -> None:
+        self.done, self.total, self.start = 0, 0, 0.0
+
+    def text(self, done: int, total: int) -> str:
+        """`, about 40 s left`; "" where nothing is known."""
+        now = time.monotonic()
+        if total != self.total or done < self.done or not done:
+            self.start = now
+        self.done, self.total = done, total
+        seconds = (now - self.start) * (total - done) / done if done else 0.0
+        return f", about {seconds:.0f} s left" if seconds >= 1.0 else ""
 
 
 @contextmanager
 def _beat(console: Console, *, shown: bool) -> Iterator[Draw]:
     """Prints the stage every `BEAT_SECONDS` until the job is over, also while a library computes."""
-    text, over, start = "starting", threading.Event(), time.monotonic()
+    text, over, start, left = "starting", threading.Event(), time.monotonic(), _TimeLeft()
 
     def draw(stage: str, done: int, total: int) -> None:
         nonlocal text
-        text = (stage or "starting") + (f", {done} of {total}" if total else "")
+        progress = f", {done} of {total}" if total else ""
+        text = (stage or "starting") + progress + left.text(done, total)
 
     def beat() -> None:
         while not over.wait(BEAT_SECONDS):

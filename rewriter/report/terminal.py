@@ -74,7 +74,8 @@ def print_report(
     if verbosity > 0:
         for table in tables:
             if table.rows:
-                out.print("", printed(table), sep="\n")
+                out.print("")
+                _print_table(table, out)
         out.print("", *(Text(": ".join(fact)) for fact in facts), sep="\n")
 
 
@@ -83,14 +84,39 @@ def print_rows(rows: Iterable[Row], out: Console) -> None:
     out.print(*_summary(rows, out), sep="\n", soft_wrap=True)
 
 
-def printed(table: Table) -> RichTable:
-    """A table as text; the names that a page lists on demand follow their cell."""
-    shown = RichTable(title=table.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name, kind in table.columns.items():
+def _print_table(table: Table, out: Console) -> None:
+    """Prints a table, and below each row the names that a page lists on demand, whole, a line for each."""
+    blocks = [Table(table.columns, [row], title=table.title) for row in table.rows]
+    if not any(cell.names for row in table.rows for cell in row):
+        blocks = [table]
+    widths = {
+        column: max(len(name), *(len(row[column].text) for row in table.rows))
+        for column, (name, kind) in enumerate(table.columns.items())
+        if kind in ("number", "choice")
+    }
+    for index, block in enumerate(blocks):
+        out.print(printed(block, head=not index, widths=widths if len(blocks) > 1 else {}))
+        names = [name for cell in block.rows[-1] for name in cell.names] if block is not table else []
+        for name in names:
+            out.print(Text(f"    {name}"), soft_wrap=True)
+
+
+def printed(table: Table, *, head: bool = True, widths: Mapping[int, int] | None = None) -> RichTable:
+    """A table as text, without the names that a page lists on demand.
+
+    Args:
+        widths: Of columns, by index, where several tables are to be in line.
+    """
+    title = table.title if head else None
+    shown = RichTable(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    shown.show_header = head
+    for column, (name, kind) in enumerate(table.columns.items()):
         justify: Literal["left", "right"] = "right" if kind == "number" else "left"
-        shown.add_column(name, justify=justify, no_wrap=kind in ("number", "choice"), overflow="fold")
+        fixed = kind in ("number", "choice")
+        width = (widths or {}).get(column)
+        shown.add_column(name, justify=justify, no_wrap=fixed, overflow="fold", width=width)
     for row in table.rows:
-        texts = [": ".join(filter(None, (cell.text, ", ".join(cell.names)))) for cell in row]
+        texts = [cell.text + ":" * bool(cell.names) for cell in row]
         shown.add_row(*(Text(one_line(t), STYLES[cell.state]) for t, cell in zip(texts, row, strict=True)))
     return shown
 

@@ -56,7 +56,7 @@ def conflicts(model: Model, samples: Iterable[Mapping[str, Array]]) -> Iterator[
         if rows and all(low == high for low, high, *_ in rows):
             if len(model.signature.inputs) == 1:  # the states of a stream start with zeros
                 yield (
-                    f"input {name!r}: all values are {rows[0][0]:g}; "
+                    f"input {name!r}: all values are {rows[0][0] + 0.0:g}; "
                     "measure on real data: constants hide faults and cause others"
                 )
         elif rows and ranks[name] > 2 and (first := _normalization(graph, name)) is not None:

@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto
 
 from rewriter.base.errors import EngineError, NativeError
+from rewriter.base.text import figure
 from rewriter.ir.graph import is_op
 from rewriter.ir.graph.ops import NORMS
 from rewriter.ir.model import Array, Model, walk_graphs
@@ -231,7 +232,7 @@ def _summary(report: BuildReport, faults: int) -> str:
         return f"{library} did not build the model: {count}"
     norms = report.count("NORMALIZATION")
     what = f"{len(report.layers)} layers" + (f", {norms} of them NORMALIZATION" if norms else "")
-    engine = f"{library} built {what}, {report.engine_bytes / 2**20:.2g} MiB, in {report.build_s:.1f} s"
+    engine = f"{library} built {what}, {figure(report.engine_bytes / 2**20)} MiB, in {report.build_s:.1f} s"
     return f"{engine}; {count}" if faults else f"{engine}; types as planned"
 
 

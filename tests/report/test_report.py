@@ -23,6 +23,7 @@ from rewriter.report import fix as report
 from rewriter.report import next_step as next_step_module
 from rewriter.report import terminal
 from rewriter.report.next_step import next_step
+from rewriter.report.progress import _TimeLeft
 from rewriter.report.tables import grouped
 from rewriter.report.terminal import shortened
 from rewriter.runtime.inputs.samples import DataSource
@@ -117,7 +118,7 @@ def test_the_summary_says_what_was_wrong_what_was_done_and_what_is_next() -> Non
     text = " ".join(lines)
     assert "Error 0.32 in plain FP16, now 0.0007, within 0.005 (relative L2 of y; emulated)" in text
     assert f"Wrong {CAUSE.what}: 3 norms (17 nodes in FP32)" in text
-    assert "Done rewritten by isolate-clip (35) 83 nodes in FP16, 17 in FP32 (17 for hazards)" in text
+    assert "Done rewritten by isolate-clip (35) 83 nodes in FP16, 17 in FP32 for hazards" in text
     assert "Next trtexec --onnx=out/fixed.onnx" in text
     assert len(lines) <= 16
 
@@ -126,6 +127,8 @@ def test_fp32_that_is_free_is_counted_apart() -> None:
     rules = ("epilogue", "softmax", "tolerance", "user", "between-islands", decision(4).rule)
     decisions = tuple(replace(decision(i), rule=rule) for i, rule in enumerate(rules))
     text = flat(printed(result(plan=Plan("fp16", decisions=decisions, float_nodes=100))))
+    free = Plan("fp16", decisions=tuple(replace(d, rule="softmax") for d in decisions), float_nodes=9)
+    assert "3 nodes in FP16, 6 in FP32 because it is free" in flat(printed(result(plan=free)))
     words = "(1 for hazards, 2 because it is free, 1 as asked, 1 by the search, 1 between these)"
     assert f"94 nodes in FP16, 6 in FP32 {words}" in text
 
@@ -168,6 +171,23 @@ def test_verbose_lists_every_node_in_full() -> None:
         assert f"/block.{i}/norm[0]/Pow(Pow)" in joined
     one = printed(result(plan=Plan("fp16", decisions=(decision(3),), float_nodes=9)), verbosity=1)
     assert "overflow FP32 1 3e+06 /block.3/Pow_output_0 exceeds 32752: /block.3" in flat(one)
+
+
+def test_verbose_prints_each_long_name_whole_on_a_line_of_its_own() -> None:
+    name = "/inner/encoder/layer.11/attention/self/query/MatMul/merged/projection/Add_of_all_heads"
+    plan = Plan("fp16", decisions=(replace(decision(1), node=name), decision(2)), float_nodes=9)
+    lines = printed(result(plan=plan), verbosity=1).splitlines()
+    assert f"    {name} (Pow)" in lines
+    heads = [line for line in lines if line.startswith("Rule ")]
+    assert len(heads) == 1, "rows that names divide are one table"
+
+
+def test_the_time_left_is_estimated_from_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 10.0, 20.0, 21.0, 31.0])
+    monkeypatch.setattr("rewriter.report.progress.time.monotonic", lambda: next(now))
+    left = _TimeLeft()
+    assert [left.text(done, 5) for done in (0, 1, 2)] == ["", ", about 40 s left", ", about 30 s left"]
+    assert [left.text(0, 3), left.text(3, 3)] == ["", ""], "another stage, and its end"
 
 
 def test_changes_of_the_model_name_no_node() -> None:

@@ -281,7 +281,7 @@ class Attempts:
         chosen, other = self.attempts[at], self.attempts[earlier]
         ran = next((f"measured {check.place}" for check in chosen.checks if check.name == "run"), "")
         source = ran or f"estimated, {ORIGIN}"
-        return (
-            f"{chosen.candidate.difference}: {latencies[at]:.3g} us instead of {latencies[earlier]:.3g} us "
-            f"({source}), error {chosen.relative_l2:.2g} instead of {other.relative_l2:.2g}"
-        )
+        times = [f"{us:.3g}" for us in (latencies[at], latencies[earlier])]
+        errors = [f"{one.relative_l2:.2g}" for one in (chosen, other)]
+        latency, error = (" instead of ".join(dict.fromkeys(texts)) for texts in (times, errors))
+        return f"{chosen.candidate.difference}: {latency} us ({source}), error {error}"
