@@ -10,8 +10,7 @@ another environment. All three are a `Worker`: a process that answers calls thro
 
 A process whose other threads may compute is never forked: OpenBLAS, which NumPy has, ends its threads before
 a fork, so that a product in another thread would wait for them forever; and a lock that another thread holds
-stays locked in the child. There, a server forks: an interpreter without other threads, which starts in a
-second, and gets copies of weights.
+stays locked in the child. There, workers are interpreters, which start in a second and get copies of weights.
 
 A worker that crashes or exceeds its limits is gone: the call raises `NativeError`, and the next one starts
 another. Forks are used on Linux only: they are not safe on macOS and do not exist on Windows, where `call`
@@ -24,7 +23,6 @@ import atexit
 import contextlib
 import faulthandler
 import gc
-import importlib
 import os
 import pickle
 import select
@@ -37,9 +35,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
@@ -51,9 +48,6 @@ FORKS = sys.platform == "linux"
 
 CALL_S = 60.0
 """Wall time of one call in seconds; shape inference of 50,000 nodes needs two."""
-
-START_S = 60.0
-"""Wall time in which the server of forks starts, and forks; it needs a second, and 20 ms."""
 
 QUIET = {"ORT_DISABLE_TELEMETRY": "1"}
 """Environment in which ONNX Runtime keeps no records of the models that it runs, and opens no connection."""
@@ -73,9 +67,6 @@ WATCHERS = frozenset(
 )
 """Modules whose threads draw or pass messages on, and compute nothing: a process forks beside them."""
 
-LIBRARIES = ("onnx", "onnxruntime", "onnxsim")
-"""Libraries that the server of forks imports as soon as this process has done so, as it does our modules."""
-
 UNKNOWN = "a native library raised it: run again with a smaller model to find the node"
 
 T = TypeVar("T")
@@ -88,8 +79,8 @@ class Worker:
     """A worker process that holds one object and calls its methods, or calls functions.
 
     Args:
-        make: Makes the object, in a fork, which may get it pickled; None: an interpreter is started, without
-            an object.
+        make: Makes the object, in a fork, or in an interpreter that gets it pickled; None: an interpreter is
+            started, without an object.
         doing: Name of its work for messages: `a run on ONNX Runtime`.
         limit_s: Wall time of the start and, unless given there, of each call; a deadline (`within`) may be
             earlier.
@@ -121,25 +112,22 @@ class Worker:
         with its, ExitStack() as failed:
             for file in (self._log, mine, self._stream):
                 failed.callback(file.close)
+            forks = make is not None and _alone()
             self._process: _Fork | subprocess.Popen[bytes] = (
-                _Fork(make, its, self._log, limited=limited)
-                if make is not None
-                else _interpreter(its, self._log, env or {})
+                _Fork(make or _nothing, its, self._log, limited=limited)
+                if forks
+                else _interpreter(its, self._log, env or {}, limited=limited and make is not None)
             )
             failed.pop_all()
-        self._answer(None, make if isinstance(self._process, _Fork) and self._process.server else None)
+        self._answer(None, None if forks else make or _nothing)
 
     def call(
         self,
         function: str | Callable[..., Any],
         *arguments: Any,
         limit_s: float | None = None,
-        descriptors: Sequence[int] = (),
     ) -> Any:
         """Call a method of the object by its name, or a function of a module; all values are pickled.
-
-        Args:
-            descriptors: Of open files, which the function gets from `_passed`.
 
         Raises:
             NativeError: the worker crashed or exceeded a limit. Exceptions of the function are passed on.
@@ -149,7 +137,7 @@ class Worker:
                 seconds_left()
             if not self.alive:
                 raise NativeError(f"{self.doing}: its process is gone", hint="start again: it crashed before")
-            return self._answer(limit_s, (function, arguments), descriptors)
+            return self._answer(limit_s, (function, arguments))
 
     @property
     def alive(self) -> bool:
@@ -172,7 +160,7 @@ class Worker:
             return
         if self._own:
             self.kill()
-            self._process.wait()
+            self._wait()
         self._stream.close()
         self._socket.close()
         self._socket = None
@@ -189,7 +177,7 @@ class Worker:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _answer(self, limit_s: float | None, message: object = None, descriptors: Sequence[int] = ()) -> Any:
+    def _answer(self, limit_s: float | None, message: object = None) -> Any:
         """Sends a message and waits for the answer; the worker is ended if there is none, or Ctrl-C comes."""
         assert self._socket is not None
         seconds = limit = max(0.0, self._limit_s if limit_s is None else limit_s)
@@ -197,8 +185,6 @@ class Worker:
         try:
             if message is not None:
                 _send(self._socket, message)
-            if descriptors and self._stream.read(1):
-                socket.send_fds(self._socket, [b"!"], descriptors)
             if not select.select([self._socket], [], [], min(seconds, threading.TIMEOUT_MAX))[0]:
                 if seconds < limit:
                     raise OutOfTimeError
@@ -216,7 +202,7 @@ class Worker:
     def _ended(self, after_s: float | None = None) -> NativeError:
         """The error for a worker that is gone, or is ended now because its time was up."""
         self.kill()  # of a worker that has ended, the exit code is its own
-        code, log = self._process.wait(), self.log
+        code, log = self._wait(), self.log
         self.close()
         if after_s is not None:
             return NativeError(
@@ -231,36 +217,29 @@ class Worker:
             hint = "the kernel sends SIGKILL when memory runs out: free some, or take a smaller model"
         return NativeError(f"{self.doing} crashed ({cause})", hint=hint, cause=cause, log=log)
 
+    def _wait(self) -> int:
+        """Waits for the end of the process, and counts its processor seconds as this thread's."""
+        if self._process.returncode is None:
+            if sys.platform == "win32":
+                return self._process.wait()
+            self._process.returncode, seconds = -signal.SIGKILL, 0.0
+            with contextlib.suppress(ChildProcessError):
+                _, status, usage = os.wait4(self._process.pid, 0)
+                self._process.returncode = os.waitstatus_to_exitcode(status)
+                seconds = usage.ru_utime + usage.ru_stime
+            _spent.seconds = getattr(_spent, "seconds", 0.0) + seconds
+        return int(self._process.returncode or 0)
+
     def __del__(self) -> None:
         if getattr(self, "_process", None) is not None:
-            if self._own and isinstance(self._process, _Fork):
-                self.kill()
-                self._process.leave()
             self.close()
 
 
 _idle: list[Worker] = []
 """Idle forks, ready for reuse: one, or as many as threads called at the same time."""
 
-_servers: list[Worker] = []
-"""The server that is forked instead of this process, if it was needed."""
-
-_starting = threading.Lock()
-
-_orphans: list[int] = []
-"""Forks of the server that have ended, and whose exit codes are of no interest."""
-
-
-def _forget() -> None:
-    """Forgets the children in a fork of their parent, which does not own them."""
-    global _starting  # another thread may have held it
-    _starting = threading.Lock()
-    for of_parent in (_idle, _servers, _orphans):
-        of_parent.clear()
-
-
 if FORKS:
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_idle.clear)  # which does not own them
 
 
 def call(function: Callable[..., T], *arguments: Any, doing: str) -> T:
@@ -336,17 +315,16 @@ def _nothing() -> None:
 
 @atexit.register
 def close() -> None:
-    """End the idle forks and their server; the next call starts others."""
-    for workers in (_idle, _servers):
-        while workers:
-            workers.pop().close()
+    """End the idle forks; the next call starts others."""
+    while _idle:
+        _idle.pop().close()
 
 
 _spent = threading.local()
 
 
 def processor_s() -> float:
-    """Processor seconds of this thread, and of the forks that it has ended, in which ONNX Runtime runs."""
+    """Processor seconds of this thread, and of the workers that it has ended, in which ONNX Runtime runs."""
     if inside or not FORKS:
         return time.process_time()
     return time.thread_time() + float(getattr(_spent, "seconds", 0.0))
@@ -357,57 +335,25 @@ class _Fork:
 
     def __init__(self, make: Callable[[], Any], its: socket.socket, log: IO[bytes], *, limited: bool) -> None:
         self.returncode: int | None = None
-        self.server = None if _alone() else _server()
         watched, lifeline = os.pipe()
         self.stdin = os.fdopen(lifeline, "wb")
-        passed = (its.fileno(), watched, log.fileno())
         try:
-            if self.server is None:
-                self.pid = _fork(*passed, make, limited=limited)
-            else:
-                modules = [n for n in [*sys.modules] if n in LIBRARIES or n.startswith("rewriter.")]
-                left = [_orphans.pop() for _ in range(len(_orphans))]
-                self.pid = self.server.call(_fork_here, modules, left, limited, descriptors=passed)
+            self.pid = _fork(its.fileno(), watched, log.fileno(), make, limited=limited)
         except BaseException:
             self.stdin.close()
             raise
         finally:
             os.close(watched)
 
-    def wait(self) -> int:
-        if self.returncode is None:
-            self.returncode, seconds = -signal.SIGKILL, 0.0
-            with contextlib.suppress(ChildProcessError, NativeError):
-                reap = _reap if self.server is None else partial(self.server.call, _reap)
-                self.returncode, seconds = reap(self.pid)
-            _spent.seconds = getattr(_spent, "seconds", 0.0) + seconds
-        return int(self.returncode or 0)
-
-    def leave(self) -> None:
-        """Lets the server wait for it later: the garbage collector may run in the middle of a call of it."""
-        if self.server is not None and self.returncode is None:
-            self.returncode = -signal.SIGKILL
-            _orphans.append(self.pid)
-
 
 def _alone() -> bool:
     """True if no other thread of this process may compute, import or hold a lock: it may fork."""
     others = {*threading.enumerate()} - {threading.current_thread()}
-    return all((getattr(t, "_target", None) or type(t)).__module__ in WATCHERS for t in others)
+    return FORKS and all((getattr(t, "_target", None) or type(t)).__module__ in WATCHERS for t in others)
 
 
-def _server() -> Worker:
-    """The interpreter that is forked instead of this process, started when it is first needed."""
-    with _starting:
-        if not (_servers and _servers[0].alive):
-            _servers[:] = [Worker(None, doing="the process that others are forked from", limit_s=START_S)]
-            _servers[0].bounded = False  # it serves what comes later, too
-        return _servers[0]
-
-
-def _fork(connection: int, watched: int, log: int, make: Callable[[], Any] | None, *, limited: bool) -> int:
-    """Forks this process; returns the number of the child, whose object is made by `make`, or by what comes
-    through the connection."""
+def _fork(connection: int, watched: int, log: int, make: Callable[[], Any], *, limited: bool) -> int:
+    """Forks this process; returns the number of the child, whose object is made by `make`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks in a process with threads
         pid = os.fork()
@@ -422,33 +368,14 @@ def _fork(connection: int, watched: int, log: int, make: Callable[[], Any] | Non
     return pid
 
 
-def _fork_here(modules: Iterable[str], left: Iterable[int], limited: bool) -> int:
-    """Forks the server: with these modules, which are imported once, and the descriptors that are passed."""
-    descriptors = _passed()
-    try:
-        for name in modules:
-            with contextlib.suppress(ImportError):  # of a module that was made in memory
-                importlib.import_module(name)
-        for pid in left:
-            _reap(pid)
-        return _fork(*descriptors, None, limited=limited)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-
-def _reap(pid: int) -> tuple[int, float]:
-    """Waits for a child that ends; its exit code and its processor seconds."""
-    _, status, usage = os.wait4(pid, 0)
-    return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
-
-
-def _interpreter(its: socket.socket, log: IO[bytes], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _interpreter(
+    its: socket.socket, log: IO[bytes], env: Mapping[str, str], *, limited: bool
+) -> subprocess.Popen[bytes]:
     inherited = () if sys.platform == "win32" else (its.fileno(),)
     path = os.pathsep.join(sys.path)  # this process's, so that `rewriter` need not be installed
     life = "import sys; from rewriter.base.sandbox import _begin; _begin(*sys.argv[1:])"
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", life, *map(str, inherited)],
+        [sys.executable, "-P", "-c", life, "limited" * limited, *map(str, inherited)],
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -463,26 +390,14 @@ def _interpreter(its: socket.socket, log: IO[bytes], env: Mapping[str, str]) -> 
     return process
 
 
-def _begin(descriptor: str = "") -> None:
+def _begin(limited: str, descriptor: str = "") -> None:
     """The life of an interpreter, which ends without the destructors of native libraries."""
     if sys.platform == "win32":
         its = socket.fromshare(pickle.load(sys.stdin.buffer))
     else:
         its = socket.socket(fileno=int(descriptor))
-    _connection.append(its)
-    _serve(its, _nothing, limited=False)
+    _serve(its, None, limited=bool(limited))
     os._exit(0)
-
-
-_connection: list[socket.socket] = []
-"""The connection of an interpreter to its parent."""
-
-
-def _passed() -> tuple[int, int, int]:
-    """Receives descriptors, which the parent sends on request: a buffered read would drop them."""
-    _connection[0].sendall(b"?")
-    first, second, third = socket.recv_fds(_connection[0], 1, 3)[1]
-    return first, second, third
 
 
 def _detach(connection: int, watched: int, log: int) -> None:

@@ -157,8 +157,8 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
         return threads.submit(work).result(timeout=120)
 
 
-def served(function: Callable[..., Any], *arguments: Any, limit_s: float = 60.0) -> Any:
-    """A fork of the server, since this thread lives, too."""
+def threaded(function: Callable[..., Any], *arguments: Any, limit_s: float = 60.0) -> Any:
+    """In an interpreter, since this thread lives, too."""
     return in_a_thread(partial(fork, function, *arguments, limit_s=limit_s))
 
 
@@ -174,8 +174,8 @@ FORK, INTERPRETER = (
     pytest.param(fork, id="a fork", marks=forks),
     pytest.param(interpreter, id="an interpreter"),
 )
-SERVED = pytest.param(served, id="a fork of the server", marks=forks)
-WAYS = pytest.mark.parametrize("way", [FORK, SERVED, INTERPRETER])
+THREADED = pytest.param(threaded, id="beside another thread", marks=forks)
+WAYS = pytest.mark.parametrize("way", [FORK, THREADED, INTERPRETER])
 
 
 @pytest.mark.parametrize("way", [FORK, INTERPRETER])
@@ -311,8 +311,8 @@ def test_processes_left_by_a_finished_child_are_killed(pids: Path) -> None:
 
 LIVES = {
     "an idle fork": "t.fork(t.leave_grandchild, pids); t.hang()",
-    "an idle fork of the server": "t.served(t.leave_grandchild, pids); t.hang()",
-    "a fork of the server that hangs": (
+    "an idle interpreter": "t.threaded(t.leave_grandchild, pids); t.hang()",
+    "an interpreter of a thread that hangs": (
         "t.threading.Thread(target=t.fork, args=(t.hang_with_a_child, pids), daemon=True).start(); t.hang()"
     ),
     "a fork that hangs": "t.fork(t.hang_with_a_child, pids)",
@@ -388,19 +388,12 @@ def test_a_child_prints_whatever_its_parent_held_at_the_fork(monkeypatch: pytest
         holds.wait()
         try:
             assert fork(doubled, np.ones(1)) == 2.0
-            assert not sandbox._servers
+            assert not isinstance(sandbox._idle[-1]._process, subprocess.Popen)
         finally:
             over.set()
 
 
 # -- threads ----------------------------------------------------------------------------------
-
-
-class Server:
-    """The parent of a fork."""
-
-    def pid(self) -> int:
-        return os.getppid()
 
 
 @contextlib.contextmanager
@@ -422,29 +415,15 @@ def computing() -> Iterator[list[int]]:
 
 
 @forks
-def test_a_fork_does_not_end_the_threads_that_compute_for_another() -> None:
+def test_no_fork_ends_the_threads_that_compute_for_another() -> None:
     with computing() as products:
-        for _ in range(20):
+        for _ in range(3):
             before = products[0]
-            with contextlib.closing(sandbox.Worker(Server, doing="the work", limit_s=60.0)) as child:
-                assert child.call("pid") != os.getpid(), "the server is its parent"
+            assert fork(doubled, np.ones(1)) == 2.0
             deadline = time.monotonic() + 60
             while products[0] == before and time.monotonic() < deadline:
                 time.sleep(0.001)
-
-
-@forks
-def test_a_server_that_was_killed_is_replaced() -> None:
-    def parents() -> Iterator[int]:
-        for _ in range(2):
-            with contextlib.closing(sandbox.Worker(Server, doing="the work", limit_s=60.0)) as child:
-                yield child.call("pid")
-            os.kill(sandbox._servers[0]._process.pid, signal.SIGKILL)
-            with pytest.raises(NativeError, match=r"the process that others are forked from crashed"):
-                sandbox.Worker(Server, doing="the work", limit_s=60.0)
-
-    first, second = in_a_thread(lambda: [*parents()])
-    assert first != second
+            sandbox.close()
 
 
 # -- libraries in forks -----------------------------------------------------------------------

@@ -29,6 +29,6 @@ def test_four_threads_write_what_one_writes(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         runs = [
             (name, threads.submit(digest, tmp_path / f"{name}.{number}.onnx", name))
-            for number, name in product(range(4), NAMES)
+            for number, name in product(range(2), NAMES)
         ]
         assert [(name, run.result(timeout=300)) for name, run in runs] == [(n, one[n]) for n, _ in runs]
