@@ -12,6 +12,7 @@ from typing import Any
 from rewriter.base.errors import UsageError
 from rewriter.hooks.precommit import data_beside
 from rewriter.ir.reading import read_toml
+from rewriter.jobs.fix.links import io_of_files, type_of_links
 from rewriter.pipeline.config import Configuration
 from rewriter.pipeline.options import BatchCommand, FixOptions
 from rewriter.pipeline.reader import read_table
@@ -62,7 +63,23 @@ def entries(
     if not models:
         hint = "name files or folders, or `manifest=FILE.toml`"
         raise UsageError("no models are named", where="rewriter batch", hint=hint)
-    return [_resolved(entry, options, configuration) for entry in _merged(models)]
+    resolved = [_resolved(entry, options, configuration) for entry in _merged(models)]
+    return _linked(resolved, [Recording.read(path) for path in paths if (path / RECORD).is_file()])
+
+
+def _linked(entries: list[Entry], recordings: Iterable[Recording]) -> list[Entry]:
+    """The entries of recordings with one type for both sides of each link, where `io` asks for it."""
+    for recording in recordings:
+        names = {f"{file.name}.onnx": file.name for file in recording.files}
+        files = {names[e.name]: (e.model, FixOptions(**e.options)) for e in entries if e.name in names}
+        if any(type_of_links(options.io) for _, options in files.values()):
+            steps = {(file, output): s for file in files for output, s in recording.steps(file).items()}
+            io = io_of_files(files, recording.links, steps)
+            entries = [
+                replace(e, options={**e.options, "io": io[names[e.name]]}) if e.name in names else e
+                for e in entries
+            ]
+    return entries
 
 
 def _resolved(entry: Entry, options: Mapping[str, Any], configuration: Configuration) -> Entry:

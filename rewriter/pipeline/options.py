@@ -189,7 +189,8 @@ class FixOptions(DataOptions, EngineOptions):
             tensorrt_rtx for that target, of trtexec otherwise.
         precision: fp16, bf16, or fp32: structure only. The type that nodes compute in.
         io: Inputs and outputs: fp16,logits=fp32. Types of the model's float inputs and outputs: keep, fp32,
-            fp16 or bf16 for all of them. NAME=TYPE is for names that match the pattern NAME.
+            fp16 or bf16 for all of them. NAME=TYPE is for names that match the pattern NAME. links=TYPE is
+            for outputs that become inputs, in a recording or by names of caches, if both compute in it.
         keep_fp32: Keep nodes of this name in FP32: '*/attn/*'. Patterns of node or output names; each has to
             match a node of the model.
         keep_fp32_op: Keep every node of this operator in FP32.

@@ -72,6 +72,13 @@ def test_a_decoder_is_fixed_without_data(decoder: Model) -> None:
     assert result.verdict.passed
 
 
+def test_caches_are_paired_by_their_names(decoder: Model) -> None:
+    model = rewriter.fix(decoder, io="links=fp16,logits=fp32", build=False).model
+    types = {port.name: port.dtype for port in (*model.signature.inputs, *model.signature.outputs)}
+    assert types["past_key_values.0.key"] == types["present.0.key"] == TensorProto.FLOAT16
+    assert types["logits"] == types["attention_mask"] == TensorProto.FLOAT
+
+
 def test_positions_stay_within_their_table(decoder: Model) -> None:
     (feeds,) = load_samples(None, decoder, input_shapes={"past_key_values.0.key": (1, 2, 90, 4)})
     assert feeds["position_ids"].max() == 99

@@ -6,13 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+from onnx import TensorProto
 from streaming import streaming_script
 from typer.testing import CliRunner
 
 import rewriter
+from rewriter.batch.models import Entry, entries
 from rewriter.cli import app
+from rewriter.ir.model import Model
 from rewriter.jobs.fix import deploy
 from rewriter.jobs.record import record_script
+from rewriter.pipeline import config
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +47,29 @@ def test_growing_axes_get_the_profile_of_the_calls(samples: Path) -> None:
     profile = deploy.Build(result, Path("fixed.onnx"), None).profile
     assert [profile[key] for key in ("min", "max")] == ["cache:1x0x4", "cache:1x39x4"]
     assert profile["opt"] != profile["max"]
+
+
+def types_of(model: Model) -> dict[str, int]:
+    ports = (*model.signature.inputs, *model.signature.outputs)
+    return {port.name: port.dtype for port in ports}
+
+
+def test_both_sides_of_a_link_have_one_type_and_a_slow_state_stays_fp32(
+    samples: Path, tmp_path: Path
+) -> None:
+    found = entries([samples], tmp_path, {"io": "links=fp16", "build": False}, config.load())
+    low = {
+        entry.name: {n for n, kind in types_of(fixed(entry)).items() if kind == TensorProto.FLOAT16}
+        for entry in found
+    }
+    assert low["model.onnx"] >= {"fast", "new_fast"}
+    assert not low["model.onnx"] & {"mean", "new_mean", "x"}
+    assert ("y" in low["model.onnx"]) == ("y" in low["bytes-1.onnx"])
+    assert ("cache" in low["bytes-1.onnx"]) == ("new_cache" in low["bytes-1.onnx"])
+
+
+def fixed(entry: Entry) -> Model:
+    return rewriter.fix(entry.model, verify=False, **entry.options).model
 
 
 def test_all_files_of_a_recording_are_fixed_on_their_samples(samples: Path, tmp_path: Path) -> None:

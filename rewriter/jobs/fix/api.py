@@ -14,6 +14,7 @@ from rewriter.ir.plan import InputsOutputs, Plan, Precision
 from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.ir.plan.plan_file import given_plan
 from rewriter.jobs.fix.job import Candidate, FixJob
+from rewriter.jobs.fix.links import io_of_model, type_of_links
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.stages import run
 from rewriter.jobs.fix.workload import recorded_sums
@@ -53,6 +54,8 @@ def fix(
         RewriterError: bad model, data, option or output path; nothing is written then.
     """
     request = combined(FixOptions, options, keywords)
+    if type_of_links(request.io):
+        request = replace(request, io=io_of_model(model, request))
     return run(_job(model, output, request, progress or (lambda stage, done, total: None)))
 
 
