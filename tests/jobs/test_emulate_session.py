@@ -81,3 +81,13 @@ def test_states_inside_a_recurrence() -> None:
     )
     (h,) = rewriter.emulate(source).run(None, {"x": np.ones((5000, 1, 1), np.float16)})
     assert h.item() == 2.0  # in FP32 it is 4.88
+
+
+def test_a_mask_of_the_smallest_fp32_number_becomes_infinite() -> None:
+    """As converters write it: transformers fills masks with it."""
+    text = """g (int64[1] shape) => (float[n] y) {
+        mask = ConstantOfShape<value = float[1] {-3.4e38}>(shape)
+        y = Relu(mask)
+    }"""
+    (y,) = rewriter.emulate(graphs.graph(text), precision="fp16").run(None, {"shape": np.array([3])})
+    np.testing.assert_array_equal(y, np.zeros(3, np.float32))

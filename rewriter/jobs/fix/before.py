@@ -131,7 +131,8 @@ def _with_infinities(model: Model, largest: float) -> Model:
         # only initializers of the main graph may have their data elsewhere
         detached = graph is changed.proto.graph
         tensors = [(tensor, detached) for tensor in graph.initializer]
-        for attribute in (a for node in graph.node if node.op_type == "Constant" for a in node.attribute):
+        holders = (node for node in graph.node if node.op_type in ("Constant", "ConstantOfShape"))
+        for attribute in (a for node in holders for a in node.attribute):
             if attribute.name == "value":
                 tensors.append((attribute.t, False))
             elif attribute.name == "value_float" and largest < abs(attribute.f) < math.inf:
