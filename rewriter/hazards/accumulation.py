@@ -50,7 +50,7 @@ def accumulation(analysis: GraphAnalysis) -> Iterator[Hazard]:
             yield Hazard(node, "subgraph", f"{node.op_type} is not taken apart")
 
 
-def slow_state(analysis: GraphAnalysis) -> Iterator[Hazard]:
+def slow_state(analysis: GraphAnalysis, limit: float = SLOW_STEP) -> Iterator[Hazard]:
     """Loop, Scan, LSTM, GRU and RNN with a state that moves too slowly for the lower type.
 
     In the body of a Loop or Scan, the cheap operators that compute such a state; in the main graph, those
@@ -58,7 +58,7 @@ def slow_state(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """
     for node in analysis.nodes:
         if node.op_type in LOOPS | RECURRENT:
-            moving = ((name, _slow(analysis, name)) for name in node.output)
+            moving = ((name, _slow(analysis, name, limit)) for name in node.output)
             yield from (
                 analysis.hazard(node, "slow-state", reason, name) for name, reason in moving if reason
             )
@@ -66,7 +66,7 @@ def slow_state(analysis: GraphAnalysis) -> Iterator[Hazard]:
     inner = [after for _, after in states(owner, analysis.graph.graph)] if owner is not None else []
     entered = {tensor for node in analysis.nodes if node.op_type in RECURRENT for tensor in node.input}
     for tensor in inner if owner is not None else [value.name for value in analysis.graph.graph.output]:
-        if reason := _slow(analysis, tensor):
+        if reason := _slow(analysis, tensor, limit):
             for node in analysis.upstream(tensor, _moves_state, entered - {tensor}):
                 yield analysis.hazard(node, "slow-state", reason, tensor)
 
@@ -75,7 +75,7 @@ def _moves_state(node: NodeProto) -> bool:
     return node.op_type in CHEAP | RECURRENT
 
 
-def _slow(analysis: GraphAnalysis, tensor: str) -> str:
+def _slow(analysis: GraphAnalysis, tensor: str, limit: float) -> str:
     """The reason why a state is too slow for the lower type; "" if it is not, or is no state."""
     measured = analysis.range(tensor) if tensor else None
     if measured is None or measured.step is None:
@@ -83,7 +83,7 @@ def _slow(analysis: GraphAnalysis, tensor: str) -> str:
     step = measured.step * (1.0 if analysis.is_fp16 else 2.0**-3)  # BF16 has 3 bits fewer
     state = f"state {tensor}" if analysis.graph.is_output(tensor) else "a state"
     moves = f"{state} moves by {step:.2g} of {analysis.low_name}'s last places a step (median)"
-    return f"{moves}: rounding holds it back" if step < SLOW_STEP else ""
+    return f"{moves}: rounding holds it back" if step < limit else ""
 
 
 def sums_in_fp32(analysis: GraphAnalysis, node: NodeProto) -> bool:

@@ -189,6 +189,17 @@ def test_noise_in_silence_is_no_error() -> None:
     assert max(stream.errors) < 2e-4
 
 
+def test_engines_answer_where_one_runs(tmp_path: Path) -> None:
+    """ONNX Runtime counts as an engine, whose FP16 kernels round the state, too."""
+    recording, fixed = streaming(tmp_path, "0")
+    recording.write(tmp_path)
+    (tmp_path / "enhancer").mkdir()
+    np.savez(tmp_path / "enhancer" / "0.npz", level=np.zeros((1, 8)), mean=np.zeros((1, 8)))
+    result = loop_of(tmp_path, fixed, FixOptions(engine="onnxruntime", repair=False), 120.0)
+    assert (result.engine, result.ending, result.calls) == ("onnxruntime", "failed", 600)
+    assert result.error > 0.05
+
+
 def test_slow_states_are_kept_in_fp32_on_request_of_the_loop(tmp_path: Path) -> None:
     recording, fixed = streaming(tmp_path, "0")
     recording.write(tmp_path)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from glob import escape
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto
 
 from rewriter.base.errors import EngineError, NativeError, RewriterError
 from rewriter.base.stopwatch import Progress
-from rewriter.hazards.accumulation import SLOW_STEP
-from rewriter.ir.model import Array, Model, load
+from rewriter.hazards.accumulation import SLOW_STEP, slow_state
+from rewriter.ir.model import Array
 from rewriter.ir.model.output_files import work_folder
 from rewriter.jobs.closed_loop.job import closed_loop, silent
 from rewriter.jobs.closed_loop.result import LoopResult, Step
@@ -28,7 +28,7 @@ from rewriter.runtime.engines.deployment import deployment
 from rewriter.runtime.engines.protocol import MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import write_tensors
 from rewriter.runtime.metrics.tolerances import TOLERANCES
-from rewriter.runtime.recording.record import RecordedFile, Recording, State
+from rewriter.runtime.recording.record import RecordedFile, Recording
 
 REPAIRED_STEP = 4.0 * SLOW_STEP
 """Median step of a state below which a repair keeps it in FP32: suspects beyond the rule's own limit.
@@ -114,48 +114,19 @@ class _Repairs:
 
     def __call__(self, file: RecordedFile, step: Step, share: float) -> bool:
         """Fixes a file again; False if it has no state that moves slowly, for the step `states`."""
-        states = [state for state in self.recording.states if state.file == file.name]
-        slow = [state for state in states if state.step is not None and state.step < REPAIRED_STEP]
-        if step == "states" and not slow:
+        steps = [s.step for s in self.recording.states if s.file == file.name and s.step is not None]
+        if step == "states" and not min(steps, default=math.inf) < REPAIRED_STEP:
             return False
-        own: dict[str, Any] = {"inputs": self.samples / file.samples}
-        if step == "fp32":
-            own |= {"precision": "fp32", "io": None}
-        else:
-            nodes = nodes_of_states(load(file.model), slow)
-            own["keep_fp32"] = [*self.options.keep_fp32, *map(escape, nodes)]
-            if self.options.io is not None:
-                ports = [f"{escape(name)}=fp32" for state in slow for name in (state.input, state.output)]
-                own["io"] = ",".join([self.options.io, *ports])
+        rule = partial(slow_state, limit=REPAIRED_STEP)
+        own: dict[str, Any] = {
+            "inputs": self.samples / file.samples,
+            "hazards": [*self.options.hazards, rule],
+        }
         if step == "search":
             tolerance = TOLERANCES["bf16" if self.options.precision == "bf16" else "fp16"].value
             own |= {"tolerance": tolerance * min(share, 1.0) * MARGIN, "max_latency_cost": None}
+        elif step == "fp32":
+            own |= {"precision": "fp32", "io": None}
         target = self.fixed[file.name]
         self.refixed(file.name, fix(file.model, target, combined(FixOptions, self.options, own)))
         return True
-
-
-def nodes_of_states(model: Model, states: Iterable[State]) -> list[str]:
-    """First outputs of the nodes through which states go from their inputs to their outputs."""
-    nodes = list(model.proto.graph.node)
-    found = dict[str, None]()
-    for state in states:
-        after = _reached(nodes, state.input, lambda n: n.input, lambda n: n.output)
-        before = _reached(nodes[::-1], state.output, lambda n: n.output, lambda n: n.input)
-        found |= dict.fromkeys(node.output[0] for node in nodes if id(node) in after & before)
-    return list(found)
-
-
-def _reached(
-    nodes: Sequence[NodeProto],
-    start: str,
-    entries: Callable[[NodeProto], Iterable[str]],
-    exits: Callable[[NodeProto], Iterable[str]],
-) -> set[int]:
-    """The nodes that lead on from a tensor, in the order given."""
-    tensors, reached = {start}, set[int]()
-    for node in nodes:
-        if not tensors.isdisjoint(entries(node)):
-            reached.add(id(node))
-            tensors.update(exits(node))
-    return reached

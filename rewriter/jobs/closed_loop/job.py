@@ -188,10 +188,8 @@ class _Answers:
             run = self._stack.enter_context(Session(emulated)).run
         return Answering(self._originals[name], model, run)
 
-    def fixed(self, name: str, path: Path) -> Answering:
-        return self.of(name, load(path))
-
     def tf32(self, name: str) -> Answering:
+        """The original, whose FP32 products round to TF32."""
         return self.of(name, self._originals[name])
 
     def plain(self, name: str) -> Answering:
@@ -238,7 +236,7 @@ def closed_loop(
 def _compared(
     loop: _Loop, answers: _Answers, fixed: Mapping[str, Path], repair: Repairing | None
 ) -> LoopResult:
-    current = {name: answers.fixed(name, path) for name, path in fixed.items()}
+    current = {name: answers.of(name, load(path)) for name, path in fixed.items()}
     stream = loop.stream(current, "running the fixed files", 3)
     tf32 = loop.stream({name: answers.tf32(name) for name in fixed}, "running FP32 with TF32")
     calls = len(loop.original.calls)
@@ -256,7 +254,7 @@ def _compared(
         for step in STEPS:
             if result.passed or not loop.has_time or not repair(file, step, limit / result.error):
                 continue
-            current[file.name] = answers.fixed(file.name, fixed[file.name])
+            current[file.name] = answers.of(file.name, load(fixed[file.name]))
             result = _tried(result, file.name, step, loop.stream(current, "running the repaired file"))
         if result.passed is False and waiting:
             result = _blamed(loop, result, {name: current[name] for name in waiting})
