@@ -28,10 +28,13 @@ def judging_check(checks: Sequence[Check]) -> Check | None:
 def check_dict(check: Check) -> dict[str, Any]:
     """A check with the verdict on each output."""
     shown = {name: value for name, value in vars(check).items() if name not in ("pictures", "rounds")}
-    outputs = [{**vars(output), "passed": output.passed} for output in check.outputs]
-    for output in outputs:
-        del output["part"]
-    return {**shown, "outputs": outputs}
+    return {**shown, "outputs": [output_dict(output) for output in check.outputs]}
+
+
+def output_dict(output: OutputComparison) -> dict[str, Any]:
+    """The verdict on an output or on a part of one, which its name describes."""
+    shown = {name: value for name, value in vars(output).items() if name != "part"}
+    return {**shown, "passed": output.passed}
 
 
 def size(output: OutputComparison) -> str:

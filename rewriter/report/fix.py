@@ -279,11 +279,12 @@ def as_dict(result: FixResult) -> dict[str, Any]:
         "plan": _plan_dict(result.plan) if result.plan else None,
         "data": data_dict(result.data),
         "checks": [checks.check_dict(check) for check in result.checks],
+        "before": [checks.output_dict(output) for output in result.before],
         "next_command": following.build or None,
         "next_verify": following.verify or None,
         "next_remarks": following.remarks,
     }
-    names = ("output", "script", "pipeline", "passes", "causes", "before", "before_value")
+    names = ("output", "script", "pipeline", "passes", "causes", "before_value")
     words = (
         "warnings",
         "seconds",

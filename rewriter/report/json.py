@@ -69,7 +69,7 @@ def shown(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Data classes as dicts, paths and numbers that JSON lacks as strings, NumPy's numbers as Python's."""
+    """Data classes as dicts, paths and numbers that JSON lacks as strings, NumPy's values as Python's."""
     if is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -78,8 +78,8 @@ def plain(value: Any) -> Any:
         return [plain(part) for part in value]
     if isinstance(value, (str, Path)):
         return str(value).encode(errors=UNENCODABLE).decode()
-    if hasattr(value, "item"):
-        value = value.item()
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     return value

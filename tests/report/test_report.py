@@ -12,6 +12,7 @@ import pytest
 from command_lines import flat
 from graphs import graph
 
+import rewriter
 from rewriter.ir.model import Model, write_json
 from rewriter.ir.plan import Decision, Plan, Range
 from rewriter.jobs.fix.causes import Cause
@@ -462,3 +463,16 @@ def test_json_is_standard_even_with_infinities_and_numpy_numbers(tmp_path: Path)
     assert fields["checks"][0]["outputs"][0]["relative_l2"] == "inf"
     assert fields["checks"][0]["outputs"][0]["max_abs"] == "nan"
     assert fields["checks"][0]["outputs"][0]["tolerance"] == 0.5
+
+
+def test_outputs_with_parts_can_be_reported() -> None:
+    """Boxes in pixels beside scores: each part is an output of the report, named by its slices."""
+    text = """
+        g (float[1,4,64] x) => (float[1,8,64] y) <float pixels = {640.0}> {
+            b = Sigmoid(x) boxes = Mul(b, pixels) t = Tanh(x) scores = Sigmoid(t)
+            y = Concat <axis = 1> (boxes, scores) }"""
+    result = rewriter.fix(graph(text).proto, build=False)
+    whole = json.loads(json.dumps(report.as_dict(result)))
+    names = [output["name"] for output in whole["before"]]
+    assert names == ["y", "y (rows 4 to 7 of axis 1)"]
+    assert [output["name"] for output in whole["checks"][-1]["outputs"]] == names
