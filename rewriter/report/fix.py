@@ -103,8 +103,8 @@ def _errors(result: FixResult, most: int | None) -> Iterator[Row]:
     for output in outputs[:most]:
         plain = before.get(output.name)
         low = f"{checks.size(plain)} in plain {result.precision.upper()}, now " if plain else ""
-        places = [s.sample for s in check.statistics if s.name == output.name and result.judged > 1]
-        where = "".join(f" in {checks.sample_name(result.data, place)}" for place in places[:1])
+        indices = [s.sample for s in check.statistics if s.name == output.name and result.judged > 1]
+        where = "".join(f" in {checks.sample_name(result.data, index)}" for index in indices[:1])
         error = f"{low}{checks.size(output)}, {checks.relation(output)}"
         yield "Error", f"{error} ({output.unit} of {output.name}{where}; {how})"
     if left := outputs[len(outputs[:most]) :]:
@@ -119,7 +119,7 @@ def _badness(output: OutputComparison) -> tuple[bool, float]:
 def _latency(result: FixResult) -> Iterator[Row]:
     """The measured latency, and its ratios to other latencies, with their source."""
     timed = [(c.latency, c.place) for c in result.checks if c.latency is not None][:1]
-    parts = [f"{time.median_us:.1f} us (+- {time.iqr_us:.1f}) {place}" for time, place in timed]
+    parts = [f"{time.median_us:.1f} us (+- {time.iqr_us:.1f}) {where}" for time, where in timed]
     for measured, source in ((True, "measured"), (False, f"estimated, {ORIGIN}")):
         shares = [share for share in result.latency_shares if share.measured is measured]
         if shares:

@@ -63,8 +63,8 @@ def _verify(result: FixResult) -> str:
     if limit := noted_tolerance(result.model):
         words += ["--tolerance", f"{limit.value!r}"]
         words += ["--metric", limit.metric] if limit.metric != RELATIVE_L2 else []
-    for flag, place in (("--min-shapes", 0), ("--opt-shapes", 1), ("--max-shapes", 2)):
+    for flag, index in (("--min-shapes", 0), ("--opt-shapes", 1), ("--max-shapes", 2)):
         spans = data.spans if data is not None else {}
         inputs = sorted(data.profiled) if data is not None and not data.recorded else ()
-        words += [f"{flag}={name}:{'x'.join(map(str, spans[name][place]))}" for name in inputs]
+        words += [f"{flag}={name}:{'x'.join(map(str, spans[name][index]))}" for name in inputs]
     return command_line(words)

@@ -97,11 +97,11 @@ def _location(finding: Finding, result: ScanResult, files: Sequence[ScanResult])
     logical = [
         {"fullyQualifiedName": node, "name": node.split("/")[-1] or node, "kind": op} for node, op in nodes
     ]
-    place: dict[str, Any] = {"logicalLocations": logical} if logical else {}
+    location: dict[str, Any] = {"logicalLocations": logical} if logical else {}
     if result.path:
         index = next(i for i, file in enumerate(files) if file is result)
-        place["physicalLocation"] = {"artifactLocation": {"uri": _uri(result.path), "index": index}}
-    return place
+        location["physicalLocation"] = {"artifactLocation": {"uri": _uri(result.path), "index": index}}
+    return location
 
 
 def _uri(path: Path | None) -> str | None:

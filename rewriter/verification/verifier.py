@@ -68,7 +68,7 @@ class Verifier:
     Attributes:
         original: The model as the user gave it.
         samples: The samples that checks compare; `expected`: the outputs of the original for them, None if it
-            cannot run, or nothing is verified. `places`: theirs among all samples.
+            cannot run, or nothing is verified. `indices`: theirs among all samples.
         standards: By precision: how close results have to be.
         deployment: Engine and plugins. `spans`: the optimisation profile, shapes of the samples included.
         timeout_s: Deadline of a build, and of a run.
@@ -88,7 +88,7 @@ class Verifier:
     timeout_s: float
     folder: Path
     stage: Stopwatch
-    places: Sequence[int] = ()
+    indices: Sequence[int] = ()
     asked: bool = False
     verify: bool = True
     build: bool = True
@@ -120,7 +120,7 @@ class Verifier:
             yield Check("structure", None, "not checked: ONNX Runtime cannot run the original")
             return
         with self.stage("comparing the rewritten model"):
-            chosen = [outputs[place] for place in self.places] if outputs else None
+            chosen = [outputs[index] for index in self.indices] if outputs else None
             check = check_structure(self.expected, structured, changed, self.samples, chosen)
             if check.passed is False and began_on_cuda():
                 with on_cuda(False):
@@ -319,8 +319,8 @@ class Verifier:
             return [None] * len(engines)
         with tempfile.TemporaryDirectory(prefix="timed-", dir=self.folder) as name:
             variants = [
-                self.variant(load(path), path, Path(name, str(place)), engine)
-                for place, engine in enumerate(engines)
+                self.variant(load(path), path, Path(name, str(index)), engine)
+                for index, engine in enumerate(engines)
                 for path in (engine.with_suffix(".onnx"),)
             ]
             try:

@@ -236,7 +236,7 @@ def _ranges(model: Model, workload: Workload) -> Ranges:
     with stage("measuring ranges"):
         done, wide = partial(stage.report, "measuring ranges", total=len(samples)), reference(model)
         # the outputs of a model in FP32 are what the check of its structure compares
-        verified = workload.verifier.places if wide is model else ()
+        verified = workload.verifier.indices if wide is model else ()
         ranges = measure(
             wide, samples, outputs_of=verified, channels=True, steps=samples.source.steps, progress=done
         )

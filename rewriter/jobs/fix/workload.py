@@ -138,7 +138,7 @@ def prepare(
         original=original,
         samples=judged,
         expected=expected,
-        places=indices,
+        indices=indices,
         standards={n: replace(standard, tolerance=asked or default) for n, default in defaults.items()},
         deployment=job.deployment,
         spans={**fitting.source.spans, **job.deployment.profile},

@@ -19,13 +19,13 @@ def logarithmic(low: float, high: float, start: float, end: float) -> Scale:
     """Maps `low` to `start` and `high` to `end` by their logarithms; what is beyond stays at the ends."""
     first, last = math.log10(low), math.log10(high)
 
-    def place(value: float) -> float:
+    def position(value: float) -> float:
         if math.isnan(value) or value >= high:
             return end
         share = (math.log10(value) - first) / (last - first) if value > low else 0.0
         return start + share * (end - start)
 
-    return place
+    return position
 
 
 def decades(low: float, high: float, most: int) -> list[float]:
@@ -125,7 +125,7 @@ def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes, total: int) -> Part:
     ]
     dots = [f"M{t.depth + 0.5} {y(t.range.absmax):.1f}h0" for t in tensors if nodes.mark(t)]
     firsts = {tensor.depth: tensor for tensor in reversed(tensors) if not tensor.constant}
-    of_nodes = [nodes.kind(firsts[place]) for place in sorted(firsts)]
+    of_nodes = [nodes.kind(firsts[depth]) for depth in sorted(firsts)]
     strip = [f"{label} {count(of_nodes.count(k), 'node')}" for k, label in LABELS.items() if k in of_nodes]
     return part(
         "depth.html",

@@ -114,7 +114,7 @@ class _Network:
 
 def _drawn(name: str, cause: Cause, centre: int, network: _Network, nodes: Nodes) -> Graph:
     members = network.near(centre)
-    places, width, height = _places(members, network)
+    positions, width, height = _positions(members, network)
     boxes: list[Box] = []
     for number in members:
         full, op = network.names[number]
@@ -123,14 +123,14 @@ def _drawn(name: str, cause: Cause, centre: int, network: _Network, nodes: Nodes
         title = f"{full} ({op}), {LABELS.get(kind, 'no floats')}"
         title += f", {result.range}" if result is not None else ""
         short = full if len(full) <= 19 else f"…{full[-18:]}"
-        boxes.append((*places[number], op, short, title, kind, number == centre))
-    edges = list(_edges(members, places, network))
+        boxes.append((*positions[number], op, short, title, kind, number == centre))
+    edges = list(_edges(members, positions, network))
     full, op = network.names[centre]
     summary = f"{len(members)} nodes around {full} ({op}): " + ", then ".join(op for _, _, op, *_ in boxes)
     return Graph(name, str(cause), cause.nodes, boxes, edges, width, height, summary)
 
 
-def _places(
+def _positions(
     members: Sequence[int], network: _Network
 ) -> tuple[Mapping[int, tuple[float, float]], float, float]:
     """Left top corners by layer: below every producer, and right above the first consumer."""
@@ -144,33 +144,33 @@ def _places(
     for number in members:
         rows[layers[number]].append(number)
     most = max(map(len, rows.values()))
-    places: dict[int, tuple[float, float]] = {}
+    positions: dict[int, tuple[float, float]] = {}
 
     def over(number: int) -> float:
-        above = [places[n][0] for n in network.before[number] if n in places]
+        above = [positions[n][0] for n in network.before[number] if n in positions]
         return sum(above) / len(above) if above else 0.0
 
     for row, (_, numbers) in enumerate(sorted(rows.items())):
         numbers.sort(key=over)
         left = (most - len(numbers)) / 2
-        places |= {n: ((left + i) * COLUMN + 40, row * ROW + 2) for i, n in enumerate(numbers)}
-    return places, most * COLUMN + 120, len(rows) * ROW - ROW + HEIGHT + 4
+        positions |= {n: ((left + i) * COLUMN + 40, row * ROW + 2) for i, n in enumerate(numbers)}
+    return positions, most * COLUMN + 120, len(rows) * ROW - ROW + HEIGHT + 4
 
 
 def _edges(
-    members: Sequence[int], places: Mapping[int, tuple[float, float]], network: _Network
+    members: Sequence[int], positions: Mapping[int, tuple[float, float]], network: _Network
 ) -> Iterator[Edge]:
     labelled = set[int]()
     bent = {
         producer
         for number in members
         for producer in network.before[number]
-        if producer in places and places[number][1] - places[producer][1] > ROW
+        if producer in positions and positions[number][1] - positions[producer][1] > ROW
     }
     for number in members:
         for producer, cast in network.before[number].items():
-            if producer in places:
-                (x0, y0), (x1, y1) = places[producer], places[number]
+            if producer in positions:
+                (x0, y0), (x1, y1) = positions[producer], positions[number]
                 x0, x1, y0 = x0 + WIDTH / 2, x1 + WIDTH / 2, y0 + HEIGHT
                 aside = (max(x0, x1) + WIDTH / 2 + 8 - (x0 + x1) / 2) / 0.75  # right of the boxes between
                 bend = aside if y1 - y0 > ROW else 0.0

@@ -113,21 +113,21 @@ def _constant(name: str, value: Any, ports: Mapping[str, Port]) -> Array:
     Raises:
         InputsError: no such input, a number that its type does not hold, or as many as do not fit its shape.
     """
-    place = {"option": "input-values", "where": f"{name}={shown(value)}"}
+    where = {"option": "input-values", "where": f"{name}={shown(value)}"}
     if name not in ports:
-        raise no_such_input(name, ports, **place)
+        raise no_such_input(name, ports, **where)
     port, array = ports[name], np.asarray(value)
     if port.dtype in NO_NUMBERS:
-        raise InputsError("the input takes no numbers", hint="give data with `inputs`", **place)
+        raise InputsError("the input takes no numbers", hint="give data with `inputs`", **where)
     typed = array.astype(helper.tensor_dtype_to_np_dtype(port.dtype))
     if not np.array_equal(typed.astype(np.float64), array.astype(np.float64)) and typed.dtype.kind in "iub":
-        raise InputsError(f"the input is {typed.dtype}", hint="give numbers that this type holds", **place)
+        raise InputsError(f"the input is {typed.dtype}", hint="give numbers that this type holds", **where)
     if array.ndim == 0 or port.shape is None:
         return typed
     fixed = [size if isinstance(size, int) else -1 for size in port.shape]
     if fixed.count(-1) > 1 or (array.size != math.prod(fixed) and -1 not in fixed):
         what = f"its shape is {list(port.shape)}, and {array.size} numbers do not fill it"
-        raise InputsError(what, hint="give one number for all, or data with `inputs`", **place)
+        raise InputsError(what, hint="give one number for all, or data with `inputs`", **where)
     return typed.reshape(fixed)
 
 

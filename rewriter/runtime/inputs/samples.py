@@ -117,8 +117,8 @@ class Samples:
         varied, digests = [False], set[bytes]()
 
         def read() -> Iterator[dict[str, Array]]:
-            for place in range(len(samples)):
-                feeds = self._finite(place)
+            for index in range(len(samples)):
+                feeds = self._finite(index)
                 digests.add(_digest(feeds))
                 wide = [array for array in feeds.values() if array.size > 1]
                 varied[0] |= not wide or any((array != array.flat[0]).any() for array in wide)

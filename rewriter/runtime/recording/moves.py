@@ -35,8 +35,8 @@ def sampled(array: Array) -> Array:
 def ways(before: Array, after: Array) -> Array:
     """The way between two states in steps below each of `EDGES`, from elements of both, flat."""
     moves = np.abs(after - before)
-    place = np.maximum(np.maximum(np.abs(before), np.abs(after)), LEAST_NORMAL) * LAST_PLACE
-    edges = np.minimum(np.searchsorted(EDGES, moves / place, "right"), len(EDGES) - 1)
+    unit = np.maximum(np.maximum(np.abs(before), np.abs(after)), LEAST_NORMAL) * LAST_PLACE
+    edges = np.minimum(np.searchsorted(EDGES, moves / unit, "right"), len(EDGES) - 1)
     return np.bincount(edges, moves, len(EDGES)).cumsum()
 
 
