@@ -6,7 +6,9 @@ The import changes, and the call stays:
     from rewriter import compat as float16  # in place of onnxconverter_common, onnxruntime.transformers
 
 They return the converted ModelProto, and need neither a GPU nor PyTorch: ONNX Runtime measures ranges on the
-CPU. Nothing is built or verified: see `rewriter.fix`. An argument without a meaning here is a warning."""
+CPU. Nothing is built, and only `auto_convert_mixed_precision` compares outputs: see `rewriter.fix`. An
+argument without a meaning here is a warning.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,19 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ParamSpec
 
+import numpy as np
 from onnx import ModelProto
 
 from rewriter.base.errors import UsageError
 from rewriter.hazards.user_rules import limits
-from rewriter.ir.model import Model, load, walk_nodes
+from rewriter.ir.model import Array, Model, load, walk_nodes
 from rewriter.jobs.fix.api import fix
+from rewriter.runtime.emulation import reference
+from rewriter.verification.expected import run_all
 
 DEFAULT_OP_BLOCK_LIST = "NonMaxSuppression TopK RoiAlign Resize Range CumSum Min Max Upsample".split()
 """Kept in FP32 by `convert_float_to_float16` where no list is given; ai.onnx.ml has no FP16 in any case."""
@@ -42,6 +48,7 @@ IGNORED = (
 ).split()
 """Arguments without a meaning here."""
 
+_ACCEPTED: ContextVar[Callable[[Mapping[str, Array], Mapping[str, Array]], bool]] = ContextVar("accepted")
 LOGGER = logging.getLogger(__name__)
 Arguments = ParamSpec("Arguments")
 
@@ -161,19 +168,65 @@ def convert_float_to_float16_model_path(model_path: str, *arguments: Any, **name
     return convert_float_to_float16(model_path, *arguments, **named)
 
 
+def auto_convert_mixed_precision(
+    model: ModelProto | str,
+    feed_dict: Mapping[str, Array],
+    validate_fn: Callable[[list[Array], list[Array]], bool] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    keep_io_types: bool = False,
+) -> ModelProto:
+    """Convert a model to FP16, with the FP32 nodes that its outputs on one sample need to be accepted.
+
+    Outputs are lists of arrays in the order of the model. They are close as `numpy.allclose` defines it, and
+    `validate_fn` of the original's and the result's is True, where these are given.
+
+    Raises:
+        ValueError: neither is given, or the original or the result is not accepted.
+    """
+    if rtol is None and atol is None and validate_fn is None:
+        raise ValueError("Argument `validate_fn` and `rtol` cannot both be `None`.")
+
+    def accepted(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> bool:
+        first, second = ([outputs[name] for name in expected] for outputs in (expected, actual))
+        if validate_fn is not None and not validate_fn(first, second):
+            return False
+        near, far = 1e-5 if rtol is None else rtol, 1e-8 if atol is None else atol
+        judged = zip(first, second, strict=True) if (rtol, atol) != (None, None) else ()
+        return all(np.allclose(one, other, near, far) for one, other in judged)
+
+    loaded = _loaded(model, "model")
+    (exact,) = run_all(reference(loaded), [feed_dict])
+    if not accepted(exact, exact):
+        raise ValueError("validation failed for original fp32 model")
+    token = _ACCEPTED.set(accepted)
+    try:
+        search: dict[str, Any] = {"inputs": feed_dict, "metric": f"{__name__}:rejected", "tolerance": 0.5}
+        return _converted(loaded, "fp16", keep_io_types, passes=LIGHT, verify=True, build=False, **search)
+    finally:
+        _ACCEPTED.reset(token)
+
+
+def rejected(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> float:
+    """The metric of `auto_convert_mixed_precision` while it runs: 0 if the outputs are accepted, else 1."""
+    return float(not _ACCEPTED.get()(expected, actual))
+
+
 def _converted(model: Model, low: Any, keep_io: Any, opset: int | None = None, **more: Any) -> ModelProto:
     if low not in ("fp16", "bf16"):
         raise UsageError(f"it cannot be {low!r}", option="low_precision_type", hint="fp16 or bf16")
     if opset is not None and opset < model.opset:
         warnings.warn(f"`opset`: the model has {model.opset}, and keeps it", stacklevel=4)
     io = "keep" if keep_io is True else ",".join((low, *(f"{glob.escape(n)}=keep" for n in keep_io or ())))
-    more |= {"preset": f"trt-{low}", "precision": low, "io": io, "verify": False}
+    more = {"preset": f"trt-{low}", "precision": low, "io": io, "verify": False} | more
     try:
         result = fix(model, opset=opset and max(opset, model.opset), **more)
     except UsageError as error:
         error.options = tuple(OWN.get(key, key) for key in error.options)
         raise
     LOGGER.info("%s", result)
+    if result.verified is False:
+        raise ValueError("validation failed for final fp16 model")
     return result.proto
 
 

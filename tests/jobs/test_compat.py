@@ -346,3 +346,53 @@ def test_the_converter_takes_a_path_by_its_own_name(tmp_path: Path) -> None:
     path = str(tmp_path / "m.onnx")
     found = float16.convert_float_to_float16_model_path(model_path=path, keep_io_types=True)
     assert ports(found) == [FP32, FP32] and set(types(found).values()) == {FP16}
+
+
+AMPLIFIED = """
+    g (float[1,64] X, float[64,3] w) => (float[1,3] Y, float[1,3] Z)
+    <float big = {30000.0}, float small = {0.00003}> {
+        [scaled] a = Mul(X, big)
+        [product] b = MatMul(a, w)
+        [back] Y = Mul(b, small)
+        [plain] Z = MatMul(X, w) }"""
+
+
+def amplified() -> ModelProto:
+    """A product whose sums leave FP16's range, and one beside it whose sums do not."""
+    return graphs.with_weights(AMPLIFIED, graphs.random_weights({"w": (64, 3)})).whole()
+
+
+FEED: dict[str, Array] = {"X": np.random.default_rng(1).standard_normal((1, 64)).astype(np.float32)}
+
+
+@pytest.mark.parametrize("given", ["rtol", "validate_fn"])
+@pytest.mark.parametrize("keep", [True, False])
+def test_auto_convert_keeps_what_the_outputs_need(given: str, keep: bool) -> None:
+    calls = []
+
+    def close(first: list[Array], second: list[Array]) -> bool:
+        calls.append((len(first), len(second)))
+        return all(np.allclose(a, b, rtol=0.01, atol=0.01) for a, b in zip(first, second, strict=True))
+
+    options: dict[str, Any] = (
+        {"validate_fn": close} if given == "validate_fn" else {"rtol": 0.01, "atol": 0.01}
+    )
+    model = amplified()
+    converted = autocast.auto_convert_mixed_precision(model, FEED, keep_io_types=keep, **options)
+    found = types(converted)
+    assert (found["scaled"], found["product"]) == (FP32, FP32) and found["plain"] == FP16
+    assert {out.type.tensor_type.elem_type for out in converted.graph.output} == {FP32 if keep else FP16}
+    assert set(calls) == ({(2, 2)} if given == "validate_fn" else set()), "outputs as lists"
+    assert model == amplified(), "the caller's model is unchanged"
+
+
+def test_auto_convert_raises_what_its_callers_know() -> None:
+    with pytest.raises(ValueError, match="cannot both be `None`"):
+        autocast.auto_convert_mixed_precision(amplified(), FEED)
+    with pytest.raises(ValueError, match="validation failed for original fp32 model"):
+        autocast.auto_convert_mixed_precision(amplified(), FEED, lambda first, second: False)
+    passes = iter([True])
+    with pytest.raises(ValueError, match="validation failed for final fp16 model"):
+        autocast.auto_convert_mixed_precision(amplified(), FEED, lambda first, second: next(passes, False))
+    signature = inspect.signature(autocast.auto_convert_mixed_precision)
+    assert list(signature.parameters) == "model feed_dict validate_fn rtol atol keep_io_types".split()
