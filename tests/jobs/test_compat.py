@@ -396,3 +396,8 @@ def test_auto_convert_raises_what_its_callers_know() -> None:
         autocast.auto_convert_mixed_precision(amplified(), FEED, lambda first, second: next(passes, False))
     signature = inspect.signature(autocast.auto_convert_mixed_precision)
     assert list(signature.parameters) == "model feed_dict validate_fn rtol atol keep_io_types".split()
+
+
+def test_auto_convert_ends_in_fp32_where_nothing_else_is_accepted() -> None:
+    converted = autocast.auto_convert_mixed_precision(amplified(), FEED, rtol=1e-6, keep_io_types=True)
+    assert set(types(converted).values()) == {FP32}
