@@ -136,7 +136,9 @@ class Worker:
             if self.bounded:
                 seconds_left()
             if not self.alive:
-                raise NativeError(f"{self.doing}: its process is gone", hint="start again: it crashed before")
+                raise NativeError(
+                    f"{self.doing}: its process has ended", hint="start again: it crashed before"
+                )
             return self._answer(limit_s, (function, arguments))
 
     @property
@@ -207,7 +209,7 @@ class Worker:
         if after_s is not None:
             return NativeError(
                 f"{self.doing} gave no result within {after_s:.0f} s, and was stopped",
-                hint="the model may hold a loop without an end, or grow without measure when it is expanded",
+                hint="the model may hold an endless loop, or grow without limit when it is expanded",
                 cause="timeout",
                 log=log,
             )

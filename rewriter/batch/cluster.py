@@ -150,7 +150,7 @@ class Cluster:
                     self.ray.cancel(reference, force=True)
                     entry, _ = running.pop(reference)
                     if most is None:
-                        yield entry, Outcome("crashed", "no machine that is left in the cluster can run it")
+                        yield entry, Outcome("crashed", "no remaining machine of the cluster can run it")
                     else:
                         running |= self._started(entry)
             yield None

@@ -38,7 +38,7 @@ from rewriter.report.checks import judging_check
 
 POLL_SECONDS = 0.05
 
-KILLED = "killed, as a rule because memory ran out: `jobs=1` or `memory` leaves it more"
+KILLED = "killed, usually because memory ran out: `jobs=1` or `memory` leaves more for it"
 
 Tick = Callable[[], None]
 """Raises the exception of a pending Ctrl-C or request to end."""
@@ -205,7 +205,7 @@ class Processes:
         needs = {entry.name: memory_needed(entry.model) for entry in entries}
         large = [entry for entry in entries if self.strict and needs[entry.name] > self.memory_bytes]
         for entry in large:
-            text = f"needs about {needs[entry.name] / GIB:.1f} GiB, and `memory` allows less: name more"
+            text = f"needs about {needs[entry.name] / GIB:.1f} GiB, and `memory` allows less: allow more"
             yield entry, Outcome("refused", text)
         entries = [entry for entry in entries if entry not in large]
         largest = max((needs[entry.name] for entry in entries), default=1)

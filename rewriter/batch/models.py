@@ -112,7 +112,7 @@ def named(paths: Iterable[Path], output: Path) -> list[Entry]:
         here = [pair for pair in _files(path) if not pair[1].resolve().is_relative_to(output.resolve())]
         if not here:
             inside = path.resolve().is_relative_to(output.resolve())
-            what = "results go there, so that it is not searched" if inside else "no model is there"
+            what = "results go there, so it is not searched" if inside else "no model is there"
             hint = "name a file, a folder with .onnx files, or a pattern in quotes"
             raise UsageError(what, where=str(path), hint="name another folder with -o" if inside else hint)
         entries += [Entry(name, file, output / name) for name, file in here]

@@ -41,8 +41,8 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "fix": Entry(".fix:fix", "Make MODEL safe and fast in FP16, and check it", MODELS),
-    "scan": Entry(".scan:scan", "Find what would go wrong; change nothing", MODELS),
+    "fix": Entry(".fix:fix", "Make MODEL accurate and fast in FP16, and check it", MODELS),
+    "scan": Entry(".scan:scan", "Find nodes that would go wrong; change nothing", MODELS),
     "verify": Entry(".compare:verify", "Compare every output of two versions", MODELS),
     "locate": Entry(".compare:locate", "Find the first tensor that goes wrong", MODELS),
     "compare-inputs": Entry(".compare:compare_inputs", "Find how two preprocessings differ", MODELS),
@@ -207,7 +207,7 @@ def main() -> None:
             finally:
                 sys.stdout.flush()
                 if out.error and not isinstance(out.error, BrokenPipeError):
-                    echo(f"error: standard output: {out.error.strerror}: not all was printed", err=True)
+                    echo(f"error: standard output: {out.error.strerror}: the output is incomplete", err=True)
                     raise SystemExit(BAD_INPUT)
         except SystemExit as end:
             if signals.received == SIGINT and not signals.reported:  # Typer ends in silence outside a command

@@ -67,7 +67,7 @@ def _list_presets(json: Json = None) -> None:
     if _is_json_alone("presets", catalogue.presets(), json):
         return
     entries = map(catalogue.preset_entry, PRESETS.values())
-    echo(*"\n\n".join([*entries, "rewriter presets show NAME tells more."]).split("\n"))
+    echo(*"\n\n".join([*entries, "rewriter presets show NAME explains one."]).split("\n"))
 
 
 passes = _listing(_list_passes, "List the passes; `passes show NAME` explains one")

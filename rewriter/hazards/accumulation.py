@@ -44,7 +44,7 @@ def accumulation(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """A running sum rounds at every step."""
     for node in analysis.nodes:
         if node.op_type == "CumSum":  # increments below half a unit of the sum so far are lost
-            reason = f"{display_name(node)} adds to a sum that grows, and loses what is small beside it"
+            reason = f"{display_name(node)} adds to a growing sum, and loses small terms"
             yield analysis.hazard(node, "accumulation", reason, node.output[0], "warning")
         elif holds_graphs(node) and node.op_type not in CONTROL_FLOW:
             yield Hazard(node, "subgraph", f"{node.op_type} is not taken apart")

@@ -36,7 +36,7 @@ class PrecisionRequest:
         io: Types of graph inputs and outputs.
         keep_nodes: Patterns (fnmatch) of node or output names that stay in FP32; `keep_ops`: operators.
         lower: Nodes that stay in the lower precision, whatever a rule or `keep_nodes` says.
-        epilogues: Where FP32 is used because it is free (`rewriter.hazards.planning.free_fp32`): nowhere,
+        epilogues: Where FP32 is used at no cost (`rewriter.hazards.planning.free_fp32`): nowhere,
             in what a product's own kernel computes of its result, or in all of it, which may cost latency.
         rules: The user's own, which come before ours.
         sample: Arrays by input, whose shapes are the sizes of dynamic axes.

@@ -75,7 +75,7 @@ class HookOptions:
                     hint=f"choose from {', '.join(names)}",
                 )
         if self.calibration is not None and self.fix.get("inputs") is not None:
-            raise UsageError("samples are given twice", where="calibration=", hint="remove fix['inputs']")
+            raise UsageError("samples are passed twice", where="calibration=", hint="remove fix['inputs']")
         if self.samples < 1:
             raise UsageError(f"it cannot be {self.samples}", where="samples=", hint="use at least one")
 

@@ -163,7 +163,7 @@ def _remainder(
     relative, largest = relative_l2(theirs, ours), float(np.max(np.abs(theirs - ours), initial=0.0))
     exact = dtypes[1].kind in "iu" and float(np.mean(theirs != ours)) <= ROUNDED_SHARE
     if relative > 2 * max(1e-6, _epsilon(*dtypes)) and not (exact and largest <= 1.0):
-        left = f"what is left is {relative:.2g} (relative L2), at most {largest:.2g}"
+        left = f"the remaining difference is {relative:.2g} (relative L2), at most {largest:.2g}"
         if largest <= 1.02 * PIXEL * float(np.ptp(theirs)):
             yield Difference("rounding", "is rounded in another place", left)
         else:

@@ -56,7 +56,7 @@ def whole(split: Split, fixed: Model) -> Model:
         tail, (result,) = Driver().run(tail, [UpgradeOpset()], Context(fixed.opset))
         if tail.opset != fixed.opset:
             why = "; ".join(f"{refusal.node}: {refusal.reason}" for refusal in result.refusals)
-            what = f"what comes after its plugins cannot be converted to opset {fixed.opset}: {why}"
+            what = f"the part after its plugins cannot be converted to opset {fixed.opset}: {why}"
             raise ModelError(what, hint="leave out `upgrade-opset`: `skip=upgrade-opset`")
     return split.joined(fixed, tail)
 

@@ -133,7 +133,7 @@ def verify(
         warnings = [*_warnings(chosen, samples), *data_warnings(models[0], samples), *made_nan, *remarks]
         if few := noted(models[1], SAMPLES):
             warnings.append(
-                f"fix judged the file on {few} of the samples: for time, or since the others show nothing"
+                f"fix judged the file on {few} of the samples: to save time, or the others show nothing"
             )
         if beyond is not None:
             result = replace(result, verdict=Verdict((*result.checks, beyond)))
@@ -295,7 +295,7 @@ def _warnings(chosen: Choice, samples: Samples) -> Iterator[str]:
     if not samples.source.real:
         yield samples.source.text
     if len(samples) > MOST_SAMPLES:
-        yield f"{MOST_SAMPLES} of {len(samples)} samples were compared: the last, and the widest others"
+        yield f"{MOST_SAMPLES} of {len(samples)} samples were compared: the last, and the largest others"
 
 
 def _stated(noted: Tolerance | None, default: Tolerance) -> tuple[Any, ...]:

@@ -38,7 +38,7 @@ from rewriter.passes.upgrade_opset import UpgradeOpset
 from rewriter.passes.work_around_convs import WorkAroundConvs
 
 PURPOSES: Mapping[str, tuple[type[Pass], ...]] = {
-    "Cleans up what exporters write": (
+    "Cleans up the graphs of exporters": (
         InlineFunctions,
         UpgradeOpset,
         Simplify,
@@ -46,7 +46,7 @@ PURPOSES: Mapping[str, tuple[type[Pass], ...]] = {
         DecomposeEinsum,
         FuseSoftmax,
     ),
-    "Cures what does not build or gives wrong results": (
+    "Repairs models that do not build or give wrong results": (
         DecomposeOperators,
         DemoteFloat64,
         FoldQuantizedBias,

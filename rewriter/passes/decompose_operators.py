@@ -185,7 +185,7 @@ def _quick_gelu(call: _Call) -> str:
 def _skip_norm(call: _Call) -> str | Refusal:
     """A norm of the sum of an input, its skip and a bias; the sum may be the output 3."""
     if call.hands_out(1, 2):
-        return call.refusal("it hands its mean or deviation out")
+        return call.refusal("its mean or deviation is an output")
     rms, epsilon = call.node.op_type == "SkipSimplifiedLayerNormalization", call.get("epsilon", 1e-12)
     x, bias = "y3" if call.hands_out(3) else "x", 3 if rms else 4
     text = f"{x} = Add({call[0]}, {call[1]}) "
@@ -357,7 +357,7 @@ def _attention(call: _Call, text: str, heads: list[str], width: int, mask: int, 
     if call.get("unidirectional", 0):
         return call.refusal("it is causal")
     if call.hands_out(1, 2, 3):
-        return call.refusal("it hands its keys and values out")
+        return call.refusal("its keys and values are outputs")
     scale = call.get("scale", 0.0) or (width // count) ** -0.5
     split = call.ints(0, 0, count, -1)
     for letter, tensor, perm in zip("qkv", heads, ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True):

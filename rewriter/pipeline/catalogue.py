@@ -17,7 +17,7 @@ from rewriter.pipeline.text import options_of, own_passes, render, value_text
 GROUPS: Mapping[Stage, str] = {
     Stage.STRUCTURE: "structure",
     Stage.RANGES: "after ranges were measured",
-    Stage.LOWERING: "carries the plan out",
+    Stage.LOWERING: "applies the plan",
 }
 """Titles of the stages."""
 

@@ -44,7 +44,7 @@ class PassResult:
 class Driver:
     """Runs passes one after the other; `on_pass` is called with each before it runs.
 
-    With `lenient`, a pass that fails is left out, unless it carries the plan out.
+    With `lenient`, a pass that fails is left out, unless it applies the plan.
     """
 
     on_pass: Callable[[Pass], None] = lambda _: None
@@ -130,7 +130,7 @@ def _run_one(draft: _Draft, step: Pass, context: Context, strict: bool, earlier:
         too_old = step.requires.refusal(original.opset)
         if too_old is not None:
             return [Refusal(e.node, too_old) if isinstance(e, Change) else e for e in events]
-        _require(all(isinstance(event, Event) for event in events), "it yields something else than events")
+        _require(all(isinstance(event, Event) for event in events), "it yields objects that are no events")
         if any(isinstance(event, Change) for event in events):
             if draft.model.revision == original.revision:
                 draft.model.mark_edited()  # it edited the proto itself

@@ -121,7 +121,7 @@ class DataOptions:
             Python also arrays, dicts of arrays, and lists or loaders of either. Without it inputs are random.
         image_preprocess: For a folder of photos: size=640. docs/inputs.md lists the steps.
         input_shapes: Shapes of inputs for random data.
-        input_values: Values of inputs for random data: sr=16000. One number for all elements, or one for
+        input_values: Values of random inputs: sr=16000. One number for all elements, or one for
             each: `size=20x30`.
         seed: Seed of random data.
     """
@@ -278,7 +278,7 @@ class FixCommand(FixOptions):
 
     Attributes:
         report: A page (.html) or JSON, too.
-        loop_seconds: For a recording: time limit of its loop. The recorded script runs again with the fixed
+        loop_seconds: For a recording's loop. The recorded script runs again with the fixed
             files, with FP32 in TF32 and with plain FP16. In seconds; 0 leaves it out.
     """
 

@@ -97,7 +97,9 @@ def _values(kind: type[Pass], text: str, where: str) -> dict[str, Any]:
         match = _OPTION.match(text)
         if match is None:
             what = f"{kind.name}: expected option=value, found {text!r}"
-            raise UsageError(what, where=where, hint="spaces part options; a value has none, nor quotes")
+            raise UsageError(
+                what, where=where, hint="spaces separate options; a value has no spaces and no quotes"
+            )
         name, value = match.groups()
         if name not in options:
             hint = nearest(name, options) if options else f"{kind.name} has no options"

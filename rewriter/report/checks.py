@@ -129,7 +129,7 @@ def tables(
         ]
         for check in checks
     ]
-    lead = "Each step; one that was not done says why."
+    lead = "Every check; a skipped one gives the reason."
     columns = {"Check": "choice", "Result": "choice", "Seconds": "number", "Summary": "text"}
     yield table("verification", "Verification", lead, columns, rows)
 

@@ -161,7 +161,7 @@ def _done(result: FixResult) -> Iterator[Row]:
     if result.plan is not None:
         yield "Done", _types(result.plan, given=not result.depth)
     elif result.repairs:
-        yield "Done", "ALL of it stays in FP32: nothing of it is in reduced precision"
+        yield "Done", "ALL of it stays in FP32: no node is in reduced precision"
 
 
 def _types(plan: Plan, *, given: bool) -> str:
@@ -172,7 +172,7 @@ def _types(plan: Plan, *, given: bool) -> str:
     fp32 = [d for d in plan.decisions if d.repair == "fp32"]
     reasons = {
         "for hazards": sum(d.rule in KINDS for d in fp32),
-        "because it is free": sum(d.rule in FREE for d in fp32),
+        "at no cost": sum(d.rule in FREE for d in fp32),
         "as asked": sum(d.rule == "user" for d in fp32),
         "by the search": sum(d.rule == SEARCHED for d in fp32),
     }

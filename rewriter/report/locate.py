@@ -49,8 +49,8 @@ def rows(result: Location) -> Iterator[Row]:
 def tables(result: Location) -> Iterator[Table]:
     """The way from the last correct tensors to the worst output, and all outputs."""
     lead = (
-        "From the last correct tensors to the worst output, and what its fusion hides. A tensor in red is "
-        "wrong. “Own error” is what its node adds on exact inputs, where an emulation knows it."
+        "From the last correct tensors to the worst output, and the nodes that its fusion hides. A tensor in "
+        "red is wrong. “Own error” is the error that its node adds on exact inputs, if it was emulated."
     )
     chain = [*result.right, *result.hiding, *result.chain] if result.first is not None else []
     yield _table("chain", "From the first wrong tensor to the output", lead, chain, result.tolerance)

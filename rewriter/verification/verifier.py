@@ -233,7 +233,7 @@ class Verifier:
         """The build of the original, which shows whether a failed build is our fault."""
         original = self.original
         if not self.build:
-            passed = Check(ORIGINAL, True, "its operators are taken")
+            passed = Check(ORIGINAL, True, "the target takes its operators")
             return replace(self.operators(original) or passed, name=ORIGINAL)
         path = self.file(original, "original", original)
         with self.stage("building an engine"):

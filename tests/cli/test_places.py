@@ -102,8 +102,8 @@ def test_a_user_without_a_name_and_a_home_has_no_cache(tmp_path: Path) -> None:
 
 
 STREAMS = {
-    '"$@" >&-': (2, "error: standard output: Bad file descriptor: not all was printed\n"),
-    '"$@" >/dev/full': (2, "error: standard output: No space left on device: not all was printed\n"),
+    '"$@" >&-': (2, "error: standard output: Bad file descriptor: the output is incomplete\n"),
+    '"$@" >/dev/full': (2, "error: standard output: No space left on device: the output is incomplete\n"),
     'set -o pipefail; "$@" | true': (0, ""),
     '"$@" 2>&-': (0, ""),
     '"$@" 2>/dev/full': (0, ""),

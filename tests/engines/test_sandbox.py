@@ -443,7 +443,7 @@ def test_a_child_does_not_outlive_its_session() -> None:
 def test_an_endless_loop_is_stopped_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with Session(graph(ENDLESS)) as session:
         monkeypatch.setattr(engine, "RUN_S", 1.0)
-        for words in ("no result within 1 s, and was stopped: forever", "its process is gone"):
+        for words in ("no result within 1 s, and was stopped: forever", "its process has ended"):
             with pytest.raises(ArithmeticRunError, match=words):
                 session.run({"x": np.ones((2, 4), np.float32)})
     with pytest.raises(ArithmeticRunError, match="no result within 1 s, and was stopped: forever"):

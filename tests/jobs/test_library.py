@@ -190,7 +190,7 @@ class TestPassesOfYourOwn:
     def test_one_that_breaks_the_result_is_left_out_and_every_report_says_so(self) -> None:
         result = rewriter.fix(small(), build=False, passes=[Halving(), ...])
         assert result.verified and "halving" not in result.pipeline
-        told = "left out, though you asked for it: halving"
+        told = "left out, although requested: halving"
         assert told in repr(result) and result.conclusion.remarks[0].startswith(told)
         assert result.conclusion.remarks[0] in result.warnings
         alone = rewriter.fix(small(), build=False, repair=False, passes=[Halving(), ...])

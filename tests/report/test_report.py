@@ -129,8 +129,8 @@ def test_fp32_that_is_free_is_counted_apart() -> None:
     decisions = tuple(replace(decision(i), rule=rule) for i, rule in enumerate(rules))
     text = flat(printed(result(plan=Plan("fp16", decisions=decisions, float_nodes=100))))
     free = Plan("fp16", decisions=tuple(replace(d, rule="softmax") for d in decisions), float_nodes=9)
-    assert "3 nodes in FP16, 6 in FP32 because it is free" in flat(printed(result(plan=free)))
-    words = "(1 for hazards, 2 because it is free, 1 as asked, 1 by the search, 1 between these)"
+    assert "3 nodes in FP16, 6 in FP32 at no cost" in flat(printed(result(plan=free)))
+    words = "(1 for hazards, 2 at no cost, 1 as asked, 1 by the search, 1 between these)"
     assert f"94 nodes in FP16, 6 in FP32 {words}" in text
 
 

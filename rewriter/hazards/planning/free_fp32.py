@@ -61,7 +61,7 @@ _INSTRUCTIONS = {"HardSigmoid": 4, "Clip": 2}
 
 _REASON = "the FP16 product before it then sums in FP32, at no cost"
 _NORM_REASON = "it computes in FP32 inside: FP32 operands and results cost nothing extra"
-_DOT_PRODUCT_REASON = "a written-out sum of products, which is to be exact"
+_DOT_PRODUCT_REASON = "a written-out sum of products, which has to be exact"
 _SOFTMAX_REASON = "attention stays one kernel with it in FP32, and the product before it sums in FP32"
 
 

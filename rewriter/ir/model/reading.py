@@ -65,7 +65,7 @@ def check(model: Model) -> None:
     """
     if problem := model.invalidity():
         what = f"the graph is invalid: {problem}"
-        hint = "export the model again, or mend the graph that the message names"
+        hint = "export the model again, or correct the graph that the message names"
         raise ModelError(what, where=str(model.path) if model.path else None, hint=hint)
 
 

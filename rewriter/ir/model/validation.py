@@ -113,7 +113,7 @@ def _other_kind(path: Path) -> tuple[str, str] | None:
 
 
 def _broken(what: str, where: str) -> ModelError:
-    return ModelError(what, where=where, hint="export the model again, or copy it again from where it came")
+    return ModelError(what, where=where, hint="export the model again, or copy it again from its source")
 
 
 def check_proto(proto: onnx.ModelProto, where: str) -> None:
@@ -172,7 +172,7 @@ def _check_expansion(proto: onnx.ModelProto, where: str) -> None:
 
 def _check_node(node: onnx.NodeProto, held: Mapping[str, TensorProto], where: str) -> None:
     if not any(node.output):
-        hint = "remove it: it computes nothing that anything uses"
+        hint = "remove it: no node uses its result"
         raise ModelError("it has no output", where=where, hint=hint)
     for attribute in node.attribute if node.op_type in TYPE_ATTRIBUTES else ():
         if attribute.name == TYPE_ATTRIBUTES[node.op_type]:
@@ -189,7 +189,9 @@ def _check_node(node: onnx.NodeProto, held: Mapping[str, TensorProto], where: st
         if value.dtype.kind in "iu" and not value.all():
             raise _broken(f"it divides integers by {divisor.name!r}, which holds a zero", where)
     if node.op_type == "Loop" and _is_endless(node, held):
-        raise _broken("it does not end: its condition is never false, and nothing limits its turns", where)
+        raise _broken(
+            "it does not end: its condition is never false, and its iterations have no limit", where
+        )
 
 
 def _is_endless(loop: onnx.NodeProto, held: Mapping[str, TensorProto]) -> bool:

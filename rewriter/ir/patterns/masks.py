@@ -194,7 +194,7 @@ def _multiplied(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow, on
     if bounds is None:
         return f"{other} may hold other values than 0 and 1"
     if flow.infinite:
-        return f"0 * inf in {display_name(node)} is NaN as it stands"
+        return f"0 * inf in {display_name(node)} is NaN already"
     if bounds[0] < 0 < bounds[1] or max(-bounds[0], bounds[1]) > 1:
         return f"{other} may lie in {bounds[0]:.4g} to {bounds[1]:.4g}"
     along = flow.along | _selected_along(graph, other, lambda factor: factor != 0)
@@ -293,7 +293,7 @@ def _at_softmax(graph: GraphEditor, softmax: NodeProto, flow: _Flow) -> str:
         return f"it masks whole rows of {display_name(softmax)}"
     guards = [n for n in graph.consumers(softmax.output[0]) if n.op_type == "IsNaN"]
     if guards and flow.infinite:
-        return f"{display_name(guards[0])} looks for the NaN that it makes of a row masked whole"
+        return f"{display_name(guards[0])} checks for the NaN of a fully masked row"
     return ""
 
 
@@ -301,7 +301,7 @@ def _at_attention(graph: GraphEditor, node: NodeProto, flow: _Flow) -> str:
     """The same for the mask of an Attention, whose rows are the last axis."""
     scores = node.output[3:4]
     if attribute(node, "softcap", 0.0) or any(scores):
-        return f"{display_name(node)} " + ("hands its scores out" if any(scores) else "caps its scores")
+        return f"{display_name(node)} " + ("outputs its scores" if any(scores) else "caps its scores")
     along = frozenset[int]() if attribute(node, "is_causal", 0) else flow.along
     return _at_softmax(graph, node, replace(flow, summed=True, along=along))
 

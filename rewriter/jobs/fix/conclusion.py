@@ -97,7 +97,7 @@ def _remarks(job: FixJob, selection: Selection) -> Iterator[str]:
     elif attempt.all_fp32 and job.precision.precision != "fp32":
         why = f"rules and options leave nothing in {job.precision.precision.upper()}"
         if attempt.failed:
-            why = "the most accurate of what was tried"
+            why = "the most accurate attempt"
         elif selection.lines:
             why = f"no plan with {job.precision.precision.upper()} passed every check"
         yield f"all of it is FP32: {why}"
@@ -107,7 +107,7 @@ def _remarks(job: FixJob, selection: Selection) -> Iterator[str]:
     whole = passes is not None and (isinstance(passes, str) or ... not in passes)
     lost = [s for s in job.first.steps if s.stage is not Stage.LOWERING and s not in attempt.candidate.steps]
     if names := [step.name for step in lost if whole or step not in preset]:
-        yield f"left out, though you asked for it: {', '.join(names)}; the repairs say why"
+        yield f"left out, although requested: {', '.join(names)}; the repairs say why"
 
 
 def _reasons(job: FixJob, selection: Selection) -> Iterator[tuple[str, str]]:
@@ -125,7 +125,7 @@ def _reasons(job: FixJob, selection: Selection) -> Iterator[tuple[str, str]]:
     if check is not None:
         yield _arithmetic(check, job, selection)
     if "io" in by_name:
-        yield by_name["io"].summary, "leave out `io`: the file as it is passes, with these types"
+        yield by_name["io"].summary, "leave out `io`: with the original types the file passes"
     other = attempt.failed[0] if attempt.failed else done[0]
     yield other.summary, "a larger `tolerance` or budget, if that is acceptable; or `precision=fp32`"
 
@@ -155,7 +155,7 @@ def _arithmetic(check: Check, job: FixJob, selection: Selection) -> tuple[str, s
         limit = f"this network needs more than TF32{f' in {where}' if worst else ''}"
         return f"{limit}: all in FP32 with TF32, {size}", f"build it {TF32_OFF}"
     if job.plan is not None:
-        return f"the given plan has too few nodes in FP32: {size}", "add nodes to it, or leave out `plan`"
+        return f"your plan has too few nodes in FP32: {size}", "add nodes to it, or leave out `plan`"
     if job.weak_typing:
         return f"the constrained build is not accurate enough: {size}", "build it in FP32, without --fp16"
     if not request.repair:

@@ -29,7 +29,7 @@ class Phases:
     """The passes of a pipeline by when they run.
 
     `structural` ones run before ranges are measured, `measuring` ones before the plan is made, `lowering`
-    from the one on that carries the plan out.
+    from the one on that applies the plan.
     """
 
     structural: tuple[Pass, ...]

@@ -151,7 +151,7 @@ def images_of(picture: Picture, side: SideBySide | None) -> Iterator[Image]:
     yield Image(data_uri(picture.actual), "Fixed", f"{what}, of the fixed model")
     largest = f"brightest: {picture.largest:.2g}" if picture.largest else "there is none"
     alt = f"Absolute difference of the fixed model, {what}: {largest}"
-    yield Image(data_uri(picture.difference), f"Difference of the fixed one, {largest}", alt)
+    yield Image(data_uri(picture.difference), f"Difference of the fixed model, {largest}", alt)
 
 
 def _seen(array: Array, size: tuple[int, int] | None = None) -> Array | None:

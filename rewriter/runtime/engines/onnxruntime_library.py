@@ -84,7 +84,7 @@ class NoKernelError(ArithmeticRunError):
         super().__init__(
             f"ONNX Runtime has no kernel for {op}" + (f" (node {node})" if node else ""),
             where=file,
-            hint="a custom operator runs in TensorRT with its plugin only; use `verify=false`",
+            hint="a custom operator only runs in TensorRT, with its plugin; use `verify=false`",
         )
         self.op = op
         self.node = node

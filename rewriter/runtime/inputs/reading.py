@@ -122,7 +122,7 @@ def _of_objects(data: Any, ports: Ports) -> tuple[list[Sample], str, list[str]]:
     def feeds_of(items: Iterable[Any]) -> Iterator[Any]:
         for index, item in enumerate(items):
             if ports is not None and has_labels(item, len(ports)):
-                notes["what follows the inputs in each sample is not used, as for labels"] = None
+                notes["items after the inputs of a sample are not used, such as labels"] = None
             yield by_name(item, f"sample {index}", ports)
 
     if isinstance(data, Sequence):
@@ -197,7 +197,7 @@ def _of_folder(folder: Path, ports: Sequence[Port]) -> list[Sample]:
     what = "it holds no sample"
     hint = "one .npz file for each sample, or one .npy file for each input, called <input>.npy"
     if image_files(folder):
-        what = "it holds photographs, and how they become the model's input is not known"
+        what = "it holds photographs, and their preprocessing is unknown"
         hint = "save what your program feeds the model with np.savez"
         shapes = [port.shape for port in ports if port.shape and len(port.shape) == 4]
         if any(3 in (shape[1], shape[3]) or not isinstance(shape[1], int) for shape in shapes):

@@ -116,7 +116,7 @@ class OutputComparison:
             return ""
         if self.of and not self.passed:
             return ""
-        beyond = f"; but a relative error beyond {USABLE} hides behind no other figure"
+        beyond = f"; but a relative error beyond {USABLE} never passes by another measure"
         words = f"{self.name} holds probabilities ({fair.reason}): {fair}"
         return words + (beyond if self._relative_to_use > 1.0 else "")
 

@@ -104,7 +104,7 @@ def _faults(formula: Bindings, kind: Kind) -> Iterator[str]:
     if not power.total and any(epsilon.side == "outside" for epsilon in formula.epsilons):
         yield "its epsilon is outside the root"
     if not all(mean.is_mean for mean in means):
-        yield "what is subtracted is not the mean"
+        yield "the subtracted value is not the mean"
     axes = {positive(moment.axes, formula.graph.rank(source)) for moment in (power, *means)}
     if means and (len(axes) > 1 or None in axes):
         yield "its two means run over different axes"
