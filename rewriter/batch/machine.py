@@ -177,7 +177,7 @@ def outcome_of(entry: Entry, result: FixResult) -> Outcome:
         files += (page_of(entry.output),)
     names = tuple(file.name for file in files)
     ending = "unbuildable" if conclusion.kind == "unbuildable" else ending
-    outcome = Outcome(ending, text, error=worst, files=names)
+    outcome = Outcome(ending, text, error=worst, latency_shares=result.latency_shares, files=names)
     if result.plan is None:
         return outcome
     nodes = len(result.plan.fp32) + len(result.plan.bf16)

@@ -17,6 +17,7 @@ from rewriter.ir.model import data_files, write_json
 from rewriter.ir.model.external_data import remove_old_data
 from rewriter.ir.reading import read_json
 from rewriter.jobs.fix.deploy import files_beside
+from rewriter.jobs.fix.selection import LatencyShare
 from rewriter.report.json import installed_versions
 
 Ending = Literal[
@@ -39,6 +40,7 @@ class Outcome:
         seconds: Wall time of the process.
         files: Names of the files that it made, in the folder of the output.
         skipped: An earlier run found it.
+        latency_shares: Its latency as a share of FP32's and of plain FP16's.
     """
 
     ending: Ending
@@ -49,6 +51,7 @@ class Outcome:
     seconds: float = 0.0
     files: tuple[str, ...] = ()
     skipped: bool = False
+    latency_shares: tuple[LatencyShare, ...] = ()
 
     @property
     def passed(self) -> bool:

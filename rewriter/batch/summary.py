@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import starmap
-from os.path import relpath
+from os.path import commonpath, relpath
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,7 +21,7 @@ from rewriter.jobs.closed_loop.result import LoopResult
 from rewriter.report.html.pipeline import page
 from rewriter.report.html.render import html
 from rewriter.report.json import document
-from rewriter.report.pipeline import FileLine, files_table, rows, verdict_line
+from rewriter.report.pipeline import FileLine, files_table, latency, rows, verdict_line
 from rewriter.report.pipeline import as_dict as loop_dict
 from rewriter.report.tables import State
 from rewriter.report.terminal import print_rows, printed
@@ -62,7 +61,7 @@ class Summary:
 def print_summary(summary: Summary, out: Console, *, quiet: bool = False) -> None:
     """Print a table of the models, what to know about those that did not pass, and the verdict."""
     if not quiet:
-        table = files_table(starmap(_line, summary.records))
+        table = files_table(_line(*record)._replace(latency="") for record in summary.records)
         out.print(printed(replace(table, title="")))
         out.print()
         for entry, outcome in summary.records:
@@ -78,7 +77,8 @@ def _line(entry: Entry, outcome: Outcome, page: str = "") -> FileLine:
     state: State = "good" if outcome.ending == "verified" else "warn" if outcome.passed else "bad"
     share = "" if outcome.fp32_nodes is None else f"{outcome.fp32_nodes} of {outcome.float_nodes}"
     seconds = "earlier" if outcome.skipped else f"{outcome.seconds:.1f}"
-    return FileLine(entry.name, outcome.ending, state, share, outcome.error, "", seconds, page)
+    shares = latency(outcome.latency_shares)
+    return FileLine(entry.name, outcome.ending, state, share, outcome.error, shares, seconds, page)
 
 
 def as_page(summary: Summary, path: Path, command: str = "") -> str:
@@ -93,7 +93,8 @@ def as_page(summary: Summary, path: Path, command: str = "") -> str:
     facts += [("Run", f"{summary.where}, {summary.seconds:.0f} s")]
     state: State = "good" if summary.passed else "bad"
     verdict, recording, loop = summary.verdict, summary.recording, summary.loop
-    return html(page(path.name, verdict, state, facts, lines, command, recording, loop))
+    folder = commonpath([entry.output.parent for entry, _ in summary.records])
+    return html(page(folder, verdict, state, facts, lines, command, recording, loop))
 
 
 def as_dict(summary: Summary) -> dict[str, Any]:

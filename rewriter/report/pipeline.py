@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 from rewriter.base.text import figure
 from rewriter.jobs.closed_loop.result import LoopEnding, LoopResult, OtherWord, Stream
-from rewriter.jobs.fix.result import FixResult
-from rewriter.report import fix
-from rewriter.report.checks import judging_check
+from rewriter.jobs.fix.selection import LatencyShare
 from rewriter.report.tables import Cell, Kind, State, Table, number, table
 from rewriter.report.terminal import Row
 
@@ -34,19 +32,9 @@ class FileLine(NamedTuple):
     page: str = ""
 
 
-def line_of(name: str, result: FixResult, page: str = "") -> FileLine:
-    """The line of a result of `fix`."""
-    plan, judging = result.plan, judging_check(result.checks)
-    return FileLine(
-        name,
-        result.ending,
-        fix.state(result),
-        "" if plan is None else f"{len(plan.fp32) + len(plan.bf16)} of {plan.float_nodes}",
-        max((float(o.relative_l2) for o in judging.outputs if o.counts), default=None) if judging else None,
-        ", ".join(f"{100 * share.share:.0f} % of {share.of}'s" for share in result.latency_shares),
-        f"{sum(result.seconds.values()):.0f}",
-        page,
-    )
+def latency(shares: Iterable[LatencyShare]) -> str:
+    """The latency as shares of others: `45 % of FP32's, 98 % of plain FP16's`."""
+    return ", ".join(f"{100 * one.share:.0f} % of {one.of}'s" for one in shares)
 
 
 def files_table(lines: Iterable[FileLine]) -> Table:

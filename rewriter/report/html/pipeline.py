@@ -58,7 +58,7 @@ def page(
 
     Args:
         title: The folder of the results. `verdict`, `state`, `rows`: the first lines of the page.
-        recording, loop: Of a pipeline; None for files that have nothing to do with each other.
+        recording, loop: Of a pipeline, whose files `lines` are; None for files without links.
     """
     sections = table_sections([pipeline.files_table(lines)])
     if recording is not None:
@@ -80,14 +80,14 @@ def _links(lines: Sequence[FileLine], recording: Recording) -> Part:
     calls = Counter(file for file, _ in recording.calls)
     own = Counter(link.producer for link in recording.links if link.producer == link.consumer)
     boxes = {
-        line.name: Box(
+        file.name: Box(
             index % ROW * STEP + 10,
             index // ROW * (HEIGHT + DROP) + 40,
             line,
-            count(calls[line.name], "call"),
-            count(own[line.name], "state") if own[line.name] else "",
+            count(calls[file.name], "call"),
+            count(own[file.name], "state") if own[file.name] else "",
         )
-        for index, line in enumerate(lines)
+        for index, (file, line) in enumerate(zip(recording.files, lines, strict=True))
     }
     pairs = Counter(
         (link.producer, link.consumer) for link in recording.links if link.producer != link.consumer
