@@ -12,8 +12,9 @@ from typing import Any, Unpack
 
 from rewriter.base.errors import ArithmeticRunError, EngineError, UsageError
 from rewriter.base.stopwatch import Progress, Stopwatch
-from rewriter.ir.model import Model, load
+from rewriter.ir.model import Model, load, walk_graphs
 from rewriter.ir.model.output_files import work_folder
+from rewriter.ir.model.schemas import EXCHANGEABLE
 from rewriter.ir.model.split import Split
 from rewriter.jobs import plugins
 from rewriter.jobs.fix.provenance import SAMPLES, WORSE, noted, noted_sums, noted_target, noted_tolerance
@@ -137,7 +138,8 @@ def verify(
             )
         if beyond is not None:
             result = replace(result, verdict=Verdict((*result.checks, beyond)))
-        result = replace(result, worse=noted(models[1], WORSE))
+        floats, lowered = _computes_on_floats(models[1]), precision != "fp32"
+        result = replace(result, worse=noted(models[1], WORSE), lowered=lowered, floats=floats)
         return replace(result, warnings=(*warnings, *result.warnings, *notes), seconds=watch.seconds)
 
 
@@ -148,6 +150,17 @@ def _same_halves(splits: Sequence[Split | None]) -> tuple[Model, Model] | None:
         return None
     names = [{port.name for port in split.head.signature.outputs} for split in (first, second)]
     return (first.head, second.head) if names[0] <= names[1] else None
+
+
+def _computes_on_floats(model: Model) -> bool:
+    pairs = zip(walk_graphs(model.proto.graph), model.facts().scopes, strict=False)
+    return any(
+        name in scope and scope[name].dtype in EXCHANGEABLE
+        for graph, scope in pairs
+        for node in graph.node
+        if node.op_type != "Constant"
+        for name in node.output
+    )
 
 
 def _without_reference(judge: Verifier, original: Model, chosen: Choice) -> str:

@@ -75,7 +75,7 @@ def part_lines(check: Check) -> Iterator[str]:
     for whole in check.outputs:
         own = sorted((o for o in check.outputs if o.of == whole.name), key=lambda o: -o.excess)
         shown = [f"{'scores, ' * bool(o.probability)}{o.part or o.note}: {size(o)}" for o in own[:PARTS]]
-        if shown:
+        if shown and own[0].excess:
             more = f" and {len(own) - PARTS} more" if own[PARTS:] else ""
             yield f"{whole.name}: {size(whole)}, of its parts {'; '.join(shown)}{more}"
 

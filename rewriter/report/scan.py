@@ -15,6 +15,7 @@ from rewriter.report.checks import check_dict, relation, size
 from rewriter.report.json import attributes, data_dict, document
 from rewriter.report.tables import Cell, Kind, State, Table, grouped, number, table
 from rewriter.report.terminal import MORE, Row, data_words, facts, last_rows, listed, print_report
+from rewriter.verification.verdict import UNBUILDABLE
 
 STATES: Mapping[Severity, State] = {"error": "bad", "warning": "warn", "note": "plain"}
 
@@ -55,10 +56,13 @@ def verdict_line(result: ScanResult) -> str:
     counts = ", ".join(count(result.count(s), s) for s in reversed(SEVERITIES))
     nodes = count(result.float_nodes, "float node")
     line = f"{result.path or 'the model'} in {result.precision.upper()}: {counts} ({nodes})"
+    if any(one.kind == "refused-operator" and one.severity == "error" for one in result.findings):
+        return f"{line}; {UNBUILDABLE}"
     if result.plain is None or result.plain.passed is None:
         return line
     outcome = "passes" if result.plain.passed else "FAILS"
-    return f"{line}; plain {result.precision.upper()} {outcome}"
+    doubt = f" on {result.data.doubt}" if result.data.doubt else ""
+    return f"{line}; plain {result.precision.upper()} {outcome}{doubt}"
 
 
 def _by_repair(findings: Iterable[Finding]) -> list[list[Finding]]:

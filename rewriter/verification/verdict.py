@@ -241,6 +241,12 @@ def proof(checks: Sequence[Check], samples: int, data: DataSource | None, lacks:
     return ", ".join(parts)
 
 
+def not_lowered(how: str, *, floats: bool) -> str:
+    """The ending of a file with nothing in reduced precision. `how`: of `proof`; `floats`: if it has any."""
+    what = "all of it is FP32" if floats else "no node has floats"
+    return f"Nothing was lowered: {what} ({how[0].lower()}{how[1:]})"
+
+
 NO_GAIN = 0.95
 """Share of FP32's latency above which nothing was gained: medians of two runs differ by a few percent."""
 

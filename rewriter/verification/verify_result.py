@@ -13,7 +13,7 @@ from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.metrics.outputs import OutputStatistics
 from rewriter.runtime.metrics.tolerances import Tolerance
 from rewriter.verification.compare_runs import BuildRun
-from rewriter.verification.verdict import UNBUILDABLE, Check, Gap, Verdict, gain, gaps, proof
+from rewriter.verification.verdict import UNBUILDABLE, Check, Gap, Verdict, gain, gaps, not_lowered, proof
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,6 +27,7 @@ class VerifyResult(Summary):
             TF32. None if not timed.
         verdict: The checks: `reference`, `run` or `emulation`, `build`.
         warnings: Sentences for the user; the first one reports if no GPU was used.
+        lowered: True if something of the fixed model is in reduced precision. `floats`: if it has floats.
         worse: The outputs on which plain FP16 is more accurate, as `fix` noted them in the file.
         seconds: Wall time by stage, in order.
     """
@@ -45,6 +46,8 @@ class VerifyResult(Summary):
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     worse: str = ""
+    lowered: bool = True
+    floats: bool = True
 
     @property
     def passed(self) -> bool:
@@ -64,6 +67,8 @@ class VerifyResult(Summary):
             failed = ", ".join(check.name for check in self.checks if check.passed is False)
             return f"VERIFICATION FAILED ({failed or 'nothing ran'})"
         how = proof(self.checks, self.data.samples, self.data, self.gaps)
+        if not self.lowered:
+            return not_lowered(how, floats=self.floats)
         return ", ".join(filter(None, (how, self.gain)))
 
     @property

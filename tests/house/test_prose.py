@@ -39,8 +39,8 @@ LONGEST = 25
 MOST_WORDS = 20_000
 """Words of the pages that are written by hand."""
 
-GENERATED = {"findings.md", "trt11-migration.md", "configuration.md"}
-"""Pages that `python -m docs.catalogue` makes, in whole or in part: their sentences come from the code."""
+GENERATED = {"endings.md", "findings.md", "trt11-migration.md", "configuration.md"}
+"""Pages that are made, in whole or in part: their sentences come from the code."""
 
 MARKED = r"<!--.*?-->|^ *```.*?^ *```"
 CELL = re.compile(r"(?<!\\)\|")

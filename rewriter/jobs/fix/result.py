@@ -32,6 +32,7 @@ from rewriter.verification.verdict import (
     Verdict,
     gain,
     gaps,
+    not_lowered,
     proof,
 )
 
@@ -102,8 +103,7 @@ class FixResult(Summary):
         how = proof(self.checks, self.judged, self.data, self.gaps)
         if self.conclusion.lowered:
             return ", ".join(filter(None, (how, self.gain)))
-        what = "all of it is FP32" if self.plan is None or self.plan.float_nodes else "no node has floats"
-        return f"Nothing was lowered: {what} ({how[0].lower()}{how[1:]})"
+        return not_lowered(how, floats=self.plan is None or self.plan.float_nodes > 0)
 
     @property
     def checks(self) -> tuple[Check, ...]:
