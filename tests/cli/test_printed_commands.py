@@ -70,11 +70,12 @@ def run(line: str) -> tuple[int, list[str]]:
     return done.exit_code, [match["command"] for match in COMMANDS.finditer(done.output)]
 
 
+PROFILE = "--min-shapes x:1x3x8x8 --max-shapes x:4x3x32x32"
 FIXES = {
     "a file of samples": "rewriter fix net.onnx -o out.onnx --inputs data.npz",
     "blanks and a quote": 'rewriter fix "it\'s a net.onnx" -o "it\'s fixed.onnx" --inputs data.npz',
     "photographs": "rewriter fix net.onnx -o out.onnx --inputs 'my photos' --image-preprocess size=32",
-    "a profile": "rewriter fix net.onnx -o o.onnx --inputs data.npz --min-shapes x:1x3x8x8 --max-shapes x:4x3x32x32",
+    "a profile": f"rewriter fix net.onnx -o out.onnx --inputs data.npz {PROFILE}",
     "random data of a shape": "rewriter fix net.onnx -o out.onnx --input-shapes x:2x3x8x8 --seed 3",
     "values": "rewriter fix sized.onnx -o out.onnx --input-values size=20x30",
     "a limit": "rewriter fix net.onnx -o out.onnx --inputs data.npz --tolerance 30 --metric psnr",
