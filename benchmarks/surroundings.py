@@ -44,8 +44,8 @@ from rewriter.runtime.emulation import emulation, reference
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.build import BuildOptions, build_here
 from rewriter.runtime.engines.local_session import LocalSession
-from rewriter.runtime.engines.measure import shape_values
 from rewriter.runtime.engines.protocol import MeasureSettings, Variant
+from rewriter.runtime.engines.tensor_files import values_of
 from rewriter.runtime.engines.this_machine import ENGINES
 
 LARGEST_ERROR = 5e-3
@@ -93,7 +93,7 @@ def build_engine(folder: Path, variant: str) -> str:
     """Builds a file of the folder; returns why not, or ""."""
     feeds = arrays(folder / "feeds.npz")
     target = folder / f"{variant}.engine"
-    options = BuildOptions(values=shape_values(feeds), library="tensorrt_rtx", engine=target)
+    options = BuildOptions(values=values_of([feeds]), library="tensorrt_rtx", engine=target)
     report = build_here(folder / f"{variant}.onnx", options)
     if report.engine_bytes is not None:
         return ""
