@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,16 @@ OUTPUT = "output of: "
 
 JUDGES = {"verify", "locate", "compare-inputs", "scan"}
 """Commands whose exit code 1 is an answer."""
+
+SCRIPT = """
+import numpy as np
+import onnxruntime as ort
+
+session, values = ort.InferenceSession("model.onnx"), np.random.default_rng(0)
+for _ in range(4):
+    (y,) = session.run(None, {"x": values.random((1, 3, 32, 32), np.float32)})
+print(y.mean())
+"""
 
 DETECTOR = """
 <ir_version: 8, opset_import: ["" : 17, "TRT" : 1]>
@@ -85,6 +97,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / "data.npz", x=samples[0])
     np.savez(folder / "ours.npz", x=np.concatenate(samples))
     np.savez(folder / "theirs.npz", x=np.concatenate(samples)[:, ::-1])
+    (folder / "my_script.py").write_text(SCRIPT)
+    with pytest.MonkeyPatch.context() as patch:
+        assert run(["record", "calls", "--", "python", "my_script.py"], folder, patch).exit_code == 0
     shutil.copytree(MODELS, folder / "models", ignore=shutil.ignore_patterns("__pycache__", "*.py"))
     return folder
 
@@ -93,6 +108,7 @@ def run(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, *, buil
     """Run the command in `folder`; where its output is not quoted, without building engines."""
     monkeypatch.setenv("REWRITER_BUILD", str(build).lower())
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     monkeypatch.chdir(folder)
     return CliRunner().invoke(app, words)
 

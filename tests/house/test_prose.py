@@ -36,7 +36,7 @@ FOR_USERS = INSTEAD | {
 LONGEST = 25
 """Words of a sentence on a page: one of as many is too long."""
 
-MOST_WORDS = 20_000
+MOST_WORDS = 20_700
 """Words of the pages that are written by hand."""
 
 GENERATED = {"endings.md", "findings.md", "trt11-migration.md", "configuration.md"}

@@ -11,8 +11,11 @@ from streaming import streaming_script
 from typer.testing import CliRunner
 
 import rewriter
+from rewriter.base.errors import UsageError
 from rewriter.batch.models import Entry, entries
 from rewriter.cli import app
+from rewriter.hooks.fixing import FixWarning
+from rewriter.hooks.optimum import fix_export
 from rewriter.ir.model import Model
 from rewriter.jobs.fix import deploy
 from rewriter.jobs.record import record_script
@@ -84,3 +87,32 @@ def test_all_files_of_a_recording_are_fixed_on_their_samples(samples: Path, tmp_
     assert {model["name"]: model["passed"] for model in models} == {"model.onnx": True, "bytes-1.onnx": True}
     assert (tmp_path / "fixed" / "bytes-1.onnx").is_file()
     assert CliRunner().invoke(app, ["fix", str(samples)]).exit_code == 2
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import numpy as np
+import onnxruntime as ort
+session, data = ort.InferenceSession(Path(__file__).parent / "export" / "used.onnx"), np.random.default_rng(0)
+feeds = {name: data.standard_normal((1, 4), np.float32) for name in ("x", "mean", "fast")}
+for _ in range(30):
+    _, feeds["mean"], feeds["fast"] = session.run(None, feeds)
+"""
+
+
+def test_an_export_is_fixed_on_the_calls_of_a_script(samples: Path, tmp_path: Path) -> None:
+    (tmp_path / "export").mkdir()
+    for name in ("used", "unused"):
+        source = samples.parent / "models" / "encoder" / "model.onnx"
+        (tmp_path / "export" / f"{name}.onnx").write_bytes(source.read_bytes())
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with pytest.warns(FixWarning, match="the script does not call it"):
+        unused, used = fix_export(
+            tmp_path / "export", tmp_path / "script.py", fix={"build": False}, quiet=True
+        )
+    assert isinstance(unused.error, UsageError)
+    assert used.result is not None
+    assert used.result.data is not None
+    assert used.result.data.recorded
+    assert (tmp_path / "export" / "unused.onnx").read_bytes() == source.read_bytes()
