@@ -24,13 +24,19 @@ HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.ha
 LAYERS = 5
 
 
-def network() -> Model:
-    """Convolutions on an image; between two of the nodes values reach 1e6, beyond FP16."""
+LONG = (
+    "/encoder_of_a_model_with_names_that_have_no_blanks_and_go_on_until_no_telephone_is_wide_enough_for_them"
+)
+"""The beginning of names that no line can hold."""
+
+
+def network(large: float = 1e6, prefix: str = "/body") -> Model:
+    """Convolutions on an image; between two of the nodes values reach `large`, 1e6 being beyond FP16."""
     rng = np.random.default_rng(0)
     weights: dict[str, Array] = {
         f"w{i}": 0.3 * rng.standard_normal((3, 3, 3, 3)).astype(np.float32) for i in range(LAYERS)
     }
-    weights |= {"large": np.array([1e6], np.float32), "small": np.array([1e-6], np.float32)}
+    weights |= {"large": np.array([large], np.float32), "small": np.array([1 / large], np.float32)}
     kinds = ", ".join(f"float[{','.join(map(str, array.shape))}] {n}" for n, array in weights.items())
     layers = [
         f"c{i} = Conv<pads=[1,1,1,1]>({f't{i - 1}' if i else 'x'}, w{i}) t{i} = Tanh(c{i})"
@@ -40,7 +46,7 @@ def network() -> Model:
     image = "float[1,3,32,32]"
     made = with_weights(f"g ({image} x, {kinds}) => ({image} y) {{ {' '.join(layers)} {tail} }}", weights)
     for node in made.proto.graph.node:
-        node.name = HOSTILE if node.output[0] == "sum" else f"/body/{node.output[0]}"
+        node.name = HOSTILE if node.output[0] == "sum" else f"{prefix}/{node.output[0]}"
     return made
 
 
@@ -51,8 +57,8 @@ def samples() -> dict[str, Array]:
 
 
 @cache
-def fixed() -> FixResult:
-    return fix(network().proto, build=False, inputs=samples(), page=True)
+def fixed(large: float = 1e6, prefix: str = "/body") -> FixResult:
+    return fix(network(large, prefix).proto, build=False, inputs=samples(), page=True)
 
 
 @cache

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import pages
 import pytest
+from graphs import with_weights
 from markupsafe import escape
 from pages import HOSTILE
 from typer.testing import CliRunner
@@ -32,7 +33,7 @@ from rewriter.report.checks import judging_check
 from rewriter.report.html.depth import MOST, decades, logarithmic
 from rewriter.report.html.fix import nodes_of
 from rewriter.report.html.graphs import cause_graphs
-from rewriter.report.html.outputs import boxes_of, form_of, png, words_of
+from rewriter.report.html.outputs import boxes_of, form_of, pictures_section, png, words_of
 from rewriter.runtime.metrics.pairwise_error import Pair
 from rewriter.runtime.metrics.pictures import picture_of
 from rewriter.runtime.ranges.depth import TensorAtDepth
@@ -256,6 +257,31 @@ def test_a_mask_shows_the_pixels_of_another_class() -> None:
     images = form_of("y", _side(y=(MAP, other, other)), False).images
     assert [image.caption for image in images][:3] == ["Original in FP32", "Plain FP16", "Fixed"]
     assert images[-1].caption == "25 % of the pixels have another class in the fixed model"
+
+
+def test_tokens_of_a_model_without_an_image_are_no_picture() -> None:
+    check = judging_check(pages.fixed().checks)
+    assert check is not None and check.pictures
+    (one,), (picture,) = [c for c in check.outputs if not c.of], check.pictures
+    check = replace(check, outputs=(replace(one, name="y"),), pictures=(replace(picture, name="y"),))
+    tokens = np.zeros((1, 32, 32), np.float32)
+    side = _side(y=(tokens, tokens, tokens))
+    assert list(pictures_section(check, side))
+    assert not list(pictures_section(check, replace(side, inputs={"ids": IDS})))
+
+
+def test_the_graph_of_a_cause_boxes_the_node_that_goes_wrong() -> None:
+    """Not the Mul before it, although its values are larger."""
+    body = """g (float[1,8] x, float[8,64] w, float c, int64[1] k) => (float[1,5] v, int64[1,5] i) {
+        m = MatMul(x, w) large = Mul(m, c) small = Div(large, c) v, i = TopK(small, k) }"""
+    rng = np.random.default_rng(0)
+    weights: dict[str, np.ndarray] = {"w": rng.normal(size=(8, 64)).astype(np.float32)}
+    weights |= {"c": np.array(900, np.float32), "k": np.array([5])}
+    result = fix(with_weights(body, weights), build=False, inputs={"x": np.ones((1, 8), np.float32)})
+    causes = {cause.kind: cause for cause in result.causes}
+    assert causes["order"].centre.startswith("TopK") and len(causes["order"].nodes) > 1
+    graphs = {graph.title: graph for graph in cause_graphs(result, nodes_of(result))}
+    assert [box[2] for box in graphs[str(causes["order"])].boxes if box[-1]] == ["TopK"]
 
 
 def test_a_waveform_is_drawn_for_each_model() -> None:

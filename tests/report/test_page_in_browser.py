@@ -177,6 +177,35 @@ def test_the_keyboard_walks_along_the_depth_and_to_the_hazard(
         assert not page.locator(".tip").is_visible()
 
 
+def test_the_hazard_key_does_nothing_without_hazards(browser: Browser, tmp_path: Path) -> None:
+    html.write(pages.fixed(large=2.0), tmp_path / "fix.html")
+    with opened(browser, tmp_path / "fix.html") as page:
+        assert page.locator("[data-hazard]").count() == 0
+        page.get_by_role("slider").focus()
+        before = page.get_by_role("slider").get_attribute("aria-valuetext")
+        for key in ("h", "H"):
+            page.keyboard.press(key)
+        assert page.get_by_role("slider").get_attribute("aria-valuetext") == before
+
+
+COLLISIONS = """() => [...document.querySelectorAll(".graph svg")].flatMap((svg) => {
+  const values = [...svg.querySelectorAll("text.at")].filter((text) => text.textContent);
+  const others = [...values, ...svg.querySelectorAll(".body")];
+  const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+  const box = (element) => element.getBoundingClientRect();
+  return values.flatMap((value) => others.filter((other) => other !== value && meet(box(value), box(other))))
+    .map((element) => element.textContent);
+})"""
+
+
+def test_the_values_in_a_graph_meet_no_box_and_no_other_value(
+    browser: Browser, written: dict[str, Path]
+) -> None:
+    with opened(browser, written["fix"]) as page:
+        assert page.locator(".graph .at").count() > 3
+        assert page.evaluate(COLLISIONS) == []
+
+
 def test_the_pointer_shows_the_node_under_it(browser: Browser, written: dict[str, Path]) -> None:
     with opened(browser, written["fix"]) as page:
         page.locator(".field").scroll_into_view_if_needed()
@@ -228,6 +257,13 @@ def test_a_telephone_is_wide_enough(browser: Browser, written: dict[str, Path], 
         assert page.evaluate("document.documentElement.scrollWidth") <= 380
         reason = page.locator("td.text").first.bounding_box() if verb == "fix" else None
         assert reason is None or (reason["x"] >= 0 and reason["x"] + reason["width"] <= 380)
+
+
+def test_long_names_stay_on_a_telephone(browser: Browser, tmp_path: Path) -> None:
+    html.write(pages.fixed(prefix=pages.LONG), tmp_path / "fix.html")
+    with opened(browser, tmp_path / "fix.html", viewport={"width": 390, "height": 800}) as page:
+        assert pages.LONG in page.locator("main").inner_text()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_it_prints_on_white_without_controls(browser: Browser, written: dict[str, Path]) -> None:

@@ -52,7 +52,10 @@ def pictures_section(check: Check, side: SideBySide | None = None) -> Iterator[S
     """Yields the section, if an output of a check can be shown; `side` is one sample before and after."""
     same = {entry.name for entry in check.statistics if side is not None and entry.sample == side.sample}
     left, cards = PICTURE_BYTES, list[dict[str, object]]()
+    seen = side is None or any(_seen(array) is not None for array in side.inputs.values())
     pictures = {picture.name: picture for picture in check.pictures}
+    if side is not None and not seen:  # [1, tokens, features] of a model without an image look like one, too
+        pictures = {name: one for name, one in pictures.items() if side.expected[name].ndim > 3}
     whole = [output for output in check.outputs if not output.of]
     for output in sorted(whole, key=lambda output: (output.passed, -output.excess))[:MOST]:
         picture = pictures.get(output.name)
