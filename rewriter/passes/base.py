@@ -111,6 +111,10 @@ class Requires:
         return f"it needs opset {self.opset}, the model has {opset}: run upgrade-opset"
 
 
+Shared = dict[tuple[str, int, bytes], Array]
+"""Rounded weights by name, type and rounding errors of the bias."""
+
+
 @dataclass(frozen=True)
 class Context:
     """The settings that all passes of a run share; a pass's own options are its fields.
@@ -122,7 +126,7 @@ class Context:
         means: The mean of each channel, [channels], by tensor and axis, as `summed_axes` gives them.
         kept: What the user keeps in FP32, by option or in a plan.
         sample: Arrays by input, whose shapes are the sizes of dynamic axes.
-        rounded: Weights that were rounded by means, by name, type and errors of the bias: plans share them.
+        rounded: For weights that are rounded by means, which plans share; None: each has its own.
     """
 
     opset: int = 17
@@ -132,7 +136,7 @@ class Context:
     means: Mapping[ChannelKey, Array] = field(default_factory=dict)
     kept: NodePatterns = field(default_factory=NodePatterns)
     sample: Mapping[str, Array] = field(default_factory=dict)
-    rounded: dict[tuple[str, int, bytes], Array] = field(default_factory=dict, compare=False, repr=False)
+    rounded: Shared | None = None
 
 
 def with_header(example: str) -> str:

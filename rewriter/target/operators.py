@@ -106,8 +106,12 @@ class Row:
         """The part of a node that the row refuses: "" is all of it; None if it accepts the node."""
         if node.op_type in self.besides:
             return None
-        words = [condition.met(node, graph, low) for condition in self.when]
-        return " and ".join(words) if all(words) else None
+        words = list[str]()
+        for condition in self.when:  # most nodes do not meet the first
+            if not (met := condition.met(node, graph, low)):
+                return None
+            words.append(met)
+        return " and ".join(words)
 
 
 @dataclass(frozen=True)
@@ -189,8 +193,8 @@ def refused_in_model(model: Model, target: Target, plugins: Iterable[str] = ()) 
 def refused_in_type(node: NodeProto, graph: GraphView, low: int, target: Target) -> str | None:
     """Sentence on why a node keeps FP32: the target takes it there, and may not in `low`; None otherwise."""
     for row in rows_of(node, target, every=False):
-        met = [row.met(node, graph, dtype) for dtype in (low, TensorProto.FLOAT)] if row.typed else [None]
-        if met[0] is not None and met[1] is None:
+        refused = row.typed and row.met(node, graph, low) is not None
+        if refused and row.met(node, graph, TensorProto.FLOAT) is None:
             return f"{target} takes {node.op_type} in FP32, not in {SHORT_NAMES[low].upper()}"
     return None
 

@@ -148,7 +148,7 @@ def attempt(candidate: Candidate, workload: Workload, deadline: float = math.inf
                 candidate.goal,
                 job.accumulation,
                 candidate.precision.target,
-                Context(ranges=ranges, means=ranges.means) if candidate.phases.unbiased else None,
+                Context(ranges=ranges, means=ranges.means, rounded={}) if candidate.phases.unbiased else None,
                 deadline,
             )
         plan = found.plan

@@ -44,6 +44,7 @@ class Cause:
         reach: Largest absolute value measured there; None where no single tensor is the evidence.
         limit: The number that `reach` is held against.
         centre: The node that goes wrong; "" if it is the one with the largest values.
+        repaired_by: The pass without which a known defect stays; "" if there is none.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Cause:
     reach: float | None = None
     limit: float | None = None
     centre: str = ""
+    repaired_by: str = ""
 
     def __str__(self) -> str:
         return f"{self.what}: {self.done}"
@@ -94,7 +96,8 @@ def repaired_defects(
             done = f"repaired by {name}" if name else f"built with {' '.join(quirk.build)}"
             done = f"{' and '.join(quirk.lower)} in {precision.upper()}" if quirk.lower else done
             what = f"{quirk.title} ({quirk.releases})"
-            yield Cause("known-defect", what, done, tuple(map(display_name, nodes)))
+            places = tuple(map(display_name, nodes))
+            yield Cause("known-defect", what, done, places, repaired_by=name)
 
 
 def causes(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rewriter.base.stopwatch import interrupt_handled
-from rewriter.jobs.fix.attempt import Attempt
+from rewriter.jobs.fix.attempt import PLAIN, Attempt
 from rewriter.jobs.fix.workload import Workload
 from rewriter.jobs.search.goal import NOISE
 from rewriter.pipeline.presets import PRESETS
@@ -182,11 +182,17 @@ class Attempts:
         return job.may_drop_optional_fp32 and job.limit is None and bool(self.worse_outputs(attempt))
 
     def slower_than_plain(self, attempt: Attempt) -> bool:
-        """True, without an engine, if recorded costs are higher than plain FP16's, where that passes."""
+        """True, without an engine, if recorded costs are higher than plain FP16's, where that passes.
+
+        A pass that repairs a known defect, which no emulation has, stays.
+        """
         if self.runs or not self.plain_outputs or not self.workload.job.may_drop_optional_fp32:
             return False
-        planned, _, plain = self.estimated(attempt)
-        return planned > (1.0 + NOISE) * plain
+        plain = {step.name for step in PRESETS[PLAIN].steps}
+        if any(cause.repaired_by and cause.repaired_by not in plain for cause in attempt.causes):
+            return False
+        planned, _, other = self.estimated(attempt)
+        return planned > (1.0 + NOISE) * other
 
     def latencies(self) -> list[float]:
         """Latencies of the attempts in us: measured on their engines, or else their recorded costs."""

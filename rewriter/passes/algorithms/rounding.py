@@ -24,7 +24,7 @@ from rewriter.ir.graph.weights import constant_row, gemm_obstacle, is_transposed
 from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import convert
 from rewriter.ir.plan import Plan, node_key
-from rewriter.passes.base import Context
+from rewriter.passes.base import Context, Shared
 
 CANDIDATES = 128
 """Weights of an output that may be rounded the other way, where the data have the largest means. About
@@ -35,9 +35,6 @@ MEAN_BITS = 8
 
 BLOCK = 2**20
 """Weights that are compared at a time: 8 MiB of float64."""
-
-SHARED_BYTES = 2**30
-"""Rounded weights that plans of one search share: 500 M of them."""
 
 Refine = Callable[[Array, Array], Array]
 """Returns the weights to store, from the given ones and these rounded to nearest."""
@@ -58,21 +55,17 @@ def unbiased_weights(graph: GraphView, plan: Plan, context: Context) -> dict[str
             variance = 2 * data_range.mean_abs**2  # 1.6 for normal data, 2.1 for their Relu
             low = LOW_TYPES[plan.precision]
             lost = _lost(graph, node, higher, low)
-            key = (weight, low, lost.tobytes())
-            refined[weight] = partial(_shared, context, key, partial(_refined, node, mean, variance, lost))
+            refined[weight] = partial(_refined, node, mean, variance, lost)
+            if (shared := context.rounded) is not None:
+                refined[weight] = partial(_once, shared, (weight, low, lost.tobytes()), refined[weight])
     return refined
 
 
-def _shared(
-    context: Context, key: tuple[str, int, bytes], refine: Refine, given: Array, nearest: Array
-) -> Array:
-    """The rounded weights of a context, which keeps `SHARED_BYTES` of them."""
-    if key not in context.rounded:
-        value = refine(given, nearest)
-        if sum(array.nbytes for array in context.rounded.values()) + value.nbytes > SHARED_BYTES:
-            return value
-        context.rounded[key] = value
-    return context.rounded[key]
+def _once(shared: Shared, key: tuple[str, int, bytes], refine: Refine, given: Array, nearest: Array) -> Array:
+    """The rounded weights of a context, from the first plan that needs them."""
+    if key not in shared:
+        shared[key] = refine(given, nearest)
+    return shared[key]
 
 
 def raised_bounds(graph: GraphView, plan: Plan) -> dict[str, Refine]:

@@ -57,13 +57,14 @@ class TypedGraph(GraphView):
 
         docs/accuracy.md#norms-and-transposes has the measurements.
         """
-        results = kernel_results(self.nodes, lambda n: n.op_type in PRODUCTS, self._continues_in_fp32)
+        nodes = self.nodes  # a list that is made anew
+        results = kernel_results(nodes, lambda n: n.op_type in PRODUCTS, self._continues_in_fp32)
         taken = set()
-        for node in self.nodes:
+        for node in nodes:
             fed = [results[name] for name in node.input if name in results]
             ends = results.keys().isdisjoint(node.output) and self._outputs.isdisjoint(node.input)
             if fed and ends and self._takes(node):
-                taken.add(self.nodes[max(fed)].output[0])
+                taken.add(nodes[max(fed)].output[0])
         return taken
 
     def _takes(self, node: NodeProto) -> bool:
