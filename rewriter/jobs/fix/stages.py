@@ -139,9 +139,12 @@ def _write_others(job: FixJob, result: FixResult) -> None:
 def _room(workload: Workload) -> Room:
     """The sizes that the original takes, for the profile of the next step; none if no step follows."""
     job, verifier = workload.job, workload.verifier
-    if verifier.expected is None or job.request.dry_run or job.output is None:
+    shapes = [port.shape for port in verifier.original.signature.inputs]
+    fixed = all(shape is not None and all(isinstance(size, int) for size in shape) for shape in shapes)
+    if fixed or verifier.expected is None or job.request.dry_run or job.output is None:
         return Room()
-    return room(reference(verifier.original), verifier.samples[0])
+    with workload.stage("running the original"):
+        return room(reference(verifier.original), verifier.samples[0])
 
 
 def _steps(job: FixJob) -> list[str]:

@@ -93,5 +93,5 @@ def _asked_by(graph: GraphEditor, node: NodeProto, tensor: str, varying: Contain
         return [first[-1]]
     if node.op_type in PRODUCTS:
         turned = attribute(node, "transB", 0) if node.op_type == "Gemm" else node.input[1] == tensor
-        return [first[-1 if turned else -2]] if len(first) > 1 else [first[0]]
+        return [first[-1 if turned or len(first) == 1 else -2]]
     return [size for shape in shapes for size in shape if size > 1]
