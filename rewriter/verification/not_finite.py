@@ -38,8 +38,8 @@ def nan_warnings(
         raise ModelError(
             text,
             where=str(model.path) if model.path else "the model",
-            hint="there is nothing to verify against: is the data prepared as in training, and is the export "
-            "right? ONNX Runtime shows the same",
+            hint="there is nothing to verify against: is the data prepared as in training, or `input-values` "
+            "set where it is random, and is the export right? ONNX Runtime shows the same",
         )
     return [f"{text}; only the other elements are verified"]
 

@@ -379,6 +379,12 @@ FITTING: list[Any] = [
     pytest.param("float[T,C] x", "w = Reshape(r, s) y = MatMul(x, w)", "T = 1, C = 6", id="rows of weights"),
     pytest.param("float[?,L] x", 'y = Pad<mode = "reflect">(x, pads)', "axis 0 = 1, L = 48", id="a window"),
     pytest.param(
+        "float[N,L] x",
+        "n = Shape <start = 1> (x) f = Cast <to = 1> (n) d = Sub(f, many) q = Sqrt(d) y = Mul(x, q)",
+        "N = 1, L = 48",
+        id="a root of less than 0 for a short window",
+    ),
+    pytest.param(
         "float[T,C] x, float[2,?] h",
         "w = Reshape(r, s) y = MatMul(x, w) z = Concat<axis = 0>(y, h)",
         "C = 6, h axis 1 = 1",
@@ -390,7 +396,7 @@ FITTING: list[Any] = [
 @pytest.mark.parametrize(("ports", "lines", "words"), FITTING)
 def test_sizes_that_nobody_gave_are_such_that_the_model_runs(ports: str, lines: str, words: str) -> None:
     weights = "<float[6] r = {1, 2, 3, 4, 5, 6}, int64[2] s = {6, 1}, int64[4] pads = {0, 40, 0, 40}, "
-    weights += "float[1,3,1,1] k = {1, 2, 3}>"
+    weights += "float[1,3,1,1] k = {1, 2, 3}, float many = {40}>"
     model = graphs.graph(f"g ({ports}) => (float y) {weights} {{ {lines} }}")
     assert words in load_samples(None, model).source.text
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
 from itertools import combinations, islice, product
 
+import numpy as np
 from onnx import NodeProto
 
 from rewriter.base.errors import ArithmeticRunError, EngineError
@@ -22,9 +23,12 @@ USUAL = (48, 64, 128, 256, 512, 320, 640, 32, 16, 1024, 4096, 16000)
 MOST_TRIED = 120
 """Runs of the model until its first sizes are taken after all."""
 
+MOST_NAN = 12
+"""Runs that give NaN, as a window that is too short may, until the first one is taken after all."""
+
 
 def fitting(model: Model, draw: Callable[[Mapping[str, int]], Samples]) -> Samples:
-    """The first random samples that the model runs with; if there are none, the default sizes are drawn.
+    """The first random samples that the model runs with, and gives no NaN if it can.
 
     Args:
         draw: Draws samples with other sizes for some of the dimensions that `DataSource.drawn` lists.
@@ -33,15 +37,18 @@ def fitting(model: Model, draw: Callable[[Mapping[str, int]], Samples]) -> Sampl
     free = [name for name, size in samples.source.drawn.items() if size > 1]
     if not free:
         return samples
+    ran = list[Samples]()
     with suppress(ArithmeticRunError, EngineError), Session(reference(model)) as session:
         ports = model.signature.inputs
         second = {p.shape[1] or f"{p.name} axis 1" for p in ports if p.shape and len(p.shape) > 1}
         for sizes in islice(_candidates(free, second, *_asked_sizes(model)), MOST_TRIED):
             drawn = draw(sizes)
             with suppress(ArithmeticRunError):
-                session.run(next(iter(drawn)))
-                return drawn
-    return samples
+                outputs = session.run(next(iter(drawn))).values()
+                ran.append(drawn)
+                if len(ran) == MOST_NAN or all(np.isfinite(o).all() for o in outputs):
+                    return ran[0] if len(ran) == MOST_NAN else drawn
+    return next(iter(ran), samples)
 
 
 def _candidates(
