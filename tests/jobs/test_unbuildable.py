@@ -46,7 +46,7 @@ def test_a_model_that_does_not_build_as_it_came_has_an_exit_code_of_its_own(tmp_
     assert "K exceeds the maximum value allowed (3840)" in found["conclusion"]["limit"]
     assert "named node" not in found["conclusion"]["remedy"], "TensorRT named none"
     again = CliRunner().invoke(app, ["verify", str(path), str(out), "-q"])
-    assert again.stdout == f"VERIFICATION FAILED (build, original build): {out}\n"
+    assert again.stdout == f"TensorRT cannot build the original model: {out}\n"
 
 
 class Dilating(Simplify):

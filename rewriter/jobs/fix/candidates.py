@@ -129,7 +129,7 @@ def _candidates(attempts: Attempts) -> Iterator[Candidate]:
         yield from _measured_candidates(attempts)
     elif attempts.worse_than_plain(first):
         yield from _match_plain_fp16(attempts)
-    elif attempts.slower_than_plain(first):
+    elif not first.failed and attempts.slower_than_plain(first):
         yield _plain(first.candidate, emulated=True)
     if not attempts.passed and lowers:
         if not foretold:
