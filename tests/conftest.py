@@ -19,7 +19,9 @@ settings.register_profile("ci", settings.get_profile("own"), derandomize=not NIG
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update", action="store_true", help="tests/passes/text: write what passes give now")
+    parser.addoption(
+        "--update", action="store_true", help="write what passes and fix give now: passes/text, jobs/golden"
+    )
 
 
 def pytest_configure() -> None:
