@@ -60,7 +60,7 @@ def verdict_line(loop: LoopResult) -> str:
     if loop.ending == "refused":
         return f"The loop was not compared: {REFUSALS[loop.refusal].format(loop.detail)}"
     assert loop.fixed is not None
-    calls = f"{loop.fixed.calls} of {loop.calls} calls" + (" (out of time)" if loop.stopped else "")
+    calls = f"{loop.fixed.calls} of {loop.calls} calls" + (" (ended early)" if loop.stopped else "")
     if loop.ending == "failed":
         state = f", state {loop.state}" if loop.state else ""
         return f"FAILED in the loop: {loop.culprit}{state}, error {figure(loop.error)} after {calls}"

@@ -31,7 +31,7 @@ LOOP = LoopResult("as-original", calls=4, limit=5e-3, plain=SAME, fixed=SAME, tf
 
 LOOPS = {
     "As the original in the loop: 4 of 4 calls": LOOP,
-    "As the original in the loop: 2 of 4 calls (out of time)": replace(
+    "As the original in the loop: 2 of 4 calls (ended early)": replace(
         LOOP, fixed=replace(SAME, calls=2), stopped=True
     ),
     "Differs at call 2 of 4, as FP32 with TF32 does": replace(

@@ -93,7 +93,7 @@ class _Loop:
         deadline: By `time.monotonic`.
         states: Outputs that a model reads again.
         original, again: Two runs of the original. `stopped`: the deadline ended one of the runs.
-        most: Calls after which each run ends, since the original was stopped there.
+        most: Calls after which each run ends: as many as were recorded, or as the stopped original has.
     """
 
     recording: Recording
@@ -222,7 +222,7 @@ def closed_loop(
         RewriterError: a file cannot be read, emulated or built.
     """
     start = time.monotonic()
-    loop = _Loop(recording, start + limit_s, progress)
+    loop = _Loop(recording, start + limit_s, progress, most=len(recording.calls) or math.inf)
     loop.states = frozenset((link.producer, link.output) for link in recording.links)
     refusal, detail = loop.refusal()
     result = LoopResult("refused", refusal, detail, len(loop.original.calls))
@@ -280,17 +280,16 @@ def _tried(result: LoopResult, file: str, step: Step, stream: Stream | None) -> 
 
 
 def _blamed(loop: _Loop, result: LoopResult, fixed: Answers) -> LoopResult:
-    """The result with its culprit, found by swapping one file at a time, and that file's worst state."""
+    """The result with its culprit, found by swapping one file at a time, and the culprit's worst state."""
     single = dict(result.single)
     if len(fixed) > 1:
         for name, answering in fixed.items():
-            stream = (
-                loop.stream({name: answering}, f"running with {name} by itself") if loop.has_time else None
-            )
+            stream = loop.stream({name: answering}, f"running with {name} by itself")
             single |= {name: stream.error} if stream is not None else {}
     assert result.fixed is not None
     culprit = max(fixed, key=lambda name: single.get(name, 0.0))
     slow = {(s.file, s.output) for s in loop.recording.states if s.step is not None and s.step < SLOW_STEP}
-    states = [state for state in result.fixed.outputs if state.state and state.file == culprit]
-    states.sort(key=lambda state: ((state.file, state.output) in slow, state.relative_l2))
+    outputs = [one for one in result.fixed.outputs if one.file == culprit]
+    states = [one for one in outputs if one.state and one.relative_l2 > result.limit]
+    states.sort(key=lambda one: ((one.file, one.output) in slow, one.relative_l2))
     return replace(result, culprit=culprit, state=states[-1].output if states else "", single=single)

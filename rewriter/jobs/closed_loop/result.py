@@ -92,7 +92,8 @@ class LoopResult:
     """The outcome of a closed loop.
 
     Attributes:
-        calls: Calls of the original. `stopped`: the limit of time ended the comparison there.
+        calls: Calls of the original. `stopped`: the time limit ended a run early, or the recording ended
+            early.
         engine: The engine that ran the fixed files; None where they were emulated.
         limit: The largest error of an output that is allowed: twice TF32's own, or FP16's tolerance.
         plain, fixed, tf32: Everything in FP16 without a plan, the fixed files, and FP32 with TF32 products.

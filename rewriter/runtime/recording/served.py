@@ -90,9 +90,9 @@ def serve(
 
     Raises:
         OSError: the command cannot be started.
-        Exception: what `answer` raised, apart from `StopScript`; the script has been ended.
+        BaseException: what `answer` raised, apart from `StopScript`; the script has been ended.
     """
-    key, lock, ended, failures = os.urandom(16), threading.Lock(), threading.Event(), list[Exception]()
+    key, lock, ended, failures = os.urandom(16), threading.Lock(), threading.Event(), list[BaseException]()
 
     def talk(connection: Connection) -> None:
         with connection, suppress(EOFError, ConnectionError):
@@ -101,7 +101,7 @@ def serve(
                 with lock:
                     try:
                         reply = True, answer(*message)
-                    except Exception as error:
+                    except BaseException as error:  # Ctrl-C comes with a progress report
                         failures.append(error)
                         reply = False, None
                 connection.send(reply)
