@@ -28,7 +28,7 @@ from rewriter.cli.exits import (
 from rewriter.cli.parameters import FLAG
 from rewriter.report.signals import listening
 
-MODELS, AROUND = "A model", "Around it"
+MODELS, AROUND = "A model", "More"
 """Groups of commands in `rewriter --help`."""
 
 

@@ -6,7 +6,7 @@ import base64
 import struct
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,7 +51,7 @@ PICTURE_BYTES = 1_400_000
 def pictures_section(check: Check, side: SideBySide | None = None) -> Iterator[Section]:
     """Yields the section, if an output of a check can be shown; `side` is one sample before and after."""
     same = {entry.name for entry in check.statistics if side is not None and entry.sample == side.sample}
-    left, cards = PICTURE_BYTES, list[dict[str, object]]()
+    left, cards = PICTURE_BYTES, list[dict[str, Any]]()
     seen = side is None or any(_seen(array) is not None for array in side.inputs.values())
     pictures = {picture.name: picture for picture in check.pictures}
     if side is not None and not seen:  # [1, tokens, features] of a model without an image look like one, too

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,10 +32,11 @@ def as_data(page: Page) -> dict[str, Any]:
 
 def _named(value: Any) -> Any:
     """Named tuples and data classes as dicts, since templates read their parts by name."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in fields(value)}
-    if hasattr(value, "_asdict"):
-        value = value._asdict()
+    names: Sequence[str] = getattr(value, "_fields", ())
+    if is_dataclass(value):
+        names = [field.name for field in fields(value)]
+    if names:
+        return {name: _named(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {key: _named(part) for key, part in value.items()}
     return [*map(_named, value)] if isinstance(value, (list, tuple)) else value
