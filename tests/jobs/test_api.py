@@ -77,9 +77,17 @@ def test_a_plugin_keeps_its_types_and_is_reported() -> None:
             y = Neg(b)
         }""")
     result = quick(plugin.whole())
+    assert [node.op_type for node in result.proto.graph.node][-2:] == ["EfficientPlugin_TRT", "Neg"]
+    check = next(check for check in result.checks if check.name == "plugins")
+    assert check.passed is None and "EfficientPlugin_TRT" in check.summary and "up to a" in check.summary
+    assert result.verified and not result.proven
+
+
+def test_a_plugin_that_reads_the_input_is_reported() -> None:
+    text = "g (float[2,3] x) => (float[2,3] y) { b = EfficientPlugin_TRT(x) y = Neg(b) }"
+    result = quick(graph(text).whole())
     assert result.plan is not None
-    rules = {d.op: d.rule for d in result.plan.decisions}
-    assert rules["EfficientPlugin_TRT"] == "no-schema"
+    assert {d.op: d.rule for d in result.plan.decisions}["EfficientPlugin_TRT"] == "no-schema"
     assert any("EfficientPlugin_TRT" in w for w in result.warnings)
     assert result.verdict is not None and not result.verdict.passed  # nothing could be checked
 
