@@ -112,10 +112,10 @@ class Group(TyperGroup):
     """A command with subcommands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters of the group; a screen has no line for `--help` itself, and one for completion."""
+        """The parameters of the group; a screen has no line for `--help` itself, and none for completion."""
         params = _plain(super().get_params(ctx), ctx)
         for param in params:
-            if isinstance(param, TyperOption) and param.name in ("help", "show_completion"):
+            if isinstance(param, TyperOption) and param.name in ("help", "show_completion", "install_completion"):
                 param.hidden = True
         return params
 

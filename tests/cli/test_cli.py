@@ -480,7 +480,7 @@ def test_what_is_no_shape(text: str) -> None:
 SCREEN_LINES, SCREEN_COLUMNS = 24, 80
 
 
-GROUPS = ["Options", "A model", "More"]
+GROUPS = ["A model", "More"]
 
 
 def test_help_fits_a_screen_in_groups() -> None:
