@@ -108,14 +108,18 @@ class Command(TyperCommand):
         return _plain(super().get_params(ctx), ctx)
 
 
+HIDDEN = ("help", "show_completion", "install_completion")
+"""Options of every group; docs/commands.md has them."""
+
+
 class Group(TyperGroup):
     """A command with subcommands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters of the group; a screen has no line for `--help` itself, and none for completion."""
+        """The parameters of the group; a screen has no lines for `--help` itself and completion."""
         params = _plain(super().get_params(ctx), ctx)
         for param in params:
-            if isinstance(param, TyperOption) and param.name in ("help", "show_completion", "install_completion"):
+            if isinstance(param, TyperOption) and param.name in HIDDEN:
                 param.hidden = True
         return params
 
