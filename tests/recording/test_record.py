@@ -99,3 +99,14 @@ def test_what_cannot_be_recorded_is_said(tmp_path: Path) -> None:
         record_script(ROOT, [sys.executable, "-c", ""])
     with pytest.raises(UsageError, match="cannot be started"):
         record_script(tmp_path / "samples", ["no-such-command"])
+
+
+def test_pytest_and_libraries_without_a_version_are_recorded(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "diffusers").mkdir()  # a package without a file has no version
+    test = f"import diffusers, runpy, sys\n\ndef test_it():\n    sys.argv = {command[1:]!r}\n"
+    text = f"    try:\n        runpy.run_path({command[1]!r})\n    except SystemExit:\n        pass\n"
+    (tmp_path / "test_script.py").write_text(test + text)
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "test_script.py")]
+    recording = record_script(tmp_path / "samples", run)
+    assert (recording.exit_code, len(recording.calls)) == (0, 83)
+    assert recording.versions["diffusers"] == "unknown"

@@ -15,6 +15,8 @@ import time
 import zipfile
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -266,7 +268,7 @@ class Recorder:
             printed="",
             exit_code=0,
             versions={"python": platform.python_version()}
-            | {name: str(sys.modules[name].__version__) for name in LIBRARIES if name in sys.modules},
+            | {name: _version(name) for name in LIBRARIES if name in sys.modules},
             notes=tuple(self.notes),
         )
 
@@ -294,6 +296,13 @@ def _names(files: Sequence[_File]) -> Iterator[str]:
     for file in files:
         path = Path(file.model)
         yield path.relative_to(shared).with_suffix("").as_posix() if file.model else f"bytes-{file.number}"
+
+
+def _version(name: str) -> str:
+    """The version of a library, whose package may have another name, as onnxruntime-gpu has."""
+    with suppress(PackageNotFoundError):
+        return version(name)
+    return str(getattr(sys.modules[name], "__version__", "unknown"))
 
 
 def _recorded(file: _File, name: str) -> RecordedFile:
