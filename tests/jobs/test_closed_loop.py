@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import graphs
 import numpy as np
@@ -216,12 +220,22 @@ def test_slow_states_are_kept_in_fp32_on_request_of_the_loop(tmp_path: Path) -> 
     assert types["new_mean"] == TensorProto.FLOAT
 
 
-def test_a_script_that_takes_longer_is_compared_up_to_the_limit(tmp_path: Path) -> None:
-    recording, fixed = streaming(tmp_path, "0")
-    slow = (tmp_path / "script.py").read_text().replace("for t in", "import time\nfor t in")
-    (tmp_path / "script.py").write_text(slow.replace("    gains", "    time.sleep(0.05)\n    gains"))
-    result = closed_loop(recording, fixed, 40.0)
+def test_a_script_that_takes_longer_is_compared_up_to_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock on which each call takes a second: the five runs share 500 of them."""
+    clock = SimpleNamespace(monotonic=partial(next, itertools.count()))
+    monkeypatch.setattr("rewriter.jobs.closed_loop.job.time", clock)
+    result = closed_loop(*streaming(tmp_path, "0"), 500.0)
     assert result.stopped
     assert result.fixed is not None
-    assert 1 < result.fixed.calls <= result.calls < 600
+    assert 90 < result.fixed.calls <= result.calls < 110
     assert result.ending != "refused"
+
+
+def test_a_loop_ends_where_the_recording_ended(tmp_path: Path) -> None:
+    recording, fixed = streaming(tmp_path, "0")
+    result = run(replace(recording, calls=(("enhancer", 0),) * 100), fixed)
+    assert (result.calls, result.stopped) == (100, True)
+    assert result.fixed is not None
+    assert result.fixed.calls == 100
