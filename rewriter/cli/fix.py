@@ -43,6 +43,9 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
     if others or model.is_dir():
         hint = f"rewriter batch {command_line(models)} -o FOLDER fixes them all"
         raise UsageError("it takes one model", where="rewriter fix", hint=hint)
+    if given.pop("loop_seconds", None) is not None:
+        hint = "name the folder that `rewriter record` wrote"
+        raise UsageError("it is for a recording", option="loop-seconds", hint=hint)
     in_place = given.get("in_place", False)
     if output is None and not (in_place or given.get("dry_run")):
         output = model.with_suffix(".fixed.onnx")

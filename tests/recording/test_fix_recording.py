@@ -87,6 +87,9 @@ def test_all_files_of_a_recording_are_fixed_on_their_samples(samples: Path, tmp_
     assert {model["name"]: model["passed"] for model in models} == {"model.onnx": True, "bytes-1.onnx": True}
     assert (tmp_path / "fixed" / "bytes-1.onnx").is_file()
     assert CliRunner().invoke(app, ["fix", str(samples)]).exit_code == 2
+    single = CliRunner().invoke(app, ["fix", str(tmp_path / "fixed" / "bytes-1.onnx"), "--loop-seconds", "5"])
+    assert single.exit_code == 2
+    assert "rewriter record" in single.output
 
 
 SCRIPT = """
