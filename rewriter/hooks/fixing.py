@@ -162,8 +162,9 @@ def fix_export(source: Path | onnx.ModelProto, feeds: Feeds, options: HookOption
         named = (glob.escape(node) for node, module in nodes if any(fnmatchcase(module, p) for p in patterns))
         keep = (*request.keep_fp32, *named)
         result = fix(source, options=replace(request, strict=False, inputs=inputs, keep_fp32=keep))
-    if result.verdict is not None and not result.verdict.passed:
-        failed = "; ".join(check.summary for check in result.verdict.checks if check.passed is False)
+    tf32 = [gap.reason for gap in result.gaps if gap.kind == "tf32"]  # no hook builds with TF32 off
+    if tf32 or (result.verdict is not None and not result.verdict.passed):
+        failed = "; ".join(tf32 or [check.summary for check in result.checks if check.passed is False])
         raise Unverified(
             f"the fixed model failed its verification: {failed or 'no check could be made'}",
             hint="`rewriter fix` on the plain export has details; fix={'keep_fp32': [...]} may help",
