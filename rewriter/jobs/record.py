@@ -14,7 +14,9 @@ from rewriter.base.errors import UsageError
 from rewriter.base.text import command_line, count
 from rewriter.runtime.recording.interception import hooked, run_script
 from rewriter.runtime.recording.record import RECORD, Recording
-from rewriter.runtime.recording.recorder import Recorder
+
+RECORDER = "rewriter.runtime.recording.recorder:Recorder"
+"""The hook; its NumPy loads only where a script runs."""
 
 GIB = 2**30
 DISK_GIB = 4.0
@@ -46,7 +48,7 @@ def record_script(
     with _replacing(Path(folder)) as work:
         arguments = {"folder": str(work), "calls": calls, "most_bytes": disk_gib * GIB, "stop": True}
         try:
-            run = run_script(command, f"{Recorder.__module__}:Recorder", arguments)
+            run = run_script(command, RECORDER, arguments)
         except OSError as error:
             what = f"it cannot be started: {error.strerror}"
             raise UsageError(what, where=command[0], hint="write it as on the command line") from error
@@ -71,6 +73,8 @@ def record(folder: str | os.PathLike[str], *, calls: int = 0, disk_gib: float = 
     Raises:
         UsageError: the folder holds something else, or no call was seen.
     """
+    from rewriter.runtime.recording.recorder import Recorder
+
     with _replacing(Path(folder)) as work:
         with hooked(Recorder(str(work), calls, disk_gib * GIB)):
             yield

@@ -48,7 +48,7 @@ DISTINCT = 4
 ALWAYS = 0.9
 """Share of the calls in which such a link is seen."""
 
-FREE_S, SHARE, RESUMED = 0.05, 0.25, 0.2
+FREE_S, SHARE, RESUMED = 0.05, 0.2, 0.16
 """CPU seconds, and share of the process's CPU time, after which the recorder rests; share to begin again."""
 
 LIBRARIES = ("onnxruntime", "numpy", "torch", "transformers", "optimum", "diffusers")
