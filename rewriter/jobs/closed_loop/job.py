@@ -236,16 +236,21 @@ def closed_loop(
 def _compared(
     loop: _Loop, answers: _Answers, fixed: Mapping[str, Path], repair: Repairing | None
 ) -> LoopResult:
-    current = {name: answers.of(name, load(path)) for name, path in fixed.items()}
-    stream = loop.stream(current, "running the fixed files", 3)
+    plain = None
+    with suppress(RewriterError):  # a figure for comparison only
+        plain = loop.stream({name: answers.plain(name) for name in fixed}, "running plain FP16", 3)
     tf32 = loop.stream({name: answers.tf32(name) for name in fixed}, "running FP32 with TF32")
+    current = {name: answers.of(name, load(path)) for name, path in fixed.items()}
+    stream = loop.stream(current, "running the fixed files", 1)  # last: the script may write files
     calls = len(loop.original.calls)
     if stream is None or tf32 is None:
         return LoopResult("refused", "no-time", calls=calls)
     low = {precision_of(load(path)) for path in fixed.values()}
     tolerance = TOLERANCES["bf16" if "bf16" in low else "fp16"].value
     limit = max(OVER_TF32 * tf32.error, tolerance)
-    result = LoopResult(_ending(stream, limit), calls=calls, limit=limit, fixed=stream, tf32=tf32)
+    result = LoopResult(
+        _ending(stream, limit), calls=calls, limit=limit, plain=plain, fixed=stream, tf32=tf32
+    )
     if result.passed is False:
         result = _blamed(loop, result, current)
     waiting = {file.name: file for file in loop.recording.files if file.name in fixed}
@@ -258,9 +263,6 @@ def _compared(
             result = _tried(result, file.name, step, loop.stream(current, "running the repaired file"))
         if result.passed is False and waiting:
             result = _blamed(loop, result, {name: current[name] for name in waiting})
-    with suppress(RewriterError):  # a figure for comparison only
-        plain = {name: answers.plain(name) for name in fixed}
-        result = replace(result, plain=loop.stream(plain, "running plain FP16", 1))
     return result
 
 
