@@ -48,8 +48,8 @@ DISTINCT = 4
 ALWAYS = 0.9
 """Share of the calls in which such a link is seen."""
 
-FREE_S, SHARE, RESUMED = 0.05, 0.2, 0.16
-"""CPU seconds, and share of the process's CPU time, after which the recorder rests; share to begin again."""
+FREE_S, SHARE, RESUMED = 0.3, 0.22, 0.18
+"""CPU seconds, or share of the process's CPU time, after which the recorder rests; share to begin again."""
 
 LIBRARIES = ("onnxruntime", "numpy", "torch", "transformers", "optimum", "diffusers")
 
@@ -159,7 +159,7 @@ class Recorder:
         self.calls.append(file)
         for name, array in inputs.items():
             file.shapes[name][array.shape] += 1
-        self.rests = self.own_s > FREE_S + (RESUMED if self.rests else SHARE) * time.process_time()
+        self.rests = self.own_s > max(FREE_S, (RESUMED if self.rests else SHARE) * time.process_time())
         power = number & file.calls == 0
         if power or (not self.rests and self._widens(file, inputs)):
             self._keep(file, number, inputs, widest=not power)
