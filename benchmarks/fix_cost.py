@@ -18,12 +18,12 @@ import tempfile
 from pathlib import Path
 
 GOALS: dict[str, tuple[float | None, float | None, float, float | None]] = {
-    "rtdetr": (83, 6800, 20, 1500),
-    "esrgan": (11.6, None, 4, None),
-    "whisper_encoder": (None, None, 12, None),
-    "synthetic": (330, 500, 4, None),
-    "synthetic_20000": (None, None, 15, None),
-    "synthetic_50000": (None, None, 40, None),
+    "rtdetr": (83, 6800, 12, 1500),
+    "esrgan": (11.6, None, 6, None),
+    "whisper_encoder": (None, None, 15, None),
+    "synthetic": (330, 500, 2.5, None),
+    "synthetic_20000": (None, None, 9, None),
+    "synthetic_50000": (None, None, 25, None),
 }
 """User seconds and MB of AutoCast 0.47 on two cores, and our targets."""
 

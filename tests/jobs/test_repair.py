@@ -279,3 +279,14 @@ def test_dimensions_that_only_say_unknown_become_unknown() -> None:
     assert model.signature.inputs[0].shape == (None, None)
     result = rewriter.fix(proto, inputs={"x": np.ones((6, 3), np.float32)}, build=False)
     assert result.verified
+
+
+def test_a_cause_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def details() -> str:
+        failed = rewriter.fix(graph(OFFSET).whole(), inputs=samples(), build=False, repair=False)
+        assert failed.verdict is not None and failed.verified is False
+        return " ".join(line for check in failed.verdict.checks for line in check.details)
+
+    assert "adds" in details()
+    monkeypatch.setattr(stages, "EXPLAINED_S", 0.0)
+    assert "not explained" in details() and "adds" not in details()

@@ -56,6 +56,9 @@ and on none as much (benchmarks/README.md)."""
 REFUSALS = 4
 """Most candidates that move refused nodes to FP32: a parser names the first node that it refuses, or few."""
 
+CHECKING = ("comparing outputs", "building an engine", "running the engine")
+"""Stages of an attempt after its search."""
+
 IN_FP32 = "all of it in FP32 (TF32)"
 
 
@@ -73,8 +76,8 @@ def run(workload: Workload) -> Selection:
     if first.search is not None:  # the goals of other candidates are not the user's
         first = replace(first, checks=(*first.checks, first.search.check))
     # no cycle through the attempts themselves: their models would stay until the next garbage collection
-    estimated, check_s = cache(partial(estimated_us, workload=workload)), time.monotonic() - start
-    attempts = Attempts(workload, [first], estimated, check_s if first.search is None else 0.0)
+    seconds = (workload.stage.seconds.get(stage, 0.0) for stage in CHECKING)
+    attempts = Attempts(workload, [first], cache(partial(estimated_us, workload=workload)), sum(seconds))
     if job.may_change and not workload.verifier.interrupted:
         _try_all(attempts)
         workload.stage.trying = ""

@@ -110,7 +110,7 @@ class Attempts:
 
     Attributes:
         estimated: As `estimated_us`, of an attempt.
-        check_s: Seconds of the first attempt, of which a search leaves as many to the check of its plan.
+        check_s: Seconds of the check of the first attempt: a search leaves as many to the check of its plan.
         failures: Candidates without an attempt, because one of their steps raised an exception.
     """
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from onnx import TensorProto
 
-from rewriter.base.stopwatch import Stopwatch
+from rewriter.base.stopwatch import OutOfTimeError, Stopwatch, within
 from rewriter.hazards.planning import weak_typing
 from rewriter.ir.model import save, set_metadata
 from rewriter.ir.model.output_files import work_folder
@@ -34,6 +35,9 @@ from rewriter.runtime.ranges.depth import along_depth
 from rewriter.verification.arithmetic_checks import explained
 from rewriter.verification.expected import MOST_SAMPLES
 from rewriter.verification.verdict import ARITHMETIC, Check, Verdict, deciding
+
+EXPLAINED_S = 60.0
+"""Wall time in which a failed emulation is compared node by node."""
 
 PORTS = 3
 """Inputs and outputs that the check of their types names."""
@@ -178,8 +182,12 @@ def _checked_to_the_end(selection: Selection, workload: Workload) -> Attempt:
             checks[index] = check = verifier.at_last(check, attempt.fixed, precision)
         if check.passed is False and check.name in ("emulation", "tf32"):
             wide = attempt.fixed if check.name == "tf32" else attempt.calibrated.model
-            with workload.stage("looking for the cause"):
-                checks[index] = explained(check, wide, attempt.fixed, verifier.samples, sums)
+            try:
+                with within(time.monotonic() + EXPLAINED_S), workload.stage("looking for the cause"):
+                    checks[index] = explained(check, wide, attempt.fixed, verifier.samples, sums)
+            except OutOfTimeError:
+                words = f"not explained: that takes more than {EXPLAINED_S:.0f} s here"
+                checks[index] = replace(check, details=(*check.details, words))
     if not any(check.name in ("build", "run") for check in checks):
         built, engine = verifier.built(attempt.fixed, attempt.plan)
         checks += built
