@@ -237,7 +237,8 @@ def test_fix_to_fp32_reports_the_error_of_tf32() -> None:
     result = rewriter.fix(source.whole(), precision="fp32", inputs=feeds, build=False)
     assert result.verdict is not None
     check = next(c for c in result.verdict.checks if c.name == "tf32")
-    assert check.passed is False and "NVIDIA_TF32_OVERRIDE=0" in check.summary
+    assert check.excuse == "tf32-off" and "NVIDIA_TF32_OVERRIDE=0" in check.summary
+    assert result.verified and not result.proven and "build it with TF32 off" in result.ending
     calm = graphs.graph("g (float[4,64] x, float[64,8] w) => (float[4,8] y) { y = MatMul(x, w) }")
     result = rewriter.fix(calm.whole(), precision="fp32", build=False)
     assert result.verdict is not None
@@ -247,4 +248,4 @@ def test_fix_to_fp32_reports_the_error_of_tf32() -> None:
 def test_scan_reports_the_error_of_tf32() -> None:
     source, feeds = cancelling()
     (finding,) = (f for f in rewriter.scan(source.whole(), inputs=feeds).findings if f.kind == "tf32")
-    assert finding.severity == "warning" and "through TF32" in finding.reason
+    assert finding.severity == "warning" and "by TF32" in finding.reason

@@ -98,8 +98,9 @@ _REPORT = b"""{"schema_version": 1, "page": {"verb": "fix", "subject": "m.onnx",
    {"template": "facts.html", "values": {"rows": [{"name": "Time", "value": "1 s", "code": true}]}},
    {"template": "table.html", "values": {"most": 5, "table": {"id": "t", "title": "T", "lead": "",
     "columns": {"Rule": "choice", "Nodes": "number"}, "rows": [
-     [{"text": "a", "order": null, "state": "bad", "names": ["n"], "link": ""},
-      {"text": "3", "order": 3.0, "state": "plain", "names": [], "link": ""}]]}}}]}]}}"""
+     [{"text": "a", "order": null, "state": "bad", "names": ["n"], "link": "",
+      "page": ""},
+      {"text": "3", "order": 3.0, "state": "plain", "names": [], "link": "", "page": ""}]]}}}]}]}}"""
 
 TARGETS: Mapping[str, FuzzTarget] = {
     "plan": FuzzTarget(_plan, (_PLAN,)),

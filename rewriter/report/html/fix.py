@@ -25,9 +25,10 @@ def page(result: FixResult, command: str = "") -> Page:
     of_node = {node: graph.id for graph in reversed(graphs) for node in graph.nodes}
     nodes = replace(nodes, graph=lambda node: of_node.get(node, ""))
     judging = judging_check(result.checks)
-    outputs, *tables = table_sections(text.tables(result, nodes.graph))
-    sections = [outputs] if judging else []
+    tables = table_sections(text.tables(result, nodes.graph))
+    sections = list[Section]()
     if judging:
+        sections.append(tables.pop(0))  # its outputs
         sections += pictures_section(judging, result.side_by_side)
     sections += depth_section(result.depth, nodes, _lead(result))
     if graphs:
