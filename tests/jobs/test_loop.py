@@ -303,9 +303,7 @@ def test_fp32_epilogues_are_handed_out_where_they_pay(
     monkeypatch.setattr("emulated_engine.latency_us", lambda m: merged_us if merged(m) else 10.0)
     result = rewriter.fix(**projections())
     assert result.verified and merged(result.model) is kept
-    assert [f"{merged_us:.3g} instead of 10 us" in one for one in result.conclusion.remarks] == [
-        True
-    ] * kept
+    assert [f"{merged_us:.3g} instead of 10 us" in one for one in result.conclusion.remarks] == [True] * kept
     assert not merged(rewriter.fix(**projections(), repair=False).model), "--no-repair gives the rules' plan"
 
 

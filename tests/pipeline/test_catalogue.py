@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from docs.catalogue import OTHER_RULES, PAGES, ROOT, main
+from docs.catalogue import PAGES, ROOT, main
 from rewriter.hazards.kinds import KINDS as KINDS_OF_HAZARD
 from rewriter.hazards.planning import free_fp32
+from rewriter.jobs.explain import OTHER_RULES
 from rewriter.passes.base import Pass
 from rewriter.passes.fuse_softmax import FuseSoftmax
 from rewriter.passes.postpone_resize import PostponeResize

@@ -166,7 +166,7 @@ class Recurrence:
         self.hidden = attribute(node, "hidden_size")
         self.batch_first = bool(attribute(node, "layout", 0))
         self.states = ("h", "c") if node.op_type == "LSTM" else ("h",)
-        self.inputs = dict(zip(INPUTS, node.input, strict=False))
+        self.inputs: dict[str, str] = dict(zip(INPUTS, node.input, strict=False))
         clip = attribute(node, "clip", 0.0)
         self.clips = bool(clip)
         self.numbers = {"one": self._number(1.0), "zero": self._number(0.0)}
