@@ -83,9 +83,9 @@ def test_tensors_with_gradients_are_arrays() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        pytest.param(loader(), "what follows the inputs in each sample is not used", id="labels"),
-        pytest.param([({"x": BATCH}, IDS)], "what follows the inputs", id="labels of a dict"),
-        pytest.param([(BATCH[:1], {"boxes": IDS})], "what follows the inputs", id="labels in a dict"),
+        pytest.param(loader(), "items after the inputs of a sample are not used", id="labels"),
+        pytest.param([({"x": BATCH}, IDS)], "items after the inputs", id="labels of a dict"),
+        pytest.param([(BATCH[:1], {"boxes": IDS})], "items after the inputs", id="labels in a dict"),
         pytest.param(BATCH, "batches were split to the model's batch size", id="split"),
         pytest.param(BATCH[0], "a batch axis of size 1 was added to x", id="axis"),
         pytest.param(BATCH.astype(float), "input 'x' was cast from float64 to float32", id="cast"),

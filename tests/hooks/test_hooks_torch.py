@@ -131,7 +131,7 @@ REFUSED: list[Any] = [
     pytest.param({"fix": {"precison": "fp16"}}, "has no such argument", id="typing error"),
     pytest.param({"fix": {"strict": True}}, "no meaning in a hook", id="a matter of the hook"),
     pytest.param({"samples": 0}, "samples=", id="no samples"),
-    pytest.param({"fix": {"inputs": "x"}, "calibration": []}, "given twice", id="two sources"),
+    pytest.param({"fix": {"inputs": "x"}, "calibration": []}, "passed twice", id="two sources"),
 ]
 
 

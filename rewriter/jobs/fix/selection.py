@@ -19,7 +19,7 @@ from rewriter.jobs.fix.workload import Workload
 from rewriter.jobs.search.goal import NOISE
 from rewriter.pipeline.presets import PRESETS
 from rewriter.runtime.metrics.tolerances import TOLERANCES
-from rewriter.target.costs import ORIGIN
+from rewriter.target.costs import KERNEL_US, ORIGIN
 from rewriter.verification.verdict import ARITHMETIC
 
 AFFORDED_S = 60.0
@@ -262,7 +262,10 @@ class Attempts:
         return latencies
 
     def _shares(self, at: int, latencies: Sequence[float]) -> Iterator[LatencyShare]:
-        """Shares of FP32's and plain FP16's latency: measured where their engines ran, or else estimated."""
+        """Shares of FP32's and plain FP16's latency: measured where their engines ran, or else estimated.
+
+        Recorded costs of less than a kernel's time say nothing.
+        """
         chosen = self.attempts[at]
         if chosen.plan is None or chosen.all_fp32 or not self.workload.verifier.samples:
             return
@@ -272,7 +275,7 @@ class Attempts:
             us = next((us for attempt, us in pairs if attempt.candidate.name == name), math.inf)
             if self.runs and math.isfinite(us):
                 yield LatencyShare(name, latencies[at] / us, measured=True)
-            elif planned and estimate:
+            elif min(planned, estimate) >= KERNEL_US:
                 yield LatencyShare(name, planned / estimate, measured=False)
 
     def _lines(self, latencies: Sequence[float]) -> Iterator[str]:
