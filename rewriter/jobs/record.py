@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from rewriter.base.errors import UsageError
+from rewriter.base.errors import OutputError, UsageError
 from rewriter.base.text import command_line, count
 from rewriter.runtime.recording.interception import hooked, run_script
 from rewriter.runtime.recording.record import RECORD, Recording
@@ -44,6 +44,7 @@ def record_script(
 
     Raises:
         UsageError: the folder holds something else, the command cannot be started, or no call was seen.
+        OutputError: the folder cannot be made.
     """
     with _replacing(Path(folder)) as work:
         arguments = {"folder": str(work), "calls": calls, "most_bytes": disk_gib * GIB, "stop": True}
@@ -87,8 +88,14 @@ def _replacing(folder: Path) -> Iterator[Path]:
     """A folder beside another, which it replaces after the block."""
     if folder.exists() and not (folder / RECORD).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError("it holds other files than a recording", where=str(folder), hint="name a new folder")
-    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".recording-", dir=folder.absolute().parent) as name:
+    parent = folder.absolute().parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        temporary = tempfile.TemporaryDirectory(prefix=".recording-", dir=parent)
+    except OSError as error:
+        what = f"no folder can be made there: {error.strerror}"
+        raise OutputError(what, where=str(folder), hint="name another folder") from error
+    with temporary as name:
         work = Path(name) / folder.name
         work.mkdir()
         yield work

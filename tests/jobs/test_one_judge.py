@@ -201,7 +201,7 @@ def test_strict_takes_random_data_for_no_proof(tmp_path: Path) -> None:
     assert done.exit_code == 1 and not (tmp_path / "net.fixed.onnx").exists()
     np.savez(tmp_path / "x.npz", x=X[0]["x"])
     done = CliRunner().invoke(app, [*command, "--strict", "--inputs", str(tmp_path / "x.npz")])
-    assert done.exit_code == 0 and done.output.startswith("Emulated on 1 sample, NOT built, ")
+    assert done.exit_code == 0 and done.output.startswith("Emulated on 1 sample, NOT built: ")
 
 
 def test_onnx_runtime_on_the_cpu_is_no_gpu() -> None:

@@ -14,7 +14,7 @@ from streaming import streaming_script
 from typer.testing import CliRunner
 
 import rewriter
-from rewriter.base.errors import UsageError
+from rewriter.base.errors import OutputError, UsageError
 from rewriter.cli import app
 from rewriter.jobs.record import record_script
 from rewriter.runtime.inputs import read_raw_samples
@@ -97,6 +97,9 @@ def test_what_cannot_be_recorded_is_said(tmp_path: Path) -> None:
     assert "onnxruntime-genai" in str(error.value)
     with pytest.raises(UsageError, match="other files"):
         record_script(ROOT, [sys.executable, "-c", ""])
+    (file := tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="no folder can be made there"):
+        record_script(file / "samples", [sys.executable, "-c", "pass"])
     with pytest.raises(UsageError, match="cannot be started"):
         record_script(tmp_path / "samples", ["no-such-command"])
 
