@@ -59,6 +59,10 @@ Progress = Callable[[str, int, int], None]
 """Called with a stage, the amount done, and the total (0: not known)."""
 
 
+def silent(stage: str, done: int, total: int) -> None:
+    """A `Progress` that reports nothing."""
+
+
 @dataclass
 class Stopwatch:
     """Measures wall time by stage and reports each to the progress callback, as a step of the whole run.

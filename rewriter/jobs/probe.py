@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rewriter.base.errors import EngineError
-from rewriter.base.stopwatch import Progress
+from rewriter.base.stopwatch import Progress, silent
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.probe import ask as probes
 from rewriter.runtime.engines.probe.answers import measured, remember
@@ -38,7 +38,7 @@ def probe(engine: str = AUTO, *, ask: bool = False, progress: Progress | None = 
             where="rewriter probe --ask",
             hint="run it on a machine with a GPU; without `ask` it returns what is recorded",
         )
-    answers = probes.ask(choice.engine, every_probe(), progress or (lambda stage, done, total: None))
+    answers = probes.ask(choice.engine, every_probe(), progress or silent)
     if ENGINES[choice.engine].on_gpu:
         remember(answers)
     return answers

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from rewriter.base.errors import ArithmeticRunError, EngineError, UsageError
-from rewriter.base.stopwatch import Progress, Stopwatch
+from rewriter.base.stopwatch import Progress, Stopwatch, silent
 from rewriter.ir.model import Model, load, walk_graphs
 from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.schemas import EXCHANGEABLE
@@ -67,7 +67,7 @@ def verify(
     request = combined(VerifyOptions, options, keywords)
     tolerance = request.tolerance
     asked = _asked(tolerance, tolerance.metric if isinstance(tolerance, Tolerance) else request.metric)
-    watch = Stopwatch(progress or (lambda stage, done, total: None))
+    watch = Stopwatch(progress or silent)
     deployed = deployment(
         request.engine, request.plugin_lib, request.min_shapes, request.opt_shapes, request.max_shapes
     )

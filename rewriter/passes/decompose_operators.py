@@ -160,8 +160,11 @@ _Definition = Callable[[_Call], str | Refusal]
 
 
 def _definition(node: NodeProto) -> _Definition | None:
-    if is_op(node, "DFT", "Attention", "Resize"):
-        return {"DFT": _dft, "Attention": _onnx_attention, "Resize": _resize}[node.op_type]
+    if is_op(node, "DFT", "Attention"):
+        return _dft if node.op_type == "DFT" else _onnx_attention
+    if is_op(node, "Resize"):
+        symmetric = attribute(node, "coordinate_transformation_mode") == "half_pixel_symmetric"
+        return _resize if symmetric or attribute(node, "antialias", 0) else None
     return DEFINITIONS.get(node.op_type) if node.domain == "com.microsoft" else None
 
 
@@ -272,10 +275,7 @@ def _dft(call: _Call) -> str | Refusal:
 
 
 def _resize(call: _Call) -> str | Refusal:
-    """A product by a constant matrix on either side, where TensorRT lacks the Resize; "" for others."""
-    symmetric = call.get("coordinate_transformation_mode") == "half_pixel_symmetric"
-    if not call.get("antialias", 0) and not symmetric:
-        return ""
+    """A product by a constant matrix on either side."""
     graph, node = call.graph, call.node
     before, after = (graph.shape(name) or () for name in (node.input[0], node.output[0]))
     resized = [axis for axis, sizes in enumerate(zip(before, after, strict=True)) if sizes[0] != sizes[1]]

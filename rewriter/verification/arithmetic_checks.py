@@ -194,6 +194,8 @@ def conditioning(model: Model, samples: Sequence[Outputs], expected: Expected) -
 
 def _rounded_before_quantisers(wide: Model) -> Model | None:
     """The model with each computed input of a QuantizeLinear rounded to FP16; None without one."""
+    if not any(node.op_type == "QuantizeLinear" for node in wide.proto.graph.node):
+        return None
     model = wide.copy()
     graph = model.proto.graph
     constants = {t.name for t in graph.initializer}

@@ -72,16 +72,15 @@ class Split:
         return model
 
 
-def is_plugin(node: NodeProto, model: Model) -> bool:
-    """True for an operator of neither ONNX nor ONNX Runtime, and of no function of the model."""
-    opset = model.opsets.get("" if node.domain in STANDARD_DOMAINS else node.domain, 1)
-    functions = {(f.domain, f.name) for f in model.proto.functions}
-    foreign = node.domain in STANDARD_DOMAINS or not node.domain.startswith(RUNTIME_DOMAINS)
-    return (
-        foreign
-        and (node.domain, node.op_type) not in functions
-        and schema_of(node.op_type, node.domain, opset) is None
-    )
+def _plugin_operators(model: Model) -> set[tuple[str, str]]:
+    """Domains and names of operators of neither ONNX nor ONNX Runtime, and of no function of the model."""
+    opsets, functions = model.opsets, {(f.domain, f.name) for f in model.proto.functions}
+    return {
+        (domain, op)
+        for domain, op in {(node.domain, node.op_type) for node in model.proto.graph.node} - functions
+        if (domain in STANDARD_DOMAINS or not domain.startswith(RUNTIME_DOMAINS))
+        and schema_of(op, domain, opsets.get("" if domain in STANDARD_DOMAINS else domain, 1)) is None
+    }
 
 
 def split_at_plugins(model: Model) -> Split | None:
@@ -90,8 +89,8 @@ def split_at_plugins(model: Model) -> Split | None:
     Returns:
         None if there is none, or nothing that a user gets or a plugin reads is computed before it.
     """
-    graph = model.proto.graph
-    plugins = [node for node in graph.node if is_plugin(node, model)]
+    graph, operators = model.proto.graph, _plugin_operators(model)
+    plugins = [node for node in graph.node if (node.domain, node.op_type) in operators]
     if not plugins:
         return None
     ids, late = {id(node) for node in plugins}, set[str]()

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from rewriter.base.errors import EngineError, NativeError, RewriterError
-from rewriter.base.stopwatch import Progress
+from rewriter.base.stopwatch import Progress, silent
 from rewriter.hazards.accumulation import SLOW_STEP, slow_state
 from rewriter.ir.model import Array
 from rewriter.ir.model.output_files import work_folder
-from rewriter.jobs.closed_loop.job import closed_loop, silent
+from rewriter.jobs.closed_loop.job import closed_loop
 from rewriter.jobs.closed_loop.result import LoopResult, Step
 from rewriter.jobs.fix.api import fix
 from rewriter.jobs.fix.result import FixResult

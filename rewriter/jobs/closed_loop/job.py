@@ -14,7 +14,7 @@ import numpy as np
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from rewriter.base.errors import RewriterError
-from rewriter.base.stopwatch import Progress
+from rewriter.base.stopwatch import Progress, silent
 from rewriter.hazards.accumulation import SLOW_STEP
 from rewriter.ir.model import Array, Model, load, save
 from rewriter.ir.model.output_files import work_folder
@@ -26,11 +26,12 @@ from rewriter.jobs.closed_loop.result import (
     Step,
     Stream,
 )
-from rewriter.jobs.closed_loop.traces import Port, Trace, compared, is_float
+from rewriter.jobs.closed_loop.traces import Port, Trace, compared
 from rewriter.jobs.fix.before import lowered
 from rewriter.jobs.fix.provenance import noted_sums
 from rewriter.runtime.emulation import emulation
 from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.metrics.pairwise_error import is_float
 from rewriter.runtime.metrics.tolerances import TOLERANCES, precision_of
 from rewriter.runtime.recording.interception import Feeds
 from rewriter.runtime.recording.record import RecordedFile, Recording
@@ -49,10 +50,6 @@ Repairing = Callable[[RecordedFile, Step, float], bool]
 """Fixes a file again in the way of a step; gets the share of the error that may stay. False: no such way."""
 
 Engines = Callable[[RecordedFile, Path], Callable[[Feeds], Mapping[str, Array]]] | None
-
-
-def silent(stage: str, done: int, total: int) -> None:
-    """Reports nothing."""
 
 
 class Answering:

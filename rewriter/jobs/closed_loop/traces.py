@@ -14,6 +14,7 @@ import numpy as np
 
 from rewriter.ir.model import Array
 from rewriter.jobs.closed_loop.result import OtherWord, OutputError, Stream
+from rewriter.runtime.metrics.pairwise_error import is_float
 
 MOST, FEW, MANY_CALLS = 2048, 64, 1000
 """Entries of an output that are kept of each call, evenly spread: a cache may have millions. Fewer from so
@@ -61,11 +62,6 @@ class Trace:
         values = {name: thinned(value, most) for name, value in floats.items()}
         choices = {name: choice(value) for name, value in floats.items() if value.size > 1 and value.ndim}
         self.calls.append(Call(file, key_of(file, feeds), words, values, choices))
-
-
-def is_float(array: Array) -> bool:
-    """True for FP16, FP32, FP64, and for types that NumPy has from ml_dtypes."""
-    return array.dtype.kind in "fV"
 
 
 def digest(array: Array) -> bytes:

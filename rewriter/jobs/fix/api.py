@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from rewriter.base.errors import UsageError
-from rewriter.base.stopwatch import Progress
+from rewriter.base.stopwatch import Progress, silent
 from rewriter.hazards.analysis import LOW_TYPES, PrecisionRequest
 from rewriter.hazards.user_rules import rules_of_the_user
 from rewriter.ir.plan import InputsOutputs, Plan, Precision
@@ -56,7 +56,7 @@ def fix(
     request = combined(FixOptions, options, keywords)
     if type_of_links(request.io):
         request = replace(request, io=io_of_model(model, request))
-    return run(_job(model, output, request, progress or (lambda stage, done, total: None)))
+    return run(_job(model, output, request, progress or silent))
 
 
 def _job(

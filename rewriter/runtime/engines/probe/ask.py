@@ -10,7 +10,7 @@ from itertools import chain, repeat
 import onnx
 
 from rewriter.base.errors import ArithmeticRunError
-from rewriter.base.stopwatch import Progress
+from rewriter.base.stopwatch import Progress, silent
 from rewriter.ir.model import Model
 from rewriter.ir.model.output_files import work_folder
 from rewriter.runtime.engines import this_machine
@@ -33,9 +33,7 @@ ON_CPU = Timing(1, 3)
 """A CPU needs a thousand times as long as the GPU that the models were made for."""
 
 
-def ask(
-    engine: str, probes: Sequence[Probe], progress: Progress = lambda stage, done, total: None
-) -> Answers:
+def ask(engine: str, probes: Sequence[Probe], progress: Progress = silent) -> Answers:
     """Build and run the probes' models on an engine, and judge.
 
     Raises:
