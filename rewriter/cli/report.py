@@ -21,7 +21,7 @@ def report(
     It is the page that the command wrote, or would have written, with --report FILE.html.
     """
     from rewriter.ir.model import write_text
-    from rewriter.report.html.saved import as_html
+    from rewriter.report.html import html_of_saved
 
     check_extra("output", output, [saved], PAGES)
-    write_text(as_html(saved), output)
+    write_text(html_of_saved(saved), output)

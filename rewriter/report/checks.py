@@ -26,13 +26,11 @@ def judging_check(checks: Sequence[Check]) -> Check | None:
 
 
 def check_dict(check: Check) -> dict[str, Any]:
-    """A check with the verdict on each output."""
     shown = {name: value for name, value in vars(check).items() if name not in ("pictures", "rounds")}
     return {**shown, "outputs": [output_dict(output) for output in check.outputs]}
 
 
 def output_dict(output: OutputComparison) -> dict[str, Any]:
-    """The verdict on an output or on a part of one, which its name describes."""
     shown = {name: value for name, value in vars(output).items() if name != "part"}
     return {**shown, "passed": output.passed}
 
@@ -80,8 +78,7 @@ def part_lines(check: Check) -> Iterator[str]:
             yield f"{whole.name}: {size(whole)}, of its parts {'; '.join(shown)}{more}"
 
 
-PARTS = 3
-"""Parts of an output in its line."""
+PARTS = 3  # parts of an output in its line
 
 
 def sample_name(data: DataSource | None, number: int) -> str:

@@ -21,12 +21,10 @@ from rewriter.report.json import attributes, data_dict, document
 from rewriter.report.next_step import next_step
 from rewriter.report.tables import NAME, Cell, Kind, State, Table, grouped, number, table
 from rewriter.report.terminal import MORE, Row, facts, first_rows, print_report, shortened
-from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.target.costs import ORIGIN
 from rewriter.verification.verdict import GOALS, PLUGINS
 
-CAUSES, WARNINGS, REPAIRS, OUTPUTS = 4, 3, 3, 4
-"""Lines of each kind without `-v`."""
+CAUSES, WARNINGS, REPAIRS, OUTPUTS = 4, 3, 3, 4  # lines of each kind without `-v`
 
 
 def print_result(result: FixResult, out: Console, *, verbosity: int = 0) -> None:
@@ -40,7 +38,6 @@ def print_result(result: FixResult, out: Console, *, verbosity: int = 0) -> None
 
 
 def state(result: FixResult) -> State:
-    """Good if it is proven, bad if a check failed."""
     failed = result.verified is False or result.conclusion.kind == "unbuildable"
     return "bad" if failed else "good" if result.proven else "warn"
 
@@ -99,7 +96,8 @@ def _errors(result: FixResult, most: int | None) -> Iterator[Row]:
         yield "Error", f"{check.value.metric} {words} (of the worst sample; {how})"
         return
     before = {output.name: output for output in result.before if not output.of}
-    outputs = sorted((o for o in check.outputs if not o.of), key=_badness, reverse=True)
+    whole = (output for output in check.outputs if not output.of)
+    outputs = sorted(whole, key=lambda output: (not output.finite, output.excess), reverse=True)
     for output in outputs[:most]:
         plain = before.get(output.name)
         low = f"{checks.size(plain)} in plain {result.precision.upper()}, now " if plain else ""
@@ -110,10 +108,6 @@ def _errors(result: FixResult, most: int | None) -> Iterator[Row]:
     if left := outputs[len(outputs[:most]) :]:
         yield "Error", f"... and {count(len(left), 'output')} more: {MORE}"
     yield from (("", text) for text in (*checks.limit_lines(check), *checks.part_lines(check)))
-
-
-def _badness(output: OutputComparison) -> tuple[bool, float]:
-    return not output.finite, output.excess
 
 
 def _latency(result: FixResult) -> Iterator[Row]:
@@ -268,7 +262,6 @@ def _decisions(plan: Plan, graph_of: Callable[[str], str]) -> Table:
 
 
 def as_dict(result: FixResult) -> dict[str, Any]:
-    """The result as objects that `json.dumps` takes, in a fixed order."""
     model, following = result.model, next_step(result)
     own = {
         "ending": result.ending,
@@ -284,19 +277,9 @@ def as_dict(result: FixResult) -> dict[str, Any]:
         "next_verify": following.verify or None,
         "next_remarks": following.remarks,
     }
-    names = ("output", "script", "pipeline", "passes", "causes", "before_value")
-    words = (
-        "warnings",
-        "seconds",
-        "repairs",
-        "constraints",
-        "verified",
-        "proven",
-        "gaps",
-        "conclusion",
-        "latency_shares",
-    )
-    return document({**own, **attributes(result, *names, *words)})
+    names = "output script pipeline passes causes before_value warnings seconds repairs constraints verified"
+    words = [*names.split(), "proven", "gaps", "conclusion", "latency_shares"]
+    return document({**own, **attributes(result, *words)})
 
 
 def _plan_dict(plan: Plan) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from rewriter.report.tables import Cell, Kind, State, Table, table
 from rewriter.report.terminal import Row, first_rows, print_report
 from rewriter.verification.locate.location import Location, Step
 
-NAMED = 3
-"""Tensors of each kind that the summary names."""
+NAMED = 3  # tensors of each kind that the summary names
 
 
 def print_result(result: Location, out: Console, *, verbosity: int = 0) -> None:
@@ -24,7 +23,6 @@ def print_result(result: Location, out: Console, *, verbosity: int = 0) -> None:
 
 
 def state(result: Location) -> State:
-    """Bad if an output is wrong."""
     return "bad" if result.wrong else "good"
 
 

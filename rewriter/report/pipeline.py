@@ -97,13 +97,20 @@ STATES: Mapping[LoopEnding, State] = {
 }
 
 
+RUNS = {"plain": "plain FP16", "fixed": "fixed", "tf32": "FP32 with TF32"}
+"""Captions of the runs of a loop, by their fields of `LoopResult`."""
+
+
+def runs(loop: LoopResult) -> dict[str, Stream]:
+    return {name: getattr(loop, name) for name in RUNS if getattr(loop, name) is not None}
+
+
 def rows(loop: LoopResult) -> Iterator[Row]:
     """The lines after the verdict, each with its label."""
-    runs = [("plain FP16", loop.plain), ("fixed", loop.fixed), ("FP32 with TF32", loop.tf32)]
-    errors = ", ".join(f"{figure(run.error)} {name}" for name, run in runs if run is not None)
+    errors = ", ".join(f"{figure(run.error)} {RUNS[name]}" for name, run in runs(loop).items())
     if loop.fixed is not None:
         yield "Loop", f"relative L2 of the worst output: {errors}; allowed {figure(loop.limit)}"
-        yield from (("", f"{name}: {_word(run.other)}") for name, run in runs if run and run.other)
+        yield from (("", f"{RUNS[n]}: {_word(run.other)}") for n, run in runs(loop).items() if run.other)
     for name, error in loop.single.items():
         yield "By file", f"{name}: {figure(error)}"
     for repair in loop.repairs:
@@ -132,13 +139,11 @@ def outputs_table(loop: LoopResult) -> Table:
     """The error of every output over all compared calls."""
     columns: dict[str, Kind] = {"file": "text", "output": "code", "read again": "choice"}
     columns |= dict.fromkeys(("plain FP16", "fixed", "TF32", "largest difference"), "number")
-    by_port = [
-        {(output.file, output.output): output for output in run.outputs} if run is not None else {}
-        for run in (loop.plain, loop.fixed, loop.tf32)
-    ]
+    by_run = {name: {(o.file, o.output): o for o in run.outputs} for name, run in runs(loop).items()}
     table_rows = []
-    for port, output in by_port[1].items():
-        errors = [number(run[port].relative_l2) if port in run else Cell("") for run in by_port]
+    for port, output in by_run["fixed"].items():
+        ran = (by_run.get(name, {}).get(port) for name in RUNS)
+        errors = [number(run.relative_l2 if run is not None else None) for run in ran]
         again = Cell("yes" if output.state else "no")
         table_rows.append([Cell(port[0]), Cell(port[1]), again, *errors, number(output.largest)])
     lead = (
@@ -152,9 +157,7 @@ def as_dict(loop: LoopResult | None) -> dict[str, Any] | None:
     if loop is None:
         return None
     content = asdict(loop)
-    for name in ("plain", "fixed", "tf32"):
-        stream: Stream | None = getattr(loop, name)
-        if stream is not None:
-            del content[name]["errors"]
-            content[name] |= {"error": stream.error, "same": stream.same}
+    for name, stream in runs(loop).items():
+        del content[name]["errors"]
+        content[name] |= {"error": stream.error, "same": stream.same}
     return {"verdict": verdict_line(loop), "passed": loop.passed, **content}

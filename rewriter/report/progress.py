@@ -14,8 +14,7 @@ from rewriter.base.text import one_line
 from rewriter.report.signals import listening
 from rewriter.report.terminal import console
 
-BEAT_SECONDS = 20.0
-"""Time between two lines where no bar can be shown."""
+BEAT_SECONDS = 20.0  # time between two lines where no bar can be shown
 
 
 @contextmanager

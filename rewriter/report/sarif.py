@@ -22,8 +22,7 @@ from rewriter.report.json import plain, shown
 VERSION = "2.1.0"
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
-NODES_LISTED = 100
-"""Most locations of one result: code hosts show no more."""
+NODES_LISTED = 100  # most locations of one result: code hosts show no more
 
 
 def as_sarif(results: Sequence[ScanResult], unread: Sequence[RewriterError] = ()) -> dict[str, Any]:

@@ -22,11 +22,8 @@ STATES: Mapping[Severity, State] = {"error": "bad", "warning": "warn", "note": "
 SHOWN: dict[Severity, int] = {"error": 5, "warning": 4, "note": 3}
 """Kinds of hazard that a summary lists."""
 
-OUTPUTS = 4
-"""Outputs whose errors a summary has."""
-
-NAMED = 2
-"""Nodes that a line of the summary names."""
+OUTPUTS = 4  # outputs whose errors a summary has
+NAMED = 2  # nodes that a line of the summary names
 
 
 def print_result(result: ScanResult, out: Console, *, verbosity: int = 0) -> None:
@@ -129,7 +126,6 @@ def _link(finding: Finding) -> str:
 
 
 def as_dict(result: ScanResult) -> dict[str, Any]:
-    """The result as objects that `json.dumps` takes, in a fixed order."""
     own = {
         "input": result.path,
         "target": str(result.target),

@@ -124,8 +124,7 @@ def printed(table: Table, *, head: bool = True, widths: Mapping[int, int] | None
 STYLES: Mapping[State, str] = {"good": "green", "warn": "yellow", "bad": "bold red", "plain": ""}
 """Styles of a verdict or a cell, by its state."""
 
-LABEL = 9
-"""Columns of the labels of a summary."""
+LABEL = 9  # columns of the labels of a summary
 
 
 def _summary(rows: Iterable[Row], out: Console) -> list[Text]:

@@ -19,7 +19,6 @@ from rewriter.verification.verify_result import VerifyResult
 
 
 def as_dict(result: VerifyResult) -> dict[str, Any]:
-    """The result as objects that `json.dumps` takes, in a fixed order."""
     figures = map(checks.check_dict, result.checks)
     own = {"ending": result.ending, "proven": result.proven, "gaps": result.gaps}
     own |= {"data": data_dict(result.data), "checks": list(figures)}
@@ -28,7 +27,6 @@ def as_dict(result: VerifyResult) -> dict[str, Any]:
 
 
 def print_result(result: VerifyResult, out: Console, *, verbosity: int = 0) -> None:
-    """Print the result; see `print_report`."""
     command = next_command(result)
     commands = [("Next", command)] if command else []
     last = facts(None, result.seconds)
@@ -37,7 +35,6 @@ def print_result(result: VerifyResult, out: Console, *, verbosity: int = 0) -> N
 
 
 def state(result: VerifyResult) -> State:
-    """Good if all passed on the user's data."""
     return "bad" if not result.passed else "good" if result.proven else "warn"
 
 
@@ -79,8 +76,7 @@ def rows(result: VerifyResult) -> Iterator[Row]:
     yield from last_rows(result.data, result.warnings, result.seconds)
 
 
-FEW = 3
-"""Details and failed outputs of a check in the summary."""
+FEW = 3  # details and failed outputs of a check in the summary
 
 
 def tables(result: VerifyResult) -> Iterator[Table]:

@@ -30,8 +30,8 @@ from rewriter.passes.base import Change, Refusal
 from rewriter.pipeline.driver import PassResult
 from rewriter.report import html
 from rewriter.report.checks import judging_check
+from rewriter.report.html import nodes_of
 from rewriter.report.html.depth import MOST, decades, logarithmic
-from rewriter.report.html.fix import nodes_of
 from rewriter.report.html.graphs import cause_graphs
 from rewriter.report.html.outputs import boxes_of, form_of, pictures_section, png, words_of
 from rewriter.runtime.metrics.pairwise_error import Pair

@@ -17,7 +17,7 @@ from rewriter.ir.plan import plan_file
 from rewriter.pipeline import config
 from rewriter.pipeline import text as pipeline
 from rewriter.pipeline.presets import PRESETS
-from rewriter.report.html import saved
+from rewriter.report.html import html_of_saved
 from rewriter.target import answers
 
 
@@ -50,7 +50,7 @@ def _pipeline(data: bytes) -> None:
 def _report(data: bytes) -> None:
     with tempfile.TemporaryDirectory(prefix="rewriter-fuzz-") as folder:
         (path := Path(folder) / "r.json").write_bytes(data)
-        saved.as_html(path)
+        html_of_saved(path)
 
 
 def _manifest(data: bytes) -> None:

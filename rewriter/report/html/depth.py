@@ -47,8 +47,7 @@ def power_of_ten(value: float) -> str:
 LARGEST, NORMAL, SUBNORMAL = 65504.0, 2.0**-14, 2.0**-24
 """FP16's largest number, its smallest normal (6.1e-5) and smallest subnormal one (6e-8), by IEEE 754."""
 
-HEIGHT = 320.0
-"""Pixels of the drawing."""
+HEIGHT = 320.0  # pixels of the drawing
 
 FLOOR, CEILING = 1e-10, 1e10
 """The scale ends here at the latest: a mask of -3.4e38 would flatten all the rest."""
@@ -62,8 +61,7 @@ ERROR = logarithmic(1e-7, 10.0, 96.0, 0.0)
 WRONG = 0.1
 """A relative error that the summary calls out: 20 times what FP16 is allowed."""
 
-STRONG, WEAK = 5.0, 0.8
-"""Widest and narrowest bar, in pixels of a drawing of 1000."""
+STRONG, WEAK = 5.0, 0.8  # widest and narrowest bar, in pixels of a drawing of 1000
 
 
 class Layer(NamedTuple):

@@ -15,11 +15,8 @@ from rewriter.jobs.fix.result import FixResult
 from rewriter.report.html.depth import LABELS, LARGEST, Nodes
 from rewriter.runtime.ranges.depth import TensorAtDepth
 
-SIZE = 10
-"""Nodes of a graph."""
-
-MOST = 6
-"""Causes with a graph."""
+SIZE = 10  # nodes of a graph
+MOST = 6  # causes with a graph
 
 WIDTH, HEIGHT, COLUMN, ROW = 150.0, 36.0, 176.0, 76.0
 """A box, and the distance of boxes beside and below each other, in pixels."""
@@ -27,8 +24,7 @@ WIDTH, HEIGHT, COLUMN, ROW = 150.0, 36.0, 176.0, 76.0
 ASIDE = 34.0
 """Pixels from the middle of a box to the value of its result, above all edges to the side."""
 
-DIGIT = 6.2
-"""Width of a character of such a value."""
+DIGIT = 6.2  # width of a character of such a value
 
 Box = tuple[float, float, str, str, str, str, bool]
 """A node: left, top, operator, short name, title, CSS class of its type, and True for the centre."""
@@ -96,7 +92,6 @@ class _Network:
         return next(named, widest)
 
     def reach(self, number: int) -> float | None:
-        """Largest absolute value of a node's result."""
         result = self.results[number]
         return None if result is None else result.range.absmax
 

@@ -21,11 +21,8 @@ from rewriter.runtime.recording.record import Recording
 WIDTH, HEIGHT, STEP, DROP = 200, 54, 262, 92
 """A box, and the distance of boxes beside and below each other, in pixels."""
 
-LEAST = 600
-"""Least width: one box is not drawn larger than text."""
-
-ROW = 4
-"""Boxes in a row."""
+LEAST = 600  # least width: one box is not drawn larger than text
+ROW = 4  # boxes in a row
 
 POINTS = 500
 """Most points of a curve: of neighbouring calls the one with the largest error."""
@@ -102,9 +99,8 @@ def _links(lines: Sequence[FileLine], recording: Recording) -> Part:
     width = max(min(len(lines), ROW) * STEP - (STEP - WIDTH) + 20, LEAST)
     words = [f"{start} feeds {end}" for start, end in pairs]
     summary = f"{count(len(lines), 'file')}; {', '.join(words) or 'no links between them'}"
-    return part(
-        "links.html", boxes=list(boxes.values()), arrows=arrows, width=width, height=height, summary=summary
-    )
+    shown = {"boxes": list(boxes.values()), "arrows": arrows, "summary": summary}
+    return part("links.html", **shown, width=width, height=height)
 
 
 def _arrow(start: Box, end: Box) -> tuple[str, float, float]:
@@ -113,11 +109,8 @@ def _arrow(start: Box, end: Box) -> tuple[str, float, float]:
         x0, x1, y = float(start.x + WIDTH), float(end.x), start.y + HEIGHT / 2
         if end.x - start.x == STEP:
             return f"M{x0} {y}H{x1 - 6}", (x0 + x1) / 2, y - 5
-        return (
-            f"M{x0} {y + 12}C{x0 + 40} {y + 64} {x1 - 40} {y + 64} {x1 - 6} {y + 12}",
-            (x0 + x1) / 2,
-            y + 62,
-        )
+        path = f"M{x0} {y + 12}C{x0 + 40} {y + 64} {x1 - 40} {y + 64} {x1 - 6} {y + 12}"
+        return path, (x0 + x1) / 2, y + 62
     x0, y0, x1, y1 = start.x + WIDTH / 2, float(start.y), end.x + WIDTH / 2, float(end.y)
     if y0 == y1:
         return f"M{x0} {y0}C{x0 - 20} {y0 - 34} {x1 + 20} {y0 - 34} {x1} {y1 - 6}", (x0 + x1) / 2, y0 - 28
@@ -127,44 +120,22 @@ def _arrow(start: Box, end: Box) -> tuple[str, float, float]:
 
 
 def _curves(loop: LoopResult) -> Part:
-    """The chart of errors over calls."""
     y = logarithmic(BOTTOM, TOP, FIELD, 0.0)
-    runs = [
-        ("plain", "plain FP16", loop.plain),
-        ("fixed", "fixed", loop.fixed),
-        ("tf32", "FP32 with TF32", loop.tf32),
-    ]
     curves, ends, words = [], [], []
-    for kind, label, run in runs:
-        points = list(_thinned(run.errors)) if run is not None else []
-        if run is None or not points:
-            continue
-        path = "L".join(f"{call + 0.5:g} {y(error):.1f}" for call, error in points)
-        curves.append(
-            (
-                kind,
-                label,
-                f"M{path}" + (f"L{points[0][0] + 1} {y(points[0][1]):.1f}" if len(points) == 1 else ""),
-            )
-        )
-        words.append(f"{label} {figure(run.error)}")
-        if run.other is not None:
-            ends.append((kind, run.other.call + 0.5, y(points[-1][1])))
+    for kind, run in pipeline.runs(loop).items():
+        if points := list(_thinned(run.errors)):
+            ends += [(kind, run.other.call + 0.5, y(points[-1][1]))] if run.other is not None else []
+            points += [(points[0][0] + 0.5, points[0][1])] if len(points) == 1 else []  # a point has no line
+            path = "L".join(f"{call + 0.5:g} {y(error):.1f}" for call, error in points)
+            curves.append((kind, pipeline.RUNS[kind], f"M{path}"))
+            words.append(f"{pipeline.RUNS[kind]} {figure(run.error)}")
     ticks = [(y(value), power_of_ten(value)) for value in decades(BOTTOM, TOP, 8)]
     summary = f"Error over {count(loop.calls, 'call')}: {', '.join(words)}; allowed {figure(loop.limit)}"
-    return part(
-        "loop.html",
-        curves=curves,
-        ends=ends,
-        ticks=ticks,
-        limit=y(loop.limit),
-        calls=loop.calls,
-        height=FIELD,
-        summary=summary,
-    )
+    shown = {"curves": curves, "ends": ends, "ticks": ticks, "limit": y(loop.limit), "calls": loop.calls}
+    return part("loop.html", **shown, height=FIELD, summary=summary)
 
 
-def _thinned(errors: Sequence[float]) -> Iterator[tuple[int, float]]:
+def _thinned(errors: Sequence[float]) -> Iterator[tuple[float, float]]:
     judged = [(call, error) for call, error in enumerate(errors) if not math.isnan(error)]
     size = max(1, -(-len(judged) // POINTS))
     for start in range(0, len(judged), size):

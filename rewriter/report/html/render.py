@@ -84,12 +84,7 @@ def html(page: Page) -> str:
 
 
 def part(template: str, **values: Any) -> Part:
-    """Returns a part of a section."""
     return Part(template, values)
-
-
-def _drawn(body: Part) -> Markup:
-    return Markup(_environment().get_template(body.template).render(body.values))
 
 
 def table_sections(tables: Iterable[Table]) -> list[Section]:
@@ -123,8 +118,7 @@ def run_section(
     return Section("run", "This run", lead, [*bodies, part("facts.html", rows=rows)])
 
 
-MOST_NAMES = 500
-"""Names that a cell lists; JSON has the others."""
+MOST_NAMES = 500  # names that a cell lists; JSON has the others
 
 
 @cache
@@ -132,7 +126,9 @@ def _environment() -> Environment:
     templates = Environment(
         loader=FunctionLoader(_source),
         autoescape=True,
-        finalize=_on_one_line,
+        finalize=lambda value: (
+            one_line(str(value)) if type(value) is str or isinstance(value, Path) else value
+        ),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -141,13 +137,11 @@ def _environment() -> Environment:
     templates.policies["json.dumps_function"] = lambda value, **more: json.dumps(shown(value), **more)
     script, style = _source("page.js") or "", _source("page.css") or ""
     policy = _POLICY.format(script=_hash(script), style=_hash(style))
-    templates.globals.update(script=Markup(script), style=Markup(style), policy=policy, drawn=_drawn)
+    templates.globals.update(script=Markup(script), style=Markup(style), policy=policy)
+    templates.globals["drawn"] = lambda body: Markup(
+        templates.get_template(body.template).render(body.values)
+    )
     return templates
-
-
-def _on_one_line(value: Any) -> Any:
-    """Text of files as `one_line`; a template's own parts are `Markup`."""
-    return one_line(str(value)) if isinstance(value, (str, Path)) and not isinstance(value, Markup) else value
 
 
 def _with_code(text: str) -> Markup:
