@@ -51,6 +51,7 @@ from rewriter.runtime.engines.measure import build_variant, measure
 from rewriter.runtime.engines.protocol import MeasureSettings, Timing, Variant
 from rewriter.runtime.engines.tensor_files import write_samples
 from rewriter.runtime.metrics.outputs import compare
+from rewriter.runtime.metrics.parts import Parts, parts_of
 from rewriter.runtime.metrics.tolerances import TOLERANCES
 from rewriter.verification.expected import expected_outputs, selects_rows
 
@@ -276,6 +277,7 @@ def measure_network(folder: Path, stage: str, *variants: str, engine: str = "ten
     """Runs and times all engines of a network in turn; writes STAGE.rows."""
     model, samples = load(folder / "model.onnx"), held(folder)
     expected = [dict(np.load(path)) for path in sorted(folder.glob("expected-*.npz"))]
+    parts = parts_of(expected)
     rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=folder) as place:
         stored = write_samples(Path(place) / "samples", samples)
@@ -286,20 +288,27 @@ def measure_network(folder: Path, stage: str, *variants: str, engine: str = "ten
         for outcome in measure(ready, settings, Path(place)):
             row: dict[str, Any] = {"problem": outcome.problem[:300]} if not outcome.ran else {}
             if outcome.ran:
-                found = [errors(model, e, outcome.values(i)) for i, e in enumerate(expected)]
-                row["error"] = worst([value for one in found for value in one.values()])
+                found = [errors(model, e, outcome.values(i), parts) for i, e in enumerate(expected)]
+                row["errors"] = {name: worst([one[name] for one in found]) for name in found[0]}
+                row["error"] = worst([row["errors"][name] for name in expected[0]])
             if outcome.ran and outcome.latency is not None:
                 row |= {"us": round(outcome.latency.median_us, 2), "iqr": round(outcome.latency.iqr_us, 2)}
             rows[file_name(outcome.variant)] = row
     write_json(folder / f"{stage}.rows", rows)
 
 
-def errors(model: Model, expected: dict[str, Array], actual: dict[str, Array]) -> dict[str, float | None]:
-    """Relative L2 error of each output, None if not finite; rows match as sets for models that select them."""
+def errors(
+    model: Model, expected: dict[str, Array], actual: dict[str, Array], parts: Parts
+) -> dict[str, float | None]:
+    """Relative L2 error of each output and part, None if not finite; rows match as sets for models that select them.
+
+    That of a part is in units of the output's tolerance: a part of few values may have more.
+    """
     actual = {n: a.astype(expected[n].dtype) for n, a in actual.items()}
     tolerance = TOLERANCES["fp16"].value
-    rows = [row for row, _ in compare(expected, actual, tolerance, as_sets=selects_rows(model))]
-    return {r.name: float(r.relative_l2) if r.finite and math.isfinite(r.relative_l2) else None for r in rows}
+    rows = [row for row, _ in compare(expected, actual, tolerance, as_sets=selects_rows(model), parts=parts)]
+    scaled = {r.name: float(r.relative_l2) * (tolerance / r.tolerance if r.of else 1.0) for r in rows}
+    return {r.name: scaled[r.name] if r.finite and math.isfinite(scaled[r.name]) else None for r in rows}
 
 
 def worst(found: Sequence[float | None]) -> float | None:
@@ -492,14 +501,20 @@ class Network:
     def error(self, variant: str) -> float | None:
         return self.rows.get(variant, {}).get("error")
 
-    @property
-    def tolerance(self) -> float:
-        return max(LARGEST_ERROR, OF_FP32 * (self.error("fp32") or 0.0))
+    def errors(self, variant: str) -> Mapping[str, float | None]:
+        """Of each output and part; of the worst output where older results have no more."""
+        row = self.rows.get(variant, {})
+        return row.get("errors") or {"": row.get("error")}
+
+    def wrong(self, variant: str) -> list[str]:
+        """Outputs and parts that are not finite, or beyond the tolerance and what the FP32 engine has there."""
+        of_fp32 = self.errors("fp32")
+        limits = {n: max(LARGEST_ERROR, OF_FP32 * (of_fp32.get(n) or 0.0)) for n in self.errors(variant)}
+        return [n for n, e in self.errors(variant).items() if e is None or e > limits[n]]
 
     def valid(self, variant: str) -> bool:
-        """Loaded, finite and within the tolerance."""
-        error = self.error(variant)
-        return self.us(variant) is not None and error is not None and error <= self.tolerance
+        """Loaded, and right in every output and part."""
+        return self.us(variant) is not None and not self.wrong(variant)
 
     def fastest(self) -> float | None:
         return min((self.us(v) or math.inf for v in ("plain", "autocast") if self.valid(v)), default=None)
@@ -510,7 +525,15 @@ class Network:
             return ""
         if self.us(variant) is None:
             return str(row.get("problem") or ("not finite" if "error" in row else "not measured"))[:40]
-        return f"{self.us(variant):.1f}, {self.error(variant):.1e}{'' if self.valid(variant) else ' WRONG'}"
+        parts = [n for n in self.wrong(variant) if n.endswith(")")]
+        wrong = (
+            ""
+            if self.valid(variant)
+            else " WRONG"
+            if len(parts) < len(self.wrong(variant))
+            else f" WRONG in {parts[0]}"
+        )
+        return f"{self.us(variant):.1f}, {self.error(variant):.1e}{wrong}"
 
 
 def read(places: Sequence[Path], half: str | None) -> list[dict[str, Any]]:
