@@ -35,7 +35,7 @@ from rewriter.base.errors import RewriterError
 from rewriter.ir.model import Array
 from rewriter.jobs.closed_loop.job import closed_loop
 from rewriter.jobs.closed_loop.result import Stream
-from rewriter.runtime.engines.calls import EngineCalls
+from rewriter.runtime.engines.measure import EngineCalls
 from rewriter.runtime.engines.protocol import MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import spans_of, write_tensors
 from rewriter.runtime.recording.record import Link, RecordedFile, Recording

@@ -18,7 +18,6 @@ LIKENESS = 0.5
 SHOWN = 60
 """Characters of a wrong value that a message shows."""
 
-
 SLIP = 0.75
 """From this likeness on, a name is refused as a misspelling where other names are allowed."""
 

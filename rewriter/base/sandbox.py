@@ -84,7 +84,7 @@ class Worker:
         doing: Name of its work for messages: `a run on ONNX Runtime`.
         limit_s: Wall time of the start and, unless given there, of each call; a deadline (`within`) may be
             earlier.
-        env: Environment variables of an interpreter, on top of this process's.
+        env: Environment variables of an interpreter, on top of this process's; None allows a fork.
         limited: False for a fork that uses CUDA, which reserves far more addresses than it uses.
 
     Raises:
@@ -112,7 +112,7 @@ class Worker:
         with its, ExitStack() as failed:
             for file in (self._log, mine, self._stream):
                 failed.callback(file.close)
-            forks = make is not None and _alone()
+            forks = make is not None and env is None and _alone()
             self._process: _Fork | subprocess.Popen[bytes] = (
                 _Fork(make or _nothing, its, self._log, limited=limited)
                 if forks
@@ -121,12 +121,7 @@ class Worker:
             failed.pop_all()
         self._answer(None, None if forks else make or _nothing)
 
-    def call(
-        self,
-        function: str | Callable[..., Any],
-        *arguments: Any,
-        limit_s: float | None = None,
-    ) -> Any:
+    def call(self, function: str | Callable[..., Any], *arguments: Any, limit_s: float | None = None) -> Any:
         """Call a method of the object by its name, or a function of a module; all values are pickled.
 
         Raises:
@@ -136,9 +131,8 @@ class Worker:
             if self.bounded:
                 seconds_left()
             if not self.alive:
-                raise NativeError(
-                    f"{self.doing}: its process has ended", hint="start again: it crashed before"
-                )
+                hint = "start again: it crashed before"
+                raise NativeError(f"{self.doing}: its process has ended", hint=hint)
             return self._answer(limit_s, (function, arguments))
 
     @property
@@ -306,9 +300,8 @@ def run(
         except RewriterError:
             raise
         except Exception as error:
-            raise NativeError(
-                f"{type(error).__name__}: {error}", hint=UNKNOWN, log=interpreter.log
-            ) from error
+            what = f"{type(error).__name__}: {error}"
+            raise NativeError(what, hint=UNKNOWN, log=interpreter.log) from error
 
 
 def _nothing() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 LASTING = "search: "
 """Prefix of stages whose progress is printed line by line where no bar can be shown."""
 
-
 _deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
 """When the work of this block ends, by `time.monotonic`."""
 

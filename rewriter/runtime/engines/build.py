@@ -170,10 +170,7 @@ def build_here(path: Path, options: BuildOptions) -> BuildReport:
         parsed,
         layers=tuple(_layer(network.get_layer(i)) for i in range(network.num_layers)) if parsed else (),
         inputs=tuple(_tensor(network.get_input(i)) for i in range(network.num_inputs)),
-        parser_errors=tuple(
-            ParserError(*_node_of(error, log), noiseless(error.desc()))
-            for error in map(parser.get_error, range(parser.num_errors))
-        ),
+        parser_errors=tuple(_refused(parser.get_error(i), log) for i in range(parser.num_errors)),
         notes=tuple(_mark(network, options.outputs)) if parsed else (),
     )
     if parsed:
@@ -183,16 +180,15 @@ def build_here(path: Path, options: BuildOptions) -> BuildReport:
         except EngineError as error:
             report = replace(report, obstacle=error.what, hint=error.hint or "")
         if any(LACKS_TYPE in error for error in log.errors):
-            report = replace(
-                report, hint="name a GPU that has these types with `target`: sm_89 (FP8), sm_120 (FP4)"
-            )
+            hint = "name a GPU that has these types with `target`: sm_89 (FP8), sm_120 (FP4)"
+            report = replace(report, hint=hint)
         report = replace(report, build_s=time.perf_counter() - start)
     return replace(report, warnings=tuple(log.warnings), errors=tuple(log.errors))
 
 
-def _node_of(error: Any, log: Log) -> tuple[str, str]:
-    """The node that an error of the parser is about, and its operator."""
-    return (error.node_name(), error.node_operator()) if error.node_operator() else log.parsing
+def _refused(error: Any, log: Log) -> ParserError:
+    node, op = (error.node_name(), error.node_operator()) if error.node_operator() else log.parsing
+    return ParserError(node, op, noiseless(error.desc()))
 
 
 def _layer(layer: Any) -> NetworkLayer:

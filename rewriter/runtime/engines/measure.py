@@ -1,21 +1,23 @@
 """Measures variants of a model: builds and runs them in child processes, and returns outcomes.
 
 `run_here` is the child's side: it loads every engine, runs every sample, and times all in turn.
+`EngineCalls` keeps one engine loaded, which answers calls one by one.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rewriter.base import sandbox
-from rewriter.base.errors import NativeError, RewriterError
+from rewriter.base.errors import EngineError, NativeError, RewriterError
+from rewriter.ir.model import Array
 from rewriter.runtime.engines.build import NO_TF32, BuildOptions, build
 from rewriter.runtime.engines.caches import gpu_turn
 from rewriter.runtime.engines.nvidia_driver import CudaFault
@@ -215,3 +217,42 @@ def summary(times: Sequence[float], cuda_graph: bool) -> Latency:
     """Median and spread of timings in microseconds."""
     low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
     return Latency(statistics.median(times), high - low, min(times), len(times), cuda_graph)
+
+
+class EngineCalls(AbstractContextManager["EngineCalls"]):
+    """A model, built and loaded in a process of its own, which `close` ends.
+
+    Args:
+        variant: Its samples and shapes give the profile: axes that grow from call to call need a span.
+        folder: For the engine's file.
+
+    Raises:
+        EngineError: it cannot be built or loaded here.
+        NativeError: its process crashed.
+    """
+
+    def __init__(self, variant: Variant, settings: MeasureSettings, folder: Path) -> None:
+        built, outcome = build_variant(variant, settings, folder / f"{variant.name}.engine")
+        if not outcome.ran:
+            raise EngineError(outcome.problem, where=str(variant.path), hint=outcome.hint)
+        load = partial(ENGINES[settings.engine].load, built, settings)
+        env = {} if variant.tf32 else NO_TF32
+        self._worker = sandbox.Worker(
+            load, doing="the engine", limit_s=settings.timeout_s, env=env, limited=False
+        )
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Outputs by name; an EngineError if a shape is outside the profile."""
+        values: dict[str, Array] = self._worker.call("run", dict(feeds))
+        return values
+
+    def time_us(self, feeds: Mapping[str, Array], repeats: int) -> list[float]:
+        """The device's time of runs on these feeds, without copies, in microseconds."""
+        self._worker.call("prepare", dict(feeds))
+        return [self._worker.call("time_us") for _ in range(repeats)]
+
+    def close(self) -> None:
+        self._worker.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -12,15 +11,14 @@ import numpy as np
 
 from rewriter.base.errors import EngineError
 from rewriter.ir.model import Array
+from rewriter.runtime.recording.record import Shape as Shape
+from rewriter.runtime.recording.record import Span as Span
+from rewriter.runtime.recording.record import span_of
 
 INDEX = "tensors.json"
 
 SHAPE_LIKE = 16
 """Most elements of an integer input that can be a shape, an axis or a trip count: a build needs its value."""
-
-Shape = tuple[int, ...]
-Span = tuple[Shape, Shape, Shape]
-"""Smallest, usual (TensorRT's optimum) and largest shape."""
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Array]) -> Path:
@@ -46,9 +44,8 @@ def read_tensors(folder: Path) -> dict[str, Array]:
     if not index.is_file():
         hint = "the process that writes them failed: see its log"
         raise EngineError("no tensors were written", where=str(folder), hint=hint)
-    return {
-        name: _mapped(folder / file, dtype) for name, (file, dtype) in json.loads(index.read_text()).items()
-    }
+    files = json.loads(index.read_text())
+    return {name: _mapped(folder / file, dtype) for name, (file, dtype) in files.items()}
 
 
 def _mapped(file: Path, dtype: str) -> Array:
@@ -63,11 +60,7 @@ def spans_of(samples: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
     for feeds in samples:
         for name, array in feeds.items():
             shapes.setdefault(name, []).append(array.shape)
-    spans: dict[str, Span] = {}
-    for name, several in shapes.items():
-        low, high = (tuple(map(pick, zip(*several, strict=False))) for pick in (min, max))
-        spans[name] = low, sorted(several, key=math.prod)[len(several) // 2], high
-    return spans
+    return {name: span_of(several) for name, several in shapes.items()}
 
 
 def values_of(samples: Iterable[Mapping[str, Array]]) -> dict[str, Span]:

@@ -69,9 +69,8 @@ def choose(engine: str = AUTO) -> Choice:
     if gpu() is None:
         return Choice(None, ("there is no NVIDIA driver here, or it sees no GPU",))
     reasons: list[str] = []
-    for candidate in (candidate for candidate in ENGINES.values() if candidate.builds):
-        problem = candidate.obstacle()
-        if problem is None:
+    for candidate in filter(lambda engine: engine.builds, ENGINES.values()):
+        if (problem := candidate.obstacle()) is None:
             return Choice(candidate.name, tuple(reasons))
         reasons.append(problem.what)
     return Choice(None, tuple(reasons))
@@ -135,13 +134,12 @@ class OnnxRuntimeCuda(OnnxRuntime):
         return EngineError(what, hint="pip install onnxruntime-gpu")
 
 
-_ENGINES = (
-    TensorRT("tensorrt"),
-    TensorRT("tensorrt-rtx"),
-    OnnxRuntime("onnxruntime"),
-    OnnxRuntimeCuda("onnxruntime-cuda"),
-)
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in _ENGINES}
+ENGINES: dict[str, Engine] = {
+    "tensorrt": TensorRT("tensorrt"),
+    "tensorrt-rtx": TensorRT("tensorrt-rtx"),
+    "onnxruntime": OnnxRuntime("onnxruntime"),
+    "onnxruntime-cuda": OnnxRuntimeCuda("onnxruntime-cuda"),
+}
 """The engines by their names; on a GPU, `auto` tries those that build, in this order."""
 
 

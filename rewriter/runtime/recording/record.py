@@ -7,7 +7,8 @@ This module loads in the script's own environment, which may lack all but NumPy.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,13 @@ RECORD = "record.json"
 
 Shape = tuple[int, ...]
 Span = tuple[Shape, Shape, Shape]
-"""Smallest, usual and largest shape."""
+"""Smallest, usual (TensorRT's optimum) and largest shape."""
+
+
+def span_of(shapes: Collection[Shape]) -> Span:
+    """The smallest and the largest size of each axis, and the middle shape by size."""
+    low, high = (tuple(map(pick, zip(*shapes, strict=False))) for pick in (min, max))
+    return low, sorted(shapes, key=math.prod)[len(shapes) // 2], high
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ A link is found by its content: an input that equals an earlier output, or whose
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import platform
 import sys
@@ -25,7 +24,7 @@ import numpy as np
 
 from rewriter.runtime.recording.interception import model_of
 from rewriter.runtime.recording.moves import median_step, sampled, ways
-from rewriter.runtime.recording.record import Link, RecordedFile, Recording, Shape, Span, State
+from rewriter.runtime.recording.record import Link, RecordedFile, Recording, Shape, State, span_of
 
 if TYPE_CHECKING:
     from rewriter.ir.model import Array
@@ -309,14 +308,8 @@ def _recorded(file: _File, name: str) -> RecordedFile:
     model = Path(file.model or file.folder / "model.onnx")
     with model.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    spans = {name: _span(shapes) for name, shapes in file.shapes.items()}
+    spans = {name: span_of([*shapes.elements()]) for name, shapes in file.shapes.items()}
     return RecordedFile(name, file.model or f"{name}/model.onnx", digest, name, file.calls, spans)
-
-
-def _span(shapes: Counter[Shape]) -> Span:
-    """The smallest and the largest size of each axis, and the middle shape by size."""
-    low, high = (tuple(map(pick, zip(*shapes, strict=False))) for pick in (min, max))
-    return low, sorted(shapes.elements(), key=math.prod)[shapes.total() // 2], high
 
 
 def _arrays(values: Mapping[str, Any]) -> dict[str, Array]:
