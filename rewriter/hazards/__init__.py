@@ -22,8 +22,7 @@ from rewriter.hazards import (
     types,
     weights,
 )
-from rewriter.hazards.analysis import GraphAnalysis, PrecisionRequest
-from rewriter.hazards.kept import ALREADY_AVOIDED, is_already_avoided
+from rewriter.hazards.analysis import ALREADY_AVOIDED, GraphAnalysis, PrecisionRequest, is_already_avoided
 from rewriter.hazards.kinds import Hazard
 
 __all__ = [

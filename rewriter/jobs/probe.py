@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rewriter.base.errors import EngineError
 from rewriter.base.stopwatch import Progress, silent
-from rewriter.runtime.engines import this_machine
-from rewriter.runtime.engines.probe import ask as probes
-from rewriter.runtime.engines.probe.answers import measured, remember
+from rewriter.runtime.engines import probing, this_machine
+from rewriter.runtime.engines.probing import measured, remember
 from rewriter.runtime.engines.this_machine import AUTO, ENGINES
 from rewriter.target.answers import Answers, recorded
 from rewriter.target.quirks import every_probe
@@ -38,7 +37,7 @@ def probe(engine: str = AUTO, *, ask: bool = False, progress: Progress | None = 
             where="rewriter probe --ask",
             hint="run it on a machine with a GPU; without `ask` it returns what is recorded",
         )
-    answers = probes.ask(choice.engine, every_probe(), progress or silent)
+    answers = probing.ask(choice.engine, every_probe(), progress or silent)
     if ENGINES[choice.engine].on_gpu:
         remember(answers)
     return answers

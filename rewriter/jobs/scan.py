@@ -33,7 +33,7 @@ from rewriter.pipeline.driver import inlined
 from rewriter.pipeline.keywords import ScanKeywords
 from rewriter.pipeline.options import ScanOptions, combined, documented
 from rewriter.runtime.emulation import emulation, import_float64, reference
-from rewriter.runtime.engines.probe.answers import known_target
+from rewriter.runtime.engines.probing import known_target
 from rewriter.runtime.engines.this_machine import parser_here
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.inputs import Samples

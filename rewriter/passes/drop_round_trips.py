@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rewriter.ir.graph import GraphEditor, display_name
 from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Refusal
-from rewriter.target.round_trips import RoundTrip, lost_round_trips
+from rewriter.target.quirks import RoundTrip, lost_round_trips
 
 PROBE = "cast-round-trip-output"
 """The probe that asks the GPU whether such results are right."""

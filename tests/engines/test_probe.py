@@ -22,12 +22,11 @@ from rewriter.cli import app
 from rewriter.hazards.analysis import PrecisionRequest
 from rewriter.hazards.planning.planner import make_plan
 from rewriter.passes.base import Context
+from rewriter.runtime.engines import probing as store
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.build import BuildOptions, build
 from rewriter.runtime.engines.nvidia_driver import Gpu
-from rewriter.runtime.engines.probe import answers as store
-from rewriter.runtime.engines.probe.answers import remember
-from rewriter.runtime.engines.probe.ask import ask
+from rewriter.runtime.engines.probing import ask, remember
 from rewriter.runtime.ranges import measure as measure_ranges
 from rewriter.target import Target
 from rewriter.target.answers import Answers, recorded
@@ -314,7 +313,7 @@ def test_rules_follow_answers(body: str, rule: str, probe: str, applies: dict[st
 def test_the_command_measures_on_the_requested_engine(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    import rewriter.runtime.engines.probe.ask as room
+    import rewriter.runtime.engines.probing as room
 
     monkeypatch.setattr(
         room, "ask", lambda engine, probes, progress: ask(engine, [named("layer-normalization")])

@@ -8,7 +8,7 @@ import pytest
 from hazard_rules import analyzed
 
 from rewriter.hazards import Hazard
-from rewriter.hazards.kept import is_already_avoided
+from rewriter.hazards.analysis import is_already_avoided
 
 MIXED = """
     g (float16[2] x, float[2] w) => (float16[2] y, float[2] z) {

@@ -17,7 +17,7 @@ from models import measure
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.model import Array, load
 from rewriter.jobs.fix.result import FixResult
-from rewriter.target.round_trips import lost_round_trips
+from rewriter.target.quirks import lost_round_trips
 from rewriter.verification.verdict import Check
 
 CASES: dict[str, dict[str, Any]] = tomllib.loads((MODELS / "cases.toml").read_text())

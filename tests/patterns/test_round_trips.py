@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import rewriter
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.model import Model
-from rewriter.target.round_trips import lost_round_trips
+from rewriter.target.quirks import lost_round_trips
 
 STEPS = {
     "bias": "{out} = Add({read}, b)",

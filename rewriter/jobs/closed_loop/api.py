@@ -23,8 +23,8 @@ from rewriter.jobs.closed_loop.result import LoopResult, Step
 from rewriter.jobs.fix.api import fix
 from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.options import FixOptions, combined
-from rewriter.runtime.engines.measure import EngineCalls
 from rewriter.runtime.engines.deployment import deployment
+from rewriter.runtime.engines.measure import EngineCalls
 from rewriter.runtime.engines.protocol import MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import write_tensors
 from rewriter.runtime.metrics.tolerances import TOLERANCES

@@ -27,7 +27,7 @@ from rewriter.pipeline.presets import DEFAULT_OPSETS, OTHERWISE, Preset, preset_
 from rewriter.runtime.emulation import Accumulation
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.deployment import deployment
-from rewriter.runtime.engines.probe.answers import known_target
+from rewriter.runtime.engines.probing import known_target
 from rewriter.runtime.metrics.metrics import named
 from rewriter.target import Target
 from rewriter.target.quirks import repairs

@@ -15,7 +15,7 @@ from rewriter.ir.model import Port, write_text
 from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.options import Tool
 from rewriter.runtime.engines.tensor_files import Span
-from rewriter.runtime.inputs.profile import shape_inputs
+from rewriter.runtime.inputs.sizes import shape_inputs
 from rewriter.target import TYPED_SINCE, Target, title
 from rewriter.target.quirks import build_arguments
 

@@ -29,7 +29,7 @@ from rewriter.jobs.search.effort import pays_on_cuda
 from rewriter.pipeline import text as pipeline
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.engines.onnxruntime import on_cuda
-from rewriter.runtime.inputs.profile import Room, room
+from rewriter.runtime.inputs.sizes import Room, room
 from rewriter.runtime.metrics.tolerances import precision_of
 from rewriter.runtime.ranges.depth import along_depth
 from rewriter.verification.arithmetic_checks import explained

@@ -11,11 +11,10 @@ from rewriter.base.errors import UsageError
 from rewriter.base.text import count
 from rewriter.ir.model import Model
 from rewriter.runtime.engines.deployment import PROFILE, Deployment, shown
-from rewriter.runtime.inputs.fitting_sizes import fitting
-from rewriter.runtime.inputs.profile import shape_inputs
 from rewriter.runtime.inputs.random_samples import random_samples
 from rewriter.runtime.inputs.reading import read_raw_samples, read_samples
 from rewriter.runtime.inputs.samples import Samples, check_shape, no_such_input
+from rewriter.runtime.inputs.sizes import fitting, shape_inputs
 
 __all__ = ["Samples", "load_samples", "random_samples", "read_raw_samples", "read_samples"]
 

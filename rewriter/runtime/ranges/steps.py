@@ -16,7 +16,7 @@ import numpy as np
 from rewriter.ir.graph.node_list import NodeList
 from rewriter.ir.plan import Range
 from rewriter.runtime.ranges.reductions import Key, PackedStatistics
-from rewriter.runtime.recording.moves import EDGES, LAST_PLACE, LEAST_NORMAL, SAMPLED, median_step
+from rewriter.runtime.recording.record import EDGES, LAST_PLACE, LEAST_NORMAL, SAMPLED, median_step
 
 FIRST_OPSET = 13
 """Min and Max take integers from 12 on, ReduceSum its axes as an input from 13 on."""

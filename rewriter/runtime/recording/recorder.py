@@ -23,8 +23,17 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from rewriter.runtime.recording.interception import model_of
-from rewriter.runtime.recording.moves import median_step, sampled, ways
-from rewriter.runtime.recording.record import Link, RecordedFile, Recording, Shape, State, span_of
+from rewriter.runtime.recording.record import (
+    Link,
+    RecordedFile,
+    Recording,
+    Shape,
+    State,
+    median_step,
+    sampled,
+    span_of,
+    ways,
+)
 
 if TYPE_CHECKING:
     from rewriter.ir.model import Array

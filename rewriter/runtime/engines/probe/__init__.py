@@ -1,1 +1,0 @@
-"""Probes: small graphs that show how a TensorRT computes on a GPU."""
