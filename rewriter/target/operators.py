@@ -48,7 +48,8 @@ class Condition:
         """
         if self.attribute:
             value = attribute(node, self.attribute, self.default)
-            return "" if value is None or not self._of_value(value) else f"{self.attribute}={_shown(value)}"
+            shown = ",".join(map(str, _listed(value)))
+            return "" if value is None or not self._of_value(value) else f"{self.attribute}={shown}"
         ports = [*((node.input, i) for i in self.inputs), *((node.output, i) for i in self.outputs)]
         names = [ends[i] for ends, i in ports if i < len(ends)] if ports else [*node.input, *node.output]
         return next(filter(None, (self._of_tensor(name, graph, low) for name in names if name)), "")
@@ -232,7 +233,3 @@ def _frozen(value: Any) -> Any:
 def _listed(value: Any) -> list[Any]:
     values = value if isinstance(value, list) else [value]
     return [v.decode() if isinstance(v, bytes) else v for v in values]
-
-
-def _shown(value: Any) -> str:
-    return ",".join(map(str, _listed(value)))

@@ -85,11 +85,8 @@ def python_code(wanted: Sequence[Constraint], model: str) -> str:
     rows = "\n".join(f"    {c.layer!r}: {DATA_TYPES[c.repair]!r}," for c in wanted)
     flags = ", ".join(repr(f) for f in ("FP16", *(["BF16"] if "'BF16'" in rows else [])))
     code = files("rewriter.hazards.planning").joinpath("constraints.template").read_text(encoding="utf-8")
-    return Template(code).substitute(model=_quoted(model), rows=rows, flags=flags)
-
-
-def _quoted(name: str) -> str:
-    return ascii(name)[1:-1].replace('"', '\\"')
+    quoted = ascii(model)[1:-1].replace('"', '\\"')
+    return Template(code).substitute(model=quoted, rows=rows, flags=flags)
 
 
 def constraint_files(path: Path) -> tuple[Path, Path]:

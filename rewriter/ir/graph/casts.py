@@ -119,8 +119,9 @@ class _Walk:
         rules = None if unknown else type_rules(node, self.model.opsets, dtype)
         if rules is None:
             ports = self.request.plugins.get(node.op_type, ((0,), (0,)))
-            inputs, outputs = (
-                _each(types, names) for types, names in zip(ports, (node.input, node.output), strict=True)
+            inputs, outputs = (  # the last type holds for all that follow
+                [types[min(index, len(types) - 1)] for index in range(len(names))]
+                for types, names in zip(ports, (node.input, node.output), strict=True)
             )
             before = [tensors.original_type(name) for name in node.input]
             self._read(tensors, node, [kind or own for kind, own in zip(inputs, before, strict=True)])
@@ -175,11 +176,6 @@ class _Walk:
             ]
             self.graph(child, tensors, [border or dtype for dtype in types])
         self._add(tensors, scope, node, [border] * len(node.output))
-
-
-def _each(types: Sequence[int], names: Sequence[str]) -> list[int]:
-    """The type of each of these tensors; the last type holds for all that follow."""
-    return [types[min(index, len(types) - 1)] for index in range(len(names))]
 
 
 def _detours(tensors: Tensors, nodes: Sequence[NodeProto]) -> set[int]:

@@ -86,7 +86,9 @@ def _inferred(proto: ModelProto) -> Facts:
     Uses data propagation, which follows computed shapes, unless subgraphs use one name for two tensors: onnx
     keeps the propagated values of all graphs in one table by name, and refuses a name that comes twice.
     """
-    _state_onesided(proto)
+    for node in walk_nodes(proto.graph):  # the default is 1: onnx 1.23's shape inference takes it for 0
+        if node.op_type == "STFT" and not any(item.name == "onesided" for item in node.attribute):
+            node.attribute.append(onnx.helper.make_attribute("onesided", 1))
     problem = ""
     for strict, data_prop in product((True, False), repeat=2):
         if strict and problem:
@@ -98,13 +100,6 @@ def _inferred(proto: ModelProto) -> Facts:
             if "already exists" not in str(error):
                 problem = problem or str(error).strip()
     return Facts([], problem)
-
-
-def _state_onesided(proto: ModelProto) -> None:
-    """Writes the default of STFT's `onesided`, which is 1: onnx 1.23's shape inference takes it for 0."""
-    for node in walk_nodes(proto.graph):
-        if node.op_type == "STFT" and not any(item.name == "onesided" for item in node.attribute):
-            node.attribute.append(onnx.helper.make_attribute("onesided", 1))
 
 
 def _scope(graph: onnx.GraphProto) -> dict[str, TensorFacts]:

@@ -105,6 +105,12 @@ def isolate_unknown_ops(proto: onnx.ModelProto, *, deprecated: bool = False) -> 
     proto.opset_import.add(domain=UNKNOWN_DOMAIN, version=1)
 
 
+def import_opsets(proto: onnx.ModelProto, other: onnx.ModelProto) -> None:
+    """Adds the operator sets of another model whose domains `proto` does not import."""
+    domains = {o.domain for o in proto.opset_import}
+    proto.opset_import.extend(o for o in other.opset_import if o.domain not in domains)
+
+
 def fresh_name(base: str, taken: set[str], mark: str = "_") -> str:
     """A name made of `base`, `mark` and a number that is not in `taken`; it is added there."""
     name, count = base, 0

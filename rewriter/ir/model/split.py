@@ -11,6 +11,7 @@ from onnx import NodeProto, helper
 
 from rewriter.ir.model.graphs import (
     STANDARD_DOMAINS,
+    import_opsets,
     reads,
     rename_reads,
     replace_items,
@@ -65,8 +66,7 @@ class Split:
         inner = [v for v in whole.output if v.name in between and v.name not in self.outputs]
         whole.value_info.extend(inner)
         replace_items(whole.output, [ports[name] for name in self.outputs])
-        domains = {o.domain for o in model.proto.opset_import}
-        model.proto.opset_import.extend(o for o in tail.proto.opset_import if o.domain not in domains)
+        import_opsets(model.proto, tail.proto)
         model.weights = tail.weights | model.weights
         model.mark_edited()
         return model

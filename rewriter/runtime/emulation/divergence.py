@@ -20,7 +20,7 @@ from rewriter.ir.graph import casts_to, display_name, reads
 from rewriter.ir.graph.casts import LOWER
 from rewriter.ir.graph.node_list import NodeList
 from rewriter.ir.model import Array, Model, replace_items
-from rewriter.ir.model.graphs import rename_reads
+from rewriter.ir.model.graphs import import_opsets, rename_reads
 from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import node_key
 from rewriter.runtime.emulation import Accumulation, emulation, import_float64, reference
@@ -87,20 +87,16 @@ class SideBySide:
                 self.constants.update(node.output)
         self.exponents = {name: k for name, k in exponents.items() if self.known.get(name, -1) >= 0}
         self.narrowed = {n.output[0]: n.input[0] for n in other.node if any(casts_to(n, t) for t in LOWER)}
-        self._begin()
+        for port in emulated.signature.inputs:  # `--io` may have changed their types
+            out = EMULATED + port.name
+            self.nodes.append(helper.make_node("Cast", [port.name], [out], to=port.dtype))
+            if self._dtype(port.name) in LOWER:  # exact, and without a counterpart in FP32
+                self.constants.add(port.name)
         done = 0
         for node in other.node:
             done = self._advance(done, node)
             self._emulate(node)
         self.model = self._assembled()
-
-    def _begin(self) -> None:
-        """Add the emulated model's inputs, whose types `--io` may have changed."""
-        for port in self.emulated.signature.inputs:
-            out = EMULATED + port.name
-            self.nodes.append(helper.make_node("Cast", [port.name], [out], to=port.dtype))
-            if self._dtype(port.name) in LOWER:  # exact, and without a counterpart in FP32
-                self.constants.add(port.name)
 
     def _advance(self, done: int, node: NodeProto) -> int:
         """Add the nodes of the original up to the tensors that an emulated node reads and computes."""
@@ -109,14 +105,13 @@ class SideBySide:
         for exact in self.exact[done:needed]:
             self.nodes.append(_renamed(exact, self._reference, self._reference))
             for name in exact.output:
-                if name in self.exponents:
-                    self._scale(name)
+                if name in self.exponents:  # as the emulated model has it; that is exact
+                    inputs = [
+                        self._reference(name),
+                        self.emit.constant(2.0 ** self.exponents[name], np.float32),
+                    ]
+                    self.nodes.append(helper.make_node("Mul", inputs, [SCALED + name]))
         return max(done, needed)
-
-    def _scale(self, name: str) -> None:
-        """Add the original's tensor times a power of two, as the emulated model has it; that is exact."""
-        inputs = [self._reference(name), self.emit.constant(2.0 ** self.exponents[name], np.float32)]
-        self.nodes.append(helper.make_node("Mul", inputs, [SCALED + name]))
 
     def _emulate(self, node: NodeProto) -> None:
         """Add an emulated node, its distances and, if it may add an error, a copy on exact operands."""
@@ -131,7 +126,9 @@ class SideBySide:
         for name in node.output:
             match = self._match(name)
             if match and self._dtype(match) == TensorProto.FLOAT and (errs or node.op_type != "Cast"):
-                self._compare(match, name, errs, op=self._border(node))
+                source = self.narrowed.get(node.input[0], "") if node.input else ""
+                # the end of the rounding of a tensor that also exists unrounded
+                self._compare(match, name, errs, op="Cast" if source and self._match(source) else "")
 
     def _match(self, name: str) -> str:
         """The original's name of a tensor of the emulated model; "" if it has none.
@@ -160,13 +157,7 @@ class SideBySide:
 
     def _dtype(self, name: str) -> int:
         """Element type of a tensor of the original; 0 if it is not known."""
-        facts = self.facts.get(name)
-        return facts.dtype if facts is not None else 0
-
-    def _border(self, node: NodeProto) -> str:
-        """'Cast' if the node ends the rounding of a tensor that also exists unrounded; else ""."""
-        source = self.narrowed.get(node.input[0], "") if node.input else ""
-        return "Cast" if source and self._match(source) else ""
+        return self.facts[name].dtype if name in self.facts else 0
 
     def _compare(self, match: str, name: str, errs: bool, op: str) -> None:
         exact = self._expected(match)
@@ -203,8 +194,7 @@ class SideBySide:
         replace_items(graph.output, (helper.make_tensor_value_info(n, TensorProto.FLOAT, []) for n in norms))
         # the local functions and operator sets that only the emulated model has
         proto = model.proto
-        domains = {o.domain for o in proto.opset_import}
-        proto.opset_import.extend(o for o in other.opset_import if o.domain not in domains)
+        import_opsets(proto, other)
         functions = {(f.domain, f.name) for f in proto.functions}
         proto.functions.extend(f for f in other.functions if (f.domain, f.name) not in functions)
         proto.ir_version = max(proto.ir_version, other.ir_version)

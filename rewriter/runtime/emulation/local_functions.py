@@ -6,7 +6,7 @@ graph's output reads the quotient (one H200, TensorRT-RTX 1.6.1; docs/accuracy.m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
 import numpy as np
@@ -63,7 +63,10 @@ def multiply_by_reciprocals(emulated: Model, original: Model) -> None:
             divisor = source.scalar(node.input[1])
             factor = None if divisor is None else rounded_reciprocal(divisor)
             if factor is not None:
-                _multiply(graph, graph.node[position], factor, source.value(node.input[1]).shape)
+                product, name = graph.node[position], f"{node.output[0]}/reciprocal"
+                value = np.full(source.value(node.input[1]).shape, factor, np.float32)  # it broadcasts alike
+                graph.initializer.append(numpy_helper.from_array(value, name))
+                product.op_type, product.input[1] = "Mul", name
 
 
 def _computed_with(graph: GraphProto) -> set[str]:
@@ -73,11 +76,3 @@ def _computed_with(graph: GraphProto) -> set[str]:
         if node.op_type != "Cast" or node.output[0] in read:
             read.update(node.input)
     return read
-
-
-def _multiply(graph: GraphProto, node: NodeProto, factor: float, shape: Sequence[int]) -> None:
-    """Replaces a division by a product with `factor`; with the divisor's shape, it broadcasts alike."""
-    name = f"{node.output[0]}/reciprocal"
-    graph.initializer.append(numpy_helper.from_array(np.full(shape, factor, np.float32), name))
-    node.op_type = "Mul"
-    node.input[1] = name

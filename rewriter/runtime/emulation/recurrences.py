@@ -134,7 +134,8 @@ def _activations(node: NodeProto) -> list[list[Activation]]:
     """The activations of each direction; parameters are consumed in order by those that have them."""
     defaults = DEFAULTS[node.op_type]
     stated = [name.decode() for name in attribute(node, "activations", ())]
-    names = stated or [*defaults] * _directions(node)
+    both = attribute(node, "direction", "forward") == "bidirectional"
+    names = stated or [*defaults] * (1 + both)
     known = {name.lower(): name for name in (*PARAMETERS, *PLAIN)}
     alphas, betas = (iter(attribute(node, f"activation_{p}", ())) for p in ("alpha", "beta"))
     found = []
@@ -143,10 +144,6 @@ def _activations(node: NodeProto) -> list[list[Activation]]:
         own = zip(PARAMETERS.get(name, ()), (alphas, betas), strict=False)
         found.append(Activation(name, tuple(float(next(values, default)) for default, values in own)))
     return [found[start : start + len(defaults)] for start in range(0, len(found), len(defaults))]
-
-
-def _directions(node: NodeProto) -> int:
-    return 2 if attribute(node, "direction", "forward") == "bidirectional" else 1
 
 
 States = list[tuple[str, str]]

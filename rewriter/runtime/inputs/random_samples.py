@@ -73,10 +73,11 @@ def random_samples(
     constants = {name: array for name, array in positions.items() if name not in constants} | constants
     makers = {n: _maker(port, limits.get(n)) for n, port in ports.items() if n not in constants}
 
-    def read() -> dict[str, Array]:
+    def read(*, cached: bool = True) -> dict[str, Array]:
         rng = np.random.default_rng([seed, 0])
         drawn = {name: make(rng, shapes[name]) for name, make in makers.items()}
-        return drawn | {name: np.broadcast_to(value, shapes[name]) for name, value in constants.items()}
+        drawn |= {name: np.broadcast_to(value, shapes[name]) for name, value in constants.items()}
+        return drawn if cached else drawn | {BRANCH: np.zeros_like(drawn[BRANCH])}
 
     values = {name: shown(value) for name, value in (input_values or {}).items()}
     parts = ", ".join(f"{name} = {value}" for name, value in {**chosen, **values}.items())
@@ -85,7 +86,7 @@ def random_samples(
     text = f"{origin} (no real data was used; ranges may not be representative{recorder})"
     several = [Sample("random sample 0", read)]
     if BRANCH in makers:  # each branch is measured on one of the two
-        several.append(Sample("random sample 1", partial(_without_cache, read)))
+        several.append(Sample("random sample 1", partial(read, cached=False)))
     samples = Samples(model.signature, several, text, real=False)
     options = {"seed": str(seed)} if seed else {}
     shaped = (f"{name}:{'x'.join(map(str, shape))}" for name, shape in (input_shapes or {}).items())
@@ -93,11 +94,6 @@ def random_samples(
     options |= {"input-values": ",".join(f"{n}={value}" for n, value in values.items())} if values else {}
     samples.source = replace(samples.source, drawn=chosen, options=options)
     return samples
-
-
-def _without_cache(read: Callable[[], dict[str, Array]]) -> dict[str, Array]:
-    feeds = read()
-    return feeds | {BRANCH: np.zeros_like(feeds[BRANCH])}
 
 
 def shown(value: Any) -> str:

@@ -117,22 +117,21 @@ class Samples:
         varied, digests = [False], set[bytes]()
 
         def read() -> Iterator[dict[str, Array]]:
-            for index in range(len(samples)):
-                feeds = self._finite(index)
+            for index, sample in enumerate(samples):
+                feeds = self.feeds(index)
+                for name, array in feeds.items():
+                    _require_finite(array, name, index, sample.where)
                 digests.add(_digest(feeds))
                 wide = [array for array in feeds.values() if array.size > 1]
                 varied[0] |= not wide or any((array != array.flat[0]).any() for array in wide)
                 yield feeds
 
         spans = spans_of(read())
-        values = values_of(map(self.feeds, range(len(samples)))) if self._may_be_shapes() else {}
+        shapes = [port.shape or () for port in signature.inputs if port.dtype in SHAPE_TYPES]
+        values = values_of(self) if any(len(shape) <= 1 for shape in shapes) else {}
         source = DataSource(text, len(samples), real, path, preprocess, spans, values, names=names)
         repeated = len(samples) > 1 and len(digests) == 1
         self.source = replace(source, constant=not varied[0], repeated=repeated)
-
-    def _may_be_shapes(self) -> bool:
-        integers = [port for port in self._ports.values() if port.dtype in SHAPE_TYPES]
-        return any(port.shape is None or len(port.shape) <= 1 for port in integers)
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -161,13 +160,6 @@ class Samples:
         names = tuple(self._samples[index].where for index in judged)
         fitting.source = replace(self.source, text=text, names=names)
         return fitting
-
-    def _finite(self, index: int) -> dict[str, Array]:
-        """One sample, without NaN and infinity."""
-        feeds = self.feeds(index)
-        for name, array in feeds.items():
-            _require_finite(array, name, index, self._samples[index].where)
-        return feeds
 
 
 def _digest(feeds: Mapping[str, Array]) -> bytes:

@@ -31,7 +31,11 @@ def row_groups(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> li
         has_rows = array.ndim in (2, 3) and array.shape[0] and 1 < array.shape[1] <= MOST_ROWS
         if has_rows and array.shape == actual[name].shape:
             groups.setdefault(array.shape[:2], []).append(name)
-    return [names for names in groups.values() if all(_finite(expected[n], actual[n]) for n in names)]
+    # a row that is left out must hide no NaN or infinity
+    finite = {
+        n for n in expected if all(not is_float(a[n]) or np.isfinite(a[n]).all() for a in (expected, actual))
+    }
+    return [names for names in groups.values() if finite.issuperset(names)]
 
 
 def matched(
@@ -45,11 +49,6 @@ def matched(
         left = np.stack([expected[name][i][rows] for i, (rows, _) in enumerate(order)])
         right = np.stack([actual[name][i][rows] for i, (_, rows) in enumerate(order)])
         yield name, Pair(left, right), f"rows matched as sets, best {keep} of {total}"
-
-
-def _finite(*arrays: Array) -> bool:
-    """True if no row can hide a NaN or infinity by being left out."""
-    return all(not is_float(a) or bool(np.all(np.isfinite(a))) for a in arrays)
 
 
 def _match(pairs: Sequence[tuple[Array, Array]], keep: int) -> tuple[Array, Array]:

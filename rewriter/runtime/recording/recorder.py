@@ -103,7 +103,7 @@ class Recorder:
         self.lock, self.own_s, self.rests, self.ended = threading.RLock(), 0.0, False, False
         self.files: dict[str, _File] = {}
         self.sessions: WeakKeyDictionary[Any, _File] = WeakKeyDictionary()
-        self.calls: list[_File] = []
+        self.calls: list[tuple[int, int]] = []  # file, and its call
         self.producers: dict[Key, tuple[int, str, int]] = {}  # file, output, call
         self.links: Counter[Route] = Counter()
         self.sure: set[Route] = set()
@@ -129,7 +129,11 @@ class Recorder:
                 self._observe(file, inputs, _arrays(dict(zip(names, outputs, strict=False))))
             self.own_s += time.process_time() - start
             if self.most_calls and len(self.calls) >= self.most_calls:
-                self._end()
+                self.finish()
+                if self.stop:
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    os._exit(0)
         return outputs
 
     def finish(self) -> None:
@@ -141,13 +145,6 @@ class Recorder:
         if self.calls or self.notes:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._recording().write(self.folder)
-
-    def _end(self) -> None:
-        self.finish()
-        if self.stop:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
 
     def _file(self, session: Any, model: Any) -> _File:
         """The file of a session; the bytes of one that was made from bytes are written."""
@@ -164,7 +161,7 @@ class Recorder:
 
     def _observe(self, file: _File, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
         number, file.calls = file.calls, file.calls + 1
-        self.calls.append(file)
+        self.calls.append((file.number, number))
         for name, array in inputs.items():
             file.shapes[name][array.shape] += 1
         self.rests = self.own_s > max(FREE_S, (RESUMED if self.rests else SHARE) * time.process_time())
@@ -266,7 +263,7 @@ class Recorder:
         return Recording(
             command=(),
             files=tuple(_recorded(file, names[file.number]) for file in files),
-            calls=tuple(self._numbered(names)),
+            calls=tuple((names[file], call) for file, call in self.calls),
             links=tuple(self._sure_links(names)),
             states=tuple(
                 State(names[file.number], name, output, median_step(below) if np.ndim(below) else None)
@@ -279,13 +276,6 @@ class Recorder:
             | {name: _version(name) for name in LIBRARIES if name in sys.modules},
             notes=tuple(self.notes),
         )
-
-    def _numbered(self, names: Mapping[int, str]) -> Iterator[tuple[str, int]]:
-        """The calls; each file counts its own."""
-        seen = Counter[int]()
-        for file in self.calls:
-            yield names[file.number], seen[file.number]
-            seen[file.number] += 1
 
     def _sure_links(self, names: Mapping[int, str]) -> Iterator[Link]:
         """The links that are no coincidence."""
