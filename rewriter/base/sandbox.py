@@ -428,7 +428,7 @@ def _settle(*, limited: bool) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if limited:
             pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-            size = max(LEAST_BYTES, int(SHARE * available_memory())) + pages * resource.getpagesize()
+            size = max(LEAST_BYTES, int(SHARE * memory("MemAvailable"))) + pages * resource.getpagesize()
             hard = resource.getrlimit(resource.RLIMIT_AS)[1]
             resource.setrlimit(resource.RLIMIT_AS, (size if hard < 0 else min(size, hard), hard))
 
@@ -517,13 +517,8 @@ def _receive(stream: BufferedReader) -> Any:
     return pickle.loads(parts[0], buffers=parts[1:])
 
 
-def available_memory() -> int:
-    """Bytes of memory that the machine can give without swapping; 0 if the system does not tell."""
-    return memory("MemAvailable")
-
-
 def memory(kind: str) -> int:
-    """Bytes in a row of Linux's table of memory, such as `MemTotal`; 0 if there is none."""
+    """Bytes in a row of Linux's table of memory: `MemTotal`, `MemAvailable`; 0 if there is none."""
     with contextlib.suppress(OSError, StopIteration), Path("/proc/meminfo").open(encoding="ascii") as table:
         return next(int(line.split()[1]) for line in table if line.startswith(f"{kind}:")) * 1024
     return 0

@@ -104,7 +104,7 @@ def fix_all(
 @contextmanager
 def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Processes | Connection, str]]:
     """The processes or the cluster that run the models, and a name to print."""
-    from rewriter.base.sandbox import available_memory
+    from rewriter.base.sandbox import memory
     from rewriter.batch import cluster, machine, state
 
     jobs, seconds = given.get("jobs", 0), given.get("time_limit", DEFAULTS["time_limit"].default)
@@ -117,6 +117,6 @@ def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Processes | Connection,
         raise UsageError("it needs a Ray cluster", option="gpus", hint="add `ray=ADDRESS`")
     jobs = jobs or max(1, (os.cpu_count() or 2) // 2)
     allowed = given.get("memory")
-    budget = int(SHARE * available_memory() if allowed is None else allowed * state.GIB)
+    budget = int(SHARE * memory("MemAvailable") if allowed is None else allowed * state.GIB)
     workers = machine.Processes(jobs, budget, seconds, strict=allowed is not None)
     yield workers, f"{count(jobs, 'job')} on this machine"

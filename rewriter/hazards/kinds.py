@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
-from importlib.resources import files
 
 from onnx import NodeProto
 
 from rewriter.base.errors import SEVERITIES, Severity
 from rewriter.ir.plan import NormHazard, Range
+from rewriter.ir.reading import own_table
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,5 @@ class Hazard:
         return kind is None or SEVERITIES.index(severity) >= SEVERITIES.index(kind.acts)
 
 
-_TEXT = files("rewriter.hazards").joinpath("kinds.toml").read_text(encoding="utf-8")
-
-KINDS: dict[str, Kind] = {name: Kind(**row) for name, row in tomllib.loads(_TEXT).items()}
+KINDS = {name: Kind(**row) for name, row in own_table("rewriter.hazards", "kinds.toml").items()}
 """By the `kind` of a hazard: the table `kinds.toml`."""

@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterable
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
@@ -64,6 +65,11 @@ def read_toml(path: Path, hint: str, where: str = "") -> dict[str, Any]:
         before = re.split(r"[\d_]{4300}", text)[0]
         what = f"the integer in line {before.count(chr(10)) + 1} has too many digits"
     raise UsageError(what, where=where, hint=hint)
+
+
+def own_table(package: str, name: str) -> dict[str, Any]:
+    """The tables of a TOML file that comes with a package of ours."""
+    return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def content_of(path: str | os.PathLike[str], hint: str, where: str = "") -> bytes:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 import onnx
@@ -18,6 +16,7 @@ from rewriter.ir.graph.nodes import reachable
 from rewriter.ir.model import STANDARD_DOMAINS, Model
 from rewriter.ir.model.schemas import EXCHANGEABLE, SHORT_NAMES
 from rewriter.ir.plan import plugin_types
+from rewriter.ir.reading import own_table
 from rewriter.target import Target
 
 RECENT = {"tensorrt": (10,), "tensorrt-rtx": (1, 6)}
@@ -134,7 +133,7 @@ class RefusedNode:
 @functools.cache
 def _rows() -> tuple[dict[tuple[str, str], list[Row]], frozenset[str]]:
     """The rows by domain and operator ("*": any), and the operators of the DLA."""
-    table = tomllib.loads(files("rewriter.target").joinpath("operators.toml").read_text(encoding="utf-8"))
+    table = own_table("rewriter.target", "operators.toml")
     rows: dict[tuple[str, str], list[Row]] = {}
     for entry in table["row"]:
         when = tuple(Condition(**{k: _frozen(v) for k, v in row.items()}) for row in entry.get("when", ()))

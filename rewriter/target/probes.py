@@ -8,11 +8,9 @@ from __future__ import annotations
 import functools
 import math
 import re
-import tomllib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from string import Template
 from typing import Any
 
@@ -22,6 +20,7 @@ import onnx.parser
 from onnx import numpy_helper
 
 from rewriter.ir.model import Array
+from rewriter.ir.reading import own_table
 
 IR_VERSION = 10
 """IR version of onnx 1.16, which every reader of opset 21 knows; opset 23 needs 11."""
@@ -175,8 +174,7 @@ def _filled(value: Any, names: Mapping[str, Any]) -> Any:
 
 @functools.cache
 def probes() -> tuple[Probe, ...]:
-    text = files("rewriter.target").joinpath("probes.toml").read_text(encoding="utf-8")
-    rows = tomllib.loads(text)["probe"]
+    rows = own_table("rewriter.target", "probes.toml")["probe"]
     return tuple(
         Probe(row["name"], row["question"], tuple(cases(row["case"])), tuple(row["answers"]), row["used"])
         for row in rows

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
 from onnx import NodeProto, TensorProto
@@ -19,6 +17,7 @@ from rewriter.ir.graph.match import optional_input, produced, walk_down, with_sc
 from rewriter.ir.graph.ops import ELEMENTWISE, LAYOUTS, PRODUCTS, REDUCING, RESHAPES, SELECTIONS, TENSOR_CORE
 from rewriter.ir.model import Model
 from rewriter.ir.model.schemas import SHORT_NAMES
+from rewriter.ir.reading import own_table
 from rewriter.target import Target, numbers, probes, title
 from rewriter.target.fusion import kernel_results
 from rewriter.target.probes import UNKNOWN, Case, Probe
@@ -145,9 +144,8 @@ class Quirk:
 
 @functools.cache
 def table() -> tuple[Quirk, ...]:
-    text = files("rewriter.target").joinpath("quirks.toml").read_text(encoding="utf-8")
     quirks = list[Quirk]()
-    for row in tomllib.loads(text)["quirk"]:
+    for row in own_table("rewriter.target", "quirks.toml")["quirk"]:
         fields: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in row.items()}
         quirks.append(Quirk(**{**fields, "case": tuple(probes.cases(row.get("case", ())))}))
     return tuple(quirks)

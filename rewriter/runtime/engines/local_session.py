@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ import onnx
 from rewriter.base.errors import EngineError
 from rewriter.ir.graph import attribute, display_name, draws_noise
 from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, load, replace_items, walk_graphs, walk_nodes
+from rewriter.ir.model.graphs import weights_as_inputs
 from rewriter.ir.model.schemas import logical_name
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.onnxruntime_library import (
@@ -79,7 +79,8 @@ class LocalSession:
         constant: bool = False,
     ) -> None:
         ort = import_onnxruntime()
-        self._file = str(model.path) if model.path else None
+        file = str(model.path) if model.path else None
+        self._running = partial(explained, file, "ONNX Runtime cannot run the model")
         self._gpu = gpu
         proto, inputs, constants = _split(
             model, all_constant=constant or optimize or gpu or trains(model.proto)
@@ -100,7 +101,7 @@ class LocalSession:
             options.add_external_initializers(list(self._constants), list(self._constants.values()))
         providers = _providers(gpu, tf32)
         self._load = partial(ort.InferenceSession, proto.SerializeToString(), options, providers=providers)
-        with explained(self._file, "ONNX Runtime cannot load the model"):
+        with explained(file, "ONNX Runtime cannot load the model"):
             self.session: Any = self._load()
         if not self._reload:
             del self._load
@@ -142,9 +143,6 @@ class LocalSession:
                 binding.synchronize_outputs()
 
         return run
-
-    def _running(self) -> AbstractContextManager[None]:
-        return explained(self._file, "ONNX Runtime cannot run the model")
 
     def close(self) -> None:
         """Free the session; the weights stay with the model."""
@@ -233,21 +231,11 @@ def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[s
         if node.domain not in STANDARD_DOMAINS and (node.domain, node.op_type) not in local:
             foreign.update(node.input)
     copied = COPIED_BYTES if len(model.weights) >= MANY_NODES else 0
-    nodes, inputs, constants = [], [], []
-    listed = {v.name for v in proto.graph.input}
-    for tensor in proto.graph.initializer:
-        detached = tensor.data_location == onnx.TensorProto.EXTERNAL
-        constant = not detached or all_constant or model.weights[tensor.name].nbytes < copied
-        if constant or tensor.name in foreign:
-            nodes.append(tensor)
-            constants += [tensor.name] if detached else []
-            continue
-        inputs.append(tensor.name)
-        if tensor.name not in listed:
-            value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            proto.graph.input.append(value)
-    replace_items(proto.graph.initializer, nodes)
-    return proto, inputs, constants
+    detached = [t.name for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+    large = [] if all_constant else [name for name in detached if model.weights[name].nbytes >= copied]
+    inputs = [name for name in large if name not in foreign]
+    weights_as_inputs(proto, set(inputs))
+    return proto, inputs, [name for name in detached if name not in set(inputs)]
 
 
 class OnnxRuntimeProgram:

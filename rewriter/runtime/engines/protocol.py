@@ -7,10 +7,8 @@
 Every build runs in a child process of its own; then one child loads all engines, runs every sample, and times
 them interleaved. Arrays stay in files, which are memory-mapped for reading.
 
-To add an engine, write a `Program`, and an `Engine` that loads it: one class and one line of
-`this_machine.ENGINES`. A build step of its own goes to `measure.build_variant`. A `Program` lives only in the
-child: it may import what it likes, crash, hang, or raise `EngineError`; all of that becomes an
-`EngineOutcome`. Its obligations:
+A `Program` lives only in the child: it may import what it likes, crash, hang, or raise `EngineError`; all of
+that becomes an `EngineOutcome`. Its obligations:
 
 - `run` returns every output of the ONNX model under its ONNX name, in its ONNX type.
 - `prepare` puts one sample where the device reads it. `time_us` runs on it, copies nothing, and returns the
