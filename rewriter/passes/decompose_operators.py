@@ -26,13 +26,13 @@ class DecomposeOperators(ModelPass):
     What the parser takes by name has no ONNX schema, and would keep its types. Each is written as ONNX
     Runtime's documentation of its contributed operators defines it. The scale of an
     attention moves before its first product, where FP16 has room for it. A DFT of constant length is a
-    product by a matrix of cosines and sines. ONNX's Attention is written out where it caps its scores, or has
-    sizes without a kernel. A Resize with antialias or half_pixel_symmetric, of constant size, is a product
-    by a constant matrix along each axis.
+    product by a matrix of cosines and sines. ONNX's Attention is written out where it caps its scores, has
+    past keys, several outputs, a causal mask beside another, or sizes without a kernel. A Resize with
+    antialias or half_pixel_symmetric, of constant size, is a product by a constant matrix along each axis.
 
     Declines:
-        - ONNX's Attention, of other axes than four, with grouped heads, a window, or a mask beside a cap
-        - an attention with past keys, several outputs, packed or unknown inputs, or a causal mask
+        - ONNX's Attention, of heads of unknown number or width, with a window, or with lengths of a cache
+        - a contributed attention with past keys, several outputs, packed or unknown inputs, or a causal mask
         - a mask of an attention that is no [batch, keys]
         - the mean and deviation of a norm; batches that are transposed
         - a Resize of computed sizes, of other axes than the last two, or that keeps the ratio
@@ -316,37 +316,131 @@ def _resizing_matrix(call: _Call, axis: int, rank: int, size: object, out: objec
     return columns
 
 
+@dataclass(frozen=True)
+class _Heads:
+    """Heads of queries, of keys and values, and their widths in ONNX's Attention; 0 is unknown."""
+
+    flat: bool
+    queries: int
+    shared: int
+    widths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, call: _Call) -> _Heads:
+        shapes = [call.graph.shape(name) or () for name in call.node.input[:3]]
+        counts: list[Any] = [(*shape, 0, 0)[1] for shape in shapes[:2]]
+        if flat := {len(shape) for shape in shapes} == {3}:
+            counts = [call.get("q_num_heads", 0), call.get("kv_num_heads", 0)]
+        heads, shared = (count if isinstance(count, int) else 0 for count in counts)
+        if not heads or not shared or not (flat or {len(shape) for shape in shapes} == {4}):
+            return cls(flat, 0, 0, (0, 0, 0))
+        parts = (heads, shared, shared) if flat else (1, 1, 1)
+        return cls(flat, heads, shared, tuple(call.width(i) // part for i, part in enumerate(parts)))
+
+    @property
+    def known(self) -> bool:
+        return bool(self.shared) and all(self.widths) and not self.queries % self.shared
+
+    def lack_a_kernel(self, batch: object) -> bool:
+        return self.known and (not HEADS[0] <= self.widths[0] <= HEADS[1] or (batch, self.queries) == (1, 1))
+
+
 def _onnx_attention(call: _Call) -> str | Refusal:
-    """ONNX's own, of four axes, if it caps its scores, or its sizes have no kernel; "" for others."""
-    shapes = [call.graph.shape(name) or () for name in call.node.input[:3]]
-    batch, heads, _, width = shapes[0] if len(shapes[0]) == 4 else (0, 0, 0, 0)
-    cap = call.get("softcap", 0.0)
-    odd = isinstance(width, int) and not HEADS[0] <= width <= HEADS[1]
-    if not cap and (not width or not (odd or (batch, heads) == (1, 1))):
+    """ONNX's own, where the parser or a kernel lacks what it needs; "" for others."""
+    heads, batch = _Heads.of(call), (call.graph.shape(call.node.input[0]) or (0,))[0]
+    several = call.has(4, 5) or call.hands_out(1, 2, 3) or (call.has(3) and call.get("is_causal", 0))
+    refused = several or call.get("softcap", 0.0) or call.get("softmax_precision")
+    if not refused and not heads.lack_a_kernel(batch):
         return ""
-    if not isinstance(width, int) or not width or {(*s, 0, 0)[1] for s in shapes} != {heads}:
-        return call.refusal("it has other axes than [batch, heads, length, width], or fewer heads of keys")
-    if call.get("is_causal", 0) or call.has(4, 5) or call.hands_out(1, 2, 3) or (cap and call.has(3)):
-        return call.refusal("it is causal, caps a mask, or has keys or scores beside its result")
-    if max(call.get("left_window_size", -1), call.get("right_window_size", -1)) >= 0:
-        return call.refusal("it looks at a window of keys")
-    text = f"""q = Mul({call[0]}, {call.number(call.get("scale", 0.0) or width**-0.5)})
-        k = Transpose<perm = [0, 1, 3, 2]>({call[1]})  s = MatMul(q, k) """
-    scores, weights, after = "s", "w", ""
-    if cap:
+    if reason := _stays(call, heads):
+        return call.refusal(reason)
+    text, (query, key, value) = _operands(call, heads)
+    scale = call.number(call.get("scale", 0.0) or heads.widths[0] ** -0.5)
+    text += f"q = Mul({query}, {scale})  k = Transpose<perm = [0, 1, 3, 2]>({key})  s = MatMul(q, k) "
+    text += _weights(call)
+    if call.hands_out(3):
+        text += f"y3 = Identity({'w' if call.get('qk_matmul_output_mode', 0) else 's'}) "
+    if not heads.flat:
+        return f"{text} y0 = MatMul(w, {value})"
+    return f"""{text} o = MatMul(w, {value})  ot = Transpose<perm = [0, 2, 1, 3]>(o)
+        y0 = Reshape(ot, {call.ints(0, 0, -1)})"""
+
+
+def _stays(call: _Call, heads: _Heads) -> str:
+    """Returns why ONNX's Attention is not written out; "" if it is."""
+    if not heads.known:
+        return "its heads, or their widths, are not known"
+    if max(call.get("left_window_size", -1), call.get("right_window_size", -1)) >= 0 or call.has(6):
+        return "it looks at a window of keys, or at the lengths of a cache"
+    if call.hands_out(3) and call.get("qk_matmul_output_mode", 0) in (1, 2):
+        return "releases of ONNX differ in which of its scores are an output"
+    kind = call.graph.dtype(call.node.input[0])
+    mask = call.graph.dtype(call.node.input[3]) if call.has(3) else TensorProto.BOOL
+    if mask not in (kind, TensorProto.BOOL) or call.get("softmax_precision", kind) != kind:
+        return "its mask or its Softmax is of another type than its queries"
+    shapes = [call.graph.shape(name) or () for name in call.node.input[:2]]
+    lengths = [(*shape, 0, 0)[1 if heads.flat else 2] for shape in shapes]
+    if call.has(4):
+        late = call.get("is_causal", 0) and lengths[0] != lengths[1]
+        return "it is causal, with other numbers of queries and new keys" if late else ""
+    return "its mask ends before its keys" if call.has(3) and call.width(3) not in (0, 1, lengths[1]) else ""
+
+
+def _operands(call: _Call, heads: _Heads) -> tuple[str, list[str]]:
+    """Text that adds past keys and gives all operands as many heads, and the names of the three."""
+    text, names = "", [call[0], call[1], call[2]]
+    if heads.flat:
+        for index, count in enumerate((heads.queries, heads.shared, heads.shared)):
+            text += f"f{index} = Reshape({names[index]}, {call.ints(0, 0, count, -1)}) "
+            names[index] = f"h{index}"
+            text += f"h{index} = Transpose<perm = [0, 2, 1, 3]>(f{index}) "
+    for index in (1, 2):
+        if call.has(4, 5) or call.hands_out(1, 2):
+            join = f"Concat<axis = 2>({call[index + 3]}, " if call.has(4, 5) else "Identity("
+            text, names[index] = f"{text} y{index} = {join}{names[index]}) ", f"y{index}"
+        if index == 1 and call.get("is_causal", 0):
+            text += _causal(call, names[0], names[1])
+        if (times := heads.queries // heads.shared) > 1:
+            text += f"""u{index} = Unsqueeze({names[index]}, {call.ints(2)})
+                e{index} = Expand(u{index}, {call.ints(1, 1, times, 1, 1)})
+                g{index} = Reshape(e{index}, {call.ints(0, heads.queries, -1, heads.widths[index])}) """
+            names[index] = f"g{index}"
+    return text, names
+
+
+def _causal(call: _Call, query: str, key: str) -> str:
+    """Text that computes which keys each query may read, all past ones included: bool [queries, keys]."""
+    past, last = "", "iq"
+    if call.has(4):
+        past, last = f"lp = Shape<start = 2, end = 3>({call[4]})  last = Add(iq, lp) ", "last"
+    both = f"allowed = And(causal, {call[3]}) " if _boolean(call) else "allowed = Identity(causal) "
+    return f"""lq = Shape<start = 2, end = 3>({query})  lk = Shape<start = 2, end = 3>({key})
+        zero = Constant<value_int = 0>()  one = Constant<value_int = 1>()
+        nq = Squeeze(lq)  iq = Range(zero, nq, one)  nk = Squeeze(lk)  ik = Range(zero, nk, one) {past}
+        row = Unsqueeze({last}, {call.ints(1)})  causal = LessOrEqual(ik, row) {both}"""
+
+
+def _boolean(call: _Call) -> bool:
+    return call.has(3) and call.graph.dtype(call.node.input[3]) == TensorProto.BOOL
+
+
+def _weights(call: _Call) -> str:
+    """Text from the scores to their Softmax: the cap comes before the masks."""
+    text, scores, masked = "", "s", _boolean(call)
+    if cap := call.get("softcap", 0.0):
         text += f"d = Div(s, {call.number(cap)})  t = Tanh(d)  c = Mul(t, {call.number(cap)}) "
         scores = "c"
-    elif call.has(3):
-        scores, types = "m", [call.graph.dtype(call.node.input[i]) for i in (0, 3)]
-        if types[1] == TensorProto.BOOL:  # the weights of a row that is masked as a whole are 0
-            shut = call.number(-FP16_MAX if types[0] == TensorProto.FLOAT16 else LOWEST)
-            text += f"m = Where({call[3]}, s, {shut}) "
-            weights, after = "r", f"w = Where({call[3]}, r, {call.number(0)}) "
-        elif types[0] == types[1]:
-            text += f"m = Add(s, {call[3]}) "
-        else:
-            return call.refusal("its mask is of another type than its queries")
-    return f"{text} {weights} = Softmax<axis = -1>({scores})  {after} y0 = MatMul(w, {call[2]})"
+    if call.has(3) and not masked:
+        text, scores = f"{text} m = Add({scores}, {call[3]}) ", "m"
+    allowed = "allowed" if call.get("is_causal", 0) else call[3] if masked else ""
+    if allowed:
+        half = call.graph.dtype(call.node.input[0]) == TensorProto.FLOAT16
+        text += f"a = Where({allowed}, {scores}, {call.number(-FP16_MAX if half else LOWEST)}) "
+        scores = "a"
+    if not masked:
+        return f"{text} w = Softmax<axis = -1>({scores}) "
+    # the weights of a row that is masked as a whole are 0
+    return f"{text} r = Softmax<axis = -1>({scores})  w = Where({allowed}, r, {call.number(0)}) "
 
 
 def _attention(call: _Call, text: str, heads: list[str], width: int, mask: int, bias: int) -> str | Refusal:
