@@ -18,8 +18,7 @@ from rewriter.passes.simplify import OPTIMIZERS
 from rewriter.pipeline.catalogue import exactness_text, page, settings, summary
 from rewriter.pipeline.options import COMMANDS, JOBS, KEYS
 from rewriter.pipeline.presets import OTHERWISE, PRESETS
-from rewriter.pipeline.reader import expected, to_text
-from rewriter.pipeline.schema import Option, declarations
+from rewriter.pipeline.schema import Option, declarations, expected, to_text
 from rewriter.pipeline.text import own_passes
 from rewriter.target import quirks
 from rewriter.target.answers import recorded

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from rewriter.ir.plan import Plan
     from rewriter.jobs.api import compare_inputs, emulate, fix, locate, probe, run_passes, scan, verify
     from rewriter.jobs.explain import rule, why
-    from rewriter.jobs.findings import Finding, ScanResult
     from rewriter.jobs.fix.result import FixResult
     from rewriter.jobs.record import record
+    from rewriter.jobs.scan import Finding, ScanResult
     from rewriter.pipeline.options import FixOptions, ScanOptions, VerifyOptions
     from rewriter.target import Target
     from rewriter.target.answers import Answers
@@ -36,7 +36,7 @@ _HOMES = {
     "ir.plan": "Plan",
     "jobs.explain": "rule why",
     "jobs.api": "compare_inputs emulate fix locate probe run_passes scan verify",
-    "jobs.findings": "Finding ScanResult",
+    "jobs.scan": "Finding ScanResult",
     "jobs.fix.result": "FixResult",
     "jobs.record": "record",
     "verification.locate": "Location",

@@ -88,12 +88,8 @@ def run_task(
         return replace(outcome, text=outcome.text.replace(f"{folder}/", "")), made
 
 
-def _placed(files: Packed, output: Path) -> tuple[str, ...]:
-    """Writes a worker's files beside the output, the model last; returns their names.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+def _written(files: Packed, output: Path) -> tuple[str, ...]:
+    """Writes a worker's files beside the output, the model last; returns their names."""
     if not files:
         return ()
     make_folder(output)
@@ -135,7 +131,7 @@ class Cluster:
         started again with what there is, and has crashed if no machine comes for a minute.
         """
         waiting, running, checked = list(entries), dict[Any, tuple[Entry, int]](), time.monotonic()
-        placeable = checked
+        had_machine = checked
         while waiting or running:
             while waiting and len(running) < self.jobs:
                 running |= self._started(waiting.pop(0))
@@ -144,9 +140,9 @@ class Cluster:
                 yield entry, self._outcome(entry, reference)
             if (now := time.monotonic()) > checked + CHECK_SECONDS:
                 checked, most = now, self._most_memory()
-                placeable = placeable if most is None else now
+                had_machine = had_machine if most is None else now
                 lost = [task for task, (_, memory) in running.items() if most is None or memory > most]
-                for reference in lost if most is not None or now > placeable + NOBODY_SECONDS else ():
+                for reference in lost if most is not None or now > had_machine + NOBODY_SECONDS else ():
                     self.ray.cancel(reference, force=True)
                     entry, _ = running.pop(reference)
                     if most is None:
@@ -170,7 +166,7 @@ class Cluster:
             last = str(error).strip().splitlines()[-1]
             return Outcome("crashed", f"Ray ran it {RETRIES + 1} times: {last}")
         try:
-            return replace(outcome, files=_placed(files, entry.output))
+            return replace(outcome, files=_written(files, entry.output))
         except RewriterError as error:
             return Outcome("refused", error_line(error))
 
@@ -252,11 +248,7 @@ class Connection:
 
 @contextmanager
 def connected(address: str, *, gpus: float, jobs: int, seconds: float) -> Iterator[Connection]:
-    """Connects to a cluster for the length of the block.
-
-    Raises:
-        UsageError: Ray is not installed, does not answer, or has too few GPUs.
-    """
+    """Connects to a cluster for the length of the block; raises as `_Member` does."""
     join = partial(_Member, address, gpus=gpus, jobs=jobs, seconds=seconds)
     doing = "the connection to Ray"
     with closing(sandbox.worker(join, doing=doing, limit_s=ANSWER_SECONDS, limited=False)) as member:

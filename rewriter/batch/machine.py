@@ -130,11 +130,7 @@ def error_line(error: RewriterError) -> str:
 
 
 def make_folder(output: Path) -> None:
-    """Creates the folder of a result.
-
-    Raises:
-        OutputError: it cannot be created.
-    """
+    """Creates the folder of a result; raises OutputError."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -15,8 +15,7 @@ from rewriter.ir.reading import read_toml
 from rewriter.jobs.fix.links import io_of_files, type_of_links
 from rewriter.pipeline.config import Configuration
 from rewriter.pipeline.options import BatchCommand, FixOptions
-from rewriter.pipeline.reader import read_table
-from rewriter.pipeline.schema import Option, declarations
+from rewriter.pipeline.schema import Option, declarations, read_table
 from rewriter.runtime.recording.record import RECORD, Recording
 
 KEYS: Mapping[str, Option] = {
@@ -146,11 +145,7 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _merged(models: Iterable[Entry]) -> list[Entry]:
-    """The models without duplicate files; the manifest's entry wins.
-
-    Raises:
-        UsageError: two files would have the same output.
-    """
+    """The models without duplicate files, of which the manifest's wins; UsageError: two share an output."""
     by_file = {entry.model.resolve(): entry for entry in models}
     names: dict[str, Path] = {}
     for entry in by_file.values():
@@ -163,11 +158,7 @@ def _merged(models: Iterable[Entry]) -> list[Entry]:
 
 
 def listed(manifest: Path, output: Path) -> list[Entry]:
-    """The models of a manifest with their options.
-
-    Raises:
-        UsageError: it cannot be read, or sets what is no option; the message names the entry.
-    """
+    """The models of a manifest with their options; a UsageError names the entry."""
     table = read_toml(manifest, "name a TOML file")
     tables = table.pop("model", [])
     if not (isinstance(tables, list) and tables and all(isinstance(table, dict) for table in tables)):

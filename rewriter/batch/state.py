@@ -83,11 +83,7 @@ def page_of(output: Path) -> Path:
 
 
 def save(entry: Entry, outcome: Outcome, key: str) -> None:
-    """Write the state of a finished model; the file is replaced as a whole.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Write the state of a finished model; the file is replaced as a whole."""
     files = {name: digest(entry.output.parent / name) for name in outcome.files}
     write_json(asdict(State(key, files, outcome)), state_file(entry.output), "the state")
 
@@ -161,11 +157,7 @@ def memory_needed(model: Path) -> int:
 
 
 def set_aside(entry: Entry) -> str:
-    """Renames the result of an earlier model, which would pass for today's, to `net.onnx.outdated`.
-
-    Returns:
-        The part of a sentence that says so; "" if there is no such result.
-    """
+    """Renames the result of an earlier model to `net.onnx.outdated`; returns words that say so, or ""."""
     left, *_ = map(_outdated, _named_files(entry))
     with suppress(OSError):
         for file in filter(Path.is_file, _named_files(entry)):

@@ -1,4 +1,4 @@
-"""The summary of a batch: a table on the terminal, JSON and JUnit."""
+"""The summary of a batch, and the closed loop of its recording: a table on the terminal, JSON and JUnit."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from rich.console import Console
 from rich.text import Text
 
+from rewriter.base.stopwatch import Progress
 from rewriter.base.text import count, one_line
+from rewriter.batch.machine import outcome_of
 from rewriter.batch.models import Entry
 from rewriter.batch.state import Outcome, page_of
+from rewriter.jobs.closed_loop.job import loop_of
 from rewriter.jobs.closed_loop.result import LoopResult
+from rewriter.jobs.fix.result import FixResult
+from rewriter.pipeline.options import FixOptions
 from rewriter.report.html.pipeline import page
 from rewriter.report.html.render import html
 from rewriter.report.json import document
@@ -56,6 +61,28 @@ class Summary:
         earlier = f"; {skipped} finished in an earlier run" if skipped else ""
         models = f"{passed} of {count(len(self.records), 'model')} passed{earlier}"
         return models if self.loop is None else f"{verdict_line(self.loop)}; {models}"
+
+
+def closed_loop(folder: Path, summary: Summary, limit_s: float, progress: Progress) -> Summary:
+    """Runs the script of a recording with the files that were written, for `limit_s` seconds at most.
+
+    Returns the summary, whose models are the files of `folder`, with the loop and its repairs.
+    """
+    recording, records = Recording.read(folder), summary.records
+    named = dict(zip((file.name for file in recording.files), (entry for entry, _ in records), strict=True))
+    outcomes = {entry.name: outcome for entry, outcome in records}
+    fixed = {name: entry.output for name, entry in named.items() if outcomes[entry.name].files}
+    summary = replace(summary, recording=recording)
+    if not limit_s or not fixed:
+        return summary
+
+    def refixed(name: str, result: FixResult) -> None:
+        entry = named[name]
+        outcomes[entry.name] = replace(outcome_of(entry, result), seconds=outcomes[entry.name].seconds)
+
+    options = FixOptions(**{name: value for name, value in records[0][0].options.items() if name != "inputs"})
+    loop = loop_of(folder, fixed, options, limit_s, progress, refixed)
+    return replace(summary, loop=loop, records=[(entry, outcomes[entry.name]) for entry, _ in records])
 
 
 def print_summary(summary: Summary, out: Console, *, quiet: bool = False) -> None:

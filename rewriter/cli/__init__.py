@@ -17,25 +17,17 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from rewriter.base.errors import UsageError
-from rewriter.cli.exits import (
-    BAD_INPUT,
-    INTERRUPTED,
-    echo,
-    exit_codes,
-    print_error,
-    streams,
-)
+from rewriter.cli.exits import BAD_INPUT, INTERRUPTED, echo, exit_codes, print_error, streams
 from rewriter.cli.parameters import FLAG
 from rewriter.report.signals import listening
 
-MODELS, AROUND = "A model", "More"
-"""Groups of commands in `rewriter --help`."""
+MODELS, AROUND = "A model", "More"  # groups of commands in `rewriter --help`
 
 
 class Entry(NamedTuple):
     """A command: its function or its Typer below `rewriter.cli`, and its line in `--help`."""
 
-    place: str
+    code: str
     help: str
     panel: str = AROUND
 
@@ -47,12 +39,12 @@ COMMANDS = {
     "locate": Entry(".compare:locate", "Find the first tensor that goes wrong", MODELS),
     "compare-inputs": Entry(".compare:compare_inputs", "Find how two preprocessings differ", MODELS),
     "batch": Entry(".batch:batch", "Fix many models, here or on a cluster", MODELS),
-    "record": Entry(".record:record", "Run a script, and keep what its models get", MODELS),
-    "report": Entry(".report:report", "Make a page from saved JSON"),
-    "probe": Entry(".probe:probe", "Measure how TensorRT computes on this GPU"),
-    "rule": Entry(".explain:rule", "Explain a kind of finding, and its remedy"),
-    "why": Entry(".explain:why", "Explain the type of a node of a result"),
-    "config": Entry(".config:config", "Options in force, and where each comes from"),
+    "record": Entry(".more:record", "Run a script, and keep what its models get", MODELS),
+    "report": Entry(".more:report", "Make a page from saved JSON"),
+    "probe": Entry(".more:probe", "Measure how TensorRT computes on this GPU"),
+    "rule": Entry(".more:rule", "Explain a kind of finding, and its remedy"),
+    "why": Entry(".more:why", "Explain the type of a node of a result"),
+    "config": Entry(".more:config", "Options in force, and where each comes from"),
     "presets": Entry(".catalogue:presets", "Pipelines by name; `presets show NAME`"),
     "passes": Entry(".catalogue:passes", "List the passes; `passes show NAME` explains one"),
     "hook": Entry(".hook:app", "Commands of the pre-commit hooks"),
@@ -94,7 +86,6 @@ class Command(TyperCommand):
         super().__init__(*args, help=help and re.sub(r"(?<=\S)\n(?=\S)", " ", help), **more)
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command."""
         with exit_codes():
             if self.name in CACHING:
                 from rewriter.runtime.engines import caches
@@ -104,7 +95,6 @@ class Command(TyperCommand):
             return super().invoke(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters of the command, `--help` among them."""
         return _plain(super().get_params(ctx), ctx)
 
 
@@ -156,8 +146,7 @@ class Root(Group):
 
 
 def loaded(name: str) -> Any:
-    """Imports a command."""
-    command = pkgutil.resolve_name(f"rewriter.cli{COMMANDS[name].place}")
+    command = pkgutil.resolve_name(f"rewriter.cli{COMMANDS[name].code}")
     if isinstance(command, typer.Typer):
         command.info.name = name
         return typer.main.get_group(command)
@@ -179,7 +168,7 @@ def _refused(error: Any) -> int:
     if option := getattr(error, "option_name", None):
         where = option
         if type(error).__name__ == "NoSuchOption":
-            from rewriter.pipeline.reader import instead
+            from rewriter.pipeline.schema import instead
 
             message = "there is no such option"
             hint = instead(option, [p.name for p in context.command.params if p.name]) if context else hint

@@ -33,8 +33,7 @@ Output = Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="
 JUNIT = ".xml"
 DEFAULTS = declarations(BatchCommand)
 
-SHARE = 0.8
-"""Share of the free memory that a batch may use."""
+SHARE = 0.8  # share of the free memory that a batch may use
 
 
 @with_options(BatchCommand)
@@ -66,8 +65,7 @@ def fix_all(
     """
     from rewriter.batch.machine import run_batch
     from rewriter.batch.models import entries
-    from rewriter.batch.pipeline import closed_loop
-    from rewriter.batch.summary import Summary, as_dict, as_junit, as_page, print_summary
+    from rewriter.batch.summary import Summary, as_dict, as_junit, as_page, closed_loop, print_summary
     from rewriter.ir.model import write_text
     from rewriter.report.progress import progress
     from rewriter.report.terminal import console

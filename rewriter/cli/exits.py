@@ -98,7 +98,6 @@ class Stream(FileIO):
     error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Writes, or keeps the error."""
         try:
             return super().write(data) if self.error is None else len(data)
         except OSError as error:
@@ -126,8 +125,7 @@ def streams() -> Iterator[Stream]:
         sys.stdout, sys.stderr = before
 
 
-STDOUT = Path("-")
-"""The file name that means standard output."""
+STDOUT = Path("-")  # the file name that means standard output
 
 PAGES = (".html", ".htm")
 """Suffixes of a report that is a page; any other report is JSON."""

@@ -20,16 +20,14 @@ from rewriter.base.errors import OutputError, UsageError
 from rewriter.base.text import command_line
 from rewriter.cli.exits import PAGES, STDOUT, echo, is_page, write_document
 from rewriter.pipeline.options import DATA, OUTCOME, PANELS
-from rewriter.pipeline.reader import Text, read
-from rewriter.pipeline.schema import Option, declarations
+from rewriter.pipeline.schema import Option, Text, declarations, read
 
 if TYPE_CHECKING:
     from rewriter.pipeline.config import ResolvedOptions
 
 T = TypeVar("T")
 
-FLAG = " "
-"""Metavar of an option without a value; Typer would print `<bool>`."""
+FLAG = " "  # metavar of an option without a value; Typer would print `<bool>`
 
 ENDINGS: Mapping[str, tuple[str, ...]] = {
     "report": ("", *PAGES, ".json"),
@@ -134,7 +132,7 @@ def with_options(
     options = {
         name: declared
         for name, declared in declarations(kind).items()
-        if "command line" in declared.places and (not only or name in only)
+        if "command line" in declared.set_in and (not only or name in only)
     }
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -150,7 +148,7 @@ def with_options(
             for name, default in vars(Outputs()).items()
             if name in outputs
         ]
-        parameters = sorted([*_own(command), *added, *map(_parameter, options.values())], key=_place)
+        parameters = sorted([*_own(command), *added, *map(_parameter, options.values())], key=_panel)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run
@@ -168,7 +166,6 @@ def _read(declared: Option, value: Any) -> Any:
 
 
 def _own(command: Callable[..., None]) -> Iterator[inspect.Parameter]:
-    """The parameters that the command itself has."""
     hints = get_type_hints(command, include_extras=True)
     for parameter in inspect.signature(command).parameters.values():
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD and parameter.name != "outputs":
@@ -198,7 +195,7 @@ def completer(declared: Option) -> Callable[[str], list[tuple[str, str]]] | None
     return complete
 
 
-def _place(parameter: inspect.Parameter) -> int:
+def _panel(parameter: inspect.Parameter) -> int:
     """Arguments first, then the panels in their order."""
     info = parameter.annotation.__metadata__[0]
     if isinstance(info, ArgumentInfo):
@@ -248,27 +245,22 @@ def check_extra(option: str, path: Path | None, inputs: Iterable[Any], endings: 
     """
     if path is None or path == STDOUT:
         return
+    from rewriter.ir.model import data_files
     from rewriter.ir.model.output_files import overwrites
 
-    place: Any = {"option": option, "where": str(path)}
+    subject: Any = {"option": option, "where": str(path)}
     if not path.parent.is_dir():
-        raise OutputError("its folder does not exist", hint="make it first", **place)
+        raise OutputError("its folder does not exist", hint="make it first", **subject)
     if not os.access(path.parent, os.W_OK):
-        raise OutputError("its folder cannot be written", hint="name another folder", **place)
+        raise OutputError("its folder cannot be written", hint="name another folder", **subject)
     if path.is_dir():
-        raise OutputError("it is a folder", hint="name a file in it", **place)
+        raise OutputError("it is a folder", hint="name a file in it", **subject)
     named = [Path(other) for other in inputs if isinstance(other, (str, os.PathLike))]
-    for other in named + (_weights(named) if path.is_file() else []):
+    models = [other for other in named if other.suffix == ".onnx"] if path.is_file() else []
+    for other in (*named, *(data for model in models for data in data_files(model))):
         if overwrites(path, other):
-            raise UsageError(f"it would overwrite {other}", hint="name another file", **place)
+            raise UsageError(f"it would overwrite {other}", hint="name another file", **subject)
     endings = endings or ENDINGS.get(option, (path.suffix,))
     if path.suffix.lower() not in endings:
         hint = f"its name may end in {', '.join(filter(None, endings))}"
-        raise UsageError(f"nothing of the kind {path.suffix} can be written", hint=hint, **place)
-
-
-def _weights(files: Iterable[Path]) -> list[Path]:
-    """The files with the weights of those that are models."""
-    from rewriter.ir.model import data_files
-
-    return [data for file in files if file.suffix == ".onnx" for data in data_files(file)]
+        raise UsageError(f"nothing of the kind {path.suffix} can be written", hint=hint, **subject)

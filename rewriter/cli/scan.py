@@ -17,7 +17,7 @@ from rewriter.pipeline.options import ScanCommand, ScanOptions
 
 if TYPE_CHECKING:
     from rewriter.base.errors import Severity
-    from rewriter.jobs.findings import ScanResult
+    from rewriter.jobs.scan import ScanResult
     from rewriter.pipeline.config import ResolvedOptions
 
 Models = Annotated[list[Path], typer.Argument(metavar="MODEL...", hidden=True)]

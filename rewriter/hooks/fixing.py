@@ -120,11 +120,7 @@ class Fixed:
 
 
 def fix_file(path: Path, feeds: Feeds, options: HookOptions) -> Fixed:
-    """Replace an exported file by the fixed one; if that fails, the file is unchanged.
-
-    Raises:
-        Exception: the fix failed and `strict` is set.
-    """
+    """Replace an exported file by the fixed one; if that fails, the file is unchanged."""
     raw = raw_path(path) if options.keep_raw else None
     return attempt(lambda: Fixed(path, fix_export(path, feeds, options), raw=raw), options, str(path), path)
 
@@ -143,11 +139,7 @@ def attempt(work: Callable[[], Fixed], options: HookOptions, where: str, path: P
 
 
 def fix_export(source: Path | onnx.ModelProto, feeds: Feeds, options: HookOptions) -> FixResult:
-    """Fix a file in place, or a model in memory.
-
-    Raises:
-        Unverified: the result failed its verification; a file is unchanged then.
-    """
+    """Fix a file in place, or a model in memory; raises Unverified, with the file unchanged."""
     from rewriter.jobs.fix.api import fix
     from rewriter.report.fix import verdict_line
 

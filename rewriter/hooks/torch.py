@@ -73,11 +73,7 @@ class ExportCall:
 
     @classmethod
     def of(cls, exporter: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportCall:
-        """Binds the arguments to PyTorch's exporter, beneath the replacements of `patched` blocks.
-
-        Raises:
-            TypeError: this PyTorch's exporter does not take these arguments.
-        """
+        """Binds the arguments to PyTorch's exporter, beneath the replacements of `patched` blocks."""
         while hasattr(exporter, "over"):
             exporter = exporter.__wrapped__
         bound = inspect.signature(exporter).bind(*args, **kwargs)

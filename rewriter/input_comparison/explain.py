@@ -68,7 +68,7 @@ def compare_others(name: str, ours: Array, theirs: Array) -> ArrayComparison:
 
 
 def distance(ours: Array, theirs: Array) -> float:
-    """Relative L2 distance; infinite if shapes, or the places of NaN and infinities, differ."""
+    """Relative L2 distance; infinite if shapes, or the positions of NaN and infinities, differ."""
     return Figures(theirs, ours).relative_l2
 
 

@@ -20,7 +20,7 @@ from rewriter.jobs.probe import probe as probe_job
 from rewriter.jobs.scan import scan as scan_job
 from rewriter.jobs.verify import verify as verify_job
 from rewriter.pipeline.driver import run
-from rewriter.pipeline.reader import converted, type_hints, unknown
+from rewriter.pipeline.schema import converted, type_hints, unknown
 
 __all__ = ["compare_inputs", "emulate", "fix", "locate", "probe", "run_passes", "scan", "verify"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rewriter.ir.model import Model, load
+from rewriter.ir.model import load
 from rewriter.ir.plan import Precision
 from rewriter.jobs.fix.before import lowered
 from rewriter.jobs.fix.provenance import noted_sums
@@ -38,13 +38,6 @@ def emulate(
         RewriterError: the model cannot be read, or ONNX Runtime has no kernel for it.
     """
     source = load(getattr(model, "model", model))
-    return emulated_session(source, precision, accumulation)
-
-
-def emulated_session(
-    model: Model, precision: Precision | None = None, accumulation: Accumulation | None = None
-) -> Any:
-    """The session of a loaded model; arguments of `emulate`."""
-    typed = model if precision in (None, "fp32") else lowered(model, precision)
-    sums = accumulation or noted_sums(model) or "fp16"
+    typed = source if precision in (None, "fp32") else lowered(source, precision)
+    sums = accumulation or noted_sums(source) or "fp16"
     return LocalSession(emulation(typed, sums, tf32=True, outputs="own"), constant=True).session

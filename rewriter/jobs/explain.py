@@ -102,11 +102,7 @@ def rules() -> dict[str, str]:
 
 
 def rule(name: str) -> RuleExplanation:
-    """Explains a rule: its cause, a picture of it, and what helps.
-
-    Raises:
-        UsageError: there is no such rule.
-    """
+    """Explains a rule: its cause, a picture of it, and what helps; UsageError: there is no such rule."""
     if name in KINDS:
         kind = KINDS[name]
         return RuleExplanation(name, kind.title, kind.why, kind.picture, kind.severity, kind.repair)

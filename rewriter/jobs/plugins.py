@@ -16,8 +16,7 @@ from rewriter.pipeline.driver import Driver
 from rewriter.runtime.engines.deployment import Deployment
 from rewriter.verification.verdict import PLUGINS, Check
 
-LISTED = 3
-"""Plugins that the check names."""
+LISTED = 3  # plugins that the check names
 
 
 def parts(model: Model, deployment: Deployment, types: Sequence[str] = ()) -> Split | None:
@@ -46,11 +45,7 @@ def without_inner_ports(job: FixJob, split: Split) -> FixJob:
 
 
 def whole(split: Split, fixed: Model) -> Model:
-    """The rewritten first part with the rest, at the same operator set.
-
-    Raises:
-        ModelError: a node of the rest has no form in that operator set.
-    """
+    """The rewritten first part with the rest, at its operator set; ModelError: the rest has no form in it."""
     tail = split.tail
     if tail.opset != fixed.opset:
         tail, (result,) = Driver().run(tail, [UpgradeOpset()], Context(fixed.opset))

@@ -19,8 +19,7 @@ RECORDER = "rewriter.runtime.recording.recorder:Recorder"
 """The hook; its NumPy loads only where a script runs."""
 
 GIB = 2**30
-DISK_GIB = 4.0
-"""Most that the samples may take on disk."""
+DISK_GIB = 4.0  # most that the samples may take on disk
 
 UNSEEN = (
     "calls from Python are recorded (onnxruntime.InferenceSession), and none from C++ (onnxruntime-genai, "

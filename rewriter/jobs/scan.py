@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, Unpack
 
 from rewriter.base.errors import SEVERITIES, ArithmeticRunError, Severity
-from rewriter.base.stopwatch import Progress, Stopwatch
+from rewriter.base.stopwatch import Progress, Stopwatch, silent
+from rewriter.base.summary import Row, Summary, listed
+from rewriter.base.text import count
 from rewriter.hazards import (
     ALREADY_AVOIDED,
     SCAN_RULES,
@@ -25,8 +28,7 @@ from rewriter.hazards.planning.planner import analyses
 from rewriter.hazards.user_rules import rules_of_the_user
 from rewriter.ir.graph import display_name
 from rewriter.ir.model import Model, load
-from rewriter.ir.plan import Precision
-from rewriter.jobs.findings import Finding, ScanResult
+from rewriter.ir.plan import Precision, Range
 from rewriter.jobs.fix.before import check_before
 from rewriter.jobs.fix.workload import judged_samples, recorded_sums
 from rewriter.pipeline.driver import inlined
@@ -37,6 +39,7 @@ from rewriter.runtime.engines.probing import known_target
 from rewriter.runtime.engines.this_machine import parser_here
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.inputs import Samples
+from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.metrics.metrics import METRICS
 from rewriter.runtime.metrics.tolerances import TOLERANCES
 from rewriter.runtime.ranges import measure
@@ -47,6 +50,67 @@ from rewriter.verification.verdict import Check
 
 TF32_NOTED = 2e-3
 """Relative L2 error of TF32 that is worth a note: twice what well-conditioned networks show on an H200."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One hazard, with all the nodes that it concerns, in graph order, and their operators.
+
+    `kind` is a key of `kinds.KINDS`. `tensor` and `range` are the evidence, where one tensor is; `link` is
+    the page that a known defect is reported on.
+    """
+
+    kind: str
+    severity: Severity
+    reason: str
+    repair: str
+    nodes: tuple[str, ...]
+    ops: tuple[str, ...]
+    tensor: str | None = None
+    range: Range | None = None
+    link: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class ScanResult(Summary):
+    """The outcome of `scan`.
+
+    Attributes:
+        path: The model's file; None if it was given as an object.
+        findings: Errors first, then warnings, then notes; in the order of the rules within each.
+        float_nodes: How many nodes compute on floating-point tensors.
+        plain: The emulation of MODEL as it is in that precision, on the samples that `fix` judges by; None on
+            random data.
+        warnings: Sentences about the scan itself that the user should read.
+        seconds: Wall time by stage, in order.
+    """
+
+    path: Path | None
+    precision: Precision
+    target: Target
+    findings: tuple[Finding, ...]
+    data: DataSource
+    float_nodes: int
+    plain: Check | None = None
+    warnings: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def count(self, severity: Severity) -> int:
+        return sum(f.severity == severity for f in self.findings)
+
+    def reaches(self, severity: Severity) -> bool:
+        """True if a finding is at least that severe."""
+        return any(SEVERITIES.index(f.severity) >= SEVERITIES.index(severity) for f in self.findings)
+
+    def summary(self) -> Iterator[Row]:
+        counts = ", ".join(count(self.count(severity), severity) for severity in reversed(SEVERITIES))
+        yield "found", f"{counts} in {count(self.float_nodes, 'float node')}, for {self.precision.upper()}"
+        for severity in reversed(SEVERITIES[1:]):
+            lines = (
+                f"{count(len(f.nodes), 'node')}: {f.reason}" for f in self.findings if f.severity == severity
+            )
+            yield from listed(f"{severity}s", lines, 3)
+        yield "data", self.data.text
 
 
 @documented(ScanOptions)
@@ -70,14 +134,9 @@ def scan(
         RewriterError: bad model, data or option.
     """
     request = combined(ScanOptions, options, keywords)
-    target, stage = known_target(Target.parse(request.target)), Stopwatch(progress or (lambda *_: None))
-    stage.steps = (
-        "reading",
-        "measuring ranges",
-        "looking for hazards",
-        f"emulating {request.precision.upper()}",
-        "emulating TF32",
-    )
+    target, stage = known_target(Target.parse(request.target)), Stopwatch(progress or silent)
+    lowering = f"emulating {request.precision.upper()}"
+    stage.steps = ("reading", "measuring ranges", "looking for hazards", lowering, "emulating TF32")
     rules = (*SCAN_RULES, *rules_of_the_user(request.hazards))
     with stage("reading"):
         original = load(model)
@@ -92,7 +151,7 @@ def scan(
         findings = list(_findings(seen, rules))
     plain = None
     if samples.source.real:
-        with stage(f"emulating {request.precision.upper()}"):
+        with stage(lowering):
             plain = _plain(original, samples, request.precision, target)
         findings = list(_with_verdict(findings, plain))
     with stage("emulating TF32"):

@@ -178,11 +178,7 @@ def _without_reference(judge: Verifier, original: Model, chosen: Choice) -> str:
 def _emulated(
     result: VerifyResult, judge: Verifier, fixed: Model, precision: str, sums: Accumulation
 ) -> VerifyResult:
-    """Emulates the fixed model on ONNX Runtime, and builds it, which needs no GPU, or looks up its operators.
-
-    Raises:
-        ArithmeticRunError: ONNX Runtime cannot run it.
-    """
+    """Emulates the fixed model, and builds it, which needs no GPU, or looks up its operators."""
     check = judge.at_last(judge.emulated(fixed, precision, sums), fixed, precision)
     if check.passed is None:
         raise ArithmeticRunError(check.summary, hint="`engine=tensorrt-rtx` needs no emulation, but a GPU")
@@ -274,11 +270,7 @@ def _reference_check(judge: Verifier, original: Model, outcome: EngineOutcome, _
 
 
 def _require_same_ports(original: Model, fixed: Model) -> None:
-    """Checks that both models have inputs and outputs of the same names; types may differ.
-
-    Raises:
-        UsageError: they are not two versions of one model.
-    """
+    """Refuses models with inputs or outputs of different names; types may differ."""
     for ports in ("inputs", "outputs"):
         names = [[port.name for port in getattr(model.signature, ports)] for model in (original, fixed)]
         missing, extra = ([n for n in names[i] if n not in names[1 - i]] for i in (0, 1))

@@ -72,7 +72,7 @@ class DecomposeEinsum(GraphPass):
             if is_op(node, "Einsum"):
                 equation = attribute(node, "equation", "")
                 product = _product_of(equation)
-                reason = _unfold(graph, node, product) if product else "it is no product of two matrices"
+                reason = _decompose(graph, node, product) if product else "it is no product of two matrices"
                 small = _with_small_labels(equation)
                 if reason and small != equation:
                     ends, name = (node.input, node.output), display_name(node)
@@ -111,18 +111,18 @@ def _product_of(equation: str) -> Product | None:
         output = "".join(sorted(letter for letter in set(left + right) if (left + right).count(letter) == 1))
     if any(len(set(labels)) != len(labels) for labels in (left, right, output)):
         return None
-    shared = [display_name for display_name in left if display_name in right]
-    batch = "".join(display_name for display_name in output if display_name in shared)
-    summed = "".join(display_name for display_name in shared if display_name not in output)
-    rows = "".join(display_name for display_name in output if display_name not in right)
-    columns = "".join(display_name for display_name in output if display_name not in left)
+    shared = [letter for letter in left if letter in right]
+    batch = "".join(letter for letter in output if letter in shared)
+    summed = "".join(letter for letter in shared if letter not in output)
+    rows = "".join(letter for letter in output if letter not in right)
+    columns = "".join(letter for letter in output if letter not in left)
     whole = (set(left), set(right)) == (set(batch + rows + summed), set(batch + summed + columns))
     if not summed or not rows or not columns or not whole:
         return None
     return Product(left, right, output, batch, rows, columns, summed)
 
 
-def _unfold(graph: GraphEditor, node: NodeProto, product: Product) -> str | None:
+def _decompose(graph: GraphEditor, node: NodeProto, product: Product) -> str | None:
     """Replaces the Einsum; returns the reason against it, with the graph unchanged."""
     sizes = _sizes(graph, node, product)
     if sizes is None:
@@ -150,7 +150,7 @@ def _target(sizes: dict[str, int], batch: int, groups: Sequence[str]) -> list[in
 
     None if more than one of them has an unknown size.
     """
-    totals = [math.prod(sizes.get(display_name, 0) for display_name in group) or -1 for group in groups]
+    totals = [math.prod(sizes.get(letter, 0) for letter in group) or -1 for group in groups]
     return None if totals.count(-1) > 1 else [0] * batch + totals
 
 

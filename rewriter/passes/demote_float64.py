@@ -21,14 +21,12 @@ from rewriter.passes.base import Change, Context, Event, Exactness, ModelPass, R
 
 DOUBLE, FLOAT = int(TensorProto.DOUBLE), int(TensorProto.FLOAT)
 
-Tensor = tuple[int, str]
-"""The index of a scope, and a name in it."""
+Tensor = tuple[int, str]  # the index of a scope, and a name in it
 
 _SIZES = {"Resize": (1, 2), "Upsample": (1,)}
 """Inputs that decide the size of the output: 2.9999998 in place of 3.0 gives another shape."""
 
-_FLOAT32_INTEGERS = 2**24
-"""Up to this bound, float32 holds every integer."""
+_FLOAT32_INTEGERS = 2**24  # up to this bound, float32 holds every integer
 
 
 @dataclass(frozen=True)

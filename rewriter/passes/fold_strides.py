@@ -134,7 +134,6 @@ class _Folding(Replacement):
 
     @cached_property
     def axes(self) -> list[_Axis]:
-        """Height and width."""
         pads = pads_of(self.node, self.windows)
         assert pads is not None  # the sizes are known
         sizes, kernel, strides = self.windows.known, self.windows.kernel, self.windows.strides

@@ -52,8 +52,7 @@ class InlineFunctions(ModelPass):
         yield from inline(model, self.name)
 
 
-_Key = tuple[str, str, str]
-"""Domain, name and overload of a function."""
+_Key = tuple[str, str, str]  # domain, name and overload of a function
 
 
 def inline(model: Model, tag: str) -> list[Event]:

@@ -14,8 +14,7 @@ from rewriter.ir.graph.ops import ELEMENTWISE, ROW_NORMS
 from rewriter.passes.base import Change, Context, Event, GraphPass, Refusal, Requires
 from rewriter.target.fusion import after_convs_of_series, after_products
 
-MOST_AXES = 8
-"""TensorRT's Dims::MAX_DIMS."""
+MOST_AXES = 8  # TensorRT's Dims::MAX_DIMS
 
 
 @dataclass(frozen=True)

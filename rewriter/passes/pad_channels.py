@@ -308,7 +308,7 @@ def _tie(one: Layout, other: Layout) -> bool:
 
 
 def _gaps(layout: Layout) -> list[int]:
-    """The places, as `numpy.insert` takes them, at which channels are added."""
+    """The positions, as `numpy.insert` takes them, at which channels are added."""
     ends = accumulate(block.size for block in layout)
     return [end for end, block in zip(ends, layout, strict=True) for _ in range(block.root().more)]
 

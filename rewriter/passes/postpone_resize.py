@@ -29,7 +29,7 @@ class PostponeResize(WeightPass):
     """Heads of segmentation networks enlarge all levels to one size, join them, and mix their channels.
 
     A Resize computes the same weighted mean in each channel, a pointwise Conv (1x1) the same sum in each
-    place. In exact arithmetic their order makes no difference. So each level gets a Conv of its own, with
+    pixel. In exact arithmetic their order makes no difference. So each level gets a Conv of its own, with
     its columns of the weight, before it is enlarged, and the results are added. SegFormer's head then needs
     a third of the multiplications, and its FP16 sums are a quarter as deep
     (docs/accuracy.md#convs-after-a-resize). TensorRT does not do this by itself.
@@ -105,7 +105,7 @@ class _Part:
         tensor: The input of the part's own Conv.
         first, count: Its channels in the weight.
         resize: The Resize that follows its Conv; None if none does.
-        growth: How many places the Resize makes of one.
+        growth: How many pixels the Resize makes of one.
         reason: Why an enlarging Resize stays where it is.
     """
 
@@ -270,8 +270,6 @@ def _growth(before: Shape, after: Shape | None, axes: Collection[int]) -> tuple[
 
 @dataclass(frozen=True, kw_only=True)
 class _Postponing(Replacement):
-    """Replaces one Conv by a Conv of each part."""
-
     parts: Sequence[_Part]
 
     def write(self) -> Change:
@@ -298,7 +296,7 @@ class _Postponing(Replacement):
         return Change(display_name(self.node), f"{done}, with {share:.2f} of the multiplications")
 
     def _convolve(self, parts: Sequence[_Part], bias: str, like: str) -> str:
-        """Adds one Conv of some of the parts; its result has as many places as the tensor `places`."""
+        """Adds one Conv of some of the parts; its result has as many pixels as the tensor `like`."""
         data = parts[0].tensor
         if len(parts) > 1:
             joined = self._tensor("joined", like, sum(part.count for part in parts))
@@ -324,7 +322,7 @@ class _Postponing(Replacement):
         return len(self.graph.value(self.node.input[1]))
 
     def _tensor(self, what: str, like: str, channels: int | None = None) -> str:
-        """Returns a tensor with the batch and places of another, and the channels of the result."""
+        """Returns a tensor with the batch and pixels of another, and the channels of the result."""
         shape = self.graph.shape(like)
         sizes = None if shape is None else (shape[0], channels or self._out, *shape[2:])
         return self.tensor(what, sizes)

@@ -17,8 +17,7 @@ from rewriter.passes.algorithms.rescaling.exponents import Constraints
 from rewriter.passes.base import Context, Event, Exactness, ModelPass, Refusal, Requires, Rescaled, Stage
 from rewriter.runtime.ranges import Ranges
 
-NAMED = 3
-"""Number of tensors that a message names."""
+NAMED = 3  # number of tensors that a message names
 
 TIED = "its scale is tied to inputs, outputs or operators that are not linear"
 

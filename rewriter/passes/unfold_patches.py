@@ -30,7 +30,7 @@ class UnfoldPatches(WeightPass):
     (`mixed-precision{epilogues=all}`). A ViT-S needs 20 % less time. With more input channels the Conv is
     about as fast or faster (docs/accuracy.md#patches).
 
-    Patches hold their elements in the order of the weight: channel, then place in the window. If a
+    Patches hold their elements in the order of the weight: channel, then position in the window. If a
     Transpose, or a Reshape and a Transpose, bring the result to [N, L, O] or to channels last next, they are
     removed: the product has that layout already. Otherwise a Transpose (and Reshape) restores the layout of
     Conv. Without a bias, zeros are added: the epilogue needs an Add.
@@ -130,7 +130,6 @@ class _Unfolding(Replacement):
 
     @property
     def depth(self) -> int:
-        """Number of elements of a patch."""
         return self.windows.channels * math.prod(self.windows.kernel)
 
     def write(self, kept: NodePatterns) -> Change:
@@ -207,7 +206,7 @@ def _channels_last(
 
 
 def _is_flat(shape: Shape | None, result: Shape | None, channels: int, elements: int) -> bool:
-    """True if a Reshape of `result` gives [N, channels, places]; N or the places may be unknown."""
+    """True if a Reshape of `result` gives [N, channels, pixels]; N or the pixels may be unknown."""
     if shape is None or len(shape) != 3 or shape[1] != channels:
         return False
     return shape[2] == elements or (result is not None and shape[0] is not None and shape[0] == result[0])

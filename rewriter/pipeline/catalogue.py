@@ -10,8 +10,7 @@ from typing import Any
 
 from rewriter.passes.base import Exactness, Pass, Stage, WeightPass, with_header
 from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS, Preset
-from rewriter.pipeline.reader import expected, to_text
-from rewriter.pipeline.schema import entries
+from rewriter.pipeline.schema import entries, expected, to_text
 from rewriter.pipeline.text import options_of, own_passes, render, value_text
 
 GROUPS: Mapping[Stage, str] = {

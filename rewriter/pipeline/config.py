@@ -21,8 +21,7 @@ from rewriter.base.errors import SLIP, RewriterError, UsageError, did_you_mean
 from rewriter.ir.reading import read_toml
 from rewriter.pipeline.options import JOBS, KEYS, Command
 from rewriter.pipeline.presets import DEFAULT_OPSETS, OTHERWISE, preset_named
-from rewriter.pipeline.reader import Text, read, read_table
-from rewriter.pipeline.schema import PREFIX, declarations
+from rewriter.pipeline.schema import PREFIX, Text, declarations, read, read_table
 
 CONFIG = f"{PREFIX}CONFIG"
 """Variable that names the configuration file, in place of the nearest one; with `none`, no file is read."""
@@ -52,7 +51,7 @@ OVERRIDES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Source:
-    """A place that sets options, with its values by name; the last places are the preset and the defaults."""
+    """The values that a source sets, by name; the last sources are the preset and the defaults."""
 
     kind: Literal["command line", "environment", "file", "preset", "default"]
     title: str
@@ -101,7 +100,6 @@ class ResolvedOptions:
         return {n: v for n, v in values.items() if v is not None and (n, v) != ("precision", "fp32")}
 
     def where(self, name: str) -> str:
-        """Returns the option as the user wrote it, or its key for presets and defaults."""
         return self.sources[name].where(name)
 
     def messages(self) -> Iterator[str]:
@@ -195,11 +193,7 @@ def load(folder: Path | None = None, environment: Mapping[str, str] | None = Non
 
 
 def _unknown_variables(variables: Mapping[str, str]) -> Iterator[str]:
-    """Yields a note for each variable of our prefix that sets nothing.
-
-    Raises:
-        UsageError: its name is a misspelling of a variable that sets something.
-    """
+    """Yields a note for each variable of our prefix that sets nothing; UsageError: it is misspelt."""
     keys = {key.variable.removeprefix(PREFIX) for key in KEYS.values()}
     for name in sorted(variables):
         own = name.removeprefix(PREFIX)
@@ -247,11 +241,7 @@ def _find(start: Path, named: str) -> tuple[Path | None, tuple[str, ...]]:
 
 
 def _table(path: Path) -> Mapping[str, Any] | None:
-    """The keys of a configuration file; None for a `pyproject.toml` without the table.
-
-    Raises:
-        UsageError: it cannot be read, is not TOML, or `tool.rewriter` is no table.
-    """
+    """The keys of a configuration file; None for a `pyproject.toml` without the table."""
     table: Any = read_toml(path, f"repair it, or name another file with {CONFIG}", shown(path))
     if path.name == SHARED:
         table = table.get("tool", {})
@@ -273,7 +263,7 @@ def _require_harmless(table: Mapping[str, Any], title: str) -> None:
 
 
 def shown(path: Path) -> str:
-    """Returns the path, relative to the current folder if it is inside."""
+    """The path, relative to the current folder if it is inside."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 

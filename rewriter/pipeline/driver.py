@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
 
@@ -134,7 +134,11 @@ def _run_one(draft: _Draft, step: Pass, context: Context, strict: bool, earlier:
         if any(isinstance(event, Change) for event in events):
             if draft.model.revision == original.revision:
                 draft.model.mark_edited()  # it edited the proto itself
-            _check(original, draft.model, step, strict)
+            was, now = original.signature, draft.model.signature
+            kept = not step.keeps_signature or now == was
+            _require(kept, f"inputs or outputs changed: {was} became {now}")
+            check(draft.model)
+            draft.model.facts(strict=strict)
         else:
             draft.unchanged = draft.model.same_as(original)
             _require(draft.unchanged, "it reports no change, but the model differs")
@@ -160,16 +164,6 @@ def _require(condition: bool, message: str) -> None:
         raise _BrokenContract(message)
 
 
-def _check(before: Model, after: Model, step: Pass, strict: bool) -> None:
-    if step.keeps_signature:
-        _require(
-            after.signature == before.signature,
-            f"inputs or outputs changed: {before.signature} became {after.signature}",
-        )
-    check(after)
-    after.facts(strict=strict)
-
-
 @dataclass(frozen=True, repr=False)
 class Rewritten(Summary):
     """A model after some passes.
@@ -182,7 +176,7 @@ class Rewritten(Summary):
 
     model: Model
     pipeline: str
-    passes: tuple[PassResult, ...] = field(default=())
+    passes: tuple[PassResult, ...] = ()
 
     @property
     def proto(self) -> onnx.ModelProto:

@@ -30,8 +30,7 @@ _SYNTAX = (
 _OF_THE_RESULT = re.compile(r"^\+.*$|^(changed|declined) .*: .*$|^-", re.MULTILINE)
 """Lines that `outcome` adds to the text of a graph."""
 
-_LARGE = 16
-"""Float constants of more elements are written without values."""
+_LARGE = 16  # float constants of more elements are written without values
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _WIDTH = 108
@@ -40,11 +39,7 @@ _HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
 
 
 def read(path: Path) -> ModelProto:
-    """Reads a model from a text file.
-
-    Raises:
-        ModelError: as `parse`; or the file cannot be read.
-    """
+    """Reads a model from a text file; raises ModelError, as `parse` does."""
     try:
         return parse(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -54,11 +49,7 @@ def read(path: Path) -> ModelProto:
 
 
 def parse(text: str) -> ModelProto:
-    """Reads a model from text.
-
-    Raises:
-        ModelError: it is not in the syntax of onnx.parser; the message has the line and the column.
-    """
+    """Reads a model from text; a ModelError has the line and the column."""
     try:
         proto = onnx.parser.parse_model(with_header(_OF_THE_RESULT.sub("", text)))
     except onnx.parser.ParseError as error:

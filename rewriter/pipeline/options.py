@@ -89,11 +89,7 @@ def share_from_text(text: str) -> float:
 
 
 def values_from_text(text: str) -> dict[str, Any]:
-    """`sr=16000,size=20x30` as numbers by input.
-
-    Raises:
-        ValueError: it has another form.
-    """
+    """`sr=16000,size=20x30` as numbers by input; raises ValueError for another form."""
     pairs = (part.strip().rpartition("=") for part in text.split(","))
     try:
         numbers = {
@@ -230,8 +226,8 @@ class FixOptions(DataOptions, EngineOptions):
             the depth.
     """
 
-    in_place: bool = option(False, DATA, places=ONE_RUN)
-    dry_run: bool = option(False, DATA, places=ONE_RUN)
+    in_place: bool = option(False, DATA, set_in=ONE_RUN)
+    dry_run: bool = option(False, DATA, set_in=ONE_RUN)
     preset: str = option(
         "trt-fp16", PASSES, "NAME", check=f"{PRESETS}:preset_named", offers=f"{PRESETS}:summaries"
     )
@@ -256,8 +252,8 @@ class FixOptions(DataOptions, EngineOptions):
         (), PRECISION, "OP:IN:OUT", commas=False, read=lambda text: text.split(";"), check=plugin_types
     )
     plan: AnyPath | Plan | None = option(None, PRECISION, "PLAN.json", kind=Path)
-    save_plan: AnyPath | None = option(None, PRECISION, "PLAN.json", kind=Path, places=ONE_RUN)
-    hazards: Sequence[Rule] = option((), PRECISION, places=("python",), kind=tuple)
+    save_plan: AnyPath | None = option(None, PRECISION, "PLAN.json", kind=Path, set_in=ONE_RUN)
+    hazards: Sequence[Rule] = option((), PRECISION, set_in=("python",), kind=tuple)
     weak_typing: bool | None = option(None, PRECISION)
     tolerance: float | None = option(None, SEARCH, "ERROR", check=finite)
     max_latency_cost: float | None = option(None, SEARCH, "SHARE", read=share_from_text, least=0.0)
@@ -269,7 +265,7 @@ class FixOptions(DataOptions, EngineOptions):
     repair_seconds: float = option(300.0, OUTCOME, "SECONDS", above=0.0)
     strict: bool = option(False, OUTCOME)
     timeout: float = option(600.0, OUTCOME, "SECONDS", above=0.0)
-    page: bool = option(False, places=("python",))
+    page: bool = option(False, set_in=("python",))
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -282,8 +278,8 @@ class FixCommand(FixOptions):
             files, with FP32 in TF32 and with plain FP16. In seconds; 0 leaves it out.
     """
 
-    report: Path | None = option(None, OUTCOME, places=("command line", "file"))
-    loop_seconds: float = option(600.0, OUTCOME, "SECONDS", places=COMMAND, least=0.0)
+    report: Path | None = option(None, OUTCOME, set_in=("command line", "file"))
+    loop_seconds: float = option(600.0, OUTCOME, "SECONDS", set_in=COMMAND, least=0.0)
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -301,17 +297,17 @@ class BatchCommand(FixOptions):
         report: Summary: a page (.html), .json or .xml (JUnit).
     """
 
-    in_place: bool = like(FixOptions, "in_place", places=("python",))
-    dry_run: bool = like(FixOptions, "dry_run", places=("python",))
-    save_plan: AnyPath | None = like(FixOptions, "save_plan", places=("python",))
-    manifest: Path | None = option(None, MANY, "FILE.toml", places=COMMAND)
-    jobs: int = option(0, MANY, places=COMMAND, least=1)
-    memory: float | None = option(None, MANY, "GIB", places=COMMAND)
-    time_limit: float = option(3600.0, MANY, "SECONDS", places=COMMAND)
-    again: bool = option(False, MANY, places=COMMAND)
-    ray: str | None = option(None, MANY, "ADDRESS", places=COMMAND)
-    gpus: float = option(0.0, MANY, "N", places=COMMAND)
-    report: Paths = option((), OUTCOME, places=COMMAND)
+    in_place: bool = like(FixOptions, "in_place", set_in=("python",))
+    dry_run: bool = like(FixOptions, "dry_run", set_in=("python",))
+    save_plan: AnyPath | None = like(FixOptions, "save_plan", set_in=("python",))
+    manifest: Path | None = option(None, MANY, "FILE.toml", set_in=COMMAND)
+    jobs: int = option(0, MANY, set_in=COMMAND, least=1)
+    memory: float | None = option(None, MANY, "GIB", set_in=COMMAND)
+    time_limit: float = option(3600.0, MANY, "SECONDS", set_in=COMMAND)
+    again: bool = option(False, MANY, set_in=COMMAND)
+    ray: str | None = option(None, MANY, "ADDRESS", set_in=COMMAND)
+    gpus: float = option(0.0, MANY, "N", set_in=COMMAND)
+    report: Paths = option((), OUTCOME, set_in=COMMAND)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,9 +333,9 @@ class ScanCommand(ScanOptions):
         fail_on: Exit with 1 from warning or error on. The least severe finding with which `scan` does.
     """
 
-    preset: str = like(FixOptions, "preset", places=("file",))
+    preset: str = like(FixOptions, "preset", set_in=("file",))
     fail_on: Literal["warning", "error"] | None = option(
-        None, OUTCOME, "LEVEL", places=("command line", "file")
+        None, OUTCOME, "LEVEL", set_in=("command line", "file")
     )
 
 
@@ -362,8 +358,8 @@ class VerifyOptions(DataOptions, EngineOptions):
     tolerance: float | Tolerance | None = like(FixOptions, "tolerance", panel=OUTCOME, metavar="VALUE")
     metric: str = like(FixOptions, "metric", default="relative-l2", panel=OUTCOME)
     accumulation: Literal["fp32", "fp16"] | None = like(FixOptions, "accumulation")
-    build: bool = like(FixOptions, "build", places=("python",))
-    timing: bool = option(True, places=("python",))
+    build: bool = like(FixOptions, "build", set_in=("python",))
+    timing: bool = option(True, set_in=("python",))
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -374,8 +370,8 @@ class LocateCommand(DataOptions, EngineOptions):
         tolerance: Error that is wrong [as for `verify`].
     """
 
-    timeout: float = like(VerifyOptions, "timeout", places=COMMAND)
-    tolerance: float | None = option(None, SEARCH, "ERROR", places=COMMAND, least=0.0, check=finite)
+    timeout: float = like(VerifyOptions, "timeout", set_in=COMMAND)
+    tolerance: float | None = option(None, SEARCH, "ERROR", set_in=COMMAND, least=0.0, check=finite)
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -386,7 +382,7 @@ class CompareCommand:
         samples: Samples to look at.
     """
 
-    samples: int = option(8, DATA, places=COMMAND, least=1)
+    samples: int = option(8, DATA, set_in=COMMAND, least=1)
 
 
 JOBS: Mapping[Command, type] = {"fix": FixOptions, "scan": ScanOptions, "verify": VerifyOptions}
@@ -398,7 +394,7 @@ _DECLARED = {**_FIX, **declarations(VerifyOptions), **declarations(ScanCommand),
 KEYS: Mapping[str, Option] = {
     name: _DECLARED[name]
     for name in sorted(_DECLARED, key=lambda name: PANELS.index(_DECLARED[name].panel or DATA))
-    if "file" in _DECLARED[name].places
+    if "file" in _DECLARED[name].set_in
 }
 """Every option that files and the environment may set, by name, in the order of the panels."""
 
@@ -435,7 +431,7 @@ def combined(kind: type[Options], options: Options | None, keywords: Mapping[str
         UsageError: a keyword is no option, or a value has the wrong type or makes no sense.
     """
     from rewriter.base.errors import UsageError, shortened
-    from rewriter.pipeline.reader import read, type_hints, unknown
+    from rewriter.pipeline.schema import read, type_hints, unknown
 
     if options is not None and not isinstance(options, kind):
         hint = f"give options by name, such as inputs=...; or a rewriter.{kind.__name__}"

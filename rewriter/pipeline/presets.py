@@ -98,11 +98,7 @@ def summaries() -> Mapping[str, str]:
 
 
 def preset_named(name: str) -> Preset:
-    """The preset of that name.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The preset of that name; raises UsageError if there is none."""
     if name not in PRESETS:
         hint = f"{nearest(name, PRESETS)}; `rewriter presets` lists them"
         raise UsageError(f"unknown preset {name!r}", option="preset", hint=hint)

@@ -18,8 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rewriter.base.errors import UsageError, nearest
 from rewriter.passes.base import GraphPass, ModelPass, Pass
-from rewriter.pipeline.reader import Text, read
-from rewriter.pipeline.schema import Option
+from rewriter.pipeline.schema import Option, Text, read
 
 _STEP = re.compile(r"\s*([\w-]+)\s*(?:\{([^{}]*)\}\s*)?(,|$)")
 _OPTION = re.compile(r"\s*([\w-]+)\s*=\s*([\w./*?:+-]+)(?:\s+|$)")
@@ -33,11 +32,7 @@ def own_passes() -> dict[str, type[Pass]]:
 
 
 def find(name: str, **where: Any) -> type[Pass]:
-    """Returns the pass of that name. `place`: `where` or `option` of the error.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Returns the pass of that name; raises UsageError, with its `where` or `option`, if there is none."""
     own = own_passes()
     if name not in own:
         hint = f"{nearest(name, own)}; `rewriter passes` lists them"
@@ -52,12 +47,7 @@ def require(names: Iterable[str]) -> None:
 
 @cache  # evaluating the annotations of all passes costs 30 ms, and every report renders them
 def options_of(kind: type[Pass]) -> Mapping[str, Option]:
-    """The options of a pass by name, in the order of its fields.
-
-    Raises:
-        TypeError: a field has a type that cannot be written as text, or has no default: a defect
-            of the pass.
-    """
+    """The options of a pass by name; TypeError: it has one that cannot be written as text, or no default."""
     hints = get_type_hints(kind)
     for item in fields(kind):
         hint = hints[item.name]
@@ -96,10 +86,8 @@ def _values(kind: type[Pass], text: str, where: str) -> dict[str, Any]:
     while text:
         match = _OPTION.match(text)
         if match is None:
-            what = f"{kind.name}: expected option=value, found {text!r}"
-            raise UsageError(
-                what, where=where, hint="spaces separate options; a value has no spaces and no quotes"
-            )
+            what, hint = f"{kind.name}: expected option=value, found {text!r}", "spaces separate options"
+            raise UsageError(what, where=where, hint=f"{hint}; a value has no spaces and no quotes")
         name, value = match.groups()
         if name not in options:
             hint = nearest(name, options) if options else f"{kind.name} has no options"
@@ -151,10 +139,7 @@ def _given(entry: Any) -> Pass:
 
 
 def render(passes: Iterable[Pass]) -> str:
-    """Writes the shortest text of a pipeline: options at their defaults are left out.
-
-    A pass of the user's own code whose options no text can hold is written as its name, without options.
-    """
+    """The shortest text of a pipeline, without options at their defaults, or that no text can hold."""
     return ",".join(step.name + _options(step) for step in passes)
 
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from rewriter import __version__
 from rewriter.base.errors import RewriterError
 from rewriter.hazards.kinds import KINDS
-from rewriter.jobs.findings import Finding, ScanResult
+from rewriter.jobs.scan import Finding, ScanResult
 from rewriter.report.json import plain, shown
 
 VERSION = "2.1.0"

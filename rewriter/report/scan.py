@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rewriter.base.errors import SEVERITIES, RewriterError, Severity
 from rewriter.base.text import command_line, count
-from rewriter.jobs.findings import Finding, ScanResult
+from rewriter.jobs.scan import Finding, ScanResult
 from rewriter.report.checks import check_dict, relation, size
 from rewriter.report.json import attributes, data_dict, document
 from rewriter.report.tables import Cell, Kind, State, Table, grouped, number, table

@@ -25,7 +25,7 @@ from rewriter.base.errors import UsageError
 from rewriter.cli import exits
 from rewriter.ir.model import Array, save
 from rewriter.pipeline.options import KEYS
-from rewriter.pipeline.reader import Text, read
+from rewriter.pipeline.schema import Text, read
 from rewriter.report.progress import progress
 
 Arguments = Callable[[Path], list[str]]

@@ -17,8 +17,7 @@ import pytest
 from onnx import TensorProto
 
 from rewriter.ir.model import Model, load, save
-from rewriter.jobs.closed_loop.api import loop_of
-from rewriter.jobs.closed_loop.job import closed_loop
+from rewriter.jobs.closed_loop.job import closed_loop, loop_of
 from rewriter.jobs.closed_loop.result import LoopResult, Step
 from rewriter.jobs.closed_loop.traces import Trace, compared
 from rewriter.jobs.fix.before import lowered

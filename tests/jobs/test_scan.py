@@ -23,7 +23,7 @@ from rewriter.base.errors import SEVERITIES
 from rewriter.cli import app
 from rewriter.hazards import ALREADY_AVOIDED
 from rewriter.ir.model import save, write_json
-from rewriter.jobs.findings import Finding, ScanResult
+from rewriter.jobs.scan import Finding, ScanResult
 from rewriter.report import scan as scan_report
 from rewriter.report import terminal
 

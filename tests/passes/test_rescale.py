@@ -17,7 +17,7 @@ from paths import MODELS
 
 from rewriter.ir.model import Array, Model, load
 from rewriter.ir.plan import Range
-from rewriter.passes.algorithms.rescaling.rules import RULES
+from rewriter.passes.algorithms.rescaling.exponents import RULES
 from rewriter.passes.base import Context, Rescaled
 from rewriter.passes.rescale import Rescale
 from rewriter.pipeline.driver import PassResult

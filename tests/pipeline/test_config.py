@@ -25,8 +25,7 @@ from rewriter.pipeline import keywords
 from rewriter.pipeline.config import Configuration, load
 from rewriter.pipeline.options import COMMANDS, JOBS, KEYS, Command, FixOptions, ScanOptions
 from rewriter.pipeline.presets import OTHERWISE
-from rewriter.pipeline.reader import Text, read, to_text
-from rewriter.pipeline.schema import Names, Paths, Shapes, declarations
+from rewriter.pipeline.schema import Names, Paths, Shapes, Text, declarations, read, to_text
 
 
 @pytest.fixture(autouse=True)
@@ -74,8 +73,8 @@ def test_the_keywords_are_the_fields_of_the_options(command: Command) -> None:
 def test_the_command_has_every_option_that_is_not_for_python_alone(command: Command) -> None:
     flags = {flag for parameter in loaded_command(command).params for flag in parameter.opts}
     options = declarations(COMMANDS[command]).values()
-    assert {o.flag for o in options if "command line" in o.places} <= flags
-    alone = {o.name for o in options if o.places == ("python",)}
+    assert {o.flag for o in options if "command line" in o.set_in} <= flags
+    alone = {o.name for o in options if o.set_in == ("python",)}
     assert alone <= {"build", "timing", "ranges", "hazards", "page"}
 
 

@@ -83,7 +83,7 @@ COMMANDS = [
 def test_a_command_names_each_option_of_its_own(kind: type, base: type | None, files: list[str]) -> None:
     inherited = {field.name for field in fields(base)} if base else set()
     inherited |= {field.name for shared in (DataOptions, EngineOptions) for field in fields(shared)}
-    own = {name for name, option in declarations(kind).items() if "command line" in option.places}
+    own = {name for name, option in declarations(kind).items() if "command line" in option.set_in}
     words = {word for file in files for word in re.findall(r"\w+", (ROOT / "rewriter" / file).read_text())}
     assert own - inherited <= words, "an option that nothing reads"
 

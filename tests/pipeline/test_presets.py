@@ -19,8 +19,7 @@ from rewriter.passes import ALL
 from rewriter.passes.base import Pass
 from rewriter.pipeline.options import KEYS, FixOptions
 from rewriter.pipeline.presets import OTHERWISE, PRESETS, preset_named
-from rewriter.pipeline.reader import read
-from rewriter.pipeline.schema import declarations
+from rewriter.pipeline.schema import declarations, read
 from rewriter.pipeline.text import render
 
 MATMUL = "g (float[4,64] x, float[64,64] w) => (float[4,64] y) { y = MatMul(x, w) }"

@@ -9,11 +9,10 @@ from graphs import with_weights
 from onnx import numpy_helper
 
 from rewriter.ir.model import Array, Model
-from rewriter.jobs.findings import ScanResult
 from rewriter.jobs.fix.api import fix
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.locate import locate
-from rewriter.jobs.scan import scan
+from rewriter.jobs.scan import ScanResult, scan
 from rewriter.jobs.verify import verify
 from rewriter.verification.locate.location import Location
 from rewriter.verification.verify_result import VerifyResult

@@ -16,7 +16,7 @@ import rewriter
 from rewriter.base.errors import ModelError
 from rewriter.hazards.kinds import KINDS
 from rewriter.ir.plan import Range
-from rewriter.jobs.findings import Finding, ScanResult
+from rewriter.jobs.scan import Finding, ScanResult
 from rewriter.report import sarif
 
 LEVELS = ("none", "note", "warning", "error")

@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from rewriter.base.errors import RewriterError
+from rewriter.base.errors import EngineError, NativeError, RewriterError
 from rewriter.base.stopwatch import Progress, silent
-from rewriter.hazards.accumulation import SLOW_STEP
+from rewriter.hazards.accumulation import SLOW_STEP, slow_state
 from rewriter.ir.model import Array, Model, load, save
 from rewriter.ir.model.output_files import work_folder
-from rewriter.jobs.closed_loop.result import (
-    LoopEnding,
-    LoopResult,
-    RefusedBecause,
-    Repair,
-    Step,
-    Stream,
-)
+from rewriter.jobs.closed_loop.result import LoopEnding, LoopResult, RefusedBecause, Repair, Step, Stream
 from rewriter.jobs.closed_loop.traces import Port, Trace, compared
+from rewriter.jobs.fix.api import fix
 from rewriter.jobs.fix.before import lowered
 from rewriter.jobs.fix.provenance import noted_sums
+from rewriter.jobs.fix.result import FixResult
+from rewriter.pipeline.options import FixOptions, combined
 from rewriter.runtime.emulation import emulation
+from rewriter.runtime.engines.deployment import deployment
+from rewriter.runtime.engines.measure import EngineCalls
 from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.engines.protocol import MeasureSettings, Variant
+from rewriter.runtime.engines.tensor_files import write_tensors
 from rewriter.runtime.metrics.pairwise_error import is_float
 from rewriter.runtime.metrics.tolerances import TOLERANCES, precision_of
 from rewriter.runtime.recording.interception import Feeds
@@ -44,42 +46,47 @@ operands to the same 11 bits, and results as well."""
 SAME_RUN = 1e-5
 """Largest relative error between two runs of the original: threads may sum in another order."""
 
+REPAIRED_STEP = 4.0 * SLOW_STEP
+"""Median step of a state below which a repair keeps it in FP32: suspects beyond the rule's own limit.
+States of GRUs and LSTMs and rolling caches move by 84 to 1,346."""
+
+MARGIN = 0.5
+"""The goal of a search, in units of the error that would do: errors in a loop are not proportional."""
+
 STEPS: tuple[Step, ...] = ("states", "search", "fp32")
 
 Repairing = Callable[[RecordedFile, Step, float], bool]
 """Fixes a file again in the way of a step; gets the share of the error that may stay. False: no such way."""
 
 Engines = Callable[[RecordedFile, Path], Callable[[Feeds], Mapping[str, Array]]] | None
+Refixed = Callable[[str, FixResult], None]
 
 
-class Answering:
+Answer = Callable[[Sequence[str], Feeds], list[Array]]
+Answers = Mapping[str, Answer]
+
+
+def answering(original: Model, model: Model, run: Callable[[Feeds], Mapping[str, Array]]) -> Answer:
     """A model that answers calls of another file, in that file's types.
 
     Args:
         original: Whose outputs' types the script expects.
         run: Feeds in the types of `model` to outputs by name.
     """
+    inputs, outputs = (
+        {port.name: tensor_dtype_to_np_dtype(port.dtype) for port in ports}
+        for ports in (model.signature.inputs, original.signature.outputs)
+    )
 
-    def __init__(self, original: Model, model: Model, run: Callable[[Feeds], Mapping[str, Array]]) -> None:
-        self._run = run
-        ports = model.signature.inputs, original.signature.outputs
-        self._inputs, self._outputs = (
-            {port.name: tensor_dtype_to_np_dtype(port.dtype) for port in some} for some in ports
-        )
+    def typed(value: Any, dtype: Any) -> Array:
+        array = np.asarray(value)
+        return array.astype(dtype, copy=False) if is_float(array) else array
 
-    def __call__(self, names: Sequence[str], feeds: Feeds) -> list[Array]:
-        typed = {n: _as(feeds[n], dtype) for n, dtype in self._inputs.items() if n in feeds}
-        values = self._run(typed)
-        return [_as(values[name], self._outputs[name]) for name in names]
+    def answer(names: Sequence[str], feeds: Feeds) -> list[Array]:
+        values = run({name: typed(feeds[name], dtype) for name, dtype in inputs.items() if name in feeds})
+        return [typed(values[name], outputs[name]) for name in names]
 
-
-def _as(value: Any, dtype: Any) -> Array:
-    """The value in a float type; integers stay as they are."""
-    array = np.asarray(value)
-    return array.astype(dtype, copy=False) if is_float(array) else array
-
-
-Answers = Mapping[str, Answering]
+    return answer
 
 
 @dataclass
@@ -173,25 +180,21 @@ class _Answers:
         self, files: Sequence[RecordedFile], stack: ExitStack, folder: Path, engines: Engines
     ) -> None:
         self._files = {file.name: file for file in files}
-        self._originals = {file.name: load(file.model) for file in files}
+        self.originals = {file.name: load(file.model) for file in files}
         self._stack, self._folder, self._engines = stack, folder, engines
 
-    def of(self, name: str, model: Model) -> Answering:
+    def of(self, name: str, model: Model) -> Answer:
         """A model in place of the original of this name."""
         if self._engines is not None and model.path is not None:
             run = self._engines(self._files[name], model.path)
         else:
             emulated = emulation(model, noted_sums(model) or "fp16", tf32=True)
             run = self._stack.enter_context(Session(emulated)).run
-        return Answering(self._originals[name], model, run)
+        return answering(self.originals[name], model, run)
 
-    def tf32(self, name: str) -> Answering:
-        """The original, whose FP32 products round to TF32."""
-        return self.of(name, self._originals[name])
-
-    def plain(self, name: str) -> Answering:
+    def plain(self, name: str) -> Answer:
         """Every node in FP16 that can be, without a plan."""
-        low = lowered(self._originals[name], "fp16")
+        low = lowered(self.originals[name], "fp16")
         if self._engines is not None:
             low.path = self._folder / f"{len(list(self._folder.iterdir()))}.onnx"
             save(low, low.path)
@@ -236,7 +239,9 @@ def _compared(
     plain = None
     with suppress(RewriterError):  # a figure for comparison only
         plain = loop.stream({name: answers.plain(name) for name in fixed}, "running plain FP16", 3)
-    tf32 = loop.stream({name: answers.tf32(name) for name in fixed}, "running FP32 with TF32")
+    tf32 = loop.stream(
+        {name: answers.of(name, answers.originals[name]) for name in fixed}, "running FP32 with TF32"
+    )
     current = {name: answers.of(name, load(path)) for name, path in fixed.items()}
     stream = loop.stream(current, "running the fixed files", 1)  # last: the script may write files
     calls = len(loop.original.calls)
@@ -282,8 +287,8 @@ def _blamed(loop: _Loop, result: LoopResult, fixed: Answers) -> LoopResult:
     """The result with its culprit, found by swapping one file at a time, and the culprit's worst state."""
     single = dict(result.single)
     if len(fixed) > 1:
-        for name, answering in fixed.items():
-            stream = loop.stream({name: answering}, f"running with {name} by itself")
+        for name, answer in fixed.items():
+            stream = loop.stream({name: answer}, f"running with {name} by itself")
             single |= {name: stream.error} if stream is not None else {}
     assert result.fixed is not None
     culprit = max(fixed, key=lambda name: single.get(name, 0.0))
@@ -292,3 +297,87 @@ def _blamed(loop: _Loop, result: LoopResult, fixed: Answers) -> LoopResult:
     states = [one for one in outputs if one.state and one.relative_l2 > result.limit]
     states.sort(key=lambda one: ((one.file, one.output) in slow, one.relative_l2))
     return replace(result, culprit=culprit, state=states[-1].output if states else "", single=single)
+
+
+def loop_of(
+    folder: Path,
+    fixed: Mapping[str, Path],
+    options: FixOptions,
+    limit_s: float,
+    progress: Progress = silent,
+    refixed: Refixed = lambda name, result: None,
+) -> LoopResult:
+    """Runs the script of a recording with the files that were fixed from it, and repairs these in place.
+
+    Args:
+        folder: The recording. `fixed`: the fixed file of each model by its name.
+        options: Those that the files were fixed with: `engine`, `build` and `repair` hold here, too.
+        limit_s: For all runs of the script together, in seconds; no repair starts later.
+        refixed: Gets each result of a repair with the name of its model.
+
+    Raises:
+        UsageError: the folder is no recording.
+    """
+    recording = Recording.read(folder)
+    files = tuple(replace(file, model=str(folder / file.model)) for file in recording.files)
+    recording = replace(recording, files=files)
+    repair = partial(_fixed_again, recording, folder, fixed, options, refixed) if options.repair else None
+    deployed = deployment(options.engine, options.plugin_lib, None, None, None)
+    engine = deployed.choose().engine if options.build else None
+    with work_folder() as work, ExitStack() as stack:
+        if engine is not None:
+            settings = MeasureSettings(
+                engine, timing=None, plugins=deployed.plugins, timeout_s=options.timeout
+            )
+            engines = partial(_engine, folder, settings, work, stack, count())
+            try:
+                result = closed_loop(recording, fixed, limit_s, repair, engines=engines, progress=progress)
+                return replace(result, engine=engine)
+            except (EngineError, NativeError) as error:
+                progress(f"emulating, since {error.what}", 0, 0)
+        try:
+            return closed_loop(recording, fixed, limit_s, repair, progress=progress)
+        except RewriterError as error:
+            return LoopResult("refused", "not-run", error.what)
+
+
+def _engine(
+    folder: Path,
+    settings: MeasureSettings,
+    work: Path,
+    stack: ExitStack,
+    numbers: Iterator[int],
+    file: RecordedFile,
+    path: Path,
+) -> Callable[[Feeds], Mapping[str, Array]]:
+    """Loads a file as an engine, whose profile holds all shapes of the recorded calls."""
+    name = f"engine{next(numbers)}"
+    with np.load(min((folder / file.samples).glob("*.npz"))) as arrays:
+        sample = write_tensors(work / name, dict(arrays))
+    variant = Variant(name, path, (sample,), shapes=file.shapes)
+    return stack.enter_context(EngineCalls(variant, settings, work)).run
+
+
+def _fixed_again(
+    recording: Recording,
+    folder: Path,
+    fixed: Mapping[str, Path],
+    options: FixOptions,
+    refixed: Refixed,
+    file: RecordedFile,
+    step: Step,
+    share: float,
+) -> bool:
+    """Fixes a file again; False if it has no state that moves slowly, for the step `states`."""
+    steps = [s.step for s in recording.states if s.file == file.name and s.step is not None]
+    if step == "states" and not min(steps, default=math.inf) < REPAIRED_STEP:
+        return False
+    rule = partial(slow_state, limit=REPAIRED_STEP)
+    own: dict[str, Any] = {"inputs": folder / file.samples, "hazards": [*options.hazards, rule]}
+    if step == "search":
+        tolerance = TOLERANCES["bf16" if options.precision == "bf16" else "fp16"].value
+        own |= {"tolerance": tolerance * min(share, 1.0) * MARGIN, "max_latency_cost": None}
+    elif step == "fp32":
+        own |= {"precision": "fp32", "io": None}
+    refixed(file.name, fix(file.model, fixed[file.name], combined(FixOptions, options, own)))
+    return True

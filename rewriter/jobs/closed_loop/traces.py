@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -20,8 +20,7 @@ MOST, FEW, MANY_CALLS = 2048, 64, 1000
 """Entries of an output that are kept of each call, evenly spread: a cache may have millions. Fewer from so
 many calls on: a stream of hours has a million of them."""
 
-Port = tuple[str, str]
-"""A file and one of its outputs."""
+Port = tuple[str, str]  # a file and one of its outputs
 
 
 class Choice(NamedTuple):
@@ -102,7 +101,8 @@ def compared(original: Trace, again: Trace | None, other: Trace, states: frozens
     """
     if states.issuperset((call.file, name) for call in original.calls for name in call.values):
         states = frozenset()
-    pairs = list(_common(original.calls, other.calls))
+    calls = zip(original.calls, other.calls, strict=False)
+    pairs = list(takewhile(lambda pair: pair[0].key == pair[1].key, calls))
     usual = _sizes(original.calls)
     errors = []
     squares: dict[Port, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
@@ -121,20 +121,8 @@ def compared(original: Trace, again: Trace | None, other: Trace, states: frozens
         for port, (away, size, largest) in squares.items()
     ]
     words, others, first = _printed(original.printed, (again or original).printed, other.printed)
-    return Stream(
-        len(pairs),
-        tuple(errors),
-        tuple(outputs),
-        _other_word(original, other, len(pairs), states),
-        words,
-        others,
-        first,
-    )
-
-
-def _common(ours: Sequence[Call], theirs: Sequence[Call]) -> Iterator[tuple[Call, Call]]:
-    """The calls before the first that is another one."""
-    return takewhile(lambda pair: pair[0].key == pair[1].key, zip(ours, theirs, strict=False))
+    word = _other_word(original, other, len(pairs), states)
+    return Stream(len(pairs), tuple(errors), tuple(outputs), word, words, others, first)
 
 
 def _sizes(calls: Sequence[Call]) -> dict[Port, float]:

@@ -34,8 +34,7 @@ from rewriter.target.costs import priced
 from rewriter.verification.verdict import GOALS, Check, deciding
 from rewriter.verification.verifier import engine_first
 
-PLAIN = "trt11-migrate"
-"""The preset that only changes types, and what they require."""
+PLAIN = "trt11-migrate"  # the preset that only changes types, and what they require
 
 OPTIONAL = frozenset({free_fp32.RULE, free_fp32.NORM_RULE, free_fp32.SOFTMAX_RULE, SEARCHED})
 """Rules of nodes that plain FP16 does not keep in FP32."""

@@ -39,11 +39,7 @@ def check_before(
     accumulation: Accumulation,
     standard: Standard | None = None,
 ) -> Check | None:
-    """Compares the original, emulated with every node in `precision` that can be, with FP32.
-
-    Returns:
-        A check with each output; None if it cannot be emulated.
-    """
+    """Compares the original with every node in `precision` that can be; None if it cannot be emulated."""
     try:
         low = lowered(original, precision)
         return check_emulation(expected, low, precision, samples, accumulation, standard)

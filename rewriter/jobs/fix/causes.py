@@ -96,8 +96,7 @@ def repaired_defects(
             done = f"repaired by {name}" if name else f"built with {' '.join(quirk.build)}"
             done = f"{' and '.join(quirk.lower)} in {precision.upper()}" if quirk.lower else done
             what = f"{quirk.title} ({quirk.releases})"
-            places = tuple(map(display_name, nodes))
-            yield Cause("known-defect", what, done, places, repaired_by=name)
+            yield Cause("known-defect", what, done, tuple(map(display_name, nodes)), repaired_by=name)
 
 
 def causes(

@@ -25,8 +25,7 @@ build the original model."""
 TF32_OFF = "with TF32 off (--noTF32, or NVIDIA_TF32_OVERRIDE=0), which is slower"
 
 
-LISTED = 3
-"""Outputs that a reason names."""
+LISTED = 3  # outputs that a reason names
 
 
 @dataclass(frozen=True)

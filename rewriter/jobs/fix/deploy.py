@@ -57,7 +57,8 @@ class Build:
         data = self.result.data
         if data is None:
             return {}
-        spans = {n: data.spans[n] if n in data.profiled else data.values.get(n) for n in self._shape_inputs}
+        names = shape_inputs(self.result.model)
+        spans = {n: data.spans[n] if n in data.profiled else data.values.get(n) for n in names}
         return {name: [[*map(str, row)] for row in span] for name, span in spans.items() if span}
 
     @property
@@ -68,10 +69,6 @@ class Build:
             least: ",".join(f"{name}:{'x'.join(shapes[index])}" for name, shapes in both.items())
             for index, least in enumerate(("min", "opt", "max") if both else ())
         }
-
-    @cached_property
-    def _shape_inputs(self) -> list[str]:
-        return shape_inputs(self.result.model)
 
     @property
     def proposed(self) -> bool:

@@ -43,11 +43,7 @@ class Phases:
 
     @classmethod
     def of(cls, steps: Sequence[Pass]) -> Phases:
-        """Splits the pipeline, in order.
-
-        Raises:
-            UsageError: a pass comes before one that it has to follow.
-        """
+        """Splits the pipeline, in order; UsageError: a pass comes before one that it has to follow."""
         for first, second in combinations(steps, 2):
             if Stage.STRUCTURE < second.stage < first.stage:
                 hint = f"name {first.name} after {second.name}"
@@ -86,9 +82,7 @@ class Candidate:
     def phases(self) -> Phases:
         return Phases.of(self.steps)
 
-    def changed(
-        self, difference: str, name: Literal["", "plain FP16", "FP32"] = "", **fields: Any
-    ) -> Candidate:
+    def changed(self, difference: str, name: Comparable = "", **fields: Any) -> Candidate:
         """Returns another candidate that starts from this one."""
         return replace(self, difference=difference, name=name, **fields)
 
@@ -146,11 +140,7 @@ class FixJob:
         return not chosen and self.first.goal is None and self.precision.precision == "fp16"
 
     def destination(self) -> Path | None:
-        """Returns the path to write the model to; None: it is not written.
-
-        Raises:
-            UsageError: it cannot be written there, or the input is there.
-        """
+        """The path to write the model to, or None; UsageError: it cannot be written, or is the input."""
         if self.output is None or self.request.dry_run:
             return None
         path, source = Path(self.output), self.source

@@ -23,8 +23,7 @@ from rewriter.runtime.recording.record import Link, Recording
 
 LINKS = "links"
 
-LinkEnd = tuple[str, str]
-"""A file and one of its inputs or outputs."""
+LinkEnd = tuple[str, str]  # a file and one of its inputs or outputs
 
 
 def type_of_links(io: InputsOutputs | None) -> str:

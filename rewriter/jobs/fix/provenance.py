@@ -32,8 +32,7 @@ SAMPLES, TARGET, WORSE = "rewriter.samples", "rewriter.target", "rewriter.worse"
 ALREADY_AVOIDED, RULE = "rewriter.kept", "rewriter.rule"
 """Keys of a node's metadata: why it is in FP32 or BF16, in words, and by which rule."""
 
-UNFINISHED = "not verified to the end"
-"""The verdict of a run that was interrupted."""
+UNFINISHED = "not verified to the end"  # the verdict of a run that was interrupted
 
 
 def source_hash(source: Any, original: Model) -> str:

@@ -42,11 +42,7 @@ def refuse_unknown_names(model: Model, patterns: Sequence[str], option: str = "k
 
 
 def refuse_unknown_operators(model: Model, names: Sequence[str], option: str) -> None:
-    """Refuses names of operators that are slips of other names; the model need not have the operator.
-
-    Raises:
-        UsageError: neither the model nor ONNX has it, and the name is like another one.
-    """
+    """Refuses slips of other names of operators; the model need not have the operator."""
     there = {node.op_type for node in walk_nodes(model.proto.graph)} if names else set[str]()
     for name in names:
         known = there | {schema.name for schema in onnx.defs.get_all_schemas()}
@@ -56,11 +52,7 @@ def refuse_unknown_operators(model: Model, names: Sequence[str], option: str) ->
 
 
 def refuse_unknown_ports(model: Model, io: InputsOutputs) -> None:
-    """Refuses patterns of `io` that fit no float input or output of the model.
-
-    Raises:
-        UsageError: a pattern fits nothing; the error lists the float inputs and outputs.
-    """
+    """Refuses patterns of `io` that fit no float input or output of the model, and lists these."""
     ports = (*model.signature.inputs, *model.signature.outputs)
     floats = [port.name for port in ports if port.dtype in EXCHANGEABLE]
     for pattern, _ in io_parts(io):
@@ -137,11 +129,7 @@ def near_names(name: str, present: Iterable[str]) -> str:
 
 
 def refuse_unbuildable(model: Model, target: Target, plugins: Iterable[str]) -> None:
-    """Refuses, before any work, what the table of operators marks so: quantisation that no release builds.
-
-    Raises:
-        UnbuildableError: the model has such nodes; it names them, and what to do instead.
-    """
+    """Refuses what the table of operators marks so: quantisation that no release builds."""
     hopeless = [refusal for refusal in refused_in_model(model, target, plugins) if refusal.row.at_once]
     if not hopeless:
         return

@@ -36,11 +36,8 @@ from rewriter.verification.arithmetic_checks import explained
 from rewriter.verification.expected import MOST_SAMPLES
 from rewriter.verification.verdict import ARITHMETIC, Check, Verdict, deciding
 
-EXPLAINED_S = 60.0
-"""Wall time in which a failed emulation is compared node by node."""
-
-PORTS = 3
-"""Inputs and outputs that the check of their types names."""
+EXPLAINED_S = 60.0  # wall time in which a failed emulation is compared node by node
+PORTS = 3  # inputs and outputs that the check of their types names
 
 
 def run(job: FixJob) -> FixResult:

@@ -33,8 +33,7 @@ sqrt(depth / 12) are. With all weights as candidates, the errors were the same a
 MEAN_BITS = 8
 """Bits to which means are rounded, so that another order of summation gives the same weights."""
 
-BLOCK = 2**20
-"""Weights that are compared at a time: 8 MiB of float64."""
+BLOCK = 2**20  # weights that are compared at a time: 8 MiB of float64
 
 Refine = Callable[[Array, Array], Array]
 """Returns the weights to store, from the given ones and these rounded to nearest."""

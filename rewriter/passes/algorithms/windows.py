@@ -68,11 +68,7 @@ def windows_of(graph: GraphEditor, node: NodeProto, op: str = "Conv") -> Windows
 
 
 def pads_of(node: NodeProto, windows: Windows) -> tuple[int, ...] | None:
-    """Padding of a Conv at the beginning of each spatial axis, then at the end of each.
-
-    Returns:
-        None where `auto_pad` leaves it to sizes that are not known; at stride 1 it depends on none.
-    """
+    """Padding at the beginning of each spatial axis, then at the end of each; None where sizes decide it."""
     auto, axes = attribute(node, "auto_pad", "NOTSET"), len(windows.kernel)
     if auto == "NOTSET":
         return tuple(attribute(node, "pads", [0] * 2 * axes))

@@ -20,8 +20,8 @@ from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.ir.model import write_text
 from rewriter.ir.plan import Decision
 from rewriter.ir.reading import read_json
-from rewriter.jobs.findings import ScanResult
 from rewriter.jobs.fix.result import FixResult
+from rewriter.jobs.scan import ScanResult
 from rewriter.report import fix, locate, scan, verify
 from rewriter.report.checks import judging_check
 from rewriter.report.html.depth import LABELS, LARGEST, Nodes, depth_section
@@ -76,11 +76,7 @@ class Saved:
 
 
 def html_of_saved(path: Path) -> str:
-    """Returns the page of a saved report.
-
-    Raises:
-        UsageError: it is not the report of one model in today's form; names the file and the key.
-    """
+    """Returns the page of a saved report; a UsageError names the file and the key."""
     saved: Saved = read_json(path, Saved, HINT, extra="ignore")
     try:
         return html(saved.page)

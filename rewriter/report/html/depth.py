@@ -106,7 +106,7 @@ LABELS = {
 
 
 def depth_section(tensors: Sequence[TensorAtDepth], nodes: Nodes, lead: str) -> Iterator[Section]:
-    """Yields the section with the chart, if anything was measured; `tensors` are in order of their places."""
+    """Yields the section with the chart, if anything was measured; `tensors` are in order of depth."""
     if tensors:
         title = "Ranges along the depth of the network"
         yield Section("ranges", title, lead, [_chart(_thinned(tensors, nodes), nodes, len(tensors))])

@@ -30,7 +30,7 @@ Box = tuple[float, float, str, str, str, str, bool]
 """A node: left, top, operator, short name, title, CSS class of its type, and True for the centre."""
 
 Edge = tuple[str, float, float, str, bool, bool]
-"""A tensor: path, place and text of its largest value, True beyond FP16, True with a Cast on its way."""
+"""A tensor: path, position and text of its largest value, True beyond FP16, True with a Cast on its way."""
 
 
 class Graph(NamedTuple):

@@ -32,7 +32,7 @@ TOP, BOTTOM, FIELD = 1.0, 1e-7, 180.0
 
 
 class Box(NamedTuple):
-    """A file: its place, and its lines; `own` is the text of its links to itself."""
+    """A file: its position, and its lines; `own` is the text of its links to itself."""
 
     x: int
     y: int
@@ -104,7 +104,7 @@ def _links(lines: Sequence[FileLine], recording: Recording) -> Part:
 
 
 def _arrow(start: Box, end: Box) -> tuple[str, float, float]:
-    """The path of an arrow, and the place of its number; arrows back go above the boxes."""
+    """The path of an arrow, and the position of its number; arrows back go above the boxes."""
     if start.y == end.y and end.x > start.x:
         x0, x1, y = float(start.x + WIDTH), float(end.x), start.y + HEIGHT / 2
         if end.x - start.x == STEP:
