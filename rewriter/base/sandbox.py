@@ -292,7 +292,7 @@ def run(
     """Call a function of a module in an interpreter of its own (see `Worker`); its result and its log.
 
     Raises:
-        NativeError: it crashed, exceeded a limit, or raised what is no `RewriterError`; those are passed on.
+        NativeError: it crashed, exceeded a limit, or raised what is no `RewriterError`.
     """
     with contextlib.closing(Worker(None, doing=doing, limit_s=limit_s, env=env)) as interpreter:
         try:
@@ -459,11 +459,7 @@ def _wait_for_parent() -> None:
 
 
 def _serve(its: socket.socket, make: Callable[[], Any] | None, *, limited: bool) -> None:
-    """Makes the object and calls its methods, and functions, until the parent closes the connection.
-
-    Args:
-        make: None: it comes through the connection.
-    """
+    """Makes the object, which may come through the connection, and makes calls until the parent closes it."""
     _settle(limited=limited)
     target: list[Any] = []
     stream = its.makefile("rb")

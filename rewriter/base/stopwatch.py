@@ -44,11 +44,7 @@ def without_deadline() -> None:
 
 
 def seconds_left() -> float:
-    """The seconds until the deadline; infinite without one.
-
-    Raises:
-        OutOfTimeError: it has passed.
-    """
+    """The seconds until the deadline, infinite without one; an OutOfTimeError after it."""
     if (left := _deadline.get() - time.monotonic()) <= 0.0:
         raise OutOfTimeError
     return left

@@ -1,4 +1,4 @@
-"""One graph as a choice of types sees it: float Casts are transparent, and walks follow its float tensors.
+"""One graph as a choice of types sees it, with walks along its float tensors.
 
 Casts between float types are transparent, as in `retype`: they do not count as nodes, and their output is
 taken for their input.
@@ -23,13 +23,7 @@ Through = Callable[[NodeProto], bool]
 
 @dataclass
 class FloatGraph:
-    """A graph, its nodes that compute in a float type, and walks along its float tensors.
-
-    Attributes:
-        opsets: Operator sets of the model by domain.
-        low: TensorProto.FLOAT16 or BFLOAT16, which nodes may be lowered to.
-        nodes: The nodes that compute in a precision; Constants and Shape, for example, do not.
-    """
+    """A graph, its `nodes` that compute in a precision, and walks along its float tensors."""
 
     graph: GraphEditor
     opsets: Mapping[str, int]

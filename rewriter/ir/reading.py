@@ -48,11 +48,7 @@ def read_json(path: Path, kind: Any, hint: str, *, extra: Extra = "forbid") -> A
 
 
 def read_toml(path: Path, hint: str, where: str = "") -> dict[str, Any]:
-    """Returns the tables of a file.
-
-    Raises:
-        UsageError: it cannot be read, or is not TOML; the message names `where`, or else the path.
-    """
+    """Returns the tables of a file; a UsageError names `where`, or else the path, if it is not TOML."""
     where, text = where or str(path), ""
     try:
         text = content_of(path, hint, where).decode()

@@ -47,7 +47,6 @@ class Answers(Summary):
 
     @property
     def title(self) -> str:
-        """Library, GPU and driver."""
         driver = f", driver {self.driver}" if self.driver else ""
         return f"{self.library} {self.version} on {self.gpu}{driver}"
 
@@ -85,8 +84,6 @@ def plain_fields(answers: Answers) -> dict[str, Any]:
 
 @dataclass(frozen=True, repr=False)
 class AnswersFile(Answers):
-    """The answers as `plain_fields` has them."""
-
     schema_version: Literal[1] = field(kw_only=True)
 
 

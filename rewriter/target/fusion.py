@@ -57,10 +57,7 @@ def conv_depth(node: NodeProto, weight: Sequence[int]) -> int:
 
 
 def rounded_reciprocal(divisor: float) -> float | None:
-    """The factor by which TensorRT multiplies where an FP16 tensor is divided by a constant.
-
-    None if FP16 has no such number (docs/accuracy.md#rounded-reciprocals).
-    """
+    """The factor of an FP16 division by a constant, if FP16 has it (docs/accuracy.md#rounded-reciprocals)."""
     with np.errstate(all="ignore"):
         factor = float(np.float16(np.float64(1.0) / divisor))
     return factor if math.isfinite(factor) and factor else None
@@ -74,7 +71,6 @@ def kernel_results(
     A node that reads several kernels' results is assigned to the last of them.
 
     Args:
-        nodes: In topological order.
         begins: True for a node that begins a kernel, such as a product.
         belongs: True for a node that the kernel of its operand computes, too.
         source: Returns the tensor that another one is a copy of, such as the operand of an ignored Cast.
@@ -136,12 +132,9 @@ def multiplies_computed(flow: Dataflow, node: NodeProto) -> bool:
 
 
 def stands_alone(flow: Dataflow, node: NodeProto, apart: AbstractSet[int] = frozenset()) -> bool:
-    """True if the node is the only product of its data with a constant weight.
+    """True if the node is the only product of its data with a constant weight, but for nodes `apart`.
 
-    TensorRT merges several (Q, K and V) into one product, which sums in FP16.
-
-    Args:
-        apart: Nodes, by identity, that are not merged with it because their type is another one.
+    TensorRT merges several (Q, K and V) of one type into one product, which sums in FP16.
     """
     data = projected(flow, node)
     if data is None:

@@ -40,11 +40,7 @@ class Condition:
     nonzero: bool = False
 
     def met(self, node: NodeProto, graph: GraphView, low: int = 0) -> str:
-        """The attribute or tensor that meets the condition, as `antialias=1` or `float16 x`; "" if none does.
-
-        Args:
-            low: The type of float tensors, instead of their own.
-        """
+        """Returns what meets the condition: `antialias=1`, `float16 x` or ""; floats are of type `low`."""
         if self.attribute:
             value = attribute(node, self.attribute, self.default)
             shown = ",".join(map(str, _listed(value)))
@@ -163,11 +159,7 @@ def rows_of(node: NodeProto, target: Target, *, every: bool = True) -> Iterator[
 
 
 def refused(graph: GraphView, target: Target, plugins: Iterable[str] = ()) -> Iterator[RefusedNode]:
-    """The nodes of one graph that the target's parser refuses, each once.
-
-    Args:
-        plugins: Types of plugins, as in `plugin_types`: their operators are taken.
-    """
+    """The nodes of one graph that the target's parser refuses, each once; it takes the `plugins`."""
     taken = plugin_types(plugins).keys() | {function.name for function in graph.model.proto.functions}
     for node in graph.nodes:
         if node.op_type in taken:
@@ -186,7 +178,6 @@ def runs_on_dla(node: NodeProto) -> bool:
 
 
 def refused_in_model(model: Model, target: Target, plugins: Iterable[str] = ()) -> list[RefusedNode]:
-    """The same of all graphs of a model."""
     return [refusal for graph in open_graphs(model) for refusal in refused(graph, target, plugins)]
 
 

@@ -111,13 +111,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Probe:
-    """A question about TensorRT on a GPU.
-
-    Attributes:
-        name: Key of the answer for passes and rules.
-        cases, answers: As probes.toml explains.
-        failing: The answer if a case does not build or run.
-    """
+    """A question about TensorRT on a GPU, whose answer has its name; probes.toml explains the fields."""
 
     name: str
     question: str
@@ -132,11 +126,7 @@ class Probe:
         return {row["value"]: row["meaning"] for row in self.answers}
 
     def answer(self, results: Mapping[str, float | str]) -> Answer:
-        """The answer, or the reason why there is none.
-
-        Args:
-            results: The figure of each case, or the reason why there is none.
-        """
+        """The answer, from the figure of each case or the reason why there is none."""
         problems = [f"{name}: {why}" for name, why in results.items() if isinstance(why, str)]
         if problems:
             return Answer(self.failing, {}, "; ".join(problems))

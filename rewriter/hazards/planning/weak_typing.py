@@ -32,11 +32,7 @@ DATA_TYPES: dict[Repair, str] = {"fp32": "FLOAT", "bf16": "BF16"}
 
 @dataclass(frozen=True)
 class Constraint:
-    """A layer, named as its node, that must not compute in the builder's FP16.
-
-    Attributes:
-        floats: True if all outputs are floats, so that one word gives them a type.
-    """
+    """A layer, named as its node, that must not compute in FP16; `floats`: all its outputs are floats."""
 
     layer: str
     repair: Repair
@@ -96,11 +92,7 @@ def constraint_files(path: Path) -> tuple[Path, Path]:
 
 
 def write(model: Model, plan: Plan, path: Path) -> tuple[Path, Path]:
-    """Write the constraints beside the model's file.
-
-    Raises:
-        OutputError: they cannot be written.
-    """
+    """Write the constraints beside the model's file; an OutputError if they cannot be."""
     wanted, (trtexec, python) = constraints(model, plan), constraint_files(path)
     write_text(trtexec_arguments(wanted) + "\n", trtexec, "the constraints")
     write_text(python_code(wanted, path.name), python, "the constraints")

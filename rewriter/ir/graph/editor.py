@@ -145,10 +145,7 @@ class GraphEditor(GraphView):
         self.edited = True
 
     def replace_producer(self, tensor: str, *nodes: NodeProto) -> None:
-        """Replaces the node that computes `tensor` by `nodes`; one of them must write it.
-
-        Nodes that only the replaced one needed are removed with it.
-        """
+        """Replaces the node that computes `tensor` by `nodes`, and removes what only that node needed."""
         old = self._producer[tensor]
         self.insert(*nodes, before=old)
         self.remove(old, keep=(tensor,))
@@ -172,10 +169,7 @@ class GraphEditor(GraphView):
                     stack.append(source)
 
     def replace_all_uses_with(self, old: str, new: str) -> None:
-        """Lets the consumers of `old` and their subgraphs read `new`.
-
-        A graph output called `old` keeps its producer.
-        """
+        """Lets the consumers of `old` and their subgraphs read `new`; an output keeps its producer."""
         for node in self.consumers(old):
             rename_reads(node, old, new)
             self._uses.get(old, {}).pop(id(node), None)

@@ -31,11 +31,7 @@ class NodeList:
     def write(self, text: str, **names: str) -> dict[str, str]:
         """Appends the nodes of a text in the syntax of onnx.parser, whose later lines may write a name again.
 
-        Args:
-            names: The tensors that it reads, by its names.
-
-        Returns:
-            These and its own tensors, by its names.
+        It reads the tensors of `names`; returns these and its own tensors, by its names.
         """
         function = f'<domain: "d", opset_import: ["" : {self.opset}]> f () => () {{ {text} }}'
         for node in parser.parse_function(function).node:

@@ -40,11 +40,7 @@ def reachable(start: Iterable[T], onward: Callable[[T], Iterable[T]]) -> dict[T,
 def without_unread(
     nodes: Sequence[NodeProto], outputs: Iterable[str], may_go: Callable[[NodeProto], bool]
 ) -> tuple[list[NodeProto], set[str]]:
-    """The nodes, in topological order, without those that `may_go` and whose outputs nothing reads.
-
-    Returns:
-        The nodes that stay, and the names that they and `outputs` read.
-    """
+    """The nodes, in order, without unread ones that `may_go`, and the names that they and `outputs` read."""
     read = set(outputs)
     alive: list[NodeProto] = []
     for node in reversed(nodes):

@@ -12,10 +12,7 @@ from rewriter.ir.model.tensors import Shape, TensorFacts
 
 
 class GraphView:
-    """One graph of a model: `parent` is the graph that encloses it, `owner` the node that holds it.
-
-    Facts and values of tensors of enclosing graphs are found by name, too.
-    """
+    """One graph of a model, in graph `parent` and node `owner`; it knows tensors of enclosing graphs, too."""
 
     def __init__(
         self,
@@ -101,10 +98,7 @@ class GraphView:
         return None if shape is None else len(shape)
 
     def constant(self, tensor: str) -> Array | None:
-        """Value of an initializer, a Constant node, or an Identity of one; None if it is computed.
-
-        The array may be the model's own: never write to it.
-        """
+        """Value of an initializer, a Constant or its Identity, never to be written to; None if computed."""
         if tensor not in self._constants:
             self._constants[tensor] = self._read_constant(tensor)
         return self._constants[tensor]

@@ -68,10 +68,7 @@ def layout_obstacle(graph: GraphView, weight: str) -> str | None:
 
 
 def summed_axes(graph: GraphProto) -> Iterator[tuple[NodeProto, int]]:
-    """The products of a graph by an initializer, with the axis of their data that they sum over: 1 or -1.
-
-    Not those by a batch of matrices, or by a vector.
-    """
+    """Products of a graph by an initializer, matrix or kernel, with the axis of the data that is summed."""
     ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Conv" and node.input[1] in ranks:

@@ -144,11 +144,7 @@ def reads(node: onnx.NodeProto) -> dict[str, None]:
 def topological(
     nodes: Iterable[onnx.NodeProto], producer: Mapping[str, onnx.NodeProto], where: str = "the graph"
 ) -> list[onnx.NodeProto]:
-    """The nodes in an order in which producers come first; unchanged where it already is one.
-
-    Raises:
-        ModelError: nodes of the graph, which is in `where`, wait for one another.
-    """
+    """The nodes, in a stable order with producers first; a ModelError for a circle in the graph `where`."""
     order: list[onnx.NodeProto] = []
     done: set[int] = set()
     waited: set[int] = set()

@@ -131,11 +131,7 @@ class Model:
         self.inferred = self.revision, Facts(scopes, facts.contradiction)
 
     def at_sizes(self, sample: Mapping[str, Array]) -> Model:
-        """The model with inputs of a sample's shapes: for estimates of work, as a rewrite holds for all.
-
-        Args:
-            sample: Arrays by name of an input; other inputs stay as they are declared.
-        """
+        """The model with inputs of the shapes of a sample's arrays, by name: for estimates of work."""
         sampled = (port for port in self.signature.inputs if port.name in sample)
         if all(port.shape == np.shape(sample[port.name]) for port in sampled):
             return self
@@ -182,11 +178,7 @@ class Model:
         return tensor
 
     def whole(self) -> onnx.ModelProto:
-        """A ModelProto with all its data inside.
-
-        Raises:
-            ModelError: it would exceed what protobuf can hold.
-        """
+        """A ModelProto with all its data inside; a ModelError if protobuf cannot hold it."""
         if self.size > PROTOBUF_LIMIT:
             raise ModelError(
                 f"{self.size / 2**30:.1f} GiB do not fit into one protobuf message",

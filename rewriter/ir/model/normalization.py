@@ -30,10 +30,8 @@ NAMED = 3
 
 
 def normalize(model: Model) -> tuple[str, ...]:
-    """Sorts nodes, makes their names unique in each graph, and gives outputs the types and shapes they lack.
-
-    Returns:
-        A sentence for each thing that was changed.
+    """Sorts nodes, makes their names unique in each graph, and completes outputs; sentences about what
+    changed.
 
     Raises:
         ModelError: the result of a node is computed from itself.
@@ -108,13 +106,10 @@ _WEIGHT_TYPES = frozenset(
 
 
 def with_lifted_weights(model: Model) -> Model:
-    """The model with the weights of Constant nodes as initializers, and without Identities of weights.
+    """The model with the weights of Constants as initializers, without Identities of weights, or itself.
 
     PaddlePaddle and torch.jit write Constants. Shapes, axes and single numbers stay as they are, and so do
     Constants and Identities that write a graph output, and bodies of functions, which have no initializers.
-
-    Returns:
-        `model` itself if there is nothing to lift.
     """
     nodes = walk_nodes(model.proto.graph)
     if not any(node.op_type == "Identity" or _constant(node, _is_weight) is not None for node in nodes):

@@ -39,11 +39,7 @@ def special(path: Path) -> str:
 
 
 def write_special(path: Path, content: bytes) -> None:
-    """Writes to a device or a pipe.
-
-    Raises:
-        OSError: it cannot be written, or it is a disk or a socket.
-    """
+    """Writes to a device or a pipe; an OSError for a disk, a socket, or what cannot be written."""
     number = STREAMS.get(str(path))
     if number is None and path.is_block_device():
         raise OSError(errno.EINVAL, "it is a disk")
@@ -56,11 +52,7 @@ def write_special(path: Path, content: bytes) -> None:
 
 
 def file_to_replace(path: Path) -> Path:
-    """The regular file that a result replaces or creates: the target of a symbolic link, if it is one.
-
-    Raises:
-        OSError: it is a device or a pipe, or links form a circle.
-    """
+    """The regular file that a result replaces, where a symbolic link leads; an OSError if it is none."""
     if kind := special(path):
         raise OSError(errno.EINVAL, f"it is {kind}, and no file that can be replaced")
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
@@ -145,11 +137,7 @@ def abandoned(path: Path) -> Iterator[bool]:
 
 
 def _lock(stream: IO[bytes]) -> bool:
-    """Locks an open file until it is closed or its process ends; False if another process has the lock.
-
-    Raises:
-        OSError: the system or the file system has no locks.
-    """
+    """Locks a file until it is closed; False if another process did, an OSError where there are no locks."""
     if sys.platform == "win32":
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
     import fcntl

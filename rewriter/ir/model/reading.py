@@ -58,11 +58,7 @@ def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:
 
 
 def check(model: Model) -> None:
-    """Runs onnx.checker over the graph, and finds its facts.
-
-    Raises:
-        ModelError: the graph is invalid; the message names node and tensor.
-    """
+    """Runs onnx.checker over the graph, and finds its facts; a ModelError if it is invalid."""
     if problem := model.invalidity():
         what = f"the graph is invalid: {problem}"
         hint = "export the model again, or correct the graph that the message names"

@@ -135,15 +135,7 @@ class TypeRules:
 
 
 def type_rules(node: NodeProto, opsets: Mapping[str, int], low: int) -> TypeRules | None:
-    """The rules for the float types of `node` when `low` is the lower precision.
-
-    Args:
-        opsets: Versions of the operator sets by domain (`Model.opsets`).
-        low: TensorProto.FLOAT16, BFLOAT16, or FLOAT (then everything may follow).
-
-    Returns:
-        None if the operator has no schema, or reads bits: it keeps its types.
-    """
+    """The rules for a node with `low` as the lower precision; None without a schema, or if it reads bits."""
     domain = "" if node.domain in STANDARD_DOMAINS else node.domain
     counts = len(node.input), len(node.output)
     return _rules(node.op_type, domain, opsets.get(domain, 1), counts, low, _generates_fp32(node))

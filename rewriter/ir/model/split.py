@@ -44,10 +44,7 @@ class Split:
     path: Path | None
 
     def joined(self, head: Model, tail: Model) -> Model:
-        """The whole model again, of two parts that have the same operator sets.
-
-        A Cast gives the tail a tensor that the head computes in another type.
-        """
+        """The whole model of two parts with the same operator sets, and Casts where their types differ."""
         model, graph = replace(head.copy(), path=self.path), tail.copy().proto.graph
         whole, between = model.proto.graph, {v.name for v in graph.input}
         types = {port.name: port.dtype for port in head.signature.outputs}
@@ -84,11 +81,7 @@ def _plugin_operators(model: Model) -> set[tuple[str, str]]:
 
 
 def split_at_plugins(model: Model) -> Split | None:
-    """Splits a model before the plugins of its main graph.
-
-    Returns:
-        None if there is none, or nothing that a user gets or a plugin reads is computed before it.
-    """
+    """Splits a model before the plugins of its main graph; None if nothing useful is before one."""
     graph, operators = model.proto.graph, _plugin_operators(model)
     plugins = [node for node in graph.node if (node.domain, node.op_type) in operators]
     if not plugins:

@@ -69,11 +69,7 @@ def save(model: Any, path: str | os.PathLike[str], *, map_back: bool = False) ->
 
 
 def publish(source: Path, target: Path) -> None:
-    """Copies a result of another machine, as `save` writes it: its data gets a name that is free.
-
-    Raises:
-        OutputError: the folder cannot be written, or the disk is full.
-    """
+    """Copies a result of another machine, its data under a free name; an OutputError if it cannot be."""
     proto, opened = read_proto(source), dict[Path, Array]()
     external = [tensor for tensor in proto.graph.initializer if tensor.external_data]
     weights = {tensor.name: map_external(tensor, source, opened) for tensor in external}
@@ -93,11 +89,7 @@ ENDINGS = (".onnx", ".pb")
 
 
 def check_model_output(path: Path) -> None:
-    """Refuses a path that no model can be written to.
-
-    Raises:
-        OutputError: it is a device or a pipe, or is named as another kind of file.
-    """
+    """Raises an OutputError for a device or a pipe, or the name of another kind of file."""
     if kind := special(path):
         hint = "name a file; `dry-run` does everything and writes no model"
         raise OutputError(f"it is {kind}, and a model is written to a file", where=str(path), hint=hint)
@@ -109,11 +101,8 @@ def check_model_output(path: Path) -> None:
 def write_text(text: str, path: Path, what: str = "the report", newline: str | None = None) -> None:
     """Write a text file; `path` is replaced only after everything is written.
 
-    Devices and pipes are written to, and a symbolic link stays: the file that it names is replaced.
-
-    Args:
-        what: Name of the content in the error message.
-        newline: Line ending, as for `open`.
+    Devices and pipes are written to, and a symbolic link stays: the file that it names is replaced. `what`
+    names the content in the error, and `newline` is as for `open`.
 
     Raises:
         OutputError: the folder does not exist or cannot be written, or the disk is full.

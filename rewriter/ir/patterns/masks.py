@@ -259,10 +259,7 @@ def _beside_the_diagonal(graph: GraphEditor, trilu: NodeProto) -> frozenset[int]
 
 
 def _integers(graph: GraphEditor, tensor: str, depth: int = 16) -> tuple[float, float] | None:
-    """Bounds of a tensor that holds integers only; None if it may hold others.
-
-    Integers of unknown origin are a mask: 0 or 1.
-    """
+    """Bounds of a tensor that holds integers only, 0 to 1 for unknown ones; None if it may hold others."""
     value, node = graph.constant(tensor), graph.producer(tensor)
     if value is not None:
         if not value.size or value.dtype.kind in "OSU":

@@ -95,9 +95,6 @@ def is_aligned(graph: GraphEditor, statistic: str, tensor: str, axes: tuple[int,
     """True if each element of a reshaped statistic broadcasts against the elements of `tensor` it came from.
 
     A Reshape keeps the number of elements, so one size may be equal though its name does not show it.
-
-    Args:
-        axes: The reduced axes; () for all, None if they are computed.
     """
     have, want = graph.shape(statistic), graph.shape(tensor)
     if have is None or want is None or axes is None or len(have) != len(want):

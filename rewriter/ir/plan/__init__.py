@@ -33,11 +33,7 @@ Repair = Literal["fp32", "bf16"]
 
 
 def io_parts(io: InputsOutputs) -> tuple[tuple[str, str], ...]:
-    """The patterns of `io`, each with its type; "" applies where no pattern fits.
-
-    Raises:
-        ValueError: an unknown type.
-    """
+    """The patterns of `io`, each with its type, "" where no pattern fits; ValueError: an unknown type."""
     parts = [part.strip().rpartition("=") for part in io.split(",")]
     for _, _, name in parts:
         if name not in IO_TYPES:
@@ -53,10 +49,7 @@ def io_type(io: InputsOutputs, tensor: str) -> str:
 
 
 def node_key(scope: int, node: NodeProto) -> str:
-    """The identity of a node in a plan, which a change of types does not alter.
-
-    Consists of the index of its scope (the order of `Facts.scopes`) and the logical name of its first output.
-    """
+    """The identity of a node in a plan: index of its scope, and logical name of its first output."""
     from rewriter.ir.model.schemas import logical_name
 
     return f"{scope}:{logical_name(next((name for name in node.output if name), ''))}"

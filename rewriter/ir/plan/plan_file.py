@@ -147,11 +147,7 @@ def from_text(text: str | bytes, where: str = "plan") -> Plan:
 
 
 def read(path: str | os.PathLike[str]) -> Plan:
-    """Reads a plan from a file, as `from_text`.
-
-    Raises:
-        UsageError: it cannot be read, or is not a plan.
-    """
+    """Reads a plan from a file, as `from_text`; a UsageError if it cannot be read, or is none."""
     return from_text(content_of(path, "`save-plan` writes a plan"), str(path))
 
 
@@ -161,11 +157,7 @@ def given_plan(
     io: InputsOutputs | None,
     **lists: Sequence[str],
 ) -> Plan | None:
-    """The plan that the user gave; options that contradict it are refused, not ignored.
-
-    Args:
-        lists: Options that a plan takes the place of, by name.
-    """
+    """The plan that the user gave; options, and `lists` by name, that contradict it are refused."""
     if plan is None:
         return None
     given = plan if isinstance(plan, Plan) else read(plan)

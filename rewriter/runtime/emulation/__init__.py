@@ -45,10 +45,7 @@ def reference(model: Model) -> Model:
 
 
 def rounded(model: Model) -> Model:
-    """`reference`, with every tensor rounded that `model` has in FP16 or BF16.
-
-    That is the model as its file states it, whatever kernels compute: a structural rewrite must keep it.
-    """
+    """`reference`, with tensors rounded that `model` has in FP16 or BF16: the model as its file states it."""
     return retype(model, _all_fp32(model, rounding=True))
 
 

@@ -37,10 +37,7 @@ Box = tuple[tuple[int, int], ...]
 def boxes(sizes: Sequence[int], group: int, *, apart: bool = False) -> Iterator[Box]:
     """The chunks of a kernel [channels, *spatial]: up to 16 channels of one tap, or fewer of several taps.
 
-    Together they cover the kernel once. The channels of a grouped kernel stay together.
-
-    Args:
-        apart: Each chunk has one tap, even if that gives it few products.
+    The channels of a grouped kernel stay together. If `apart`, each chunk has one tap.
     """
     channels, *spatial = sizes
     *outer, inner = spatial
@@ -149,15 +146,11 @@ def sum_error(depth: int) -> float:
 
 
 def accumulate_in_fp16(emulated: Model, original: Model, sums: ProductSums, backwards: bool) -> None:
-    """Give the FP16 MatMul, Gemm and Conv nodes of an emulation FP16 accumulators.
+    """Give the FP16 MatMul, Gemm and Conv nodes of an emulation, which is changed, FP16 accumulators.
 
     The accumulators stay FP32 in products of `sums.summed`, in those that run without Tensor Cores
     (`product_kernels`), in BF16, below `FIRST_OPSET`, in a Gemm with factors, and in a Conv with an unknown
-    kernel size or with `auto_pad`. The chunks of a grouped Conv hold all channels of a group.
-
-    Args:
-        emulated: The result of `retype` on `original`, with the same nodes of these; changed in place.
-        sums: How each product sums. `backwards`: The last chunk comes first.
+    kernel size or with `auto_pad`. If `backwards`, the last chunk comes first.
     """
     if emulated.opset < FIRST_OPSET:
         return
@@ -189,8 +182,6 @@ def _can_split(node: NodeProto, shapes: Sequence[Shape | None]) -> bool:
 
 @dataclass
 class _Writer:
-    """Rewrites the chosen nodes of one graph."""
-
     backwards: bool
     nodes: list[NodeProto] = field(default_factory=list)
 

@@ -58,16 +58,11 @@ Norms = tuple[str, str, str]
 
 
 class SideBySide:
-    """Builds the model of the three computations.
+    """Builds the model of the three computations, whose outputs are the norms of all `rows`.
 
-    Args:
-        exponents: Tensors of the original that the emulated model has multiplied by 2^exponent.
-
-    Attributes:
-        model: Its outputs are the norms of all `rows`.
-        known: Position of the node that makes each tensor of the original; -1 for its inputs.
-        constants: Initializers and Constants of the emulated model, and Casts of them.
-        narrowed: The FP16 and BF16 tensors of its roundings, each with the tensor that is rounded.
+    `known` has the position of the node that makes each tensor of the original, -1 for its inputs; `narrowed`
+    has the FP16 and BF16 tensors of roundings, each with the tensor that is rounded. The emulated model has
+    the tensors of `exponents` times 2^exponent.
     """
 
     def __init__(self, original: Model, emulated: Model, exponents: Mapping[str, int] = UNSCALED) -> None:
@@ -131,10 +126,7 @@ class SideBySide:
                 self._compare(match, name, errs, op="Cast" if source and self._match(source) else "")
 
     def _match(self, name: str) -> str:
-        """The original's name of a tensor of the emulated model; "" if it has none.
-
-        A tensor that the original rounds on purpose is FP16 there and FP32 in the emulated model: no match.
-        """
+        """The original's name of an emulated tensor; "" if it has none, or rounds the tensor on purpose."""
         if name in self.narrowed or self._dtype(name) in LOWER:
             return ""
         if name in self.known:
@@ -179,7 +171,6 @@ class SideBySide:
         return self.emit.add("ReduceL2", [tensor], keepdims=0)
 
     def _assembled(self) -> Model:
-        """The model of all nodes, with the weights of both models by reference."""
         model = self.original.copy()
         graph, other = model.proto.graph, self.emulated.proto
         both = ((graph, REFERENCE, self.original.weights), (other.graph, EMULATED, self.emulated.weights))
@@ -234,7 +225,6 @@ def diverge(
     Args:
         original: The model before `mixed-precision`, with inputs of the samples' types.
         fixed: The same nodes in reduced precision.
-        accumulation: As for `emulation.emulation`.
         exponents: Tensors of `original` that `fixed` has multiplied by 2^exponent (pass `rescale`).
 
     Raises:

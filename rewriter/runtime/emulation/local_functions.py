@@ -23,11 +23,8 @@ def paired(
 ) -> Iterator[tuple[int, GraphProto, list[tuple[NodeProto, int]]]]:
     """The nodes of some operators in both models, graph by graph, inner graphs before their owners.
 
-    Args:
-        emulated: The result of `retype` on `original`, with the same nodes of these operators.
-
-    Yields:
-        Index of the scope, graph of `emulated`, and each node of `original` with its position in that graph.
+    Yields the index of the scope, the graph of `emulated`, which `retype` made of `original`, and each node
+    of `original` with its position in that graph.
     """
     pairs = zip(walk_graphs(original.proto.graph), walk_graphs(emulated.proto.graph), strict=True)
     for scope, (source, target) in reversed(list(enumerate(pairs))):
@@ -48,11 +45,7 @@ def declare(model: Model, domain: str, *texts: str) -> None:
 
 
 def multiply_by_reciprocals(emulated: Model, original: Model) -> None:
-    """Turn the FP16 divisions of `original` by constants into products in `emulated`.
-
-    Args:
-        emulated: The result of `retype` on `original`, with the same Div nodes; changed in place.
-    """
+    """Turn the FP16 divisions of `original` by constants into products in `emulated`, made by `retype`."""
     graphs = open_graphs(original)
     for scope, graph, pairs in paired(original, emulated, frozenset({"Div"})):
         source = graphs[scope]

@@ -125,7 +125,6 @@ def take_apart(model: Model, types: AbstractSet[int] = LOWER) -> Model:
 
 
 def _has(node: NodeProto, tensors: Mapping[str, TensorFacts], types: AbstractSet[int]) -> bool:
-    """True for a recurrent operator of one of the types."""
     x = tensors.get(node.input[0]) if node.op_type in RECURRENT else None
     return x is not None and x.dtype in types
 
@@ -151,12 +150,7 @@ States = list[tuple[str, str]]
 
 
 class Recurrence:
-    """A recurrent operator, step by step.
-
-    Args:
-        emit: Takes the nodes.
-        dtype: The float type of the operator's tensors.
-    """
+    """A recurrent operator of tensors of the float type `dtype`, step by step; `emit` takes its nodes."""
 
     def __init__(self, emit: NodeList, node: NodeProto, dtype: int) -> None:
         self.emit, self.node, self.dtype = emit, node, dtype
@@ -272,7 +266,6 @@ class Recurrence:
         return f"a = MatMul(h, r)  h = Add(x, a) {self._act('h', own[0])}"
 
     def _act(self, tensor: str, activation: Activation, *, clip: bool = True) -> str:
-        """An activation of a clipped tensor."""
         t, name, values = tensor, activation.name, activation.parameters
         text = f"{t} = Max({t}, low)  {t} = Min({t}, high) " if self.clips and clip else ""
         if name in WRITTEN:
@@ -294,5 +287,4 @@ class Recurrence:
         return f"{parts} = Split<axis = {axis}{count}>({tensor}) "
 
     def _number(self, value: float) -> str:
-        """A constant of the operator's type."""
         return self.emit.constant(value, NUMPY_TYPES[self.dtype].type)

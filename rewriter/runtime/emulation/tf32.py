@@ -62,12 +62,9 @@ _CUT_OFF = f"""
 
 
 def round_to_tf32(emulated: Model, original: Model) -> None:
-    """Round the operands of the matrix products that `original` computes in FP32.
+    """Round the operands of the matrix products that `original` computes in FP32, in `emulated`.
 
     Operands that were FP16 keep every bit. Below `FIRST_OPSET` nothing is rounded.
-
-    Args:
-        emulated: The result of `retype` on `original`, with the same nodes of these; changed in place.
     """
     if emulated.opset < FIRST_OPSET:
         return

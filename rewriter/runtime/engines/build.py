@@ -116,7 +116,6 @@ class BuildReport:
 
     @property
     def refusal(self) -> str:
-        """The reasons for which there is no engine, in one sentence."""
         reasons = [str(error) for error in self.parser_errors]
         reasons = reasons or ([self.obstacle] if self.obstacle else list(self.errors[-3:]))
         return "; ".join(reasons) or "the builder gave no engine and no reason"
@@ -134,12 +133,7 @@ NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}
 
 
 def build(path: Path, options: BuildOptions | None = None, *, timeout_s: float) -> BuildReport:
-    """Parse and build an ONNX file in a child process with this limit (see `sandbox.run`).
-
-    Raises:
-        EngineError: no library is installed.
-        NativeError: the child crashed, ran out of time, or raised another exception.
-    """
+    """Parse and build an ONNX file in a child process (see `sandbox.run`); EngineError: no library."""
     options = options or BuildOptions()
     report, log = sandbox.run(
         build_here,
@@ -153,7 +147,6 @@ def build(path: Path, options: BuildOptions | None = None, *, timeout_s: float) 
 
 
 def build_here(path: Path, options: BuildOptions) -> BuildReport:
-    """Parse and build in this process."""
     trt = import_tensorrt(options.library)
     log = Log()
     sink = logger(trt, log)

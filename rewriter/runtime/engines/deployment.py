@@ -34,7 +34,6 @@ class Deployment:
         return {name: pair for name, pair in pairs.items() if any(a < b for a, b in zip(*pair, strict=True))}
 
     def choose(self) -> Choice:
-        """The engine that runs here; see `this_machine.choose`."""
         return this_machine.choose(self.engine)
 
 

@@ -109,7 +109,6 @@ class LocalSession:
             raise EngineError("ONNX Runtime fell back to the CPU", hint=LIBRARIES)
 
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
-        """Runs the model, as `onnxruntime.Session.run` does."""
         names = self._outputs if outputs is None else list(outputs)
         with self._running():
             if self._reload and self._drawn:
@@ -180,11 +179,7 @@ def _options(optimize: bool, threads: int) -> Any:
 
 
 def _seed_noise(proto: onnx.ModelProto) -> bool:
-    """Seeds each node that draws noise by the name of its output, so that two versions of a model draw alike.
-
-    Returns:
-        True if there is such a node.
-    """
+    """Seeds nodes that draw noise by the names of their outputs, in all versions alike; True if it did."""
     found, graphs = False, list[Any](walk_graphs(proto.graph))
     for graph in (*graphs, *proto.functions):
         for node in [node for node in graph.node if draws_noise(node)]:
@@ -216,13 +211,7 @@ def _uniform_and_less(graph: Any, bernoulli: onnx.NodeProto) -> None:
 
 
 def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[str], list[str]]:
-    """Splits a model into a proto for ONNX Runtime and the detached weights.
-
-    Every node of the proto gets a name for error messages.
-
-    Returns:
-        The proto, the weights that are inputs of it, and those that are external initializers.
-    """
+    """A proto for ONNX Runtime, whose nodes all have names, and the weights that it reads or holds."""
     proto = deepcopy(model.proto)
     foreign: set[str] = set()
     local = {(f.domain, f.name) for f in proto.functions}  # inlined: ordinary operators take any tensor

@@ -153,11 +153,7 @@ def _run(group: Sequence[Run], settings: MeasureSettings) -> None:
 
 
 def run_here(runs: Sequence[Run], settings: MeasureSettings) -> list[EngineOutcome]:
-    """Run all in this process.
-
-    Raises:
-        CudaFault: the GPU failed, so that results of other runs of this process would be unreliable.
-    """
+    """Run all in this process; a CudaFault if the GPU failed, which makes the other results unreliable."""
     _each(runs, partial(_load, settings=settings))
     # not while they load: it takes long
     with gpu_turn() if ENGINES[settings.engine].on_gpu else nullcontext():
@@ -224,11 +220,9 @@ class EngineCalls(AbstractContextManager["EngineCalls"]):
 
     Args:
         variant: Its samples and shapes give the profile: axes that grow from call to call need a span.
-        folder: For the engine's file.
 
     Raises:
-        EngineError: it cannot be built or loaded here.
-        NativeError: its process crashed.
+        EngineError: it cannot be built or loaded here. NativeError: its process crashed.
     """
 
     def __init__(self, variant: Variant, settings: MeasureSettings, folder: Path) -> None:

@@ -82,11 +82,7 @@ class CudaFault(EngineError):
 
 
 def runtime() -> Any:
-    """Imports `cuda.bindings.runtime`, and checks that it can be used.
-
-    Raises:
-        EngineError: no GPU, no cuda-python, or a driver that is too old for it.
-    """
+    """Imports `cuda.bindings.runtime`; an EngineError without a GPU, cuda-python or a recent driver."""
     device = gpu()
     if device is None:
         raise no_gpu("no GPU")

@@ -55,10 +55,7 @@ def qualified(node: onnx.NodeProto) -> str:
 
 
 class Session(AbstractContextManager["Session"]):
-    """A model, loaded and ready to run; feeds and outputs go through a socket. A context manager.
-
-    Args:
-        optimize: As for `LocalSession`, which lives in a child process.
+    """A model, loaded in a child process and ready to run (see `LocalSession`); a context manager.
 
     Raises:
         NoKernelError: an operator has no implementation.
@@ -134,7 +131,6 @@ class Session(AbstractContextManager["Session"]):
             raise ArithmeticRunError(what, where=self._file, hint=error.hint) from error
 
     def close(self) -> None:
-        """Free the session; the weights stay with the model."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None

@@ -25,11 +25,7 @@ from rewriter.ir.model import Array, holds_graphs, replace_items, walk_graphs, w
 
 
 def import_onnxruntime() -> Any:
-    """The module `onnxruntime`.
-
-    Raises:
-        EngineError: it is not installed: the project came without its dependencies.
-    """
+    """The module `onnxruntime`; an EngineError if the project came without its dependencies."""
     os.environ.update(sandbox.QUIET)
     try:
         import onnxruntime
@@ -52,10 +48,9 @@ def value_of(array: Array, device: str = "cpu") -> Any:
 
 
 def array_of(name: str, value: Any, *, shared: bool) -> Array:
-    """The tensor `name` as an array; types that NumPy lacks, such as FP8 and INT4, come from ml_dtypes.
+    """The tensor `name` as an array; FP8, INT4 and others that NumPy lacks have types of ml_dtypes.
 
-    Args:
-        shared: The memory does not belong to `value`, so the array is a copy. Otherwise it keeps `value`.
+    If `shared`, the memory does not belong to `value`, and the array is a copy.
 
     Raises:
         ArithmeticRunError: it is a sequence, a map or an optional.

@@ -39,11 +39,7 @@ ON_CPU = Timing(1, 3)
 
 
 def ask(engine: str, probes: Sequence[Probe], progress: Progress = silent) -> Answers:
-    """Build and run the probes' models on an engine, and judge.
-
-    Raises:
-        EngineError: the library is not installed.
-    """
+    """Build and run the probes' models on an engine, and judge; an EngineError if its library is missing."""
     on_gpu = this_machine.ENGINES[engine].on_gpu
     timing = Timing() if on_gpu else ON_CPU
     results: dict[tuple[str, str], float | str] = {}

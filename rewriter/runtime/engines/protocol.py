@@ -62,10 +62,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Timing:
-    """How to time: on the first sample, all variants in turn, in so many rounds after those to warm up.
-
-    docs/engines.md#how-it-is-measured.
-    """
+    """How to time: on the first sample, all variants in turn (docs/engines.md#how-it-is-measured)."""
 
     warm_up: int = 20
     repeats: int = 100
@@ -94,11 +91,9 @@ class MeasureSettings:
 
 @dataclass(frozen=True)
 class Latency:
-    """Microseconds of single runs, by the device's clock (CUDA events; on a CPU the wall clock).
+    """Microseconds of runs, by the device's clock (CUDA events; on a CPU the wall clock).
 
-    Attributes:
-        cuda_graph: Whether a CUDA graph was replayed; else kernels were launched one by one, whose cost
-            is part of the figure.
+    Without `cuda_graph`, they include the launch of each kernel.
     """
 
     median_us: float

@@ -77,11 +77,7 @@ def noiseless(message: str) -> str:
 
 
 def load_plugins(trt: Any, registry: Any, plugins: Sequence[Path]) -> None:
-    """Loads the library's own plugins, and the plugins of the shared libraries `plugins`.
-
-    Raises:
-        EngineError: a file is no plugin library.
-    """
+    """Loads the library's own plugins and the files `plugins`; an EngineError for a file that has none."""
     if hasattr(trt, "init_libnvinfer_plugins"):
         trt.init_libnvinfer_plugins(None, "")
     for plugin in plugins:

@@ -71,10 +71,7 @@ def allocator(trt: Any, stream: Stream) -> Any:
 
 
 class TensorRTProgram:
-    """An engine of `tensorrt` or `tensorrt_rtx` on the GPU with its execution context.
-
-    Args:
-        kernels: As in `MeasureSettings`.
+    """An engine of `tensorrt` or `tensorrt_rtx` on the GPU; `kernels` as in `MeasureSettings`.
 
     Raises:
         EngineError: there is no such device or library, or it does not load the engine.

@@ -119,11 +119,7 @@ def image_samples(folder: Path, ports: Sequence[Port], text: str) -> list[Sample
 
 
 def opened(path: Path) -> Any:
-    """A photograph as an image of Pillow, in RGB.
-
-    Raises:
-        InputsError: Pillow is not installed, or cannot read the file.
-    """
+    """A photograph as an image of Pillow, in RGB; an InputsError if Pillow is missing or cannot read it."""
     try:
         from PIL import Image
 

@@ -104,11 +104,7 @@ def shown(value: Any) -> str:
 
 
 def _constant(name: str, value: Any, ports: Mapping[str, Port]) -> Array:
-    """The value of an input in its type: without axes if one number is for all elements.
-
-    Raises:
-        InputsError: no such input, a number that its type does not hold, or as many as do not fit its shape.
-    """
+    """The value of an input in its type, a scalar if it is for all elements; InputsError: it does not fit."""
     where = {"option": "input-values", "where": f"{name}={shown(value)}"}
     if name not in ports:
         raise no_such_input(name, ports, **where)
@@ -130,13 +126,7 @@ def _constant(name: str, value: Any, ports: Mapping[str, Port]) -> Array:
 def _shape(
     port: Port, named: dict[str, int], chosen: dict[str, int], given: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """The shape of an input, with sizes for its free dimensions.
-
-    Args:
-        named: Sizes by name; extended, as the same name has one size everywhere.
-        chosen: Sizes that were not given, by name or axis; extended.
-        given: In place of the usual sizes, by name or axis.
-    """
+    """The shape of an input, with the sizes of free dimensions, which are noted in `named` and `chosen`."""
     if port.shape is None:
         what, where = "the model does not say how many axes it has", f"input {port.name!r}"
         hint = f"give it: `input-shapes={port.name}:1x3x224x224`, or give data with `inputs`"

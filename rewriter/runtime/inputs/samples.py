@@ -144,12 +144,9 @@ class Samples:
         return checked(sample.read(), self._ports, sample.where)
 
     def without(self, kept: int, judged: Sequence[int]) -> Samples:
-        """The samples that a search may fit a plan to: all but one, unless there is only one.
+        """The samples that a search may fit a plan to: all but `kept`, unless there is only one.
 
-        The source of the result reports how many samples results are judged by.
-
-        Args:
-            kept: Place of the sample that is kept aside. `judged`: places of those that judge.
+        The source of the result reports by how many samples (`judged`, by index) results are judged.
         """
         if len(self) < 2:
             return self
@@ -170,11 +167,7 @@ def _digest(feeds: Mapping[str, Array]) -> bytes:
 
 
 def checked(feeds: Any, ports: Mapping[str, Port], where: str) -> dict[str, Array]:
-    """The feeds as arrays in the order of the inputs.
-
-    Raises:
-        InputsError: names, element types, shapes, or named dimensions that contradict each other.
-    """
+    """The feeds as arrays in the order of the inputs; an InputsError if names, types or shapes do not fit."""
     if not isinstance(feeds, Mapping):
         hint = f"give one dict for each sample, with an array for each input: {_listed(ports)}"
         raise InputsError(f"a sample is {article(type(feeds).__name__)}, not a dict", where=where, hint=hint)
@@ -261,10 +254,7 @@ def _require_finite(array: Array, name: str, number: int, where: str) -> None:
 
 
 def check_shape(shape: tuple[int, ...], port: Port, bound: dict[str, tuple[int, str]], **where: Any) -> None:
-    """Checks a shape against the declared one; `place` is `where` and `option` of the error.
-
-    Args:
-        bound: Named dimensions of this sample so far, with the input that each comes from; extended.
+    """Checks a shape against the declared one, and against the named dimensions so far, which are noted.
 
     Raises:
         InputsError: another rank, another fixed size, or two sizes of one name.

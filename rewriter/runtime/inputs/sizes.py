@@ -30,11 +30,7 @@ MOST_NAN = 12
 
 
 def fitting(model: Model, draw: Callable[[Mapping[str, int]], Samples]) -> Samples:
-    """The first random samples that the model runs with, and gives no NaN if it can.
-
-    Args:
-        draw: Draws samples with other sizes for some of the dimensions that `DataSource.drawn` lists.
-    """
+    """The first random samples of `draw` that the model runs with, and gives no NaN if it can."""
     samples = draw({})
     free = [name for name, size in samples.source.drawn.items() if size > 1]
     if not free:
@@ -151,14 +147,10 @@ class Room:
 
 
 def room(model: Model, feeds: Mapping[str, Array]) -> Room:
-    """Tries which sizes a model takes along its dynamic axes, with data cut from a sample, or repeated.
+    """Tries which sizes an FP32 model takes along its dynamic axes, with data cut from a sample, or repeated.
 
     For the smallest shapes, one size is tried for all axes: 1 and then powers of two, first with a batch of
     1. From these shapes, each dynamic dimension by itself is made twice as long as in the sample.
-
-    Args:
-        model: In FP32.
-        feeds: A sample that it runs with.
     """
     axes: dict[str, list[tuple[str, int]]] = {}
     for port in model.signature.inputs:

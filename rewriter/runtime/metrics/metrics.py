@@ -39,7 +39,6 @@ class Metric:
 
     @property
     def failed(self) -> float:
-        """The worst value there is."""
         return -math.inf if self.least else math.inf
 
     def meets(self, value: float, tolerance: float) -> bool:
@@ -170,11 +169,7 @@ METRICS: dict[str, Metric] = {
 
 @functools.cache
 def named(name: str) -> Metric:
-    """The metric that `--metric` names: one of `METRICS`, `file.py:function`, or `package.module:function`.
-
-    Raises:
-        UsageError: no such metric, file, module or function; it is named.
-    """
+    """A metric of `METRICS`, `file.py:function` or `package.module:function`, or a UsageError."""
     if name in METRICS:
         return METRICS[name]
     module, colon, attribute = name.rpartition(":")

@@ -119,12 +119,10 @@ class WorstOutputs:
 
     @property
     def statistics(self) -> tuple[OutputStatistics, ...]:
-        """The statistics of each output, in the order of the outputs."""
         return tuple(figures for figures, _ in self._worst.values())
 
     @property
     def pictures(self) -> tuple[Picture, ...]:
-        """The pictures of outputs that look like images."""
         return tuple(picture for _, picture in self._worst.values() if picture is not None)
 
 

@@ -253,11 +253,7 @@ def _class_axis(node: NodeProto, rank: int, opset: int) -> int | None:
 
 
 def probability_error(kind: Probabilities, pair: Pair, tolerance: float) -> ProbabilityError:
-    """Compares an output of probabilities; its shapes are equal, and it is finite.
-
-    Args:
-        tolerance: Of relative L2, for the precision of the model.
-    """
+    """Compares finite probabilities of one shape; `tolerance` is of relative L2, for the precision."""
     expected, actual = pair.wide
     if kind.logarithms:
         expected, actual = np.exp(expected), np.exp(actual)

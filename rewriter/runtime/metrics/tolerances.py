@@ -18,12 +18,7 @@ result is of no use, whatever it is compared with."""
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The limit on the errors of a model's outputs.
-
-    Attributes:
-        metric: Name in `metrics.METRICS`.
-        source: The measurement or the option that the value comes from.
-    """
+    """A limit on the errors of a model's outputs, by a metric of `metrics.METRICS`, and its source."""
 
     value: float
     metric: str

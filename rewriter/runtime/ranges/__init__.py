@@ -203,11 +203,7 @@ class _Unsupported:
         return False
 
     def learn(self, error: NoKernelError) -> bool:
-        """Refuses the operator that `error` names, for the input types of the node if it names one.
-
-        Returns:
-            False if it was refused already.
-        """
+        """Refuses the operator that `error` names, for its node's input types; False if it was already."""
         kinds = {
             self._kind(node, scope)
             for scope, graph in enumerate(walk_graphs(self._model.proto.graph))

@@ -34,11 +34,7 @@ _POWERS = {
 
 
 def scale_to_profile(model: Model, ranges: Ranges, beyond: Mapping[str, tuple[Shape, Shape]]) -> None:
-    """Scales the ranges of the main graph that grow with a dynamic axis.
-
-    Args:
-        beyond: As `DataSource.beyond`.
-    """
+    """Scales the ranges of the main graph that grow with a dynamic axis; `beyond` as in `DataSource`."""
     growth, other = dict[object, float](), 1.0
     for port in model.signature.inputs:
         for axis, (name, seen, most) in enumerate(

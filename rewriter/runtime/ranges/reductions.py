@@ -105,7 +105,6 @@ class Reductions:
             self._packs.append(self._reduce_stack(shape, self._waiting.pop(shape)))
 
     def widened(self, tensor: str, facts: TensorFacts) -> str:
-        """A tensor of floats in FP32."""
         if facts.dtype == TensorProto.FLOAT:
             return tensor
         return self.emit.add("Cast", [tensor], to=TensorProto.FLOAT)

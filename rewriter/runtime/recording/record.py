@@ -169,11 +169,7 @@ def ways(before: Array, after: Array) -> Array:
 
 
 def median_step(below: Sequence[float] | Array) -> float | None:
-    """The median step, weighted by the way; None if nothing moves, or not to a finite value.
-
-    Args:
-        below: The way in steps below each of `EDGES`.
-    """
+    """The median step, by the way in steps below each of `EDGES`; None if nothing moves, or without end."""
     total: Any = below[-1]
     step = float(np.interp(total / 2, below[:-1], EDGES[:-1])) if 0 < total < np.inf else 0.0
     return step if step >= AT_REST else None

@@ -312,7 +312,6 @@ def _recorded(file: _File, name: str) -> RecordedFile:
 
 
 def _arrays(values: Mapping[str, Any]) -> dict[str, Array]:
-    """The values that are arrays of numbers."""
     return {n: v for n, v in values.items() if isinstance(v, np.ndarray) and not v.dtype.hasobject}
 
 

@@ -83,10 +83,7 @@ class Served:
 def serve(
     command: Sequence[str], names: Mapping[str, str], replaced: Sequence[str], answer: Answer
 ) -> ScriptRun:
-    """Runs a command whose calls `answer` answers, one at a time.
-
-    Args:
-        names, replaced: As for `Served`.
+    """Runs a command whose calls `answer` answers, one at a time; `names` and `replaced` as for `Served`.
 
     Raises:
         OSError: the command cannot be started.

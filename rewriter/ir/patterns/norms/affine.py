@@ -17,12 +17,7 @@ from rewriter.ir.patterns.values import origins, transparent
 
 @dataclass(frozen=True)
 class NormalizedAxes:
-    """The normalised axes and their known sizes, which a scale has to fit.
-
-    Attributes:
-        numbers: Counted from the front if `rank` is known, else as written.
-        shape: Of the normalised tensor; None if its rank is not known.
-    """
+    """The normalised axes, counted from the front if the rank is known, and the `shape` that has them."""
 
     numbers: tuple[int, ...]
     shape: Shape | None

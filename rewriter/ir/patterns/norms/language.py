@@ -88,11 +88,7 @@ class Bindings(NamedTuple):
         return self._replace(faults=(*self.faults, reason))
 
     def step(self, tensor: str, *ops: str, wide: bool = False) -> tuple[NodeProto, Bindings] | None:
-        """The node that computes `tensor` if it is one of `ops`, and the bindings with it.
-
-        Args:
-            wide: The tensor is no statistic: only Casts and Identities may come between.
-        """
+        """The node of `ops` that computes `tensor`, and the bindings; if `wide`, only Casts come between."""
         bindings, node = self, self.graph.producer(tensor)
         while node is not None and (kind := node.op_type) not in ops:
             if (wide or kind not in SHAPES) and not transparent(self.graph, node):
@@ -207,12 +203,7 @@ def mean(
     *,
     scaled: bool = True,
 ) -> Pattern:
-    """A mean, or a sum times or over scalars.
-
-    Args:
-        name: Under which `Bindings.moments` has it.
-        scaled: Whether scalars may scale it.
-    """
+    """A mean, or a sum, which scalars scale if `scaled`; `Bindings.moments` has it under the `name`."""
     return Pattern(
         lambda found, tensor: _means(found, tensor, name, of, (*ops, *(SCALING if scaled else ())))
     )
