@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import pytest
 from graphs import apply, keeps_results, ops, with_constants
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rewriter.passes.convtranspose_to_depth_to_space import ConvtransposeToDepthToSpace
+from rewriter.passes.convtranspose_to_depth_to_space import MOST_OVERLAP, ConvtransposeToDepthToSpace
 
-SHUFFLED = ["Conv", "DepthToSpace"]
+sizes = st.integers(1, 5)
 
 
-@given(step=st.integers(2, 4), channels=st.integers(1, 7), read=st.integers(1, 5), high=st.integers(1, 4))
-def test_any_size_keeps_its_results(step: int, channels: int, read: int, high: int) -> None:
+@pytest.mark.parametrize("axes", [1, 2])
+@given(
+    data=st.data(), step=st.integers(2, 4), channels=st.integers(1, 7), read=sizes, kernel=st.integers(1, 9)
+)
+def test_any_window_keeps_its_results(
+    axes: int, data: st.DataObject, step: int, channels: int, read: int, kernel: int
+) -> None:
+    length, longer = data.draw(sizes), data.draw(st.integers(0, step - 1))
+    pads = data.draw(st.lists(st.integers(0, kernel // 2), min_size=2, max_size=2))
+    end = (length - 1) * step + kernel + longer - sum(pads)
+    assume(end >= 1 and (axes == 2 or kernel <= MOST_OVERLAP * step))
+    attributes = {
+        "kernel_shape": [kernel] * axes,
+        "strides": [step] * axes,
+        "pads": [pads[0]] * axes + [pads[1]] * axes,
+        "output_padding": [longer] * axes,
+    }
+    has_bias = data.draw(st.booleans())
+    weights = {"w": (read, channels, *[kernel] * axes)} | ({"b": (channels,)} if has_bias else {})
+    shape = ",".join([str(length)] * axes) if data.draw(st.booleans()) else ",".join("LMN"[:axes])
+    written = ", ".join(f"{name} = {value}" for name, value in attributes.items())
     before = with_constants(
-        f"{{ y = ConvTranspose<strides = [{step}, {step}]>(x, w, b) }}",
-        {"w": (read, channels, step, step), "b": (channels,)},
-        f"float[N,{read},{high},3] x",
-        f"float[N,{channels},{high * step},{3 * step}] y",
+        f"{{ y = ConvTranspose<{written}>(x, {', '.join(weights)}) }}",
+        weights,
+        f"float[B,{read},{shape}] x",
+        f"float[B,{channels},{','.join('OPQ'[:axes])}] y",
     )
-    after, _ = apply(ConvtransposeToDepthToSpace(), before)
-    assert ops(after) == SHUFFLED
+    after, _ = apply(ConvtransposeToDepthToSpace(depth=999), before)
+    assert "ConvTranspose" not in ops(after)
     keeps_results(before, after, ConvtransposeToDepthToSpace())
