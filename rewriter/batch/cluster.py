@@ -110,21 +110,51 @@ def _moved(value: Any, sent: Mapping[Any, Path]) -> Any:
 
 
 class Cluster:
-    """A connection to a Ray cluster.
+    """This machine in a Ray cluster. Ray ends the process that holds it if the cluster's head dies.
 
     Args:
         gpus: That a model reserves while it is fixed.
         jobs: Models at a time; 0: as many as the cluster has CPUs.
         seconds: Deadline of each model.
+
+    Raises:
+        UsageError: Ray is not installed, does not answer, or has too few GPUs.
     """
 
-    def __init__(self, ray: Any, *, gpus: float, jobs: int, seconds: float) -> None:
+    def __init__(self, address: str, *, gpus: float, jobs: int, seconds: float) -> None:
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(HEAD_SECONDS))
+        try:
+            import ray  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            hint = "pip install ray, on each machine of the cluster"
+            raise UsageError("Ray is not installed", option="ray", hint=hint) from error
         self.ray, self.gpus, self.seconds = ray, gpus, seconds
-        self.jobs = jobs or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            what = f"no Ray cluster answers: {str(error).strip().splitlines()[0]}"
+            hint = "start one: ray start --head; docs/batch.md shows how"
+            raise UsageError(what, option="ray", where=address, hint=hint) from None
+        resources = ray.cluster_resources()
+        if (gpu_count := resources.get("GPU", 0.0)) < gpus:  # Ray would wait forever
+            self.close()
+            what = f"the cluster has {gpu_count:g}, and each model reserves {gpus:g}"
+            hint = "ray start --address=HOST:PORT adds a machine to the cluster"
+            raise UsageError(what, option="gpus", hint=hint)
+        self.jobs = jobs or max(1, int(resources.get("CPU", 1)))
         self.shared: dict[Path, Any] = {}
         self.task = ray.remote(run_task)
 
-    def run(self, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Outcome] | None]:
+    def start(self, entries: Sequence[Entry]) -> None:
+        self.ends = self._run(entries)
+
+    def next(self) -> tuple[Entry, Outcome] | None:
+        return next(self.ends)
+
+    def close(self) -> None:
+        self.ray.shutdown()
+
+    def _run(self, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Outcome] | None]:
         """Yields each model with its outcome as it ends, and None while it waits.
 
         A task that reserves more memory than any machine has, since one died, would wait forever: it is
@@ -173,57 +203,15 @@ class Cluster:
     def _started(self, entry: Entry) -> dict[Any, tuple[Entry, int]]:
         """Starts a task, with the bytes that it reserves; files that models share are stored once."""
         packed: dict[Path, Any] = {entry.model: pack(entry.model.parent, model_files(entry.model))}
-        packed |= {
-            path: self._stored(path) for paths in option_files(entry.options).values() for path in paths
-        }
+        for path in (path for paths in option_files(entry.options).values() for path in paths):
+            if path not in self.shared:
+                self.shared[path] = self.ray.put(pack(path.parent, [path]))
+            packed[path] = self.shared[path]
         memory = min(memory_needed(entry.model), self._most_memory() or 0)
         resources = {"num_cpus": 1, "num_gpus": self.gpus, "memory": memory, "max_retries": RETRIES}
         task = self.task.options(**resources)
         reference = task.remote(entry, self.seconds, __version__, list(packed), *packed.values())
         return {reference: (entry, memory)}
-
-    def _stored(self, path: Path) -> Any:
-        if path not in self.shared:
-            self.shared[path] = self.ray.put(pack(path.parent, [path]))
-        return self.shared[path]
-
-
-class _Member:
-    """This machine as a member of a cluster. Ray ends the process that holds it if the cluster's head dies.
-
-    Raises:
-        UsageError: Ray is not installed, does not answer, or has too few GPUs.
-    """
-
-    def __init__(self, address: str, *, gpus: float, jobs: int, seconds: float) -> None:
-        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(HEAD_SECONDS))
-        try:
-            import ray  # pyright: ignore[reportMissingImports]
-        except ImportError as error:
-            hint = "pip install ray, on each machine of the cluster"
-            raise UsageError("Ray is not installed", option="ray", hint=hint) from error
-        self.ray = ray
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            what = f"no Ray cluster answers: {str(error).strip().splitlines()[0]}"
-            hint = "start one: ray start --head; docs/batch.md shows how"
-            raise UsageError(what, option="ray", where=address, hint=hint) from None
-        if (gpu_count := ray.cluster_resources().get("GPU", 0.0)) < gpus:  # Ray would wait forever
-            self.close()
-            what = f"the cluster has {gpu_count:g}, and each model reserves {gpus:g}"
-            hint = "ray start --address=HOST:PORT adds a machine to the cluster"
-            raise UsageError(what, option="gpus", hint=hint)
-        self.cluster = Cluster(ray, gpus=gpus, jobs=jobs, seconds=seconds)
-
-    def start(self, entries: Sequence[Entry]) -> None:
-        self.ends = self.cluster.run(entries)
-
-    def next(self) -> tuple[Entry, Outcome] | None:
-        return next(self.ends)
-
-    def close(self) -> None:
-        self.ray.shutdown()
 
 
 @dataclass(frozen=True)
@@ -248,8 +236,8 @@ class Connection:
 
 @contextmanager
 def connected(address: str, *, gpus: float, jobs: int, seconds: float) -> Iterator[Connection]:
-    """Connects to a cluster for the length of the block; raises as `_Member` does."""
-    join = partial(_Member, address, gpus=gpus, jobs=jobs, seconds=seconds)
+    """Connects to a cluster for the length of the block; raises as `Cluster` does."""
+    join = partial(Cluster, address, gpus=gpus, jobs=jobs, seconds=seconds)
     doing = "the connection to Ray"
     with closing(sandbox.worker(join, doing=doing, limit_s=ANSWER_SECONDS, limited=False)) as member:
         yield Connection(member)

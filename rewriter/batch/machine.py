@@ -125,7 +125,6 @@ class Process:
 
 
 def error_line(error: RewriterError) -> str:
-    """The text of an error on one line."""
     return " ".join(with_flags("; ".join(str(error).splitlines())).split())
 
 
@@ -187,7 +186,6 @@ class Processes:
     Attributes:
         jobs: Models at a time, if the memory holds that many of the largest.
         memory_bytes: For all models together; 0: no limit.
-        seconds: Deadline of each model.
         strict: Refuse a model that needs more than the whole memory, instead of running it by itself.
     """
 

@@ -52,9 +52,6 @@ def entries(
 
     The command line decides over the manifest, and the manifest over the environment and the project's file.
 
-    Args:
-        options: Options of `fix` on the command line.
-
     Raises:
         UsageError: there is no model, two have one output, or an option makes no sense.
     """
@@ -98,10 +95,7 @@ def _resolved(entry: Entry, options: Mapping[str, Any], configuration: Configura
 def named(paths: Iterable[Path], output: Path) -> list[Entry]:
     """The models that paths name: files, recordings, folders with all below them, and patterns (`**/*.onnx`).
 
-    The folder of the results is not searched, nor are hidden folders, as by patterns.
-
-    Raises:
-        UsageError: a path or a pattern names no model.
+    The folder of the results is not searched, nor are hidden folders. A path without a model is a UsageError.
     """
     entries = []
     for path in paths:
@@ -119,7 +113,6 @@ def named(paths: Iterable[Path], output: Path) -> list[Entry]:
 
 
 def recorded(folder: Path, output: Path) -> list[Entry]:
-    """The files of a recording, each with its own samples."""
     recording = Recording.read(folder)
     return [
         Entry(f"{f.name}.onnx", folder / f.model, output / f"{f.name}.onnx", {"inputs": folder / f.samples})

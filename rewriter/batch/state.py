@@ -37,10 +37,8 @@ class Outcome:
     Attributes:
         fp32_nodes: Nodes that stay in FP32; `float_nodes`: all that could be in FP16; None without a plan.
         error: Relative L2 error of the worst output in the check that decides.
-        seconds: Wall time of the process.
         files: Names of the files that it made, in the folder of the output.
         skipped: An earlier run found it.
-        latency_shares: Its latency as a share of FP32's and of plain FP16's.
     """
 
     ending: Ending

@@ -39,7 +39,6 @@ class Summary:
 
     Attributes:
         where: What ran them, such as `2 jobs on this machine`.
-        seconds: Wall time of the whole batch.
         recording, loop: Of a pipeline.
     """
 

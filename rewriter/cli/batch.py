@@ -58,11 +58,7 @@ def fix_all(
     recording: Path | None = None,
     loop_s: float = 0.0,
 ) -> None:
-    """Fixes models; `given` are the options that the user set.
-
-    Args:
-        recording: The folder of a recording, whose loop runs for at most `loop_s` seconds.
-    """
+    """Fixes models with the user's options; the loop of a `recording` runs for at most `loop_s` seconds."""
     from rewriter.batch.machine import run_batch
     from rewriter.batch.models import entries
     from rewriter.batch.summary import Summary, as_dict, as_junit, as_page, closed_loop, print_summary

@@ -157,7 +157,6 @@ def with_options(
 
 
 def _read(declared: Option, value: Any) -> Any:
-    """The value of an option from its text, or from several."""
     if isinstance(value, bool):
         return value
     if declared.several and not declared.commas:
@@ -205,11 +204,7 @@ def _panel(parameter: inspect.Parameter) -> int:
 
 
 def configured(given: Mapping[str, Any], model: Path | None = None, *, quiet: bool) -> ResolvedOptions:
-    """Resolves every option from the command line and the other sources, which it lists on stderr.
-
-    Args:
-        model: Warns of a rewriter.toml beside it, which is not read from another folder.
-    """
+    """Resolves every option; sources, and a file beside `model` that is not read, are named on stderr."""
     from rewriter.pipeline import config
 
     configuration = config.load()

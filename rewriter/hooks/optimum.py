@@ -11,7 +11,7 @@ from typing import Any
 
 from rewriter.base.errors import ModelError, UsageError
 from rewriter.hooks.fixing import Fixed, HookOptions, attempt, fix_file
-from rewriter.hooks.torch_feeds import calibration_source
+from rewriter.hooks.torch import calibration_source
 from rewriter.ir.model.output_files import work_folder
 from rewriter.jobs.record import record_script
 

@@ -1,5 +1,7 @@
 """PyTorch: `torch.onnx.export` followed by the fix, as a function or for a block of existing code.
 
+The samples are arguments of the module; modules that switch autocast off in training stay in FP32.
+
 Raises:
     ImportError: PyTorch is not installed.
 """
@@ -9,23 +11,37 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import _GeneratorContextManager, contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, _GeneratorContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
-from rewriter.hooks.fixing import Fixed, FixWarning, HookOptions, attempt, fix_export, fix_file, require, say
+from rewriter.base.errors import InputsError, UsageError, nearest
+from rewriter.hazards import GraphAnalysis, Hazard, Rule
+from rewriter.hazards.user_rules import HINT
+from rewriter.hooks.fixing import (
+    Feeds,
+    Fixed,
+    FixWarning,
+    HookOptions,
+    attempt,
+    fix_export,
+    fix_file,
+    module_of,
+    require,
+    say,
+)
+from rewriter.ir.model import Array, Model
+from rewriter.runtime.inputs.arranging import as_array
 
 torch = require("torch", "torch", __name__)
-
-from rewriter.base.errors import UsageError  # noqa: E402  # the message about PyTorch comes first
-from rewriter.hooks.torch_feeds import calibration_feeds, example_feeds  # noqa: E402
-from rewriter.hooks.torch_hints import check_names, rule, without_autocast  # noqa: E402
-from rewriter.ir.model import Model  # noqa: E402
 
 __all__ = ["FixWarning", "Fixed", "export", "patched"]
 
@@ -200,3 +216,146 @@ def _feeds(call: ExportCall, options: HookOptions, model: Model) -> Iterable[Any
 def _same_randomness() -> Any:
     """Returns a context that restores the random state, so that training is not affected."""
     return torch.random.fork_rng(range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))
+
+
+def example_feeds(
+    model: Model, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Array]:
+    """Returns the example arguments of an export as feeds.
+
+    Inputs and arguments match by name if all names agree, else in the order of `forward`'s parameters,
+    which both exporters keep.
+
+    Raises:
+        InputsError: the numbers of inputs and arguments differ.
+    """
+    ports, signature = model.signature.inputs, _signature(module)
+    try:
+        named = dict(signature.bind(*args, **kwargs).arguments) if signature else {}
+    except TypeError:  # arguments that forward does not take: the export has reported it
+        named = {}
+    named = named or {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
+    leaves = [leaf for value in named.values() for leaf in _leaves(value)]
+    if all(len(_leaves(named.get(port.name))) == 1 for port in ports):
+        leaves = [_leaves(named[port.name])[0] for port in ports]
+    if len(leaves) != len(ports):
+        raise InputsError(
+            f"the model has {len(ports)} inputs ({', '.join(p.name for p in ports)}), the example arguments "
+            f"contain {len(leaves)} tensors",
+            where="args",
+            hint="give calibration=[{input: array, ...}, ...]",
+        )
+    return {port.name: as_array(leaf) for port, leaf in zip(ports, leaves, strict=True)}
+
+
+def calibration_feeds(model: Model, module: Any, items: Iterable[Any], most: int) -> Iterator[Any]:
+    """The items as `inputs` of `rewriter.fix` takes them, until they hold `most` samples.
+
+    A dict without the names of the inputs holds keyword arguments of `forward`.
+    """
+    names = [port.name for port in model.signature.inputs]
+    first = next(iter(model.signature.inputs), None)
+    batch = first.shape[0] if first is not None and first.shape else None
+    for item in items:
+        if isinstance(item, Mapping) and all(name in item for name in names):
+            item = {name: item[name] for name in names}
+        elif isinstance(item, Mapping):
+            signature = _signature(module)
+            parameters = signature.parameters if signature else ()
+            item = example_feeds(model, module, (), {k: v for k, v in item.items() if k in parameters})
+        yield item
+        rows = next((len(leaf) for leaf in _leaves(item) if leaf.ndim), 1)
+        most -= max(1, rows // batch) if isinstance(batch, int) and batch else 1
+        if most <= 0:
+            return
+
+
+def calibration_source(items: Iterable[Any] | None, most: int) -> Feeds:
+    """Returns a function from a model to feeds, for exports whose module is gone; None: random data."""
+    return lambda model: None if items is None else calibration_feeds(model, None, items, most)
+
+
+def _signature(module: Any) -> inspect.Signature | None:
+    """The parameters of `forward`; None where Python cannot say."""
+    try:
+        return inspect.signature(getattr(module, "forward", module))
+    except (TypeError, ValueError):
+        return None
+
+
+def _leaves(value: Any) -> list[Any]:
+    """The tensors and arrays in nested arguments, in the order in which exporters flatten them."""
+    leaves = torch.utils._pytree.tree_leaves(value)
+    return [leaf for leaf in leaves if isinstance(leaf, (torch.Tensor, np.ndarray))]
+
+
+DEVICES = "cpu", "cuda"
+
+WHOLE_MODEL = 0.9
+"""Share of the results above which autocast is off for the model as a whole, which is no hint."""
+
+
+def check_names(module: Any, patterns: Iterable[str]) -> None:
+    """Refuses the pattern of a name that no module has."""
+    names = [name for name, _ in module.named_modules() if name]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            what = f"the model has no module {pattern!r}"
+            raise UsageError(what, where="fp32_modules=", hint=nearest(pattern, names))
+
+
+def rule(modules: Collection[str]) -> Rule:
+    """A rule that keeps the own nodes of modules in FP32, unless an engine is faster without and passes."""
+
+    def training(analysis: GraphAnalysis) -> Iterator[Hazard]:
+        for node in analysis.nodes:
+            if (name := module_of(node)) in modules:
+                yield Hazard(node, HINT, f"module {name} ran with autocast off")
+
+    return training
+
+
+def without_autocast(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+    """Modules most of whose own results are computed where their code switches autocast off."""
+    try:
+        with _watched(module) as results, torch.no_grad():
+            module(*args, **kwargs)
+    except Exception:  # what the export accepts, a call may not; a hint is no reason to fail
+        return []
+    off = sum(count for (_, enabled), count in results.items() if not enabled)
+    if off > WHOLE_MODEL * results.total():
+        return []
+    return sorted(name for name, enabled in results if results[name, False] > results[name, True])
+
+
+@contextmanager
+def _watched(module: Any) -> Iterator[Counter[tuple[str, bool]]]:
+    """Counts floating-point results by the module that computes them, and whether autocast is left on."""
+    results, names = Counter[tuple[str, bool]](), [""]
+    kind, mode = torch.amp.autocast_mode.autocast, torch.overrides.TorchFunctionMode
+    start = kind.__init__
+
+    class Watch(mode):  # type: ignore[misc, valid-type]
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.is_floating_point():
+                results[names[-1], all(map(torch.is_autocast_enabled, DEVICES))] += 1
+            return result
+
+    def started(
+        self: Any, device: str, dtype: Any = None, enabled: bool = True, *rest: Any, **more: Any
+    ) -> None:
+        start(self, device, dtype, enabled, *rest, **more)
+        self._enabled = enabled  # without CUDA, PyTorch switches it off itself
+
+    with ExitStack() as stack:
+        for name, part in module.named_modules():
+            stack.callback(part.register_forward_pre_hook(lambda *_, name=name: names.append(name)).remove)
+            stack.callback(part.register_forward_hook(lambda *_: names.__delitem__(-1)).remove)
+        for device in DEVICES:  # on, in FP32: arithmetic stays as it is
+            region = kind(device, torch.float32, enabled=False)
+            region._enabled = True
+            stack.enter_context(region)
+        stack.enter_context(mock.patch.object(kind, "__init__", started))
+        stack.enter_context(Watch())
+        yield results

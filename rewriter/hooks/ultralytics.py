@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.hooks.fixing import HookOptions, fix_file, say
-from rewriter.hooks.torch_feeds import calibration_source
+from rewriter.hooks.torch import calibration_source
 
 
 class FixOnExport:

@@ -10,13 +10,16 @@ import numpy as np
 
 from rewriter.base.errors import InputsError, UsageError
 from rewriter.base.stopwatch import Progress
-from rewriter.input_comparison.comparison import (
+from rewriter.input_comparison.explain import (
+    ROUNDING,
     ArrayComparison,
     Difference,
     InputComparison,
     SampleComparison,
+    compare_images,
+    compare_others,
+    distance,
 )
-from rewriter.input_comparison.explain import ROUNDING, compare_images, compare_others, distance
 from rewriter.input_comparison.relation import relation
 from rewriter.ir.model import Array
 from rewriter.runtime.inputs import read_raw_samples

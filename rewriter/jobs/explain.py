@@ -50,7 +50,6 @@ class RuleExplanation(Summary):
         title: Its name in reports; `cause` explains it, and `picture` shows it in text, or is "".
         severity: error, warning or note; "" for rules that are no hazards.
         remedy: Advice; "" where nothing has to be done.
-        link: The page with more.
     """
 
     name: str
@@ -75,7 +74,6 @@ class NodeExplanation(Summary):
         types: Types of its outputs; `reads` and `feeds`: its neighbours with theirs.
         reason: The reason that `fix` noted; "" if it noted none.
         made_by: The pass that made it; "" for a node of the original.
-        rule: The rule that keeps it from the lower precision; None if there is none.
     """
 
     node: str

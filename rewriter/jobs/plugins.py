@@ -20,14 +20,7 @@ LISTED = 3  # plugins that the check names
 
 
 def parts(model: Model, deployment: Deployment, types: Sequence[str] = ()) -> Split | None:
-    """The part of a model before its plugins, and the rest.
-
-    Args:
-        types: Types of plugins, which the user gave: such plugins are a part of the plan.
-
-    Returns:
-        None for a model without plugins, or where an engine may have them.
-    """
+    """The part of a model before its plugins, and the rest; None if there are none, or `types` are given."""
     if types or deployment.plugins or deployment.choose().engine == "tensorrt":
         return None
     return split_at_plugins(model)

@@ -82,7 +82,6 @@ class ScanResult(Summary):
         plain: The emulation of MODEL as it is in that precision, on the samples that `fix` judges by; None on
             random data.
         warnings: Sentences about the scan itself that the user should read.
-        seconds: Wall time by stage, in order.
     """
 
     path: Path | None

@@ -65,7 +65,6 @@ class Exactness:
 
     Attributes:
         tolerance: Largest relative L2 difference of an output; 0 means bit-equal.
-        source: Where the figure comes from.
     """
 
     tolerance: float

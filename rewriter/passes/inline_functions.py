@@ -56,13 +56,7 @@ _Key = tuple[str, str, str]  # domain, name and overload of a function
 
 
 def inline(model: Model, tag: str) -> list[Event]:
-    """Inlines every model-local function of `model`, in place; returns [] if it has none.
-
-    If the result is invalid, the model stays unchanged, and a refusal is returned.
-
-    Args:
-        tag: Name of the pass, for the nodes that come out of the functions.
-    """
+    """Inlines every model-local function in place, if the result is valid; new nodes are tagged."""
     functions = {(f.domain, f.name, f.overload): f for f in model.proto.functions}
     if not functions:
         return []

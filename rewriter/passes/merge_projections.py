@@ -212,7 +212,6 @@ class _Cut:
     """The nodes that cut one result [.., heads * size] into [*rows, heads, size].
 
     Attributes:
-        view: The Reshape.
         scale: The Mul by one number between the result and the Reshape; None if there is none.
         rows: Entries for the axes before the heads.
         heads, size: Known, and together the columns of the result.

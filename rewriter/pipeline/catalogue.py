@@ -31,7 +31,6 @@ _SECTION = re.compile(r"^(Options|Declines):$", re.MULTILINE)
 
 
 def passes() -> list[dict[str, Any]]:
-    """Every pass that a pipeline may name, as data."""
     default = {step.name for step in PRESETS[DEFAULT_PRESET].steps}
     return [
         {
@@ -115,7 +114,6 @@ def page(kind: type[Pass]) -> str:
 
 
 def summary(kind: type[Pass]) -> str:
-    """The first sentence of the pass's docstring."""
     first = " ".join(_documentation(kind)[0].split("\n\n")[0].split())
     return re.split(r"(?<=[.!?])\s+(?=[A-Z])", first)[0]
 

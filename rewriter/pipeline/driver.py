@@ -166,13 +166,7 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, repr=False)
 class Rewritten(Summary):
-    """A model after some passes.
-
-    Attributes:
-        model: The rewritten model; `rewriter.save` writes it.
-        pipeline: Text of the passes that ran.
-        passes: What each pass did and declined.
-    """
+    """A model after some passes."""
 
     model: Model
     pipeline: str

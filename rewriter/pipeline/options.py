@@ -422,10 +422,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def combined(kind: type[Options], options: Options | None, keywords: Mapping[str, Any]) -> Options:
-    """The options with some replaced by keywords, each checked, and of the type that its field declares.
-
-    Args:
-        kind: The options class; its defaults hold if `options` is None.
+    """The options, or the defaults of `kind`, with some replaced by keywords; each is checked.
 
     Raises:
         UsageError: a keyword is no option, or a value has the wrong type or makes no sense.

@@ -38,7 +38,6 @@ class Preset:
 
     Attributes:
         summary: One line without a full stop.
-        about: Further explanation, as Markdown paragraphs.
         defaults: Options of `rewriter.fix` and their values, where the user sets nothing.
         table: Rows of old and new, for a preset that replaces something older; `source` is their link.
     """

@@ -54,7 +54,6 @@ class Option:
     Attributes:
         kind: The type of its value in texts and files, without `None`.
         default: The value if it is not set; None: the preset or the model decides.
-        text: Its explanation; the first sentence is the line in `--help`.
         read: Reads its value from text, where the type is not enough.
         check: Raises `UsageError` or `ValueError` for a value of the right type that makes no sense. It may
             be given as `package.module:name`, as may the next: a shell that completes imports nothing then.

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from rewriter.base.text import count
-from rewriter.input_comparison.comparison import ArrayComparison, InputComparison
+from rewriter.input_comparison.explain import ArrayComparison, InputComparison
 from rewriter.report.json import document
 from rewriter.report.terminal import Row, listed, print_report
 
@@ -24,7 +24,6 @@ def print_result(result: InputComparison, out: Console, *, verbosity: int = 0) -
 
 
 def rows(result: InputComparison, *, everything: bool) -> Iterator[Row]:
-    """Each difference with what it is; arrays that agree, too, if `everything`."""
     ours, theirs = result.counts
     if ours != theirs:
         yield "Number", f"ours has {count(ours, 'sample')}, theirs {theirs}"

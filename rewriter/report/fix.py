@@ -1,28 +1,33 @@
-"""Shows the result of `fix`: a summary of ten to fifteen lines, tables for those who ask, and JSON."""
+"""Shows the result of `fix`: a summary, what to run next, tables for those who ask, and JSON."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from rewriter.base.text import count, figure
+from rewriter.base.text import command_line, count, figure
 from rewriter.hazards.kinds import KINDS
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.ir.plan import SEARCHED, Decision, Plan
+from rewriter.jobs.fix import deploy
+from rewriter.jobs.fix.provenance import noted_tolerance
 from rewriter.jobs.fix.result import FixResult
 from rewriter.passes.base import Stage
 from rewriter.pipeline.driver import PassResult
 from rewriter.pipeline.text import own_passes
 from rewriter.report import checks
 from rewriter.report.json import attributes, data_dict, document
-from rewriter.report.next_step import next_step
 from rewriter.report.tables import NAME, Cell, Kind, State, Table, grouped, number, table
-from rewriter.report.terminal import MORE, Row, facts, first_rows, print_report, shortened
+from rewriter.report.terminal import MORE, Row, data_words, facts, first_rows, print_report, shortened
+from rewriter.runtime.metrics.tolerances import RELATIVE_L2
+from rewriter.target import Target
 from rewriter.target.costs import ORIGIN
-from rewriter.verification.verdict import GOALS, PLUGINS
+from rewriter.verification.verdict import GOALS, PLUGINS, ran
 
 CAUSES, WARNINGS, REPAIRS, OUTPUTS = 4, 3, 3, 4  # lines of each kind without `-v`
 
@@ -111,7 +116,6 @@ def _errors(result: FixResult, most: int | None) -> Iterator[Row]:
 
 
 def _latency(result: FixResult) -> Iterator[Row]:
-    """The measured latency, and its ratios to other latencies, with their source."""
     timed = [(c.latency, c.place) for c in result.checks if c.latency is not None][:1]
     parts = [f"{time.median_us:.1f} us (+- {time.iqr_us:.1f}) {where}" for time, where in timed]
     for measured, source in ((True, "measured"), (False, f"estimated, {ORIGIN}")):
@@ -145,7 +149,6 @@ def _with_short_names(cause: str) -> str:
 
 
 def _done(result: FixResult) -> Iterator[Row]:
-    """The changes by the passes, one line for each kind of pass."""
     stages = {name: kind.stage for name, kind in own_passes().items()}
     changed = [step for step in result.passes if step.changes]
     rewriting = [s for s in changed if stages.get(s.name) is not Stage.LOWERING]
@@ -181,7 +184,6 @@ def _types(plan: Plan, *, given: bool) -> str:
 
 
 def _checks(result: FixResult) -> Iterator[Row]:
-    """The checks that failed or could not be made, the goals, and the build."""
     for check in result.checks:
         if check.passed is False:
             yield "Failed", f"{check.name}: {check.summary}"
@@ -211,7 +213,6 @@ def tables(result: FixResult, graph_of: Callable[[str], str] = lambda node: "") 
 
 
 def _passes(passes: Iterable[PassResult]) -> Table:
-    """Changes and refusals of the passes, grouped by pass and sentence."""
     done: list[tuple[str, str, State, list[tuple[str, list[Any]]]]] = []
     for step in passes:
         done.append((step.name, "changed", "plain", grouped(step.changes, lambda change: change.what)))
@@ -289,3 +290,58 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         del fields["key"]
         nodes[fields.pop("repair")].append(fields)
     return {"precision": plan.precision, "io": plan.io, "float_nodes": plan.float_nodes, **nodes}
+
+
+PROPOSED = (
+    "suggested profile: from the model's smallest shapes to twice your largest sample, where the model takes "
+    "that; `min-shapes`, `opt-shapes` and `max-shapes` set yours"
+)
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """Commands to run after `fix`.
+
+    Attributes:
+        build: Builds the engine; the user replaces `?` by the size of an unknown axis.
+        verify: The command that runs the result where there is a GPU; "" if it ran here.
+        remarks: What to know before, one sentence each.
+    """
+
+    build: str
+    verify: str = ""
+    remarks: tuple[str, ...] = ()
+
+
+def next_step(result: FixResult) -> NextStep:
+    """Returns the commands for a result; none if no file was written, or a check failed."""
+    build = deploy.command(result)
+    return NextStep(build, _verify(result), tuple(_remarks(result))) if build else NextStep("")
+
+
+def _remarks(result: FixResult) -> Iterator[str]:
+    target = result.target
+    if result.output is not None and deploy.Build(result, result.output, None).proposed:
+        yield PROPOSED
+    if result.constraints is not None or result.script is not None:
+        return
+    if target == Target():
+        yield "TensorRT 11 types every network strongly: leave out --stronglyTyped there"
+    if deploy.chooses_types(target) and deploy.lowered(result):
+        yield f"the builder of {target} chooses types itself: `weak-typing` writes constraints for it"
+
+
+def _verify(result: FixResult) -> str:
+    """The whole command that verifies the file where there is a GPU; "" for models in memory."""
+    source, data = result.model.path, result.data
+    if source is None or (result.verdict is not None and ran(result.verdict.checks)):
+        return ""
+    words = ["rewriter", "verify", source, Path(str(result.output)), *data_words(data)]
+    if limit := noted_tolerance(result.model):
+        words += ["--tolerance", f"{limit.value!r}"]
+        words += ["--metric", limit.metric] if limit.metric != RELATIVE_L2 else []
+    for flag, index in (("--min-shapes", 0), ("--opt-shapes", 1), ("--max-shapes", 2)):
+        spans = data.spans if data is not None else {}
+        inputs = sorted(data.profiled) if data is not None and not data.recorded else ()
+        words += [f"{flag}={name}:{'x'.join(map(str, spans[name][index]))}" for name in inputs]
+    return command_line(words)

@@ -45,7 +45,6 @@ def attributes(value: Any, *names: str) -> dict[str, Any]:
 
 
 def data_dict(data: DataSource | None) -> dict[str, Any] | None:
-    """The samples that a result was measured on."""
     names = ("text", "samples", "real", "constant", "repeated", "path", "preprocess")
     return None if data is None else attributes(data, *names)
 

@@ -69,7 +69,6 @@ def _table(name: str, title: str, lead: str, steps: Sequence[Step], tolerance: f
 
 
 def verdict_line(result: Location) -> str:
-    """One sentence: the first wrong tensor, or that there is none."""
     if result.first is not None:
         return _where(result, result.first)
     if result.wrong:

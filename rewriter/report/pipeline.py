@@ -38,7 +38,6 @@ def latency(shares: Iterable[LatencyShare]) -> str:
 
 
 def files_table(lines: Iterable[FileLine]) -> Table:
-    """A table with a line for each file, without columns that are empty."""
     columns: dict[str, Kind] = {"model": "text", "verdict": "choice", "FP32 nodes": "number"}
     columns |= {"rel. L2": "number", "latency": "text", "s": "number"}
     rows = [
@@ -56,7 +55,6 @@ def files_table(lines: Iterable[FileLine]) -> Table:
 
 
 def verdict_line(loop: LoopResult) -> str:
-    """How the loop ended, in one sentence."""
     if loop.ending == "refused":
         return f"The loop was not compared: {REFUSALS[loop.refusal].format(loop.detail)}"
     assert loop.fixed is not None
@@ -106,7 +104,6 @@ def runs(loop: LoopResult) -> dict[str, Stream]:
 
 
 def rows(loop: LoopResult) -> Iterator[Row]:
-    """The lines after the verdict, each with its label."""
     errors = ", ".join(f"{figure(run.error)} {RUNS[name]}" for name, run in runs(loop).items())
     if loop.fixed is not None:
         yield "Loop", f"relative L2 of the worst output: {errors}; allowed {figure(loop.limit)}"

@@ -17,11 +17,7 @@ from rewriter.target.quirks import every_probe
 
 
 def print_result(result: Answers, out: Console, *, verbosity: int = 0) -> None:
-    """Print the origin of the answers, and every question with its answer.
-
-    Args:
-        verbosity: -1: only the first line; 1: with all figures, and the use of each answer.
-    """
+    """Print the origin of the answers, and every question; verbosity -1: only the origin, 1: all figures."""
     origin = (
         "Recorded answers, not measured on this machine" if result.recorded else "Measured on this machine"
     )
@@ -53,7 +49,6 @@ def print_result(result: Answers, out: Console, *, verbosity: int = 0) -> None:
 
 
 def as_dict(result: Answers) -> dict[str, Any]:
-    """The answers as `rewriter` keeps and records them."""
     return plain_fields(result)
 
 

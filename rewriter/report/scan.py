@@ -49,7 +49,6 @@ def state(result: ScanResult) -> State:
 
 
 def verdict_line(result: ScanResult) -> str:
-    """One line with the number of findings of each severity."""
     counts = ", ".join(count(result.count(s), s) for s in reversed(SEVERITIES))
     nodes = count(result.float_nodes, "float node")
     line = f"{result.path or 'the model'} in {result.precision.upper()}: {counts} ({nodes})"
@@ -101,7 +100,6 @@ def _summarised(findings: Sequence[Finding]) -> str:
 
 
 def tables(result: ScanResult) -> Iterator[Table]:
-    """Every finding with its nodes and its repair, errors first."""
     columns: dict[str, Kind] = {"Severity": "choice", "Kind": "choice"}
     columns |= {"Largest |x|": "number", "Reason, nodes and repair": "text"}
     rows = []

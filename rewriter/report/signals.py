@@ -40,12 +40,7 @@ class Signals:
         self.check()
 
     def check(self) -> None:
-        """Raises the exception of the signal that was received.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C.
-            SystemExit: a request to end, with the exit code that shells report for it.
-        """
+        """Raises the exception of the signal: KeyboardInterrupt, or SystemExit with a shell's code."""
         if self.received == signal.SIGINT:
             raise KeyboardInterrupt
         if self.received:

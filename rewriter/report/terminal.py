@@ -61,9 +61,7 @@ def print_report(
 ) -> None:
     """Print a report, the verdict first; verbosity -1: only the verdict, 0: with its summary, 1: everything.
 
-    Args:
-        commands: What to run next, each with its label, printed as one line, to be copied.
-        facts: Rows that follow the tables.
+    `commands` are to be copied, each on one line; `facts` follow the tables.
     """
     out.print(Text(with_flags(verdict), STYLES[state]), soft_wrap=True)  # one line, for grep
     if verbosity < 0:
@@ -102,11 +100,7 @@ def _print_table(table: Table, out: Console) -> None:
 
 
 def printed(table: Table, *, head: bool = True, widths: Mapping[int, int] | None = None) -> RichTable:
-    """A table as text, without the names that a page lists on demand.
-
-    Args:
-        widths: Of columns, by index, where several tables are to be in line.
-    """
+    """A table as text, without the names that a page lists on demand; `widths` of columns by index."""
     title = table.title if head else None
     shown = RichTable(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     shown.show_header = head

@@ -39,7 +39,6 @@ def state(result: VerifyResult) -> State:
 
 
 def verdict_line(result: VerifyResult) -> str:
-    """One line: passed or not, how, and the file."""
     where = "" if result.engine == "emulation" else f" ({result.engine} on {result.device})"
     return f"{result.ending}{where}: {result.fixed or 'the fixed model'}"
 
@@ -80,7 +79,6 @@ FEW = 3  # details and failed outputs of a check in the summary
 
 
 def tables(result: VerifyResult) -> Iterator[Table]:
-    """The outputs, the builds if there are several, and the checks."""
     outputs, verification = checks.tables(result.checks, result.outputs, result.data)
     yield outputs
     if len(result.builds) > 1:

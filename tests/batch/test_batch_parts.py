@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,6 +119,9 @@ class Ray:
 
     exceptions = SimpleNamespace(RayError=ConnectionError)
 
+    def init(self, **_: object) -> None:
+        """It is there."""
+
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": 2.0}
 
@@ -139,13 +143,17 @@ class Ray:
         return reference()
 
 
-def test_a_cluster_gets_all_that_a_model_needs_and_sends_its_result(tmp_path: Path) -> None:
+def test_a_cluster_gets_all_that_a_model_needs_and_sends_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = save(graph("g (float[2] x) => (float[2] y) { y = Exp(x) }"), tmp_path / "net.onnx")
     np.savez(tmp_path / "x.npz", x=np.ones(2, np.float32))
     options = {"inputs": tmp_path / "x.npz", "build": False}
     entries = [Entry(name, model, tmp_path / "out" / name, options) for name in ("net.onnx", "lost.onnx")]
-    run = Cluster(Ray(), gpus=0.0, jobs=0, seconds=60.0).run(entries)
-    ends = {end[0].name: end[1] for end in run if end is not None}
+    monkeypatch.setitem(sys.modules, "ray", Ray())
+    cluster = Cluster("auto", gpus=0.0, jobs=0, seconds=60.0)
+    cluster.start(entries)
+    ends = {end[0].name: end[1] for end in cluster.ends if end is not None}
     assert ends["net.onnx"].ending == "unproven" and ends["net.onnx"].files == ("net.onnx",)
     assert (tmp_path / "out" / "net.onnx").is_file()
     assert ends["lost.onnx"].text == "Ray ran it 6 times: the worker died"

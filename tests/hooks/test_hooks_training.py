@@ -14,7 +14,7 @@ from hooked import QUICK, newer, torch  # noqa: E402
 
 import rewriter.hooks.torch as hooks  # noqa: E402
 from rewriter.hooks.optimum import fix_export  # noqa: E402
-from rewriter.hooks.torch_hints import without_autocast  # noqa: E402
+from rewriter.hooks.torch import without_autocast  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 EXPORTERS = [

@@ -23,8 +23,8 @@ from rewriter.ir.model import Array, Model, load
 from rewriter.ir.plan import Plan
 from rewriter.jobs.fix import stages
 from rewriter.jobs.fix.attempt import Attempt, attempt
-from rewriter.jobs.fix.conclusion import Conclusion
 from rewriter.jobs.fix.job import Candidate, FixJob
+from rewriter.jobs.fix.result import Conclusion
 from rewriter.jobs.fix.workload import Workload
 from rewriter.jobs.search.trials import Trials
 from rewriter.passes.base import Change, Context, Event

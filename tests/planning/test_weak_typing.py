@@ -19,7 +19,7 @@ from rewriter.base.errors import UsageError
 from rewriter.hazards.planning import weak_typing
 from rewriter.ir.model import Model, load, save, walk_graphs
 from rewriter.ir.plan import Decision, Plan
-from rewriter.report.next_step import next_step
+from rewriter.report.fix import next_step
 
 SOURCE = """
     g (float[4,64] x, float[64,8] w) => (float[4,8] y)

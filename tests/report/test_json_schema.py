@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from rewriter.cli import app, exits
 from rewriter.ir.model import save
-from rewriter.jobs.fix.conclusion import Kind
+from rewriter.jobs.fix.result import Kind
 
 SCHEMA = json.loads((DOCS / "report.schema.json").read_text(encoding="utf-8"))
 KINDS: dict[str, Any] = {

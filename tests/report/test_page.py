@@ -25,7 +25,7 @@ from rewriter.cli import app
 from rewriter.ir.plan import Decision, Plan, Range
 from rewriter.jobs.fix.api import fix
 from rewriter.jobs.fix.before import Emulated, SideBySide
-from rewriter.jobs.fix.conclusion import Conclusion
+from rewriter.jobs.fix.result import Conclusion
 from rewriter.passes.base import Change, Refusal
 from rewriter.pipeline.driver import PassResult
 from rewriter.report import html

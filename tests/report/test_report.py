@@ -21,9 +21,8 @@ from rewriter.jobs.fix.selection import LatencyShare
 from rewriter.passes.base import Change, Refusal
 from rewriter.pipeline.driver import PassResult
 from rewriter.report import fix as report
-from rewriter.report import next_step as next_step_module
 from rewriter.report import terminal
-from rewriter.report.next_step import next_step
+from rewriter.report.fix import next_step
 from rewriter.report.progress import _TimeLeft
 from rewriter.report.tables import grouped
 from rewriter.report.terminal import shortened
@@ -407,7 +406,7 @@ def test_the_profile_of_the_command(
     following = next_step(result(model=DYNAMIC, output=Path("fixed.onnx"), data=data))
     words = "--minShapes=x:{} --optShapes=x:{} --maxShapes=x:{}".format(*shapes)
     assert following.build.endswith(words), "z is not dynamic"
-    assert (next_step_module.PROPOSED in following.remarks) is not bool(profiled)
+    assert (report.PROPOSED in following.remarks) is not bool(profiled)
 
 
 def test_an_axis_that_was_always_1_stays_1() -> None:

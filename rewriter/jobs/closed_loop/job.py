@@ -110,11 +110,7 @@ class _Loop:
     most: float = math.inf
 
     def trace(self, answering: Answers, doing: str, runs: int) -> tuple[Trace, int]:
-        """One run, with its exit code; files that are not answered compute in the script as they are.
-
-        Args:
-            runs: How many runs share the time that is left, this one included.
-        """
+        """One run, of `runs` in the time left, with its exit code; other files compute as they are."""
         trace, names = Trace(), {file.sha256: file.name for file in self.recording.files}
         now, total = time.monotonic(), len(self.original.calls)
         end = now + (self.deadline - now) / runs
@@ -275,7 +271,6 @@ def _ending(stream: Stream, limit: float) -> LoopEnding:
 
 
 def _tried(result: LoopResult, file: str, step: Step, stream: Stream | None) -> LoopResult:
-    """The result after a repair."""
     if stream is None:
         return result
     ending = _ending(stream, result.limit)

@@ -51,7 +51,6 @@ class Stream:
     """One run of the script, compared with the original up to the first other word.
 
     Attributes:
-        calls: How many calls were compared.
         errors: Of each compared call: the largest relative L2 error of the outputs that no model reads again;
             NaN if it has none.
         other: None if all calls have the original's words.

@@ -115,7 +115,6 @@ class Attempt:
         )
 
     def is_unbuilt(self) -> bool:
-        """True if TensorRT gave no engine for it."""
         return any(check.name == "build" and check.built is False for check in self.failed)
 
     def has_failed(self, check: str) -> bool:
@@ -126,10 +125,7 @@ class Attempt:
 
 
 def attempt(candidate: Candidate, workload: Workload, deadline: float = math.inf) -> Attempt:
-    """Runs the passes of a candidate and checks their result.
-
-    Args:
-        deadline: By `time.monotonic`: a search ends there, with the best plan so far.
+    """Runs the passes of a candidate and checks their result; a search ends at the deadline.
 
     Raises:
         OutOfTimeError: the search tried no plan by its deadline, or the time of the block is up (`within`).
@@ -194,7 +190,6 @@ def rewrite(
 
 
 def changing(candidate: Candidate, passes: Sequence[PassResult]) -> list[Pass]:
-    """Returns the passes before the plan that changed something."""
     steps = (*candidate.phases.structural, *candidate.phases.measuring)
     return [step for step, result in zip(steps, passes, strict=False) if result.changes]
 

@@ -114,8 +114,7 @@ def causes(
     """
     if plan is None or plan.precision == "fp32":
         return ()
-    name, largest = plan.precision.upper(), LARGEST[LOW_TYPES[plan.precision]]
-    limits = _Limits(name, largest)
+    low = plan.precision
     rules: dict[str, list[Decision]] = defaultdict(list)
     norms: dict[NormHazard, list[Decision]] = defaultdict(list)
     for decision in plan.decisions:
@@ -123,27 +122,25 @@ def causes(
             norms[decision.norm].append(decision)
         elif decision.rule in KINDS:
             rules[decision.rule].append(decision)
-    rows = [*_of_norms(norms, limits), *_of_fused(fused, limits)]
-    rows += [*_of_overflow(rules.pop("overflow", []), unscaled, limits), *_of_masks(passes, limits)]
+    rows = [*_of_norms(norms, low), *_of_fused(fused, low)]
+    rows += [*_of_overflow(rules.pop("overflow", []), unscaled, low), *_of_masks(passes, low)]
     rows += [_of_rule(rule, members) for rule, members in rules.items()]
     rows += folded if plan.precision == "fp16" else ()
     return tuple(sorted(rows, key=lambda cause: not (cause.reach or 0.0) > (cause.limit or math.inf)))
 
 
-@dataclass(frozen=True)
-class _Limits:
-    """The lower type: its name and its largest number."""
+def _held(low: Precision, reach: float, headroom: float = HEADROOM) -> str:
+    """The end of the sentence `... reach 8.2e7`; a factor of `headroom` has to be left for other data."""
+    largest = _largest_of(low)
+    end = f"{low.upper()} ends at {figure(largest)}"
+    if reach > largest:
+        return end
+    spread = ", as the samples differ" if headroom > HEADROOM else ""
+    return f"{end}, a factor of {largest / reach:.2g} away; {figure(headroom)} is kept free{spread}"
 
-    name: str
-    largest: float
 
-    def held(self, reach: float, headroom: float = HEADROOM) -> str:
-        """The end of the sentence `... reach 8.2e7`; a factor of `headroom` has to be left for other data."""
-        end = f"{self.name} ends at {figure(self.largest)}"
-        if reach > self.largest:
-            return end
-        spread = ", as the samples differ" if headroom > HEADROOM else ""
-        return f"{end}, a factor of {self.largest / reach:.2g} away; {figure(headroom)} is kept free{spread}"
+def _largest_of(low: Precision) -> float:
+    return LARGEST[LOW_TYPES[low]]
 
 
 def _reach(decision: Decision) -> float:
@@ -164,19 +161,19 @@ def _in_fp32(decisions: Sequence[Decision]) -> str:
     return ", ".join(f"{count(n, 'node')} in {low.upper()}" for low, n in counts.items() if n)
 
 
-def _of_norms(norms: Mapping[NormHazard, Sequence[Decision]], limits: _Limits) -> Iterator[Cause]:
+def _of_norms(norms: Mapping[NormHazard, Sequence[Decision]], low: Precision) -> Iterator[Cause]:
     """Decomposed norms: those whose squares leave the range, and the others."""
     wide = {norm: members for norm, members in norms.items() if norm.evidence in ("squares", "values")}
     if wide:
         norm, reach = max(((n, _largest(m)) for n, m in wide.items()), key=lambda pair: _reach(pair[1]))
         top = _reach(reach)
-        what = f"{norm.evidence} inside {_kinds(wide)} reach {figure(top)}, {limits.held(top)}"
-        yield _of_members(wide, what, top, limits.largest)
+        what = f"{norm.evidence} inside {_kinds(wide)} reach {figure(top)}, {_held(low, top)}"
+        yield _of_members(wide, what, top, _largest_of(low))
     rest = {norm: members for norm, members in norms.items() if norm not in wide}
     if rest:
         what = f"{_kinds(rest)} {'have' if len(rest) > 1 else 'has'} squares of unknown or varying size"
         if all(norm.evidence == "epsilon" for norm in rest):
-            what = f"the epsilon of {count(len(rest), 'norm')} is below {limits.name}'s normal range"
+            what = f"the epsilon of {count(len(rest), 'norm')} is below {low.upper()}'s normal range"
         yield _of_members(rest, what)
 
 
@@ -197,22 +194,22 @@ def _kinds(norms: Iterable[NormHazard]) -> str:
     return count(len(kinds), f"decomposed {kinds[0] if len(set(kinds)) == 1 else 'norm'}")
 
 
-def _of_fused(fused: Sequence[tuple[str, str, Range]], limits: _Limits) -> Iterator[Cause]:
+def _of_fused(fused: Sequence[tuple[str, str, Range]], low: Precision) -> Iterator[Cause]:
     """Norms that compute in FP32 inside now, and whose squares leave the range."""
-    wide = [norm for norm in fused if norm[2].absmax ** 2 > limits.largest]
+    wide = [norm for norm in fused if norm[2].absmax ** 2 > _largest_of(low)]
     if wide:
         nodes, ops, ranges = zip(*wide, strict=True)
         top = max(measured.absmax for measured in ranges)
         what = (
             f"squares inside {count(len(wide), 'decomposed norm')} reach {figure(top * top)} (inputs "
-            f"{figure(top)}), {limits.held(top * top)}"
+            f"{figure(top)}), {_held(low, top * top)}"
         )
         done = f"{'each is' if len(wide) > 1 else 'it is'} one {' or '.join(sorted({*ops}))} now, FP32 inside"
-        yield Cause("unfused-norm", what, done, nodes, top * top, limits.largest)
+        yield Cause("unfused-norm", what, done, nodes, top * top, _largest_of(low))
 
 
 def _of_overflow(
-    decisions: Sequence[Decision], unscaled: Mapping[tuple[int, str], Range], limits: _Limits
+    decisions: Sequence[Decision], unscaled: Mapping[tuple[int, str], Range], low: Precision
 ) -> Iterator[Cause]:
     """Tensors out of range, in FP32 or scaled by powers of two."""
     reaches = {d.tensor or d.node: d.range for d in decisions if d.range is not None}
@@ -226,19 +223,19 @@ def _of_overflow(
     top: float | None = measured.absmax
     if measured.finite:
         one = f"{worst} reaches" if len(reaches) == 1 else f"{count(len(reaches), 'tensor')} reach up to"
-        what = f"{one} {figure(measured.absmax)}, {limits.held(measured.absmax, measured.headroom)}"
+        what = f"{one} {figure(measured.absmax)}, {_held(low, measured.absmax, measured.headroom)}"
     else:
         what, top = f"{worst} has NaN or infinite values in FP32 already", None
-    yield Cause("overflow", what, ", ".join(done), nodes, top, limits.largest)
+    yield Cause("overflow", what, ", ".join(done), nodes, top, _largest_of(low))
 
 
-def _of_masks(passes: Sequence[PassResult], limits: _Limits) -> Iterator[Cause]:
+def _of_masks(passes: Sequence[PassResult], low: Precision) -> Iterator[Cause]:
     changes = [change for step in passes for change in step.changes if isinstance(change, Clamped)]
     if changes:
         first, verb = changes[0], "are" if len(changes) > 1 else "is"
         such = f"{count(len(changes), 'constant')} such as {first.before:.4g}"
-        what, nodes = f"{such} {verb} infinite in {limits.name}", tuple(change.node for change in changes)
-        yield Cause("mask", what, f"clamped to {first.after:.4g}", nodes, None, limits.largest)
+        what, nodes = f"{such} {verb} infinite in {low.upper()}", tuple(change.node for change in changes)
+        yield Cause("mask", what, f"clamped to {first.after:.4g}", nodes, None, _largest_of(low))
 
 
 def _of_rule(rule: str, decisions: Sequence[Decision]) -> Cause:

@@ -53,12 +53,7 @@ def source_hash(source: Any, original: Model) -> str:
 
 
 def stamp(model: Model, job: FixJob, pipeline: str, plan: Plan | None, source: str, verdict: str) -> None:
-    """Notes where a model comes from in the model and its nodes.
-
-    Args:
-        pipeline: Text of the passes that ran.
-        source: Of `source_hash`.
-    """
+    """Notes where a model comes from in the model and its nodes; `source` is of `source_hash`."""
     named, target = isinstance(job.source, (str, os.PathLike)), job.precision.target
     entries = {
         VERSION: f"rewriter {__version__}",

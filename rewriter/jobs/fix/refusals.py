@@ -28,9 +28,6 @@ def refuse_unknown_names(model: Model, patterns: Sequence[str], option: str = "k
     """Refuses patterns of an option that fit no node or output of the model.
 
     A pattern for a node that a pass adds below one of the model, such as `/mix/Split`, is not refused.
-
-    Raises:
-        UsageError: a pattern fits nothing; the error offers names that are like it.
     """
     nodes = [node for g in walk_graphs(model.proto.graph) for node in g.node] if patterns else []
     names = {name for node in nodes for name in (node.name, *node.output)} - {""}
@@ -62,12 +59,7 @@ def refuse_unknown_ports(model: Model, io: InputsOutputs) -> None:
 
 
 def declare_plugins(model: Model, texts: Iterable[str]) -> None:
-    """Gives results of custom operators the types that the model lacks: FP32, or what is no float.
-
-    Raises:
-        UsageError: the model has no such operator, fewer inputs or outputs of it, or others;
-            or ONNX knows it.
-    """
+    """Gives results of custom operators the types that the model lacks; UsageError: they do not fit it."""
     graphs, types = list(walk_graphs(model.proto.graph)), plugin_types(texts)
     nodes = [node for graph in graphs for node in graph.node]
     for op, ports in types.items():

@@ -1,40 +1,89 @@
-"""The result of `fix`, as plain data for the terminal, JSON and callers."""
+"""The result of `fix`, as plain data for the terminal, JSON and callers, and its conclusion.
+
+That is a verdict, and the limit and the remedy unless it is verified.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import onnx
 
 from rewriter.base.summary import Row, Summary, listed
-from rewriter.base.text import count
+from rewriter.base.text import count, figure
 from rewriter.ir.model import Model
 from rewriter.ir.plan import Decision, Plan
+from rewriter.jobs.fix.attempt import Attempt
 from rewriter.jobs.fix.before import SideBySide
 from rewriter.jobs.fix.causes import Cause
-from rewriter.jobs.fix.conclusion import UNVERIFIED, Conclusion
-from rewriter.jobs.fix.selection import LatencyShare
+from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.selection import LatencyShare, Selection
+from rewriter.passes.base import Stage
 from rewriter.pipeline.driver import PassResult
+from rewriter.pipeline.presets import preset_named
+from rewriter.pipeline.text import own_passes
 from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.metrics.outputs import OutputComparison
+from rewriter.runtime.metrics.tolerances import precision_of
 from rewriter.runtime.ranges.depth import TensorAtDepth
 from rewriter.target import Target
 from rewriter.verification.verdict import (
     CPU,
     GOALS,
     NO_GAIN,
+    ORIGINAL,
     UNBUILDABLE,
     Check,
     Gap,
     MetricValue,
     Verdict,
+    deciding,
     gain,
     gaps,
     not_lowered,
     proof,
 )
+
+Kind = Literal["verified", "as-fp32", "unverified", "failed", "unbuildable"]
+"""`as-fp32`: verified, since the network's own FP32 engine is as inaccurate; `unbuildable`: TensorRT cannot
+build the original model."""
+
+TF32_OFF = "with TF32 off (--noTF32, or NVIDIA_TF32_OVERRIDE=0), which is slower"
+
+
+LISTED = 3  # outputs that a reason names
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """How a run ended, and why; `FixResult.ending` has the words of the first line.
+
+    Attributes:
+        lowered: False if nothing of the result is in reduced precision.
+        reason: Why it is unverified; "" otherwise.
+        limit: The cause that the result fails or is not closer, in one sentence; "" if it is verified.
+        remedy: The action against it, in one sentence; "" if it is verified.
+        no_build: Why nothing built it, where no check says so.
+        worse: The outputs on which plain FP16 is more accurate; "" if there are none.
+        remarks: Other facts about the result, such as that all of it is FP32.
+    """
+
+    kind: Kind
+    limit: str = ""
+    remedy: str = ""
+    remarks: tuple[str, ...] = ()
+    lowered: bool = True
+    reason: str = ""
+    no_build: str = ""
+    worse: str = ""
+
+
+UNVERIFIED = Conclusion("unverified")
 
 
 @dataclass(repr=False)
@@ -45,18 +94,15 @@ class FixResult(Summary):
         model: The rewritten model; `proto` gives it whole.
         output: The file that was written; None with `dry_run` or without an output path.
         pipeline: Text of the pipeline that ran; parsing it gives the same passes.
-        passes: What each pass did and declined.
         plan: Which nodes stay in FP32 and why; None when no precision pass ran.
         data: The samples that ranges and verification used; None if none were needed.
         verdict: None with `verify=False`, unless there was a goal to search for.
         warnings: Sentences that the user should read.
-        seconds: Wall time by stage, in order.
         constraints: The file of trtexec's arguments, with `weak_typing`.
         script: The file that builds the result, with `deploy`.
         repairs: What failed at first, what was tried, and what helped; empty if the rules' plan passed.
         depth: Measured ranges of the model that the plan was made for, in the order of its nodes.
         causes: What was wrong with the model, in numbers, and what was done about each.
-        precision: The reduced precision that was asked for.
         before: Outputs of the original, emulated in the plan's precision, unrepaired; () if not verified.
             `before_value`: under a metric that judges all outputs together.
         side_by_side: With the option `page`: the worst sample before and after.
@@ -90,7 +136,6 @@ class FixResult(Summary):
 
     @property
     def ending(self) -> str:
-        """How it ended, in the words of the report's first line."""
         if self.conclusion.kind == "unbuildable":
             return UNBUILDABLE
         if self.verified is None:
@@ -172,3 +217,124 @@ class FixResult(Summary):
         if self.data is not None:
             yield "data", self.data.text
         yield "written", str(self.output) if self.output else "nothing: rewriter.save(result.model, path)"
+
+
+def conclude(job: FixJob, selection: Selection) -> Conclusion:
+    """Returns the conclusion of all checks of a selection, its build included."""
+    attempt, checks = selection.attempt, selection.attempt.checks
+    if attempt.plan is None:
+        lowered = precision_of(attempt.fixed) != "fp32"
+    else:
+        lowered = not attempt.all_fp32 and attempt.plan.float_nodes > 0
+    no_build = "" if job.request.build else "`build=false`"
+    rows = (f"{name} ({figure(plain)}, here {figure(error)})" for name, error, plain in selection.worse)
+    worse = ", ".join(islice(rows, LISTED))
+    remarks = tuple(_remarks(job, selection))
+    ended = partial(Conclusion, remarks=remarks, lowered=lowered, no_build=no_build, worse=worse)
+    if (original := Verdict(checks).unbuildable) is not None:
+        reason = next(iter(original.details), original.summary)
+        without = "".join(f", or without {name or op}" for name, op in original.refused[:1])
+        anew = f"export it anew (another opset{without}), or run it with ONNX Runtime; another release of "
+        return ended(
+            "unbuildable",
+            f"TensorRT cannot build the original model, before any change: {reason}",
+            original.advice or f"{anew}TensorRT may build it",
+        )
+    if not attempt.failed and not any(check.passed for check in checks if check.name not in GOALS):
+        return ended(
+            "unverified", reason="no check could be made" if job.request.verify else "`verify=false`"
+        )
+    if Verdict(checks).passed:
+        if any(gap.kind == "tf32" for gap in gaps(checks, None)):
+            return ended("as-fp32", "TF32 is as far from FP32 in this network", _without_tf32(checks))
+        return ended("verified")
+    limit, remedy = next(_reasons(job, selection))
+    return ended("failed", limit, remedy)
+
+
+def _remarks(job: FixJob, selection: Selection) -> Iterator[str]:
+    """Remarks on the result: why it is another attempt, or all FP32, or lacks a pass of the user's."""
+    attempt = selection.attempt
+    if selection.remark:
+        yield selection.remark
+    elif attempt.all_fp32 and job.precision.precision != "fp32":
+        why = f"rules and options leave nothing in {job.precision.precision.upper()}"
+        if attempt.failed:
+            why = "the most accurate attempt"
+        elif selection.lines:
+            why = f"no plan with {job.precision.precision.upper()} passed every check"
+        yield f"all of it is FP32: {why}"
+    if selection.stopped and not attempt.failed:
+        yield selection.stopped
+    passes, preset = job.request.passes, preset_named(job.request.preset).steps
+    whole = passes is not None and (isinstance(passes, str) or ... not in passes)
+    lost = [s for s in job.first.steps if s.stage is not Stage.LOWERING and s not in attempt.candidate.steps]
+    if names := [step.name for step in lost if whole or step not in preset]:
+        yield f"left out, although requested: {', '.join(names)}; the repairs say why"
+
+
+def _reasons(job: FixJob, selection: Selection) -> Iterator[tuple[str, str]]:
+    """Yields limit and remedy of what failed, the gravest first; there is always one."""
+    attempt, done = selection.attempt, selection.attempt.checks
+    by_name = {check.name: check for check in attempt.failed}
+    if "structure" in by_name:
+        yield f"a pass changed the result in FP32: {by_name['structure'].summary}", _leave_out(attempt)
+    if "build" in by_name:
+        if any(check.name == ORIGINAL and check.passed for check in done):
+            yield "TensorRT builds the original, but not the fixed file: a pass broke it", _leave_out(attempt)
+        remedy = by_name["build"].advice or "the details of the check name it"
+        yield f"TensorRT does not build the fixed file: {by_name['build'].summary}", remedy
+    check = deciding(attempt.failed)
+    if check is not None:
+        yield _arithmetic(check, job, selection)
+    if "io" in by_name:
+        yield by_name["io"].summary, "leave out `io`: with the original types the file passes"
+    other = attempt.failed[0] if attempt.failed else done[0]
+    yield other.summary, "a larger `tolerance` or budget, if that is acceptable; or `precision=fp32`"
+
+
+def _leave_out(attempt: Attempt) -> str:
+    changed, own = [step.name for step in attempt.passes if step.changes], own_passes()
+    foreign = ", ".join(name for name in changed if name not in own)
+    report = f"; {foreign} is not ours" if foreign else ", and report this as a defect"
+    return f"leave out one of the passes that changed it ({', '.join(changed)}) with `skip`{report}"
+
+
+def _without_tf32(done: Sequence[Check]) -> str:
+    """The remedy if TF32 limits the accuracy: this very file may be accurate enough without it."""
+    cured = any(check.tf32_off is not None and check.tf32_off <= 1.0 for check in done)
+    return f"build this file {TF32_OFF}" if cured else f"take `precision=fp32`, and build it {TF32_OFF}"
+
+
+def _arithmetic(check: Check, job: FixJob, selection: Selection) -> tuple[str, str]:
+    attempt, request = selection.attempt, job.request
+    if check.advice or not check.outputs:  # it did not run, or nothing of TensorRT's is enough
+        return check.summary, check.advice or "the log is in the details of the check"
+    worst = next((check.worst for check in attempt.checks if check.worst), ())
+    where, size = f"{worst[0].node} ({worst[0].op})" if worst else "", _size(check)
+    if attempt.plan is not None and worst:
+        size += f", most of it from {where}"
+    if attempt.plan is None and job.plan is None:
+        limit = f"this network needs more than TF32{f' in {where}' if worst else ''}"
+        return f"{limit}: all in FP32 with TF32, {size}", f"build it {TF32_OFF}"
+    if job.plan is not None:
+        return f"your plan has too few nodes in FP32: {size}", "add nodes to it, or leave out `plan`"
+    if job.weak_typing:
+        return f"the constrained build is not accurate enough: {size}", "build it in FP32, without --fp16"
+    if not request.repair:
+        return f"the rules' plan is not enough: {size}", "leave out `repair=false`"
+    if selection.stopped:
+        return f"repair {selection.stopped}; {size}", "give it more time: `repair-seconds`"
+    fp32 = ""
+    if selection.in_fp32 is not None:
+        fp32 = f"; all of it in FP32 (TF32) has {selection.in_fp32.error:.2g} times the allowed error"
+    return f"no plan is within the tolerance: {size}{fp32}", _without_tf32(attempt.checks)
+
+
+def _size(check: Check) -> str:
+    if check.value is not None:
+        return f"{check.value.metric} is {check.value.value:.2g}, {check.value.allowed:.2g} is asked for"
+    worst = max(check.outputs, key=lambda output: (not output.finite, output.excess))
+    if not worst.finite:
+        return f"{worst.name} has NaN or infinity"
+    return f"{worst.name} has an error of {worst.relative_l2:.2g}, {worst.tolerance:.2g} is allowed"

@@ -19,10 +19,9 @@ from rewriter.jobs import plugins
 from rewriter.jobs.fix import candidates, deploy
 from rewriter.jobs.fix.attempt import Attempt
 from rewriter.jobs.fix.before import check_before, side_by_side
-from rewriter.jobs.fix.conclusion import conclude
 from rewriter.jobs.fix.job import FixJob, require_space
 from rewriter.jobs.fix.provenance import SAMPLES, UNFINISHED, WORSE, source_hash, stamp
-from rewriter.jobs.fix.result import FixResult
+from rewriter.jobs.fix.result import FixResult, conclude
 from rewriter.jobs.fix.selection import Selection
 from rewriter.jobs.fix.workload import Workload, prepare, read
 from rewriter.jobs.search.effort import pays_on_cuda

@@ -60,7 +60,6 @@ class Workload:
 
     Attributes:
         fitting: The samples that a search may fit a plan to; ranges are measured on `samples`.
-        warnings: About the model and its data.
         sample: Arrays without memory, of the shapes of the first sample.
         plain: The emulation of plain FP16 or BF16; None if nothing is verified.
         calibrated: The models after the passes before a plan, by these passes: candidates share them.
@@ -108,11 +107,7 @@ def read(job: FixJob) -> tuple[Model, Samples, list[str]]:
 def prepare(
     job: FixJob, stage: Stopwatch, folder: Path, original: Model, samples: Samples, warnings: list[str]
 ) -> Workload:
-    """Runs the original; FP16 accumulation that the user did not request may become FP32.
-
-    Args:
-        folder: For engines.
-    """
+    """Runs the original; FP16 accumulation that the user did not request may become FP32."""
     request = job.request
     fitting, indices, judged, expected = samples, list[int](), list[dict[str, Array]](), None
     if request.verify:

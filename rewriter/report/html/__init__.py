@@ -24,12 +24,12 @@ from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.scan import ScanResult
 from rewriter.report import fix, locate, scan, verify
 from rewriter.report.checks import judging_check
+from rewriter.report.fix import next_step
 from rewriter.report.html.depth import LABELS, LARGEST, Nodes, depth_section
 from rewriter.report.html.graphs import cause_graphs
 from rewriter.report.html.outputs import pictures_section
 from rewriter.report.html.render import Fact, Page, Section, html, part, run_section, table_sections
 from rewriter.report.json import plain
-from rewriter.report.next_step import next_step
 from rewriter.runtime.ranges.depth import TensorAtDepth
 from rewriter.verification.locate.location import Location
 from rewriter.verification.verify_result import VerifyResult

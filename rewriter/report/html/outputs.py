@@ -39,8 +39,6 @@ PALETTE = np.random.default_rng(8).integers(40, 236, (MOST_CLASSES, 3)).astype(n
 
 
 class Image(NamedTuple):
-    """A picture as a data URI."""
-
     uri: str
     caption: str
     alt: str
@@ -260,11 +258,7 @@ def png(pixels: Array) -> bytes:
 
 
 def classes_of_pixels(array: Array, pictures: Sequence[tuple[int, int]]) -> Array | None:
-    """The class of each pixel of the first image, [H, W]; None if the output is no map of classes.
-
-    Args:
-        pictures: Heights and widths of the inputs that are images: scores have the aspect of one.
-    """
+    """The class of each pixel of the first image, [H, W], or None; scores have the aspect of a picture."""
     if array.ndim < 2 or min(array.shape[-2:]) < SMALLEST_SIDE:
         return None
     height, width = array.shape[-2:]

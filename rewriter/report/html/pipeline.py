@@ -51,12 +51,7 @@ def page(
     recording: Recording | None = None,
     loop: LoopResult | None = None,
 ) -> Page:
-    """Returns the page of some files.
-
-    Args:
-        title: The folder of the results. `verdict`, `state`, `rows`: the first lines of the page.
-        recording, loop: Of a pipeline, whose files `lines` are; None for files without links.
-    """
+    """Returns the page of files whose results are in the folder `title`; a pipeline has a recording."""
     sections = table_sections([pipeline.files_table(lines)])
     if recording is not None:
         lead = "An arrow is an output that becomes an input of a later call; it is dashed for states."

@@ -103,11 +103,9 @@ def run_section(
     target: Target | None = None,
     seconds: Mapping[str, float] | None = None,
 ) -> Section:
-    """Returns the last section of every page: what ran, on what, and how to run it again.
+    """The last section of every page: what ran, on what, and the command ("" of Python) to run it again.
 
-    Args:
-        command: The command that made the page; "" where Python did.
-        commands: What to run next, each after the words that say what it does.
+    `commands` are what to run next, each after the words that say what it does.
     """
     rows = [*facts, *starmap(Fact, terminal.facts(target, seconds))]
     versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items())

@@ -33,14 +33,8 @@ EXPONENTS = "rewriter.exponents"
 def apply(graph: GraphEditor, constraints: Constraints, free: Mapping[int, int]) -> int:
     """Scales every use of a constant and every epsilon by its exponent.
 
-    Uses of one constant with equal exponents share one new constant. A constant without remaining uses is
-    removed.
-
-    Args:
-        free: The free exponents; missing ones are 0.
-
-    Returns:
-        The number of constants and epsilons with a new value.
+    Uses of one constant with equal exponents share one new constant, and unused constants are removed. Free
+    exponents that are missing are 0. Returns the number of constants and epsilons with a new value.
     """
     names: dict[tuple[str, int], str] = {}
     for use in constraints.constants:
@@ -64,14 +58,10 @@ def apply(graph: GraphEditor, constraints: Constraints, free: Mapping[int, int])
 
 
 def apply_planned(graph: GraphEditor, exponents: Mapping[str, int]) -> int:
-    """Applies the exponents of a saved plan; tensors that it does not name keep their scale.
-
-    Returns:
-        The number of constants and epsilons with a new value.
+    """Applies the exponents of a saved plan, as `apply` does; tensors that it does not name keep their scale.
 
     Raises:
-        UsageError: the graph does not compute a tensor, or its operators do not allow these exponents
-            together; the message names the tensors.
+        UsageError: the graph does not compute a tensor, or does not allow these exponents together.
     """
     constraints = Constraints(graph)
     for tensor in exponents:
