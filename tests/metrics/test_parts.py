@@ -158,6 +158,15 @@ def test_masks_are_compared_by_position() -> None:
     assert judged(expected, moved)[1].relative_l2 == pytest.approx(0.005, rel=0.01), "20 of 4000 rows"
 
 
+def test_masks_beyond_fp16_may_be_infinite() -> None:
+    expected = masked(FLOOR)
+    with np.errstate(over="ignore"):
+        plain = expected.astype(np.float16).astype(np.float32)
+    assert np.isinf(plain).any() and all(one.passed for one in judged(expected, plain))
+    broken = [np.where(np.isinf(plain), np.inf, plain), np.where(expected > 2.0, -np.inf, plain)]
+    assert not any(judged(expected, wrong)[0].finite for wrong in broken), "of the other sign, or no mask"
+
+
 def test_rounding_noise_of_a_larger_computation_passes() -> None:
     """A dead class at 1e-6 beside others: half of FP16's smallest step is 3 % of it."""
     scores = scaled((1, 8, 500), 1, np.array([0.3] * 7 + [1e-6]))
