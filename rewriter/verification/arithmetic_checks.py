@@ -154,6 +154,13 @@ def check_emulation(
 
 def _wrong_states(expected: Sequence[Outputs], runs: Sequence[Outputs], tolerance: float) -> list[str]:
     """A sentence for each final state that nothing reads and that is beyond the tolerance."""
+    errors = state_errors(expected, runs)
+    names = sorted(name for name, error in errors.items() if not error <= tolerance)
+    return [f"{name}, which no node reads, has an error of {errors[name]:.2g}" for name in names]
+
+
+def state_errors(expected: Sequence[Outputs], runs: Sequence[Outputs]) -> dict[str, float]:
+    """The relative L2 error of each final state in its worst sample."""
     errors: dict[str, float] = {}
     for exact, run in zip(expected, runs, strict=False):
         for name in exact.keys() & run.keys():
@@ -161,8 +168,7 @@ def _wrong_states(expected: Sequence[Outputs], runs: Sequence[Outputs], toleranc
             size = max(float(np.linalg.norm(wide)), SMALL_STATE * math.sqrt(wide.size))
             error = float(np.linalg.norm(run[name] - wide)) / size if size else 0.0
             errors[name] = max(errors.get(name, 0.0), error)
-    names = sorted(name for name, error in errors.items() if not error <= tolerance)
-    return [f"{name}, which no node reads, has an error of {errors[name]:.2g}" for name in names]
+    return errors
 
 
 def conditioning(model: Model, samples: Sequence[Outputs], expected: Expected) -> dict[str, float]:

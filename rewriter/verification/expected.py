@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from onnx import helper
+from onnx import NodeProto, helper
 
 from rewriter.ir.graph import reads, states
 from rewriter.ir.graph.ops import LOOPS, RECURRENT
@@ -82,16 +82,15 @@ def expected_outputs(model: Model, samples: Sequence[Outputs]) -> Expected:
     return Expected(exact, as_written, final)
 
 
-def with_states(model: Model) -> Model:
-    """`model` with the final states of its recurrences that nothing reads as outputs, too."""
-    if not any(node.op_type in LOOPS | RECURRENT for node in model.proto.graph.node):
-        return model
-    result, facts = model.copy(), model.facts()
-    result.mark_edited()
-    graph = result.proto.graph
+def unread_states(model: Model) -> Iterator[tuple[NodeProto, int, int, str]]:
+    """The final states of recurrences that no node reads: the node, the output's number and type, and a name.
+
+    The name comes from an output that is read, so that it is the same where a pass dropped the others.
+    """
+    facts, graph = model.facts(), model.proto.graph
     read = {name for node in graph.node for name in reads(node)} | {value.name for value in graph.output}
-    for node in [node for node in graph.node if node.op_type in LOOPS | RECURRENT]:
-        first = logical_name(next(filter(None, node.output), ""))
+    for node in (node for node in graph.node if node.op_type in LOOPS | RECURRENT):
+        first = logical_name(next(filter(read.__contains__, node.output), ""))
         kept = [facts.main[n].dtype for n in node.input[:1] if n in facts.main] * (
             1 + (node.op_type == "LSTM")
         )
@@ -100,10 +99,20 @@ def with_states(model: Model) -> Model:
             types = {v.name: v.type.tensor_type.elem_type for v in body.output}
             outputs = [(index, types[after]) for index, (_, after) in enumerate(states(node, body))]
         for index, dtype in outputs:
-            node.output.extend([""] * (index + 1 - len(node.output)))
-            if dtype in EXCHANGEABLE and node.output[index] not in read:
-                node.output[index] = f"{first}/state{index}"
-                graph.output.append(helper.make_tensor_value_info(node.output[index], dtype, None))
+            if dtype in EXCHANGEABLE and not read.intersection(node.output[index : index + 1]):
+                yield node, index, dtype, f"{first}/state{index}"
+
+
+def with_states(model: Model) -> Model:
+    """`model` with the final states of its recurrences that nothing reads as outputs, too."""
+    if not any(node.op_type in LOOPS | RECURRENT for node in model.proto.graph.node):
+        return model
+    result = model.copy()
+    for node, index, dtype, name in list(unread_states(result)):
+        node.output.extend([""] * (index + 1 - len(node.output)))
+        node.output[index] = name
+        result.proto.graph.output.append(helper.make_tensor_value_info(name, dtype, None))
+    result.mark_edited()
     return result
 
 

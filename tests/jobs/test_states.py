@@ -112,3 +112,22 @@ def test_loops(update: str, rules: set[str]) -> None:
     data = [{"x": rng.standard_normal((1, 8)).astype("f"), "w": (0.5 * turn).astype("f")}]
     result = rewriter.fix(loops(update), inputs=data, **OPTIONS)
     assert result.verified and {d.rule for d in result.decisions} == rules
+
+
+def test_a_search_sees_a_state_that_nothing_reads() -> None:
+    """The state of a Scan turns by angles of up to 200, and its outputs feed a network that needs no FP32."""
+    model = graphs.graph("""g (float[200,1,4] x, float[4,64] w, float[64,64] v) => (float[200,1,64] y)
+        <float[1,4] s = {0,0,0,0}, float gain = {13.2}, float half = {0.5}> {
+            last, turned = Scan <num_scan_inputs = 1, body = step (float[1,4] h, float[1,4] a) =>
+                (float[1,4] n, float[1,4] o) {
+                    z = Mul(a, gain) p = Sin(z) q = Mul(h, half) n = Add(p, q) o = Tanh(a)
+                }>(s, x)
+            a = MatMul(turned, w) b = Relu(a) c = MatMul(b, v) d = Relu(c) y = MatMul(d, v)
+        }""")
+    rng = np.random.default_rng(0)
+    sizes = {"x": (4.0, 200, 1, 4), "w": (0.5, 4, 64), "v": (0.125, 64, 64)}
+    data = [{n: (s * rng.standard_normal(shape)).astype("f") for n, (s, *shape) in sizes.items()}]
+    result = rewriter.fix(model, inputs=data, build=False)
+    assert result.plan is not None and result.verified
+    assert "tolerance" in {decision.rule for decision in result.decisions}
+    assert len(result.plan.fp32) < result.plan.float_nodes

@@ -28,7 +28,7 @@ from rewriter.runtime.metrics.probabilities import probabilities
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2, TOLERANCES
 from rewriter.target import Target
 from rewriter.verification.arithmetic_checks import AS_FP32
-from rewriter.verification.expected import run_all, selects_rows
+from rewriter.verification.expected import run_all, selects_rows, with_states
 
 SAMPLES = 4
 """Samples that each plan is compared on, at most."""
@@ -76,8 +76,10 @@ def search(
     start = time.monotonic()
     if goal.metric == RELATIVE_L2 and selects_rows(original):
         goal = replace(goal, metric=DETECTIONS)  # rows in another order differ in every element
+    judged = with_states(original) if goal.metric == RELATIVE_L2 else original
+    own = {port.name for port in original.signature.outputs}
     with within(deadline):
-        feeds, wide, began = list(islice(samples, SAMPLES)), reference(original), processor_s()
+        feeds, wide, began = list(islice(samples, SAMPLES)), reference(judged), processor_s()
         one_sample = isinstance(goal, ErrorLimit) and goal.one_sample
         effort = Effort(len(feeds), accumulation, accumulation)
         expected = run_all(wide, feeds[:1])
@@ -85,10 +87,12 @@ def search(
             cost = RunCost.of(structured, processor_s() - began)
             effort = affordable(goal, cost, len(feeds), accumulation)
         expected += run_all(wide, feeds[1 : effort.samples])
+        hidden = [{name: run[name] for name in run.keys() - own} for run in expected]
+        expected = [{name: run[name] for name in run.keys() & own} for run in expected]
         metric = goal.measure
         limit = goal.tolerance if isinstance(goal, ErrorLimit) else TOLERANCES["fp16"].value
         if goal.metric == RELATIVE_L2:
-            in_tf32 = partial(run_all, emulation(wide, tf32=True), feeds[: len(expected)])
+            in_tf32 = partial(run_all, emulation(reference(original), tf32=True), feeds[: len(expected)])
             metric = by_parts(expected, in_tf32, AS_FP32, limit, probabilities(original))
     trials = Trials(
         structured,
@@ -101,6 +105,7 @@ def search(
         effort.ranking_sums,
         target,
         means_of,
+        hidden if any(hidden) else (),
     )
     if one_sample:
         with within(deadline):

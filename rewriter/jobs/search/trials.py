@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 
 from rewriter.hazards.analysis import GraphAnalysis, PrecisionRequest
 from rewriter.hazards.planning.free_fp32 import RULE
@@ -29,7 +30,8 @@ from rewriter.runtime.metrics.metrics import Metric
 from rewriter.target import Target
 from rewriter.target.costs import Prices, priced
 from rewriter.target.fusion import conv_depth, kernel_results
-from rewriter.verification.expected import as_declared
+from rewriter.verification.arithmetic_checks import state_errors
+from rewriter.verification.expected import as_declared, unread_states, with_states
 
 LEAST_US = 0.01
 """Keeps the ranking finite for nodes without cost: two Casts that are fused."""
@@ -61,6 +63,8 @@ class Trials:
         expected: Outputs of the original in FP32 for each of `samples`.
         reason: The reason in the plan for a node that the search puts in FP32.
         means_of: As for `lowered`.
+        states: As `expected`, the final states that nothing reads: their relative L2 error counts as an
+            output's. () if the metric is another.
         accumulation: Type of the sums of an emulated plan. `ranking_sums`: of those in the ranking.
         count: Number of whole models that were evaluated.
         tried: The metric of each candidate so far.
@@ -76,6 +80,7 @@ class Trials:
     ranking_sums: Accumulation = "fp16"
     target: Target = field(default_factory=Target)
     means_of: Context | None = None
+    states: Sequence[Mapping[str, Array]] = ()
     count: int = 0
     tried: dict[AddedNodes, float] = field(default_factory=dict, init=False)
     _plans: dict[AddedNodes, Plan] = field(default_factory=dict, init=False)
@@ -115,19 +120,28 @@ class Trials:
         """The same trials on the sample where the rules' plan is worst."""
         values = self._by_sample(self.plan)
         index = values.index(self._worst(values))
-        one = replace(self, samples=[self.samples[index]], expected=[self.expected[index]])
+        only = slice(index, index + 1)
+        one = replace(
+            self, samples=self.samples[only], expected=self.expected[only], states=self.states[only]
+        )
         one._values[self.plan.fp32] = values[index]
         return one
 
     def _by_sample(self, plan: Plan) -> list[float]:
+        runs = self._runs(plan)
+        values = [self.metric.worst(*pair) for pair in zip(self.expected, runs, strict=True)]
+        errors = [
+            [*state_errors([exact], [run]).values()] for exact, run in zip(self.states, runs, strict=False)
+        ]
+        return [max([value, *own]) for value, own in zip_longest(values, errors, fillvalue=())]
+
+    def _runs(self, plan: Plan) -> list[Mapping[str, Array]]:
+        """The emulated outputs of a plan for each sample, with the states."""
         self.count += 1
         low = lowered(self.model, plan, self.means_of)
-        model = emulation(low, self.accumulation, tf32=True, backwards=True)
-        with Session(model) as session:
-            return [
-                self.metric.worst(expected, session.run(as_declared(low, sample)))
-                for sample, expected in zip(self.samples, self.expected, strict=True)
-            ]
+        shown = with_states(low) if self.states else low
+        with Session(emulation(shown, self.accumulation, tf32=True, backwards=True)) as session:
+            return [session.run(as_declared(low, sample)) for sample in self.samples]
 
     def _worst(self, values: Sequence[float]) -> float:
         return min(values) if self.metric.least else max(values)
@@ -192,6 +206,10 @@ class Trials:
             if self.ranking_sums == "fp32" and weight is not None and weight.shape is not None:
                 sizes = [size if isinstance(size, int) else 1 for size in weight.shape]
                 errors[key] = math.hypot(errors.get(key, 0.0), sum_error(conv_depth(node, sizes)))
+        wrong = state_errors(self.states, self._runs(self.plan)) if self.states else {}
+        for node, *_, name in unread_states(self.model) if wrong else ():
+            key = node_key(0, node)
+            errors[key] = max(errors.get(key, 0.0), wrong.get(name, 0.0))
         return errors
 
     @cached_property
