@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from rewriter.base.errors import SEVERITIES
-from rewriter.hazards.kinds import KINDS, Kind
+from rewriter.hazards.analysis import KINDS, Kind
 from rewriter.jobs.explain import OTHER_RULES
 from rewriter.passes import PURPOSES
 from rewriter.passes.simplify import OPTIMIZERS

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import graphs
 
 from rewriter.hazards import RULES, SCAN_RULES, GraphAnalysis, PrecisionRequest
-from rewriter.hazards.kinds import KINDS
+from rewriter.hazards.analysis import KINDS
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.plan import Range
 

@@ -22,8 +22,13 @@ from rewriter.hazards import (
     types,
     weights,
 )
-from rewriter.hazards.analysis import ALREADY_AVOIDED, GraphAnalysis, PrecisionRequest, is_already_avoided
-from rewriter.hazards.kinds import Hazard
+from rewriter.hazards.analysis import (
+    ALREADY_AVOIDED,
+    GraphAnalysis,
+    Hazard,
+    PrecisionRequest,
+    is_already_avoided,
+)
 
 __all__ = [
     "ALREADY_AVOIDED",

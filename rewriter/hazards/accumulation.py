@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.hazards.analysis import GraphAnalysis
-from rewriter.hazards.kinds import Hazard
+from rewriter.hazards.analysis import GraphAnalysis, Hazard
 from rewriter.ir.graph import attribute, display_name, states
 from rewriter.ir.graph.ops import CHEAP, CONTROL_FLOW, LOOPS, RECURRENT, TENSOR_CORE, VIEWS
 from rewriter.ir.model import holds_graphs

@@ -1,4 +1,4 @@
-"""One graph as the hazard rules see it: a `FloatGraph` with measured ranges and the request.
+"""Hazards and their kinds, and one graph as the rules see it: with measured ranges and the request.
 
 The output of a Cast between float types has the range of its input.
 """
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.base.errors import Severity
-from rewriter.hazards.kinds import Hazard
+from rewriter.base.errors import SEVERITIES, Severity
 from rewriter.ir.float_graph import FloatGraph
 from rewriter.ir.model import Array
-from rewriter.ir.plan import HEADROOM, Epilogues, InputsOutputs, Precision, Range, io_type
+from rewriter.ir.plan import HEADROOM, Epilogues, InputsOutputs, NormHazard, Precision, Range, io_type
 from rewriter.ir.plan.node_patterns import NodePatterns
+from rewriter.ir.reading import own_table
 from rewriter.target import Target
 
 LOW_TYPES: dict[Precision, int] = {
@@ -26,6 +26,55 @@ LOW_TYPES: dict[Precision, int] = {
 
 LARGEST: dict[int, float] = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16: 3.3895313892515355e38}
 """Largest finite number: IEEE 754 binary16, and the upper half of a binary32."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of hazard, as reports explain it; the head of `kinds.toml` explains the fields."""
+
+    title: str
+    severity: Severity
+    repair: str
+    why: str
+    picture: str
+    measured: bool = False
+    acts: Severity = "note"
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """A node that goes wrong in the lower precision, with the evidence.
+
+    Attributes:
+        kind: A key of `KINDS` where `scan` reports it.
+        reason: One sentence; hazards with the same kind and reason are one finding.
+        severity, repair: None: as in the kind.
+        link: The page that reports it, if there is one.
+        norm: For a node of a decomposed norm.
+        about: Name of the node that goes wrong, if `node` feeds it; "" for `node` itself.
+    """
+
+    node: NodeProto
+    kind: str
+    reason: str
+    tensor: str | None = None
+    range: Range | None = None
+    severity: Severity | None = None
+    repair: str | None = None
+    link: str = ""
+    norm: NormHazard | None = None
+    about: str = ""
+
+    @property
+    def acted_on(self) -> bool:
+        """True if `fix` keeps the node in FP32 for it."""
+        kind = KINDS.get(self.kind)
+        severity = self.severity or (kind.severity if kind else "error")
+        return kind is None or SEVERITIES.index(severity) >= SEVERITIES.index(kind.acts)
+
+
+KINDS = {name: Kind(**row) for name, row in own_table("rewriter.hazards", "kinds.toml").items()}
+"""By the `kind` of a hazard: the table `kinds.toml`."""
 
 
 @dataclass(frozen=True)

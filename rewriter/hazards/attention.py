@@ -8,8 +8,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.base.errors import Severity
-from rewriter.hazards.analysis import GraphAnalysis
-from rewriter.hazards.kinds import Hazard
+from rewriter.hazards.analysis import GraphAnalysis, Hazard
 from rewriter.ir.graph import display_name
 from rewriter.ir.graph.ops import CHEAP, SOFTMAX
 from rewriter.ir.patterns.masks import Use, extreme, huge_uses, obstacle

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 from onnx import NodeProto
 
-from rewriter.hazards.analysis import GraphAnalysis
-from rewriter.hazards.kinds import Hazard
+from rewriter.hazards.analysis import GraphAnalysis, Hazard
 from rewriter.ir.graph import display_name
 from rewriter.ir.graph.ops import REDUCTIONS, SCALING, SUMS, TENSOR_CORE, VIEWS
 from rewriter.target.product_kernels import operands_of

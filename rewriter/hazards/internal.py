@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from onnx import NodeProto
 
 from rewriter.base.errors import Severity
-from rewriter.hazards.analysis import GraphAnalysis
-from rewriter.hazards.kinds import Hazard
+from rewriter.hazards.analysis import GraphAnalysis, Hazard
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL
 from rewriter.ir.graph import attribute
 from rewriter.ir.graph.ops import SOFTMAX
@@ -83,9 +82,8 @@ def long_softmax(analysis: GraphAnalysis) -> Iterator[Hazard]:
     Seen in https://github.com/tier4/autoware-ml/pull/95
     """
     for node in analysis.nodes:
-        shape = analysis.graph.shape(node.input[0]) if node.op_type in SOFTMAX else None
         axis = attribute(node, "axis", -1 if analysis.opsets.get("", 13) >= 13 else 1)
-        size = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
+        size = analysis.graph.size(node.input[0], axis) if node.op_type in SOFTMAX else None
         if isinstance(size, int) and size > analysis.largest:
             reason = f"{node.op_type} over {size} entries may sum up to {size} inside"
             yield analysis.hazard(node, "internal-overflow", reason, node.input[0])

@@ -10,8 +10,7 @@ from onnx import NodeProto
 
 from rewriter.base.errors import Severity
 from rewriter.base.text import figure
-from rewriter.hazards.analysis import GraphAnalysis
-from rewriter.hazards.kinds import Hazard
+from rewriter.hazards.analysis import GraphAnalysis, Hazard
 from rewriter.ir.graph.ops import CHEAP, SCALING, VIEWS
 from rewriter.ir.model import Array
 from rewriter.ir.plan import Range

@@ -8,9 +8,8 @@ from dataclasses import replace
 from onnx import NodeProto
 
 from rewriter.base.errors import Severity
-from rewriter.hazards.analysis import GraphAnalysis
+from rewriter.hazards.analysis import GraphAnalysis, Hazard
 from rewriter.hazards.front_ends import steep_operand
-from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL
 from rewriter.ir.graph import display_name
 from rewriter.ir.graph.match import is_only_divisor

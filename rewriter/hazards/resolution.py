@@ -11,20 +11,10 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.base.errors import Severity
 from rewriter.hazards.accumulation import depth_of
-from rewriter.hazards.analysis import GraphAnalysis
-from rewriter.hazards.kinds import Hazard
+from rewriter.hazards.analysis import GraphAnalysis, Hazard
 from rewriter.ir.float_graph import Through
-from rewriter.ir.graph import attribute, casts_to, display_name
-from rewriter.ir.graph.ops import (
-    CHEAP,
-    COMPUTE_BOUND,
-    CONVOLUTIONS,
-    INEQUALITIES,
-    PRODUCTS,
-    SELECTIONS,
-    SOFTMAX,
-    VIEWS,
-)
+from rewriter.ir.graph import attribute, casts_to, display_name, ops
+from rewriter.ir.graph.ops import CHEAP, COMPUTE_BOUND, INEQUALITIES, SELECTIONS, SOFTMAX, VIEWS
 from rewriter.ir.model.schemas import FP32_INPUTS
 from rewriter.ir.model.tensors import FLOATS
 
@@ -97,8 +87,8 @@ def mixes_coordinates(analysis: GraphAnalysis, node: NodeProto) -> bool:
     if node.op_type == "Einsum":
         terms, _, result = attribute(node, "equation", "").partition("->")
         return set(terms) - set(", ") <= set(result)
-    shape = analysis.graph.sizes(node.input[1]) if node.op_type in CONVOLUTIONS else None
-    pointwise = node.op_type in PRODUCTS or (shape is not None and set(shape[2:]) == {1})
+    shape = analysis.graph.sizes(node.input[1]) if node.op_type in ops.CONVOLUTIONS else None
+    pointwise = node.op_type in ops.PRODUCTS or (shape is not None and set(shape[2:]) == {1})
     depth = depth_of(analysis, node) if pointwise else None
     return depth is not None and depth <= COORDINATES
 

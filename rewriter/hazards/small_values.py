@@ -11,24 +11,13 @@ from functools import partial
 
 from onnx import NodeProto
 
-from rewriter.hazards.analysis import GraphAnalysis
+from rewriter.hazards.analysis import GraphAnalysis, Hazard
 from rewriter.hazards.front_ends import LINEAR, POWERS, is_root, steep_operand
-from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL, UNDERFLOW
 from rewriter.hazards.norms import MEAN_RATIO
 from rewriter.hazards.resolution import EXACT_INTEGERS, from_inputs, mixes_coordinates
-from rewriter.ir.graph import display_name
-from rewriter.ir.graph.ops import (
-    CHEAP,
-    CONTROL_FLOW,
-    INEQUALITIES,
-    PRODUCTS,
-    SCALING,
-    SOFTMAX,
-    SUMS,
-    VALUE_PRESERVING,
-    VIEWS,
-)
+from rewriter.ir.graph import display_name, ops
+from rewriter.ir.graph.ops import CHEAP, INEQUALITIES, PRODUCTS, SCALING, SUMS, VALUE_PRESERVING, VIEWS
 
 SMALL_ROOT = 2.0**8 * FP16_FLUSH**0.5
 """Mean of a root below which flushed values show: their roots, up to sqrt(2^-25), are then 2^-8 of it."""
@@ -127,9 +116,8 @@ def _square_terms(analysis: GraphAnalysis, node: NodeProto) -> list[NodeProto] |
 
 def _moves_inputs(analysis: GraphAnalysis, node: NodeProto) -> bool:
     """True for arithmetic without a layer, which FP32 makes of an input as exactly as the original does."""
-    return node.op_type in (CHEAP | VALUE_PRESERVING) - SOFTMAX - CONTROL_FLOW or mixes_coordinates(
-        analysis, node
-    )
+    moves = (CHEAP | VALUE_PRESERVING) - ops.SOFTMAX - ops.CONTROL_FLOW
+    return node.op_type in moves or mixes_coordinates(analysis, node)
 
 
 def exponential_differences(analysis: GraphAnalysis) -> Iterator[Hazard]:

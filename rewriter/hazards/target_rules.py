@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rewriter.base.errors import Severity
-from rewriter.hazards.analysis import GraphAnalysis
-from rewriter.hazards.kinds import Hazard
+from rewriter.hazards.analysis import GraphAnalysis, Hazard
 from rewriter.target.operators import refused, runs_on_dla
 from rewriter.target.quirks import ASK, affected, kept, of_chains, repairs, table
 

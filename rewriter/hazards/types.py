@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import TensorProto
 
-from rewriter.hazards.analysis import LARGEST, GraphAnalysis
-from rewriter.hazards.kinds import Hazard
+from rewriter.hazards.analysis import LARGEST, GraphAnalysis, Hazard
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL
 from rewriter.ir.graph import attribute, casts_to, display_name
 from rewriter.ir.graph.ops import QUANTISING, SAME_VALUES

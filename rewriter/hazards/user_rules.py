@@ -14,8 +14,7 @@ from onnx import NodeProto
 
 from rewriter.base.errors import UsageError
 from rewriter.hazards.accumulation import depth_of
-from rewriter.hazards.analysis import GraphAnalysis
-from rewriter.hazards.kinds import KINDS, Hazard
+from rewriter.hazards.analysis import KINDS, GraphAnalysis, Hazard
 
 USER_KIND = "user-rule"
 """The kind of a hazard whose rule is not one of `KINDS`."""

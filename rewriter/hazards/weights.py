@@ -9,9 +9,8 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.base.errors import Severity
-from rewriter.hazards.analysis import GraphAnalysis
+from rewriter.hazards.analysis import GraphAnalysis, Hazard
 from rewriter.hazards.attention import mask_uses
-from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_FLUSH, largest
 from rewriter.ir.graph import attribute, display_name
 from rewriter.ir.graph.ops import INEQUALITIES, PRODUCTS, TENSOR_CORE

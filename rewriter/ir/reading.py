@@ -68,6 +68,11 @@ def own_table(package: str, name: str) -> dict[str, Any]:
     return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
+def tuples(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a table with tuples for its lists, as frozen data classes have them."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+
+
 def content_of(path: str | os.PathLike[str], hint: str, where: str = "") -> bytes:
     """The bytes of a file; raises a UsageError that names `where`, or else the path, if it cannot be read."""
     try:

@@ -11,7 +11,7 @@ from onnx import NodeProto
 
 from rewriter.base.errors import UsageError, nearest
 from rewriter.base.summary import Row, Summary
-from rewriter.hazards.kinds import KINDS
+from rewriter.hazards.analysis import KINDS
 from rewriter.hazards.planning import free_fp32, islands
 from rewriter.ir.graph import display_name, open_graphs
 from rewriter.ir.graph.editor import TAG, GraphEditor

@@ -23,7 +23,7 @@ from rewriter.hazards import (
     Rule,
     is_already_avoided,
 )
-from rewriter.hazards.kinds import KINDS
+from rewriter.hazards.analysis import KINDS
 from rewriter.hazards.planning.planner import analyses
 from rewriter.hazards.user_rules import rules_of_the_user
 from rewriter.ir.graph import display_name

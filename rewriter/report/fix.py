@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from rewriter.base.text import command_line, count, figure
-from rewriter.hazards.kinds import KINDS
+from rewriter.hazards.analysis import KINDS
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.ir.plan import SEARCHED, Decision, Plan
 from rewriter.jobs.fix import deploy

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from rewriter import __version__
 from rewriter.base.errors import RewriterError
-from rewriter.hazards.kinds import KINDS
+from rewriter.hazards.analysis import KINDS
 from rewriter.jobs.scan import Finding, ScanResult
 from rewriter.report.json import plain, shown
 

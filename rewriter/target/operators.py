@@ -16,7 +16,7 @@ from rewriter.ir.graph.nodes import reachable
 from rewriter.ir.model import STANDARD_DOMAINS, Model
 from rewriter.ir.model.schemas import EXCHANGEABLE, SHORT_NAMES
 from rewriter.ir.plan import plugin_types
-from rewriter.ir.reading import own_table
+from rewriter.ir.reading import own_table, tuples
 from rewriter.target import Target
 
 RECENT = {"tensorrt": (10,), "tensorrt-rtx": (1, 6)}
@@ -132,7 +132,7 @@ def _rows() -> tuple[dict[tuple[str, str], list[Row]], frozenset[str]]:
     table = own_table("rewriter.target", "operators.toml")
     rows: dict[tuple[str, str], list[Row]] = {}
     for entry in table["row"]:
-        when = tuple(Condition(**{k: _frozen(v) for k, v in row.items()}) for row in entry.get("when", ()))
+        when = tuple(Condition(**tuples(row)) for row in entry.get("when", ()))
         releases = {"tensorrt": entry.get("tensorrt", ".."), "tensorrt-rtx": entry.get("rtx", "..")}
         repaired = entry.get("repaired_by", "")
         row = Row(
@@ -214,10 +214,6 @@ def _bounds(text: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         return None
     since, before = (tuple(int(part) for part in end.split(".") if part) for end in text.split(".."))
     return since, before
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _listed(value: Any) -> list[Any]:

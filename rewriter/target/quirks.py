@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from onnx import NodeProto, TensorProto
 
@@ -17,7 +17,7 @@ from rewriter.ir.graph.match import optional_input, produced, walk_down, with_sc
 from rewriter.ir.graph.ops import ELEMENTWISE, LAYOUTS, PRODUCTS, REDUCING, RESHAPES, SELECTIONS, TENSOR_CORE
 from rewriter.ir.model import Model
 from rewriter.ir.model.schemas import SHORT_NAMES
-from rewriter.ir.reading import own_table
+from rewriter.ir.reading import own_table, tuples
 from rewriter.target import Target, numbers, probes, title
 from rewriter.target.fusion import kernel_results
 from rewriter.target.probes import UNKNOWN, Case, Probe
@@ -146,8 +146,7 @@ class Quirk:
 def table() -> tuple[Quirk, ...]:
     quirks = list[Quirk]()
     for row in own_table("rewriter.target", "quirks.toml")["quirk"]:
-        fields: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in row.items()}
-        quirks.append(Quirk(**{**fields, "case": tuple(probes.cases(row.get("case", ())))}))
+        quirks.append(Quirk(**tuples(row) | {"case": tuple(probes.cases(row.get("case", ())))}))
     return tuple(quirks)
 
 
@@ -195,14 +194,15 @@ def met(model: Model, quirks: Sequence[Quirk]) -> Iterator[tuple[Quirk, list[Nod
 
 def kept(graph: GraphEditor, quirk: Quirk) -> Iterator[NodeProto]:
     """The nodes that stay in FP32 because of the quirk."""
-    for chain in _chains(graph, quirk) if quirk.keep else ():
-        yield from (node for node in chain[-quirk.keep_last :] if node.op_type in quirk.keep)
+    return of_chains(graph, quirk, quirk.keep, quirk.keep_last)
 
 
-def of_chains(graph: GraphEditor, quirk: Quirk, operators: Sequence[str]) -> Iterator[NodeProto]:
-    """The nodes of these operators in the chains that match the quirk."""
+def of_chains(
+    graph: GraphEditor, quirk: Quirk, operators: Sequence[str], last: int = 0
+) -> Iterator[NodeProto]:
+    """The nodes of these operators in the chains that match the quirk, or in the `last` nodes of each."""
     for chain in _chains(graph, quirk) if operators else ():
-        yield from (node for node in chain if node.op_type in operators)
+        yield from (node for node in chain[-last:] if node.op_type in operators)
 
 
 def affected(graph: GraphEditor, quirk: Quirk) -> list[NodeProto]:

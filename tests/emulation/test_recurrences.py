@@ -13,12 +13,13 @@ from onnx import TensorProto, helper, numpy_helper
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, Model, load
 from rewriter.runtime.emulation import emulation
-from rewriter.runtime.emulation.recurrences import GATES, kept_whole, take_apart
+from rewriter.runtime.emulation.recurrences import kept_whole, take_apart
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.verification.arithmetic_checks import check_emulation
 from rewriter.verification.expected import expected_outputs
 
 STEPS, BATCH, INPUTS, HIDDEN = 7, 3, 5, 4
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 WEIGHTS = "W R Bias Lengths H C P".split()
 
 

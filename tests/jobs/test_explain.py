@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import rewriter
 from rewriter.base.errors import UsageError
 from rewriter.cli import app
-from rewriter.hazards.kinds import KINDS
+from rewriter.hazards.analysis import KINDS
 from rewriter.jobs.explain import rules, why
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs.catalogue import PAGES, ROOT, main
-from rewriter.hazards.kinds import KINDS as KINDS_OF_HAZARD
+from rewriter.hazards.analysis import KINDS as KINDS_OF_HAZARD
 from rewriter.hazards.planning import free_fp32
 from rewriter.jobs.explain import OTHER_RULES
 from rewriter.passes.base import Pass

@@ -62,7 +62,7 @@ def plan_of(*entries: dict[str, Any], **fields: Any) -> str:
 )
 def test_a_written_plan_reads_back_unchanged(plan: Plan, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    plan_file.write(plan, path)
+    plan.save(path)
     assert plan_file.read(path) == plan
     assert path.read_text(encoding="utf-8") == plan_file.to_text(plan)
 
@@ -120,7 +120,7 @@ def test_a_file_that_cannot_be_read_is_named(content: bytes | None, tmp_path: Pa
 
 def test_a_plan_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="cannot write the plan"):
-        plan_file.write(Plan("fp16"), tmp_path / "absent" / "plan.json")
+        Plan("fp16").save(tmp_path / "absent" / "plan.json")
 
 
 BRANCHES = """

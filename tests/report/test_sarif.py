@@ -14,7 +14,7 @@ from graphs import graph
 
 import rewriter
 from rewriter.base.errors import ModelError
-from rewriter.hazards.kinds import KINDS
+from rewriter.hazards.analysis import KINDS
 from rewriter.ir.plan import Range
 from rewriter.jobs.scan import Finding, ScanResult
 from rewriter.report import sarif

@@ -93,6 +93,11 @@ class GraphView:
         facts = self.facts(tensor)
         return facts.sizes if facts else None
 
+    def size(self, tensor: str, axis: int) -> int | str | None:
+        """Size of a tensor along an axis; None if there is none, or it is not known."""
+        shape = self.shape(tensor)
+        return shape[axis] if shape and -len(shape) <= axis < len(shape) else None
+
     def rank(self, tensor: str) -> int | None:
         shape = self.shape(tensor)
         return None if shape is None else len(shape)

@@ -216,9 +216,10 @@ class Plan(Summary):
         Raises:
             OutputError: the file cannot be written.
         """
-        from rewriter.ir.plan import plan_file
+        from rewriter.ir.model import write_text
+        from rewriter.ir.plan.plan_file import to_text
 
-        plan_file.write(self, Path(path))
+        write_text(to_text(self), Path(path), "the plan")
 
     def summary(self) -> Iterator[Row]:
         text = f"{len(self.fp32)} in FP32" + (f", {len(self.bf16)} in BF16" if self.bf16 else "")

@@ -12,13 +12,11 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from rewriter.base.errors import UsageError, shortened
-from rewriter.ir.model import write_text
 from rewriter.ir.plan import Decision, InputsOutputs, Plan, Precision, Range, Repair, io_parts, plugin_types
 from rewriter.ir.reading import content_of, from_json
 
@@ -170,15 +168,6 @@ def given_plan(
         hint = "leave it out, or edit the plan"
         raise UsageError("it contradicts the plan", option=option, hint=hint)
     return given
-
-
-def write(plan: Plan, path: Path) -> None:
-    """Writes a plan; `path` is replaced only when the new file is complete.
-
-    Raises:
-        OutputError: the folder does not exist or cannot be written, or the disk is full.
-    """
-    write_text(to_text(plan), path, "the plan")
 
 
 def _decision(entry: NodeFields, repair: Repair, where: str) -> Decision:

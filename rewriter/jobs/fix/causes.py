@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rewriter.base.text import count, figure
-from rewriter.hazards.analysis import LARGEST, LOW_TYPES, PrecisionRequest
-from rewriter.hazards.kinds import KINDS
+from rewriter.hazards.analysis import KINDS, LARGEST, LOW_TYPES, PrecisionRequest
 from rewriter.hazards.planning.planner import analyses
 from rewriter.hazards.weights import batch_statistics
 from rewriter.ir.graph import display_name
@@ -40,7 +39,7 @@ class Cause:
     """One kind of hazard that a model had: what was wrong, what was done about it, and the nodes.
 
     Attributes:
-        kind: A key of `hazards.kinds.KINDS`.
+        kind: A key of `hazards.analysis.KINDS`.
         reach: Largest absolute value measured there; None where no single tensor is the evidence.
         limit: The number that `reach` is held against.
         centre: The node that goes wrong; "" if it is the one with the largest values.

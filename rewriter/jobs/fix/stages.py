@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from onnx import TensorProto
 
@@ -14,7 +13,7 @@ from rewriter.hazards.planning import weak_typing
 from rewriter.ir.model import save, set_metadata
 from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.tensors import FLOATS
-from rewriter.ir.plan import io_type, plan_file
+from rewriter.ir.plan import io_type
 from rewriter.jobs import plugins
 from rewriter.jobs.fix import candidates, deploy
 from rewriter.jobs.fix.attempt import Attempt
@@ -124,7 +123,7 @@ def _write_others(job: FixJob, result: FixResult) -> None:
             "`save-plan`: no plan was written, since all of it is FP32: `precision=fp32` gives the same"
         )
     elif request.save_plan is not None and plan is not None:
-        plan_file.write(plan, Path(request.save_plan))
+        plan.save(request.save_plan)
     if job.weak_typing and result.output is not None and plan is not None:
         result.constraints, python = weak_typing.write(result.model, plan, result.output)
         result.warnings.append(

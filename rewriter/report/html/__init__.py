@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 
 from rewriter.base.errors import UsageError
 from rewriter.base.text import article
-from rewriter.hazards.kinds import KINDS
+from rewriter.hazards.analysis import KINDS
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.ir.model import write_text
 from rewriter.ir.plan import Decision

@@ -39,7 +39,6 @@ FIRST_OPSET = 11
 MOST_STEPS = 20_000
 """Longest sequence that is taken apart, in steps, where the length is known: a step costs 20 to 100 us."""
 
-GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 
 PARAMETERS = {

@@ -25,7 +25,6 @@ from rewriter.runtime.engines.protocol import (
     EngineOutcome,
     Latency,
     MeasureSettings,
-    Program,
     Status,
     Variant,
 )
@@ -37,19 +36,14 @@ from rewriter.runtime.engines.this_machine import ENGINES
 class Run:
     """One build of one variant, with its outcome so far, and the folder of its outputs.
 
-    `program` and `times`, in microseconds, are only set in the child.
+    The `program`, a `Program`, and `times`, in microseconds, are only set in the child.
     """
 
     variant: Variant
     results: Path
     outcome: EngineOutcome
-    program: Program | None = None
+    program: Any = None
     times: list[float] = field(default_factory=list)
-
-    @property
-    def loaded(self) -> Program:
-        assert self.program is not None
-        return self.program
 
     def add(self, **fields: Any) -> None:
         self.outcome = replace(self.outcome, **fields)
@@ -159,7 +153,7 @@ def run_here(runs: Sequence[Run], settings: MeasureSettings) -> list[EngineOutco
     with gpu_turn() if ENGINES[settings.engine].on_gpu else nullcontext():
         _each(runs, _run_samples)
         if settings.timing is not None:
-            _each(runs, lambda run: run.loaded.prepare(read_tensors(run.variant.samples[0])))
+            _each(runs, lambda run: run.program.prepare(read_tensors(run.variant.samples[0])))
             for _ in range(settings.timing.warm_up):
                 _each(runs, _time)
             for run in runs:
@@ -190,13 +184,13 @@ def _run_samples(run: Run) -> None:
     outputs = list[Path]()
     for number, sample in enumerate(run.variant.samples):
         sys.stderr.write(f"[INFO] {run.variant.name}: sample {number}\n")
-        values = run.loaded.run(read_tensors(sample))
+        values = run.program.run(read_tensors(sample))
         outputs.append(write_tensors(run.results / f"{number:04d}", values))
     run.add(outputs=tuple(outputs))
 
 
 def _time(run: Run) -> None:
-    run.times.append(run.loaded.time_us())
+    run.times.append(run.program.time_us())
 
 
 def _closed(run: Run) -> EngineOutcome:

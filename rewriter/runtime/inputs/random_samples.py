@@ -197,6 +197,5 @@ def _gathers(graph: GraphEditor, name: str) -> list[NodeProto]:
 
 def _rows(graph: GraphEditor, gather: NodeProto) -> int:
     """Size of the gathered axis; 1 if it is unknown, so that the index is 0."""
-    shape, axis = graph.shape(gather.input[0]), attribute(gather, "axis", 0)
-    size = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
+    size = graph.size(gather.input[0], attribute(gather, "axis", 0))
     return size if isinstance(size, int) and size > 0 else 1

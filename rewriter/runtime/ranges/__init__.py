@@ -23,8 +23,7 @@ from rewriter.ir.plan import HEADROOM, Range
 from rewriter.runtime.engines.onnxruntime import Session, qualified
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
 from rewriter.runtime.ranges.instrument import Instrumented, instrument
-from rewriter.runtime.ranges.reductions import Key
-from rewriter.runtime.ranges.steps import Moves, with_steps
+from rewriter.runtime.ranges.reductions import Key, Moves, with_steps
 
 BLOCK = 2**20
 """Elements of a constant that are reduced together: 4 MiB of FP32, about the size of a cache."""

@@ -23,8 +23,17 @@ from rewriter.ir.model.graphs import replace_items, subgraphs
 from rewriter.ir.model.schemas import embeds
 from rewriter.ir.model.tensors import FLOATS, Facts
 from rewriter.runtime.emulation.recurrences import Recurrence, whole
-from rewriter.runtime.ranges.reductions import BLOCK, Key, PackedStatistics, Reductions, joined
-from rewriter.runtime.ranges.steps import FIRST_OPSET, Moves, count_moves, count_moves_along
+from rewriter.runtime.ranges.reductions import (
+    BLOCK,
+    MOVES_OPSET,
+    Key,
+    Moves,
+    PackedStatistics,
+    Reductions,
+    count_moves,
+    count_moves_along,
+    joined,
+)
 
 _OVER_RUNS = ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceSum")
 """Reductions of highs, lows, means and runs over the iterations of a loop."""
@@ -167,7 +176,7 @@ class _Scope:
     def _count_moves(self, node: NodeProto) -> None:
         """Counts how far the states of an LSTM, GRU or RNN move at each step."""
         owner, x = self._owner_key(node), self.facts.get(node.input[0])
-        narrow = x is None or x.dtype != TensorProto.FLOAT or self.run.opset < FIRST_OPSET
+        narrow = x is None or x.dtype != TensorProto.FLOAT or self.run.opset < MOVES_OPSET
         if owner is None or narrow or whole(node, self.facts, self.run.opset):
             return
         states = itertools.chain.from_iterable(Recurrence(self.emit, node, TensorProto.FLOAT).directions())
@@ -249,7 +258,7 @@ class _Scope:
             return PackedStatistics()
         emit = NodeList(self.run.names, self.run.opset, graph.node)
         owner = self._owner_key(node)
-        if owner is not None and self.run.opset >= FIRST_OPSET:
+        if owner is not None and self.run.opset >= MOVES_OPSET:
             pairs = ((b, a) for b, a in states(node, graph) if _is_fp32(scope, b) and _is_fp32(scope, a))
             moves = [(Moves(owner, (scope.index, after), 0, 0), before, after) for before, after in pairs]
             packs += [count_moves(emit, moves)] if moves else []

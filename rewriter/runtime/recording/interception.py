@@ -64,11 +64,10 @@ class Hook(Protocol):
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """How a script ended: its exit code, what it printed on standard output, and its user CPU time."""
+    """How a script ended: its exit code, and what it printed on standard output."""
 
     exit_code: int
     printed: str
-    user_seconds: float
 
 
 SITE = """\
@@ -106,7 +105,6 @@ def run_script(
         Path(folder, "sitecustomize.py").write_text(site, encoding="utf-8")
         paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {"PYTHONPATH": os.pathsep.join(paths), HOOK: json.dumps([hook, dict(arguments)])}
-        before = os.times().children_user
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | environment) as process:
             assert process.stdout is not None
             decoder, parts = codecs.getincrementaldecoder("utf-8")("replace"), []
@@ -115,8 +113,7 @@ def run_script(
                 if not quiet:
                     sys.stdout.write(parts[-1])
                     sys.stdout.flush()
-        used = os.times().children_user - before
-    return ScriptRun(process.returncode, "".join(parts), used)
+    return ScriptRun(process.returncode, "".join(parts))
 
 
 def attach() -> None:
