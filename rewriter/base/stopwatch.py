@@ -24,12 +24,9 @@ class OutOfTimeError(BaseException):
 
 @contextmanager
 def within(deadline: float) -> Iterator[None]:
-    """Ends the work of the block at a deadline, by `time.monotonic`; an earlier one around it stays.
+    """Ends the work of the block at a deadline, by `time.monotonic`, with an OutOfTimeError.
 
-    Workers are ended while they compute; Python code ends at its next stage.
-
-    Raises:
-        OutOfTimeError: the deadline has passed.
+    An earlier deadline stays. Workers are ended while they compute; Python code ends at its next stage.
     """
     token = _deadline.set(min(deadline, _deadline.get()))
     try:

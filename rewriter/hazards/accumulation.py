@@ -1,7 +1,4 @@
-"""Hazard rules about sums: FP16 accumulators of products, running sums, and the states of loops.
-
-Products of FP16 tensors accumulate in FP16 on Tensor Cores: docs/hazards.md#fp16-accumulators.
-"""
+"""Hazard rules about sums: of products (docs/hazards.md#fp16-accumulators), running sums, and states."""
 
 from __future__ import annotations
 

@@ -204,10 +204,7 @@ ALREADY_AVOIDED = "nothing to do: this model computes it in FP32; keep it so"
 
 
 def is_already_avoided(analysis: GraphAnalysis, hazard: Hazard) -> bool:
-    """True if the model, mixed already, computes the hazard's node in FP32 and keeps the benefit.
-
-    A Cast of the result to the lower type must not overflow.
-    """
+    """True if a mixed model computes the node in FP32, and no Cast of its result overflows."""
     node = hazard.node
     # a Cast between float types is judged by its result
     cast = node.op_type == "Cast" and all(analysis.is_float(t) for t in (*node.input, *node.output))

@@ -1,7 +1,4 @@
-"""Hazard rules about values inside one operator, which no measured tensor shows.
-
-Which operators compute them in the lower type was measured: docs/hazards.md#sums-inside-an-operator.
-"""
+"""Hazard rules about values inside one operator, by measurement: docs/hazards.md#sums-inside-an-operator."""
 
 from __future__ import annotations
 

@@ -26,10 +26,7 @@ UNDERFLOW = 2.0**-17
 
 
 def overflow(analysis: GraphAnalysis) -> Iterator[Hazard]:
-    """An input or output leaves the lower type's range, or nearly does.
-
-    Decomposed norms and constants have their own rules.
-    """
+    """An input or output leaves the lower type's range, or nearly does; norms have rules of their own."""
     parts = {id(node) for norm in analysis.norms for node in norm.nodes}
     inside = {t for norm in analysis.norms for n in norm.nodes for t in n.output if t != norm.output}
 

@@ -59,10 +59,7 @@ def unmeasured(analysis: GraphAnalysis) -> Iterator[Hazard]:
 
 
 def _branch_not_taken(analysis: GraphAnalysis) -> str:
-    """The reason why nothing in a branch of an If was measured; "" if something was, or for other graphs.
-
-    Tensors that a branch passes on unchanged have their ranges from outside.
-    """
+    """The reason why nothing new in a branch of an If was measured; "" for measured or other graphs."""
     owner = analysis.graph.owner
     if owner is None or owner.op_type != "If":
         return ""

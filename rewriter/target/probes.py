@@ -1,7 +1,4 @@
-"""A probe: a question, the graphs that test it, and thresholds that classify the result.
-
-Probes are rows of TOML; `probes.toml` explains the form; rewriter/target/quirks.toml shares it.
-"""
+"""A probe: a question, the graphs that test it, and thresholds; probes.toml explains the rows."""
 
 from __future__ import annotations
 

@@ -20,10 +20,7 @@ SAME_MODEL = (
 
 
 def kept_by_user(plan: Plan) -> NodePatterns:
-    """The nodes that a plan keeps because the user named them.
-
-    The passes before the plan must leave them unchanged again, or the plan does not fit their result.
-    """
+    """The nodes that a plan keeps for the user; passes before the plan must leave them unchanged again."""
     named = (d for d in plan.decisions if d.rule == "user")
     pairs = ((name, d.op) for d in named for name in (d.node, d.key.partition(":")[2]) if name)
     return NodePatterns(planned=frozenset(pairs))

@@ -1,7 +1,4 @@
-"""The vocabulary of pattern matching: questions about the operands and neighbours of a node.
-
-A match is written from the node that it ends in back to its inputs, for a tensor has one producer.
-"""
+"""Questions about the operands and neighbours of a node, asked from the end of a pattern to its inputs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Normalizes a model that is loaded, and weights that exporters write as nodes.
-
-TensorRT accepts what is normalized; `onnx.checker` or ONNX Runtime refuse it.
-"""
+"""Normalizes a model that TensorRT accepts and onnx.checker or ONNX Runtime refuses; lifts weights."""
 
 from __future__ import annotations
 

@@ -26,10 +26,7 @@ STREAMS |= {"/dev/stderr": 2, "/proc/self/fd/2": 2, "/dev/fd/2": 2}
 
 
 def special(path: Path) -> str:
-    """The kind of a file that is not replaced: `a device`, `a pipe`; "" for others.
-
-    Standard output and error are devices, even if the shell sends them to a file.
-    """
+    """Returns `a device`, such as standard output, or `a pipe` for what is not replaced; "" for others."""
     mode = 0
     with suppress(OSError):
         mode = path.stat().st_mode

@@ -116,10 +116,7 @@ def write_text(text: str, path: Path, what: str = "the report", newline: str | N
 
 
 def write_json(content: Any, path: Path, what: str = "the report") -> None:
-    """Write standard JSON (no NaN or infinity), in the same way as `write_text`.
-
-    What is not ASCII is an escape, control characters included: reports are shown on terminals.
-    """
+    """Write standard JSON (no NaN or infinity) in ASCII, so that no terminal obeys it, as `write_text`."""
     write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", path, what)
 
 

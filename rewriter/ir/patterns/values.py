@@ -47,11 +47,7 @@ def origins(graph: GraphEditor, tensor: str) -> Iterator[str]:
 
 
 def same_value(graph: GraphEditor, left: str, right: str, depth: int = 3) -> bool:
-    """True if two tensors are the same, or computed alike from the same ones.
-
-    Exporters write a subtraction or a mean twice; `depth` is how many operators deep they may do so
-    (Sub, Div, ReduceSum).
-    """
+    """True if two tensors are the same, or computed alike from the same ones, `depth` operators deep."""
     first, second = (list(origins(graph, t)) for t in (left, right))
     if set(first) & set(second):
         return True
@@ -71,10 +67,7 @@ def _attributes(node: NodeProto) -> list[bytes]:
 
 
 def repeats_reshape(graph: GraphView, expand: NodeProto) -> bool:
-    """True if the Expand's input was reshaped to the same target, none of whose constants is 0 or -1.
-
-    tf2onnx writes BroadcastTo so.
-    """
+    """True if an Expand's input was reshaped to the same plain target, as tf2onnx writes BroadcastTo."""
     reshape = produced(graph, expand.input[0], "Reshape")
     return reshape is not None and reshape.input[1] == expand.input[1] and _is_plain(graph, expand.input[1])
 

@@ -63,11 +63,7 @@ class PortTypes(NamedTuple):
 
 
 def plugin_types(texts: Iterable[str]) -> dict[str, PortTypes]:
-    """The types of custom operators: `OP:fp16`, or `OP:fp16,int32,fp32:fp16` for each input and output.
-
-    Raises:
-        ValueError: a text is neither, or has a type that is none.
-    """
+    """The types of custom operators: `OP:fp16`, or `OP:fp16,int32:fp16` by port; ValueError: no types."""
     types = {}
     for text in texts:
         op, *ports = text.split(":")

@@ -116,11 +116,7 @@ def _entry(decision: Decision) -> dict[str, Any]:
 
 
 def from_text(text: str | bytes, where: str = "plan") -> Plan:
-    """Parses a plan, of the file `where`; nodes that it only gives by name have the key "".
-
-    Raises:
-        UsageError: not JSON, another schema or version, or an invalid field, which is named.
-    """
+    """Parses a plan of the file `where`, with the key "" for nodes given by name; UsageError: it is none."""
     entries = from_json(text, Any, where, "correct it; `save-plan` writes a plan")
     if not isinstance(entries, dict) or entries.get("schema") != SCHEMA:
         raise UsageError("not a plan", where=where, hint=f'`save-plan` writes one; "schema" is "{SCHEMA}"')

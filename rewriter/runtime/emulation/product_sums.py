@@ -53,10 +53,7 @@ class TypedGraph(GraphView):
                     yield name, reader
 
     def products_taken_over(self) -> set[str]:
-        """The products whose FP32 epilogue the kernel of a norm or Transpose computes: they sum in FP16.
-
-        docs/accuracy.md#norms-and-transposes has the measurements.
-        """
+        """Products that sum in FP16 for a norm or Transpose (docs/accuracy.md#norms-and-transposes)."""
         nodes = self.nodes  # a list that is made anew
         results = kernel_results(nodes, lambda n: n.op_type in PRODUCTS, self._continues_in_fp32)
         taken = set()

@@ -66,11 +66,7 @@ def obstacle() -> str:
 
 @contextlib.contextmanager
 def timing_cache(trt: Any, config: Any) -> Iterator[None]:
-    """Sets the timing cache of a builder's config, and keeps it at the end.
-
-    Does nothing if the library or the machine has none. A file that cannot be read or written is ignored: it
-    only makes the next build slower.
-    """
+    """Sets the timing cache of a builder's config, and keeps it at the end, if the library has any."""
     gpu = nvidia_driver.gpu()
     if trt.__name__ != "tensorrt" or gpu is None:
         yield

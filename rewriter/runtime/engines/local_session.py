@@ -1,7 +1,4 @@
-"""Sessions of ONNX Runtime in this process; `engines/onnxruntime.py` puts them into a child.
-
-`OnnxRuntimeProgram` is one as a `Program` of the protocol, on CPU or GPU; used in child processes only.
-"""
+"""Sessions of ONNX Runtime in this process, also as a `Program` of the protocol."""
 
 from __future__ import annotations
 
@@ -150,10 +147,7 @@ class LocalSession:
 
 
 def _providers(gpu: bool, tf32: bool) -> list[Any]:
-    """Execution providers, best first: nodes without a CUDA kernel run on the CPU.
-
-    Without TF32 a run is a reference, so the search for its fastest kernels is skipped.
-    """
+    """Execution providers, best first; a run without TF32 is a reference, and searches no fastest kernels."""
     if not gpu:
         return ["CPUExecutionProvider"]
     import_onnxruntime().preload_dlls()  # CUDA's libraries that pip installed

@@ -114,10 +114,7 @@ def measured(target: Target | None = None) -> Answers | None:
 
 
 def remember(answers: Answers) -> Path | None:
-    """Keep answers in the user's cache folder, by GPU, driver and library; returns the file.
-
-    None if the folder cannot be written: the answers, measured in minutes, are more than their copy.
-    """
+    """Keep answers in the user's cache folder, by GPU, driver and library; None if it cannot be written."""
     name = f"{answers.gpu}, {answers.driver}, {answers.library} {answers.version}.json"
     with suppress(OSError, OutputError):
         path = user_cache("probe", name)

@@ -35,10 +35,7 @@ def import_tensorrt(name: str | None) -> Any:
 
 
 class Log:
-    """Collects distinct warnings and errors; everything from INFO on also goes straight to stderr.
-
-    `parsing` has the node that the parser is at, and its operator: not every parser error names one.
-    """
+    """Prints messages, and keeps warnings and errors; `parsing` has the current node and its operator."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []

@@ -158,10 +158,7 @@ def refusal(module: str, release: str, device: Gpu) -> EngineError | None:
 
 
 def at_hand(target: Target) -> Target:
-    """The target with the release and the GPU of this machine, if it may be the library that is installed.
-
-    A target that names a GPU, or another release, is for another machine.
-    """
+    """The target with this machine's release and GPU, unless it names others, and so another machine."""
     release = numbers(_version(target.library.replace("-", "_")))[:3]
     other = target.gpus or not release or release[: len(target.version)] != target.version
     device = None if other else gpu()

@@ -1,7 +1,4 @@
-"""Inputs of decoders with a cache, by the names in optimum's exports or in genai_config.json.
-
-The names only draw inputs that agree, and pair caches with the outputs that they come from.
-"""
+"""Inputs of decoders, and their caches, by the names in optimum's exports or in genai_config.json."""
 
 from __future__ import annotations
 

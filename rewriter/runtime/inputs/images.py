@@ -1,7 +1,4 @@
-"""A folder of photographs as samples, prepared as a text says: `size=640,fit=letterbox,scale=255`.
-
-Pillow reads and resizes the files: `pip install pillow`, or the extra `images`.
-"""
+"""A folder of photographs, read by Pillow, as samples: prepared as `size=640,fit=letterbox` says."""
 
 from __future__ import annotations
 
