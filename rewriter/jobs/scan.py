@@ -31,9 +31,11 @@ from rewriter.ir.model import Model, load
 from rewriter.ir.plan import Precision, Range
 from rewriter.jobs.fix.before import check_before
 from rewriter.jobs.fix.workload import judged_samples, recorded_sums
-from rewriter.pipeline.driver import inlined
+from rewriter.passes.base import Context
+from rewriter.pipeline.driver import Driver, inlined
 from rewriter.pipeline.keywords import ScanKeywords
 from rewriter.pipeline.options import ScanOptions, combined, documented
+from rewriter.pipeline.text import parse
 from rewriter.runtime.emulation import emulation, import_float64, reference
 from rewriter.runtime.engines.probing import known_target
 from rewriter.runtime.engines.this_machine import parser_here
@@ -44,6 +46,7 @@ from rewriter.runtime.metrics.metrics import METRICS
 from rewriter.runtime.metrics.tolerances import TOLERANCES
 from rewriter.runtime.ranges import measure
 from rewriter.target import Target
+from rewriter.target.operators import REMEDY
 from rewriter.verification.compare_runs import Standard
 from rewriter.verification.expected import run_all
 from rewriter.verification.verdict import Check
@@ -147,7 +150,7 @@ def scan(
     with stage("looking for hazards"):
         wanted = PrecisionRequest(request.precision, target=target, stand_in=parser_here(target))
         seen = list(analyses(whole, ranges, wanted))
-        findings = list(_findings(seen, rules))
+        findings = list(_unrepaired(whole, samples, target, [*_findings(seen, rules)]))
     plain = None
     if samples.source.real:
         with stage(lowering):
@@ -206,6 +209,31 @@ def _with_verdict(findings: Sequence[Finding], plain: Check | None) -> Iterator[
     if plain is not None and plain.passed is False and not explained:
         kind = KINDS["wrong-outputs"]
         yield Finding("wrong-outputs", kind.severity, plain.summary, kind.repair, (), ())
+
+
+WRITTEN_OUT = "upgrade-opset,decompose-operators,decompose-einsum"
+"""The passes that replace operators which the target refuses."""
+
+
+def _unrepaired(
+    model: Model, samples: Samples, target: Target, findings: Sequence[Finding]
+) -> Iterator[Finding]:
+    """The findings: an error, with the reason, where a pass declines a node that it is to replace."""
+    repaired = [f for f in findings if f.kind == "refused-operator" and f.severity == "warning"]
+    declined = dict[str, str]()
+    if repaired:
+        context = Context(max(model.opset, 17), target, sample=next(iter(samples), {}))
+        _, results = Driver(lenient=True).run(model, parse(WRITTEN_OUT), context)
+        declined = {event.node: event.reason for result in results for event in result.refusals}
+    for finding in findings:
+        reasons = {name: declined.get(name, "") for name in finding.nodes} if finding in repaired else {}
+        for reason in dict.fromkeys(reasons.values()):
+            pairs = zip(finding.nodes, finding.ops, strict=True)
+            names, ops = zip(*(pair for pair in pairs if reasons[pair[0]] == reason), strict=True)
+            part = replace(finding, nodes=names, ops=ops)
+            yield replace(part, severity="error", repair=f"{reason}; {REMEDY}") if reason else part
+        if not reasons:
+            yield finding
 
 
 def _findings(seen: Iterable[GraphAnalysis], rules: Sequence[Rule]) -> Iterator[Finding]:

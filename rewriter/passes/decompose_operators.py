@@ -253,24 +253,30 @@ def _dft(call: _Call) -> str | Refusal:
     axis = call.whole(2, -2 if graph.model.opset >= 20 else call.get("axis", 1))
     points = shape[axis] if -len(shape) <= axis < len(shape) - 1 else 0
     one, inverse = call.get("onesided", 0), call.get("inverse", 0)
-    count = call.whole(1, points) if isinstance(points, int) else UNKNOWN
+    to_real = bool(one and inverse)
+    usual = 2 * (points - 1) if to_real and isinstance(points, int) else points
+    count = call.whole(1, usual) if isinstance(usual, int) else UNKNOWN
     if not isinstance(points, int) or not 0 < min(points, count) <= max(points, count) <= LONGEST:
         return call.refusal(f"its length is not known, or above {LONGEST}")
-    if (one and (inverse or shape[-1] != 1)) or shape[-1] not in (1, 2):
-        return call.refusal("it is one-sided, of complex numbers")
+    if shape[-1] not in ((2 if inverse else 1,) if one else (1, 2)):
+        return call.refusal("it is one-sided, of complex numbers, or its inverse of real ones")
+    if to_real and points != count // 2 + 1:
+        return call.refusal("the number of its frequencies does not fit its length")
     rank, at = len(shape), axis % len(shape)
-    frequencies = np.arange(count // 2 + 1 if one else count)
+    frequencies = np.arange(count // 2 + 1 if one and not inverse else count)
     turns = np.outer(np.arange(points), frequencies) % count / count
     wave = np.exp((2j if inverse else -2j) * np.pi * turns) / (count if inverse else 1)
     wave[count:] = 0  # points beyond the length are cut off, and those that lack are 0
+    wave[1 : (count + 1) // 2] *= 2 if to_real else 1  # each frequency with its conjugate
     parts = np.stack([wave, 1j * wave][: shape[-1]], axis=1).reshape(-1, len(frequencies))
-    matrix = np.stack([np.real(parts), np.imag(parts)], axis=-1).reshape(len(parts), -1)
+    sides = [np.real(parts), np.imag(parts)][: 1 if to_real else 2]
+    matrix = np.stack(sides, axis=-1).reshape(len(parts), -1)
     weight = call.named(graph.add_constant(f"{call.node.output[0]}/waves", matrix, call.node.input[0]))
     zeros, perm = [0] * (rank - 2), list(range(rank))
     perm.insert(rank - 2, perm.pop(at))
     back = [perm.index(axis) for axis in range(rank)]
     return f"""t = Transpose<perm = {perm}>({call[0]})  f = Reshape(t, {call.ints(*zeros, len(parts))})
-        p = MatMul(f, {weight})  s = Reshape(p, {call.ints(*zeros, len(frequencies), 2)})
+        p = MatMul(f, {weight})  s = Reshape(p, {call.ints(*zeros, len(frequencies), len(sides))})
         y0 = Transpose<perm = {back}>(s)"""
 
 

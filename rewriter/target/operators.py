@@ -19,6 +19,9 @@ from rewriter.ir.plan import plugin_types
 from rewriter.ir.reading import own_table, tuples
 from rewriter.target import Target
 
+REMEDY = "run this part outside of TensorRT, or bring a plugin"
+"""Remedy for a refused node whose row has no other."""
+
 RECENT = {"tensorrt": (10,), "tensorrt-rtx": (1, 6)}
 """The first releases that an unknown one is expected to be."""
 
@@ -139,7 +142,7 @@ def _rows() -> tuple[dict[tuple[str, str], list[Row]], frozenset[str]]:
             when,
             frozenset(entry.get("besides", "").split()),
             {library: _bounds(text) for library, text in releases.items()},
-            f"`fix` does it: {repaired}" if repaired else entry.get("remedy", table["remedy"]),
+            f"`fix` does it: {repaired}" if repaired else entry.get("remedy", REMEDY),
             bool(repaired),
             entry.get("at_once", ""),
         )

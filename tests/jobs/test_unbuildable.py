@@ -223,3 +223,19 @@ def test_recurrent_layers_build_with_a_profile_that_fixes_batch_and_length(prese
     assert result.verified and not result.repairs
     assert result.verdict is not None
     assert [c.passed for c in result.verdict.checks if c.name == "build"] == [True]
+
+
+def test_what_a_pass_declines_is_an_error_of_scan_and_the_remedy_of_fix() -> None:
+    """Of two DFTs one has a length that is not known: it is what is named, and why no pass replaces it."""
+    model = graph(
+        "g (float[2,n,1] x, float[2,8,1] z) => (float[2,n,2] y, float[2,8,2] w) { y = DFT(x) w = DFT(z) }",
+        opset=20,
+    )
+    data = [{name: np.ones((2, 8, 1), np.float32) for name in "xz"}]
+    refused = [f for f in rewriter.scan(model, inputs=data).findings if f.kind == "refused-operator"]
+    assert [(f.nodes, f.severity) for f in refused] == [(("DFT(y)",), "error"), (("DFT(w)",), "warning")]
+    assert "length is not known" in refused[0].repair and "`fix` does it" in refused[1].repair
+    ending = rewriter.fix(model, inputs=data, build=False, target="tensorrt-rtx 1.7").conclusion
+    assert ending.kind == "unbuildable"
+    assert "DFT(y)" in ending.limit and "DFT(w)" not in ending.limit
+    assert "length is not known" in ending.remedy

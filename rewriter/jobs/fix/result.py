@@ -32,6 +32,7 @@ from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.runtime.metrics.tolerances import precision_of
 from rewriter.runtime.ranges.depth import TensorAtDepth
 from rewriter.target import Target
+from rewriter.target.operators import REMEDY
 from rewriter.verification.verdict import (
     CPU,
     GOALS,
@@ -232,14 +233,7 @@ def conclude(job: FixJob, selection: Selection) -> Conclusion:
     remarks = tuple(_remarks(job, selection))
     ended = partial(Conclusion, remarks=remarks, lowered=lowered, no_build=no_build, worse=worse)
     if (original := Verdict(checks).unbuildable) is not None:
-        reason = next(iter(original.details), original.summary)
-        without = "".join(f", or without {name or op}" for name, op in original.refused[:1])
-        anew = f"export it anew (another opset{without}), or run it with ONNX Runtime; another release of "
-        return ended(
-            "unbuildable",
-            f"TensorRT cannot build the original model, before any change: {reason}",
-            original.advice or f"{anew}TensorRT may build it",
-        )
+        return ended("unbuildable", *_unbuildable(attempt, original))
     if not attempt.failed and not any(check.passed for check in checks if check.name not in GOALS):
         return ended(
             "unverified", reason="no check could be made" if job.request.verify else "`verify=false`"
@@ -250,6 +244,21 @@ def conclude(job: FixJob, selection: Selection) -> Conclusion:
         return ended("verified")
     limit, remedy = next(_reasons(job, selection))
     return ended("failed", limit, remedy)
+
+
+def _unbuildable(attempt: Attempt, original: Check) -> tuple[str, str]:
+    """Limit and remedy of a model that no pass makes buildable: what the parser still refuses, and why."""
+    check = next((check for check in attempt.failed if check.name == "build" and check.refused), original)
+    names = [name for name, _ in check.refused]
+    unnamed = tuple(f"{op}(" for name, op in check.refused if not name)
+    events = [event for result in attempt.passes for event in result.refusals]
+    reasons = (event.reason for event in events if event.node in names or event.node.startswith(unnamed))
+    without = "".join(f", or without {name or op}" for name, op in check.refused[:1])
+    anew = f"export it anew (another opset{without}), or run it with ONNX Runtime; another release of "
+    why = next(reasons, "")
+    remedy = f"{why}; {REMEDY}" if why else check.advice or f"{anew}TensorRT may build it"
+    reason = next(iter(check.details), check.summary)
+    return f"TensorRT cannot build the original model, before any change: {reason}", remedy
 
 
 def _remarks(job: FixJob, selection: Selection) -> Iterator[str]:
