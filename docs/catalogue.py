@@ -244,14 +244,17 @@ from rewriter.runtime.metrics.tolerances import Tolerance
 
 def keywords() -> str:
     """The module's text: one TypedDict for each class of options."""
-    return HEAD + "".join("\n".join(_class(command, kind)) for command, kind in JOBS.items())
+    kinds = dict.fromkeys(base for job in JOBS.values() for base in (*job.__bases__, job))
+    return HEAD + "".join("\n".join(_class(kind)) for kind in kinds)
 
 
-def _class(command: str, kind: type) -> Iterator[str]:
-    yield f"\n\nclass {command.title()}Keywords(TypedDict, total=False):"
-    yield f'    """Keywords of `rewriter.{command}`: the fields of `{kind.__name__}`."""\n'
+def _class(kind: type) -> Iterator[str]:
+    names = (base.__name__.replace("Options", "Keywords") for base in kind.__bases__ if base is not object)
+    bases = ", ".join(names) or "TypedDict"
+    yield f"\n\nclass {kind.__name__.replace('Options', 'Keywords')}({bases}, total=False):"
+    yield f'    """The fields of `{kind.__name__}`."""\n'
     types = {field.name: str(field.type).replace("'", '"') for field in fields(kind)}
-    yield from (f"    {name}: {types[name]}" for name in declarations(kind))
+    yield from (f"    {name}: {types[name]}" for name in kind.__annotations__)
     yield ""
 
 

@@ -15,21 +15,9 @@ from pathlib import Path
 from rewriter.base import sandbox
 from rewriter.base.errors import ModelError, NativeError, OutputError, RewriterError, UnbuildableError
 from rewriter.base.stopwatch import Progress
+from rewriter.batch import state
 from rewriter.batch.models import Entry
-from rewriter.batch.state import (
-    FINISHED,
-    GIB,
-    Ending,
-    Ends,
-    Outcome,
-    finished,
-    key_of,
-    memory_needed,
-    page_of,
-    remove_outdated,
-    save,
-    set_aside,
-)
+from rewriter.batch.state import FINISHED, GIB, Ending, Ends, Outcome
 from rewriter.hazards.planning.weak_typing import constraint_files
 from rewriter.ir.model import data_files
 from rewriter.jobs.fix.result import FixResult
@@ -73,18 +61,18 @@ def run_batch(
 
     for entry in entries:
         tick()
-        keys[entry.name] = key_of(entry)
-        earlier = None if again else finished(entry, keys[entry.name])
+        keys[entry.name] = state.key_of(entry)
+        earlier = None if again else state.finished(entry, keys[entry.name])
         if earlier is not None:
             ended(entry, earlier)
     with closing(run([entry for entry in entries if entry.name not in outcomes], tick)) as ends:
         for entry, outcome in ends:
             if outcome.files:
-                remove_outdated(entry)
-            elif finished(entry, keys[entry.name]) is None:
-                outcome = replace(outcome, text=outcome.text + set_aside(entry))
+                state.remove_outdated(entry)
+            elif state.finished(entry, keys[entry.name]) is None:
+                outcome = replace(outcome, text=outcome.text + state.set_aside(entry))
             if outcome.ending in FINISHED:
-                save(entry, outcome, keys[entry.name])
+                state.save(entry, outcome, keys[entry.name])
             ended(entry, outcome)
     return [(entry, outcomes[entry.name]) for entry in entries]
 
@@ -168,8 +156,8 @@ def outcome_of(entry: Entry, result: FixResult) -> Outcome:
     files += constraint_files(entry.output) if result.constraints is not None else ()
     files += (result.script,) if result.script is not None else ()
     if entry.options.get("page") and result.output is not None:
-        write(result, page_of(entry.output))
-        files += (page_of(entry.output),)
+        write(result, state.page_of(entry.output))
+        files += (state.page_of(entry.output),)
     names = tuple(file.name for file in files)
     ending = "unbuildable" if conclusion.kind == "unbuildable" else ending
     outcome = Outcome(ending, text, error=worst, latency_shares=result.latency_shares, files=names)
@@ -181,22 +169,16 @@ def outcome_of(entry: Entry, result: FixResult) -> Outcome:
 
 @dataclass(frozen=True)
 class Processes:
-    """Runs models in child processes of this machine.
+    """Runs models in child processes of this machine."""
 
-    Attributes:
-        jobs: Models at a time, if the memory holds that many of the largest.
-        memory_bytes: For all models together; 0: no limit.
-        strict: Refuse a model that needs more than the whole memory, instead of running it by itself.
-    """
-
-    jobs: int
-    memory_bytes: int
+    jobs: int  # models at a time, if the memory holds that many of the largest
+    memory_bytes: int  # for all models together; 0: no limit
     seconds: float
-    strict: bool = False
+    strict: bool = False  # refuse a model that needs more than all memory, in place of running it
 
     def run(self, entries: Sequence[Entry], tick: Tick) -> Ends:
         """Yields each model with its outcome as it ends; closing the generator stops those that run."""
-        needs = {entry.name: memory_needed(entry.model) for entry in entries}
+        needs = {entry.name: state.memory_needed(entry.model) for entry in entries}
         large = [entry for entry in entries if self.strict and needs[entry.name] > self.memory_bytes]
         for entry in large:
             text = f"needs about {needs[entry.name] / GIB:.1f} GiB, and `memory` allows less: allow more"

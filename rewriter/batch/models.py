@@ -28,17 +28,12 @@ KEYS: Mapping[str, Option] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One model to fix.
+    """One model to fix."""
 
-    Attributes:
-        name: Its path relative to the folder that was named, with `/`; it is unique in a batch.
-        options: Arguments of `rewriter.fix` that the user set for it.
-    """
-
-    name: str
+    name: str  # its path relative to the folder that was named, with `/`; it is unique in a batch
     model: Path
     output: Path
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `rewriter.fix`, as the user set them
 
 
 def entries(

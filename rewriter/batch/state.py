@@ -32,23 +32,16 @@ FINISHED: tuple[Ending, ...] = (*PASSED, "failed", "unbuildable")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result that a child process reported, or that follows from the way it ended.
-
-    Attributes:
-        fp32_nodes: Nodes that stay in FP32; `float_nodes`: all that could be in FP16; None without a plan.
-        error: Relative L2 error of the worst output in the check that decides.
-        files: Names of the files that it made, in the folder of the output.
-        skipped: An earlier run found it.
-    """
+    """The result that a child process reported, or that follows from the way it ended."""
 
     ending: Ending
     text: str
-    fp32_nodes: int | None = None
-    float_nodes: int | None = None
-    error: float | None = None
+    fp32_nodes: int | None = None  # those that stay in FP32; None without a plan
+    float_nodes: int | None = None  # all that could be in FP16
+    error: float | None = None  # relative L2 error of the worst output in the check that decides
     seconds: float = 0.0
-    files: tuple[str, ...] = ()
-    skipped: bool = False
+    files: tuple[str, ...] = ()  # names of the files that it made, in the folder of the output
+    skipped: bool = False  # an earlier run found it
     latency_shares: tuple[LatencyShare, ...] = ()
 
     @property

@@ -35,17 +35,12 @@ from rewriter.runtime.recording.record import Recording
 
 @dataclass(frozen=True)
 class Summary:
-    """All models of a batch.
-
-    Attributes:
-        where: What ran them, such as `2 jobs on this machine`.
-        recording, loop: Of a pipeline.
-    """
+    """All models of a batch."""
 
     records: Sequence[tuple[Entry, Outcome]]
-    where: str
+    where: str  # what ran them, such as `2 jobs on this machine`
     seconds: float = 0.0
-    recording: Recording | None = None
+    recording: Recording | None = None  # of a pipeline, as is the loop
     loop: LoopResult | None = None
 
     @property

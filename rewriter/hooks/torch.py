@@ -75,17 +75,11 @@ def patched(**options: Any) -> _GeneratorContextManager[list[Fixed]]:
 
 @dataclass(frozen=True)
 class ExportCall:
-    """One export.
+    """One export."""
 
-    Attributes:
-        run: Exports; returns None, or the ONNXProgram of the newer exporter.
-        arguments: By parameter name, with the defaults of this release.
-        target: A path, or None; what else there is cannot be fixed.
-    """
-
-    run: partial[Any]
-    arguments: Mapping[str, Any]
-    target: Any
+    run: partial[Any]  # exports; returns None, or the ONNXProgram of the newer exporter
+    arguments: Mapping[str, Any]  # by parameter name, with the defaults of this release
+    target: Any  # a path, or None; what else there is cannot be fixed
 
     @classmethod
     def of(cls, exporter: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportCall:

@@ -10,19 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
 
+from rewriter import hazards
 from rewriter.base.errors import SEVERITIES, ArithmeticRunError, Severity
 from rewriter.base.stopwatch import Progress, Stopwatch, silent
 from rewriter.base.summary import Row, Summary, listed
 from rewriter.base.text import count
-from rewriter.hazards import (
-    ALREADY_AVOIDED,
-    SCAN_RULES,
-    GraphAnalysis,
-    Hazard,
-    PrecisionRequest,
-    Rule,
-    is_already_avoided,
-)
 from rewriter.hazards.analysis import KINDS
 from rewriter.hazards.planning.planner import analyses
 from rewriter.hazards.user_rules import rules_of_the_user
@@ -139,7 +131,7 @@ def scan(
     target, stage = known_target(Target.parse(request.target)), Stopwatch(progress or silent)
     lowering = f"emulating {request.precision.upper()}"
     stage.steps = ("reading", "measuring ranges", "looking for hazards", lowering, "emulating TF32")
-    rules = (*SCAN_RULES, *rules_of_the_user(request.hazards))
+    rules = (*hazards.SCAN_RULES, *rules_of_the_user(request.hazards))
     with stage("reading"):
         original = load(model)
         samples = request.samples(original)
@@ -148,7 +140,7 @@ def scan(
         done = partial(stage.report, "measuring ranges", total=len(samples))
         ranges = measure(reference(whole), samples, steps=samples.source.steps, progress=done)
     with stage("looking for hazards"):
-        wanted = PrecisionRequest(request.precision, target=target, stand_in=parser_here(target))
+        wanted = hazards.PrecisionRequest(request.precision, target=target, stand_in=parser_here(target))
         seen = list(analyses(whole, ranges, wanted))
         findings = list(_unrepaired(whole, samples, target, [*_findings(seen, rules)]))
     plain = None
@@ -236,19 +228,20 @@ def _unrepaired(
             yield finding
 
 
-def _findings(seen: Iterable[GraphAnalysis], rules: Sequence[Rule]) -> Iterator[Finding]:
+def _findings(seen: Iterable[hazards.GraphAnalysis], rules: Sequence[hazards.Rule]) -> Iterator[Finding]:
     """Hazards of one rule and one reason as one finding, in the order of rules and nodes."""
-    groups: dict[tuple[str, str], list[Hazard]] = {}
+    groups: dict[tuple[str, str], list[hazards.Hazard]] = {}
     open_ends: set[tuple[str, str]] = set()
     for analysis in seen:
         for rule in rules:
             for hazard in rule(analysis):
                 key = hazard.kind, hazard.reason
                 groups.setdefault(key, []).append(hazard)
-                if not is_already_avoided(analysis, hazard):
+                if not hazards.is_already_avoided(analysis, hazard):
                     open_ends.add(key)
     for key in groups.keys() - open_ends:
-        groups[key] = [replace(hazard, severity="note", repair=ALREADY_AVOIDED) for hazard in groups[key]]
+        group = groups[key]
+        groups[key] = [replace(h, severity="note", repair=hazards.ALREADY_AVOIDED) for h in group]
     whole = ("unfused-norm", "mask")
     reported = {id(h.node) for (kind, _), group in groups.items() if kind in whole for h in group}
     parts = {"epsilon", "underflow", "internal-overflow", "overflow", "weights"}
@@ -259,7 +252,7 @@ def _findings(seen: Iterable[GraphAnalysis], rules: Sequence[Rule]) -> Iterator[
             yield _finding(group)
 
 
-def _finding(group: Sequence[Hazard]) -> Finding:
+def _finding(group: Sequence[hazards.Hazard]) -> Finding:
     first = group[0]
     nodes = {id(h.node): h.node for h in group}
     return Finding(
@@ -275,7 +268,7 @@ def _finding(group: Sequence[Hazard]) -> Finding:
     )
 
 
-def _severity(group: Sequence[Hazard]) -> Severity:
+def _severity(group: Sequence[hazards.Hazard]) -> Severity:
     return SEVERITIES[max(SEVERITIES.index(h.severity or KINDS[h.kind].severity) for h in group)]
 
 

@@ -96,22 +96,15 @@ class FoldStrides(WeightPass):
 
 @dataclass(frozen=True)
 class _Axis:
-    """One spatial axis, counted in blocks.
+    """One spatial axis, counted in blocks."""
 
-    Attributes:
-        step, count: Elements of a block, and blocks of the input.
-        window: Blocks that a window reads.
-        lead, tail: Zeros before and after the weight, in elements.
-        begin, end: Padding in blocks.
-    """
-
-    step: int
-    count: int
-    window: int
-    lead: int
-    tail: int
-    begin: int
-    end: int
+    step: int  # elements of a block
+    count: int  # blocks of the input
+    window: int  # blocks that a window reads
+    lead: int  # zeros before the weight, in elements
+    tail: int  # zeros after it
+    begin: int  # padding in blocks
+    end: int  # padding in blocks
 
     @classmethod
     def of(cls, size: int, kernel: int, step: int, begin: int, end: int) -> _Axis:

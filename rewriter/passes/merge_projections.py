@@ -114,19 +114,13 @@ class MergeProjections(WeightPass):
 
 @dataclass(frozen=True)
 class _Product:
-    """A product by a constant weight.
-
-    Attributes:
-        end: The node that writes the result: the product itself, or the Add of its bias.
-        bias: Shape [columns]; None if there is none.
-        obstacle: Why it cannot be merged.
-    """
+    """A product by a constant weight."""
 
     node: NodeProto
-    end: NodeProto
+    end: NodeProto  # the node that writes the result: the product itself, or the Add of its bias
     columns: int = 0
-    bias: Array | None = None
-    obstacle: str | None = None
+    bias: Array | None = None  # shape [columns]; None if there is none
+    obstacle: str | None = None  # why it cannot be merged
 
 
 def _groups(graph: GraphEditor) -> list[list[_Product]]:
@@ -209,18 +203,12 @@ def _merge(graph: GraphEditor, kept: NodePatterns, members: list[_Product], weig
 
 @dataclass(frozen=True)
 class _Cut:
-    """The nodes that cut one result [.., heads * size] into [*rows, heads, size].
-
-    Attributes:
-        scale: The Mul by one number between the result and the Reshape; None if there is none.
-        rows: Entries for the axes before the heads.
-        heads, size: Known, and together the columns of the result.
-    """
+    """The nodes that cut one result [.., heads * size] into [*rows, heads, size]."""
 
     view: NodeProto
-    scale: NodeProto | None
-    rows: _Target
-    heads: int
+    scale: NodeProto | None  # the Mul by one number between the result and the Reshape
+    rows: _Target  # entries for the axes before the heads
+    heads: int  # known, and with `size` the columns of the result
     size: int
 
 

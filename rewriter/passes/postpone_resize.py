@@ -99,22 +99,14 @@ class PostponeResize(WeightPass):
 
 @dataclass(frozen=True)
 class _Part:
-    """The input of the Conv, or one operand of the Concat that it reads.
+    """The input of the Conv, or one operand of the Concat that it reads."""
 
-    Attributes:
-        tensor: The input of the part's own Conv.
-        first, count: Its channels in the weight.
-        resize: The Resize that follows its Conv; None if none does.
-        growth: How many pixels the Resize makes of one.
-        reason: Why an enlarging Resize stays where it is.
-    """
-
-    tensor: str
-    first: int
+    tensor: str  # the input of the part's own Conv
+    first: int  # of its channels in the weight
     count: int
-    resize: NodeProto | None = None
-    growth: float = 1.0
-    reason: str | None = None
+    resize: NodeProto | None = None  # the Resize that follows its Conv; None if none does
+    growth: float = 1.0  # how many pixels the Resize makes of one
+    reason: str | None = None  # why an enlarging Resize stays where it is
 
 
 def _is_pointwise(graph: GraphEditor, node: NodeProto) -> bool:

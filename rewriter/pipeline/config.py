@@ -74,19 +74,13 @@ class Source:
 
 @dataclass(frozen=True)
 class ResolvedOptions:
-    """Every option with its value and its source, by name.
-
-    Attributes:
-        ignored: A sentence for each value that another option overrides.
-        one_run: Values of the command line for options that no file may set.
-        configuration: The files and variables that were read.
-    """
+    """Every option with its value and its source, by name."""
 
     values: Mapping[str, Any]
     sources: Mapping[str, Source]
-    ignored: tuple[str, ...]
-    one_run: dict[str, Any]
-    configuration: Configuration
+    ignored: tuple[str, ...]  # a sentence for each value that another option overrides
+    one_run: dict[str, Any]  # values of the command line for options that no file may set
+    configuration: Configuration  # the files and variables that were read
 
     def arguments(self, command: Command) -> dict[str, Any]:
         """Returns keyword arguments of `rewriter.fix`, `scan` or `verify`.

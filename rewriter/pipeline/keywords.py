@@ -17,19 +17,29 @@ from rewriter.pipeline.schema import AnyPath, Names, Paths, Shapes
 from rewriter.runtime.metrics.tolerances import Tolerance
 
 
-class FixKeywords(TypedDict, total=False):
-    """Keywords of `rewriter.fix`: the fields of `FixOptions`."""
+class DataKeywords(TypedDict, total=False):
+    """The fields of `DataOptions`."""
+
+    inputs: Any
+    image_preprocess: str | None
+    input_shapes: Shapes | None
+    input_values: dict[str, Any] | None
+    seed: int
+
+
+class EngineKeywords(TypedDict, total=False):
+    """The fields of `EngineOptions`."""
 
     engine: Runner
     plugin_lib: Paths
     min_shapes: Shapes | None
     opt_shapes: Shapes | None
     max_shapes: Shapes | None
-    inputs: Any
-    image_preprocess: str | None
-    input_shapes: Shapes | None
-    input_values: dict[str, Any] | None
-    seed: int
+
+
+class FixKeywords(DataKeywords, EngineKeywords, total=False):
+    """The fields of `FixOptions`."""
+
     in_place: bool
     dry_run: bool
     preset: str
@@ -64,32 +74,17 @@ class FixKeywords(TypedDict, total=False):
     page: bool
 
 
-class ScanKeywords(TypedDict, total=False):
-    """Keywords of `rewriter.scan`: the fields of `ScanOptions`."""
+class ScanKeywords(DataKeywords, total=False):
+    """The fields of `ScanOptions`."""
 
-    inputs: Any
-    image_preprocess: str | None
-    input_shapes: Shapes | None
-    input_values: dict[str, Any] | None
-    seed: int
     precision: Literal["fp16", "bf16"]
     target: str
     hazards: Sequence[Rule]
 
 
-class VerifyKeywords(TypedDict, total=False):
-    """Keywords of `rewriter.verify`: the fields of `VerifyOptions`."""
+class VerifyKeywords(DataKeywords, EngineKeywords, total=False):
+    """The fields of `VerifyOptions`."""
 
-    engine: Runner
-    plugin_lib: Paths
-    min_shapes: Shapes | None
-    opt_shapes: Shapes | None
-    max_shapes: Shapes | None
-    inputs: Any
-    image_preprocess: str | None
-    input_shapes: Shapes | None
-    input_values: dict[str, Any] | None
-    seed: int
     builds: int
     timeout: float
     tolerance: float | Tolerance | None

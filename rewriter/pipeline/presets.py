@@ -34,21 +34,15 @@ DEFAULT_OPSETS: Mapping[Precision, int] = {"fp16": 17, "fp32": 17, "bf16": 22}
 
 @dataclass(frozen=True)
 class Preset:
-    """A named pipeline.
-
-    Attributes:
-        summary: One line without a full stop.
-        defaults: Options of `rewriter.fix` and their values, where the user sets nothing.
-        table: Rows of old and new, for a preset that replaces something older; `source` is their link.
-    """
+    """A named pipeline."""
 
     name: str
-    summary: str
+    summary: str  # one line without a full stop
     about: str
     pipeline: str
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    table: Sequence[tuple[str, str]] = ()
-    source: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # where the user sets nothing
+    table: Sequence[tuple[str, str]] = ()  # old and new, for a preset that replaces something older
+    source: str = ""  # the link of the table
 
     @cached_property
     def steps(self) -> tuple[Pass, ...]:

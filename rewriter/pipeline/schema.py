@@ -52,19 +52,15 @@ class Option:
     """One option of a command.
 
     Attributes:
-        kind: The type of its value in texts and files, without `None`.
-        default: The value if it is not set; None: the preset or the model decides.
         read: Reads its value from text, where the type is not enough.
         check: Raises `UsageError` or `ValueError` for a value of the right type that makes no sense. It may
             be given as `package.module:name`, as may the next: a shell that completes imports nothing then.
         offers: The names that the shell offers, or a function that returns them with their explanations.
-        commas: True if one text of the command line lists several values.
-        above: A number that is too small.
     """
 
     name: str = ""
-    kind: Any = None
-    default: Any = None
+    kind: Any = None  # the type of its value in texts and files, without `None`
+    default: Any = None  # the value if it is not set; None: the preset or the model decides
     text: str = ""
     panel: str = ""
     metavar: str = ""
@@ -72,9 +68,9 @@ class Option:
     read: Callable[[str], Any] | None = None
     check: str | Callable[[Any], object] | None = None
     offers: str | Callable[[], Mapping[str, str]] | Iterable[str] = ()
-    commas: bool = True
+    commas: bool = True  # True if one text of the command line lists several values
     least: float | None = None
-    above: float | None = None
+    above: float | None = None  # a number that is too small
 
     @property
     def key(self) -> str:

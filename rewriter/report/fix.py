@@ -300,17 +300,11 @@ PROPOSED = (
 
 @dataclass(frozen=True)
 class NextStep:
-    """Commands to run after `fix`.
+    """Commands to run after `fix`."""
 
-    Attributes:
-        build: Builds the engine; the user replaces `?` by the size of an unknown axis.
-        verify: The command that runs the result where there is a GPU; "" if it ran here.
-        remarks: What to know before, one sentence each.
-    """
-
-    build: str
-    verify: str = ""
-    remarks: tuple[str, ...] = ()
+    build: str  # builds the engine; the user replaces `?` by the size of an unknown axis
+    verify: str = ""  # the command that runs the result where there is a GPU; "" if it ran here
+    remarks: tuple[str, ...] = ()  # what to know before, one sentence each
 
 
 def next_step(result: FixResult) -> NextStep:

@@ -14,22 +14,16 @@ from rewriter.report.terminal import Row
 
 
 class FileLine(NamedTuple):
-    """One file among several.
-
-    Attributes:
-        nodes: Those in FP32, as text. `latency`: as shares of FP32's and plain FP16's.
-        error: Relative L2 error of the worst output.
-        page: Its own page, relative to the page of all.
-    """
+    """One file among several."""
 
     name: str
     ending: str
     state: State
-    nodes: str = ""
-    error: float | None = None
-    latency: str = ""
+    nodes: str = ""  # those in FP32, as text
+    error: float | None = None  # relative L2 error of the worst output
+    latency: str = ""  # as shares of FP32's and plain FP16's
     seconds: str = ""
-    page: str = ""
+    page: str = ""  # its own page, relative to the page of all
 
 
 def latency(shares: Iterable[LatencyShare]) -> str:

@@ -19,21 +19,14 @@ Item = TypeVar("Item")
 
 
 class Cell(NamedTuple):
-    """One cell.
-
-    Attributes:
-        order: What it sorts by in a column of numbers; None comes last.
-        names: Nodes, or other lines, that a page lists on demand.
-        link: The id of the graph round these nodes on a page.
-        page: Another page, relative to this one.
-    """
+    """One cell."""
 
     text: str
-    order: float | None = None
+    order: float | None = None  # what it sorts by in a column of numbers; None comes last
     state: State = "plain"
-    names: tuple[str, ...] = ()
-    link: str = ""
-    page: str = ""
+    names: tuple[str, ...] = ()  # nodes, or other lines, that a page lists on demand
+    link: str = ""  # the id of the graph round these nodes on a page
+    page: str = ""  # another page, relative to this one
 
 
 @dataclass(frozen=True)

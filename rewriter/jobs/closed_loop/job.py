@@ -91,23 +91,16 @@ def answering(original: Model, model: Model, run: Callable[[Feeds], Mapping[str,
 
 @dataclass
 class _Loop:
-    """The runs of one script.
-
-    Attributes:
-        deadline: By `time.monotonic`.
-        states: Outputs that a model reads again.
-        original, again: Two runs of the original. `stopped`: the deadline ended one of the runs.
-        most: Calls after which each run ends: as many as were recorded, or as the stopped original has.
-    """
+    """The runs of one script."""
 
     recording: Recording
-    deadline: float
+    deadline: float  # by `time.monotonic`
     progress: Progress
-    states: frozenset[Port] = frozenset()
-    original: Trace = field(default_factory=Trace)
-    again: Trace | None = None
-    stopped: bool = False
-    most: float = math.inf
+    states: frozenset[Port] = frozenset()  # outputs that a model reads again
+    original: Trace = field(default_factory=Trace)  # one run of the original
+    again: Trace | None = None  # another one
+    stopped: bool = False  # the deadline ended one of the runs
+    most: float = math.inf  # calls of each run: as recorded, or as the stopped original has
 
     def trace(self, answering: Answers, doing: str, runs: int) -> tuple[Trace, int]:
         """One run, of `runs` in the time left, with its exit code; other files compute as they are."""

@@ -31,40 +31,26 @@ class OutputError:
 
 @dataclass(frozen=True)
 class OtherWord:
-    """The first call after which the script went on differently.
+    """The first call after which the script went on differently."""
 
-    Attributes:
-        call: From 0, among all calls of the script.
-        output: The output whose best entry is another one; "" if none is.
-        margin, usual_margin: Distance of its two best entries in the original, and the median of all calls.
-    """
-
-    call: int
+    call: int  # from 0, among all calls of the script
     file: str
-    output: str = ""
-    margin: float | None = None
-    usual_margin: float | None = None
+    output: str = ""  # the output whose best entry is another one; "" if none is
+    margin: float | None = None  # distance of its two best entries in the original
+    usual_margin: float | None = None  # the median of all calls
 
 
 @dataclass(frozen=True)
 class Stream:
-    """One run of the script, compared with the original up to the first other word.
-
-    Attributes:
-        errors: Of each compared call: the largest relative L2 error of the outputs that no model reads again;
-            NaN if it has none.
-        other: None if all calls have the original's words.
-        printed, other_printed: Words on standard output, and how many of them differ.
-        first_printed: The first of these, in the original and here.
-    """
+    """One run of the script, compared with the original up to the first other word."""
 
     calls: int
-    errors: tuple[float, ...]
+    errors: tuple[float, ...]  # largest of each call, but of outputs that a model reads again; NaN: none
     outputs: tuple[OutputError, ...]
-    other: OtherWord | None = None
-    printed: int = 0
-    other_printed: int = 0
-    first_printed: tuple[str, str] = ("", "")
+    other: OtherWord | None = None  # None if all calls have the original's words
+    printed: int = 0  # words on standard output
+    other_printed: int = 0  # how many of them differ
+    first_printed: tuple[str, str] = ("", "")  # the first of these, in the original and here
 
     @property
     def error(self) -> float:
@@ -88,32 +74,21 @@ class Repair:
 
 @dataclass(frozen=True)
 class LoopResult:
-    """The outcome of a closed loop.
-
-    Attributes:
-        calls: Calls of the original. `stopped`: the time limit ended a run early, or the recording ended
-            early.
-        engine: The engine that ran the fixed files; None where they were emulated.
-        limit: The largest error of an output that is allowed: twice TF32's own, or FP16's tolerance.
-        plain, fixed, tf32: Everything in FP16 without a plan, the fixed files, and FP32 with TF32 products.
-        culprit, state: If it failed: the file with the largest error by itself, and its worst state.
-        single: The error of each fixed file by itself, where that was needed.
-        detail: For a refusal: the exit code, or the first call that differs.
-    """
+    """The outcome of a closed loop."""
 
     ending: LoopEnding
     refusal: RefusedBecause = ""
-    detail: str = ""
-    calls: int = 0
-    stopped: bool = False
-    engine: str | None = None
-    limit: float = 0.0
-    plain: Stream | None = None
-    fixed: Stream | None = None
-    tf32: Stream | None = None
-    culprit: str = ""
-    state: str = ""
-    single: Mapping[str, float] = field(default_factory=dict)
+    detail: str = ""  # for a refusal: the exit code, or the first call that differs
+    calls: int = 0  # of the original
+    stopped: bool = False  # the time limit or the recording ended a run early
+    engine: str | None = None  # the engine that ran the fixed files; None where they were emulated
+    limit: float = 0.0  # the largest error that is allowed: twice TF32's own, or FP16's tolerance
+    plain: Stream | None = None  # everything in FP16 without a plan
+    fixed: Stream | None = None  # the fixed files
+    tf32: Stream | None = None  # FP32 with TF32 products
+    culprit: str = ""  # if it failed: the file with the largest error by itself
+    state: str = ""  # its worst state
+    single: Mapping[str, float] = field(default_factory=dict)  # the error of each file by itself
     repairs: tuple[Repair, ...] = ()
     seconds: float = 0.0
 

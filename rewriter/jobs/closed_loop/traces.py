@@ -32,16 +32,11 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call.
-
-    Attributes:
-        key: Digest of its file, its shapes, and its integers: calls with another one are another call.
-        words: Digests of outputs that are no floats, by name.
-    """
+    """One call."""
 
     file: str
-    key: bytes
-    words: Mapping[str, bytes]
+    key: bytes  # digest of its file, shapes and integers: calls with another one are another call
+    words: Mapping[str, bytes]  # digests of outputs that are no floats, by name
     values: Mapping[str, Array]
     choices: Mapping[str, Choice]
 

@@ -36,24 +36,16 @@ NAMES = {"layer-norm": "LayerNorm", "rms-norm": "RMSNorm", "l2-normalize": "L2 n
 
 @dataclass(frozen=True)
 class Cause:
-    """One kind of hazard that a model had: what was wrong, what was done about it, and the nodes.
+    """One kind of hazard that a model had: what was wrong, what was done about it, and the nodes."""
 
-    Attributes:
-        kind: A key of `hazards.analysis.KINDS`.
-        reach: Largest absolute value measured there; None where no single tensor is the evidence.
-        limit: The number that `reach` is held against.
-        centre: The node that goes wrong; "" if it is the one with the largest values.
-        repaired_by: The pass without which a known defect stays; "" if there is none.
-    """
-
-    kind: str
+    kind: str  # a key of `hazards.analysis.KINDS`
     what: str
     done: str
     nodes: tuple[str, ...]
-    reach: float | None = None
-    limit: float | None = None
-    centre: str = ""
-    repaired_by: str = ""
+    reach: float | None = None  # largest absolute value there; None: no single tensor is the evidence
+    limit: float | None = None  # the number that `reach` is held against
+    centre: str = ""  # the node that goes wrong; "" if it is the one with the largest values
+    repaired_by: str = ""  # the pass without which a known defect stays; "" if there is none
 
     def __str__(self) -> str:
         return f"{self.what}: {self.done}"

@@ -25,16 +25,11 @@ Profile = Mapping[str, Sequence[Sequence[str]]]
 
 @dataclass(frozen=True)
 class Build:
-    """One build of a result.
-
-    Attributes:
-        where: The file, as the command names it.
-        constraints: The file of trtexec's arguments for a weakly typed build.
-    """
+    """One build of a result."""
 
     result: FixResult
-    where: Path
-    constraints: Path | None
+    where: Path  # the file, as the command names it
+    constraints: Path | None  # the file of trtexec's arguments for a weakly typed build
 
     @property
     def target(self) -> Target:

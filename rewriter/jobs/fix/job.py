@@ -61,22 +61,15 @@ Comparable = Literal["", "plain FP16", "FP32"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """The differences between the attempts of one run: passes, types, and the goal of a search.
-
-    Attributes:
-        goal: The goal that a plan is searched for; None: the rules' plan is used.
-        difference: In words, for the report.
-        emulated: False if only the error on an engine decides.
-        released: Rules of FP32 nodes that the plan omits.
-    """
+    """The differences between the attempts of one run: passes, types, and the goal of a search."""
 
     steps: tuple[Pass, ...]
     precision: PrecisionRequest
-    goal: Goal | None = None
-    difference: str = "the rules' plan"
+    goal: Goal | None = None  # the goal that a plan is searched for; None: the rules' plan is used
+    difference: str = "the rules' plan"  # in words, for the report
     name: Comparable = ""
-    emulated: bool = True
-    released: frozenset[str] = frozenset()
+    emulated: bool = True  # False if only the error on an engine decides
+    released: frozenset[str] = frozenset()  # rules of FP32 nodes that the plan omits
 
     @cached_property
     def phases(self) -> Phases:

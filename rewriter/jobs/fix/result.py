@@ -62,26 +62,16 @@ LISTED = 3  # outputs that a reason names
 
 @dataclass(frozen=True)
 class Conclusion:
-    """How a run ended, and why; `FixResult.ending` has the words of the first line.
-
-    Attributes:
-        lowered: False if nothing of the result is in reduced precision.
-        reason: Why it is unverified; "" otherwise.
-        limit: The cause that the result fails or is not closer, in one sentence; "" if it is verified.
-        remedy: The action against it, in one sentence; "" if it is verified.
-        no_build: Why nothing built it, where no check says so.
-        worse: The outputs on which plain FP16 is more accurate; "" if there are none.
-        remarks: Other facts about the result, such as that all of it is FP32.
-    """
+    """How a run ended, and why; `FixResult.ending` has the words of the first line."""
 
     kind: Kind
-    limit: str = ""
-    remedy: str = ""
-    remarks: tuple[str, ...] = ()
-    lowered: bool = True
-    reason: str = ""
-    no_build: str = ""
-    worse: str = ""
+    limit: str = ""  # why the result fails or is not closer, in one sentence; "" if it is verified
+    remedy: str = ""  # the action against it, in one sentence; "" if it is verified
+    remarks: tuple[str, ...] = ()  # other facts about the result, such as that all of it is FP32
+    lowered: bool = True  # False if nothing of the result is in reduced precision
+    reason: str = ""  # why it is unverified; "" otherwise
+    no_build: str = ""  # why nothing built it, where no check says so
+    worse: str = ""  # the outputs on which plain FP16 is more accurate; "" if there are none
 
 
 UNVERIFIED = Conclusion("unverified")

@@ -58,22 +58,18 @@ class CalibratedModel:
 class Workload:
     """The model that all attempts start from, with its data and its verifier.
 
-    Attributes:
-        fitting: The samples that a search may fit a plan to; ranges are measured on `samples`.
-        sample: Arrays without memory, of the shapes of the first sample.
-        plain: The emulation of plain FP16 or BF16; None if nothing is verified.
-        calibrated: The models after the passes before a plan, by these passes: candidates share them.
+    Candidates with the same passes before a plan share a model in `calibrated`.
     """
 
     job: FixJob
     original: Model
     samples: Samples
-    fitting: Samples
+    fitting: Samples  # those that a search may fit a plan to; ranges are measured on `samples`
     verifier: Verifier
     stage: Stopwatch
     warnings: tuple[str, ...]
-    sample: Mapping[str, Array]
-    plain: Check | None = None
+    sample: Mapping[str, Array]  # arrays without memory, of the shapes of the first sample
+    plain: Check | None = None  # the emulation of plain FP16 or BF16; None if nothing is verified
     calibrated: dict[tuple[Pass, ...], CalibratedModel] = field(default_factory=dict)
 
     @property

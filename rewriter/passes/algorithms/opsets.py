@@ -36,18 +36,13 @@ FAILURES = (CannotConvertError, RuntimeError, ValueError, IndexError, NativeErro
 
 @dataclass
 class Converted:
-    """Nodes that replace `node` at the target opset.
-
-    Attributes:
-        reason: Why it cannot be converted; "" if it can.
-        names: The tensors that `nodes` read, by the names that they have there.
-    """
+    """Nodes that replace `node` at the target opset."""
 
     node: NodeProto
-    reason: str = ""
+    reason: str = ""  # why it cannot be converted; "" if it can
     nodes: list[NodeProto] = field(default_factory=list)
     initializers: list[TensorProto] = field(default_factory=list)
-    names: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)  # what `nodes` read, by its name there
 
     @property
     def is_same(self) -> bool:

@@ -17,20 +17,14 @@ so few channels, and has no good kernel for them (docs/accuracy.md)."""
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows that a Conv with a constant weight reads, or that a ConvTranspose writes.
+    """The windows that a Conv with a constant weight reads, or that a ConvTranspose writes."""
 
-    Attributes:
-        out, channels: Of the result, and of what is read.
-        kernel, strides, dilations: One for each spatial axis.
-        sizes: Of the input's spatial axes; a name or None where a size is not known.
-    """
-
-    out: int
-    channels: int
-    kernel: tuple[int, ...]
+    out: int  # channels of the result
+    channels: int  # channels that are read
+    kernel: tuple[int, ...]  # one for each spatial axis, as strides and dilations
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
-    sizes: tuple[int | str | None, ...]
+    sizes: tuple[int | str | None, ...]  # of the input's spatial axes; a name or None: not known
 
     @property
     def reach(self) -> tuple[int, ...]:

@@ -75,19 +75,12 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Nodes:
-    """Properties of the nodes, for the drawings.
+    """Properties of the nodes, for the drawings."""
 
-    Attributes:
-        kind: Returns the key in `LABELS` for the type that a tensor's node computes in.
-        marks: Each hazard as a sentence, by the tensor that is its evidence, or by the key of its node.
-        graph: Returns the id of the graph that a node is in; "" if there is none.
-        errors: Captions and relative errors by tensor, for the curves under the chart.
-    """
-
-    kind: Callable[[TensorAtDepth], str]
-    marks: Mapping[str, str]
-    graph: Callable[[str], str] = lambda node: ""
-    errors: Sequence[tuple[str, Mapping[str, float]]] = ()
+    kind: Callable[[TensorAtDepth], str]  # the key in `LABELS` of the type of a tensor's node
+    marks: Mapping[str, str]  # each hazard as a sentence, by its tensor or the key of its node
+    graph: Callable[[str], str] = lambda node: ""  # the id of the graph of a node; "" if there is none
+    errors: Sequence[tuple[str, Mapping[str, float]]] = ()  # captions and errors by tensor: curves
 
     def mark(self, tensor: TensorAtDepth) -> str:
         """The hazard that a tensor is the evidence of; "" if it is of none."""

@@ -56,21 +56,15 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole page.
+    """A whole page."""
 
-    Attributes:
-        verb: The command, such as `fix`. `subject`: the file that it is about; None for a model in memory.
-        verdict: One sentence; `state` is its colour.
-        rows: The lines of the summary on the terminal; `links` has the id of a graph by a line's text.
-    """
-
-    verb: str
-    subject: Path | str | None
-    verdict: str
+    verb: str  # the command, such as `fix`
+    subject: Path | str | None  # the file that it is about; None for a model in memory
+    verdict: str  # one sentence; `state` is its colour
     state: State
-    rows: Sequence[Row]
+    rows: Sequence[Row]  # of the summary on the terminal
     sections: Sequence[Section]
-    links: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)  # the id of a graph by a line's text
 
 
 _POLICY = (

@@ -98,7 +98,6 @@ class Demand:
         sunken: Tensors and weights deep in the subnormal range, each with the smallest k that lifts them out
             of it; above 0.
         floors: Soft lower bounds on k, each with its cost per binade.
-        edits: Number of constants that change if k is not 0.
     """
 
     low: int = -MAX_EXPONENT
@@ -106,7 +105,7 @@ class Demand:
     hazards: dict[str, int] = field(default_factory=dict)
     sunken: dict[str, int] = field(default_factory=dict)
     floors: dict[int, float] = field(default_factory=dict)
-    edits: int = 0
+    edits: int = 0  # number of constants that change if k is not 0
 
     def limit(self, low: int, high: int) -> None:
         """Narrows the hard bounds; k = 0 always stays feasible."""
