@@ -12,12 +12,16 @@ from typing import Any, Unpack
 
 from rewriter.base.errors import ArithmeticRunError, EngineError, UsageError
 from rewriter.base.stopwatch import Progress, Stopwatch, silent
+from rewriter.hazards.analysis import PrecisionRequest
+from rewriter.hazards.planning.planner import analyses, make_plan
 from rewriter.ir.model import Model, load, walk_graphs
 from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.schemas import EXCHANGEABLE
 from rewriter.ir.model.split import Split
+from rewriter.ir.plan import Plan
 from rewriter.jobs import plugins
 from rewriter.jobs.fix.provenance import SAMPLES, WORSE, noted, noted_sums, noted_target, noted_tolerance
+from rewriter.jobs.fix.workload import recorded_sums
 from rewriter.jobs.search.effort import pays_on_cuda
 from rewriter.pipeline.keywords import VerifyKeywords
 from rewriter.pipeline.options import VerifyOptions, combined, documented
@@ -26,16 +30,18 @@ from rewriter.runtime.engines.deployment import deployment
 from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import on_cuda
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
+from rewriter.runtime.engines.probing import known_target
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing
 from rewriter.runtime.engines.this_machine import ENGINES, Choice
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.inputs import Samples
 from rewriter.runtime.metrics.metrics import named
 from rewriter.runtime.metrics.tolerances import TOLERANCES, Tolerance, precision_of
+from rewriter.runtime.ranges import measure as measured
 from rewriter.target import Target
 from rewriter.verification.build_check import judged_report
 from rewriter.verification.compare_runs import Standard, run_check
-from rewriter.verification.expected import MOST_SAMPLES, Expected, expected_outputs, judging
+from rewriter.verification.expected import MOST_SAMPLES, Expected, as_declared, expected_outputs, judging
 from rewriter.verification.not_finite import nan_warnings
 from rewriter.verification.verdict import CPU, Check, Verdict
 from rewriter.verification.verifier import Verifier, noise_reason
@@ -109,6 +115,7 @@ def verify(
             stage=watch,
             asked=asked is not None,
             build=request.build,
+            real=samples.source.real,
             target=noted_target(models[1])
             or Target("tensorrt-rtx" if chosen.engine == "tensorrt-rtx" else "tensorrt"),
         )
@@ -119,7 +126,8 @@ def verify(
             made_nan = nan_warnings(models[0], judge.samples, exact)
         result = VerifyResult(before, after, engine="emulation", device=CPU, tolerance=held, data=data)
         if chosen.engine is None:
-            sums = request.accumulation or noted_sums(models[1]) or "fp16"
+            sums = request.accumulation or noted_sums(models[1])
+            sums = sums or recorded_sums(known_target(judge.target))
             result = _emulated(result, judge, models[1], precision, sums)
         else:
             settings = MeasureSettings(
@@ -186,11 +194,22 @@ def _emulated(
     check = replace(check, name="emulation", summary=f"no GPU was used; {check.summary}", details=details)
     built = judge.operators(fixed)
     if judge.build:
-        built = judge.build_check(fixed, judge.file(fixed, "fixed", fixed), None, None)
+        built = judge.build_check(
+            fixed, judge.file(fixed, "fixed", fixed), None, _norms(judge, fixed, precision)
+        )
     checks = [check, *([built] if built else [])]
     if built is not None and built.passed is False:  # `fix` says so, too, where the original does not build
         checks.append(judge.original_build)
     return replace(result, outputs=check.statistics, verdict=Verdict(tuple(checks)))
+
+
+def _norms(judge: Verifier, fixed: Model, precision: str) -> Plan | None:
+    """A plan that has the decomposed norms whose squares stay in range on the user's data; None without."""
+    request = PrecisionRequest("fp16") if precision == "fp16" and judge.real else None
+    if request is None or not any(analysis.norms for analysis in analyses(fixed, {}, request)):
+        return None
+    samples = [as_declared(fixed, sample) for sample in judge.samples]
+    return make_plan(fixed, measured(reference(fixed), samples), request, real=True)
 
 
 def _on_engine(
@@ -220,7 +239,9 @@ def _on_engine(
     variant = judge.variant(fixed, judge.file(fixed, "fixed", fixed), judge.folder / "samples" / "fixed")
     outcomes = measure([variant], settings, judge.folder / "fixed")
     if outcomes[0].report is not None:
-        checks.append(judged_report(outcomes[0].report, judge.expectation(fixed)))
+        checks.append(
+            judged_report(outcomes[0].report, judge.expectation(fixed, _norms(judge, fixed, precision)))
+        )
     check, judged = judge.run_check(outcomes, fixed, precision, start)
     check = judge.at_last(check, fixed, precision)
     ran = next((outcome for outcome in outcomes if outcome.ran), outcomes[0])

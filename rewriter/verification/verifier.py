@@ -74,7 +74,7 @@ class Verifier:
         timeout_s: Deadline of a build, and of a run.
         folder: For engines; what is in it lives as long as the run.
         asked: True if the tolerance is the user's own: nothing excuses an error beyond it but conditioning.
-        verify, build: The options.
+        verify, build: The options. `real`: True if the samples are the user's data.
         target: The TensorRT that results are for; `plugin_types`: the operators of the user's plugins.
         interrupted: True after Ctrl-C in the first build: its model is the result, not completely verified.
     """
@@ -92,6 +92,7 @@ class Verifier:
     asked: bool = False
     verify: bool = True
     build: bool = True
+    real: bool = False
     target: Target = field(default_factory=Target)
     plugin_types: Sequence[str] = ()
     interrupted: bool = field(default=False, init=False)

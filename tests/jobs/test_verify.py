@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from graphs import graph
+from needs import needs_rtx
 from typer.testing import CliRunner
 
 import rewriter
@@ -78,8 +79,22 @@ def test_what_the_emulation_sums_in_is_told(tmp_path: Path, opset: int, told: st
     text = "g (float16[1,8] x, float16[8,2] w) => (float16[1,2] y) { y = MatMul(x, w) }"
     save(graph(text, opset=opset), path)
     sample = {"x": np.ones((1, 8), np.float16), "w": np.ones((8, 2), np.float16)}
-    result = rewriter.verify(path, path, inputs=[sample], engine="emulation")
+    result = rewriter.verify(path, path, inputs=[sample], engine="emulation", accumulation="fp16")
     assert told in result.checks[0].summary
+
+
+NORM = """g ({0}[2,8] x) => ({0}[2,8] y) <{0} e = {{{1}}}, {0} two = {{{2}}}, int64[1] last = {{-1}}> {{
+    s = Pow(x, two) v = ReduceMean<axes = [-1]>(s) a = Add(v, e) q = Sqrt(a) y = Div(x, q) }}"""
+
+
+@needs_rtx
+def test_a_norm_in_fp16_whose_squares_stay_in_range_is_no_fault() -> None:
+    """TensorRT warns of each; data of the user's decide, and random data do not."""
+    original, fixed = graph(NORM.format("float", 1e-5, 2)), graph(NORM.format("float16", 168, 16384))
+    data = [{"x": np.linspace(-3, 3, 16, dtype=np.float32).reshape(2, 8)}]
+    assert rewriter.verify(original, fixed, inputs=data).passed
+    assert not rewriter.verify(original, fixed).passed
+    assert not rewriter.verify(original, fixed, inputs=[{"x": 100 * data[0]["x"]}]).passed
 
 
 def test_an_overflow_in_one_sample_is_found(files: tuple[Path, Path]) -> None:
