@@ -15,7 +15,6 @@ from rewriter.cli.exits import FAILED, UNBUILDABLE, is_page
 from rewriter.cli.parameters import Outputs, check_extra, check_outputs, configured, with_options
 from rewriter.pipeline.options import FixCommand, FixOptions
 from rewriter.pipeline.schema import declarations
-from rewriter.runtime.recording.record import RECORD
 
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", metavar="OUT", help="The result [MODEL.fixed.onnx]")
@@ -35,6 +34,7 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
     from rewriter.jobs.fix import api
     from rewriter.jobs.fix.provenance import is_result_of
     from rewriter.report import fix as report
+    from rewriter.runtime.recording.record import RECORD
 
     model, *others = models
     if not others and (model / RECORD).is_file():

@@ -102,21 +102,13 @@ class Unverified(RewriterError):
 
 @dataclass(frozen=True)
 class Fixed:
-    """Result of one export.
+    """Result of one export."""
 
-    Attributes:
-        path: The file; None if the export was not to a path.
-        result: Result of `rewriter.fix`; None if it failed.
-        error: Why the fix failed, in which case the file is the plain export.
-        raw: The plain export, if it was kept beside the fixed file.
-        program: The ONNXProgram of PyTorch's newer exporter, which is the plain export.
-    """
-
-    path: Path | None = None
-    result: FixResult | None = None
-    error: Exception | None = None
-    raw: Path | None = None
-    program: Any = None
+    path: Path | None = None  # the file; None if the export was not to a path
+    result: FixResult | None = None  # of `rewriter.fix`; None if it failed
+    error: Exception | None = None  # why it failed, in which case the file is the plain export
+    raw: Path | None = None  # the plain export, if it was kept beside the fixed file
+    program: Any = None  # the ONNXProgram of PyTorch's newer exporter: the plain export
 
 
 def fix_file(path: Path, feeds: Feeds, options: HookOptions) -> Fixed:

@@ -51,18 +51,15 @@ class Difference:
 class ArrayComparison:
     """One array of one sample.
 
-    Attributes:
-        name: The array's name in ours.
-        before, after: Relative L2 distance of ours from theirs (infinite if the shapes differ), and what is
-            left of it where the differences explain it.
-        notes: What the data does not show.
+    `before` is the relative L2 distance of ours from theirs (infinite if the shapes differ), `after` what is
+    left of it where the differences explain it.
     """
 
-    name: str
+    name: str  # in ours
     differences: tuple[Difference, ...] = ()
     before: float = 0.0
     after: float = 0.0
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what the data does not show
 
     @property
     def sentence(self) -> str:

@@ -44,20 +44,14 @@ OTHER_RULES: Mapping[str, str] = {
 
 @dataclass(frozen=True, repr=False)
 class RuleExplanation(Summary):
-    """A kind of hazard, another rule of a plan, or a known defect of TensorRT.
-
-    Attributes:
-        title: Its name in reports; `cause` explains it, and `picture` shows it in text, or is "".
-        severity: error, warning or note; "" for rules that are no hazards.
-        remedy: Advice; "" where nothing has to be done.
-    """
+    """A kind of hazard, another rule of a plan, or a known defect of TensorRT."""
 
     name: str
-    title: str
-    cause: str = ""
-    picture: str = ""
-    severity: str = ""
-    remedy: str = ""
+    title: str  # its name in reports
+    cause: str = ""  # the explanation
+    picture: str = ""  # the same as text; "" if there is none
+    severity: str = ""  # error, warning or note; "" for rules that are no hazards
+    remedy: str = ""  # advice; "" where nothing has to be done
     link: str = PAGE
 
     def summary(self) -> Iterator[Row]:
@@ -68,20 +62,14 @@ class RuleExplanation(Summary):
 
 @dataclass(frozen=True, repr=False)
 class NodeExplanation(Summary):
-    """A node of a fixed model.
-
-    Attributes:
-        types: Types of its outputs; `reads` and `feeds`: its neighbours with theirs.
-        reason: The reason that `fix` noted; "" if it noted none.
-        made_by: The pass that made it; "" for a node of the original.
-    """
+    """A node of a fixed model."""
 
     node: str
-    types: str
-    reads: tuple[str, ...]
-    feeds: tuple[str, ...]
-    reason: str
-    made_by: str = ""
+    types: str  # of its outputs
+    reads: tuple[str, ...]  # neighbours with their types
+    feeds: tuple[str, ...]  # neighbours with their types
+    reason: str  # as `fix` noted it; "" if it noted none
+    made_by: str = ""  # the pass that made it; "" for a node of the original
     rule: RuleExplanation | None = None
 
     def summary(self) -> Iterator[Row]:

@@ -61,14 +61,10 @@ def refused(node: NodeProto, kept: str, reason: str | None) -> Refusal | None:
 
 @dataclass(frozen=True)
 class Exactness:
-    """How closely a pass keeps the model's FP32 results on ONNX Runtime, optimisations off.
+    """How closely a pass keeps the model's FP32 results on ONNX Runtime, optimisations off."""
 
-    Attributes:
-        tolerance: Largest relative L2 difference of an output; 0 means bit-equal.
-    """
-
-    tolerance: float
-    source: str
+    tolerance: float  # largest relative L2 difference of an output; 0 means bit-equal
+    source: str  # where the figure comes from
 
 
 EXACT = Exactness(0.0, "the arithmetic is the same, operation for operation")
@@ -80,14 +76,9 @@ class Stage(IntEnum):
     Passes of `STRUCTURE` need nothing but the graph and may run anywhere.
     """
 
-    STRUCTURE = 0
-    """Reads only the graph."""
-
-    RANGES = 1
-    """Reads `Context.ranges`: `fix` measures before the first such pass."""
-
-    LOWERING = 2
-    """Carries the plan out: `mixed-precision`."""
+    STRUCTURE = 0  # reads only the graph
+    RANGES = 1  # reads `Context.ranges`: `fix` measures before the first such pass
+    LOWERING = 2  # carries the plan out: `mixed-precision`
 
 
 @dataclass(frozen=True)
@@ -116,26 +107,16 @@ Shared = dict[tuple[str, int, bytes], Array]
 
 @dataclass(frozen=True)
 class Context:
-    """The settings that all passes of a run share; a pass's own options are its fields.
+    """The settings that all passes of a run share; a pass's own options are its fields."""
 
-    Attributes:
-        opset: The default operator set that the result may use at most.
-        plan: Element type of every node and tensor; None until ranges were measured.
-        ranges: By scope and tensor; None before the first pass that needs them.
-        means: The mean of each channel, [channels], by tensor and axis, as `summed_axes` gives them.
-        kept: What the user keeps in FP32, by option or in a plan.
-        sample: Arrays by input, whose shapes are the sizes of dynamic axes.
-        rounded: For weights that are rounded by means, which plans share; None: each has its own.
-    """
-
-    opset: int = 17
+    opset: int = 17  # the highest default operator set of the result
     target: Target = field(default_factory=Target)
-    plan: Plan | None = None
-    ranges: Mapping[tuple[int, str], Range] | None = None
-    means: Mapping[ChannelKey, Array] = field(default_factory=dict)
-    kept: NodePatterns = field(default_factory=NodePatterns)
-    sample: Mapping[str, Array] = field(default_factory=dict)
-    rounded: Shared | None = None
+    plan: Plan | None = None  # types of nodes and tensors; None until ranges were measured
+    ranges: Mapping[tuple[int, str], Range] | None = None  # None until a pass needs them
+    means: Mapping[ChannelKey, Array] = field(default_factory=dict)  # of channels, by tensor and axis
+    kept: NodePatterns = field(default_factory=NodePatterns)  # in FP32, by option or in a plan
+    sample: Mapping[str, Array] = field(default_factory=dict)  # its shapes are dynamic sizes
+    rounded: Shared | None = None  # weights rounded by means, which plans share; None: each its own
 
 
 def with_header(example: str) -> str:
@@ -148,33 +129,23 @@ def with_header(example: str) -> str:
 class Pass(ABC):
     """A rewrite with a name. The class docstring says why it exists; its fields are its options.
 
-    Class attributes:
-        name: As in a pipeline's text, e.g. `fuse-layer-norm`.
-        exactness: How closely FP32 results are kept; the tests and `fix` hold it to that.
-        before, after: A small example in the syntax of onnx.parser; `with_header` completes it. The
-            catalogue shows it and the tests run it: `before` goes in and a graph with the operators of
-            `after` comes out.
-        example: Options of the example; {}: the defaults.
-        imported: True when a library rewrites the graph: what breaks the contract is rolled back
-            and reported as a refusal, instead of being raised as a defect of ours.
-        stage: When it runs. `fix` checks that the stages of a pipeline are in order.
-        requires: Conditions for it to run; the driver and `fix` check them.
-        keeps_signature: False for a pass whose purpose is to change the types of inputs or outputs.
-        stands_alone: True for a pass that no preset runs: users name it.
-        refittable: False for a pass that merges, folds, scales or rearranges weights, which TensorRT then
-            cannot refit by their names.
+    `before` and `after` are a small example in the syntax of onnx.parser; `with_header` completes it. The
+    catalogue shows it and the tests run it: `before` goes in, and the operators of `after` come out.
+    What an `imported` pass breaks of the contract is rolled back and reported as a refusal, instead of being
+    raised as a defect of ours. `refittable` is False for a pass that merges, folds, scales or rearranges
+    weights, which TensorRT then cannot refit by their names.
     """
 
-    name: ClassVar[str]
-    exactness: ClassVar[Exactness] = EXACT
+    name: ClassVar[str]  # as in a pipeline's text: `fuse-layer-norm`
+    exactness: ClassVar[Exactness] = EXACT  # the tests and `fix` hold it to that
     before: ClassVar[str]
     after: ClassVar[str]
-    example: ClassVar[Mapping[str, Any]] = {}
-    imported: ClassVar[bool] = False
+    example: ClassVar[Mapping[str, Any]] = {}  # options of the example
+    imported: ClassVar[bool] = False  # True when a library rewrites the graph
     stage: ClassVar[Stage] = Stage.STRUCTURE
     requires: ClassVar[Requires] = Requires()
-    keeps_signature: ClassVar[bool] = True
-    stands_alone: ClassVar[bool] = False
+    keeps_signature: ClassVar[bool] = True  # False: it changes types of inputs or outputs
+    stands_alone: ClassVar[bool] = False  # True for a pass that no preset runs: users name it
     refittable: ClassVar[bool] = True
 
 
