@@ -348,7 +348,8 @@ class VerifyOptions(DataOptions, EngineOptions):
         tolerance: What is allowed [by the types]. Largest error of the worst output, sample and build, in
             the unit of `metric`. A `Tolerance` has its own metric and source.
         metric: Of the tolerance.
-        accumulation: Emulated sums of FP16 [as in `fix`]. Default: what `fix` judged the file by, else fp16.
+        accumulation: Emulated sums of FP16 [as in `fix`]. Default: what `fix` judged the file by, else the
+            target's.
         build: Without a GPU, TensorRT-RTX's build.
         timing: Measure latency, too.
     """
