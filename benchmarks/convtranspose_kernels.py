@@ -2,7 +2,7 @@
 
     python benchmarks/convtranspose_kernels.py OUT.json [--build]      # on a GPU; --build builds engines alone
 
-Measures the names of convtranspose_kernels.json, CHANNELS:OUT:KERNEL:STRIDE:SIZE:BATCH, with `2d` before images: us and
+Measures the names of convtranspose_kernels.json, CHANNELS:OUT:KERNEL:STRIDE:SIZE:BATCH, with `2d` before images and `3d` before volumes: us and
 the relative L2 error of plain FP16 and of `fix`, of a ConvTranspose with a bias between two Muls.
 """
 
@@ -35,10 +35,10 @@ FORMS = {"plain": ("--preset", "trt11-migrate"), "fix": ()}
 def write(name: str, folder: Path) -> np.ndarray:
     """Writes model.onnx and returns its input."""
     *kind, channels, out, kernel, step, size, batch = name.split(":")
-    axes, draw = 2 if kind else 1, np.random.default_rng(0)
+    axes, draw = int(kind[0][0]) if kind else 1, np.random.default_rng(0)
     taps, sides = [int(kernel)] * axes, ",".join([size] * axes)
     text = f"""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[{batch},{channels},{sides}] x) => (float[{batch},{out},{",".join("LM"[:axes])}] y) <float half = {{0.5}}> {{
+        g (float[{batch},{channels},{sides}] x) => (float[{batch},{out},{",".join("LMO"[:axes])}] y) <float half = {{0.5}}> {{
             h = Mul(x, half) c = ConvTranspose<strides = {[int(step)] * axes}>(h, w, b) y = Mul(c, half)
         }}"""
     made = onnx.parser.parse_model(text)

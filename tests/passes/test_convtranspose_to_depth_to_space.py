@@ -42,3 +42,21 @@ def test_any_window_keeps_its_results(
     after, _ = apply(ConvtransposeToDepthToSpace(depth=999), before)
     assert "ConvTranspose" not in ops(after)
     keeps_results(before, after, ConvtransposeToDepthToSpace())
+
+
+@given(steps=st.tuples(*[st.integers(1, 3)] * 3), gap=st.integers(0, 1), read=sizes, high=sizes)
+def test_volumes_without_overlap_keep_their_results(
+    steps: tuple[int, int, int], gap: int, read: int, high: int
+) -> None:
+    assume(max(steps) > 1)
+    kernel = [max(step - gap, 1) for step in steps]
+    attributes = f"strides = {list(steps)}, pads = [0, 0, 0, 0, 0, {kernel[2] // 2}]"
+    before = with_constants(
+        f"{{ y = ConvTranspose<{attributes}>(x, w, b) }}",
+        {"w": (read, 3, *kernel), "b": (3,)},
+        f"float[B,{read},{high},2,3] x",
+        "float[B,3,O,P,Q] y",
+    )
+    after, _ = apply(ConvtransposeToDepthToSpace(), before)
+    assert "ConvTranspose" not in ops(after)
+    keeps_results(before, after, ConvtransposeToDepthToSpace())
