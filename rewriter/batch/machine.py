@@ -34,17 +34,12 @@ Tick = Callable[[], None]
 
 def run_batch(
     entries: Sequence[Entry],
-    run: Callable[[Sequence[Entry], Tick], Ends],
+    run: Callable[[Sequence[Entry], Tick], Ends],  # closing what it returns stops the other models
     progress: Progress,
     *,
-    again: bool = False,
+    again: bool = False,  # run finished models, too
 ) -> list[tuple[Entry, Outcome]]:
-    """Runs the models that are not finished. Returns the outcomes in the order of the entries.
-
-    Args:
-        run: Yields each model with its outcome as it ends; closing the generator stops the others.
-        again: Run finished models, too.
-    """
+    """Runs the models that are not finished. Returns the outcomes in the order of the entries."""
     keys: dict[str, str] = {}
     outcomes: dict[str, Outcome] = {}
     line = ""

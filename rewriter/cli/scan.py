@@ -38,14 +38,10 @@ def run_scan(
     given: Mapping[str, Any],
     outputs: Outputs,
     *,
-    several: bool = True,
-    least: Severity | None = None,
+    several: bool = True,  # samples are beside the models, and one unread stops nothing
+    least: Severity | None = None,  # that is a failure, if the user names none
 ) -> None:
     """Scan models, and write what was found.
-
-    Args:
-        several: Samples are beside the models, one that cannot be read stops nothing, and they share a file.
-        least: The least severe finding that is a failure, if the user names none.
 
     Raises:
         typer.Exit: with 1 after such a finding, with 2 if a model could not be read.

@@ -118,11 +118,11 @@ def why(node: str, fixed: str | os.PathLike[str] | onnx.ModelProto) -> NodeExpla
     if not noted(model, VERSION):
         raise UsageError("the file has no notes of `fix`", where=str(fixed), hint="name a result of `fix`")
     graphs = open_graphs(model)
-    pairs = [(graph, one) for graph in graphs for one in graph.nodes]
-    for graph, one in pairs:
-        if node in (one.name, display_name(one), *one.output):
-            return _explained(graph, one, model)
-    hint = f"there are {near_names(node, (display_name(one) for _, one in pairs))}"
+    pairs = [(graph, candidate) for graph in graphs for candidate in graph.nodes]
+    for graph, candidate in pairs:
+        if node in (candidate.name, display_name(candidate), *candidate.output):
+            return _explained(graph, candidate, model)
+    hint = f"there are {near_names(node, (display_name(candidate) for _, candidate in pairs))}"
     raise UsageError(f"no node has the name {node!r}", where=str(fixed), hint=hint)
 
 

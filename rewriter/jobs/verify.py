@@ -219,13 +219,9 @@ def _on_engine(
     fixed: Model,
     precision: str,
     settings: MeasureSettings,
-    missing: str,
+    missing: str,  # why ONNX Runtime gave no reference, so that the original's engine is it; or ""
 ) -> VerifyResult:
     """Builds and runs the fixed model, and once the original in FP32 without TF32.
-
-    Args:
-        missing: The reason why ONNX Runtime gave no reference; "" if it did. Without one, the original's FP32
-            engine is the reference.
 
     Raises:
         EngineError: the library is not installed, or there is no reference.

@@ -127,14 +127,14 @@ def _reason_in_branch(graph: GraphEditor, branch: _Branch) -> str | None:
 
 def _reason_to_differ(graph: GraphEditor, large: _Branch, small: _Branch) -> str | None:
     """Returns why the smaller window cannot be a part of the larger one; None if it can."""
-    one, other = large.windows, small.windows
-    if one.strides != other.strides:
+    wide, narrow = large.windows, small.windows
+    if wide.strides != narrow.strides:
         return "have different strides"
     if attribute(large.conv, "group", 1) != attribute(small.conv, "group", 1):
         return "have different groups"
-    if one.out != other.out:
+    if wide.out != narrow.out:
         return "have different numbers of channels"
-    steps = zip(one.dilations, other.dilations, other.kernel, strict=True)
+    steps = zip(wide.dilations, narrow.dilations, narrow.kernel, strict=True)
     if any(count > 1 and mine != others for mine, others, count in steps):
         return "have different dilations"
     if _lead(large, small) is None:

@@ -88,16 +88,11 @@ def sample_name(data: DataSource | None, number: int) -> str:
 
 def tables(
     checks: Sequence[Check],
-    statistics: Sequence[OutputStatistics],
+    statistics: Sequence[OutputStatistics],  # of the outputs of the check that decides
     data: DataSource | None,
-    before: Iterable[OutputComparison] = (),
+    before: Iterable[OutputComparison] = (),  # the same outputs in plain FP16 or BF16
 ) -> Iterator[Table]:
-    """The outputs of the check that decides and of those that failed, worst first; and all checks.
-
-    Args:
-        statistics: Of the outputs of the check that decides.
-        before: The same outputs in the low precision, with nothing repaired.
-    """
+    """The outputs of the check that decides and of those that failed, worst first; and all checks."""
     judging = judging_check(checks)
     shown = [check for check in checks if check is judging or (check.passed is False and check.outputs)]
     plain, figures = {o.name: size(o) for o in before}, {entry.name: entry for entry in statistics}

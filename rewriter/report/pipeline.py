@@ -28,7 +28,7 @@ class FileLine(NamedTuple):
 
 def latency(shares: Iterable[LatencyShare]) -> str:
     """The latency as shares of others: `45 % of FP32's, 98 % of plain FP16's`."""
-    return ", ".join(f"{100 * one.share:.0f} % of {one.of}'s" for one in shares)
+    return ", ".join(f"{100 * share.share:.0f} % of {share.of}'s" for share in shares)
 
 
 def files_table(lines: Iterable[FileLine]) -> Table:

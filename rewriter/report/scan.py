@@ -52,7 +52,7 @@ def verdict_line(result: ScanResult) -> str:
     counts = ", ".join(count(result.count(s), s) for s in reversed(SEVERITIES))
     nodes = count(result.float_nodes, "float node")
     line = f"{result.path or 'the model'} in {result.precision.upper()}: {counts} ({nodes})"
-    if any(one.kind == "refused-operator" and one.severity == "error" for one in result.findings):
+    if any(f.kind == "refused-operator" and f.severity == "error" for f in result.findings):
         return f"{line}; {UNBUILDABLE}"
     if result.plain is None or result.plain.passed is None:
         return line
@@ -72,10 +72,13 @@ def _by_repair(findings: Iterable[Finding]) -> list[list[Finding]]:
 def rows(result: ScanResult) -> Iterator[Row]:
     """The lines after the verdict: the error of each output, kinds of findings with their repairs."""
     if (plain := result.plain) is not None:
-        low, outputs = result.precision.upper(), [one for one in plain.outputs if not one.of]
-        worst = sorted(outputs, key=lambda one: (not one.finite, one.excess), reverse=True)
-        for one in worst[:OUTPUTS]:
-            yield "Error", f"{size(one)} in plain {low}, {relation(one)} ({one.unit} of {one.name})"
+        low, outputs = result.precision.upper(), [output for output in plain.outputs if not output.of]
+        worst = sorted(outputs, key=lambda output: (not output.finite, output.excess), reverse=True)
+        for output in worst[:OUTPUTS]:
+            yield (
+                "Error",
+                f"{size(output)} in plain {low}, {relation(output)} ({output.unit} of {output.name})",
+            )
     for severity in reversed(SEVERITIES):
         groups = _by_repair(f for f in result.findings if f.severity == severity)
         label = f"{severity.capitalize()}s"

@@ -192,20 +192,14 @@ class _Answers:
 
 def closed_loop(
     recording: Recording,
-    fixed: Mapping[str, Path],
-    limit_s: float,
-    repair: Repairing | None = None,
+    fixed: Mapping[str, Path],  # by the name of the model; one that is missing computes as it is
+    limit_s: float,  # for all runs; one that it ends is compared up to there
+    repair: Repairing | None = None,  # fixes a file again, in place, in the way of a step
     *,
-    engines: Engines = None,
+    engines: Engines = None,  # loads a file as an engine; None emulates
     progress: Progress = silent,
 ) -> LoopResult:
     """Runs the script of a recording with the fixed files and with TF32, and compares.
-
-    Args:
-        fixed: The fixed file of each model by its name; a model that is missing computes as it is.
-        limit_s: For all runs together, in seconds. A run that it ends is compared up to there.
-        repair: Fixes a file again in the way of a step, in place.
-        engines: Loads a file as an engine, and returns the function that runs it; None emulates.
 
     Raises:
         RewriterError: a file cannot be read, emulated or built.
@@ -281,27 +275,21 @@ def _blamed(loop: _Loop, result: LoopResult, fixed: Answers) -> LoopResult:
     assert result.fixed is not None
     culprit = max(fixed, key=lambda name: single.get(name, 0.0))
     slow = {(s.file, s.output) for s in loop.recording.states if s.step is not None and s.step < SLOW_STEP}
-    outputs = [one for one in result.fixed.outputs if one.file == culprit]
-    states = [one for one in outputs if one.state and one.relative_l2 > result.limit]
-    states.sort(key=lambda one: ((one.file, one.output) in slow, one.relative_l2))
+    outputs = [output for output in result.fixed.outputs if output.file == culprit]
+    states = [output for output in outputs if output.state and output.relative_l2 > result.limit]
+    states.sort(key=lambda output: ((output.file, output.output) in slow, output.relative_l2))
     return replace(result, culprit=culprit, state=states[-1].output if states else "", single=single)
 
 
 def loop_of(
-    folder: Path,
-    fixed: Mapping[str, Path],
-    options: FixOptions,
-    limit_s: float,
+    folder: Path,  # the recording
+    fixed: Mapping[str, Path],  # the fixed file of each model by its name
+    options: FixOptions,  # those that the files were fixed with
+    limit_s: float,  # for all runs of the script together; no repair starts later
     progress: Progress = silent,
-    refixed: Refixed = lambda name, result: None,
+    refixed: Refixed = lambda name, result: None,  # gets each repair
 ) -> LoopResult:
     """Runs the script of a recording with the files that were fixed from it, and repairs these in place.
-
-    Args:
-        folder: The recording. `fixed`: the fixed file of each model by its name.
-        options: Those that the files were fixed with: `engine`, `build` and `repair` hold here, too.
-        limit_s: For all runs of the script together, in seconds; no repair starts later.
-        refixed: Gets each result of a repair with the name of its model.
 
     Raises:
         UsageError: the folder is no recording.

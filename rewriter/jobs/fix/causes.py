@@ -93,16 +93,11 @@ def repaired_defects(
 def causes(
     plan: Plan | None,
     passes: Sequence[PassResult],
-    fused: Sequence[tuple[str, str, Range]],
-    unscaled: Mapping[tuple[int, str], Range],
-    folded: Sequence[Cause] = (),
+    fused: Sequence[tuple[str, str, Range]],  # of `fused_norms`, which leave no trace in the plan
+    unscaled: Mapping[tuple[int, str], Range],  # before `rescale` scaled what was out of range
+    folded: Sequence[Cause] = (),  # of `folded_statistics`
 ) -> tuple[Cause, ...]:
-    """The hazards that `fix` found, those that overflow first.
-
-    Args:
-        fused, folded: Of `fused_norms` and `folded_statistics`, which leave no trace in the plan.
-        unscaled: Ranges, before `rescale` scaled them, of the tensors that were out of range.
-    """
+    """The hazards that `fix` found, those that overflow first."""
     if plan is None or plan.precision == "fp32":
         return ()
     low = plan.precision

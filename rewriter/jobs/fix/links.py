@@ -57,7 +57,7 @@ def io_of_files(
         files: Models with their options, by name.
         steps: Median steps of states by file and output.
     """
-    pairs = [((one.producer, one.output), (one.consumer, one.input)) for one in links]
+    pairs = [((link.producer, link.output), (link.consumer, link.input)) for link in links]
     low = set[LinkEnd]()
     for file, (model, options) in files.items():
         names = {name for pair in pairs for owner, name in pair if owner == file}
