@@ -36,7 +36,7 @@ class DataSource:
         names: Where the samples came from, file by file, in the order in which results are judged by them.
         spans: Smallest, typical and largest shape by input, where known: builds with dynamic shapes use them.
         values: The same of the values of small integer inputs, which may be shapes themselves.
-        least, rigid: As in `profile.Room`: what the model takes along its dynamic axes.
+        least, rigid: As in `sizes.Room`: what the model takes along its dynamic axes.
         drawn: Sizes of random samples that nobody gave, by the name of the dimension or the axis.
         options: Options that draw the same random samples again, as text by key.
         profiled: Inputs whose span the user gave, or a recording.
