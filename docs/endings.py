@@ -53,7 +53,8 @@ ROUNDED = """net (float[2,8] x) => (float[2,2] y) <float[8,2] w = {2049.0, 2049.
 class Case:
     """A model that ends in one way, and the commands that show it.
 
-    `samples` are those of the inputs, or none; `weights` are initializers beside the text.
+    `samples` are those of the inputs, or none; `weights` are initializers beside the text, and `plan` is the
+    text of plan.json.
     """
 
     means: str
@@ -61,6 +62,7 @@ class Case:
     samples: Sequence[Mapping[str, Array]] = ({"x": X},)
     options: str = ""
     weights: Mapping[str, Array] = field(default_factory=dict)
+    plan: str = ""
 
     def model(self) -> onnx.ModelProto:
         model = parser.parse_model(HEADER + self.text)
@@ -69,10 +71,9 @@ class Case:
         return model
 
 
-_draw = np.random.default_rng(18)
-DRAW = [_draw.normal(0, 0.3, (16, 16)).round(4).astype(np.float32) for _ in range(3)]
-DRAW.append(_draw.normal(0, 1, (4, 16)).astype(np.float32))
-"""Three weights that rounding to keep means makes worse, and samples."""
+BF16 = """{"schema": "rewriter-plan", "version": 1, "precision": "fp16", "io": "keep", "float_nodes": 2,
+    "bf16": [{"node": "Relu(y)", "op": "Relu", "key": "0:y", "rule": "user", "reason": "mine"}]}"""
+"""A plan with one node in BF16, which has three bits less than FP16."""
 
 W = {"w": drawn(64, 512, seed=1) / np.float32(8)}
 CASES = {
@@ -87,10 +88,10 @@ CASES = {
     "one sample, repeated": Case("all samples are the same", PRODUCT, ({"x": X},) * 3, weights=W),
     "less accurate than plain FP16": Case(
         "plain FP16 passes, and an option keeps it from being taken",
-        "net (float[4,16] x) => (float[4,16] y) { a = MatMul(x, u) b = MatMul(a, v) y = MatMul(b, w) }",
-        ({"x": DRAW[3]},),
-        "--no-repair",
-        dict(zip("uvw", DRAW, strict=False)),
+        PRODUCT,
+        options="--plan plan.json",
+        weights=W,
+        plan=BF16,
     ),
     "TF32": Case(
         "the original misses the tolerance with TF32, TensorRT's default",
@@ -135,6 +136,8 @@ class Run:
 def runs(case: Case, folder: Path) -> Iterator[Run]:
     """Runs `fix`, then `verify` if a file was written, then `scan`, in a folder."""
     onnx.save(case.model(), folder / "net.onnx")
+    if case.plan:
+        (folder / "plan.json").write_text(case.plan, encoding="utf-8")
     data = ""
     if case.samples:
         (folder / "data").mkdir()

@@ -25,6 +25,7 @@ from rewriter.jobs.fix.workload import CalibratedModel, Workload
 from rewriter.jobs.search.goal import Found
 from rewriter.jobs.search.run import search
 from rewriter.passes.base import Context, Pass, Rescaled
+from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.driver import Driver, PassResult
 from rewriter.pipeline.presets import PRESETS
 from rewriter.runtime.emulation import reference
@@ -113,6 +114,16 @@ class Attempt:
         return self.candidate.precision.precision == "fp32" or (
             self.plan is not None and len(self.plan.fp32) == self.plan.float_nodes > 0
         )
+
+    @property
+    def is_plain(self) -> bool:
+        """True if it is a form of plain FP16: no pass or FP32 node only makes it faster or more accurate."""
+        if self.plan is None or self.all_fp32:
+            return False
+        steps, rules = self.candidate.steps, {decision.rule for decision in self.plan.decisions}
+        nearest = all(step.rounding == "nearest" for step in steps if isinstance(step, MixedPrecision))
+        extra = any(type(step) not in PLAIN_STEPS and self.changed(step) for step in steps)
+        return nearest and not extra and rules.isdisjoint(OPTIONAL | {"user"})
 
     def is_unbuilt(self) -> bool:
         return any(check.name == "build" and check.built is False for check in self.failed)

@@ -58,6 +58,7 @@ class OutputComparison:
         note: The way of comparison if it was not element by element, e.g. as a set of detections.
         probability: The fair measure of an output of probabilities, which may excuse a larger `relative_l2`.
         same_best: Share of rows with the same best class, if the output holds scores; None if it does not.
+        carriers: As `Pair.carriers`; 0 for parts.
     """
 
     name: str
@@ -74,6 +75,7 @@ class OutputComparison:
     chance: float = 1.0
     part: Part | None = None
     allowance: Allowance | None = None
+    carriers: float = 0.0
 
     @property
     def output(self) -> str:
@@ -307,8 +309,11 @@ def _compared(name: str, pair: Pair, tolerance: float, note: str = "") -> Output
         share = float(np.mean(expected != actual)) if expected.size else 0.0
         unit = "share of differing elements"
         note = "; ".join(filter(None, (note, unit)))
-        return OutputComparison(name, share, share, 1.0 - share, True, tolerance, note, unit=unit)
-    return OutputComparison(name, pair.relative_l2, pair.max_abs, pair.cosine, pair.finite, tolerance, note)
+        shares = (share, share, 1.0 - share, True)
+        own = share * expected.size / 4.0  # a count varies twice as much as the root of a sum
+        return OutputComparison(name, *shares, tolerance, note, unit=unit, carriers=own)
+    figures = (pair.relative_l2, pair.max_abs, pair.cosine, pair.finite)
+    return OutputComparison(name, *figures, tolerance, note, carriers=pair.carriers)
 
 
 def worst_of_samples(rounds: Sequence[Sequence[OutputComparison]]) -> tuple[OutputComparison, ...]:

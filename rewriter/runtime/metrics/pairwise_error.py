@@ -83,6 +83,15 @@ class Pair:
         return float(np.max(self.differences, initial=0.0)) if self.finite else math.inf
 
     @property
+    def carriers(self) -> float:
+        """Number of entries that carry the error, (sum d^2)^2 / sum d^4; 0 if there is none."""
+        unit = self.max_abs
+        if not self.finite or not unit:
+            return 0.0
+        squares = np.square(self.differences / unit)
+        return float(squares.sum()) ** 2 / float(squares @ squares)
+
+    @property
     def cosine(self) -> float:
         """Cosine of the angle between both as vectors; 1 for two zero vectors."""
         if not self.finite:
