@@ -20,7 +20,15 @@ from rewriter.ir.model.schemas import EXCHANGEABLE
 from rewriter.ir.model.split import Split
 from rewriter.ir.plan import Plan
 from rewriter.jobs import plugins
-from rewriter.jobs.fix.provenance import SAMPLES, WORSE, noted, noted_sums, noted_target, noted_tolerance
+from rewriter.jobs.fix.provenance import (
+    PRECISION,
+    SAMPLES,
+    WORSE,
+    noted,
+    noted_sums,
+    noted_target,
+    noted_tolerance,
+)
 from rewriter.jobs.fix.workload import recorded_sums
 from rewriter.jobs.search.effort import pays_on_cuda
 from rewriter.pipeline.keywords import VerifyKeywords
@@ -98,7 +106,9 @@ def verify(
                 beyond=deployed.beyond(samples.source.spans),
                 names=tuple(samples.source.names[index] for index in indices),
             )
-        precision = precision_of(models[1])
+        precision, requested = precision_of(models[1]), noted(models[1], PRECISION)
+        if (precision, requested) == ("bf16", "fp16"):  # a plan with single nodes in BF16
+            precision = "fp16"
         rounds = precision == "fp32" and chosen.engine != "onnxruntime"
         default = TOLERANCES["tf32" if rounds else precision]
         asked, *remarks = (asked,) if asked else _stated(noted_tolerance(models[1]), default)
@@ -147,7 +157,9 @@ def verify(
         if beyond is not None:
             result = replace(result, verdict=Verdict((*result.checks, beyond)))
         floats, lowered = _computes_on_floats(models[1]), precision != "fp32"
-        result = replace(result, worse=noted(models[1], WORSE), lowered=lowered, floats=floats)
+        all_fp32 = floats and not lowered and requested != "fp32"
+        worse = noted(models[1], WORSE)
+        result = replace(result, worse=worse, lowered=lowered, floats=floats, all_fp32=all_fp32)
         return replace(result, warnings=(*warnings, *result.warnings, *notes), seconds=watch.seconds)
 
 

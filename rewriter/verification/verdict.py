@@ -173,7 +173,7 @@ def ran(checks: Iterable[Check]) -> bool:
 PLUGINS = "plugins"
 """Check of what plugins compute that are not here: it is never made, and says so."""
 
-GapKind = Literal["data", "build", "tf32", "plain", "plugins"]
+GapKind = Literal["data", "build", "tf32", "plain", "plugins", "fp32"]
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,8 @@ class Gap:
 
     Attributes:
         kind: The samples prove nothing; no engine was built; right only with TF32 off, or as wrong as
-            TF32; less accurate than plain FP16; not run from its plugins on.
+            TF32; less accurate than plain FP16; not run from its plugins on; nothing lowered.
+        brief: "" where the first line says so in other words.
     """
 
     kind: GapKind
@@ -191,12 +192,18 @@ class Gap:
 
 
 def gaps(
-    checks: Sequence[Check], data: DataSource | None, no_build: str = "", worse: str = ""
+    checks: Sequence[Check],
+    data: DataSource | None,
+    no_build: str = "",
+    worse: str = "",
+    *,
+    all_fp32: bool = False,
 ) -> tuple[Gap, ...]:
     """Returns the gaps of checks that passed.
 
     Args:
         worse: The outputs on which plain FP16 is more accurate.
+        all_fp32: True if nothing was lowered, though it has floats and FP32 was not the request.
         no_build: Why there is no check of the build, if there is none.
     """
     found = list[Gap]()
@@ -219,6 +226,7 @@ def gaps(
         found.append(Gap("build", "NOT built", f"an engine: {reason}"))
     plugins = (check.summary for check in checks if check.name == PLUGINS)
     found += (Gap("plugins", "up to its plugins", summary) for summary in plugins)
+    found += [Gap("fp32", "", "nodes in reduced precision: all of it is FP32")] * all_fp32
     return tuple(found)
 
 
@@ -228,14 +236,15 @@ def proof(checks: Sequence[Check], samples: int, data: DataSource | None, lacks:
     Args:
         samples: Number of those that judged; 0 if unknown.
     """
-    brief = {gap.kind: gap.brief for gap in lacks}
+    brief = {gap.kind: gap.brief for gap in lacks if gap.brief}
     on = brief.pop("data", f"on {count(samples, 'sample')}" if samples else "")
     beyond = data.beyond if data is not None else {}
     shapes = (f"{name} at {shown(seen)} of up to {shown(most)}" for name, (seen, most) in beyond.items())
     on += f" ({', '.join(shapes)})" if beyond else ""
     run = next((check for check in checks if check.name == "run" and check.passed), None)
-    verb = "Checked" if lacks else "Verified"
-    how = f"{verb} {run.place}" if run else "Emulated" if lacks else "Verified by emulation"
+    lacking = any(gap.brief for gap in lacks)
+    verb = "Checked" if lacking else "Verified"
+    how = f"{verb} {run.place}" if run else "Emulated" if lacking else "Verified by emulation"
     built = run is None and any(check.name == "build" and check.passed for check in checks)
     parts = [" ".join(filter(None, (how, on))), *["built without a GPU"] * built, *brief.values()]
     return ", ".join(parts)

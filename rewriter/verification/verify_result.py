@@ -28,6 +28,7 @@ class VerifyResult(Summary):
         verdict: The checks: `reference`, `run` or `emulation`, `build`.
         warnings: Sentences for the user; the first one reports if no GPU was used.
         lowered: True if something of the fixed model is in reduced precision. `floats`: if it has floats.
+            `all_fp32`: if nothing is, though it has floats and does not note that FP32 was the request.
         worse: The outputs on which plain FP16 is more accurate, as `fix` noted them in the file.
         seconds: Wall time by stage, in order.
     """
@@ -48,6 +49,7 @@ class VerifyResult(Summary):
     worse: str = ""
     lowered: bool = True
     floats: bool = True
+    all_fp32: bool = False
 
     @property
     def passed(self) -> bool:
@@ -81,7 +83,9 @@ class VerifyResult(Summary):
     @property
     def gaps(self) -> tuple[Gap, ...]:
         """Reasons why checks that passed are no proof; () if one failed."""
-        return gaps(self.checks, self.data, "`build=false`", self.worse) if self.passed else ()
+        if not self.passed:
+            return ()
+        return gaps(self.checks, self.data, "`build=false`", self.worse, all_fp32=self.all_fp32)
 
     @property
     def proven(self) -> bool:

@@ -191,6 +191,20 @@ def test_a_file_that_is_all_fp32_is_called_that() -> None:
     assert everything.ending.startswith("Nothing was lowered: all of it is FP32") and not everything.proven
 
 
+def test_all_fp32_is_amber_for_fix_and_verify_unless_it_was_the_request(tmp_path: Path) -> None:
+    source = save(
+        graph("g (float[4,8] x) => (float[4,8] y) { a = Identity(x) y = Relu(a) }"), tmp_path / "net.onnx"
+    )
+    for options, kinds in (
+        ({"keep_fp32_op": ["Relu"]}, ["build", "fp32"]),
+        ({"precision": "fp32"}, ["build"]),
+    ):
+        result = rewriter.fix(source, tmp_path / "fixed.onnx", inputs=X, build=False, **options)
+        again = rewriter.verify(source, tmp_path / "fixed.onnx", inputs=X, build=False, engine="emulation")
+        assert [gap.kind for gap in result.gaps] == [gap.kind for gap in again.gaps] == kinds
+        assert result.ending == again.ending and result.accepted is ("fp32" not in kinds)
+
+
 def test_strict_takes_random_data_for_no_proof(tmp_path: Path) -> None:
     source = save(graph("g (float[4,8] x) => (float[4,8] y) { y = Relu(x) }"), tmp_path / "net.onnx")
     command = ["fix", str(source), "--no-build", "-q"]

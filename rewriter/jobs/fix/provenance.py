@@ -27,6 +27,7 @@ VERSION, PRESET, PIPELINE = "rewriter.version", "rewriter.preset", "rewriter.pip
 PLAN, SOURCE, SOURCE_HASH = "rewriter.plan.sha256", "rewriter.source", "rewriter.source.sha256"
 VERDICT, SUMS, LIMIT = "rewriter.verdict", "rewriter.sums", "rewriter.tolerance"
 SAMPLES, TARGET, WORSE = "rewriter.samples", "rewriter.target", "rewriter.worse"
+PRECISION = "rewriter.precision"
 """Keys of the model's metadata."""
 
 ALREADY_AVOIDED, RULE = "rewriter.kept", "rewriter.rule"
@@ -64,6 +65,7 @@ def stamp(model: Model, job: FixJob, pipeline: str, plan: Plan | None, source: s
         SOURCE_HASH: source,
         VERDICT: verdict,
         SUMS: job.accumulation,
+        PRECISION: job.precision.precision if job.lowers else "fp32",
         TARGET: " ".join((target.library, ".".join(map(str, target.version)), *target.gpus[:1])),
         LIMIT: "" if job.limit is None else f"{job.limit.tolerance!r} {job.limit.metric}",
     }

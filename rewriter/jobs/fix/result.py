@@ -72,6 +72,7 @@ class Conclusion:
     reason: str = ""  # why it is unverified; "" otherwise
     no_build: str = ""  # why nothing built it, where no check says so
     worse: str = ""  # the outputs on which plain FP16 is more accurate; "" if there are none
+    all_fp32: bool = False  # nothing was lowered, though it has floats and FP32 was not the request
 
 
 UNVERIFIED = Conclusion("unverified")
@@ -165,8 +166,10 @@ class FixResult(Summary):
     @property
     def gaps(self) -> tuple[Gap, ...]:
         """Reasons why checks that passed are no proof; () if one failed, or none was made."""
-        conclusion = self.conclusion
-        return gaps(self.checks, self.data, conclusion.no_build, conclusion.worse) if self.verified else ()
+        if not self.verified:
+            return ()
+        end = self.conclusion
+        return gaps(self.checks, self.data, end.no_build, end.worse, all_fp32=end.all_fp32)
 
     @property
     def proven(self) -> bool:
@@ -177,8 +180,6 @@ class FixResult(Summary):
     def accepted(self) -> bool:
         """True if `strict` takes it: it is proven, or lacks nothing but an engine."""
         if not self.verified or not Verdict(self.checks).compared:
-            return False
-        if not self.conclusion.lowered and (self.repairs or (self.plan and self.plan.float_nodes)):
             return False
         return all(gap.kind == "build" for gap in self.gaps)
 
@@ -217,11 +218,14 @@ def conclude(job: FixJob, selection: Selection) -> Conclusion:
         lowered = precision_of(attempt.fixed) != "fp32"
     else:
         lowered = not attempt.all_fp32 and attempt.plan.float_nodes > 0
+    all_fp32 = job.lowers and not lowered and (attempt.plan is None or attempt.plan.float_nodes > 0)
     no_build = "" if job.request.build else "`build=false`"
     rows = (f"{name} ({figure(plain)}, here {figure(error)})" for name, error, plain in selection.worse)
     worse = ", ".join(islice(rows, LISTED))
     remarks = tuple(_remarks(job, selection))
-    ended = partial(Conclusion, remarks=remarks, lowered=lowered, no_build=no_build, worse=worse)
+    ended = partial(
+        Conclusion, remarks=remarks, lowered=lowered, no_build=no_build, worse=worse, all_fp32=all_fp32
+    )
     if (original := Verdict(checks).unbuildable) is not None:
         return ended("unbuildable", *_unbuildable(attempt, original))
     if not attempt.failed and not any(check.passed for check in checks if check.name not in GOALS):
