@@ -199,7 +199,7 @@ class Attempts:
     def plain_outputs(self) -> dict[str, OutputError]:
         """Errors of the outputs in plain FP16: measured where engines run, else emulated; {} if one fails.
 
-        Of several forms, such as the original's nodes and those of another operator set, the largest error.
+        Of several forms, such as the original and its nodes in another operator set, the largest error.
         """
         forms = [attempt for attempt in self.attempts if attempt.is_plain]
         checks = [*([] if self.runs else [self.workload.plain]), *(form.arithmetic for form in forms)]
