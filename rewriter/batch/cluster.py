@@ -27,16 +27,12 @@ from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.writing import publish
 from rewriter.jobs.fix.deploy import files_beside
 
-RETRIES = 5
-"""Times that Ray runs a task again after the death of its worker."""
+RETRIES = 5  # times that Ray runs a task again after the death of its worker
 
 WAIT_SECONDS = 0.2
 
-CHECK_SECONDS = 5.0
-"""Seconds between two checks of the machines that are alive."""
-
-NOBODY_SECONDS = 60.0
-"""Seconds that a cluster without a machine for models has to get one again."""
+CHECK_SECONDS = 5.0  # seconds between two checks of the machines that are alive
+NOBODY_SECONDS = 60.0  # seconds that a cluster without a machine for models has to get one again
 
 HEAD_SECONDS = 30
 """Seconds for the head of a cluster to come back, before Ray ends each process that is connected to it."""
@@ -44,8 +40,7 @@ HEAD_SECONDS = 30
 ANSWER_SECONDS = 600.0
 """Deadline of one step of the connection, which may send or write a result of several GB."""
 
-Packed = Mapping[str, bytes]
-"""Contents by path, relative to a folder, with `/`."""
+Packed = Mapping[str, bytes]  # contents by path, relative to a folder, with `/`
 
 
 def pack(folder: Path, files: Iterable[Path]) -> Packed:

@@ -28,8 +28,7 @@ POLL_SECONDS = 0.05
 
 KILLED = "killed, usually because memory ran out: `jobs=1` or `memory` leaves more for it"
 
-Tick = Callable[[], None]
-"""Raises the exception of a pending Ctrl-C or request to end."""
+Tick = Callable[[], None]  # raises the exception of a pending Ctrl-C or request to end
 
 
 def run_batch(

@@ -59,8 +59,7 @@ class State:
     outcome: Outcome
 
 
-Ends = Generator[tuple[Entry, Outcome], None, None]
-"""Models with their outcomes, as they end."""
+Ends = Generator[tuple[Entry, Outcome], None, None]  # models with their outcomes, as they end
 
 
 def state_file(output: Path) -> Path:

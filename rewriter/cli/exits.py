@@ -127,8 +127,7 @@ def streams() -> Iterator[Stream]:
 
 STDOUT = Path("-")  # the file name that means standard output
 
-PAGES = (".html", ".htm")
-"""Suffixes of a report that is a page; any other report is JSON."""
+PAGES = (".html", ".htm")  # suffixes of a report that is a page; any other report is JSON
 
 
 def is_page(path: Path | None) -> bool:

@@ -103,8 +103,7 @@ def dtype_difference(ours: np.dtype[Any], theirs: np.dtype[Any]) -> tuple[Differ
     return (Difference("dtype", f"is {theirs}, not {ours}", text),) if ours != theirs else ()
 
 
-ROUNDING = 1e-6
-"""Relative L2 distance that float32 arithmetic explains: a few times 2^-24."""
+ROUNDING = 1e-6  # relative L2 distance that float32 arithmetic explains: a few times 2^-24
 
 PIXEL = 1 / 200
 """The step between two pixel values, over the span of a photograph's values: most have 200 of 255."""

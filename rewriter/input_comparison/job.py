@@ -25,11 +25,8 @@ from rewriter.ir.model import Array
 from rewriter.runtime.inputs import read_raw_samples
 from rewriter.runtime.inputs.samples import Sample
 
-SAMPLES = 8
-"""Default number of samples: a pipeline treats all of them alike."""
-
-FIRST = "array 0"
-"""Name of the first array of a tuple."""
+SAMPLES = 8  # default number of samples: a pipeline treats all of them alike
+FIRST = "array 0"  # name of the first array of a tuple
 
 
 def compare_inputs(

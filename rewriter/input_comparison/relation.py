@@ -101,8 +101,7 @@ class Fit:
         return self.order == tuple(range(len(self.order)))
 
 
-Pair = tuple[Scaling, Scaling]
-"""Scalings of ours and of theirs."""
+Pair = tuple[Scaling, Scaling]  # scalings of ours and of theirs
 
 
 def between(pair: Pair, order: tuple[int, ...]) -> tuple[Array, Array]:
@@ -150,27 +149,18 @@ def listed(values: Array) -> str:
     return numbers[0] if len(set(numbers)) == 1 else f"({', '.join(numbers)})"
 
 
-MOST_CHANNELS = 4
-"""Channels of RGBA: an axis of at most this length counts as the axis of channels."""
-
-LEAST_SIDE = 8
-"""Shortest height or width: fewer pixels do not tell one relation from another."""
+MOST_CHANNELS = 4  # channels of RGBA: an axis of at most this length counts as the axis of channels
+LEAST_SIDE = 8  # shortest height or width: fewer pixels do not tell one relation from another
 
 RELATED = 0.3
 """Largest unexplained share of the variance between two versions of one image. Unrelated photographs leave
 more than 0.8; another interpolation leaves less than 0.1."""
 
-SIMPLER = 1.2
-"""Ratio of unexplained variances up to which the simpler of two explanations wins."""
+SIMPLER = 1.2  # ratio of unexplained variances up to which the simpler of two explanations wins
+SAMPLE = 4  # images of a batch that the search uses; its result is measured on all of them
+NOISE = 1e-7  # unexplained share of the variance that float32 arithmetic explains
 
-SAMPLE = 4
-"""Images of a batch that the search uses; its result is measured on all of them."""
-
-NOISE = 1e-7
-"""Unexplained share of the variance that float32 arithmetic explains."""
-
-Window = tuple[slice, slice]
-"""Rows and columns."""
+Window = tuple[slice, slice]  # rows and columns
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from rewriter.ir.model import Array
 from rewriter.ir.patterns.masks import FP16_MAX, Use, extreme, huge_uses, obstacle, widened
 from rewriter.passes.base import Clamped, Context, Event, Exactness, GraphPass, Refusal
 
-MASK = 16384.0
-"""Magnitude of a clamped mask constant; the docstring of `ClampConstants` derives it."""
+MASK = 16384.0  # magnitude of a clamped mask constant; the docstring of `ClampConstants` derives it
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.passes.algorithms.windows import Windows, windows_of
 from rewriter.passes.base import Change, Context, Event, Exactness, Requires, WeightPass, refused
 
-ALIGNED = 8
-"""Channels that Tensor Cores read together in FP16."""
+ALIGNED = 8  # channels that Tensor Cores read together in FP16
 
 MOST_OVERLAP = 4
 """Most windows over a place for which products were measured: each copies the input once."""

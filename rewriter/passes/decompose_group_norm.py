@@ -16,8 +16,7 @@ from rewriter.ir.graph.weights import NewWeights, Replacement
 from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 
 ACTIVATIONS = ("Relu", "Sigmoid", "Swish")
-WIDTH = 64
-"""TensorRT-RTX's own kernel was right wherever the channels are a multiple of this."""
+WIDTH = 64  # TensorRT-RTX's own kernel was right wherever the channels are a multiple of this
 
 Sizes = tuple[int, ...]
 

@@ -9,8 +9,7 @@ from rewriter.ir.graph import GraphEditor, display_name
 from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.target.quirks import RoundTrip, lost_round_trips
 
-PROBE = "cast-round-trip-output"
-"""The probe that asks the GPU whether such results are right."""
+PROBE = "cast-round-trip-output"  # the probe that asks the GPU whether such results are right
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ UNARY |= ELEMENTWISE - SCALING - SUMS - set("Pow Reciprocal Log Sqrt Exp Min Max
 
 SPATIAL_REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceMax"})
 
-OPERANDS = SUMS | SCALING | {"PRelu"}
-"""May have a constant operand with a value for each channel."""
+OPERANDS = SUMS | SCALING | {"PRelu"}  # may have a constant operand with a value for each channel
 
 NEUTRAL = {1: 0.0, 2: 0.0, 3: 0.0, 4: 1.0}
 """Scale, bias, mean and variance of a BatchNormalization for a channel of zeros, by their inputs."""

@@ -34,8 +34,7 @@ _LARGE = 16  # float constants of more elements are written without values
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _WIDTH = 108
-_HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
-"""Header of a text that has none."""
+_HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'  # header of a text that has none
 
 
 def read(path: Path) -> ModelProto:

@@ -50,8 +50,7 @@ PANELS = (DATA, MANY, PASSES, PRECISION, SEARCH, ENGINE, OUTCOME)
 """Groups of options in `--help`, in their order."""
 
 PROFILE = "NAME:1x3x8,..."
-TARGETS = ("tensorrt", "tensorrt-rtx")
-"""Libraries; a version may follow, or be given by itself."""
+TARGETS = ("tensorrt", "tensorrt-rtx")  # libraries; a version may follow, or be given by itself
 
 PRESETS, PIPELINE = "rewriter.pipeline.presets", "rewriter.pipeline.text:listed"
 METRICS = "rewriter.runtime.metrics.metrics:METRICS"

@@ -187,8 +187,7 @@ INSTEAD: Mapping[str, str] = {
 }
 """Advice on options of other tools."""
 
-QUANTISED = ("fp8", "int8", "fp4", "int4", "nvfp4")
-"""Types that a model only has with scales."""
+QUANTISED = ("fp8", "int8", "fp4", "int4", "nvfp4")  # types that a model only has with scales
 
 SCALED = "quantise the model first, for example with NVIDIA's Model Optimizer: its Q/DQ nodes are kept"
 

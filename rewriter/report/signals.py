@@ -19,8 +19,7 @@ from typing import Any
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Requests to end; SIGHUP comes when the terminal is closed."""
 
-AGAIN_S = 0.05
-"""Delay after which a signal whose exception was lost in a callback is sent again."""
+AGAIN_S = 0.05  # delay after which a signal whose exception was lost in a callback is sent again
 
 
 class Signals:

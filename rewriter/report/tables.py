@@ -12,8 +12,7 @@ State = Literal["good", "warn", "bad", "plain"]
 Kind = Literal["text", "number", "choice", "code"]
 """The kind of a column: sentences, numbers, few different words, or names of nodes."""
 
-NAME = re.compile(r"[^\s,;:()'\"]*[/_][^\s,;:()'\"]*")
-"""A name of a node or tensor in a sentence."""
+NAME = re.compile(r"[^\s,;:()'\"]*[/_][^\s,;:()'\"]*")  # a name of a node or tensor in a sentence
 
 Item = TypeVar("Item")
 

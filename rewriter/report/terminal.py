@@ -20,8 +20,7 @@ from rewriter.target import Target
 MORE = "-v shows all"
 NOT_PROBED = "no probe results, rules assume the worst"
 
-NAME_WIDTH = 32
-"""Holds two parts of a module path as a rule, enough to find the node in Netron."""
+NAME_WIDTH = 32  # holds two parts of a module path as a rule, enough to find the node in Netron
 
 
 class _Console(Console):

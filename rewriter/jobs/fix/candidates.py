@@ -41,8 +41,7 @@ the plan's latency is known, the estimate for FP32 is 0.83 to 1.51 times the mea
 MIN_GAIN_US = 10.0
 """Least estimated gain in us that is believed without an engine: below it launches decide, not arithmetic."""
 
-MAYBE_FASTER = 1.5
-"""Largest estimated share at which an engine is asked whether FP32 is faster."""
+MAYBE_FASTER = 1.5  # largest estimated share at which an engine is asked whether FP32 is faster
 
 TIGHTENING = (0.9, 0.87, 0.8, 0.6)
 """Successive search targets, as shares of the limit: the first leaves a tenth for unseen samples. A plan that

@@ -55,8 +55,7 @@ class Phases:
         return cls(tuple(steps[:measuring]), tuple(steps[measuring:lowering]), tuple(steps[lowering:]))
 
 
-Comparable = Literal["", "plain FP16", "FP32"]
-"""Name of a candidate that others are compared with."""
+Comparable = Literal["", "plain FP16", "FP32"]  # name of a candidate that others are compared with
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from rewriter.ir.plan import IO_TYPES, InputsOutputs, PortTypes, io_parts, plugi
 from rewriter.target import Target
 from rewriter.target.operators import refused_in_model
 
-LISTED = 3
-"""Nodes that a refusal names, and names that it offers in place of one that fits nothing."""
+LISTED = 3  # nodes that a refusal names, and names that it offers in place of one that fits nothing
 
 
 def refuse_unknown_names(model: Model, patterns: Sequence[str], option: str = "keep-fp32") -> None:

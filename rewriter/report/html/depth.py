@@ -58,9 +58,7 @@ MOST = 3000
 ERROR = logarithmic(1e-7, 10.0, 96.0, 0.0)
 """Position of a relative error below the chart; NaN and infinity are at the top."""
 
-WRONG = 0.1
-"""A relative error that the summary calls out: 20 times what FP16 is allowed."""
-
+WRONG = 0.1  # a relative error that the summary calls out: 20 times what FP16 is allowed
 STRONG, WEAK = 5.0, 0.8  # widest and narrowest bar, in pixels of a drawing of 1000
 
 

@@ -24,11 +24,8 @@ WIDTH, HEIGHT, STEP, DROP = 200, 54, 262, 92
 LEAST = 600  # least width: one box is not drawn larger than text
 ROW = 4  # boxes in a row
 
-POINTS = 500
-"""Most points of a curve: of neighbouring calls the one with the largest error."""
-
-TOP, BOTTOM, FIELD = 1.0, 1e-7, 180.0
-"""Errors at the ends of the chart, and its height in pixels."""
+POINTS = 500  # most points of a curve: of neighbouring calls the one with the largest error
+TOP, BOTTOM, FIELD = 1.0, 1e-7, 180.0  # errors at the ends of the chart, and its height in pixels
 
 
 class Box(NamedTuple):

@@ -35,8 +35,7 @@ tensor lacks of its `RESERVE` above the subnormal numbers."""
 VANISHING = 8.0
 """Cost per binade of a divisor or radicand whose smallest values lose bits: the quotient then does, too."""
 
-SUBNORMAL = 4.0
-"""Cost per binade of a tensor whose mean is subnormal: most of its values lose bits."""
+SUBNORMAL = 4.0  # cost per binade of a tensor whose mean is subnormal: most of its values lose bits
 
 EDIT = 0.001
 """Cost of one binade in one constant. It makes the smallest of equally good exponents win."""

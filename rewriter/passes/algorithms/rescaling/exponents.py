@@ -18,8 +18,7 @@ from rewriter.ir.graph import GraphEditor, attribute, display_name, reads
 from rewriter.ir.model import STANDARD_DOMAINS
 from rewriter.ir.model.tensors import FLOATS
 
-Slot = int
-"""An input or output of a node: input i is i, output j is ~j (its bitwise complement)."""
+Slot = int  # an input or output of a node: input i is i, output j is ~j (its bitwise complement)
 
 NORMS = frozenset(f"{kind}Normalization" for kind in ("Layer", "RMS", "Instance", "Group"))
 """Operators that add the attribute `epsilon` to squares of their input, and divide by the root."""
