@@ -34,6 +34,7 @@ from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
 from rewriter.passes.simplify import Simplify
 from rewriter.passes.unfold_patches import UnfoldPatches
+from rewriter.passes.unfold_pooling import UnfoldPooling
 from rewriter.passes.upgrade_opset import UpgradeOpset
 from rewriter.passes.work_around_convs import WorkAroundConvs
 
@@ -65,6 +66,7 @@ PURPOSES: Mapping[str, tuple[type[Pass], ...]] = {
         DecomposeGroupNorm,
         PadChannels,
         UnfoldPatches,
+        UnfoldPooling,
         ConvtransposeToDepthToSpace,
         FoldStrides,
         MergeConvGroups,

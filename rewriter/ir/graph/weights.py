@@ -106,8 +106,8 @@ class Replacement:
         return f"{display_name(self.node)}/{self.suffix}" if self.suffix else display_name(self.node)
 
     def tensor(self, what: str, shape: Shape | None = None) -> str:
-        """A fresh tensor of the weight's type, named after the result."""
-        dtype = self.graph.dtype(self.node.input[1])
+        """A fresh tensor of the weight's type, or of the only input's, named after the result."""
+        dtype = self.graph.dtype(self.node.input[:2][-1])
         return self.graph.tensor(f"{self.node.output[0]}/{what}", dtype=dtype, shape=shape)
 
     def add(self, op: str, inputs: Sequence[str], out: str, name: str = "", **attributes: Any) -> str:
