@@ -268,7 +268,7 @@ def _dft(call: _Call) -> str | Refusal:
     wave = np.exp((2j if inverse else -2j) * np.pi * turns) / (count if inverse else 1)
     wave[count:] = 0  # points beyond the length are cut off, and those that lack are 0
     wave[1 : (count + 1) // 2] *= 2 if to_real else 1  # each frequency with its conjugate
-    parts = np.stack([wave, 1j * wave][: shape[-1]], axis=1).reshape(-1, len(frequencies))
+    parts = np.stack([wave, 1j * wave][: 1 if shape[-1] == 1 else 2], axis=1).reshape(-1, len(frequencies))
     sides = [np.real(parts), np.imag(parts)][: 1 if to_real else 2]
     matrix = np.stack(sides, axis=-1).reshape(len(parts), -1)
     weight = call.named(graph.add_constant(f"{call.node.output[0]}/waves", matrix, call.node.input[0]))
@@ -348,7 +348,8 @@ class _Heads:
         return bool(self.shared) and all(self.widths) and not self.queries % self.shared
 
     def lack_a_kernel(self, batch: object) -> bool:
-        return self.known and (not HEADS[0] <= self.widths[0] <= HEADS[1] or (batch, self.queries) == (1, 1))
+        odd = not HEADS[0] <= self.widths[0] <= HEADS[1] or self.widths[1] != self.widths[2]
+        return self.known and (odd or (batch, self.queries) == (1, 1))
 
 
 def _onnx_attention(call: _Call) -> str | Refusal:

@@ -40,6 +40,7 @@ class Condition:
     types: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     computed: bool = False
+    given: bool = False
     nonzero: bool = False
 
     def met(self, node: NodeProto, graph: GraphView, low: int = 0) -> str:
@@ -69,6 +70,9 @@ class Condition:
             return f"{name} of {rank} axes" if rank in self.ranks else ""
         if self.computed:
             return f"{name} computed from data" if _computed(graph, name) else ""
+        if self.given:
+            given = graph.parent is None and any(name == value.name for value in graph.graph.input)
+            return f"the input {name} of the model" if given and graph.constant(name) is None else ""
         if self.nonzero:
             value = graph.constant(name)
             return f"{name} other than 0" if value is not None and value.any() else ""
