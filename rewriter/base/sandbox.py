@@ -78,26 +78,21 @@ inside = False
 class Worker:
     """A worker process that holds one object and calls its methods, or calls functions.
 
-    Args:
-        make: Makes the object, in a fork, or in an interpreter that gets it pickled; None: an interpreter is
-            started, without an object.
-        doing: Name of its work for messages: `a run on ONNX Runtime`.
-        limit_s: Wall time of the start and, unless given there, of each call; a deadline (`within`) may be
-            earlier.
-        env: Environment variables of an interpreter, on top of this process's; None allows a fork.
-        limited: False for a fork that uses CUDA, which reserves far more addresses than it uses.
-
     Raises:
         NativeError: the worker did not survive `make`, or exceeded a limit. Exceptions are passed on.
     """
 
     def __init__(
         self,
+        # makes the object, in a fork, or pickled in an interpreter; None: an interpreter without an object
         make: Callable[[], Any] | None,
         *,
-        doing: str,
+        doing: str,  # name of its work for messages: `a run on ONNX Runtime`
+        # wall time of the start and, unless given there, of each call; a deadline (`within`) may be earlier
         limit_s: float,
+        # environment variables of an interpreter, on top of this process's; None allows a fork
         env: Mapping[str, str] | None = None,
+        # False for a fork that uses CUDA, which reserves far more addresses than it uses
         limited: bool = True,
     ) -> None:
         self.doing = doing

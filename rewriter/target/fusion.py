@@ -146,16 +146,12 @@ def stands_alone(flow: Dataflow, node: NodeProto, apart: AbstractSet[int] = froz
 def has_fp32_epilogue(
     flow: Dataflow,
     product: NodeProto,
-    ends: Sequence[tuple[str, NodeProto]],
-    apart: AbstractSet[int] = frozenset(),
+    ends: Sequence[tuple[str, NodeProto]],  # its readers, each with the name that it reads
+    apart: AbstractSet[int] = frozenset(),  # as for `stands_alone`
 ) -> bool:
     """True if an FP16 product sums in FP32 for its readers where these are FP32.
 
     All of them are elementwise, or views that only norms read, and nothing else reads the result.
-
-    Args:
-        ends: Its readers, each with the name that it reads.
-        apart: As for `stands_alone`.
     """
     seen = {product.output[0], *(name for name, _ in ends)}
     hidden = bool(ends) and not any(map(flow.is_output, seen))

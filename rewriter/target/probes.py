@@ -93,17 +93,12 @@ def _index(part: str) -> int | slice:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of one probe.
+    """The answer of one probe."""
 
-    Attributes:
-        value: One of the probe's `values`, or `unknown`.
-        figures: By case, or by "a / b" for ratios: relative L2 errors, microseconds ...
-        problem: The reason if it is unknown, or if a defect shows in that nothing runs.
-    """
-
-    value: str
+    value: str  # one of the probe's `values`, or `unknown`
+    # by case, or by "a / b" for ratios: relative L2 errors, microseconds
     figures: Mapping[str, float] = field(default_factory=dict)
-    problem: str = ""
+    problem: str = ""  # the reason if it is unknown, or if a defect shows in that nothing runs
 
 
 @dataclass(frozen=True)

@@ -23,32 +23,24 @@ from rewriter.ir.model.tensors import Shape, TensorFacts, release
 
 @dataclass(frozen=True)
 class TypeRequest:
-    """The types that a model is to have.
+    """The types that a model is to have."""
 
-    Attributes:
-        node_type: Element type in which a node computes, from the index of its scope (the order
-            of `Facts.scopes`) and the node.
-        inputs, outputs: Element types of graph inputs and outputs by name; the rest keep theirs.
-        rounding: Round after every tensor that is FP16 or BF16 in the given model.
-        exact: Tensors that are not rounded all the same: index of the scope, and name.
-        plugins: Types of the inputs and outputs of operators without a schema, by operator; 0: unchanged. The
-            last one holds for all that follow.
-        tag: Name for new nodes' metadata.
-        cast_bytes: Weights of at least so many bytes stay FP16 or BF16, with a Cast where FP32 is read.
-        floats: The element types that are exchanged for one another; tensors of others stay.
-        refined: By the name of a constant of the main graph: gives the values to store, from its own and
-            these rounded to nearest.
-    """
-
+    # element type in which a node computes, from the index of its scope (as in `Facts.scopes`) and the node
     node_type: Callable[[int, NodeProto], int]
+    # inputs, outputs: element types of graph inputs and outputs by name; the rest keep theirs
     inputs: Mapping[str, int] = field(default_factory=dict)
     outputs: Mapping[str, int] = field(default_factory=dict)
-    rounding: bool = False
+    rounding: bool = False  # round after every tensor that is FP16 or BF16 in the given model
+    # tensors that are not rounded all the same: index of the scope, and name
     exact: AbstractSet[tuple[int, str]] = frozenset()
+    # types of inputs and outputs by operator without a schema; 0: unchanged. The last holds for all others
     plugins: Mapping[str, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
-    tag: str = ""
+    tag: str = ""  # name for new nodes' metadata
+    # weights of at least so many bytes stay FP16 or BF16, with a Cast where FP32 is read
     cast_bytes: float = math.inf
+    # the element types that are exchanged for one another; tensors of others stay
     floats: AbstractSet[int] = EXCHANGEABLE
+    # gives the values of a constant of the main graph to store, from its own and these rounded to nearest
     refined: Mapping[str, Callable[[Array, Array], Array]] = field(default_factory=dict)
 
 
@@ -64,20 +56,16 @@ class StoredTensor:
 
 @dataclass
 class Tensors:
-    """The tensors of one graph, and the new nodes so far.
+    """The tensors of one graph, and the new nodes so far."""
 
-    Attributes:
-        model, names: The weights, and the names in use, which all graphs of a model share.
-        facts: Types and shapes in the given model; the new one has the same shapes.
-        wanted: Requested element type of each float output of the graph.
-    """
-
+    # model, names: the weights, and the names in use, which all graphs of a model share
     model: Model
     names: set[str]
     request: TypeRequest
     graph: GraphProto
-    facts: Mapping[str, TensorFacts]
+    facts: Mapping[str, TensorFacts]  # types and shapes in the given model; the new one has the same shapes
     parent: Tensors | None
+    # requested element type of each float output of the graph
     wanted: dict[str, int] = field(default_factory=dict)
     nodes: list[NodeProto] = field(default_factory=list)
     _types: dict[str, TensorFacts] = field(default_factory=dict)

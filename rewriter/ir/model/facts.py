@@ -17,18 +17,13 @@ from rewriter.ir.model.tensors import Facts, TensorFacts, shape_of
 
 def examine(
     proto: ModelProto,
-    detached: Iterable[str],
+    detached: Iterable[str],  # names of the initializers whose data the proto lacks
     path: Path | None,
     *,
-    checks: bool = False,
+    checks: bool = False,  # run the checker; if it finds a problem, there is no inference
     infers: bool = True,
 ) -> tuple[Facts, str]:
     """Facts by onnx.shape_inference, and the first lines of what onnx.checker says against the graph.
-
-    Args:
-        detached: Names of the initializers whose data the proto lacks.
-        checks: Run the checker; if it finds a problem, there is no inference.
-        infers: Run the inference.
 
     Returns:
         The facts, without scopes if nothing could be inferred, and the problem, or "".

@@ -26,21 +26,12 @@ RUNTIME_DOMAINS = ("com.microsoft", "ai.onnx", "com.ms.")
 
 @dataclass(frozen=True)
 class Split:
-    """A model in two parts.
+    """A model in two parts."""
 
-    Attributes:
-        head: All nodes that depend on no plugin. Its outputs are the model's, and then the tensors that the
-            tail reads.
-        tail: The plugins and all nodes that depend on them.
-        plugins: The plugin nodes of the main graph, in order.
-        outputs: Names of the model's outputs, in order.
-        path: The model's file.
-    """
-
-    head: Model
-    tail: Model
-    plugins: tuple[NodeProto, ...]
-    outputs: tuple[str, ...]
+    head: Model  # nodes that depend on no plugin; outputs: the model's, then those that the tail reads
+    tail: Model  # the plugins and all nodes that depend on them
+    plugins: tuple[NodeProto, ...]  # the plugin nodes of the main graph, in order
+    outputs: tuple[str, ...]  # names of the model's outputs, in order
     path: Path | None
 
     def joined(self, head: Model, tail: Model) -> Model:

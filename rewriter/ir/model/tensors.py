@@ -57,13 +57,10 @@ class Facts:
 
     Sibling subgraphs may use one name for different tensors, so facts are kept for each graph, in
     the order of `walk_graphs`: the main graph first, then the subgraphs depth first.
-
-    Attributes:
-        contradiction: What strict inference says against the types and shapes; "" if nothing.
     """
 
     scopes: list[dict[str, TensorFacts]] = field(default_factory=list)
-    contradiction: str = ""
+    contradiction: str = ""  # what strict inference says against the types and shapes; "" if nothing
 
     @property
     def main(self) -> dict[str, TensorFacts]:

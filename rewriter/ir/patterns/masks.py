@@ -106,21 +106,17 @@ def extreme(value: Array) -> float:
 
 @dataclass(frozen=True)
 class _Flow:
-    """Properties of a mask on its way to Softmax.
-
-    Attributes:
-        sign, infinite, uniform: Of its huge entries; uniform ones are equal.
-        along: Axes, counted from the end, along which each line has an open entry, or data may leave one.
-            Along others it may shift whole lines.
-        summed: Something was added to the masked entries.
-    """
+    """Properties of a mask on its way to Softmax."""
 
     tensor: str
+    # sign, infinite, uniform: of its huge entries; uniform ones are equal
     sign: int
     infinite: bool
     uniform: bool
+    # axes, counted from the end, along which each line has an open entry, or data may leave one. Along others
+    # it may shift whole lines
     along: frozenset[int]
-    summed: bool = False
+    summed: bool = False  # something was added to the masked entries
 
 
 def _start(tensor: str, value: Array) -> _Flow | str:

@@ -13,17 +13,12 @@ from rewriter.ir.graph.nodes import display_name
 
 @dataclass(frozen=True)
 class NodePatterns:
-    """Nodes that the user names: those to keep in FP32, or to lower.
+    """Nodes that the user names: those to keep in FP32, or to lower."""
 
-    Attributes:
-        nodes: Patterns (fnmatch) of node or output names.
-        ops: Operators.
-        planned: Names of nodes or outputs, each with its operator in a given plan. Passes keep the names of
-            tensors, so a name without an operator may mean the node that computed it before.
-    """
-
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()  # patterns (fnmatch) of node or output names
     ops: tuple[str, ...] = ()
+    # names of nodes or outputs, each with its operator in a given plan. Passes keep the names of tensors, so
+    # a name without an operator may mean the node that computed it before
     planned: frozenset[tuple[str, str]] = frozenset()
 
     def requests(self, node: NodeProto) -> Iterator[str]:

@@ -51,23 +51,18 @@ def rounded(model: Model) -> Model:
 
 def emulation(
     model: Model,
+    # "fp16" makes FP16 MatMul, Gemm and Conv sum in FP16, as was measured; it takes longer
     accumulation: Accumulation = "fp32",
     *,
-    tf32: bool = False,
-    backwards: bool = False,
-    outputs: Literal["fp32", "own"] = "fp32",
+    tf32: bool = False,  # round the operands of products of FP32 tensors to TF32, as Tensor Cores do
+    backwards: bool = False,  # sum in FP16 from the end: it rounds as much, but otherwise (docs/accuracy.md)
+    outputs: Literal["fp32", "own"] = "fp32",  # "own" returns outputs in the types that `model` has
 ) -> Model:
     """`rounded`, with float64 as float32, and TensorRT's arithmetic where it is known to differ.
 
     Operators compute in FP32 inside and round once, as TensorRT was measured to do for normalisations and
     reductions. Products with an FP32 epilogue sum in FP32 and are not rounded (`product_sums`). Recurrent
     operators round every operation of a step (`recurrences`).
-
-    Args:
-        accumulation: "fp16" makes FP16 MatMul, Gemm and Conv sum in FP16, as was measured; it takes longer.
-        tf32: Round the operands of products of FP32 tensors to TF32, as Tensor Cores do.
-        backwards: Sum in FP16 from the end: it rounds as much, but otherwise (docs/accuracy.md).
-        outputs: "own" returns outputs in the types that `model` has.
     """
     model = take_apart(import_float64(model))
     sums_of = find_product_sums(model)

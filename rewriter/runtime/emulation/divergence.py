@@ -34,23 +34,17 @@ UNSCALED: Mapping[str, int] = {}
 
 @dataclass(frozen=True)
 class NodeError:
-    """The errors of one node's result: relative L2, infinite where NaN or infinity appeared.
+    """The errors of one node's result: relative L2, infinite where NaN or infinity appeared."""
 
-    Attributes:
-        node, op, key: The node of the original, with its key in a plan. `op` is Cast for the rounding
-            of an FP32 result that FP16 nodes read, and Input for the rounding of an input of the model.
-        tensor: Its output.
-        added: Error that the node adds by itself, on the original's exact values: from its weights, its
-            arithmetic and the rounding of its result.
-        total: Error of the tensor in the emulated model, with the errors of all nodes before it.
-    """
-
+    # node, op, key: the node of the original, with its key in a plan. `op` is Cast for the rounding of an
+    # FP32 result that FP16 nodes read, and Input for the rounding of an input of the model
     node: str
     op: str
     key: str
-    tensor: str
+    tensor: str  # its output
+    # by the node itself, on the original's exact values: from weights, arithmetic and its result's rounding
     added: float = 0.0
-    total: float = 0.0
+    total: float = 0.0  # error of the tensor in the emulated model, with the errors of all nodes before it
 
 
 Norms = tuple[str, str, str]
@@ -214,18 +208,14 @@ def _renamed(node: NodeProto, read: Naming, written: Naming) -> NodeProto:
 
 
 def diverge(
-    original: Model,
-    fixed: Model,
+    original: Model,  # the model before `mixed-precision`, with inputs of the samples' types
+    fixed: Model,  # the same nodes in reduced precision
     samples: Iterable[Mapping[str, Array]],
     accumulation: Accumulation = "fp16",
+    # tensors of `original` that `fixed` has multiplied by 2^exponent (pass `rescale`)
     exponents: Mapping[str, int] = UNSCALED,
 ) -> tuple[NodeError, ...]:
     """The errors of all float tensors of the main graph over all samples, in the order of computation.
-
-    Args:
-        original: The model before `mixed-precision`, with inputs of the samples' types.
-        fixed: The same nodes in reduced precision.
-        exponents: Tensors of `original` that `fixed` has multiplied by 2^exponent (pass `rescale`).
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run one of the two.

@@ -94,17 +94,12 @@ class TypedGraph(GraphView):
 
 @dataclass
 class ProductSums:
-    """Results of FP16 products, by how these sum: each as the index of its scope and its name.
+    """Results of FP16 products, by how these sum: each as the index of its scope and its name."""
 
-    Attributes:
-        summed: Products that sum in FP32.
-        exact: Tensors that are not rounded: products of these, and the scaled scores of attention.
-        fused: The second product of attention.
-    """
-
-    summed: set[tuple[int, str]] = field(default_factory=set)
+    summed: set[tuple[int, str]] = field(default_factory=set)  # products that sum in FP32
+    # tensors that are not rounded: products of these, and the scaled scores of attention
     exact: set[tuple[int, str]] = field(default_factory=set)
-    fused: set[tuple[int, str]] = field(default_factory=set)
+    fused: set[tuple[int, str]] = field(default_factory=set)  # the second product of attention
 
 
 def find_product_sums(model: Model) -> ProductSums:

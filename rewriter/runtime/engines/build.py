@@ -31,44 +31,33 @@ TYPED = {"FP8": (89, 89), "FP4": (100, 120), "E8M0": (100, 120)}
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options of a build.
+    """Options of a build."""
 
-    Attributes:
-        shapes: Smallest, usual and largest shape of each input with dynamic axes; of an input that is a shape
-            or a trip count itself, the values that the user gave.
-        values: The same of the values, in the samples, of inputs that may be shapes or trip counts.
-        library: `tensorrt` or `tensorrt_rtx`; None: `tensorrt` if a GPU is there, else `tensorrt_rtx`.
-        tf32: Whether FP32 may be computed in TF32. False needs `NO_TF32` in the child's environment,
-            too: `build` sees to it.
-        gpus: Compute capabilities, such as `sm_89`, that a build without a GPU is for.
-        timing_cache: Use the cache of kernel timings in the user's cache folder; `tensorrt` on a GPU only.
-    """
-
+    # smallest, usual and largest shape of each input with dynamic axes; of an input that is a shape or a trip
+    # count itself, the values that the user gave
     shapes: Mapping[str, Span] = field(default_factory=dict)
+    # the same of the values, in the samples, of inputs that may be shapes or trip counts
     values: Mapping[str, Span] = field(default_factory=dict)
+    # `tensorrt` or `tensorrt_rtx`; None: `tensorrt` if a GPU is there, else `tensorrt_rtx`
     library: str | None = None
     engine: Path | None = None
     outputs: Sequence[str] = ()
+    # whether FP32 may be computed in TF32; `build` sets `NO_TF32` in the child's environment, too
     tf32: bool = True
     plugins: Sequence[Path] = ()
-    gpus: Sequence[str] = ()
+    gpus: Sequence[str] = ()  # compute capabilities, such as `sm_89`, that a build without a GPU is for
+    # use the cache of kernel timings in the user's cache folder; `tensorrt` on a GPU only
     timing_cache: bool = False
 
 
 @dataclass(frozen=True)
 class NetworkLayer:
-    """A layer of the parsed network.
-
-    Attributes:
-        type: Name in `LayerType`, e.g. `NORMALIZATION`.
-        node: ONNX node that it was made from; "" if unknown.
-        outputs: Name and type (in `DataType`, e.g. `HALF`) of each output. A tensor has its ONNX
-            name if it is one of the ONNX graph's.
-    """
+    """A layer of the parsed network."""
 
     name: str
-    type: str
-    node: str
+    type: str  # name in `LayerType`, e.g. `NORMALIZATION`
+    node: str  # ONNX node that it was made from; "" if unknown
+    # name and type (in `DataType`, e.g. `HALF`) of each output; tensors of the ONNX graph have its names
     outputs: tuple[tuple[str, str], ...]
 
 
@@ -86,27 +75,22 @@ class ParserError:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """The parsed network, and the result of its build.
-
-    Attributes:
-        layers: The parsed network; empty if the parser refused the model.
-        warnings, errors: Distinct messages of parser and builder, in order.
-        obstacle, hint: Reason and advice if the model was parsed but not built because something is missing,
-            such as the shape of an input; else "".
-        notes: Requests that could not be met, such as an output that is not in the network.
-    """
+    """The parsed network, and the result of its build."""
 
     library: str
     version: str
     parsed: bool
-    layers: tuple[NetworkLayer, ...] = ()
+    layers: tuple[NetworkLayer, ...] = ()  # the parsed network; empty if the parser refused the model
     inputs: tuple[tuple[str, str], ...] = ()
     parser_errors: tuple[ParserError, ...] = ()
+    # warnings, errors: distinct messages of parser and builder, in order
     warnings: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
+    # obstacle, hint: what a parsed model lacks for a build, such as an input's shape, and advice; else ""
     obstacle: str = ""
     hint: str = ""
     engine_bytes: int | None = None
+    # requests that could not be met, such as an output that is not in the network
     notes: tuple[str, ...] = ()
     build_s: float = 0.0
     log: str = ""

@@ -51,14 +51,6 @@ class LocalSession:
     optimisations, for operators of other domains and if one may write to them (`trains`), they are external
     initializers, which it copies.
 
-    Args:
-        model: Any model; FP16 and BF16 arithmetic works as far as ONNX Runtime has kernels.
-        optimize: Switch on ONNX Runtime's graph optimisations. They change rounding, so they are off.
-        threads: Threads of one operator; None: as many as there are cores, at most `MAX_THREADS`.
-        gpu: Compute with CUDA, and with the weights on the GPU.
-        constant: Make all weights constants, so that `session` has no inputs but the model's.
-        tf32: Whether FP32 may be computed in TF32 there.
-
     Raises:
         NoKernelError: an operator has no implementation.
         ArithmeticRunError: ONNX Runtime cannot load the model.
@@ -67,13 +59,15 @@ class LocalSession:
 
     def __init__(
         self,
-        model: Model,
+        model: Model,  # any model; FP16 and BF16 arithmetic works as far as ONNX Runtime has kernels
         *,
+        # switch on ONNX Runtime's graph optimisations. They change rounding, so they are off
         optimize: bool = False,
+        # threads of one operator; None: as many as there are cores, at most `MAX_THREADS`
         threads: int | None = None,
-        gpu: bool = False,
-        tf32: bool = True,
-        constant: bool = False,
+        gpu: bool = False,  # compute with CUDA, and with the weights on the GPU
+        tf32: bool = True,  # whether FP32 may be computed in TF32 there
+        constant: bool = False,  # make all weights constants, so that `session` has no inputs but the model's
     ) -> None:
         ort = import_onnxruntime()
         file = str(model.path) if model.path else None

@@ -36,28 +36,21 @@ end of the child process that built or ran it."""
 
 @dataclass(frozen=True)
 class Variant:
-    """One file to build and run.
+    """One file to build and run."""
 
-    Attributes:
-        name: By which its outcomes are found.
-        path: The ONNX file, its external data next to it.
-        samples: Folders from `write_samples` with its inputs; variants may share them or have their own.
-        tf32: Whether FP32 MatMul and Conv may round their inputs to TF32, as TensorRT does by default; the
-            reference must not. It is a setting of the process: variants that differ in it run in two.
-        shapes: Profile of inputs with dynamic axes; the others' come from the samples.
-        outputs: Tensors that become outputs of the network, besides the model's own. Any ONNX tensor of
-            the main graph; TensorRT cannot fuse across them, so mark few, and compare the model's own
-            outputs with a build that marks none.
-        engine: An existing engine file, which makes a build unnecessary.
-    """
-
-    name: str
-    path: Path
+    name: str  # by which its outcomes are found
+    path: Path  # the ONNX file, its external data next to it
+    # folders from `write_samples` with its inputs; variants may share them or have their own
     samples: tuple[Path, ...]
+    # whether FP32 MatMul and Conv may round their inputs to TF32, as TensorRT does by default; the reference
+    # must not. It is a setting of the process: variants that differ in it run in two
     tf32: bool = True
+    # profile of inputs with dynamic axes; the others' come from the samples
     shapes: Mapping[str, Span] = field(default_factory=dict)
+    # tensors of the main graph that become outputs, too. TensorRT cannot fuse across them: mark few, and
+    # compare the model's own outputs with a build that marks none
     outputs: tuple[str, ...] = ()
-    engine: Path | None = None
+    engine: Path | None = None  # an existing engine file, which makes a build unnecessary
 
 
 @dataclass(frozen=True)
@@ -70,23 +63,16 @@ class Timing:
 
 @dataclass(frozen=True)
 class MeasureSettings:
-    """How to build and run all variants of one measurement.
-
-    Attributes:
-        builds: How often each is built: builders choose kernels by timing them, so that two builds of
-            one file differ. More than one leaves the timing cache out.
-        timing: None measures no latency.
-        timeout_s: For each build, and for the child that runs all of them.
-        kernels: A file for the kernels that TensorRT-RTX compiles as it loads an engine, which the next one
-            finds there; None: each engine compiles its own.
-    """
+    """How to build and run all variants of one measurement."""
 
     engine: str
+    # builders choose kernels by timing them, so two builds differ; several leave the timing cache out
     builds: int = 1
-    timing: Timing | None = field(default_factory=Timing)
+    timing: Timing | None = field(default_factory=Timing)  # None measures no latency
     plugins: tuple[Path, ...] = ()
+    # a file for kernels that TensorRT-RTX compiles as it loads engines; None: each compiles its own
     kernels: Path | None = None
-    timeout_s: float = 600.0
+    timeout_s: float = 600.0  # for each build, and for the child that runs all of them
 
 
 @dataclass(frozen=True)
@@ -105,29 +91,21 @@ class Latency:
 
 @dataclass(frozen=True)
 class EngineOutcome:
-    """The result of one build of one variant.
-
-    Attributes:
-        problem, hint, log: If the status is not `ok`: reason, advice, end of the child's output.
-        device: The GPU and its driver, or the CPU, e.g. `NVIDIA H200, driver CUDA 13.0` or `CPU`.
-        report: Of TensorRT's parser and builder, if it got that far.
-        outputs: Folder of each sample's outputs.
-        latency: None if it did not run, or nothing was to be timed.
-        notes: Remarks for the user: no CUDA graph, a tensor that is not in the network.
-    """
+    """The result of one build of one variant."""
 
     variant: str
     build: int
     status: Status
+    # problem, hint, log: if the status is not `ok`: reason, advice, end of the child's output
     problem: str = ""
     hint: str = ""
     log: str = ""
-    device: str = ""
+    device: str = ""  # the GPU and its driver, or the CPU, e.g. `NVIDIA H200, driver CUDA 13.0` or `CPU`
     library: str = ""
-    report: BuildReport | None = None
-    outputs: tuple[Path, ...] = ()
-    latency: Latency | None = None
-    notes: tuple[str, ...] = ()
+    report: BuildReport | None = None  # of TensorRT's parser and builder, if it got that far
+    outputs: tuple[Path, ...] = ()  # folder of each sample's outputs
+    latency: Latency | None = None  # None if it did not run, or nothing was to be timed
+    notes: tuple[str, ...] = ()  # remarks for the user: no CUDA graph, a tensor that is not in the network
 
     @property
     def ran(self) -> bool:

@@ -20,24 +20,20 @@ __all__ = ["Samples", "load_samples", "random_samples", "read_raw_samples", "rea
 
 
 def load_samples(
-    inputs: Any,
+    inputs: Any,  # what `read_samples` reads; None for random feeds
     model: Model,
     *,
+    # shapes of random feeds, by input. Inputs without one get the usual shape of the optimisation profile;
+    # sizes that are still free are such that the model runs
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-    input_values: Mapping[str, Any] | None = None,
+    input_values: Mapping[str, Any] | None = None,  # numbers in place of random ones, by input
     seed: int = 0,
+    # the engine options whose optimisation profile the model and the samples must fit
     deployment: Deployment | None = None,
+    # how photographs in a folder become samples: see `images.Preprocessing`
     image_preprocess: str | None = None,
 ) -> Samples:
     """The samples of a run: the given ones, or one random sample.
-
-    Args:
-        inputs: What `read_samples` reads; None for random feeds.
-        input_shapes: Shapes of random feeds, by input. Inputs without one get the usual shape of the
-            optimisation profile; sizes that are still free are such that the model runs.
-        input_values: Numbers in place of random ones, by input.
-        image_preprocess: How photographs in a folder become samples: see `images.Preprocessing`.
-        deployment: The engine options whose optimisation profile the model and the samples must fit.
 
     Raises:
         InputsError: missing or unreadable data; data or a profile that does not fit the model's inputs.

@@ -31,19 +31,17 @@ _INDEX_PATH = VIEWS | {"Cast"}
 def random_samples(
     model: Model,
     seed: int = 0,
+    # shapes of inputs, by name; they also fix the named dimensions of others
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    # numbers in place of random ones, by input: one for all elements, or one for each
     input_values: Mapping[str, Any] | None = None,
+    # in place of the usual sizes of free dimensions, by the name of the dimension or the axis
     sizes: Mapping[str, int] | None = None,
 ) -> Samples:
     """One seeded sample: floats standard normal, ids within their table, masks of ones.
 
     Integers that index no table are 1, bytes (uint8) are uniform, booleans true. Each free dimension gets a
     size, the same wherever its name occurs; the text of the source lists the sizes.
-
-    Args:
-        input_shapes: Shapes of inputs, by name; they also fix the named dimensions of others.
-        input_values: Numbers in place of random ones, by input: one for all elements, or one for each.
-        sizes: In place of the usual sizes of free dimensions, by the name of the dimension or the axis.
 
     Raises:
         InputsError: an unknown input, a shape or a value that contradicts the model, or an input whose

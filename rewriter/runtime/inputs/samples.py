@@ -25,44 +25,34 @@ SHAPE_TYPES = (TensorProto.INT32, TensorProto.INT64)
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where samples came from.
-
-    Attributes:
-        real: False for generated samples.
-        constant: True if every input with several elements holds one value in each sample.
-        repeated: True if there are several samples, all of them the same.
-        path: The file or folder that the user named; "" for objects in memory and generated samples.
-        preprocess: How photographs became samples, as `image_preprocess`; "" for other data.
-        names: Where the samples came from, file by file, in the order in which results are judged by them.
-        spans: Smallest, typical and largest shape by input, where known: builds with dynamic shapes use them.
-        values: The same of the values of small integer inputs, which may be shapes themselves.
-        least, rigid: As in `sizes.Room`: what the model takes along its dynamic axes.
-        drawn: Sizes of random samples that nobody gave, by the name of the dimension or the axis.
-        options: Options that draw the same random samples again, as text by key.
-        profiled: Inputs whose span the user gave, or a recording.
-        recorded: True if they are of a recording, which `path` finds again.
-        steps: Median steps of recorded states, as `Range.step`, by the output that becomes an input again.
-        beyond: As `Deployment.beyond`: results are compared at the shapes of the samples.
-    """
+    """Where samples came from."""
 
     text: str
     samples: int
-    real: bool
-    path: str = ""
-    preprocess: str = ""
+    real: bool  # False for generated samples
+    path: str = ""  # the file or folder that the user named; "" for objects in memory and generated samples
+    preprocess: str = ""  # how photographs became samples, as `image_preprocess`; "" for other data
+    # smallest, typical and largest shape by input, where known: builds with dynamic shapes use them
     spans: Mapping[str, Span] = field(default_factory=dict)
+    # the same of the values of small integer inputs, which may be shapes themselves
     values: Mapping[str, Span] = field(default_factory=dict)
+    # least, rigid: as in `sizes.Room`: what the model takes along its dynamic axes
     least: Mapping[str, Shape] = field(default_factory=dict)
     rigid: frozenset[tuple[str, int]] = frozenset()
+    # where the samples came from, file by file, in the order in which results are judged by them
     names: tuple[str, ...] = ()
+    # sizes of random samples that nobody gave, by the name of the dimension or the axis
     drawn: Mapping[str, int] = field(default_factory=dict)
+    # options that draw the same random samples again, as text by key
     options: Mapping[str, str] = field(default_factory=dict)
-    profiled: frozenset[str] = frozenset()
+    profiled: frozenset[str] = frozenset()  # inputs whose span the user gave, or a recording
+    # median steps of recorded states, as `Range.step`, by the output that becomes an input again
     steps: Mapping[str, float] = field(default_factory=dict)
-    recorded: bool = False
+    recorded: bool = False  # True if they are of a recording, which `path` finds again
+    # as `Deployment.beyond`: results are compared at the shapes of the samples
     beyond: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
-    constant: bool = False
-    repeated: bool = False
+    constant: bool = False  # True if every input with several elements holds one value in each sample
+    repeated: bool = False  # True if there are several samples, all of them the same
 
     @property
     def doubt(self) -> str:
@@ -90,11 +80,6 @@ class Samples:
 
     The constructor reads and checks every sample once, so that wrong data is an error before any work.
 
-    Args:
-        text: The origin of the samples, in one line.
-        notes: Sentences about what was done to the data for it to fit.
-        path, preprocess: As in `DataSource`.
-
     Raises:
         InputsError: a sample does not fit; the message names the sample, the input, and what to change.
     """
@@ -103,10 +88,11 @@ class Samples:
         self,
         signature: Signature,
         samples: Sequence[Sample],
-        text: str,
+        text: str,  # the origin of the samples, in one line
         *,
         real: bool,
-        notes: Sequence[str] = (),
+        notes: Sequence[str] = (),  # sentences about what was done to the data for it to fit
+        # path, preprocess: as in `DataSource`
         path: str = "",
         preprocess: str = "",
     ) -> None:

@@ -135,14 +135,11 @@ def shape_inputs(model: Model) -> list[str]:
 
 @dataclass(frozen=True)
 class Room:
-    """The sizes that a model takes along its dynamic axes.
+    """The sizes that a model takes along its dynamic axes."""
 
-    Attributes:
-        least: The smallest shapes that it runs with, by input; {} if they are not known.
-        rigid: Axes that cannot be longer than in the sample, as pairs of input and axis.
-    """
-
+    # the smallest shapes that it runs with, by input; {} if they are not known
     least: Mapping[str, Shape] = field(default_factory=dict)
+    # axes that cannot be longer than in the sample, as pairs of input and axis
     rigid: frozenset[tuple[str, int]] = frozenset()
 
 

@@ -26,16 +26,11 @@ Outputs = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class Metric:
-    """A measure of all outputs of one sample.
+    """A measure of all outputs of one sample."""
 
-    Attributes:
-        worst: Computes the value from the original's outputs and the result's, by name. For measures of a
-            single output it is the worst output's.
-        least: True if the tolerance is a lower limit (PSNR), not an upper one (an error).
-    """
-
+    # the value of the original's outputs and the result's, by name: the worst output's, if it is of one
     worst: Callable[[Outputs, Outputs], float]
-    least: bool = False
+    least: bool = False  # True if the tolerance is a lower limit (PSNR), not an upper one (an error)
 
     @property
     def failed(self) -> float:
@@ -103,19 +98,15 @@ def detections(expected: Outputs, actual: Outputs) -> float:
 
 
 def by_parts(
-    expected: Sequence[Outputs],
+    expected: Sequence[Outputs],  # of all samples
+    # the same by the network's FP32 engine, called if there are parts: an error of a part passes if it is at
+    # most `floor` times this engine's
     own: Callable[[], Sequence[Outputs]],
     floor: float,
     tolerance: float,
     kinds: Mapping[str, Probabilities],
 ) -> Metric:
-    """Relative L2 of the worst output, or of a part that is beyond its tolerance, in units of the output's.
-
-    Args:
-        expected: Of all samples.
-        own: The same by the network's FP32 engine, called if there are parts: an error of a part passes if it
-            is at most `floor` times this engine's.
-    """
+    """Relative L2 of the worst output, or of a part beyond its tolerance, in units of the output's."""
     parts = parts_of(expected)
     limits = dict[str, float]()
     for exact, outputs in zip(expected, own() if any(parts.values()) else (), strict=False):

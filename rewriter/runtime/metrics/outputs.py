@@ -32,50 +32,37 @@ PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 @dataclass(frozen=True)
 class Allowance:
-    """Why an output may be further from the original than the `usual` tolerance.
-
-    Attributes:
-        measured: The error that the network has by itself: when its own sums run in another order, or in its
-            FP32 engine. 0 for rows that are matched as a set.
-    """
+    """Why an output may be further from the original than the `usual` tolerance."""
 
     reason: Literal["conditioning", "as-fp32", "as-set"]
     usual: float
+    # the error that the network has by itself: when its own sums run in another order, or in its FP32 engine.
+    # 0 for rows that are matched as a set
     measured: float = 0.0
 
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """The verdict on one output or on a part of one, against a tolerance.
-
-    Attributes:
-        of: The output of a part, whose name says which part it is; "" for an output. `part`: that part.
-        chance: Of a part, as `parts.chance` says; its `tolerance` is for its number of entries.
-        relative_l2: ||a - b|| / ||b|| for floats; the share of differing elements for other types.
-        finite: True if NaN and infinities are where the original has them.
-        tolerance: Largest `relative_l2` that passes. `allowance`: why it is not the usual one.
-        unit: The unit of `relative_l2`.
-        note: The way of comparison if it was not element by element, e.g. as a set of detections.
-        probability: The fair measure of an output of probabilities, which may excuse a larger `relative_l2`.
-        same_best: Share of rows with the same best class, if the output holds scores; None if it does not.
-        carriers: As `Pair.carriers`; 0 for parts.
-    """
+    """The verdict on one output or on a part of one, against a tolerance."""
 
     name: str
-    relative_l2: float
+    relative_l2: float  # ||a - b|| / ||b|| for floats; the share of differing elements for other types
     max_abs: float
     cosine: float
-    finite: bool
-    tolerance: float
-    note: str = ""
+    finite: bool  # True if NaN and infinities are where the original has them
+    tolerance: float  # largest `relative_l2` that passes. `allowance`: why it is not the usual one
+    note: str = ""  # the way of comparison if it was not element by element, e.g. as a set of detections
+    # the fair measure of an output of probabilities, which may excuse a larger `relative_l2`
     probability: ProbabilityError | None = None
+    # share of rows with the same best class, if the output holds scores; None if it does not
     same_best: float | None = None
-    unit: str = "relative L2"
+    unit: str = "relative L2"  # of `relative_l2`
+    # the output of a part, whose name says which part it is; "" for an output. `part`: that part
     of: str = ""
-    chance: float = 1.0
+    chance: float = 1.0  # of a part, as `parts.chance` says; its `tolerance` is for its number of entries
     part: Part | None = None
     allowance: Allowance | None = None
-    carriers: float = 0.0
+    carriers: float = 0.0  # as `Pair.carriers`; 0 for parts
 
     @property
     def output(self) -> str:
@@ -150,26 +137,22 @@ class OutputStatistics:
     """The errors of one output in one sample of one build, element by element; floats in the output's unit.
 
     Elements that are not finite in the original are left out of all figures but `not_finite`.
-
-    Attributes:
-        sample, build: Numbers from 0.
-        not_finite: Number of elements that are NaN or infinite on one side only, or differ in it.
-        relative_l2, max_abs, psnr: As in `Pair`.
-        at: Index of the largest difference, where the original has `expected` and the fixed model `actual`.
-        percentiles: Absolute error that this share (in %) of the elements does not exceed.
     """
 
     name: str
+    # sample, build: numbers from 0
     sample: int
     build: int
-    not_finite: int
+    not_finite: int  # number of elements that are NaN or infinite on one side only, or differ in it
+    # relative_l2, max_abs, psnr: as in `Pair`
     relative_l2: float
     max_abs: float
+    # index of the largest difference, where the original has `expected` and the fixed model `actual`
     at: tuple[int, ...]
     expected: float
     actual: float
     psnr: float
-    percentiles: Mapping[str, float]
+    percentiles: Mapping[str, float]  # absolute error that this share (in %) of the elements does not exceed
 
     @property
     def badness(self) -> tuple[int, float]:
@@ -180,21 +163,18 @@ class OutputStatistics:
 def compare(
     expected: Mapping[str, Array],
     actual: Mapping[str, Array],
+    # largest relative L2 error of a float output, and largest share of differing elements of any other output
     tolerance: float,
     *,
+    # match the rows of finite outputs [batch, rows] or [batch, rows, features] that fail, and compare them
+    # again: for models whose TopK orders detections
     as_sets: bool = False,
+    # outputs that are probabilities: they pass by these, too
     kinds: Mapping[str, Probabilities] | None = None,
+    # of each output that is judged by its parts, too; with `as_sets`, slices of axis 1 do not count
     parts: Parts | None = None,
 ) -> tuple[tuple[OutputComparison, Pair], ...]:
     """Compares outputs by name, element by element, and then their parts.
-
-    Args:
-        tolerance: Largest relative L2 error of a float output, and largest share of differing elements of
-            any other output.
-        as_sets: Match the rows of finite outputs [batch, rows] or [batch, rows, features] that fail, and
-            compare them again: for models whose TopK orders detections.
-        kinds: Outputs that are probabilities: they pass by these, too.
-        parts: Of each output that is judged by its parts, too; with `as_sets`, slices of axis 1 do not count.
 
     Returns:
         Each output and part with the arrays that were compared: rows are in matching order where they are a

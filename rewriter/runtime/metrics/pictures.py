@@ -31,24 +31,18 @@ MOST_WORDS = 24
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """The first image of an output: original, result, and where they differ, with 8 bits per channel.
-
-    Attributes:
-        expected, actual: [height, width] or [height, width, 3], uint8.
-        difference: [height, width], uint8: largest absolute difference of the channels.
-        low, high: Values of the output shown as 0 and 255.
-        largest: Difference shown as 255; 0.0 if there is none.
-        size: Height and width of the output, before it was thinned.
-    """
+    """The first image of an output: original, result, and where they differ, with 8 bits per channel."""
 
     name: str
+    # expected, actual: [height, width] or [height, width, 3], uint8
     expected: Array
     actual: Array
-    difference: Array
+    difference: Array  # [height, width], uint8: largest absolute difference of the channels
+    # low, high: values of the output shown as 0 and 255
     low: float
     high: float
-    largest: float
-    size: tuple[int, int]
+    largest: float  # difference shown as 255; 0.0 if there is none
+    size: tuple[int, int]  # height and width of the output, before it was thinned
 
 
 def picture_of(name: str, pair: Pair) -> Picture | None:

@@ -28,16 +28,11 @@ LEAST_SIDE = 16
 
 @dataclass(frozen=True)
 class MapError:
-    """How far a map is from the original's.
+    """How far a map is from the original's."""
 
-    Attributes:
-        distance: 1 - the weighted Jaccard index, sum(min(a, b)) / sum(max(a, b)): the share of the area that
-            differs. 0 where both are empty.
-        beyond: Largest distance of a value from the range of the original's values in the 3 x 3 pixels around
-            it: 0 if edges moved by less than a pixel.
-    """
-
+    # share of the area that differs: 1 - sum(min(a, b)) / sum(max(a, b)) (Jaccard); 0 where both are empty
     distance: float
+    # largest distance of a value from the original's 3 x 3 pixels around it: 0 if edges moved by less than 1
     beyond: float
 
     def excess(self, allowed: float) -> float:
@@ -87,50 +82,33 @@ PLAIN = RESHAPES | {"Cast", "Slice", "Gather", "Concat", "Split", "Transpose"}
 
 @dataclass(frozen=True)
 class Probabilities:
-    """An output of probabilities.
+    """An output of probabilities."""
 
-    Attributes:
-        reason: The operator that makes it one, for the report.
-        classes: Axis from the end along which the classes of a row lie; None if the values are independent.
-        logarithms: True for the logarithms of probabilities.
-        raw: True for the result of a product: scores before a Softmax, or features. The graph does not show
-            which, so its best classes are reported, and not judged by.
-        partly: True if only some of its parts are probabilities: those from 0 to 1.
-    """
-
-    reason: str
+    reason: str  # the operator that makes it one, for the report
+    # axis from the end along which the classes of a row lie; None if the values are independent
     classes: int | None = None
-    logarithms: bool = False
+    logarithms: bool = False  # True for the logarithms of probabilities
+    # True for the result of a product: scores before a Softmax, or features. The graph does not show which,
+    # so its best classes are reported, and not judged by
     raw: bool = False
-    partly: bool = False
+    partly: bool = False  # True if only some of its parts are probabilities: those from 0 to 1
 
 
 @dataclass(frozen=True)
 class ProbabilityError:
-    """The distance of probabilities from the original's.
-
-    Attributes:
-        difference: Largest difference of a probability.
-        mean: Total variation distance of a row's two distributions, the mean over rows; None if the values
-            are independent.
-        allowed: Largest `mean` that passes; for independent values, largest `difference`, or distance of
-            maps.
-        top_1: Share of rows with the same best class; None if the values are independent.
-        decided: True if no row has another best class, ties aside (`TIE`).
-        areas: The comparison as maps, where independent values look like one.
-        of_fp32: Largest difference of a single row that the network's own FP32 engine excuses.
-        empty: True for a part, such as a class, in which the original finds nothing (`NOTHING`).
-    """
+    """The distance of probabilities from the original's."""
 
     reason: str
-    difference: float
+    difference: float  # largest difference of a probability
+    # total variation distance of a row's distributions, mean over rows; None for independent values
     mean: float | None
+    # largest `mean` that passes; for independent values, largest `difference`, or distance of maps
     allowed: float
-    top_1: float | None
-    decided: bool
-    areas: MapError | None = None
-    of_fp32: float = 0.0
-    empty: bool = False
+    top_1: float | None  # share of rows with the same best class; None if the values are independent
+    decided: bool  # True if no row has another best class, ties aside (`TIE`)
+    areas: MapError | None = None  # the comparison as maps, where independent values look like one
+    of_fp32: float = 0.0  # largest difference of a single row that the network's own FP32 engine excuses
+    empty: bool = False  # True for a part, such as a class, in which the original finds nothing (`NOTHING`)
 
     @property
     def excess(self) -> float:

@@ -52,23 +52,17 @@ class Ranges(dict[Key, Range]):
 
 
 def measure(
-    model: Model,
-    samples: Iterable[Mapping[str, Array]],
+    model: Model,  # computes in FP32; see `emulation.reference`
+    samples: Iterable[Mapping[str, Array]],  # feeds; one is in memory at a time
     *,
+    # places of samples for which the outputs are kept, too, as without statistics
     outputs_of: Collection[int] = (),
-    channels: bool = False,
+    channels: bool = False,  # also measure the means of the channels that products by initializers sum over
+    # median steps of outputs that become inputs of the next call, where they were recorded
     steps: Mapping[str, float] | None = None,
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Callable[[int], None] = lambda done: None,  # called with the number of samples done
 ) -> Ranges:
     """Ranges of all float tensors, subgraphs included, over all samples.
-
-    Args:
-        model: Computes in FP32; see `emulation.reference`.
-        samples: Feeds; one is in memory at a time.
-        outputs_of: Places of samples for which the outputs are kept, too, as without statistics.
-        channels: Also measure the means of the channels that products by initializers sum over.
-        steps: Median steps of outputs that become inputs of the next call, where they were recorded.
-        progress: Called with the number of samples done.
 
     Raises:
         ArithmeticRunError: a sample fails to run; the message names the node.

@@ -15,16 +15,12 @@ from rewriter.runtime.ranges.reductions import Key
 
 @dataclass(frozen=True, slots=True)
 class TensorAtDepth:
-    """One measured tensor and its place in the network.
+    """One measured tensor and its place in the network."""
 
-    Attributes:
-        depth: Index among the nodes with measured results, in graph order; bodies of branches and loops
-            follow their graph. A constant has the depth of the first node that reads it.
-        tensor: Its name; `node`, `op`: its producer, or the reader of a constant.
-    """
-
+    # index among the nodes with measured results, in graph order; bodies of branches and loops follow their
+    # graph. A constant has the depth of the first node that reads it
     depth: int
-    tensor: str
+    tensor: str  # its name; `node`, `op`: its producer, or the reader of a constant
     node: str
     op: str
     key: str

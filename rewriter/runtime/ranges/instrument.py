@@ -47,17 +47,13 @@ Refuses = Callable[[NodeProto, int], bool]
 
 @dataclass(frozen=True)
 class Instrumented:
-    """A model that computes statistics.
-
-    Attributes:
-        packs: The meaning of the outputs that it has beside its own.
-        copies: Tensors with the range of another one, ordered so that the other range is known first.
-        means: By the name of an output, the tensors whose channels' means it holds, with their numbers.
-    """
+    """A model that computes statistics."""
 
     model: Model
-    packs: tuple[PackedStatistics, ...]
+    packs: tuple[PackedStatistics, ...]  # the meaning of the outputs that it has beside its own
+    # tensors with the range of another one, ordered so that the other range is known first
     copies: tuple[tuple[Key, Key], ...]
+    # by the name of an output, the tensors whose channels' means it holds, with their numbers
     means: Mapping[str, Sequence[tuple[ChannelKey, int]]]
 
     @property

@@ -39,20 +39,15 @@ NaN, and sums no opposite infinities, which would give NaN."""
 
 @dataclass(frozen=True)
 class PackedStatistics:
-    """The statistics of several tensors, in four FP32 vectors.
+    """The statistics of several tensors, in four FP32 vectors."""
 
-    Attributes:
-        keys: The tensor of each element of highs, lows and means, which are summed over the runs; or a count
-            of moves, which is in the means.
-        scope_runs: For each tensor, the index into the runs that counts how often its graph ran.
-        runs: Length of the vector of runs.
-        vectors: Names of highs, lows, means and runs.
-    """
-
+    # the tensor of each element of highs, lows and means, which are summed over the runs; or a count of
+    # moves, which is in the means
     keys: tuple[Key | Moves, ...] = ()
+    # for each tensor, the index into the runs that counts how often its graph ran
     scope_runs: tuple[int, ...] = ()
-    runs: int = 0
-    vectors: tuple[str, ...] = ()
+    runs: int = 0  # length of the vector of runs
+    vectors: tuple[str, ...] = ()  # names of highs, lows, means and runs
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -165,14 +160,10 @@ class Moves(NamedTuple):
     A state that moves by less than such a unit stands still in FP16. Half of its way a state goes in steps
     below the median: one that converges is as fast as its first steps, and an unchanged row of a cache does
     not count. The ways add up over iterations, calls and samples, as other statistics do.
-
-    Attributes:
-        owner: First float result of the Loop, Scan or recurrent operator.
-        state: The body's output, or the owner again, and the number of the state.
     """
 
-    owner: Key
-    state: Key
+    owner: Key  # first float result of the Loop, Scan or recurrent operator
+    state: Key  # the body's output, or the owner again, and the number of the state
     number: int
     edge: int
 

@@ -33,78 +33,54 @@ def span_of(shapes: Collection[Shape]) -> Span:
 
 @dataclass(frozen=True)
 class RecordedFile:
-    """A model that the script called.
+    """A model that the script called."""
 
-    Attributes:
-        name: Its path relative to the folder that all files share, without `.onnx`: `unet/model`.
-        model: Absolute path; relative to the recording for a session that was made from bytes.
-        sha256: Of the file, without its external data.
-        samples: The folder of its samples, relative to the recording.
-        calls: How often the script called it; fewer are kept as samples.
-        shapes: Of each input in all calls.
-    """
-
-    name: str
-    model: str
-    sha256: str
-    samples: str
-    calls: int
-    shapes: Mapping[str, Span]
+    name: str  # its path relative to the folder that all files share, without `.onnx`: `unet/model`
+    model: str  # absolute path; relative to the recording for a session that was made from bytes
+    sha256: str  # of the file, without its external data
+    samples: str  # the folder of its samples, relative to the recording
+    calls: int  # how often the script called it; fewer are kept as samples
+    shapes: Mapping[str, Span]  # of each input in all calls
 
 
 @dataclass(frozen=True)
 class Link:
-    """An output that became an input of a later call, of the same file or of another.
+    """An output that became an input of a later call, of the same file or of another."""
 
-    Attributes:
-        producer, consumer: Names of files.
-        axis: The axis on which the input grows from call to call; None if it keeps its shape.
-        calls: In how many calls the input was the output.
-    """
-
+    # producer, consumer: names of files
     producer: str
     output: str
     consumer: str
     input: str
-    axis: int | None
-    calls: int
+    axis: int | None  # the axis on which the input grows from call to call; None if it keeps its shape
+    calls: int  # in how many calls the input was the output
 
 
 @dataclass(frozen=True)
 class State:
-    """A link of a file to itself, by which a value lives on from call to call.
-
-    Attributes:
-        step: Its median step, weighted by the way, in FP16's last places; None if it grows, or never moved.
-    """
+    """A link of a file to itself, by which a value lives on from call to call."""
 
     file: str
     input: str
     output: str
+    # its median step, weighted by the way, in FP16's last places; None if it grows, or never moved
     step: float | None
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One run of a script.
+    """One run of a script."""
 
-    Attributes:
-        command: The command line; () where Python code recorded itself.
-        calls: File and number of the call (from 0 for each file), in the order of the script.
-        printed: Its standard output.
-        versions: Of Python and of the libraries that ran the models, by name.
-        notes: Sentences about what could not be recorded.
-    """
-
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # the command line; () where Python code recorded itself
     files: tuple[RecordedFile, ...]
+    # file and number of the call (from 0 for each file), in the order of the script
     calls: tuple[tuple[str, int], ...]
     links: tuple[Link, ...]
     states: tuple[State, ...]
-    printed: str
+    printed: str  # on standard output
     exit_code: int
-    versions: Mapping[str, str]
-    notes: tuple[str, ...] = ()
+    versions: Mapping[str, str]  # of Python and of the libraries that ran the models, by name
+    notes: tuple[str, ...] = ()  # sentences about what could not be recorded
 
     @classmethod
     def read(cls, folder: Path) -> Recording:

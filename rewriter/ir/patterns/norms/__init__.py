@@ -24,31 +24,21 @@ Kind = Literal["layer-norm", "rms-norm", "l2-normalize"]
 
 @dataclass(frozen=True)
 class Norm:
-    """One decomposed normalisation.
+    """One decomposed normalisation."""
 
-    Attributes:
-        kind: `layer-norm` subtracts a mean, `rms-norm` does not, `l2-normalize` divides by a sum
-            of squares instead of their mean.
-        input: The tensor that is normalised; of the same type as `output` where one exists.
-        axes: The normalised axes in order, counted from the front if the rank is known; () if they
-            are computed, or all axes of a tensor of unknown rank.
-        epsilon: As read from the constant, whatever its type; 0.0 if there is none.
-        scale, bias: Tensors of the affine part; only a `layer-norm` has a bias.
-        nodes: All nodes in graph order, without Constants; they have to be in one island.
-        cancels: Its variance is E[x^2] - E[x]^2, whose digits cancel where |mean| exceeds the deviation.
-        blocked: Why it must not become one operator; None if it may.
-    """
-
+    # `layer-norm` subtracts a mean, `rms-norm` does not, `l2-normalize` divides by a sum, not a mean
     kind: Kind
-    input: str
+    input: str  # the tensor that is normalised; of the same type as `output` where one exists
     output: str
+    # in order, from the front if the rank is known; () if they are computed, or all of an unknown rank
     axes: tuple[int, ...]
-    epsilon: float
+    epsilon: float  # as read from the constant, whatever its type; 0.0 if there is none
+    # scale, bias: tensors of the affine part; only a `layer-norm` has a bias
     scale: str | None
     bias: str | None
-    nodes: tuple[NodeProto, ...]
-    cancels: bool
-    blocked: str | None
+    nodes: tuple[NodeProto, ...]  # all nodes in graph order, without Constants; they have to be in one island
+    cancels: bool  # its variance is E[x^2] - E[x]^2, whose digits cancel where |mean| exceeds the deviation
+    blocked: str | None  # why it must not become one operator; None if it may
 
     @property
     def name(self) -> str:

@@ -36,17 +36,11 @@ COUNT_TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Moment:
-    """A mean or sum that was matched.
+    """A mean or sum that was matched."""
 
-    Attributes:
-        axes: As written in the model; () for all, None if they are computed.
-        share: The factor relative to a mean, 1.0 for a mean; None if it is not known.
-        total: True for a plain sum.
-    """
-
-    axes: tuple[int, ...] | None
-    share: float | None
-    total: bool
+    axes: tuple[int, ...] | None  # as written in the model; () for all, None if they are computed
+    share: float | None  # the factor relative to a mean, 1.0 for a mean; None if it is not known
+    total: bool  # True for a plain sum
 
     @property
     def is_mean(self) -> bool:
@@ -64,25 +58,18 @@ class Bindings(NamedTuple):
     """The tensors, nodes and constants that a formula has matched so far.
 
     A named tuple: a graph of 20,000 nodes needs 200,000 of them, and frozen dataclasses cost four times more.
-
-    Attributes:
-        tensors: The tensors of each `var`, one for each place that reads it.
-        moments: The `mean`s by name.
-        faults: Reasons not to replace the formula by one operator.
-        reshaped: A reduced axis was dropped, so that shapes decide what a statistic meets.
-        expanded: The Expands of statistics.
-        cancels: The variance is a difference of squares.
     """
 
     graph: GraphEditor
     nodes: tuple[NodeProto, ...] = ()
+    # the tensors of each `var`, one for each place that reads it
     tensors: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-    moments: Mapping[str, tuple[Moment, ...]] = MappingProxyType({})
+    moments: Mapping[str, tuple[Moment, ...]] = MappingProxyType({})  # the `mean`s by name
     epsilons: tuple[Epsilon, ...] = ()
-    faults: tuple[str, ...] = ()
-    reshaped: bool = False
-    expanded: tuple[NodeProto, ...] = ()
-    cancels: bool = False
+    faults: tuple[str, ...] = ()  # reasons not to replace the formula by one operator
+    reshaped: bool = False  # a reduced axis was dropped, so that shapes decide what a statistic meets
+    expanded: tuple[NodeProto, ...] = ()  # the Expands of statistics
+    cancels: bool = False  # the variance is a difference of squares
 
     def fault(self, reason: str) -> Bindings:
         return self._replace(faults=(*self.faults, reason))
