@@ -12,11 +12,9 @@ Severity = Literal["note", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("note", "warning", "error")
 """Note: worth knowing. Warning: inaccurate, or wrong on other data. Error: wrong on these samples."""
 
-LIKENESS = 0.5
-"""From this likeness on (`difflib`), a name is taken for a misspelling of another."""
+LIKENESS = 0.5  # from this likeness on (`difflib`), a name is taken for a misspelling of another
 
-SHOWN = 60
-"""Characters of a wrong value that a message shows."""
+SHOWN = 60  # characters of a wrong value that a message shows
 
 SLIP = 0.75
 """From this likeness on, a name is refused as a misspelling where other names are allowed."""

@@ -46,17 +46,14 @@ from rewriter.base.stopwatch import OutOfTimeError, seconds_left, without_deadli
 
 FORKS = sys.platform == "linux"
 
-CALL_S = 60.0
-"""Wall time of one call in seconds; shape inference of 50,000 nodes needs two."""
+CALL_S = 60.0  # wall time of one call in seconds; shape inference of 50,000 nodes needs two
 
 QUIET = {"ORT_DISABLE_TELEMETRY": "1"}
 """Environment in which ONNX Runtime keeps no records of the models that it runs, and opens no connection."""
 
-LEAST_BYTES = 4 << 30
-"""Address space that a fork may always take on top of this process's own."""
+LEAST_BYTES = 4 << 30  # address space that a fork may always take on top of this process's own
 
-SHARE = 0.9
-"""Share of the machine's available memory that a fork may take."""
+SHARE = 0.9  # share of the machine's available memory that a fork may take
 
 LOG_BYTES = 256 * 1024
 """Size of the end of a worker's output that is kept: a builder can print gigabytes."""
@@ -71,8 +68,7 @@ UNKNOWN = "a native library raised it: run again with a smaller model to find th
 
 T = TypeVar("T")
 
-inside = False
-"""True in a worker: its own calls need no other."""
+inside = False  # True in a worker: its own calls need no other
 
 
 class Worker:

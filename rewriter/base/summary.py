@@ -11,8 +11,7 @@ from rewriter.base.text import one_line
 MOST_ROWS = 12
 """Rows of a summary: what a result holds beyond them is in its attributes and in the report."""
 
-WIDTH = 160
-"""Characters of a row's text."""
+WIDTH = 160  # characters of a row's text
 
 Row = tuple[str, str]
 

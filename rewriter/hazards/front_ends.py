@@ -15,8 +15,7 @@ from rewriter.ir.graph import display_name
 from rewriter.ir.graph.ops import REDUCTIONS, SCALING, SUMS, TENSOR_CORE, VIEWS
 from rewriter.target.product_kernels import operands_of
 
-RESOLUTION = 2.0**-11
-"""Relative rounding error of FP16 (half an ulp)."""
+RESOLUTION = 2.0**-11  # relative rounding error of FP16 (half an ulp)
 
 TRANSFORMS = TENSOR_CORE | {"STFT", "DFT"}
 """Operators that sum an input signal with the weights of a basis."""

@@ -15,8 +15,7 @@ from rewriter.ir.graph.ops import CHEAP, SCALING, VIEWS
 from rewriter.ir.model import Array
 from rewriter.ir.plan import Range
 
-FP16_MIN_NORMAL = 2.0**-14
-"""IEEE 754 binary16: smaller numbers lose bits."""
+FP16_MIN_NORMAL = 2.0**-14  # IEEE 754 binary16: smaller numbers lose bits
 
 FP16_FLUSH = 2.0**-25
 """Half of binary16's smallest subnormal number: up to here, numbers round to zero."""

@@ -16,8 +16,7 @@ from rewriter.base.errors import UsageError
 from rewriter.hazards.accumulation import depth_of
 from rewriter.hazards.analysis import KINDS, GraphAnalysis, Hazard
 
-USER_KIND = "user-rule"
-"""The kind of a hazard whose rule is not one of `KINDS`."""
+USER_KIND = "user-rule"  # the kind of a hazard whose rule is not one of `KINDS`
 
 HINT = "training"
 """The kind of what a hook knows of the training; an engine may show that FP16 will do."""

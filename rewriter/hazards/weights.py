@@ -19,8 +19,7 @@ from rewriter.ir.model import Array
 WEIGHT_ERROR = 1e-3
 """Relative L2 error of rounded weights; normal numbers lose 2^-11 = 4.9e-4 at most."""
 
-BANK_ERROR = 1e-2
-"""Relative L2 error of one filter's rounded weights."""
+BANK_ERROR = 1e-2  # relative L2 error of one filter's rounded weights
 
 BOUNDS = INEQUALITIES | {"Clip", "Min", "Max"}
 """Operators in which an infinite constant has the effect of a huge one."""

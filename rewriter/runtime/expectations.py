@@ -23,11 +23,9 @@ SPREAD = 20.0
 """Accepted distance from mean 0 in deviations, and from deviation 1 as a factor. Dark or flat images have a
 deviation of 0.2; a forgotten or doubled division by 255 gives 255 or 0.004, so both sides have room."""
 
-WIDE = 20.0
-"""Larger values are pixels of 0..255: neither of 0..1, nor normalised."""
+WIDE = 20.0  # larger values are pixels of 0..255: neither of 0..1, nor normalised
 
-SAMPLES = 8
-"""The number of samples that are examined."""
+SAMPLES = 8  # the number of samples that are examined
 
 STEPS = 12
 """Most nodes that an input is followed through: Cast, Transpose, Div, Sub, Div and some Identities."""

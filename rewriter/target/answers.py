@@ -17,8 +17,7 @@ from rewriter.target.probes import UNKNOWN, Answer
 RECORDED = Path(str(files("rewriter.target"))) / "recorded"
 """Files of `rewriter probe --json`, one for each GPU and release."""
 
-SCHEMA_VERSION = 1
-"""Rises when a field changes its meaning or goes away; a new field leaves it."""
+SCHEMA_VERSION = 1  # rises when a field changes its meaning or goes away; a new field leaves it
 
 
 @dataclass(frozen=True, repr=False)

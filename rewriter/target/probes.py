@@ -19,8 +19,7 @@ from onnx import numpy_helper
 from rewriter.ir.model import Array
 from rewriter.ir.reading import own_table
 
-IR_VERSION = 10
-"""IR version of onnx 1.16, which every reader of opset 21 knows; opset 23 needs 11."""
+IR_VERSION = 10  # IR version of onnx 1.16, which every reader of opset 21 knows; opset 23 needs 11
 
 UNKNOWN = "unknown"
 

@@ -18,17 +18,13 @@ from rewriter.target.fusion import is_depthwise
 Operands = Literal["fp32", "nearest", "truncated"]
 """Operands stay FP32, are rounded to the nearest TF32 number, or lose the bits that TF32 lacks."""
 
-Dims = Sequence[object]
-"""A shape; a dimension that is no `int` is unknown."""
+Dims = Sequence[object]  # a shape; a dimension that is no `int` is unknown
 
-SHORT_DEPTH = 4
-"""A MatMul of at most this many products a sum runs in FP32."""
+SHORT_DEPTH = 4  # a MatMul of at most this many products a sum runs in FP32
 
-SHORT_WINDOW = 9
-"""A Conv of one channel with at most this many products a sum runs in FP32."""
+SHORT_WINDOW = 9  # a Conv of one channel with at most this many products a sum runs in FP32
 
-TWO_CHANNELS = 2
-"""A pointwise Conv of at most this many channels runs in FP32."""
+TWO_CHANNELS = 2  # a pointwise Conv of at most this many channels runs in FP32
 
 LONG_ROW = 256
 """A Conv whose kernel is one high and at least this wide runs without Tensor Cores; one of 39 does not."""

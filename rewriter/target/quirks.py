@@ -22,8 +22,7 @@ from rewriter.target import Target, numbers, probes, title
 from rewriter.target.fusion import kernel_results
 from rewriter.target.probes import UNKNOWN, Case, Probe
 
-PATCH = 8
-"""Smallest kernel of `kernel-is-stride`: patches of vision transformers have 8 to 32."""
+PATCH = 8  # smallest kernel of `kernel-is-stride`: patches of vision transformers have 8 to 32
 
 WIDE = 256
 """Least channels of `pointwise-1d` and `one-element`: 240 do not crash the build, and 248 are right."""
@@ -34,8 +33,7 @@ BOUND = 5e-3
 
 ASK = "`rewriter probe --ask` shows on the GPU whether it holds there, and `--target` names another one"
 
-LARGE = 46_656
-"""Elements up to which `scaled-image` is right; from 50,176 on it is wrong."""
+LARGE = 46_656  # elements up to which `scaled-image` is right; from 50,176 on it is wrong
 
 IMAGE_OPS = ("Conv", "ConvTranspose", "AveragePool", "MaxPool")
 

@@ -21,8 +21,7 @@ from rewriter.ir.graph.ops import CHEAP, LAYOUTS, SUMS, VIEWS
 
 RULE = "residual-sum"
 
-BETWEEN = "between-islands"
-"""Rule of a node that is FP32 only because its neighbours are."""
+BETWEEN = "between-islands"  # rule of a node that is FP32 only because its neighbours are
 
 
 def grow(analysis: GraphAnalysis, hazards: dict[int, Hazard]) -> None:

@@ -18,8 +18,7 @@ from rewriter.ir.model import Model
 from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import SEARCHED, Decision, Plan, Range, node_key
 
-RangesByTensor = Mapping[tuple[int, str], Range]
-"""Ranges by scope index and tensor name."""
+RangesByTensor = Mapping[tuple[int, str], Range]  # ranges by scope index and tensor name
 
 
 def make_plan(model: Model, ranges: RangesByTensor, request: PrecisionRequest, *, real: bool = False) -> Plan:

@@ -30,8 +30,7 @@ MOST_MAPPED = 256
 """Data files of a model that are mapped. Each mapping holds an open file, and a process may have 1,024 by
 default; some exporters write a file for each tensor."""
 
-PAGE = 4096
-"""Tensors start at multiples of it, so that readers can map them."""
+PAGE = 4096  # tensors start at multiples of it, so that readers can map them
 
 
 def map_external(tensor: onnx.TensorProto, model: Path | None, opened: dict[Path, Array]) -> Array:

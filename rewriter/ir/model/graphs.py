@@ -10,8 +10,7 @@ import onnx
 
 from rewriter.base.errors import ModelError
 
-STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
-"""Both name the operator set of ONNX itself."""
+STANDARD_DOMAINS = frozenset({"", "ai.onnx"})  # both name the operator set of ONNX itself
 
 UNKNOWN_DOMAIN = "rewriter.unknown"
 

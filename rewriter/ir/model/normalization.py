@@ -22,8 +22,7 @@ from rewriter.ir.model.graphs import (
 from rewriter.ir.model.model import Model
 from rewriter.ir.model.tensors import DETACH_BYTES
 
-NAMED = 3
-"""Renamed nodes that a note lists."""
+NAMED = 3  # renamed nodes that a note lists
 
 
 def normalize(model: Model) -> tuple[str, ...]:
@@ -94,8 +93,7 @@ def _is_complete(value: onnx.ValueInfoProto) -> bool:
     return not value.type.HasField("tensor_type") or value.type.tensor_type.HasField("shape")
 
 
-LEAST_IR = 4
-"""Before IR 4, every initializer had to be listed as an input."""
+LEAST_IR = 4  # before IR 4, every initializer had to be listed as an input
 
 _WEIGHT_TYPES = frozenset(
     getattr(onnx.TensorProto, name) for name in "FLOAT FLOAT16 BFLOAT16 DOUBLE INT8 UINT8".split()

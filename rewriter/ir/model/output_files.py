@@ -58,8 +58,7 @@ def file_to_replace(path: Path) -> Path:
     return target
 
 
-SAMPLES = (".npz", ".npy")
-"""Files of a folder of samples, which may hold reports, too."""
+SAMPLES = (".npz", ".npy")  # files of a folder of samples, which may hold reports, too
 
 
 def overwrites(output: Path, other: Path) -> bool:
@@ -154,8 +153,7 @@ def files_matching(folder: Path, pattern: str) -> list[Path]:
     return []
 
 
-OWNER = ".owner"
-"""File of a work folder that its run has locked."""
+OWNER = ".owner"  # file of a work folder that its run has locked
 
 
 @contextmanager

@@ -35,8 +35,7 @@ exceeded. The largest exports have 10^5 nodes, and no function that is called so
 MOST_TURNS = 10**9
 """Iterations of a Loop whose condition never changes: ONNX Runtime runs about a million per second."""
 
-MOST_AXES = 64
-"""Most axes of a NumPy array; TensorRT's tensors have 8."""
+MOST_AXES = 64  # most axes of a NumPy array; TensorRT's tensors have 8
 
 POSITIVE = frozenset(
     "group num_groups strides dilations kernel_shape blocksize size hidden_size num_outputs".split()

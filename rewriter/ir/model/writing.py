@@ -21,8 +21,7 @@ from rewriter.ir.model.output_files import file_to_replace, replacing, special, 
 from rewriter.ir.model.tensors import Array
 from rewriter.ir.model.validation import read_proto
 
-UNENCODABLE = "backslashreplace"
-"""File names may hold bytes that are not UTF-8."""
+UNENCODABLE = "backslashreplace"  # file names may hold bytes that are not UTF-8
 
 
 def save(model: Any, path: str | os.PathLike[str], *, map_back: bool = False) -> Path:

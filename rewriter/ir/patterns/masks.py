@@ -30,8 +30,7 @@ MASK_INPUT = 3
 
 _COMBINED = {"Add": operator.add, "Sub": operator.sub, "Mul": operator.mul}
 
-_ANY = frozenset(range(-8, 0))
-"""Axes of a tensor of unknown rank."""
+_ANY = frozenset(range(-8, 0))  # axes of a tensor of unknown rank
 
 LARGEST_BIAS = 4096.0
 """Largest other value in a mask constant: half of what a mask of -2^14 tolerates."""

@@ -24,8 +24,7 @@ InputsOutputs = str
 """Types of inputs and outputs: a type for all (`fp16`), types by pattern of the name (`past_*=fp16`), or both
 (`fp16,logits=fp32`). `keep` is the model's own."""
 
-SEARCHED = "tolerance"
-"""Rule of a node that a search keeps in FP32."""
+SEARCHED = "tolerance"  # rule of a node that a search keeps in FP32
 
 IO_TYPES = ("keep", "fp32", "fp16", "bf16")
 PORT_TYPES = ("fp32", "fp16", "bf16", "int64", "int32", "int8", "uint8", "bool")
@@ -78,28 +77,22 @@ def plugin_types(texts: Iterable[str]) -> dict[str, PortTypes]:
     return types
 
 
-HEADROOM = 2.0
-"""Growth of a value over the samples that still has to fit: a factor 2 is one binade."""
+HEADROOM = 2.0  # growth of a value over the samples that still has to fit: a factor 2 is one binade
 
 
 @dataclass(frozen=True)
 class Range:
-    """The measured range of one tensor over all samples.
+    """The measured range of one tensor over all samples."""
 
-    Attributes:
-        low, high: Smallest and largest value (of the finite run of FP32 arithmetic).
-        mean_abs: Mean of the absolute values, averaged over the samples.
-        finite: False as soon as one NaN or infinity was seen; such a tensor is never in range.
-        headroom: How many times as large a value of other samples has to fit.
-        step: Median move of a state, or of a node's slowest, from one step of a recurrence to the next, in
-            FP16's last places: half of its way it goes in smaller ones. None if nothing moves.
-    """
-
+    # low, high: smallest and largest value (of the finite run of FP32 arithmetic)
     low: float
     high: float
-    mean_abs: float
-    finite: bool
+    mean_abs: float  # mean of the absolute values, averaged over the samples
+    finite: bool  # False as soon as one NaN or infinity was seen; such a tensor is never in range
+    # how many times as large a value of other samples has to fit
     headroom: float = field(default=HEADROOM, compare=False)
+    # median move of a state, or of a node's slowest, from one step of a recurrence to the next, in FP16's
+    # last places: half of its way it goes in smaller ones. None if nothing moves
     step: float | None = field(default=None, compare=False)
 
     @property
@@ -127,43 +120,32 @@ Evidence = Literal["squares", "values", "epsilon", "unknown"]
 
 @dataclass(frozen=True)
 class NormHazard:
-    """A decomposed norm that goes wrong in the lower precision, and why.
+    """A decomposed norm that goes wrong in the lower precision, and why."""
 
-    Attributes:
-        kind: `layer-norm`, `rms-norm` or `l2-normalize`; `output` is the result of its last node.
-        evidence: The inner values that leave the range, or come near its end; an epsilon below the normal
-            range; or `unknown` where nothing was measured.
-    """
-
-    kind: str
+    kind: str  # `layer-norm`, `rms-norm` or `l2-normalize`; `output` is the result of its last node
     output: str
+    # the inner values that leave the range, or come near its end; an epsilon below the normal range; or
+    # `unknown` where nothing was measured
     evidence: Evidence
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A node that does not compute in the plan's precision.
+    """A node that does not compute in the plan's precision."""
 
-    Attributes:
-        node: The node as the user knows it; `op` is its operator.
-        key: Identifies it in the model: scope of its graph and first output.
-        rule: Short name of the rule, e.g. `overflow`, `unfused-norm`, `epsilon`, `user`.
-        reason: One sentence for the user, with the measured range where there is one.
-        repair: The type it computes in instead: FP32, which around a MatMul only means FP32 accumulation; or
-            BF16, which has FP32's range and accumulation at FP16's speed, and 8 bits.
-        norm: The hazard of the decomposed norm that the node is part of; a plan's file does not have it.
-        about: The node that goes wrong, if this one feeds it; a plan's file does not have it.
-    """
-
-    node: str
+    node: str  # the node as the user knows it; `op` is its operator
     op: str
-    key: str
-    rule: str
-    reason: str
+    key: str  # identifies it in the model: scope of its graph and first output
+    rule: str  # short name of the rule, e.g. `overflow`, `unfused-norm`, `epsilon`, `user`
+    reason: str  # one sentence for the user, with the measured range where there is one
     tensor: str | None = None
     range: Range | None = None
+    # the type it computes in instead: FP32, which around a MatMul only means FP32 accumulation; or BF16,
+    # which has FP32's range and accumulation at FP16's speed, and 8 bits
     repair: Repair = "fp32"
+    # the hazard of the decomposed norm that the node is part of; a plan's file does not have it
     norm: NormHazard | None = field(default=None, compare=False)
+    # the node that goes wrong, if this one feeds it; a plan's file does not have it
     about: str = field(default="", compare=False)
 
 

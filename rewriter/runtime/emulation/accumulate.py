@@ -24,11 +24,9 @@ from rewriter.runtime.emulation.local_functions import declare, paired
 from rewriter.runtime.emulation.product_sums import ProductSums
 from rewriter.target.product_kernels import FEW_CHANNELS, sums_in_fp32
 
-CHUNK = 16
-"""Products that a Tensor Core adds before it rounds the accumulator; see `accumulate`."""
+CHUNK = 16  # products that a Tensor Core adds before it rounds the accumulator; see `accumulate`
 
-_END = 2**63 - 1
-"""End of a Slice that goes to the end of the axis."""
+_END = 2**63 - 1  # end of a Slice that goes to the end of the axis
 
 Box = tuple[tuple[int, int], ...]
 """Start and end of a chunk along the channels of a group and along every axis of the kernel."""
@@ -66,13 +64,11 @@ def slices(
     return tables
 
 
-ONE_ROUNDING = 2.1e-4
-"""Relative L2 error of one rounding to FP16, as measured."""
+ONE_ROUNDING = 2.1e-4  # relative L2 error of one rounding to FP16, as measured
 
 DOMAIN = "rewriter.fp16_accumulators"
 
-FIRST_OPSET = 13
-"""The operators as the functions use them."""
+FIRST_OPSET = 13  # the operators as the functions use them
 
 SPLIT = frozenset({"MatMul", "Gemm", "Conv"})
 

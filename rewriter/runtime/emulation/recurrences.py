@@ -27,14 +27,12 @@ from rewriter.ir.model.graphs import replace_items
 from rewriter.ir.model.schemas import NUMPY_TYPES
 from rewriter.ir.model.tensors import TensorFacts
 
-PREFIX = "rewriter/step/"
-"""Prefix of the tensors of recurrences that are taken apart."""
+PREFIX = "rewriter/step/"  # prefix of the tensors of recurrences that are taken apart
 
 STEP = f"{PREFIX}body"
 """Name of the bodies, whose products sum in FP32: FP16 sums would need a Loop in each step."""
 
-FIRST_OPSET = 11
-"""Scan has had no batch axis since 9; Range, which sequence lengths need, is of 11."""
+FIRST_OPSET = 11  # Scan has had no batch axis since 9; Range, which sequence lengths need, is of 11
 
 MOST_STEPS = 20_000
 """Longest sequence that is taken apart, in steps, where the length is known: a step costs 20 to 100 us."""

@@ -21,8 +21,7 @@ from rewriter.target.product_kernels import Operands, operands_of
 
 DOMAIN = "rewriter.tf32"
 
-FIRST_OPSET = 9
-"""Where and Sign exist from it on; 9 of 21 trained networks came in 9 to 12."""
+FIRST_OPSET = 9  # Where and Sign exist from it on; 9 of 21 trained networks came in 9 to 12
 
 SPLITTER = 2.0**13 + 1.0
 """T. J. Dekker (1971): with c = x * (2^13 + 1), c - (c - x) is x rounded to 24 - 13 = 11 bits."""

@@ -14,8 +14,7 @@ from rewriter.runtime.engines import nvidia_driver
 
 LIBRARIES = ("tensorrt", "tensorrt_rtx")
 
-MESSAGE_LIMIT = 200
-"""Distinct warnings, and as many errors, that are kept."""
+MESSAGE_LIMIT = 200  # distinct warnings, and as many errors, that are kept
 
 
 def import_tensorrt(name: str | None) -> Any:

@@ -24,8 +24,7 @@ from rewriter.target import title
 BATCH_US = 500.0
 """Duration of the back-to-back runs of one timing, against which the gaps between launches are short."""
 
-MOST_RUNS = 50
-"""Back-to-back runs of one timing at most."""
+MOST_RUNS = 50  # back-to-back runs of one timing at most
 
 WARM_RUNS = 2
 """Runs before a capture: the first one may allocate, compile or load, which cannot be captured."""

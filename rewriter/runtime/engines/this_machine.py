@@ -18,8 +18,7 @@ from rewriter.runtime.engines.onnxruntime_library import import_onnxruntime
 from rewriter.runtime.engines.protocol import MeasureSettings, Program, Variant
 from rewriter.target import Target, numbers, title
 
-ASK_S = 60.0
-"""Time limit for the driver; a GPU that wakes up needs a few seconds."""
+ASK_S = 60.0  # time limit for the driver; a GPU that wakes up needs a few seconds
 
 REFUSES = (("tensorrt_rtx", (1, 7), (9, 0), "1.6.1"),)
 """Library, first release that does not load engines on a compute capability, and last release that does

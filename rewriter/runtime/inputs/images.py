@@ -24,26 +24,20 @@ EXAMPLE = "size=256,crop=224,scale=255,mean=0.485:0.456:0.406,std=0.229:0.224:0.
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a photograph becomes the values of an input, in the order of the fields.
+    """How a photograph becomes the values of an input, in the order of the fields."""
 
-    Attributes:
-        size: Height and width to resize to; with `crop`, size of the shorter side. Default: the input's.
-        fit: `stretch` both sides; or `letterbox`: keep the ratio and pad to the size with `pad`, centred.
-        pad: The value of the padding, 0 to 255.
-        crop: Height and width of the centre that is cut out after resizing the shorter side to `size`.
-        interpolation: Of Pillow, which blurs before it shrinks, as torchvision does with antialias.
-        order: Of the channels.
-        scale: Divisor of the pixel values: 255 for values from 0 to 1.
-        mean, std: For each channel, in `order`: the mean is subtracted after scaling, then std divides.
-    """
-
+    # height and width to resize to; with `crop`, size of the shorter side. Default: the input's
     size: tuple[int, int] | None = None
+    # `stretch` both sides; or `letterbox`: keep the ratio and pad to the size with `pad`, centred
     fit: Literal["stretch", "letterbox"] = "stretch"
-    pad: float = 114.0
+    pad: float = 114.0  # the value of the padding, 0 to 255
+    # height and width of the centre that is cut out after resizing the shorter side to `size`
     crop: tuple[int, int] | None = None
+    # of Pillow, which blurs before it shrinks, as torchvision does with antialias
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
-    order: Literal["RGB", "BGR"] = "RGB"
-    scale: float = 1.0
+    order: Literal["RGB", "BGR"] = "RGB"  # of the channels
+    scale: float = 1.0  # divisor of the pixel values: 255 for values from 0 to 1
+    # mean, std: for each channel, in `order`: the mean is subtracted after scaling, then std divides
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
 

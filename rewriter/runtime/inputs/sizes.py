@@ -22,8 +22,7 @@ from rewriter.runtime.inputs.samples import SHAPE_TYPES, Samples
 USUAL = (48, 64, 128, 256, 512, 320, 640, 32, 16, 1024, 4096, 16000)
 """Sizes of images, windows and sequences that networks are trained with, to try where nothing says more."""
 
-MOST_TRIED = 120
-"""Runs of the model until its first sizes are taken after all."""
+MOST_TRIED = 120  # runs of the model until its first sizes are taken after all
 
 MOST_NAN = 12
 """Runs that give NaN, as a window that is too short may, until the first one is taken after all."""

@@ -143,8 +143,7 @@ def _best(array: Array, k: int) -> Array:
     return np.sort(np.argsort(-rows, axis=-1, kind="stable")[:, :k], axis=-1)
 
 
-DETECTIONS = "detections"
-"""The metric of models that select their rows."""
+DETECTIONS = "detections"  # the metric of models that select their rows
 
 METRICS: dict[str, Metric] = {
     RELATIVE_L2: per_output(attrgetter("relative_l2")),

@@ -11,22 +11,18 @@ from rewriter.ir.model import Array
 from rewriter.runtime.metrics.outputs import OutputStatistics, statistics
 from rewriter.runtime.metrics.pairwise_error import Pair, is_float
 
-SMALLEST_SIDE = 16
-"""Pixels of the shorter side below which nothing is to be seen."""
+SMALLEST_SIDE = 16  # pixels of the shorter side below which nothing is to be seen
 
-LARGEST_SIDE = 256
-"""Pixels of the longer side of a picture; larger outputs are thinned."""
+LARGEST_SIDE = 256  # pixels of the longer side of a picture; larger outputs are thinned
 
 MOST_ASPECT = 8
 """Longest side in units of the shorter one: hidden states [batch, tokens, features] are longer as a rule."""
 
 COLOURS = (1, 3)
 
-MOST_BOXES = 12
-"""Boxes of an output, those with the highest scores."""
+MOST_BOXES = 12  # boxes of an output, those with the highest scores
 
-MOST_WORDS = 24
-"""Tokens of an output; of one row of classes the best three."""
+MOST_WORDS = 24  # tokens of an output; of one row of classes the best three
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,7 @@ from onnx import TensorProto
 
 from rewriter.ir.model import Model
 
-RELATIVE_L2 = "relative-l2"
-"""The default metric."""
+RELATIVE_L2 = "relative-l2"  # the default metric
 
 USABLE = 0.1
 """Largest relative L2 error that another figure, or the network's own FP32 engine, excuses: beyond it the

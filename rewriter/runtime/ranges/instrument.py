@@ -38,8 +38,7 @@ from rewriter.runtime.ranges.reductions import (
 _OVER_RUNS = ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceSum")
 """Reductions of highs, lows, means and runs over the iterations of a loop."""
 
-_NEUTRAL = (-inf, inf, 0.0, 0.0)
-"""Their neutral values."""
+_NEUTRAL = (-inf, inf, 0.0, 0.0)  # their neutral values
 
 Refuses = Callable[[NodeProto, int], bool]
 """True if a node of the graph with this scope index cannot run."""

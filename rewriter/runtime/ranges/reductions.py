@@ -26,11 +26,9 @@ Key = tuple[int, str]
 BLOCK = 128
 """Tensors that are packed together: the fastest of 10, 32, 128 and 512 on a graph of 8,000."""
 
-SMALL = 4096
-"""Most elements of a tensor that is stacked: a block of them holds 2 MiB at most."""
+SMALL = 4096  # most elements of a tensor that is stacked: a block of them holds 2 MiB at most
 
-STACK_LEAST = 3
-"""Fewer tensors than this need more nodes stacked than apart."""
+STACK_LEAST = 3  # fewer tensors than this need more nodes stacked than apart
 
 REDUCTIONS = ("ReduceMax", "ReduceMin", "ReduceL1")
 """ONNX Runtime's ReduceMax and ReduceMin ignore a NaN that is not the first element. ReduceL1 propagates
@@ -150,8 +148,7 @@ class Reductions:
         return PackedStatistics(tuple(keys), (0,) * len(keys), 1, (high, low, mean, ran))
 
 
-MOVES_OPSET = 13
-"""Min and Max take integers from 12 on, ReduceSum its axes as an input from 13 on."""
+MOVES_OPSET = 13  # Min and Max take integers from 12 on, ReduceSum its axes as an input from 13 on
 
 
 class Moves(NamedTuple):

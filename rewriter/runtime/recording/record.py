@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 RECORD = "record.json"
 
 Shape = tuple[int, ...]
-Span = tuple[Shape, Shape, Shape]
-"""Smallest, usual (TensorRT's optimum) and largest shape."""
+Span = tuple[Shape, Shape, Shape]  # smallest, usual (TensorRT's optimum) and largest shape
 
 
 def span_of(shapes: Collection[Shape]) -> Span:
@@ -114,11 +113,9 @@ class Recording:
         return next(file for file in self.files if file.name == name)
 
 
-LAST_PLACE = 2.0**-10.5
-"""FP16's last place relative to a number, the geometric mean over a binade."""
+LAST_PLACE = 2.0**-10.5  # FP16's last place relative to a number, the geometric mean over a binade
 
-LEAST_NORMAL = 2.0**-14
-"""Smaller numbers of FP16 have its last place."""
+LEAST_NORMAL = 2.0**-14  # smaller numbers of FP16 have its last place
 
 AT_REST = 2.0**-7
 """Least median step, in last places: a state that stays where it began moves by FP32's rounding, 2^-13."""
@@ -126,8 +123,7 @@ AT_REST = 2.0**-7
 EDGES: Array = np.concatenate([2.0 ** np.arange(-8, 12.5, 0.5), [1e30]])
 """Limits of steps in last places."""
 
-SAMPLED = 4096
-"""Elements of a state, or of a sequence of states, that are looked at."""
+SAMPLED = 4096  # elements of a state, or of a sequence of states, that are looked at
 
 
 def sampled(array: Array) -> Array:

@@ -38,11 +38,9 @@ from rewriter.runtime.recording.record import (
 if TYPE_CHECKING:
     from rewriter.ir.model import Array
 
-MOST_SAMPLES = 24
-"""Samples of a file that are kept: `fix` runs each of them several times."""
+MOST_SAMPLES = 24  # samples of a file that are kept: `fix` runs each of them several times
 
-WIDER = 1.1
-"""A call is one of the widest if the largest value of an input grows by this factor."""
+WIDER = 1.1  # a call is one of the widest if the largest value of an input grows by this factor
 
 REMEMBERED = 8
 """Calls of a file whose outputs may still become inputs: several streams may take turns."""
@@ -53,19 +51,16 @@ FOLLOWED = 256
 DISTINCT = 4
 """Different values that show a link of arrays which may agree by chance, such as one integer."""
 
-ALWAYS = 0.9
-"""Share of the calls in which such a link is seen."""
+ALWAYS = 0.9  # share of the calls in which such a link is seen
 
 FREE_S, SHARE, RESUMED = 0.3, 0.22, 0.18
 """CPU seconds, or share of the process's CPU time, after which the recorder rests; share to begin again."""
 
 LIBRARIES = ("onnxruntime", "numpy", "torch", "transformers", "optimum", "diffusers")
 
-Key = tuple[str, Shape, int]
-"""Type, shape and hash of an array."""
+Key = tuple[str, Shape, int]  # type, shape and hash of an array
 
-Route = tuple[int, str, int, str]
-"""Producer, output, consumer and input; files by number."""
+Route = tuple[int, str, int, str]  # producer, output, consumer and input; files by number
 
 
 class _File:

@@ -22,8 +22,7 @@ from rewriter.runtime.recording.interception import Feeds, ScriptRun, run_script
 Answer = Callable[[str, Sequence[str], Feeds, "Sequence[Any] | None"], "Sequence[Any] | None"]
 """Gets file, names of outputs, feeds, and the outputs where the script computed them; else returns them."""
 
-STOPPED = 75
-"""Exit code of a script that was stopped at a call (EX_TEMPFAIL)."""
+STOPPED = 75  # exit code of a script that was stopped at a call (EX_TEMPFAIL)
 
 
 class StopScript(Exception):

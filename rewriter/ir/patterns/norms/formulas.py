@@ -92,8 +92,7 @@ VARIANCE = mean_square(CENTRED) | CANCELLING
 NUMERATOR = CENTRED | op("Mul", CENTRED, SCALE, wide=True)  # some multiply before they divide
 DEVIATION, LENGTH = Root.of(VARIANCE, l2(CENTRED)), Root.of(mean_square(X), l2(X))
 
-ROOTS = ("Sqrt", "Pow", "ReduceL2")
-"""Each formula has one of them."""
+ROOTS = ("Sqrt", "Pow", "ReduceL2")  # each formula has one of them
 
 LAYER_NORM = over(NUMERATOR, DEVIATION) | times_scaled(CENTRED, DEVIATION)
 SHIFTED_NORM = as_batch_norm(DEVIATION)

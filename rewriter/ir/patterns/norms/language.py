@@ -27,8 +27,7 @@ BOUNDS = ("Add", "Max", "Clip", "Relu")
 NO_BOUND = 3e38
 """Clip's `max` where there is none: exporters below opset 11 write the largest float."""
 
-SHAPES = RESHAPES | {"Expand"}
-"""Operators that only change the shape of a statistic."""
+SHAPES = RESHAPES | {"Expand"}  # operators that only change the shape of a statistic
 
 COUNT_TOLERANCE = 1e-6
 """Relative; 1/N as an FP32 constant is off by at most 2^-24 = 6e-8, N/(N-1) by 1/N > 1e-6 up to N = 1e6."""
