@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rewriter.base.summary import Row, Summary
-from rewriter.base.summary import listed as rows_of
-from rewriter.base.text import count
+from rewriter.base.text import Row, Summary, count
+from rewriter.base.text import listed as rows_of
 from rewriter.input_comparison.relation import (
     SAMPLE,
     Fit,

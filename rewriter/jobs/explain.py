@@ -10,7 +10,7 @@ import onnx
 from onnx import NodeProto
 
 from rewriter.base.errors import UsageError, nearest
-from rewriter.base.summary import Row, Summary
+from rewriter.base.text import Row, Summary
 from rewriter.hazards.analysis import KINDS
 from rewriter.hazards.planning import free_fp32, islands
 from rewriter.ir.graph import display_name, open_graphs

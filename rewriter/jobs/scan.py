@@ -13,8 +13,7 @@ from typing import Any, Unpack
 from rewriter import hazards
 from rewriter.base.errors import SEVERITIES, ArithmeticRunError, Severity
 from rewriter.base.stopwatch import Progress, Stopwatch, silent
-from rewriter.base.summary import Row, Summary, listed
-from rewriter.base.text import count
+from rewriter.base.text import Row, Summary, count, listed
 from rewriter.hazards.analysis import KINDS
 from rewriter.hazards.planning.planner import analyses
 from rewriter.hazards.user_rules import rules_of_the_user

@@ -16,8 +16,7 @@ import onnx
 
 from rewriter.base.errors import ModelError, PassError, UsageError, described
 from rewriter.base.stopwatch import raise_signal
-from rewriter.base.summary import Row, Summary
-from rewriter.base.text import count
+from rewriter.base.text import Row, Summary, count
 from rewriter.ir.graph import GraphEditor, open_graphs
 from rewriter.ir.model import Model, check, load
 from rewriter.ir.model.normalization import with_lifted_weights

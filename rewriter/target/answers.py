@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from rewriter.base.summary import Row, Summary, listed
+from rewriter.base.text import Row, Summary, listed
 from rewriter.ir.reading import read_json
 from rewriter.target import Target, numbers
 from rewriter.target.probes import UNKNOWN, Answer

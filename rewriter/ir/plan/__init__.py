@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rewriter.base.errors import nearest
-from rewriter.base.summary import Row, Summary, listed
-from rewriter.base.text import count
+from rewriter.base.text import Row, Summary, count, listed
 
 if TYPE_CHECKING:
     from onnx import NodeProto

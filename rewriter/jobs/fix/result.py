@@ -14,8 +14,7 @@ from typing import Literal
 
 import onnx
 
-from rewriter.base.summary import Row, Summary, listed
-from rewriter.base.text import count, figure
+from rewriter.base.text import Row, Summary, count, figure, listed
 from rewriter.ir.model import Model
 from rewriter.ir.plan import Decision, Plan
 from rewriter.jobs.fix.attempt import Attempt

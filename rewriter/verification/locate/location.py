@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rewriter.base.summary import Row, Summary, listed
-from rewriter.base.text import figure
+from rewriter.base.text import Row, Summary, figure, listed
 from rewriter.runtime.inputs.samples import DataSource
 
 
