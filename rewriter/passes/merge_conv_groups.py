@@ -28,10 +28,9 @@ NO_TENSOR_CORE = 8
 class MergeConvGroups(WeightPass):
     """TensorRT-RTX has no fast kernel for a grouped Conv with fewer than 48 channels in a group.
 
-    A 3x3 Conv of 32 groups of 16 channels (14 x 14) needs 9.1 us, and 5.3 us as 8 groups of 64, although it
-    then multiplies four times as much, mostly by zero. ResNeXt, RegNet, DPN, ResNeSt and Next-ViT have such
-    Convs (docs/accuracy.md#grouped-convs). Sums only gain zeros. Groups of up to 8 channels sum in FP32, and
-    wider ones in FP16.
+    ResNeXt, RegNet, DPN, ResNeSt and Next-ViT have such Convs, and need less time for wider groups, although
+    these multiply more (docs/accuracy.md#grouped-convs). Sums only gain zeros. Groups of up to 8 channels sum
+    in FP32, and wider ones in FP16.
 
     It was measured with TensorRT-RTX: Convs for a release of TensorRT itself stay.
 

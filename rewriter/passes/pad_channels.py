@@ -40,11 +40,9 @@ NEUTRAL = {1: 0.0, 2: 0.0, 3: 0.0, 4: 1.0}
 class PadChannels(GraphPass):
     """TensorRT-RTX has no fast kernel for a Conv whose channels are no multiple of 16.
 
-    A pointwise Conv of 90 channels needs 8.4 us, and one of 96 needs 2.9; 3x3 Convs of 44 and 48 channels
-    need 12.6 and 4.7, and Xception's 728 channels 9.1 instead of 4.7 for 736 (docs/accuracy.md#channels). So
-    weights get rows of zeros, the tensors between Convs more channels, and the Convs that read them columns
-    of zeros. An added channel is finite and only meets zeros, so all other channels keep their values. The
-    new weights stay in memory until they are lowered, even if the old ones were external data.
+    So weights get rows of zeros, the tensors between Convs more channels, and the Convs that read them
+    columns of zeros (docs/accuracy.md#channels). An added channel is finite and only meets zeros, so all
+    other channels keep their values. The new weights stay in memory until they are lowered.
 
     Channels go from a Conv of one group through activations, poolings, sums and products, depthwise Convs,
     BatchNormalizations, Concats and Resizes.

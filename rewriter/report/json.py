@@ -68,9 +68,11 @@ def shown(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Data classes as dicts, paths and numbers that JSON lacks as strings, NumPy's values as Python's."""
+    """Fields by name, paths and numbers that JSON lacks as strings, NumPy's values as Python's."""
     if is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

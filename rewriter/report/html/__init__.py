@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from pathlib import Path
 from typing import Any, Literal
@@ -49,22 +48,8 @@ def write(result: Any, path: Path, command: str = "") -> None:
 
 def saved_page(result: Any, command: str = "") -> dict[str, Any]:
     """Returns the key of a JSON report that `rewriter report` draws; no key if a result has no page."""
-    if _page.dispatch(type(result)) is _page.dispatch(object):
-        return {}
-    page = _page(result, command)
-    return {"page": {field.name: plain(_named(getattr(page, field.name))) for field in fields(page)}}
-
-
-def _named(value: Any) -> Any:
-    """Named tuples and data classes as dicts, since templates read their parts by name."""
-    names: Sequence[str] = getattr(value, "_fields", ())
-    if is_dataclass(value):
-        names = [field.name for field in fields(value)]
-    if names:
-        return {name: _named(getattr(value, name)) for name in names}
-    if isinstance(value, Mapping):
-        return {key: _named(part) for key, part in value.items()}
-    return [*map(_named, value)] if isinstance(value, (list, tuple)) else value
+    drawn = _page.dispatch(type(result)) is not _page.dispatch(object)
+    return {"page": plain(_page(result, command))} if drawn else {}
 
 
 @dataclass(frozen=True)
