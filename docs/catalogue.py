@@ -16,7 +16,7 @@ from rewriter.jobs.explain import OTHER_RULES
 from rewriter.passes import PURPOSES
 from rewriter.passes.simplify import OPTIMIZERS
 from rewriter.pipeline.catalogue import exactness_text, page, settings, summary
-from rewriter.pipeline.options import COMMANDS, JOBS, KEYS
+from rewriter.pipeline.options import COMMANDS, JOBS, KEYS, LocateOptions
 from rewriter.pipeline.presets import OTHERWISE, PRESETS
 from rewriter.pipeline.schema import Option, declarations, expected, to_text
 from rewriter.pipeline.text import own_passes
@@ -222,7 +222,7 @@ def _row(key: Option) -> tuple[str, ...]:
 # -- rewriter/pipeline/keywords.py ------------------------------------------------------------------
 
 HEAD = '''\
-"""Keywords of `rewriter.fix`, `scan` and `verify`. Generated from `pipeline/options.py`: change that.
+"""Keywords of `rewriter.fix` and others. Generated from `pipeline/options.py`: change that.
 
 `python -m docs.catalogue` writes it.
 """
@@ -244,7 +244,8 @@ from rewriter.runtime.metrics.tolerances import Tolerance
 
 def keywords() -> str:
     """The module's text: one TypedDict for each class of options."""
-    kinds = dict.fromkeys(base for job in JOBS.values() for base in (*job.__bases__, job))
+    jobs = (*JOBS.values(), LocateOptions)
+    kinds = dict.fromkeys(base for job in jobs for base in (*job.__bases__, job))
     return HEAD + "".join("\n".join(_class(kind)) for kind in kinds)
 
 

@@ -10,7 +10,7 @@ import typer
 
 from rewriter.cli.exits import FAILED
 from rewriter.cli.parameters import Outputs, configured, with_options
-from rewriter.pipeline.options import CompareCommand, LocateCommand, VerifyOptions
+from rewriter.pipeline.options import CompareCommand, LocateOptions, VerifyOptions
 from rewriter.pipeline.schema import declarations
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _tolerance(resolved: ResolvedOptions, metric: str | None) -> dict[str, Any]:
     return {"tolerance": Tolerance(options["tolerance"], options.get("metric", usual), source)}
 
 
-@with_options(LocateCommand, outputs=("report", "json", "verbose", "quiet"))
+@with_options(LocateOptions, outputs=("report", "json", "verbose", "quiet"))
 def locate(original: Before, other: After, outputs: Outputs, **given: Any) -> None:
     """Find the first tensor at which OTHER leaves ORIGINAL when an engine runs it.
 

@@ -3,72 +3,51 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from rewriter.base.errors import UsageError
-from rewriter.base.stopwatch import Progress
+from rewriter.base.stopwatch import Progress, silent
 from rewriter.ir.model import load
 from rewriter.jobs.fix.provenance import noted_sums
 from rewriter.jobs.verify import verify
 from rewriter.pipeline.driver import run
-from rewriter.pipeline.options import VerifyOptions
-from rewriter.runtime.engines.deployment import deployment
+from rewriter.pipeline.keywords import LocateKeywords
+from rewriter.pipeline.options import LocateOptions, VerifyOptions, combined, documented
 from rewriter.runtime.engines.protocol import MeasureSettings
-from rewriter.runtime.engines.tensor_files import Shape
-from rewriter.runtime.engines.this_machine import AUTO
 from rewriter.runtime.expectations import data_warnings
-from rewriter.runtime.inputs import load_samples
 from rewriter.runtime.metrics.parts import Part
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2
 from rewriter.verification import locate as search
 from rewriter.verification.expected import judging
-from rewriter.verification.locate import SAME, TOLERANCE, LocateOptions, Location
+from rewriter.verification.locate import SAME, TOLERANCE, Location
 
 
+@documented(LocateOptions)
 def locate(
     original: str | os.PathLike[str] | Any,
     other: str | os.PathLike[str] | Any,
+    options: LocateOptions | None = None,
     *,
-    inputs: Any = None,
-    image_preprocess: str | None = None,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
-    input_values: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    engine: str = AUTO,
-    plugin_lib: Sequence[str | os.PathLike[str]] = (),
-    min_shapes: Mapping[str, Shape] | None = None,
-    opt_shapes: Mapping[str, Shape] | None = None,
-    max_shapes: Mapping[str, Shape] | None = None,
-    tolerance: float | None = None,
-    timeout: float = 600.0,
     progress: Progress | None = None,
+    **keywords: Unpack[LocateKeywords],
 ) -> Location:
     """Finds the first tensor at which `other` leaves `original`.
 
     Args:
         original, other: Path, onnx.ModelProto or onnx_graphsurgeon.Graph, with tensor names in common.
-        inputs, image_preprocess, input_shapes, input_values, seed, engine, plugin_lib, min_shapes ...: As for
-            `verify`.
-        tolerance: Relative L2 error above which a tensor is wrong; None: what `verify` allows.
-        timeout: Seconds for each build, and for each run.
+        options: Options as a whole; keywords replace single ones.
 
     Raises:
         RewriterError: bad model, data or option; an engine that was named and cannot run here.
     """
-    if not timeout > 0:
-        raise UsageError(f"it cannot be {timeout:g}", option="timeout", hint="seconds, such as 600")
-    spans = {"min_shapes": min_shapes, "opt_shapes": opt_shapes, "max_shapes": max_shapes}
-    data: dict[str, Any] = {"inputs": inputs, "seed": seed, "image_preprocess": image_preprocess}
-    data["input_values"] = input_values
-    data["input_shapes"] = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
-    deployed, models = deployment(engine, plugin_lib, *spans.values()), (load(original), load(other))
-    samples, verdict = load_samples(model=models[0], deployment=deployed, **data), None
-    data |= {**spans, "engine": engine, "plugin_lib": plugin_lib, "tolerance": tolerance, "timeout": timeout}
+    request = combined(LocateOptions, options, keywords)
+    deployed, models = request.deployment(), (load(original), load(other))
+    samples, verdict, tolerance = request.samples(models[0], deployed), None, request.tolerance
     with suppress(UsageError):  # of other inputs or outputs, which `verify` cannot judge
-        verdict = verify(original, other, VerifyOptions(build=False, timing=False, **data), progress=progress)
+        judged = VerifyOptions(build=False, timing=False, **vars(request))
+        verdict = verify(original, other, judged, progress=progress)
     chosen, indices = deployed.choose().engine, judging(samples)
     limit, notes = TOLERANCE if tolerance is None else tolerance, list[str]()
     parts = dict[str, Part]()
@@ -87,19 +66,13 @@ def locate(
         indices, names = [indices[worst.sample]], verdict.data.names
         if len(names) > 1:
             notes.append(f"on {names[worst.sample]}, the worst of {len(names)} samples by verify")
-    options, used = LocateOptions(limit, parts=parts), [samples.feeds(index) for index in indices]
+    rules, used = search.LocateOptions(limit, parts=parts), [samples.feeds(index) for index in indices]
     if chosen is None:
         exact = run(models[0], "upgrade-opset", opset=models[1].opset).model  # both in one session
-        result = search.locate_by_emulation(exact, models[1], used, options, noted_sums(models[1]) or "fp16")
+        result = search.locate_by_emulation(exact, models[1], used, rules, noted_sums(models[1]) or "fp16")
     else:
-        settings = MeasureSettings(chosen, plugins=deployed.plugins, timeout_s=timeout)
-        shown = progress or (lambda *_: None)
-        result = search.locate(*models, used, settings, options, deployed.profile, shown)
+        settings = MeasureSettings(chosen, plugins=deployed.plugins, timeout_s=request.timeout)
+        result = search.locate(*models, used, settings, rules, deployed.profile, progress or silent)
     notes += [*([] if samples.source.real else [samples.source.text]), *data_warnings(models[0], samples)]
-    return replace(
-        result,
-        notes=(*notes, *result.notes),
-        data=samples.source,
-        original=models[0].path,
-        other=models[1].path,
-    )
+    before, after = (model.path for model in models)
+    return replace(result, notes=(*notes, *result.notes), data=samples.source, original=before, other=after)

@@ -34,7 +34,6 @@ from rewriter.jobs.search.effort import pays_on_cuda
 from rewriter.pipeline.keywords import VerifyKeywords
 from rewriter.pipeline.options import VerifyOptions, combined, documented
 from rewriter.runtime.emulation import Accumulation, reference
-from rewriter.runtime.engines.deployment import deployment
 from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import on_cuda
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
@@ -82,9 +81,7 @@ def verify(
     tolerance = request.tolerance
     asked = _asked(tolerance, tolerance.metric if isinstance(tolerance, Tolerance) else request.metric)
     watch = Stopwatch(progress or silent)
-    deployed = deployment(
-        request.engine, request.plugin_lib, request.min_shapes, request.opt_shapes, request.max_shapes
-    )
+    deployed = request.deployment()
     chosen = deployed.choose()
     later = ("comparing outputs", "building an engine") if chosen.engine is None else ("running the engine",)
     watch.steps = ("reading", "running the original", *later)

@@ -1,4 +1,4 @@
-"""Keywords of `rewriter.fix`, `scan` and `verify`. Generated from `pipeline/options.py`: change that.
+"""Keywords of `rewriter.fix` and others. Generated from `pipeline/options.py`: change that.
 
 `python -m docs.catalogue` writes it.
 """
@@ -92,3 +92,10 @@ class VerifyKeywords(DataKeywords, EngineKeywords, total=False):
     accumulation: Literal["fp32", "fp16"] | None
     build: bool
     timing: bool
+
+
+class LocateKeywords(DataKeywords, EngineKeywords, total=False):
+    """The fields of `LocateOptions`."""
+
+    timeout: float
+    tolerance: float | None

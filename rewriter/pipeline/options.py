@@ -160,6 +160,12 @@ class EngineOptions:
     opt_shapes: Shapes | None = option(None, ENGINE, PROFILE)
     max_shapes: Shapes | None = option(None, ENGINE, PROFILE)
 
+    def deployment(self) -> Deployment:
+        """The engine of a run, with its plugins and its profile."""
+        from rewriter.runtime.engines.deployment import deployment
+
+        return deployment(self.engine, self.plugin_lib, self.min_shapes, self.opt_shapes, self.max_shapes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FixOptions(DataOptions, EngineOptions):
@@ -362,16 +368,16 @@ class VerifyOptions(DataOptions, EngineOptions):
     timing: bool = option(True, set_in=("python",))
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
-class LocateCommand(DataOptions, EngineOptions):
-    """The options of `rewriter locate`.
+@dataclass(frozen=True, kw_only=True)
+class LocateOptions(DataOptions, EngineOptions):
+    """The options of `rewriter.locate`.
 
     Attributes:
-        tolerance: Error that is wrong [as for `verify`].
+        tolerance: Error that is wrong [as for `verify`]. Relative L2.
     """
 
-    timeout: float = like(VerifyOptions, "timeout", set_in=COMMAND)
-    tolerance: float | None = option(None, SEARCH, "ERROR", set_in=COMMAND, least=0.0, check=finite)
+    timeout: float = like(VerifyOptions, "timeout", set_in=ONE_RUN)
+    tolerance: float | None = option(None, SEARCH, "ERROR", set_in=ONE_RUN, least=0.0, check=finite)
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -400,7 +406,7 @@ KEYS: Mapping[str, Option] = {
 
 EVERY: frozenset[str] = frozenset(
     option.key
-    for kind in (FixCommand, BatchCommand, ScanCommand, VerifyOptions, LocateCommand, CompareCommand)
+    for kind in (FixCommand, BatchCommand, ScanCommand, VerifyOptions, LocateOptions, CompareCommand)
     for option in declarations(kind).values()
 ) | {"output", "json", "sarif", "ask"}
 """Keys of all options, as messages name them in backticks."""
@@ -417,7 +423,7 @@ def with_flags(text: str) -> str:
     return re.sub(r"`([a-z][a-z0-9-]*)(?:=([^`]*))?`", flag, text)
 
 
-Options = TypeVar("Options", FixOptions, ScanOptions, VerifyOptions)
+Options = TypeVar("Options", FixOptions, LocateOptions, ScanOptions, VerifyOptions)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

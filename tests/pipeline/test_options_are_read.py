@@ -23,7 +23,7 @@ from rewriter.pipeline.options import (
     EngineOptions,
     FixCommand,
     FixOptions,
-    LocateCommand,
+    LocateOptions,
     ScanCommand,
     ScanOptions,
     VerifyOptions,
@@ -75,7 +75,7 @@ COMMANDS = [
     pytest.param(BatchCommand, FixOptions, ["cli/batch.py"], id="batch"),
     pytest.param(ScanCommand, ScanOptions, ["cli/scan.py"], id="scan"),
     pytest.param(CompareCommand, None, ["cli/compare.py"], id="compare-inputs"),
-    pytest.param(LocateCommand, None, ["cli/compare.py", "jobs/locate.py"], id="locate"),
+    pytest.param(LocateOptions, None, ["cli/compare.py", "jobs/locate.py"], id="locate"),
 ]
 
 

@@ -26,7 +26,6 @@ from rewriter.pipeline.options import FixOptions, combined, documented
 from rewriter.pipeline.presets import DEFAULT_OPSETS, OTHERWISE, Preset, preset_named, select
 from rewriter.runtime.emulation import Accumulation
 from rewriter.runtime.engines import this_machine
-from rewriter.runtime.engines.deployment import deployment
 from rewriter.runtime.engines.probing import known_target
 from rewriter.runtime.metrics.metrics import named
 from rewriter.target import Target
@@ -89,9 +88,6 @@ def _job(
         if (option := next((name for name, given in needing.items() if given), None)) is not None:
             hint = "the pipeline has no mixed-precision pass"
             raise UsageError("no plan is needed", option=option, hint=hint)
-    deployed = deployment(
-        request.engine, request.plugin_lib, request.min_shapes, request.opt_shapes, request.max_shapes
-    )
     if weak and typed:
         what = "with `weak-typing` the file stays FP32"
         raise UsageError(what, option="io", hint="leave one of the two out")
@@ -128,7 +124,7 @@ def _job(
         accumulation=sums or recorded_sums(target),
         metric=request.metric or str(chosen.choose("metric")),
         weak_typing=weak,
-        deployment=deployed,
+        deployment=request.deployment(),
         accumulation_is_default=sums is None,
         limit=limit,
     )
