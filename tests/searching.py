@@ -59,5 +59,5 @@ def tried(trials: Trials) -> list[AddedNodes]:
 
 
 def most_emulations(nodes: int) -> int:
-    """Upper bound of `Found.emulations` for a tolerance: 3 to begin with, and four bisections."""
-    return 3 + 4 * max(1, math.ceil(math.log2(nodes + 1)))
+    """Upper bound of `Found.emulations` for a tolerance: 3 to begin with, then bisections."""
+    return 3 + 5 * max(1, math.ceil(math.log2(nodes + 1)))

@@ -6,6 +6,7 @@ or break a kernel (docs/plans.md#nodes-that-are-worse-in-fp32). An emulation wit
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,14 +17,15 @@ from rewriter.hazards.analysis import GraphAnalysis, PrecisionRequest
 from rewriter.hazards.planning.free_fp32 import RULE
 from rewriter.hazards.planning.planner import analyses, extend_plan
 from rewriter.hazards.target_rules import lowered_for_defects
-from rewriter.ir.graph.ops import ELEMENTWISE, REDUCING, TENSOR_CORE
+from rewriter.ir.graph.ops import ELEMENTWISE, REDUCING, TENSOR_CORE, VALUE_PRESERVING
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan, node_key
 from rewriter.jobs.search.goal import Found, Goal
 from rewriter.passes.base import Context
 from rewriter.passes.mixed_precision import lowered
 from rewriter.runtime.emulation import Accumulation, emulation
-from rewriter.runtime.emulation.accumulate import sum_error
+from rewriter.runtime.emulation.accumulate import ONE_ROUNDING, sum_error
+from rewriter.runtime.emulation.contributions import contributions
 from rewriter.runtime.emulation.divergence import diverge
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.metrics.metrics import Metric
@@ -36,20 +38,35 @@ from rewriter.verification.expected import as_declared, unread_states, with_stat
 LEAST_US = 0.01
 """Keeps the ranking finite for nodes without cost: two Casts that are fused."""
 
+ROUNDED = 2.0 * ONE_ROUNDING
+"""Largest error of a node that rounds its result, and else computes exactly: its operands may be rounded."""
+
 AddedNodes = frozenset[str]
 """Keys of the nodes that a plan puts in FP32 in addition to the rules' plan."""
 
 
+Split = Callable[[int, int], int]
+"""A number between two others."""
+
+
+def halfway(low: int, high: int) -> int:
+    return (low + high) // 2
+
+
 def bisect(
-    high: int, test: Callable[[int], bool], enough: Callable[[int, int], bool] = lambda low, high: False
+    high: int,
+    test: Callable[[int], bool],
+    enough: Callable[[int, int], bool] = lambda low, high: False,
+    guess: Split = halfway,
 ) -> int:
     """Returns the smallest number from 1 to `high` that passes the test, which `high` passes.
 
-    It ends early, with a larger one, where it is `enough` to know a failing and a passing number.
+    It ends early, with a larger one, where it is `enough` to know a failing and a passing number. It tests a
+    `guess` between the two and what is halfway, in turn.
     """
-    low = 0
+    low, splits = 0, itertools.cycle((guess, halfway))
     while high - low > 1 and not enough(low, high):
-        middle = (low + high) // 2
+        middle = next(splits)(low, high)
         low, high = (low, middle) if test(middle) else (middle, high)
     return high
 
@@ -168,18 +185,34 @@ class Trials:
     def ranking(self) -> list[str]:
         """The keys of the nodes that add an error, are not kept yet and right in FP32, best first.
 
-        They are ordered by the squared error over the estimated cost of FP32.
+        They are ordered by their squared error in the outputs over the estimated cost of FP32. A result that
+        is merely rounded stays so until the nodes that read it are in FP32, too: they come where the same
+        error is worth their cost.
         """
-        errors, fp32, extra = self.errors, self.plan.fp32 | self.plan.bf16, self.prices.extra
+        shares, fp32, extra = self.shares, self.plan.fp32 | self.plan.bf16, self.prices.extra
         wrong = lowered_for_defects(self._survey)
         closed = fp32 | {node_key(self._survey.scope, n) for n in self._survey.nodes if id(n) in wrong}
-        open_keys = [key for key in errors if key in extra and key not in closed]
-        ranked = sorted(open_keys, key=lambda key: -(errors[key] ** 2) / (extra[key] + LEAST_US))
-        return self.with_products_inside(ranked)
+        open_keys = {key: None for key in shares if key in extra and key not in closed}
+        groups: list[tuple[str, ...]] = [(key,) for key in open_keys]
+        for node in self._survey.nodes:
+            if (key := node_key(self._survey.scope, node)) in open_keys and self.errors[key] <= ROUNDED:
+                read = (
+                    self._survey.downstream(name, lambda n: n.op_type in VALUE_PRESERVING)
+                    for name in node.output
+                )
+                readers = {node_key(self._survey.scope, reader) for found in read for _, reader in found}
+                groups.append((key, *sorted(readers & open_keys.keys() - {key})))
+        groups.sort(key=lambda group: -shares[group[0]] / (sum(extra[key] for key in group) + LEAST_US))
+        return self.with_products_inside(dict.fromkeys(key for group in groups for key in group))
 
     def with_products_inside(self, keys: Iterable[str]) -> list[str]:
         """The keys; after a Loop, Scan or If come the keys of the products inside it."""
         return [k for key in keys for k in (key, *self._inside.get(key, {}).get(True, ()))]
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """The squared error of the outputs that each node causes under the rules' plan, by its key."""
+        return contributions(self.model, self.errors, self.samples[0])
 
     @cached_property
     def errors(self) -> dict[str, float]:
@@ -192,7 +225,7 @@ class Trials:
         tensors: dict[str, float] = {}
         errors: dict[str, float] = {}
         low = lowered(self.model, self.plan, self.means_of)
-        rows = diverge(self.model, low, self.samples, self.ranking_sums)
+        rows = diverge(self.model, low, self.samples, self.ranking_sums, totals=False)
         for row in rows:
             if row.added > 0.0:
                 tensors[row.tensor] = max(tensors.get(row.tensor, 0.0), row.added)

@@ -45,13 +45,18 @@ class Gpu:
         return f"{self.name} (compute capability {major}.{minor}, driver for {self.cuda})"
 
 
-def gpu() -> Gpu | None:
-    """The GPU that engines use: the first one that this process sees; None without a driver."""
+def library() -> Any:
+    """The driver's library, which does nothing until `cuInit`; None without a driver."""
     try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
         return None
-    if driver.cuInit(0) != 0 or not _number(driver.cuDeviceGetCount):
+
+
+def gpu() -> Gpu | None:
+    """The GPU that engines use: the first one that this process sees; None without a driver."""
+    driver = library()
+    if driver is None or driver.cuInit(0) != 0 or not _number(driver.cuDeviceGetCount):
         return None
     device, version = _number(driver.cuDeviceGet, 0), _number(driver.cuDriverGetVersion)
     name = ctypes.create_string_buffer(_NAME_BYTES)

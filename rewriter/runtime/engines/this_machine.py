@@ -43,9 +43,10 @@ class Choice:
 
 @lru_cache(maxsize=1)
 def gpu() -> Gpu | None:
-    """The first GPU, or None; queried once, in a child process."""
-    with suppress(NativeError):
-        return sandbox.run(nvidia_driver.gpu, doing="NVIDIA's driver", limit_s=ASK_S)[0]
+    """The first GPU, or None; queried once, in a child process, which a machine without a driver spares."""
+    if nvidia_driver.library() is not None:
+        with suppress(NativeError):
+            return sandbox.run(nvidia_driver.gpu, doing="NVIDIA's driver", limit_s=ASK_S)[0]
     return None
 
 
