@@ -56,7 +56,7 @@ class SideBySide:
 
     `known` has the position of the node that makes each tensor of the original, -1 for its inputs; `narrowed`
     has the FP16 and BF16 tensors of roundings, each with the tensor that is rounded. The emulated model has
-    the tensors of `exponents` times 2^exponent. Without `totals` its errors are not measured, which is quicker.
+    the tensors of `exponents` times 2^exponent; without `totals`, its own errors are not measured.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ def diverge(
     # tensors of `original` that `fixed` has multiplied by 2^exponent (pass `rescale`)
     exponents: Mapping[str, int] = UNSCALED,
     *,
-    totals: bool = True,  # False: the `total` of every node is 0.0, in half of the time
+    totals: bool = True,  # False: the `total` of every node is 0.0, which is quicker
 ) -> tuple[NodeError, ...]:
     """The errors of all float tensors of the main graph over all samples, in the order of computation.
 
