@@ -249,6 +249,10 @@ def _on_engine(
         )
     check, judged = judge.run_check(outcomes, fixed, precision, start)
     check = judge.at_last(check, fixed, precision)
+    built = judge.folder / "fixed" / "000-0.engine"
+    spans, engine = judge.deployment.profile, built if built.exists() else None
+    at_profile = judge.at_profile(fixed, precision, check, spans, engine)
+    checks = [*checks, check, *([at_profile] if at_profile is not None else [])]
     ran = next((outcome for outcome in outcomes if outcome.ran), outcomes[0])
     return replace(
         result,
@@ -258,7 +262,7 @@ def _on_engine(
         builds=judged.builds,
         latency=ran.latency,
         reference_latency=exact.latency,
-        verdict=Verdict((*checks, check)),
+        verdict=Verdict(tuple(checks)),
         warnings=tuple(dict.fromkeys(note for outcome in (*outcomes, exact) for note in outcome.notes)),
     )
 

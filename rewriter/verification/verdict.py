@@ -22,6 +22,9 @@ GOALS = frozenset({"tolerance", "max-latency-cost", "search"})
 ARITHMETIC = ("run", "emulation", "tf32")
 """Checks of a result's arithmetic; an engine's own figure decides over its emulation."""
 
+PROFILE = "profile"
+"""Check of an engine at shapes of its profile that no sample has."""
+
 ORIGINAL = "original build"
 """Check that the original builds, to distinguish unsupported models from broken passes."""
 
@@ -82,6 +85,7 @@ class Check:
         refused: Name and operator of the nodes that the parser refused.
         worst: The nodes that add most of a failed emulation's error, largest first.
         advice: What to do about a build or run that failed; `details` has it, too.
+        shapes: Of `PROFILE`: the shapes that were run, for people.
     """
 
     name: str
@@ -102,6 +106,7 @@ class Check:
     refused: tuple[tuple[str, str], ...] = ()
     device: str = ""
     advice: str = ""
+    shapes: str = ""
 
     @property
     def place(self) -> str:
@@ -238,9 +243,14 @@ def proof(checks: Sequence[Check], samples: int, data: DataSource | None, lacks:
     """
     brief = {gap.kind: gap.brief for gap in lacks if gap.brief}
     on = brief.pop("data", f"on {count(samples, 'sample')}" if samples else "")
-    beyond = data.beyond if data is not None else {}
-    shapes = (f"{name} at {shown(seen)} of up to {shown(most)}" for name, (seen, most) in beyond.items())
-    on += f" ({', '.join(shapes)})" if beyond else ""
+    profile = next((check for check in checks if check.name == PROFILE and check.passed), None)
+    on += f" and with {profile.shapes}" if profile else ""
+    beyond = data.beyond.items() if data is not None else ()
+    ran = profile.shapes if profile else ""
+    shapes = [
+        f"{n} at {shown(seen)} of up to {shown(most)}" for n, (seen, most) in beyond if shown(most) not in ran
+    ]
+    on += f" ({', '.join(shapes)})" if shapes else ""
     run = next((check for check in checks if check.name == "run" and check.passed), None)
     lacking = any(gap.brief for gap in lacks)
     verb = "Checked" if lacking else "Verified"

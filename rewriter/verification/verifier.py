@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import cycle
@@ -27,6 +28,7 @@ from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import began_on_cuda, on_cuda
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import Span, write_samples
+from rewriter.runtime.inputs.sizes import at_shapes
 from rewriter.runtime.metrics.tolerances import TOLERANCES, precision_of
 from rewriter.runtime.ranges import measure as measure_ranges
 from rewriter.target import Target
@@ -52,6 +54,7 @@ from rewriter.verification.build_check import (
 )
 from rewriter.verification.compare_runs import RunComparison, Standard, compare_outputs, run_check
 from rewriter.verification.expected import Expected, Outputs, as_declared, expected_outputs, run_all
+from rewriter.verification.profile_check import Shapes, ends, profile_check
 from rewriter.verification.verdict import ORIGINAL, Check
 
 DEFECT = 10.0
@@ -215,6 +218,41 @@ class Verifier:
         elif choice.engine is None and this_machine.gpu() is not None:
             checks.append(Check("run", None, f"not run on {this_machine.gpu()}: {'; '.join(choice.reasons)}"))
         return checks, engine
+
+    def at_profile(
+        self, fixed: Model, precision: str, run: Check, spans: Mapping[str, Span], engine: Path | None
+    ) -> Check | None:
+        """Compares the engine with the original at the shapes of a profile that no sample has.
+
+        Args:
+            run: The check at the samples' shapes.
+            spans: The profile, by input with dynamic axes.
+            engine: Built with this profile; None: it is built.
+
+        Returns:
+            None if no engine runs here, or the original takes none of the shapes.
+        """
+        if self.settings is None or not run.passed or not self.samples:
+            return None
+        start, shapes = time.perf_counter(), list[Shapes]()
+        exact, feeds = list[Outputs](), list[Outputs]()
+        with self.stage("running the engine"):
+            for each in ends(spans, self.samples):
+                fed = at_shapes(self.samples, each)
+                with suppress(ArithmeticRunError):
+                    exact += run_all(reference(self.original), [fed])
+                    shapes.append(each)
+                    feeds.append(as_declared(fixed, fed))
+            if not shapes:
+                return None
+            folder = self.folder / "profile"
+            stored = write_samples(folder / "samples", feeds)
+            path = save(fixed, folder / "model.onnx", map_back=True)
+            variant = Variant("profile", path, stored, True, {**self.spans, **spans}, engine=engine)
+            (outcome,) = measure([variant], replace(self.settings, timing=None, builds=1), folder)
+            parts = self.expected.parts if self.expected is not None else {}
+            seconds = time.perf_counter() - start
+            return profile_check(shapes, exact, outcome, self.standards[precision], run, parts, seconds)
 
     def operators(self, fixed: Model, plan: Plan | None = None) -> Check | None:
         """The failed check of what the target refuses by the table of operators; None if it takes all."""

@@ -15,7 +15,7 @@ from rewriter.ir.model import Port, write_text
 from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.options import Tool
 from rewriter.runtime.engines.tensor_files import Span
-from rewriter.runtime.inputs.sizes import shape_inputs
+from rewriter.runtime.inputs.sizes import Room, shape_inputs
 from rewriter.target import TYPED_SINCE, Target, title
 from rewriter.target.quirks import build_arguments
 
@@ -75,19 +75,8 @@ class Build:
         data = self.result.data
         if data is None or port.name not in data.spans:
             return [tuple(s if isinstance(s, int) else "?" for s in port.shape or ("?",))] * 3
-        low, usual, high = data.spans[port.name]
-        if port.name in data.profiled:
-            return low, usual, high
-        free = [port.shape is None or not isinstance(port.shape[axis], int) for axis in range(len(usual))]
-        if port.name in data.least:
-            low = data.least[port.name]
-        elif len(low) > 1 and free[0]:
-            low = (min(1, low[0]), *low[1:])
-        longer = [
-            varies and size > 1 and (port.name, axis) not in data.rigid
-            for axis, (size, varies) in enumerate(zip(high, free, strict=True))
-        ]
-        return low, usual, tuple(size << more for size, more in zip(high, longer, strict=True))
+        span = data.spans[port.name]
+        return span if port.name in data.profiled else Room(data.least, data.rigid).profile(port, span)
 
     @property
     def typing(self) -> list[str]:

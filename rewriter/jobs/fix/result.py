@@ -37,6 +37,7 @@ from rewriter.verification.verdict import (
     GOALS,
     NO_GAIN,
     ORIGINAL,
+    PROFILE,
     UNBUILDABLE,
     Check,
     Gap,
@@ -289,6 +290,8 @@ def _reasons(job: FixJob, selection: Selection) -> Iterator[tuple[str, str]]:
     check = deciding(attempt.failed)
     if check is not None:
         yield _arithmetic(check, job, selection)
+    if PROFILE in by_name:
+        yield by_name[PROFILE].summary, by_name[PROFILE].advice
     if "io" in by_name:
         yield by_name["io"].summary, "leave out `io`: with the original types the file passes"
     other = attempt.failed[0] if attempt.failed else done[0]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from onnx import TensorProto
 
@@ -61,7 +62,8 @@ def run(job: FixJob) -> FixResult:
                 plain = check_before(original, expected, verifier.samples, low, sums, standard)
                 workload = replace(workload, plain=plain)
         selection = candidates.run(workload)
-        selection = replace(selection, attempt=_checked_to_the_end(selection, workload))
+        sizes = _room(workload)
+        selection = replace(selection, attempt=_checked_to_the_end(selection, workload, sizes))
         attempt, data = selection.attempt, workload.fitting.source
         conclusion = conclude(job, selection)
         fixed = weak_typing.named(attempt.calibrated.model) if job.weak_typing else attempt.fixed
@@ -78,7 +80,7 @@ def run(job: FixJob) -> FixResult:
             data=replace(
                 data,
                 spans=verifier.spans,
-                **vars(_room(workload)),
+                **vars(sizes),
                 profiled=data.profiled | job.deployment.profile.keys(),
                 beyond=job.deployment.beyond(samples.source.spans),
             ),
@@ -167,7 +169,7 @@ def _steps(job: FixJob) -> list[str]:
     return [stage for stage, runs in stages.items() if runs]
 
 
-def _checked_to_the_end(selection: Selection, workload: Workload) -> Attempt:
+def _checked_to_the_end(selection: Selection, workload: Workload, sizes: Room) -> Attempt:
     """The attempt with what only the result needs: its build, the causes of a failure, its ports."""
     attempt, verifier, sums = selection.attempt, workload.verifier, workload.job.accumulation
     checks, engine = list(attempt.checks), attempt.engine
@@ -188,7 +190,26 @@ def _checked_to_the_end(selection: Selection, workload: Workload) -> Attempt:
         checks += built
     if any(check.name == "build" and check.passed is False and check.built is False for check in checks):
         checks.append(verifier.original_build)
+    checks += _at_profile(attempt, workload, sizes, checks, engine)
     return replace(attempt, checks=(*checks, *_ports_check(selection, workload.job)), engine=engine)
+
+
+def _at_profile(
+    attempt: Attempt, workload: Workload, sizes: Room, checks: Sequence[Check], engine: Path | None
+) -> Iterator[Check]:
+    """Yields the check at shapes of the user's profile, or the proposed one, that no sample has."""
+    run = next((check for check in checks if check.name == "run" and check.passed), None)
+    verifier, spans = workload.verifier, workload.job.deployment.profile
+    if run is None:
+        return
+    if not spans and sizes.least:
+        ports = [port for port in verifier.original.signature.inputs if port.name in sizes.least]
+        spans = {port.name: sizes.profile(port, verifier.spans[port.name]) for port in ports}
+    precision = precision_of(attempt.fixed) if attempt.plan is None else attempt.plan.precision
+    own = all(verifier.spans[name] == span for name, span in spans.items())
+    check = verifier.at_profile(attempt.fixed, precision, run, spans, engine if own else None)
+    if check is not None:
+        yield check
 
 
 def _ports_check(selection: Selection, job: FixJob) -> Iterator[Check]:

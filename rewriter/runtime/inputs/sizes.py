@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations, islice, product
@@ -13,10 +13,10 @@ from onnx import NodeProto
 from rewriter.base.errors import ArithmeticRunError, EngineError
 from rewriter.ir.graph import GraphEditor, attribute, open_graphs, reachable
 from rewriter.ir.graph.ops import COMPUTE_BOUND, CONVOLUTIONS, PRODUCTS, RECURRENT
-from rewriter.ir.model import Array, Model
+from rewriter.ir.model import Array, Model, Port
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.engines.tensor_files import Shape
+from rewriter.runtime.engines.tensor_files import Shape, Span
 from rewriter.runtime.inputs.samples import SHAPE_TYPES, Samples
 
 USUAL = (48, 64, 128, 256, 512, 320, 640, 32, 16, 1024, 4096, 16000)
@@ -141,6 +141,20 @@ class Room:
     # axes that cannot be longer than in the sample, as pairs of input and axis
     rigid: frozenset[tuple[str, int]] = frozenset()
 
+    def profile(self, port: Port, span: Span) -> Span:
+        """The profile that is proposed: from the smallest shape to twice the samples' largest."""
+        low, usual, high = span
+        free = [port.shape is None or not isinstance(port.shape[axis], int) for axis in range(len(usual))]
+        if port.name in self.least:
+            low = self.least[port.name]
+        elif len(low) > 1 and free[0]:
+            low = (min(1, low[0]), *low[1:])
+        longer = [
+            varies and size > 1 and (port.name, axis) not in self.rigid
+            for axis, (size, varies) in enumerate(zip(high, free, strict=True))
+        ]
+        return low, usual, tuple(size << more for size, more in zip(high, longer, strict=True))
+
 
 def room(model: Model, feeds: Mapping[str, Array]) -> Room:
     """Tries which sizes an FP32 model takes along its dynamic axes, with data cut from a sample, or repeated.
@@ -187,3 +201,19 @@ def _sized(array: Array, name: str, sizes: Mapping[tuple[str, int], int]) -> Arr
         if (name, axis) in sizes:
             array = np.take(array, np.arange(sizes[name, axis]) % array.shape[axis], axis)
     return np.ascontiguousarray(array)
+
+
+def at_shapes(samples: Sequence[Mapping[str, Array]], shapes: Mapping[str, Shape]) -> dict[str, Array]:
+    """The data of samples at other shapes.
+
+    The rows of all samples follow each other along the first axis, and start anew until there are enough.
+    Along other axes the data are repeated or cut.
+    """
+    feeds = dict(samples[0])
+    for name, shape in shapes.items():
+        inner = {(name, axis): size for axis, size in enumerate(shape) if axis}
+        several = [_sized(sample[name], name, inner) for sample in samples]
+        if shape and shape[0] != len(several[0]):
+            several = [_sized(np.concatenate(several), name, {(name, 0): shape[0]})]
+        feeds[name] = several[0]
+    return feeds
