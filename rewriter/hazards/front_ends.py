@@ -13,7 +13,7 @@ from onnx import NodeProto
 from rewriter.hazards.analysis import GraphAnalysis, Hazard
 from rewriter.ir.graph import display_name
 from rewriter.ir.graph.ops import REDUCTIONS, SCALING, SUMS, TENSOR_CORE, VIEWS
-from rewriter.target.product_kernels import operands_of
+from rewriter.target.fusion import operands_of
 
 RESOLUTION = 2.0**-11  # relative rounding error of FP16 (half an ulp)
 

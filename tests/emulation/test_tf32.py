@@ -15,7 +15,7 @@ import rewriter
 from rewriter.ir.model import Array, Model
 from rewriter.runtime.emulation import emulation
 from rewriter.runtime.metrics.pairwise_error import relative_l2
-from rewriter.target.product_kernels import operands_of
+from rewriter.target.fusion import operands_of
 from rewriter.verification.expected import run_all
 
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import rewriter
 from rewriter.ir.model import Model, load, save
 from rewriter.runtime.inputs import load_samples
-from rewriter.runtime.inputs.decoders import cache_pairs
+from rewriter.runtime.inputs.random_samples import cache_pairs
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from rewriter.ir.graph import casts_to, open_graphs
 from rewriter.ir.model import Model, load
 from rewriter.ir.plan import InputsOutputs
 from rewriter.pipeline.options import FixOptions
-from rewriter.runtime.inputs.decoders import cache_pairs
+from rewriter.runtime.inputs.random_samples import cache_pairs
 from rewriter.runtime.recording.record import Link, Recording
 
 LINKS = "links"

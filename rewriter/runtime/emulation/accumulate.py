@@ -22,7 +22,7 @@ from rewriter.ir.model.graphs import replace_items
 from rewriter.ir.model.tensors import Shape
 from rewriter.runtime.emulation.local_functions import declare, paired
 from rewriter.runtime.emulation.product_sums import ProductSums
-from rewriter.target.product_kernels import FEW_CHANNELS, sums_in_fp32
+from rewriter.target.fusion import FEW_CHANNELS, sums_in_fp32
 
 CHUNK = 16  # products that a Tensor Core adds before it rounds the accumulator; see `accumulate`
 
@@ -145,7 +145,7 @@ def accumulate_in_fp16(emulated: Model, original: Model, sums: ProductSums, back
     """Give the FP16 MatMul, Gemm and Conv nodes of an emulation, which is changed, FP16 accumulators.
 
     The accumulators stay FP32 in products of `sums.summed`, in those that run without Tensor Cores
-    (`product_kernels`), in BF16, below `FIRST_OPSET`, in a Gemm with factors, and in a Conv with an unknown
+    (`sums_in_fp32`), in BF16, below `FIRST_OPSET`, in a Gemm with factors, and in a Conv with an unknown
     kernel size or with `auto_pad`. If `backwards`, the last chunk comes first.
     """
     if emulated.opset < FIRST_OPSET:

@@ -2,7 +2,7 @@
 
 Operands are rounded or cut off to 11 significant bits, as FP16 has them, with the exponents of FP32; sums are
 FP32. So an FP32 island around such a node has the range and the sums of FP32, but weights of 11 bits.
-`product_kernels` names the nodes that run in FP32 all the same. Nodes with dequantised operands are skipped,
+`operands_of` names the nodes that run in FP32 all the same. Nodes with dequantised operands are skipped,
 because TensorRT runs them in INT8.
 """
 
@@ -17,7 +17,7 @@ from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.model.graphs import replace_items
 from rewriter.ir.model.tensors import TensorFacts
 from rewriter.runtime.emulation.local_functions import declare, paired
-from rewriter.target.product_kernels import Operands, operands_of
+from rewriter.target.fusion import Operands, operands_of
 
 DOMAIN = "rewriter.tf32"
 
