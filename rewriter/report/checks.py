@@ -76,6 +76,8 @@ def part_lines(check: Check) -> Iterator[str]:
         if shown and own[0].excess:
             more = f" and {len(own) - PARTS} more" if own[PARTS:] else ""
             yield f"{whole.name}: {size(whole)}, of its parts {'; '.join(shown)}{more}"
+    if check.detections is not None:
+        yield f"detections: {check.detections}"
 
 
 PARTS = 3  # parts of an output in its line

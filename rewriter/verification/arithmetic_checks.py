@@ -142,7 +142,7 @@ def check_emulation(
     how += f", sums in {sums(fixed, accumulation)}" if accumulation == "fp16" else ""
     summary = f"{how}: {check.error_words(held.tolerance.value)}"
     summary += f"; {wrong[0]}" if wrong else ""
-    summary += "".join(f"; not step by step: {reason}" for reason in kept_whole(fixed))
+    summary += "".join(f"; not step by step: {reason}" for reason in kept_whole(fixed)) + check.lost_words
     if float64 and not check.passed:
         summary += "; TensorRT computes float64 in float32, which is not enough here"
         advice = f"{float64}: compute the difference outside, and pass it as an input"
@@ -474,7 +474,11 @@ def _compare_run(
     details = () if passed else tuple(_degenerate(expected, outputs))
     seconds, worst = time.perf_counter() - start, weighed.worst
     shown = worst.statistics, worst.pictures
-    return Check(name, passed, "", outputs, details, seconds, *shown, value=value, rounds=rounds)
+    found = weighed.detections
+    passed = passed and (weighed.passed or found is None or found.passed)
+    return Check(
+        name, passed, "", outputs, details, seconds, *shown, value=value, rounds=rounds, detections=found
+    )
 
 
 def _degenerate(expected: Sequence[Outputs], outputs: Iterable[OutputComparison]) -> Iterator[str]:

@@ -9,6 +9,8 @@ from functools import cached_property
 
 from rewriter.ir.model import Model
 from rewriter.runtime.engines.protocol import EngineOutcome, Latency
+from rewriter.runtime.metrics import detections
+from rewriter.runtime.metrics.detections import Detections
 from rewriter.runtime.metrics.metrics import Metric, named
 from rewriter.runtime.metrics.outputs import OutputComparison, compare, worst_of_samples
 from rewriter.runtime.metrics.parts import Parts
@@ -42,6 +44,7 @@ class RunComparison:
         error: The tolerance's metric in the worst build; None if none ran.
         allowed: The limit on `error`: above the tolerance where rows were matched as sets.
         passed: True if all builds ran, and all outputs are within the tolerance.
+        detections: The boxes that the outputs hold, where the original's are recognised as boxes.
     """
 
     rounds: tuple[tuple[OutputComparison, ...], ...] = ()
@@ -50,6 +53,7 @@ class RunComparison:
     passed: bool = False
     worst: WorstOutputs = field(default_factory=WorstOutputs)
     builds: tuple[BuildRun, ...] = ()
+    detections: Detections | None = None
 
     @cached_property
     def comparisons(self) -> tuple[OutputComparison, ...]:
@@ -69,12 +73,13 @@ class Standard:
     """How close outputs have to be to the original's: to the user's tolerance, or to the precision's.
 
     `kinds` has outputs of the original that are probabilities, none if the user chose the measure. With
-    `as_sets` the rows of the outputs may be in another order.
+    `as_sets` the rows of the outputs may be in another order. `asked`: the tolerance is the user's own.
     """
 
     tolerance: Tolerance
     kinds: Mapping[str, Probabilities] = field(default_factory=dict)
     as_sets: bool = False
+    asked: bool = False
 
     @classmethod
     def of(
@@ -86,7 +91,7 @@ class Standard:
             fair: False if the user named the metric.
         """
         kinds = probabilities(original) if fair and asked is None else {}
-        return cls(asked or default, kinds, selects_rows(original))
+        return cls(asked or default, kinds, selects_rows(original), asked is not None)
 
 
 def compare_outputs(
@@ -103,8 +108,8 @@ def compare_outputs(
         worst: Collects the figures of several builds; `build` is the number of this one.
         parts: Of the outputs, which relative L2 judges, too.
     """
-    worst = worst or WorstOutputs()
-    tolerance = standard.tolerance
+    worst, layout = worst or WorstOutputs(), detections.layout_of(expected) if parts is not None else None
+    tolerance, boxes = standard.tolerance, list[Detections | None]()
     metric, by_output = named(tolerance.metric), tolerance.metric == RELATIVE_L2
     own = parts if by_output else None
     rounds: list[tuple[OutputComparison, ...]] = []
@@ -120,14 +125,17 @@ def compare_outputs(
             compared = tuple(replace(c, note=c.note or f"judged by {tolerance.metric}") for c in compared)
         rounds.append(compared)
         values.append(_value(metric, exact, outputs, compared, tolerance))
+        boxes += [detections.compared(layout, exact, outputs)] if layout is not None else ()
     comparisons = worst_of_samples(rounds)
     value = metric.worst_of(values)
     value = metric.failed if value is None else value
     limits = (c.tolerance for c in comparisons if by_output and not c.of)
     allowed = max(limits, default=tolerance.value)
     met = by_output or metric.meets(value, allowed)
-    passed = met and all(c.passed for c in comparisons)
-    return RunComparison(tuple(rounds), value, allowed, passed, worst)
+    found = sum((b for b in boxes if b is not None), Detections()) if boxes and None not in boxes else None
+    right = found is None or found.passed or standard.asked or not by_output
+    passed = met and right and all(c.passed for c in comparisons)
+    return RunComparison(tuple(rounds), value, allowed, passed, worst, detections=found)
 
 
 def run_check(
@@ -162,6 +170,7 @@ def run_check(
         bool(weighed) and all(o.ran for o in outcomes) and all(run.passed for run in weighed),
         worst,
         tuple(runs),
+        next((run.detections for run in sorted(weighed, key=_lost)), None),
     )
     failed = [outcome for outcome in outcomes if not outcome.ran]
     details = [f"allowed: {tolerance.source}"]
@@ -181,6 +190,7 @@ def run_check(
         judged.worst.pictures,
         value=judged.value(tolerance),
         rounds=judged.rounds,
+        detections=judged.detections,
         device=where.device,
         advice=next((outcome.hint for outcome in failed if outcome.hint), ""),
     )
@@ -189,8 +199,14 @@ def run_check(
         if len(outcomes) > 1:
             summary += f" ({min(errors):.3g} to {max(errors):.3g} over {len(outcomes)} builds)"
         summary += f"; {len(failed)} of {len(outcomes)} builds did not run" if failed else ""
+        summary += check.lost_words
         check = replace(check, summary=summary)
     return check, judged
+
+
+def _lost(run: RunComparison) -> int:
+    """Orders builds, the one that lost most boxes first."""
+    return run.detections.found - run.detections.boxes if run.detections is not None else 0
 
 
 def _value(

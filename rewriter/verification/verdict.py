@@ -13,6 +13,7 @@ from rewriter.runtime.emulation.divergence import NodeError
 from rewriter.runtime.engines.deployment import shown
 from rewriter.runtime.engines.protocol import Latency
 from rewriter.runtime.inputs.samples import DataSource
+from rewriter.runtime.metrics.detections import Detections
 from rewriter.runtime.metrics.outputs import OutputComparison, OutputStatistics
 from rewriter.runtime.metrics.pictures import Picture
 
@@ -86,6 +87,7 @@ class Check:
         worst: The nodes that add most of a failed emulation's error, largest first.
         advice: What to do about a build or run that failed; `details` has it, too.
         shapes: Of `PROFILE`: the shapes that were run, for people.
+        detections: The boxes above the threshold, of outputs that are recognised as boxes.
     """
 
     name: str
@@ -107,6 +109,13 @@ class Check:
     device: str = ""
     advice: str = ""
     shapes: str = ""
+    detections: Detections | None = None
+
+    @property
+    def lost_words(self) -> str:
+        """The boxes that a failed check lost, for its summary; "" if the outputs explain it."""
+        lost = self.passed is False and self.detections is not None and not self.detections.passed
+        return f"; detections: {self.detections}" if lost else ""
 
     @property
     def place(self) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rewriter.ir.model import Array
+from rewriter.runtime.metrics.detections import layouts
 from rewriter.runtime.metrics.outputs import OutputStatistics, statistics
 from rewriter.runtime.metrics.pairwise_error import Pair, is_float
 
@@ -122,67 +123,12 @@ def best_boxes(name: str, outputs: Mapping[str, Array]) -> Array | None:
     Scores come from any other output with one row for each box, or from the rows themselves: [N, 6] with
     score and class, [N, 7] with the image first and the score last, [4 + classes, N] or [N, 5 + classes].
     """
-    array = outputs.get(name)
-    if array is None or array.dtype.kind != "f":
+    images = [next(layout.read(outputs)) for layout in layouts(outputs) if layout.boxes.name == name]
+    if not images:
         return None
-    others = [a for n, a in outputs.items() if n != name and a.dtype.kind == "f"]
-    for rows, turned in _tables(array):
-        boxes, scores = _boxes_in(rows, turned)
-        if boxes is not None and scores is None:
-            scores = _scores_for(len(boxes), others)
-        if boxes is not None and scores is not None:
-            order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), kind="stable")[:MOST_BOXES]
-            return np.asarray(boxes[order][np.isfinite(boxes[order]).all(axis=1)])
-    return None
-
-
-def _tables(array: Array) -> Iterator[tuple[Array, bool]]:
-    """The tables that an array, with a batch along any axis, may be; True for columns as rows."""
-    if array.ndim == 2:
-        yield from ((array, False), (array.T, True))
-    elif array.ndim >= 3 and array.size:
-        whole = array.reshape(-1, *array.shape[-2:])
-        for axis in sorted(range(3), key=lambda axis: whole.shape[axis] != 1):
-            table = whole.take(0, axis=axis)
-            yield from ((table, False), (table.T, True))
-
-
-def _boxes_in(rows: Array, turned: bool) -> tuple[Array | None, Array | None]:
-    """The boxes of a table and their scores, in float64; None for what it does not hold."""
-    table, width = rows.astype(np.float64), rows.shape[1]
-
-    def shares(columns: Array) -> bool:
-        return bool(((columns >= 0.0) & (columns <= 1.0) | np.isnan(columns)).all())
-
-    def whole(column: Array) -> bool:
-        return bool((np.nan_to_num(column) % 1.0 == 0.0).all())
-
-    if width == 4:
-        return table, None
-    if width == 6 and shares(table[:, 4]) and whole(table[:, 5]):
-        return table[:, :4], table[:, 4]
-    if width == 7 and shares(table[:, 6]) and whole(table[:, 0]) and whole(table[:, 5]):
-        return table[:, 1:5], table[:, 6]
-    if 5 <= width <= len(table) and shares(table[:, 4:]) and not shares(table[:, :4]):
-        classes = table[:, 4:] if turned or width == 5 else table[:, 5:] * table[:, 4:5]
-        return table[:, :4], classes.max(axis=1)
-    return None, None
-
-
-def _scores_for(count: int, others: Sequence[Array]) -> Array | None:
-    """The best score of each of so many rows, from probabilities if an output has them."""
-    found = list[Array]()
-    for array in others:
-        if array.shape == (count,) or (array.ndim == 2 and array.shape[1] == count != array.shape[0]):
-            found.append(array.reshape(-1, count)[0])
-        else:
-            tables = (table for table, _ in _tables(array) if len(table) == count and table.shape[1] != 4)
-            found += [table.max(axis=1) for table in tables][:1]
-
-    def is_probability(scores: Array) -> bool:
-        return bool((scores >= 0.0).all() and (scores <= 1.0).all() and (scores % 1.0 != 0.0).any())
-
-    return next(filter(is_probability, found), found[0] if found else None)
+    boxes = max(images, key=lambda image: image.has_probabilities)  # the first of equals
+    order = np.argsort(-np.nan_to_num(boxes.best, nan=-np.inf), kind="stable")[:MOST_BOXES]
+    return np.asarray(boxes.corners[order][np.isfinite(boxes.corners[order]).all(axis=1)])
 
 
 def best_classes(array: Array) -> list[str]:
