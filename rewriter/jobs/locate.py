@@ -72,7 +72,14 @@ def locate(
         result = search.locate_by_emulation(exact, models[1], used, rules, noted_sums(models[1]) or "fp16")
     else:
         settings = MeasureSettings(chosen, plugins=deployed.plugins, timeout_s=request.timeout)
-        result = search.locate(*models, used, settings, rules, deployed.profile, progress or silent)
+        result = search.locate(
+            *models,
+            used,
+            settings,
+            rules,
+            deployed.filled(samples.source.all_spans).profile,
+            progress or silent,
+        )
     notes += [*([] if samples.source.real else [samples.source.text]), *data_warnings(models[0], samples)]
     before, after = (model.path for model in models)
     return replace(result, notes=(*notes, *result.notes), data=samples.source, original=before, other=after)

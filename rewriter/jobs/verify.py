@@ -93,6 +93,7 @@ def verify(
                 chosen = Choice(None, (noise,))
             before, after = models[0].path, models[1].path
             samples = request.samples(models[0], deployed)
+            deployed = deployed.filled(samples.source.all_spans)
             splits = [plugins.parts(model, deployed) for model in models]
             if halves := _same_halves(splits):
                 models = halves

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,21 @@ def test_a_missing_shape_of_the_three_is_replaced_by_another() -> None:
     assert deployment(min_shapes={"x": ONE}, max_shapes={"x": EIGHT}).profile == {"x": (ONE, EIGHT, EIGHT)}
     assert deployment(opt_shapes={"x": (2,)}).profile == {"x": ((2,), (2,), (2,))}
     assert deployment().profile == {}
+
+
+def test_the_samples_give_the_shapes_that_the_user_did_not() -> None:
+    sampled = {"x": ((2, 5), (4, 6), (6, 9)), "other": ((1,), (1,), (1,))}
+
+    def filled(**shapes: Any) -> Any:
+        return deployment(**{name: {"x": shape} for name, shape in shapes.items()}).filled(sampled).profile
+
+    assert filled(max_shapes=(64, 9)) == {"x": ((2, 5), (4, 6), (64, 9))}
+    assert filled(min_shapes=(1, 1)) == {"x": ((1, 1), (4, 6), (6, 9))}
+    assert filled(opt_shapes=(8, 6)) == {"x": ((2, 5), (8, 6), (8, 9))}
+    assert filled(min_shapes=(1, 1), max_shapes=(3, 9)) == {"x": ((1, 1), (3, 6), (3, 9))}
+    whole = {"min_shapes": (1, 1), "opt_shapes": (2, 2), "max_shapes": (3, 3)}
+    assert filled(**whole) == {"x": ((1, 1), (2, 2), (3, 3))}
+    assert filled() == {}
 
 
 def test_emulation_needs_no_engine() -> None:

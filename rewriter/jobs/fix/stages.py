@@ -45,6 +45,7 @@ def run(job: FixJob) -> FixResult:
     request = job.request
     with stage("reading"):
         original, samples, warnings = read(job)
+        job = replace(job, deployment=job.deployment.filled(samples.source.all_spans))
         require_space(destination, original)
         source_sha = source_hash(job.source, original)
         types = job.precision.plugin_types

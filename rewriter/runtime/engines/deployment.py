@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rewriter.base.errors import UsageError
@@ -21,11 +21,31 @@ class Deployment:
     """An engine with its plugins (absolute paths) and profile; `deployment` makes and checks it.
 
     The profile may name inputs with dynamic axes; the samples give the shapes of all others.
+
+    Attributes:
+        lacking: Inputs of the profile with the index of a shape that the user did not give.
     """
 
     engine: str = AUTO
     plugins: tuple[Path, ...] = ()
     profile: Mapping[str, Span] = field(default_factory=dict)
+    lacking: frozenset[tuple[str, int]] = frozenset()
+
+    def filled(self, sampled: Mapping[str, Span]) -> Deployment:
+        """The deployment with the samples' shapes in place of those that the user did not give."""
+        profile = dict(self.profile)
+        for name in {name for name, _ in self.lacking} & sampled.keys():
+            if len(sampled[name][0]) != len(profile[name][0]):
+                continue  # the caller says what is wrong
+            own = (sampled[name][at] if (name, at) in self.lacking else profile[name][at] for at in range(3))
+            axes = list[tuple[int, ...]]()
+            for low, usual, high in zip(*own, strict=False):
+                usual = min(max(low, usual), high) if (name, 1) in self.lacking else usual
+                least = min(low, usual) if (name, 0) in self.lacking else low
+                axes.append((least, usual, max(high, usual) if (name, 2) in self.lacking else high))
+            low, usual, high = (tuple(axis[at] for axis in axes) for at in range(3))
+            profile[name] = low, usual, high
+        return replace(self, profile=profile)
 
     def beyond(self, sampled: Mapping[str, Span]) -> dict[str, tuple[Shape, Shape]]:
         """The largest shapes of the samples and of the profile, for each input where the latter is larger."""
@@ -56,7 +76,10 @@ def deployment(
     for path in libraries:
         if not path.is_file():
             raise UsageError(f"no such file: {path}", option="plugin-lib", hint="name a .so or .dll")
-    return Deployment(engine, libraries, dict(_spans(min_shapes or {}, opt_shapes or {}, max_shapes or {})))
+    given = (min_shapes or {}, opt_shapes or {}, max_shapes or {})
+    spans = dict(_spans(*given))
+    lacking = frozenset((name, at) for name in spans for at, shapes in enumerate(given) if name not in shapes)
+    return Deployment(engine, libraries, spans, lacking)
 
 
 def _spans(low: Shapes, usual: Shapes, high: Shapes) -> Iterator[tuple[str, Span]]:

@@ -58,6 +58,7 @@ def load_samples(
     source = samples.source
     spans = {name: source.values[name] if name in hosted else span for name, span in source.spans.items()}
     samples.source = replace(source, spans={n: span for n, span in source.spans.items() if n not in hosted})
+    profile = deployment.filled(samples.source.all_spans).profile if deployment else {}
     for name, (least, _, most) in profile.items():
         for shape in (spans[name][0], spans[name][2]) if name in spans else ():
             if len(shape) != len(least):

@@ -55,6 +55,11 @@ class DataSource:
     repeated: bool = False  # True if there are several samples, all of them the same
 
     @property
+    def all_spans(self) -> dict[str, Span]:
+        """Spans of all inputs: of values, for inputs that are shapes."""
+        return {**self.values, **self.spans}
+
+    @property
     def doubt(self) -> str:
         """Why results on these samples prove nothing about others: what they are; "" if they do."""
         if not self.real:
