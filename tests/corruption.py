@@ -39,8 +39,7 @@ FIXED = 10
 
 PROCESSES = 2
 
-CASE_SECONDS = 60.0
-"""A scan needs about 0.1 s, and a child some seconds to start."""
+CASE_SECONDS = 60.0  # a scan needs about 0.1 s, and a child some seconds to start
 
 ADDRESS_BYTES = 16 * 2**30
 """Limit on a child's addresses: a model that asks for more than that gets an error, and not this machine."""
@@ -51,15 +50,10 @@ TEXTS = (ROOT / "tests/model/sound.txt").read_text(encoding="utf-8").split("\n\n
 
 @dataclass
 class Case:
-    """A file and its neighbours in a folder, as they are before and after corruption.
+    """A file and its neighbours in a folder, as they are before and after corruption."""
 
-    Attributes:
-        files: Contents by name; `m.onnx` is the model, and `x.npz` its data, if it is there.
-        done: What was corrupted.
-    """
-
-    files: dict[str, bytes]
-    done: list[str] = field(default_factory=list)
+    files: dict[str, bytes]  # contents by name; `m.onnx` is the model, and `x.npz` its data, if it is there
+    done: list[str] = field(default_factory=list)  # what was corrupted
 
 
 @dataclass(frozen=True)

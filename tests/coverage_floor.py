@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-LEAST = {"lines": 95.0, "branches": 90.0}
-"""Percent of each that a run of all tests has to reach."""
+LEAST = {"lines": 95.0, "branches": 90.0}  # percent of each that a run of all tests has to reach
 
-NAMED = 10
-"""Files that a complaint names: those where most is left."""
+NAMED = 10  # files that a complaint names: those where most is left
 
 COUNTS = {"lines": ("num_statements", "missing_lines"), "branches": ("num_branches", "missing_branches")}
 """Keys of coverage's summaries: how many there are, and how many did not run."""

@@ -11,8 +11,7 @@ import onnx.parser
 from rewriter.ir.model import Model, load
 from rewriter.target import Target
 
-NEWEST = "tensorrt-rtx 1.7.1"
-"""The release whose parser was asked about each graph."""
+NEWEST = "tensorrt-rtx 1.7.1"  # the release whose parser was asked about each graph
 
 
 @dataclass(frozen=True)

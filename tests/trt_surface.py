@@ -13,20 +13,16 @@ from paths import ROOT
 
 FOLDER = ROOT / "tests/engines/surface"
 LIBRARIES = ("tensorrt", "tensorrt_rtx")
-MODULE = ""
-"""The class under which the module's own members are recorded."""
+MODULE = ""  # the class under which the module's own members are recorded
 
 
 @dataclass(frozen=True)
 class Release:
-    """The interface of one release.
-
-    Attributes:
-        members: For each class the description of each member; see `record.described`.
-    """
+    """The interface of one release."""
 
     library: str
     version: str
+    # for each class the description of each member; see `record.described`
     members: Mapping[str, Mapping[str, str]]
 
     def __str__(self) -> str:

@@ -22,8 +22,7 @@ from rewriter.report.signals import AGAIN_S, current, listening
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
 
-TELEMETRY = ".ses"
-"""ONNX Runtime's, which is not ours to remove."""
+TELEMETRY = ".ses"  # ONNX Runtime's, which is not ours to remove
 
 SCRIPT = """
 import os, sys

@@ -249,8 +249,7 @@ def test_what_a_timed_run_reads_stays_in_memory() -> None:
 
 # -- what ONNX Runtime gets ---------------------------------------------------------------------
 
-CHANNELS = 512
-"""A weight of this many numbers is detached."""
+CHANNELS = 512  # a weight of this many numbers is detached
 
 TRAINING = "training_mode = 1"
 MAIN = f"""

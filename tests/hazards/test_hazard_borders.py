@@ -13,8 +13,7 @@ LARGEST, LIMIT = 65504.0, 32752.0
 NORMAL, FLUSH = 2.0**-14, 2.0**-25
 """FP16's smallest normal number, and the largest that it rounds to zero."""
 
-JUST = 2.0**-30
-"""A step that binary64 resolves beside each of these numbers, relative to them."""
+JUST = 2.0**-30  # a step that binary64 resolves beside each of these numbers, relative to them
 
 
 def above(value: float) -> float:

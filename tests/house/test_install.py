@@ -22,8 +22,7 @@ LIGHT = [
     for line in (ROOT / "requirements-light.txt").read_text(encoding="utf-8").splitlines()
     if not line.startswith("#")
 ]
-INTERNAL = {"dev", "hooks-test", "nightly"}
-"""Extras for work on the project itself."""
+INTERNAL = {"dev", "hooks-test", "nightly"}  # extras for work on the project itself
 
 HEAVY = {"onnxruntime-gpu", "onnxsim", "tensorrt", "tensorrt-rtx", "cuda-bindings", "scipy", "lapx", "torch"}
 

@@ -24,8 +24,7 @@ COMMANDS = list(command_lines())
 BLOCKS = list(blocks())
 OUTPUT = "output of: "
 
-JUDGES = {"verify", "locate", "compare-inputs", "scan"}
-"""Commands whose exit code 1 is an answer."""
+JUDGES = {"verify", "locate", "compare-inputs", "scan"}  # commands whose exit code 1 is an answer
 
 SCRIPT = """
 import numpy as np

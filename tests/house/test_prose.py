@@ -33,11 +33,9 @@ FOR_USERS = INSTEAD | {
 }
 """The same for texts that users read: pages, messages, and help."""
 
-LONGEST = 25
-"""Words of a sentence on a page: one of as many is too long."""
+LONGEST = 25  # words of a sentence on a page: one of as many is too long
 
-MOST_WORDS = 20_700
-"""Words of the pages that are written by hand."""
+MOST_WORDS = 20_700  # words of the pages that are written by hand
 
 GENERATED = {"endings.md", "findings.md", "trt11-migration.md", "configuration.md"}
 """Pages that are made, in whole or in part: their sentences come from the code."""

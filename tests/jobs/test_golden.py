@@ -19,8 +19,7 @@ from rewriter.ir.model import walk_graphs
 
 GOLDEN = ROOT / "tests/jobs/golden"
 NAMES = ("bert", "conv_clip", "if_loop", "mixed_casts", "mobilenet_v2", "nafnet", "qdq", "t5_encoder", "vit")
-FEW = 8
-"""Elements of the constants whose values are shown; larger ones show a hash."""
+FEW = 8  # elements of the constants whose values are shown; larger ones show a hash
 
 
 def golden(name: str) -> str:

@@ -30,12 +30,10 @@ from rewriter.report import terminal
 CASES: dict[str, dict[str, Any]] = tomllib.loads((MODELS / "cases.toml").read_text())
 BEHAVED = ("resnet", "vit", "convnext", "swin", "mobilenet_v2", "group_norm", "mismatch")
 
-BERT = "bert"
-"""Its sample has padding; its mask constant is NaN in FP16 with and without."""
+BERT = "bert"  # its sample has padding; its mask constant is NaN in FP16 with and without
 
 
-MIXED = "mixed_casts"
-"""Garbage if all of it is FP16, but both of its norms stand in FP32 already."""
+MIXED = "mixed_casts"  # garbage if all of it is FP16, but both of its norms stand in FP32 already
 
 
 @functools.cache

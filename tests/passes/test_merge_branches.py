@@ -82,8 +82,7 @@ def test_any_block_keeps_its_results(made: tuple[Model, bool]) -> None:
     keeps_results(before, after, MergeBranches())
 
 
-BLOCKS = 12
-"""Of RT-DETR's encoder: three in each of two blocks down and two up."""
+BLOCKS = 12  # of RT-DETR's encoder: three in each of two blocks down and two up
 
 
 def test_rt_detr_has_its_blocks_merged() -> None:

@@ -93,8 +93,7 @@ def test_any_conv_of_patches_keeps_its_results(made: tuple[Model, bool]) -> None
 
 PATCHES = {"vit": 1, "vit_massive": 1, "swin": 1, "convnext": 4, "nafnet": 7, "resnet": 0, "mobilenet_v2": 0}
 """Convs of the case models that become products."""
-IMAGES = PATCHES | {"convnext": 1, "nafnet": 5}
-"""Of these, the ones that read images, or one pixel."""
+IMAGES = PATCHES | {"convnext": 1, "nafnet": 5}  # of these, the ones that read images, or one pixel
 
 
 @pytest.mark.parametrize("name", PATCHES)

@@ -152,8 +152,7 @@ PRODUCT = """
     g (float[8,4] x, float k) => (float[8,4] y)
     <float[4,4] w = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16}> { a = MatMul(x, w) y = Mul(a, k) }"""
 
-KERNEL = KERNEL_US + 6 * 256 / 4.8e6
-"""Of a kernel that reads and writes a tensor of `CONVS`."""
+KERNEL = KERNEL_US + 6 * 256 / 4.8e6  # of a kernel that reads and writes a tensor of `CONVS`
 
 
 @pytest.mark.parametrize(

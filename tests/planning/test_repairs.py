@@ -24,8 +24,7 @@ from rewriter.runtime.metrics.outputs import compare
 from rewriter.runtime.ranges import measure
 from rewriter.verification.expected import run_all
 
-REPAIRED = 2e-3
-"""Relative L2 error of every output, or the share of elements that differ."""
+REPAIRED = 2e-3  # relative L2 error of every output, or the share of elements that differ
 
 RULES = {rule.__name__: rule for rule in SCAN_RULES}
 
@@ -41,18 +40,14 @@ def normal(scale: float, *shape: int) -> Array:
 
 @dataclass(frozen=True)
 class Case:
-    """A model that shows what a rule is about.
-
-    Attributes:
-        wrong: Whether an emulation of it with everything in FP16 errs by more than `REPAIRED`; where it
-            does not, TensorRT computes right, or emulation, which rounds tensors, cannot see it.
-        opset: Operator set of the text.
-    """
+    """A model that shows what a rule is about."""
 
     text: str
     feeds: Mapping[str, Array]
+    # whether an emulation of it with everything in FP16 errs by more than `REPAIRED`; where it does not,
+    # TensorRT computes right, or emulation, which rounds tensors, cannot see it
     wrong: bool = True
-    opset: int = 17
+    opset: int = 17  # operator set of the text
 
 
 RNG = np.random.default_rng(1)

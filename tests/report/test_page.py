@@ -39,8 +39,7 @@ from rewriter.runtime.metrics.pictures import picture_of
 from rewriter.runtime.ranges.depth import TensorAtDepth
 from rewriter.verification.verdict import Verdict
 
-LIMIT = 2_000_000
-"""Bytes of a page."""
+LIMIT = 2_000_000  # bytes of a page
 
 
 def test_the_policy_admits_the_page_s_own_script_and_style_only() -> None:

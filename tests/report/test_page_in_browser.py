@@ -58,8 +58,7 @@ def test_a_page_renders_with_contrast_and_names_for_everything(
         assert (dark == "rgb(20, 23, 26)") == (scheme == "dark")
 
 
-CHARTS = ".depth, .strip, svg.errors, .graph svg"
-"""All that shows figures as a drawing."""
+CHARTS = ".depth, .strip, svg.errors, .graph svg"  # all that shows figures as a drawing
 
 
 def heard(page: Page, selector: str) -> list[tuple[str, str]]:

@@ -14,8 +14,7 @@ from onnx import numpy_helper
 KINDS = ("simple", "pytorch-operator", "pytorch-converted")
 """Folders of models with data. `node` is made by code, `light` has models alone, `real` is downloaded."""
 
-FEWEST_MADE = 1700
-"""Cases of the kind `node`: onnx 1.21 to 1.23 make more."""
+FEWEST_MADE = 1700  # cases of the kind `node`: onnx 1.21 to 1.23 make more
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from rewriter.verification.expected import expected_outputs
 
 Outcome = Literal["good", "repaired", "declined", "not compared", "bad", "crash"]
 
-NEWEST_IR = 11
-"""IR version that ONNX Runtime takes; newer ones add nothing that it needs."""
+NEWEST_IR = 11  # IR version that ONNX Runtime takes; newer ones add nothing that it needs
 
 RANDOM = frozenset(
     {
@@ -53,15 +52,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Answer:
-    """Both findings on a case.
+    """Both findings on a case."""
 
-    Attributes:
-        structure: `good`: the rewritten FP32 model gives the original's results.
-        fp16: `good`: the emulation is within FP16's tolerance; `repaired`: it was not, and `fix` with its
-            checks found that and repaired it.
-    """
-
-    structure: Finding
+    structure: Finding  # `good`: the rewritten FP32 model gives the original's results
+    # `good`: the emulation is within FP16's tolerance; `repaired`: it was not, and `fix` with its checks
+    # found that and repaired it
     fp16: Finding
 
 

@@ -52,14 +52,11 @@ Work = tuple[int, int, tuple[int, ...]]
 
 PROCESSES = 2
 
-SLOW_SECONDS = 20.0
-"""Processor time; a case needs about 0.3 s."""
+SLOW_SECONDS = 20.0  # processor time; a case needs about 0.3 s
 
-CASE_SECONDS = 120.0
-"""Wall time, on a busy machine and with the start of a child."""
+CASE_SECONDS = 120.0  # wall time, on a busy machine and with the start of a child
 
-FIXED = 0.4
-"""Share of the cases that `fix` gets, too, which costs as much as all passes."""
+FIXED = 0.4  # share of the cases that `fix` gets, too, which costs as much as all passes
 
 STRUCTURAL = tuple(kind() for kind in ALL if kind.stage is Stage.STRUCTURE and kind.keeps_signature)
 
@@ -67,8 +64,7 @@ AMPLIFIED = 64.0
 """Changes of an output that a tolerance allows, in units of what a change of the inputs by it does: each of
 the network's own roundings is of that size, and a random graph has up to some dozens of them in a row."""
 
-ROUNDED = 2.0**-6
-"""What results of FP16 and BF16 may differ by: some spacings of BF16, 2^-8."""
+ROUNDED = 2.0**-6  # what results of FP16 and BF16 may differ by: some spacings of BF16, 2^-8
 
 SETTING = re.compile(r"^(with|opset|target|answers|keep|keep-ops|not-compared) .*\n", re.MULTILINE)
 

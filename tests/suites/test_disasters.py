@@ -23,8 +23,7 @@ from rewriter.ir.model import save
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks, signals and limits of POSIX")
 
-COMMANDS = sized(4, 50)
-"""Moments at which the command is ended, by each signal."""
+COMMANDS = sized(4, 50)  # moments at which the command is ended, by each signal
 
 GONE_S = 20.0
 """Time for children to end; without a connection to their parent they would go on for a minute and more."""

@@ -50,8 +50,7 @@ def test_a_failure_names_an_output_without_values_as_the_reason(
     assert not words or "is the data what the model expects" in check.details[0]
 
 
-DEPTH = 16 * 16 * 3
-"""Number of products in each sum below."""
+DEPTH = 16 * 16 * 3  # number of products in each sum below
 
 
 def _half() -> tuple[Model, dict[str, Array]]:

@@ -235,13 +235,11 @@ def cache_pairs(model: Model) -> dict[str, str]:
 
 
 def agreeing(
-    model: Model, shapes: Mapping[str, tuple[int, ...]], limits: Mapping[str, int]
+    model: Model,
+    shapes: Mapping[str, tuple[int, ...]],  # of all inputs. `limits`: sizes of the tables that inputs index
+    limits: Mapping[str, int],
 ) -> Iterator[tuple[str, Array]]:
-    """Positions that follow the past, by input; none for a model without caches.
-
-    Args:
-        shapes: Of all inputs. `limits`: sizes of the tables that inputs index.
-    """
+    """Positions that follow the past, by input; none for a model without caches."""
     caches, ports = cache_pairs(model), model.signature.inputs
     lengths = [_past(port.shape, shapes[port.name]) for port in ports if port.name in caches]
     names = [_genai(model)[0].get(name, name) for name in POSITIONS]

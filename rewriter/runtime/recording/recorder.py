@@ -80,17 +80,15 @@ class _File:
 
 
 class Recorder:
-    """A hook that records.
-
-    Args:
-        folder: A folder for this process is made in it.
-        calls: Of all files together, after which recording ends; 0: all.
-        most_bytes: Of all samples together.
-        stop: End the process after `calls`.
-    """
+    """A hook that records."""
 
     def __init__(
-        self, folder: str, calls: int = 0, most_bytes: float = 2.0**32, *, stop: bool = False
+        self,
+        folder: str,  # a folder for this process is made in it
+        calls: int = 0,  # of all files together, after which recording ends; 0: all
+        most_bytes: float = 2.0**32,  # of all samples together
+        *,
+        stop: bool = False,  # end the process after `calls`
     ) -> None:
         self.pid = os.getpid()
         self.folder = Path(folder) / str(self.pid)

@@ -32,8 +32,7 @@ SPELLINGS = {
 }
 """Types that docstrings name in several ways, or by the class of C++."""
 
-ROOT = ""
-"""Name under which the module's own members are recorded."""
+ROOT = ""  # name under which the module's own members are recorded
 
 Surface = dict[str, dict[str, str]]
 """The members of each class of one release, and what each is; see `described`."""
