@@ -67,7 +67,8 @@ def profile_check(
     where = " and ".join(", ".join(f"{n} at {shown(s)}" for n, s in each.items()) for each in shapes)
     if not outcome.ran:
         summary = f"the engine does not run with {where}: {outcome.problem}"
-        return Check(PROFILE, False, summary, seconds=seconds, device=outcome.device, advice=ADVICE)
+        passed = None if outcome.status == "timeout" else False
+        return Check(PROFILE, passed, summary, seconds=seconds, device=outcome.device, advice=ADVICE)
     own = max((o.relative_l2 for o in run.outputs if o.passed and not o.of), default=0.0)
     held = standard.tolerance
     if run.value is None:

@@ -26,10 +26,11 @@ def test_a_missing_shape_of_the_three_is_replaced_by_another() -> None:
 
 
 def test_the_samples_give_the_shapes_that_the_user_did_not() -> None:
-    sampled = {"x": ((2, 5), (4, 6), (6, 9)), "other": ((1,), (1,), (1,))}
+    sampled: dict[str, Any] = {"x": ((2, 5), (4, 6), (6, 9)), "other": ((1,), (1,), (1,))}
 
     def filled(**shapes: Any) -> Any:
-        return deployment(**{name: {"x": shape} for name, shape in shapes.items()}).filled(sampled).profile
+        given: dict[str, Any] = {name: {"x": shape} for name, shape in shapes.items()}
+        return deployment(**given).filled(sampled).profile
 
     assert filled(max_shapes=(64, 9)) == {"x": ((2, 5), (4, 6), (64, 9))}
     assert filled(min_shapes=(1, 1)) == {"x": ((1, 1), (4, 6), (6, 9))}
