@@ -26,7 +26,7 @@ from rewriter.jobs.fix.job import Candidate
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.selection import Attempts, best
 from rewriter.jobs.fix.workload import Workload
-from rewriter.jobs.search.goal import Budget
+from rewriter.jobs.search.goal import Budget, ErrorLimit
 from rewriter.passes.base import Context, Event, ModelPass, Stage
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import write_samples
@@ -494,16 +494,21 @@ def test_progress_counts_the_steps_of_the_whole_run_and_names_candidates_with_th
 
 
 @pytest.mark.parametrize(
-    ("kept", "seen", "share"),
-    [(8e-3, 4e-3, 0.5), (4e-3, 8e-3, 1.0), (math.inf, 4e-3, 1.0), (math.inf, math.inf, 1.0)],
+    ("errors", "worst", "search", "share"),
+    [
+        pytest.param((8e-3, 4e-3, 1e-3), 0, None, 1.0, id="seen by the emulation alone"),
+        pytest.param((8e-3, 4e-3, 1e-3), 0, (4e-3, ()), 1.0, id="kept from the search for the user's goal"),
+        pytest.param((4e-3, 8e-3, 1e-3), 1, (6e-3, ()), 0.75, id="of that search"),
+        pytest.param((8e-3, 4e-3, 1e-3), 0, (4e-3, (2, 0)), 0.5, id="seen by a search for it"),
+        pytest.param((8e-3, 4e-3, 1e-3), 0, (4e-3, (0,)), 1.0, id="seen by a search for another"),
+        pytest.param((math.inf, 4e-3, 1e-3), 0, None, 1.0, id="infinite"),
+    ],
 )
-def test_a_search_asks_for_less_where_the_sample_kept_from_it_errs_more(
-    kept: float, seen: float, share: float
+def test_a_search_asks_for_less_where_it_has_seen_a_smaller_error_in_the_sample_that_decides(
+    errors: Sequence[float], worst: int, search: tuple[float, tuple[int, ...]] | None, share: float
 ) -> None:
-    """An overflow in that sample says nothing about errors: the share would be 0, and no plan meets that."""
-    rounds = tuple(
-        (OutputComparison("y", error, 1.0, 1.0, math.isfinite(error), 5e-3),) for error in (kept, seen, 1e-3)
-    )
-    emulated = Check("emulation", False, "", outputs=rounds[0], rounds=rounds)
-    made: Any = SimpleNamespace(search=None, checks=(emulated,), relative_l2=max(kept, seen))
-    assert _optimism(made) == pytest.approx(share)
+    rounds = tuple((OutputComparison("y", e, 1.0, 1.0, math.isfinite(e), 5e-3),) for e in errors)
+    emulated = Check("emulation", False, "", outputs=rounds[worst], rounds=rounds)
+    goal = search and SimpleNamespace(value=search[0], goal=ErrorLimit(5e-3, worst=search[1]))
+    made: Any = SimpleNamespace(search=goal, checks=(emulated,), relative_l2=max(errors))
+    assert _optimism(made, worst, [2, 0, 1]) == pytest.approx(share)

@@ -11,7 +11,7 @@ import pytest
 from rewriter.ir.model import Array
 from rewriter.runtime.metrics.metrics import by_parts, detections
 from rewriter.runtime.metrics.outputs import ROUNDING_NOISE, OutputComparison, compare
-from rewriter.runtime.metrics.parts import chance, parts
+from rewriter.runtime.metrics.parts import chance, parts, parts_of
 from rewriter.runtime.metrics.probabilities import Probabilities
 
 FP16 = 5e-3
@@ -247,7 +247,7 @@ def test_a_search_sees_parts_as_its_judge_does() -> None:
     def metric(own: float) -> float:
         tf32 = put(HEAD, np.s_[:, 4:], HEAD[:, 4:] * (1.0 + own))
         other = put(HEAD, np.s_[:, 4:], HEAD[:, 4:] * 1.02)
-        search = by_parts([{"y": HEAD}], lambda: [{"y": tf32}], 1.41, FP16, {})
+        search = by_parts([{"y": HEAD}], lambda: [{"y": tf32}], 1.41, FP16, {}, parts_of([{"y": HEAD}]))
         return search.worst({"y": HEAD}, {"y": other})
 
     assert metric(0.0) == pytest.approx(0.02, rel=0.05)

@@ -145,17 +145,19 @@ def attempt(candidate: Candidate, workload: Workload, deadline: float = math.inf
     ranges, warnings, found = calibrated.ranges, list(calibrated.warnings), None
     plan = _plan(candidate, workload, calibrated, warnings) if lowering else None
     if plan is not None and candidate.goal is not None:
+        worst = [workload.samples.feeds(place) for place in candidate.goal.worst]
         with workload.stage("searching"):
             found, remarks = search(
                 workload.original,
                 calibrated.model,
-                workload.fitting,
+                worst or workload.fitting,
                 plan,
                 candidate.goal,
                 job.accumulation,
                 candidate.precision.target,
                 Context(ranges=ranges, means=ranges.means, rounded={}) if candidate.phases.unbiased else None,
                 deadline,
+                workload.verifier.expected.parts if workload.verifier.expected is not None else None,
             )
         plan = found.plan
         warnings.extend(remarks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import count
@@ -149,7 +149,8 @@ def _match_plain_fp16(attempts: Attempts) -> Iterator[Candidate]:
     faster = any(first.changed(step) for step in _preferred_steps(first.candidate))
     if faster and attempts.worse_than_plain(attempts.latest_attempt):
         limit = MAX_ERROR_OVER_PLAIN_FP16 * attempts.plain_error
-        goal = ErrorLimit(limit, attempts.workload.job.metric, one_sample=True)
+        worst = _worst_sample(attempts, first)
+        goal = ErrorLimit(limit, attempts.workload.job.metric, (attempts.workload.verifier.indices[worst],))
         yield first.candidate.changed("FP32 until it is as close as plain FP16", goal=goal)
     us, latest = attempts.latencies(), attempts.latest_attempt
     if latest.failed or attempts.worse_than_plain(latest) or us[-1] > (1.0 + MOST_FOR_PLAIN) * us[0]:
@@ -278,7 +279,7 @@ def _with_more_fp32(attempts: Attempts) -> Iterator[Candidate]:
     """Plans that are searched for, by emulation, for the limit that was missed."""
     last: ErrorLimit | None = None
     for share in TIGHTENING:
-        if attempts.passed or (goal := _wanted(attempts, share)) in (None, last):
+        if attempts.passed or (goal := _wanted(attempts, share, last.worst if last else ())) in (None, last):
             return
         last = goal
         candidate = attempts.best_attempt.candidate
@@ -287,10 +288,15 @@ def _with_more_fp32(attempts: Attempts) -> Iterator[Candidate]:
             return
 
 
-def _wanted(attempts: Attempts, share: float) -> ErrorLimit | None:
-    """Returns the limit to search for on the samples of the search; None: no search helps.
+def _wanted(attempts: Attempts, share: float, seen: tuple[int, ...]) -> ErrorLimit | None:
+    """Returns the limit to search for, on the worst samples of all attempts; None: no search helps.
 
-    If the error was larger on all samples or on an engine, the search has to be better by this factor.
+    If the error of a sample was larger on an engine, or than in a search that saw the sample, the search has
+    to be better by this factor. A sample that no search has seen asks for no more than the limit: its error
+    is not the others' times a constant, and scaling theirs kept most of a cloud mask's network in FP32.
+
+    Args:
+        seen: Places of the samples of the last search.
     """
     job, missed = attempts.workload.job, attempts.latest_attempt
     if (limit := _limit_of(missed)) is None:
@@ -298,14 +304,16 @@ def _wanted(attempts: Attempts, share: float) -> ErrorLimit | None:
         limit = _limit_of(missed)
     if limit is None:
         return None
-    asked, closer = job.limit, share * _optimism(missed)
+    at, places = _worst_sample(attempts, missed), attempts.workload.verifier.indices
+    worst = tuple(dict.fromkeys((*seen, places[at])))
+    asked, closer = job.limit, share * _optimism(missed, at, places)
     if asked is not None:  # where more is better, it has no share
         less = 1.0 if asked.measure.least else closer / TIGHTENING[0]
-        return replace(asked, tolerance=asked.tolerance * less)
+        return replace(asked, tolerance=asked.tolerance * less, worst=worst)
     check = missed.arithmetic
     fp32 = 0.0 if check is None else attempts.workload.verifier.error_in_fp32(check)
     limit = max(max(limit, AS_FP32 * fp32) * closer, MAX_ERROR_OVER_PLAIN_FP16 * fp32)
-    return ErrorLimit(limit, job.metric, one_sample=True)
+    return ErrorLimit(limit, job.metric, worst)
 
 
 def _in_fp32(attempts: Attempts) -> Iterator[Candidate]:
@@ -390,15 +398,27 @@ def _limit_of(attempt: Attempt) -> float | None:
     return None if check is None or check.passed is not False else min(o.tolerance for o in check.outputs)
 
 
-def _optimism(attempt: Attempt) -> float:
-    """The error that a search sees, in its own or the emulation, over the one that decides; at most 1.0.
+def _worst_sample(attempts: Attempts, attempt: Attempt) -> int:
+    """Position of the sample with the largest error, in units of what is allowed, among those that judge."""
+    rounds = attempt.arithmetic.rounds if attempt.arithmetic is not None else ()
+    errors = [max((o.excess for o in outputs if o.counts), default=0.0) for outputs in rounds] or [0.0]
+    return errors.index(max(errors)) % len(attempts.workload.verifier.indices)
 
-    Of several samples the first is kept from searches.
+
+def _optimism(attempt: Attempt, at: int, places: Sequence[int]) -> float:
+    """The error that a search or else the emulation sees in a sample, over the one that decides; at most 1.0.
+
+    The first of the places is kept from the search for a user's goal.
+
+    Args:
+        at: Position of the worst sample. `places`: of the samples that judge.
     """
-    decides = attempt.relative_l2
-    if attempt.search is not None and attempt.search.goal.metric == RELATIVE_L2 and decides:
-        return min(1.0, attempt.search.value / decides)
-    rounds = next((check.rounds for check in attempt.checks if check.name == "emulation"), ())
-    counting = (o for outputs in rounds[1:] or rounds for o in outputs if o.finite and o.counts)
-    seen = max((o.relative_l2 for o in counting), default=0.0)
+    decides, search = attempt.relative_l2, attempt.search
+    seen = 0.0
+    if search is not None and places[at] in (search.goal.worst or places[1:]):
+        seen = search.value if search.goal.metric == RELATIVE_L2 else 0.0
+    if not seen:
+        rounds = next((check.rounds for check in attempt.checks if check.name == "emulation"), ())
+        outputs = rounds[at] if at < len(rounds) else ()
+        seen = max((o.relative_l2 for o in outputs if o.finite and o.counts), default=0.0)
     return min(1.0, seen / decides) if seen and 0.0 < decides < math.inf else 1.0

@@ -114,7 +114,7 @@ def prepare(
                     original, samples, job.accumulation, default=default
                 )
                 job = replace(job, accumulation=sums)
-                fitting = samples.without(indices[0], judged=indices)
+                fitting = samples.judged(indices, indices[0] if job.first.goal else None)
                 warnings.extend(nan_warnings(original, judged, expected.exact))
             except ArithmeticRunError as error:
                 if isinstance(error.__cause__, NativeError) and error.__cause__.cause == "timeout":

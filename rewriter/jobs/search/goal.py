@@ -20,6 +20,7 @@ class _Goal:
 
     option: ClassVar[str]
     metric: str
+    worst: tuple[int, ...] = ()
 
     @property
     def measure(self) -> Metric:
@@ -30,13 +31,15 @@ class _Goal:
 class ErrorLimit(_Goal):
     """A limit for a metric, for every output and sample.
 
-    With `one_sample` plans are only compared on the sample with the largest outputs.
+    Attributes:
+        worst: Places of the samples with the largest errors so far. Plans are compared on no others, which
+            stay unseen; (): on the samples that a search may fit a plan to.
     """
 
     option = "tolerance"
     tolerance: float
     metric: str = "relative-l2"
-    one_sample: bool = False
+    worst: tuple[int, ...] = ()
 
     def meets(self, value: float) -> bool:
         return self.measure.meets(value, self.tolerance)

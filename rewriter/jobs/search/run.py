@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice, zip_longest
@@ -17,15 +17,15 @@ import numpy as np
 
 from rewriter.base.sandbox import processor_s
 from rewriter.base.stopwatch import OutOfTimeError, within
-from rewriter.ir.model import Model
+from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan
 from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable
 from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit, Found, Goal
 from rewriter.jobs.search.trials import LEAST_US, AddedNodes, Trials, bisect, halfway
 from rewriter.passes.base import Context
 from rewriter.runtime.emulation import Accumulation, emulation, reference
-from rewriter.runtime.inputs import Samples
 from rewriter.runtime.metrics.metrics import DETECTIONS, by_parts
+from rewriter.runtime.metrics.parts import Parts, parts_of
 from rewriter.runtime.metrics.probabilities import probabilities
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2, TOLERANCES
 from rewriter.target import Target
@@ -54,22 +54,25 @@ MOST_SHARE = 1e30
 def search(
     original: Model,
     structured: Model,
-    samples: Samples,
+    samples: Iterable[Mapping[str, Array]],
     plan: Plan,
     goal: Goal,
     accumulation: Accumulation,
     target: Target,
     means_of: Context | None,
     deadline: float = math.inf,
+    parts: Parts | None = None,
 ) -> tuple[Found, tuple[str, ...]]:
     """Searches from the rules' plan of a model.
 
     Args:
         original: The model that plans are compared with.
+        samples: Feeds; of more than `SAMPLES` the first. Where the goal names its worst ones, these.
         structured: The model that `plan`, the rules' plan, is for.
         accumulation: Type of the emulated sums.
         means_of: Has the means by which weights are rounded; None: they are rounded to nearest.
         deadline: By `time.monotonic`; the search ends there, with the best plan so far.
+        parts: Of the outputs, over all samples that judge; None: over the samples of the search.
 
     Returns:
         The outcome, and sentences for the user.
@@ -85,10 +88,9 @@ def search(
     own = {port.name for port in original.signature.outputs}
     with within(deadline):
         feeds, wide, began = list(islice(samples, SAMPLES)), reference(judged), processor_s()
-        one_sample = isinstance(goal, ErrorLimit) and goal.one_sample
         effort = Effort(len(feeds), accumulation, accumulation)
         expected = run_all(wide, feeds[:1])
-        if not one_sample:
+        if not goal.worst:
             cost = RunCost.of(structured, processor_s() - began)
             effort = affordable(goal, cost, len(feeds), accumulation)
         expected += run_all(wide, feeds[1 : effort.samples])
@@ -98,7 +100,8 @@ def search(
         limit = goal.tolerance if isinstance(goal, ErrorLimit) else TOLERANCES["fp16"].value
         if goal.metric == RELATIVE_L2:
             in_tf32 = partial(run_all, emulation(reference(original), tf32=True), feeds[: len(expected)])
-            metric = by_parts(expected, in_tf32, AS_FP32, limit, probabilities(original))
+            parts = parts_of(expected) if parts is None else parts
+            metric = by_parts(expected, in_tf32, AS_FP32, limit, probabilities(original), parts)
     trials = Trials(
         structured,
         feeds[: len(expected)],
@@ -112,9 +115,6 @@ def search(
         means_of,
         hidden if any(hidden) else (),
     )
-    if one_sample:
-        with within(deadline):
-            trials = trials.on_worst_sample()
     result = best_in_time(trials, goal, effort.plans, deadline)
     return replace(result, seconds=time.monotonic() - start), (effort.reduced,) if effort.reduced else ()
 

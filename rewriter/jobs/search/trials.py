@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 
@@ -132,17 +132,6 @@ class Trials:
             self._values[plan.fp32] = self._worst(self._by_sample(plan))
         self.tried[added] = self._values[plan.fp32]
         return self._values[plan.fp32]
-
-    def on_worst_sample(self) -> Trials:
-        """The same trials on the sample where the rules' plan is worst."""
-        values = self._by_sample(self.plan)
-        index = values.index(self._worst(values))
-        only = slice(index, index + 1)
-        one = replace(
-            self, samples=self.samples[only], expected=self.expected[only], states=self.states[only]
-        )
-        one._values[self.plan.fp32] = values[index]
-        return one
 
     def _by_sample(self, plan: Plan) -> list[float]:
         runs = self._runs(plan)

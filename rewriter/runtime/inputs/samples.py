@@ -134,8 +134,8 @@ class Samples:
         sample = self._samples[index]
         return checked(sample.read(), self._ports, sample.where)
 
-    def without(self, kept: int, judged: Sequence[int]) -> Samples:
-        """The samples that a search may fit a plan to: all but `kept`, unless there is only one.
+    def judged(self, judged: Sequence[int], kept: int | None = None) -> Samples:
+        """The samples that a search for a user's goal may fit a plan to: all but `kept`, if there are others.
 
         The source of the result reports by how many samples (`judged`, by index) results are judged.
         """
@@ -144,7 +144,8 @@ class Samples:
         fitting = copy(self)
         fitting._samples = tuple(sample for index, sample in enumerate(self._samples) if index != kept)
         number = "each" if len(judged) == len(self) else f"{len(judged)} of {len(self)}"
-        text = f"{self.source.text}; judged on {number}, {self._samples[kept].where} kept from searches"
+        text = f"{self.source.text}; judged on {number}"
+        text += "" if kept is None else f", {self._samples[kept].where} kept from the first search"
         names = tuple(self._samples[index].where for index in judged)
         fitting.source = replace(self.source, text=text, names=names)
         return fitting

@@ -17,7 +17,7 @@ from rewriter.base.errors import UsageError, nearest
 from rewriter.ir.model import Array
 from rewriter.runtime.metrics.outputs import OutputComparison, compare
 from rewriter.runtime.metrics.pairwise_error import Pair
-from rewriter.runtime.metrics.parts import parts_of
+from rewriter.runtime.metrics.parts import Parts, parts_of
 from rewriter.runtime.metrics.probabilities import Probabilities
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2, USABLE
 
@@ -105,9 +105,9 @@ def by_parts(
     floor: float,
     tolerance: float,
     kinds: Mapping[str, Probabilities],
+    parts: Parts,
 ) -> Metric:
     """Relative L2 of the worst output, or of a part beyond its tolerance, in units of the output's."""
-    parts = parts_of(expected)
     limits = dict[str, float]()
     for exact, outputs in zip(expected, own() if any(parts.values()) else (), strict=False):
         for output in (output for output, _ in compare(exact, outputs, tolerance, parts=parts) if output.of):
