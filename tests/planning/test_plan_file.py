@@ -20,7 +20,7 @@ from rewriter import cli
 from rewriter.base.errors import OutputError, UsageError
 from rewriter.cli import exits
 from rewriter.hazards.planning.free_fp32 import FREE
-from rewriter.hazards.planning.plan_fit import fit
+from rewriter.hazards.planning.planner import fit
 from rewriter.ir.model import Model, save
 from rewriter.ir.plan import Decision, Plan, Range, plan_file
 

@@ -2,7 +2,7 @@
 
 The file names nodes by their key, which is the index of the node's graph and the node's first
 output: both survive a change of types, and neither depends on how the model is stored. A line that
-somebody adds by hand may give the node's name instead; `plan_fit.fit` finds its key.
+somebody adds by hand may give the node's name instead; `planner.fit` finds its key.
 """
 
 from __future__ import annotations

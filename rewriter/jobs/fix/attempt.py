@@ -12,8 +12,7 @@ from math import fsum
 from pathlib import Path
 
 from rewriter.hazards.planning import free_fp32
-from rewriter.hazards.planning.plan_fit import fit, kept_by_user
-from rewriter.hazards.planning.planner import extend_plan, make_plan, unscaled_overflows
+from rewriter.hazards.planning.planner import extend_plan, fit, kept_by_user, make_plan, unscaled_overflows
 from rewriter.ir.graph import display_name
 from rewriter.ir.model import Model, walk_graphs, walk_nodes
 from rewriter.ir.plan import SEARCHED, Plan, Range, node_key
