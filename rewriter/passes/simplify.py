@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,8 +17,9 @@ from rewriter.base import sandbox
 from rewriter.base.errors import NativeError
 from rewriter.ir.graph import TAG, GraphEditor, attribute, casts_to, open_graphs, reads
 from rewriter.ir.graph.ops import QUANTISING
-from rewriter.ir.model import STANDARD_DOMAINS, Model, replace_items, walk_graphs, walk_nodes
+from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, replace_items, walk_graphs, walk_nodes
 from rewriter.ir.model.graphs import UNKNOWN_DOMAIN, schema_of, subgraphs
+from rewriter.ir.model.model import without_weights
 from rewriter.ir.model.normalization import lift_large_constants
 from rewriter.ir.patterns.values import repeats_reshape, selected
 from rewriter.passes.base import Change, Context, Event, Exactness, ModelPass, Refusal
@@ -163,13 +164,14 @@ def _operators(model: Model, *, inner: bool = False) -> Counter[str]:
 
 def _round(model: Model, tag: str) -> Refusal | bool:
     """Runs onnxsim once and adopts its result; returns True if the nodes changed, or the reason why not."""
-    needed = _needed(model)
-    proto = model.weightless(needed=needed & model.weights.keys())
-    folds = bool(needed) or not _CONSTANT.isdisjoint(node.op_type for node in walk_nodes(proto.graph))
+    needed, graph = _needed(model), model.proto.graph
+    data = {name: array for name, array in model.weights.items() if name in needed}
+    folds = bool(needed) or not _CONSTANT.isdisjoint(node.op_type for node in walk_nodes(graph))
     try:
-        mixed = any(casts_to(node, TensorProto.FLOAT16) for node in walk_nodes(proto.graph))
-        units = not mixed and (folds or _has_unit(proto.graph))
-        result = sandbox.call(_run_onnxsim, proto, folds, units, doing="onnxsim")
+        mixed = any(casts_to(node, TensorProto.FLOAT16) for node in walk_nodes(graph))
+        units = not mixed and (folds or _has_unit(graph))
+        written = model.proto.SerializeToString()
+        result = sandbox.call(_run_onnxsim, written, data, folds, units, doing="onnxsim")
     except NativeError as error:
         return Refusal("model", error.what)
     except ModuleNotFoundError:
@@ -180,8 +182,9 @@ def _round(model: Model, tag: str) -> Refusal | bool:
     return _adopt(model, result, tag)
 
 
-def _run_onnxsim(proto: ModelProto, folds: bool, units: bool) -> ModelProto:
+def _run_onnxsim(written: bytes, data: Mapping[str, Array], folds: bool, units: bool) -> ModelProto:
     """Runs in a child process; `folds` looks for constants, `units` removes Adds of zeros and their like."""
+    proto = without_weights(ModelProto.FromString(written), data)
     skipped = [*skipped_always(), *([] if units else ["eliminate_nop_with_unit"])]
     result, _ = _onnxsim().simplify(
         proto, skipped_optimizers=skipped, skip_constant_folding=not folds, tensor_size_threshold=LARGEST_FOLD
@@ -232,7 +235,8 @@ def _has_unit(graph: GraphProto) -> bool:
     """True if a constant operand may have no effect: zeros, ones, or nothing."""
     read = {name for node in walk_nodes(graph) if node.op_type in _WITH_UNIT for name in node.input}
     tensors = (t for inner in walk_graphs(graph) for t in inner.initializer if t.name in read)
-    return any(((a == 0) | (a == 1)).all() for a in map(numpy_helper.to_array, tensors))
+    held = (numpy_helper.to_array(t) for t in tensors if t.data_location != TensorProto.EXTERNAL)
+    return any(((array == 0) | (array == 1)).all() for array in held)
 
 
 def _is_foldable(node: NodeProto, constants: set[str], opset: int) -> bool:

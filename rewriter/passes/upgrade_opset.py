@@ -63,7 +63,7 @@ class UpgradeOpset(ModelPass):
             return [Refusal("model", f"it uses opset {model.opset}, above {target}, and keeps it")]
         if target > newest:
             return [Refusal("model", f"onnx {onnx.__version__} knows no opset {target}, only up to {newest}")]
-        work = model.copy()
+        work = model.copy() if model.proto.functions else model
         inlined = inline(work, self.name)
         refusals: list[Event] = [event for event in inlined if isinstance(event, Refusal)]
         changed = Counter[str]() if refusals else self._rewrite(work, target, refusals)

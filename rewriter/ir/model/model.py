@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -191,20 +190,9 @@ class Model:
                 attach(tensor, self.weights[tensor.name])
         return proto
 
-    def weightless(self, *, needed: AbstractSet[str] = frozenset()) -> onnx.ModelProto:
-        """A copy of the graph for libraries, with detached initializers as inputs, but for the `needed`.
-
-        Nodes whose operator has no schema at the model's opset (plugins, custom operators) are moved
-        to a domain of their own, which onnx ignores.
-        """
-        proto = deepcopy(self.proto)
-        for tensor in proto.graph.initializer:
-            if tensor.name in needed:
-                attach(tensor, self.weights[tensor.name])
-        weights_as_inputs(proto, self.weights.keys() - needed)
-        replace_items(proto.graph.input, [v for v in proto.graph.input if v.name not in needed])
-        isolate_unknown_ops(proto)
-        return proto
+    def weightless(self) -> onnx.ModelProto:
+        """A copy of the graph for libraries, as `without_weights`."""
+        return without_weights(deepcopy(self.proto))
 
     def restore(self, proto: onnx.ModelProto) -> Model:
         """The model of a proto that a library derived from `weightless()`, with the weights put back."""
@@ -220,6 +208,24 @@ class Model:
                 node.ClearField("domain")
         replace_items(proto.opset_import, [o for o in proto.opset_import if o.domain != UNKNOWN_DOMAIN])
         return replace(self, proto=proto, weights=dict(self.weights), notes=(), revision=self.revision + 1)
+
+
+def without_weights(proto: onnx.ModelProto, needed: Mapping[str, Array] | None = None) -> onnx.ModelProto:
+    """The graph for libraries, in place: detached initializers become inputs, but for the `needed`.
+
+    Nodes whose operator has no schema at the model's opset (plugins, custom operators) are moved
+    to a domain of their own, which onnx ignores.
+    """
+    needed, detached = needed or {}, set[str]()
+    for tensor in proto.graph.initializer:
+        if tensor.name in needed:
+            attach(tensor, needed[tensor.name])
+        elif tensor.data_location == onnx.TensorProto.EXTERNAL:
+            detached.add(tensor.name)
+    weights_as_inputs(proto, detached)
+    replace_items(proto.graph.input, [v for v in proto.graph.input if v.name not in needed])
+    isolate_unknown_ops(proto)
+    return proto
 
 
 def model_of(source: Any) -> Model:

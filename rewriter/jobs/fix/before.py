@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
-from onnx import NodeProto, TensorProto, numpy_helper
+from onnx import AttributeProto, NodeProto, TensorProto, numpy_helper
 
 from rewriter.base.errors import RewriterError
 from rewriter.hazards.analysis import LARGEST, LOW_TYPES, PrecisionRequest
@@ -122,23 +122,31 @@ def lowered(original: Model, precision: Precision) -> Model:
 
 def _with_infinities(model: Model, largest: float) -> Model:
     """The model with infinity for every FP32 constant that the lower type cannot hold, as converters do."""
+    if next(_beyond(model, largest), None) is None:
+        return model
     changed = model.copy()
-    for graph in walk_graphs(changed.proto.graph):
-        # only initializers of the main graph may have their data elsewhere
-        detached = graph is changed.proto.graph
-        tensors = [(tensor, detached) for tensor in graph.initializer]
-        holders = (node for node in graph.node if node.op_type in ("Constant", "ConstantOfShape"))
-        for attribute in (a for node in holders for a in node.attribute):
-            if attribute.name == "value":
-                tensors.append((attribute.t, False))
-            elif attribute.name == "value_float" and largest < abs(attribute.f) < math.inf:
-                attribute.f = math.copysign(math.inf, attribute.f)
-        for tensor, elsewhere in tensors:
-            array = changed.array(tensor) if tensor.data_type == TensorProto.FLOAT else np.zeros(0)
-            huge = np.isfinite(array) & (np.abs(array) > largest)
-            if huge.any():
-                infinite = np.where(huge, np.copysign(np.inf, array), array).astype(np.float32)
-                attached = numpy_helper.from_array(infinite, tensor.name)
-                tensor.CopyFrom(changed.detached_tensor(tensor.name, infinite) if elsewhere else attached)
+    for constant in _beyond(changed, largest):
+        if isinstance(constant, AttributeProto):
+            constant.f = math.copysign(math.inf, constant.f)
+            continue
+        array, name = changed.array(constant), constant.name
+        infinite = np.where(np.abs(array) > largest, np.copysign(np.inf, array), array).astype(np.float32)
+        detached = constant.data_location == TensorProto.EXTERNAL
+        attached = numpy_helper.from_array(infinite, name)
+        constant.CopyFrom(changed.detached_tensor(name, infinite) if detached else attached)
     changed.set_facts(model.facts())
     return changed
+
+
+def _beyond(model: Model, largest: float) -> Iterator[AttributeProto | TensorProto]:
+    """Yields the FP32 constants with a finite number beyond `largest`."""
+    for graph in walk_graphs(model.proto.graph):
+        holders = (node for node in graph.node if node.op_type in ("Constant", "ConstantOfShape"))
+        attributes = [attribute for node in holders for attribute in node.attribute]
+        yield from (a for a in attributes if a.name == "value_float" and largest < abs(a.f) < math.inf)
+        for tensor in (*graph.initializer, *(a.t for a in attributes if a.name == "value")):
+            array = model.array(tensor) if tensor.data_type == TensorProto.FLOAT else np.zeros(0)
+            if array.size and not max(np.fmax.reduce(array, None), -np.fmin.reduce(array, None)) <= largest:
+                sizes = np.abs(array)
+                if ((sizes > largest) & (sizes < np.inf)).any():
+                    yield tensor
