@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from onnx import NodeProto, TensorProto
 
@@ -144,7 +144,8 @@ class Quirk:
 def table() -> tuple[Quirk, ...]:
     quirks = list[Quirk]()
     for row in own_table("rewriter.target", "quirks.toml")["quirk"]:
-        quirks.append(Quirk(**tuples(row) | {"case": tuple(probes.cases(row.get("case", ())))}))
+        fields: dict[str, Any] = tuples(row) | {"case": tuple(probes.cases(row.get("case", ())))}
+        quirks.append(Quirk(**fields))
     return tuple(quirks)
 
 

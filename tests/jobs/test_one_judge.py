@@ -195,10 +195,11 @@ def test_all_fp32_is_amber_for_fix_and_verify_unless_it_was_the_request(tmp_path
     source = save(
         graph("g (float[4,8] x) => (float[4,8] y) { a = Identity(x) y = Relu(a) }"), tmp_path / "net.onnx"
     )
-    for options, kinds in (
+    cases: list[tuple[dict[str, Any], list[str]]] = [
         ({"keep_fp32_op": ["Relu"]}, ["build", "fp32"]),
         ({"precision": "fp32"}, ["build"]),
-    ):
+    ]
+    for options, kinds in cases:
         result = rewriter.fix(source, tmp_path / "fixed.onnx", inputs=X, build=False, **options)
         again = rewriter.verify(source, tmp_path / "fixed.onnx", inputs=X, build=False, engine="emulation")
         assert [gap.kind for gap in result.gaps] == [gap.kind for gap in again.gaps] == kinds

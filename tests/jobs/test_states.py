@@ -124,8 +124,8 @@ def test_a_search_sees_a_state_that_nothing_reads() -> None:
             a = MatMul(turned, w) b = Relu(a) c = MatMul(b, v) d = Relu(c) y = MatMul(d, v)
         }""")
     rng = np.random.default_rng(0)
-    sizes = {"x": (4.0, 200, 1, 4), "w": (0.5, 4, 64), "v": (0.125, 64, 64)}
-    data = [{n: (s * rng.standard_normal(shape)).astype("f") for n, (s, *shape) in sizes.items()}]
+    sizes = {"x": (4.0, (200, 1, 4)), "w": (0.5, (4, 64)), "v": (0.125, (64, 64))}
+    data = [{n: (s * rng.standard_normal(shape)).astype("f") for n, (s, shape) in sizes.items()}]
     result = rewriter.fix(model, inputs=data, build=False)
     assert result.plan is not None and result.verified
     assert "tolerance" in {decision.rule for decision in result.decisions}

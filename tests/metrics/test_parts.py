@@ -16,7 +16,7 @@ from rewriter.runtime.metrics.probabilities import Probabilities
 
 FP16 = 5e-3
 DRAWN = np.random.default_rng(0)
-FLOOR = np.finfo(np.float32).min
+FLOOR = float(np.finfo(np.float32).min)
 
 
 def normal(*shape: int) -> Array:

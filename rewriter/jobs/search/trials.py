@@ -136,10 +136,9 @@ class Trials:
     def _by_sample(self, plan: Plan) -> list[float]:
         runs = self._runs(plan)
         values = [self.metric.worst(*pair) for pair in zip(self.expected, runs, strict=True)]
-        errors = [
-            [*state_errors([exact], [run]).values()] for exact, run in zip(self.states, runs, strict=False)
-        ]
-        return [max([value, *own]) for value, own in zip_longest(values, errors, fillvalue=())]
+        states = zip(self.states, runs, strict=False)
+        worst = [max(state_errors([exact], [run]).values(), default=0.0) for exact, run in states]
+        return [max(value, own) for value, own in zip_longest(values, worst, fillvalue=0.0)]
 
     def _runs(self, plan: Plan) -> list[Mapping[str, Array]]:
         """The emulated outputs of a plan for each sample, with the states."""
