@@ -63,7 +63,7 @@ STAGES = {"measure": "measured", "again": "again"}
 COPYING = threading.Lock()
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 TARGET = ("--target", "tensorrt-rtx")
-TOOL_S, BUILD_S, EXPORT_S, GPU_TOOL_S, RUN_S = 300.0, 120.0, 120.0, 200.0, 180.0
+TOOL_S, BUILD_S, EXPORT_S, GPU_TOOL_S, RUN_S = 300.0, 120.0, 120.0, 200.0, 400.0
 """Limits of one tool, build, export, `fix` on the GPU, and run of all engines of a network."""
 
 STARTED, LEAST_S, LAST_S = time.monotonic(), 15.0, 6.0
