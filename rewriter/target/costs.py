@@ -20,7 +20,17 @@ from onnx import NodeProto
 
 from rewriter.ir.float_graph import FloatGraph
 from rewriter.ir.graph import attribute
-from rewriter.ir.graph.ops import CHEAP, CONVOLUTIONS, NORMS, PRODUCTS, SCALING, SHUFFLES, SOFTMAX, VIEWS
+from rewriter.ir.graph.ops import (
+    CHEAP,
+    CONVOLUTIONS,
+    NORMS,
+    PRODUCTS,
+    RECURRENT,
+    SCALING,
+    SHUFFLES,
+    SOFTMAX,
+    VIEWS,
+)
 from rewriter.ir.model import Model
 from rewriter.ir.model.tensors import Shape
 from rewriter.ir.plan import SEARCHED, Plan, node_key
@@ -78,6 +88,16 @@ FEW_CHANNELS = 32
 IMAGE_US, IMAGE_CHANNELS = 6.5e-8, 4
 """Extra microseconds for each multiply-add of a wide window over at most so many channels: ResNet's stem, 32
 images."""
+
+WINDOWS_PER_US, WINDOW_CHANNELS = {1: 2e7, 2: 2e7, 3: 2.5e6}, 64
+"""Rate of multiply-adds of a strided ConvTranspose by its axes, and the fewest channels of its kernel.
+
+With them the estimate is 0.4 to 2.7 times the latency of 38 kernels, and 0.01 to 0.3 at the rate of a Conv
+(benchmarks/convtranspose_kernels.json)."""
+
+FP32_STEP = 0.3
+"""Share of the time of a recurrent step that FP32 adds. A step is a kernel that waits for the last: 480 of a
+speaker's LSTM took 1848 us, and 2253 us in FP32 (benchmarks/population_judging.json)."""
 
 NARROW, NARROW_TIMES = 48, 1.8
 """Channels of a group, and the times that a Conv of narrower ones needs (docs/accuracy.md#grouped-convs)."""
@@ -205,7 +225,10 @@ def fp16_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> flo
     kind, count, depth = products(node, shapes)
     if kind:
         us = max(count / PRODUCTS_PER_US[kind], _launched_us(node, shapes, kind, depth))
+        us = max(us, _windows_us(node, shapes, count))
         return us if kind == "MatMul" else us * _conv_factor(node, shapes) + _image_us(node, shapes, count)
+    if node.op_type in RECURRENT:
+        return KERNEL_US * _steps(node, shapes)
     # the prices were fitted to networks that have shuffles; who reads a part of a Split reads it in place
     if node.op_type in (VIEWS - SHUFFLES) | {"Split"}:
         return 0.0
@@ -237,6 +260,21 @@ def _conv_factor(node: NodeProto, shapes: Shapes) -> float:
     return max((next(us for step, us in UNALIGNED.items() if size % step == 0) for size in wide), default=1.0)
 
 
+def _windows_us(node: NodeProto, shapes: Shapes, count: float) -> float:
+    """The time of a ConvTranspose whose stride is more than 1; 0.0 for others."""
+    weight, steps = _sizes(shapes.get(node.input[1])), attribute(node, "strides", [1])
+    if node.op_type != "ConvTranspose" or max(steps) == 1 or len(weight) < 3:
+        return 0.0
+    tiles = ceil(weight[1] / WINDOW_CHANNELS) * WINDOW_CHANNELS / max(1, weight[1])
+    return count * tiles / WINDOWS_PER_US.get(len(weight) - 2, PRODUCTS_PER_US["Conv"])
+
+
+def _steps(node: NodeProto, shapes: Shapes) -> int:
+    """Number of steps of a recurrent node, in all directions."""
+    data, weight = (_sizes(shapes.get(name)) or (TYPICAL, TYPICAL) for name in node.input[:2])
+    return data[attribute(node, "layout", 0)] * weight[0]
+
+
 def _image_us(node: NodeProto, shapes: Shapes, count: float) -> float:
     """The extra time of a Conv that reads an image through windows that overlap."""
     weight, steps = _sizes(shapes.get(node.input[1])), attribute(node, "strides", [1])
@@ -253,7 +291,8 @@ def more_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> flo
     if kind == "Conv":
         one = prod(_sizes(shapes.get(node.input[1]))[2:]) == 1
         return FP32_CONV_US * count + (FP32_CHANNEL_US if one else FP32_DEPTH_US) * depth
-    return 2.0 * _moved_elements(node, shapes, constants) / BYTES_PER_US
+    steps = _steps(node, shapes) if node.op_type in RECURRENT else 0
+    return FP32_STEP * KERNEL_US * steps + 2.0 * _moved_elements(node, shapes, constants) / BYTES_PER_US
 
 
 def _waves(node: NodeProto, shapes: Shapes, *, channels: int) -> float:

@@ -45,6 +45,28 @@ TIMES = [
         node("Conv", (1, 64, 56, 56), (64, 64, 3, 3), (1, 64, 56, 56)), 5.066, 3.909, id="Conv of 3 x 3"
     ),
     pytest.param(
+        node("ConvTranspose", (1, 1026, 188), (1026, 1, 1024), (1, 1, 48896), strides=[256]),
+        642.1,
+        25.72,
+        id="inverse STFT",
+    ),
+    pytest.param(
+        node("ConvTranspose", (1, 64, 8, 8), (64, 32, 3, 3), (1, 32, 8, 8), strides=[1, 1]),
+        5.066,
+        3.518,
+        id="ConvTranspose of stride 1",
+    ),
+    pytest.param(
+        node("ConvTranspose", (2, 64, 32, 32, 32), (64, 32, 2, 2, 2), (2, 32, 64, 64, 64), strides=[2] * 3),
+        859.0,
+        4.062,
+        id="volume",
+    ),
+    pytest.param(node("LSTM", (160, 1, 256), (2, 1024, 256), (160, 2, 1, 256)), 1049.6, 314.93, id="LSTM"),
+    pytest.param(
+        node("GRU", (4, 50, 16), (1, 48, 16), (4, 50, 1, 16), layout=1), 164.0, 49.2, id="GRU, batch first"
+    ),
+    pytest.param(
         node("Conv", (1, 512, 14, 14), (512, 512, 1, 1), (1, 512, 14, 14)), 4.867, 1.512, id="Conv of 1 x 1"
     ),
     pytest.param(
