@@ -227,8 +227,6 @@ HEAD = '''\
 `python -m docs.catalogue` writes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any, Literal, TypedDict

@@ -4,8 +4,6 @@ Models and samples travel as bytes. Ray runs a task again if its worker dies, so
 itself has a process of its own, which ends if the head of the cluster dies.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time

@@ -3,8 +3,6 @@
 Each model has its own process, so that a crash, a hang or its memory does not affect the others.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait

@@ -1,7 +1,5 @@
 """The models of a batch with their options: from files, folders, patterns, and a manifest (docs/batch.md)."""
 
-from __future__ import annotations
-
 import glob
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The outcome of a model, and the file beside its result that lets the next run skip it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

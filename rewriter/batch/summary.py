@@ -1,7 +1,5 @@
 """The summary of a batch, and the closed loop of its recording: a table on the terminal, JSON and JUnit."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

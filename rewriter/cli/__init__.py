@@ -4,8 +4,6 @@ A command parses, calls one function of the API, and turns the outcome into an e
 when it is run: a shell that completes a word does not wait for the others.
 """
 
-from __future__ import annotations
-
 import gc
 import pkgutil
 import re

@@ -1,7 +1,5 @@
 """`rewriter passes` and `rewriter presets`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated

@@ -6,8 +6,6 @@ a report that could not be written; 3 TensorRT cannot build the original model; 
 program (EX_SOFTWARE of sysexits.h); 130 interrupted (128 + SIGINT); 143 ended by SIGTERM.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

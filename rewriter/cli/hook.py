@@ -1,7 +1,5 @@
 """`rewriter hook`: for training repositories."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

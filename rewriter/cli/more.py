@@ -1,7 +1,5 @@
 """`rewriter record`, `report`, `probe`, `config`, `rule` and `why`."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Options of every hook; fixes an exported model in place, or keeps the plain export. Needs no PyTorch."""
 
-from __future__ import annotations
-
 import ast
 import glob
 import shutil

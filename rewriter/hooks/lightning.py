@@ -4,8 +4,6 @@ Raises:
     ImportError: neither `lightning` nor `pytorch_lightning` is installed.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hugging Face Optimum: fixes the folder written by `main_export` or `onnx_export_from_model`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Scans or fixes committed .onnx files for pre-commit."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from contextlib import suppress

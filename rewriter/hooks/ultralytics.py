@@ -4,8 +4,6 @@
 export instead.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Explains two arrays: the differences, and the distance that they leave."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

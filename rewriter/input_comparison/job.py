@@ -1,7 +1,5 @@
 """`compare-inputs`: finds what differs between two preprocessing pipelines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ A line is fitted to each channel where both have content. Of explanations that f
 wins. Scalings bring pixels of 0..255 into a network's range; two of them may explain a fit.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 A keyword that a verb lacks is an error that names the closest one.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`emulate`: a model as a TensorRT engine computes it, behind ONNX Runtime's interface, on the CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rewriter.ir.model import load

@@ -1,7 +1,5 @@
 """Explains rules, and nodes of a fixed model: `rewriter rule` and `rewriter why`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

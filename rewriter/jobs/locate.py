@@ -1,7 +1,5 @@
 """`locate`: finds the first tensor at which a model leaves its original when an engine runs it."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Models with plugins that are not on this machine: `fix` and `verify` work on what comes before them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """`probe`: what TensorRT and a GPU do in FP16, known already or measured now and kept for `fix`."""
 
-from __future__ import annotations
-
 from rewriter.base.errors import EngineError
 from rewriter.base.stopwatch import Progress, silent
 from rewriter.runtime.engines import probing, this_machine

@@ -1,7 +1,5 @@
 """`record`: runs a script, and keeps what its models were called with."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

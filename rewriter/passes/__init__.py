@@ -3,8 +3,6 @@
 `rewriter.run_passes(model, ["simplify", MyPass()])` runs some of them, or your own, on a model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rewriter.passes.base import Pass

@@ -1,7 +1,5 @@
 """Defines a pass: a frozen dataclass whose fields are its options, and the events that it reports."""
 
-from __future__ import annotations
-
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """clamp-constants: replaces the huge numbers of attention masks by numbers that FP16 can hold."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

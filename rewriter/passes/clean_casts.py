@@ -1,7 +1,5 @@
 """clean-casts: removes Casts that change no value."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeGuard

@@ -1,7 +1,5 @@
 """convtranspose-to-depth-to-space: replaces ConvTransposes by products whose channels become places."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

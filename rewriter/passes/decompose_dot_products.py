@@ -1,7 +1,5 @@
 """decompose-dot-products: replaces a network's last product, if it has one row, by Mul and ReduceSum."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

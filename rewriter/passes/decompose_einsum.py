@@ -1,7 +1,5 @@
 """decompose-einsum: writes an Einsum that is a matrix product as MatMul."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence

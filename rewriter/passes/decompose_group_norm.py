@@ -1,7 +1,5 @@
 """decompose-group-norm: a GroupNorm becomes LayerNormalization over the channels and pixels of its groups."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

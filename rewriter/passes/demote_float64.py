@@ -1,7 +1,5 @@
 """demote-float64: replaces float64 arithmetic by float32."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet

@@ -1,7 +1,5 @@
 """drop-round-trips: removes Casts to FP16 and back at the end of a product's kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

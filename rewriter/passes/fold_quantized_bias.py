@@ -1,7 +1,5 @@
 """fold-quantized-bias: replaces a dequantised int32 bias by a float constant."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """fuse-layer-norm: replaces a LayerNorm written in small operators by LayerNormalization."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """fuse-softmax: replaces a Softmax written in small operators by the operator."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

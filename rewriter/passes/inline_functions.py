@@ -1,7 +1,5 @@
 """inline-functions: replaces calls of model-local functions by the nodes of their bodies."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass

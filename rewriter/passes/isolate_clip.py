@@ -1,7 +1,5 @@
 """isolate-clip: replaces a Clip after Conv, Gemm or MatMul by Max, or Relu, and Min."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """keep-epilogues: a view keeps the operators after a matrix product in the product's kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """merge-branches: merges Convs of one tensor whose results are added into one Conv."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """merge-conv-groups: merges groups of a Conv into fewer, wider ones, with zeros between their weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

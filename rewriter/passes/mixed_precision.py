@@ -1,7 +1,5 @@
 """mixed-precision: gives every float tensor its planned type."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast

@@ -1,7 +1,5 @@
 """postpone-resize: moves a pointwise Conv before the Resize that enlarges its input."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """rescale: scales tensors that overflow by a power of two, which the constants around them absorb."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 

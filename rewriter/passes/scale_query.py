@@ -1,7 +1,5 @@
 """scale-query: moves the attention scale from the scores to the query."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """unfold-patches: replaces a Conv whose windows do not overlap by a matrix product of its patches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """unfold-pooling: replaces an AveragePool of one channel by the mean over axes of its windows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """upgrade-opset: converts the model to the operator set of the run."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """work-around-convs: adds zeros, or isolates a Pad or Concat, which TensorRT-RTX gets wrong beside a Conv."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

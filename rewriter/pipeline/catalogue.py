@@ -1,7 +1,5 @@
 """The passes and the presets for people: lists, and a page each. docs/catalogue.py makes files of them."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap

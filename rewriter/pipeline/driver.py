@@ -4,8 +4,6 @@ Names, types and shapes of inputs and outputs stay; the checker and strict shape
 a pass that reports no change leaves the model byte-identical.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 `python -m docs.catalogue` writes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any, Literal, TypedDict

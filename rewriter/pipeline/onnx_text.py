@@ -4,8 +4,6 @@ A text without a header has opset 17. A constant that is declared without values
 between the angle brackets, gets normal random values; `render` writes large constants like that.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import zlib

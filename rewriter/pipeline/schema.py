@@ -8,8 +8,6 @@ All sources go through `converted`, by the type of the option; those that only h
 A field that lists something accepts a single value, too: `keep_fp32="*/norm*"` is one pattern.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

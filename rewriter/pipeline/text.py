@@ -7,8 +7,6 @@ Spaces separate options and are ignored elsewhere. The options of a pass are its
 float, str or a Literal of strings. A value consists of letters, digits and `_ . / * ? : + -`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields

@@ -1,7 +1,5 @@
 """The checks of a verification: their tables, and their JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shows the result of `compare-inputs`: sentences for people, JSON for programs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

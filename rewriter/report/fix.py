@@ -1,7 +1,5 @@
 """Shows the result of `fix`: a summary, what to run next, tables for those who ask, and JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

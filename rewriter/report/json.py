@@ -4,8 +4,6 @@ Paths are as the user wrote them; times are wall seconds. JSON has no NaN or inf
 the strings "nan", "inf" and "-inf".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Shows where a model starts to go wrong: tables for people, JSON for programs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

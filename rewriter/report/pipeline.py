@@ -1,7 +1,5 @@
 """Shows several fixed files and their closed loop: lines and tables of a batch and of a pipeline."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Shows the results of probes as a table and as JSON."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console

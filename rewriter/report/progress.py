@@ -1,7 +1,5 @@
 """Shows progress on the terminal, and makes Ctrl-C reliable."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ The format is OASIS Standard "Static Analysis Results Interchange Format (SARIF)
 2020; section numbers below are its own.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Shows the result of `scan`: a summary, tables for those who ask for them, and JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

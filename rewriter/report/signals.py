@@ -5,8 +5,6 @@ process. From then on the signals raise exceptions. Extension modules may turn t
 garbage collector's callbacks may lose them, so the received signal is remembered.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Tables of results as data: the terminal prints them, and a page makes them sort and filter."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

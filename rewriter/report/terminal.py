@@ -1,7 +1,5 @@
 """Shared parts of all reports on the terminal: console, summaries, tables, and names made short."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shows the result of `verify`: a summary, tables for those who ask for them, and JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Prints the address; `kill` on standard input ends the last worker with everythin
 `behead` the head. Arguments are the workers' memory in MiB.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

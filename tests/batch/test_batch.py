@@ -1,7 +1,5 @@
 """`rewriter batch` on this machine: results, what is skipped, failures, limits, Ctrl-C."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

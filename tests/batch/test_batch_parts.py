@@ -1,7 +1,5 @@
 """Parts of a batch on their own: what is packed, hashed, passed on and moved, and what is refused."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from pathlib import Path

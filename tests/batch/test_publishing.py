@@ -1,7 +1,5 @@
 """Results of a batch: each is published whole, what it replaces goes, and none passes for another's."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`rewriter batch --ray` on a cluster of two workers of this machine, of which one is killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The command line through its real entry point: exit codes, messages, and what lies on the disk after."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`rewriter help`: a command's own --help; and every citation of docs/ in the package leads somewhere."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """`rewriter locate` as a user runs it: a rescaled model, several samples, options that cannot be."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

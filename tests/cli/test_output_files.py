@@ -1,7 +1,5 @@
 """Outputs that are no plain files, or that are inputs: nothing is replaced that should stay."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

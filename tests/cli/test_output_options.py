@@ -1,7 +1,5 @@
 """`-q`, `-v` and `--json -` of every command that reports: stdout holds what was asked for alone."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

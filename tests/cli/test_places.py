@@ -1,7 +1,5 @@
 """Commands run wherever they are put: homes, folders and streams that cannot be used."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Names in models reach the terminal with control characters spelled out, in reports and in errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The commands that `fix`, `scan` and `verify` print, run as printed; test_pages.py runs the pages."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`rewriter scan` and `hook scan` with several models: one JSON, one SARIF, and no model stops the others."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

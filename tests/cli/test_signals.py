@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM end every phase of a command without a traceback, and leave no temporary files."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

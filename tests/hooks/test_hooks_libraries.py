@@ -1,7 +1,5 @@
 """The hooks of Lightning, Ultralytics and Optimum with the real libraries, and without them."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """docs/hooks.md is what runs: its blocks, and the example training repository."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

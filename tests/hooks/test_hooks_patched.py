@@ -1,7 +1,5 @@
 """`rewriter.hooks.torch.patched`: this block, this thread, and PyTorch as it was afterwards."""
 
-from __future__ import annotations
-
 import inspect
 import threading
 from collections.abc import Iterator

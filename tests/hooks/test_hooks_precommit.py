@@ -1,7 +1,5 @@
 """The commands that pre-commit runs, and the entries of docs/hooks.md with the real pre-commit."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

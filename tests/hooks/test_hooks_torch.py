@@ -1,7 +1,5 @@
 """`rewriter.hooks.torch` with the real PyTorch: both exporters, and whatever may go wrong."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Modules stay in FP32 by name, and since they switch autocast off, with both exporters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

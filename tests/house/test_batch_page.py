@@ -1,7 +1,5 @@
 """docs/batch.md and action.yml: commands parse, the manifest is read, and the action's script runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

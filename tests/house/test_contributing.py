@@ -1,7 +1,5 @@
 """CONTRIBUTING.md is true: a pass added as it says passes the contract tests and shows in the catalogue."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

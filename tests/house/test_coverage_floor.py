@@ -1,7 +1,5 @@
 """`make test` fails where tests run too few lines or too few branches, each judged on its own."""
 
-from __future__ import annotations
-
 import pytest
 from coverage_floor import LEAST, complaints
 from paths import ROOT

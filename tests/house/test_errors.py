@@ -1,7 +1,5 @@
 """Every error that a user can meet says what to do about it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/install.md: its extras are those of pyproject.toml, and the light one is enough to fix a model."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

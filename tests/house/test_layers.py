@@ -1,7 +1,5 @@
 """Imports point one way, and `import rewriter` stays light."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

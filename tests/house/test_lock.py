@@ -1,7 +1,5 @@
 """The lock file of development: it has hashes, names no host, and follows pyproject.toml."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 

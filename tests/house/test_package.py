@@ -1,7 +1,5 @@
 """What pip installs: the package `rewriter` with its passes, and no top-level `passes`."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """README.md and docs/: commands and Python run, quoted output is what is printed, links lead somewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

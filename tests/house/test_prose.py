@@ -1,7 +1,5 @@
 """Texts are plain English: the worst turns of phrase do not come back, and pages have short sentences."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

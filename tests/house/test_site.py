@@ -1,7 +1,5 @@
 """The site: it builds without a warning, and its navigation has every page."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Packages are built from the lock, and published as they were built; the image names its base."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

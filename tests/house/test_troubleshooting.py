@@ -1,7 +1,5 @@
 """docs/troubleshooting.md: a model with each symptom gets the line that the page quotes, and the remedy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

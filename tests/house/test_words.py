@@ -1,7 +1,5 @@
 """Words and numbers of messages."""
 
-from __future__ import annotations
-
 import pytest
 
 from rewriter.base.text import article, count, figure

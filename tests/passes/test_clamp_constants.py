@@ -1,7 +1,5 @@
 """clamp-constants: masks that become finite in FP16, masks that stay, and results that do not change."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graphs import apply, graph, run

@@ -1,7 +1,5 @@
 """clean-casts: Casts that are removed, Casts that stay, and values that never change."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

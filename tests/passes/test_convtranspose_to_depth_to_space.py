@@ -1,7 +1,5 @@
 """convtranspose-to-depth-to-space: ConvTransposes that become sub-pixel convolutions, and others."""
 
-from __future__ import annotations
-
 import pytest
 from graphs import apply, keeps_results, ops, with_constants
 from hypothesis import assume, given

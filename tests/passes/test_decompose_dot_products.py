@@ -1,7 +1,5 @@
 """decompose-dot-products: products that become sums, products that stay, and the planned FP32 nodes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graphs import graph, ops, weighted

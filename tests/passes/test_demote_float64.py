@@ -1,7 +1,5 @@
 """demote-float64: float32 wherever it suffices, float64 where shapes and borders need it."""
 
-from __future__ import annotations
-
 import numpy as np
 from graphs import apply, graph, random_feeds, run
 from onnx import TensorProto

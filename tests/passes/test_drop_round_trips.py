@@ -1,7 +1,5 @@
 """drop-round-trips: pairs of Casts that are removed, pairs that end no kernel, and the targets concerned."""
 
-from __future__ import annotations
-
 import pytest
 from graphs import apply, graph
 

@@ -1,7 +1,5 @@
 """The contract of every pass: the promises of its class, on its own example and on every case model."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

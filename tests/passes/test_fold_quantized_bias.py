@@ -1,7 +1,5 @@
 """fold-quantized-bias: bit-equal to DequantizeLinear on ONNX Runtime, and weights stay."""
 
-from __future__ import annotations
-
 import numpy as np
 from graphs import apply, graph, run
 from hypothesis import given

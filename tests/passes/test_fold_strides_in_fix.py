@@ -1,7 +1,5 @@
 """fold-strides: any strided Conv, the case models, the presets, and `fix` with it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """fuse-layer-norm: LayerNormalization with equal results, and refusals with their reasons."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

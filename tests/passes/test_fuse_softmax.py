@@ -1,7 +1,5 @@
 """fuse-softmax: Softmax and LogSoftmax with equal results, and refusals with their reasons."""
 
-from __future__ import annotations
-
 import numpy as np
 from graphs import apply, graph, run
 

@@ -1,7 +1,5 @@
 """inline-functions: inlined bodies with equal results, and refusals with their reasons."""
 
-from __future__ import annotations
-
 import numpy as np
 from graphs import apply, model
 

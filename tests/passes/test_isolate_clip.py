@@ -1,7 +1,5 @@
 """isolate-clip: Clips that become Max and Min, the targets concerned, and values that stay."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graphs import apply, graph, random_feeds, run

@@ -1,7 +1,5 @@
 """merge-branches: which Convs become one, results that stay, RT-DETR in `fix`, and the presets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """merge-projections: products that become one, products that stay apart, results and names that stay."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """merge-projections among the other passes: its position, its effects, and plans that fit it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

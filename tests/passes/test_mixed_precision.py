@@ -1,7 +1,5 @@
 """mixed-precision: its plan, its events, and every case model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import graphs

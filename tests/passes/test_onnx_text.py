@@ -1,7 +1,5 @@
 """Models as text: what is written can be read again, and what cannot be read is an error."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """pad-channels and merge-conv-groups on random networks of Convs: equal results and names."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """postpone-resize: Convs that move before the Resize, and results that stay."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

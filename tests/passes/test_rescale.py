@@ -1,7 +1,5 @@
 """rescale: overflow goes into the weights as a power of two, and not one bit of an FP32 result changes."""
 
-from __future__ import annotations
-
 import re
 import time
 

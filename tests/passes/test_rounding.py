@@ -1,7 +1,5 @@
 """mixed-precision{rounding=unbiased}: the outputs of products keep their mean."""
 
-from __future__ import annotations
-
 import graphs
 import ml_dtypes
 import numpy as np

@@ -1,7 +1,5 @@
 """simplify: correct folding, nodes that must stay, and a silent terminal."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """unfold-patches: Convs that become products, Convs that stay, equal results and layouts."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

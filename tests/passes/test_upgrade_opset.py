@@ -1,7 +1,5 @@
 """upgrade-opset: equal results for every operator that changed, and refusals by name."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Decomposed normalisations: every way of writing them is one unit, and what only looks like one is none."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graphs import graph, model

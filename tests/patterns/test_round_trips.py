@@ -1,7 +1,5 @@
 """Round trips to FP16 after products: `fix` writes none in any model, `scan` reports given ones."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graphs import graph, matrix

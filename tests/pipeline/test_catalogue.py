@@ -1,7 +1,5 @@
 """The catalogue page: fresh, complete, and true to the passes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Configuration: where options come from, in which order, and what is refused with which words."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

@@ -1,7 +1,5 @@
 """The driver's contract: what a broken pass does is caught, named, and for imported passes rolled back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every option that a user can set is read by the job that declares it."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Pipelines as text: what parses, what prints, and what is refused with which words."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Iterator
 from dataclasses import dataclass, field

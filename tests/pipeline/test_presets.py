@@ -1,7 +1,5 @@
 """Presets: what they stand for, what they set, and that `fix` does it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

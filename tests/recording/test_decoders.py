@@ -1,7 +1,5 @@
 """Without data, the inputs of a decoder agree: mask and positions with the length of the past."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A recording is what `fix` and `scan` need: samples by file, slow states by name, profiles of all calls."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

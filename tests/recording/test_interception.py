@@ -1,7 +1,5 @@
 """Every way in which a script can call ONNX Runtime is seen, and can be answered by something else."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A script is recorded as it is: samples, links, states; what it prints and returns does not change."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

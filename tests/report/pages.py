@@ -1,7 +1,5 @@
 """Results for tests of pages: real runs on a small network with a picture as output and a hostile name."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

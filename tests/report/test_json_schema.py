@@ -1,7 +1,5 @@
 """docs/report.schema.json holds what the commands write, and the page for scripts says what they end with."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Pages as text: self-contained, safe against hostile names, small; and the command line that writes them."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

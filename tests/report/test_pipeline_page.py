@@ -1,7 +1,5 @@
 """Several files on one page, and a closed loop in words, as JSON and as a page."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

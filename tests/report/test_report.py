@@ -1,7 +1,5 @@
 """Reports: what a reader sees at 80 columns, and what a program gets as JSON."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

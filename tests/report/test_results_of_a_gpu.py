@@ -1,7 +1,5 @@
 """What reports show of engines that ran: builds, latencies, and where their error comes from."""
 
-from __future__ import annotations
-
 import io
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The SARIF log against the structure that OASIS published for version 2.1.0 (JSON schema of errata 01)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """rescale, emulated: as accurate as FP16's significand allows, with fewer FP32 nodes than islands need."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Parts of exact rescaling: exponents as sums of free ones, rules of operators, the choice of exponents."""
 
-from __future__ import annotations
-
 import pytest
 from graphs import graph, model
 

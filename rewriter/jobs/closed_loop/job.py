@@ -1,7 +1,5 @@
 """Runs a recorded script with the fixed files in place, compares the runs, and repairs what goes wrong."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

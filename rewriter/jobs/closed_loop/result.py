@@ -1,7 +1,5 @@
 """The result of a closed loop, as plain data for the terminal, JSON, the page and callers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The calls of a run of a script, and how far another run follows them."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import defaultdict

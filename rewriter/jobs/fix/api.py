@@ -1,7 +1,5 @@
 """`fix`: the way of a model through the tool, from the file to the verdict."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from typing import Any, Unpack

@@ -4,8 +4,6 @@ Every FP32 node that a hazard puts into the plan belongs to one cause. So do rep
 the plan: norms that became one operator, tensors that were scaled, constants that were clamped.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The command that builds an engine from the written file, and a script with all of it, by tool."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -3,8 +3,6 @@
 Links are those that a recording shows, or the caches of a decoder by their names.
 """
 
-from __future__ import annotations
-
 import glob
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

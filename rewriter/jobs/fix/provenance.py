@@ -5,8 +5,6 @@ hash, and the verdict. Each node that the plan keeps in FP32 or BF16 holds its r
 made holds the pass (`rewriter.ir.graph.editor.TAG`). A model that no pass changed gets no metadata.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Models that nothing can be done about, and names that no node has, refused before anything is measured."""
 
-from __future__ import annotations
-
 import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

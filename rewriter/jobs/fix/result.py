@@ -3,8 +3,6 @@
 That is a verdict, and the limit and the remedy unless it is verified.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """The stages of `fix` in order, from the file to the verdict."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

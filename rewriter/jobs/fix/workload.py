@@ -1,7 +1,5 @@
 """The workload that all attempts of a run share: the model, its samples and the verifier."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice

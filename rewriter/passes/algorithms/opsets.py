@@ -9,8 +9,6 @@ and after the conversion on ONNX Runtime: without it, the results differ or the 
 (tests/passes/test_upgrade_opset.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 

@@ -6,8 +6,6 @@ them does not remove it. Here a few weights of each output are rounded the other
 vanishes: bias correction (Nagel et al. 2019, https://arxiv.org/abs/1906.04721) that changes only weights.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet

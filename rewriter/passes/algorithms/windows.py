@@ -1,7 +1,5 @@
 """The windows of a Conv, and the conditions under which a pass may write the Conv another way."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onnx import NodeProto

@@ -3,8 +3,6 @@
 `write` takes the result of any command, and `render` turns a page into HTML with the templates beside it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The chart of ranges along the depth of a network, and the strip under it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

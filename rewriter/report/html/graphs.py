@@ -1,7 +1,5 @@
 """A small graph around each cause: the nodes next to it, their types, and the ranges between them."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple

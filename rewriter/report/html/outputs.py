@@ -1,7 +1,5 @@
 """Outputs in the form of their task: pictures, boxes, masks, waveforms, classes, text ids."""
 
-from __future__ import annotations
-
 import base64
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """The page of several files: of a batch, or of a pipeline with its links and its closed loop."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ Names of nodes come from the user's model and may hold anything. The templates e
 Content-Security-Policy admits only the page's own style and script, by their hashes.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

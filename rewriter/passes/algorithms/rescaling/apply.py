@@ -3,8 +3,6 @@
 They are noted in the model's metadata, so that comparisons with the original can undo them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import suppress

@@ -9,8 +9,6 @@ set to its best value in turn.
 docs/rescaling.md#how-exponents-are-chosen lists the costs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

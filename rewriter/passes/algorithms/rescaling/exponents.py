@@ -4,8 +4,6 @@ If the inputs of an operator are multiplied by powers of two, its outputs are, t
 significand changes. An operator without a rule allows no exponent but 0.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
