@@ -1,7 +1,5 @@
 """Parses command lines of documents as the program would."""
 
-from __future__ import annotations
-
 import shlex
 from typing import Any
 

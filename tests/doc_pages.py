@@ -1,7 +1,5 @@
 """README.md and docs/ as data: their blocks, commands, links, and what they say about running them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import textwrap

@@ -1,7 +1,5 @@
 """An engine for tests: the emulation with FP16 sums and TF32, behind `measure`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

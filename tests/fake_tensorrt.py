@@ -5,8 +5,6 @@ Methods return a value of the recorded type: an object, a member of an enumerati
 overrides that so that a network of one layer is parsed, built, loaded and run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """What tests share: small graphs as text, one pass over them, and runs on ONNX Runtime."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping
 from typing import Any

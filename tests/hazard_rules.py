@@ -1,7 +1,5 @@
 """One hazard rule on one small graph, for tests."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Modules that the tests of the hooks export; needs PyTorch."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Marks of tests that need a library, or a machine without a GPU."""
 
-from __future__ import annotations
-
 import shutil
 from importlib.util import find_spec
 

@@ -1,7 +1,5 @@
 """What `make nightly` alone runs (REWRITER_NIGHTLY=1), and how much larger it runs the rest."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Plans of small graphs, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rewriter.hazards.analysis import PrecisionRequest

@@ -1,7 +1,5 @@
 """Searches by emulation for tests."""
 
-from __future__ import annotations
-
 import math
 
 import graphs

@@ -1,7 +1,5 @@
 """Small models with external data that say which weights they belong to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A script with a slow state and a growing cache, in two models, one of them from bytes."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

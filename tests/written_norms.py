@@ -1,7 +1,5 @@
 """Norms as exporters write them, for tests: the table of patterns/norms.txt."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

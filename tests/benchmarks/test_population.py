@@ -1,7 +1,5 @@
 """The benchmark of drawn networks: all of it that needs no GPU, on a tiny network."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Passes and rules in random surroundings: draws, builds without a GPU, and the way to the smallest graph."""
 
-from __future__ import annotations
-
 import time
 import tomllib
 from collections import Counter

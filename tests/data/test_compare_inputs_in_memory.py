@@ -1,7 +1,5 @@
 """compare-inputs on what Python programs have at hand: arrays, tensors, loaders; and on wrong types."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

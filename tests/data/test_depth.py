@@ -1,7 +1,5 @@
 """Measured tensors in the order of the network's depth."""
 
-from __future__ import annotations
-
 import graphs
 
 from rewriter.ir.plan import Range

@@ -1,7 +1,5 @@
 """Warnings about data that a model's first layers do not expect: when they speak, and when they must not."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The user's data: what is read, what is refused and with which words, and random data."""
 
-from __future__ import annotations
-
 import gc
 import io
 import zipfile

@@ -1,7 +1,5 @@
 """What users have at hand: arrays, tuples, loaders, functions, batches, float64, photographs."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

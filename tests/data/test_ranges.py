@@ -1,7 +1,5 @@
 """Ranges: the numbers are right, nothing is left out, nothing is kept in memory."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """FP16 accumulators: errors as measured on a GPU, partial sums bit for bit, and every geometry of Conv."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import graphs

@@ -1,7 +1,5 @@
 """The share of each node in the error of the outputs, checked against whole emulations."""
 
-from __future__ import annotations
-
 import math
 
 import graphs

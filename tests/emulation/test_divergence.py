@@ -1,7 +1,5 @@
 """The first diverging tensor and the error that each node adds, checked against numpy and whole runs."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The emulation against the arithmetic that it stands for: numpy's float16 and ml_dtypes' bfloat16."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import graphs

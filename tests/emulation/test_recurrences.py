@@ -1,7 +1,5 @@
 """Recurrent operators, step by step: equal to ONNX Runtime's in FP32, and rounded at every step in FP16."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

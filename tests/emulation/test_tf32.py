@@ -1,7 +1,5 @@
 """TF32: operands of 11 bits, as measured, and the reports that users see."""
 
-from __future__ import annotations
-
 import json
 import math
 

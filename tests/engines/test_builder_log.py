@@ -1,7 +1,5 @@
 """The builder's log shows the kernels whose results are known to be wrong, without a GPU."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of caches and the turn on a GPU: none that is missing or damaged stops anything."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Measurements in real child processes: their results, and the outcome of every kind of failure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Probes: their models run and build, and their answers are judged, cached, recorded and used."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The faults are real: the functions below run in the child, a fork or an interpreter that imports this file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """A real parse and build by TensorRT in a child process, without a GPU."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

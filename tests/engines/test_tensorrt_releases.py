@@ -1,7 +1,5 @@
 """The engines' code runs on the interface of every release, as far as it goes without the library."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Which engine runs on a machine, by its driver and the installed libraries, and why others do not."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fix` from several threads of a process writes what it writes from one."""
 
-from __future__ import annotations
-
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product

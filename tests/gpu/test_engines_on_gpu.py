@@ -3,8 +3,6 @@
 Each test runs on every engine that can use the GPU. TensorRT is left out where it is not installed.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Types of tensors: where Casts are, what is unchanged, and that the result is always a valid model."""
 
-from __future__ import annotations
-
 import graphs
 import numpy as np
 import onnx

@@ -1,7 +1,5 @@
 """GraphEditor: every query, every edit, and that it commits a valid graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operator families, and the functions of matching."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import onnx

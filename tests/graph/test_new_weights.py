@@ -1,7 +1,5 @@
 """New weights are shared like the given ones, and a Gemm gives the reason why it is no MatMul and Add."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graphs import graph

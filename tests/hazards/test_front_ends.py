@@ -1,7 +1,5 @@
 """How far a tensor of a front end grows with the results of its first transform."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import graphs

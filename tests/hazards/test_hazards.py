@@ -1,7 +1,5 @@
 """Rules on graphs where they must report, and on similar ones where they must not; most are in rules.txt."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import graphs

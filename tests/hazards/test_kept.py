@@ -1,7 +1,5 @@
 """Hazards that a mixed model has settled already, and those that its FP32 does not help."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

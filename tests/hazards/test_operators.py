@@ -1,7 +1,5 @@
 """What the table of operators refuses; tests/suites/test_parser.py asks the installed parser, too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The table of TensorRT's known defects: which releases it concerns, and where a graph meets them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from typing import Any

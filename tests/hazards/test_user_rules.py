@@ -1,7 +1,5 @@
 """Rules of the user's own code: what they may yield, and what reports make of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 

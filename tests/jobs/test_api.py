@@ -1,7 +1,5 @@
 """`rewriter.fix` as a library: what it writes, what it refuses, what it says."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every case of models/cases.toml, from the committed file through `fix` to a real build."""
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from typing import Any

@@ -1,7 +1,5 @@
 """What was wrong with a model, in numbers: from the plan, the passes and the ranges."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

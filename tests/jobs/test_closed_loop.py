@@ -1,7 +1,5 @@
 """The closed loop: scripts that know nothing of it, run with other files in place of theirs."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import sys

@@ -1,7 +1,5 @@
 """rewriter.compat: calls of public projects with the import exchanged; what callers of the originals see."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import re

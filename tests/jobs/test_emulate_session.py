@@ -1,7 +1,5 @@
 """`rewriter.emulate`: a session of ONNX Runtime that computes as an engine in reduced precision does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import graphs

@@ -1,7 +1,5 @@
 """Every ending says what it is, and `fix`, `verify` and `scan` give one verdict."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

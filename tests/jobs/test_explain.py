@@ -1,7 +1,5 @@
 """`rewriter rule` and `rewriter why`: a cause, a picture and a remedy for a rule, and a reason for a node."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -1,7 +1,5 @@
 """float64, which TensorRT computes as float32: every check sees what that loses, and harmless uses pass."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

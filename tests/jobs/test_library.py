@@ -1,7 +1,5 @@
 """`import rewriter`: verbs of one shape, errors that name options by their keys, results in a few lines."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass

@@ -1,7 +1,5 @@
 """docs/library.md is what runs: its blocks, in order, as a notebook would run them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

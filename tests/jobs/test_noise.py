@@ -1,7 +1,5 @@
 """Models that draw random numbers: the original and the result get the same ones where they are compared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

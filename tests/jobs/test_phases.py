@@ -1,7 +1,5 @@
 """The phases of a run: passes by their stage, in an order that is checked before the model is loaded."""
 
-from __future__ import annotations
-
 import pytest
 
 import rewriter

@@ -1,7 +1,5 @@
 """Models with plugins that are not here are fixed and checked up to them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import graphs

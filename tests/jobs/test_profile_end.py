@@ -1,7 +1,5 @@
 """Ranges that grow with a dynamic axis are those at the end of the profile, beyond the samples."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graphs import graph

@@ -1,7 +1,5 @@
 """Where a fixed model comes from is in its metadata, as any ONNX library reads it."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `fix` refuses or reports before it measures anything: dynamic INT8, and NaN in data and model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A model that TensorRT cannot build is distinguished from one that a pass of ours broke."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

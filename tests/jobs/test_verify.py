@@ -1,7 +1,5 @@
 """`verify`: figures that are checked by hand, and verdicts on sound and broken models."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights in Constant nodes and behind Identities become initializers; everything else stays."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graphs import graph, model, ops, random_feeds, run

@@ -1,7 +1,5 @@
 """Corrupted files end in success or in an error that says what to do, never in a crash or a traceback."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import corruption

@@ -1,7 +1,5 @@
 """External data is never destroyed: not by an overwrite, a shared file, a failure or a kill."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Facts: element types and shapes of every scope."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graphs import graph, weighted

@@ -1,7 +1,5 @@
 """Models: files round-trip, weights are mapped and not read, and failures leave no trace."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models that TensorRT parses although other libraries refuse them: mended, and reported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

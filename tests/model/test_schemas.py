@@ -1,7 +1,5 @@
 """Float types in schemas, and the exceptions that schemas do not contain."""
 
-from __future__ import annotations
-
 import pytest
 from onnx import NodeProto, TensorProto, helper
 

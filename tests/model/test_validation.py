@@ -1,7 +1,5 @@
 """Files of which the checker, protobuf or NumPy would crash: each is an error that names file and node."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """FP32 where it is free: most graphs are in free_fp32.txt; here are requests, and answers of probes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import graphs

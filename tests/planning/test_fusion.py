@@ -1,7 +1,5 @@
 """What a Conv sums, and which nodes one kernel computes, where a plan is made before types are known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import graphs

@@ -1,7 +1,5 @@
 """FP32 islands grow together, and residual sums between them join where that needs no more Casts."""
 
-from __future__ import annotations
-
 import graphs
 import pytest
 from plans import kept, planned

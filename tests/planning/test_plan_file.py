@@ -1,7 +1,5 @@
 """Plans as files: they read back unchanged, and a plan that does not fit is refused with the node."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """From hazards to a plan: precedence, Q/DQ, scopes; islands that grow together are in test_islands.py."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Divisions by constants: which stay FP32 alone, and how the emulation computes those that do not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graphs import graph, run

@@ -1,7 +1,5 @@
 """Weak typing: the constraints name the layers that a real parser makes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import ModuleType

@@ -3,8 +3,6 @@
 Anything else that is raised is a defect.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Callable, Mapping

@@ -6,8 +6,6 @@ finds which tests reach a line. Which places are changed follows from the seed. 
 than `--least` of them were noticed.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os

@@ -1,7 +1,5 @@
 """Which tests reach a line of our code, and how long each of them took: from one measured run."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

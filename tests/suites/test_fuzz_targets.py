@@ -1,7 +1,5 @@
 """Readers of strangers' bytes on random changes of valid inputs."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

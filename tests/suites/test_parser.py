@@ -1,7 +1,5 @@
 """Whether the installed parser agrees with the table of operators, in both directions."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Random models through all passes and `fix`: no crash, the same results, nothing left for a second run."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from datetime import date
