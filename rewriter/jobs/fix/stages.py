@@ -33,7 +33,9 @@ from rewriter.verification.arithmetic_checks import explained
 from rewriter.verification.expected import MOST_SAMPLES
 from rewriter.verification.verdict import ARITHMETIC, Check, Verdict, deciding
 
-EXPLAINED_S = 60.0  # wall time in which a failed emulation is compared node by node
+EXPLAINED, LEAST_EXPLAINED_S = 0.1, 10.0
+"""Share of `repair-seconds`, and least wall time, in which a failed emulation is compared node by node."""
+
 PORTS = 3  # inputs and outputs that the check of their types names
 
 
@@ -178,11 +180,12 @@ def _checked_to_the_end(selection: Selection, workload: Workload, sizes: Room) -
             checks[index] = check = verifier.at_last(check, attempt.fixed, precision)
         if check.passed is False and check.name in ("emulation", "tf32"):
             wide = attempt.fixed if check.name == "tf32" else attempt.calibrated.model
+            limit_s = max(LEAST_EXPLAINED_S, EXPLAINED * workload.job.request.repair_seconds)
             try:
-                with within(time.monotonic() + EXPLAINED_S), workload.stage("looking for the cause"):
+                with within(time.monotonic() + limit_s), workload.stage("looking for the cause"):
                     checks[index] = explained(check, wide, attempt.fixed, verifier.samples, sums)
             except OutOfTimeError:
-                words = f"not explained: that takes more than {EXPLAINED_S:.0f} s here"
+                words = f"not explained: that takes more than {limit_s:.0f} s here"
                 checks[index] = replace(check, details=(*check.details, words))
     if not any(check.name in ("build", "run") for check in checks):
         built, engine = verifier.built(attempt.fixed, attempt.plan)

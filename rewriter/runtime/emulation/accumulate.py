@@ -159,12 +159,19 @@ def accumulate_in_fp16(emulated: Model, original: Model, sums: ProductSums, back
             shapes = tuple(tensors[n].shape if n in tensors else None for n in node.input)
             low = result is not None and result.dtype == TensorProto.FLOAT16 and key not in sums.summed
             exact = sums_in_fp32(node, *(shape or () for shape in shapes[:2]))
-            if low and not exact and _can_split(node, shapes):
-                chosen[position] = shapes[1] or (), FUSED_CHUNK if key in sums.fused else CHUNK
+            chunk = FUSED_CHUNK if key in sums.fused else CHUNK
+            if low and not exact and _can_split(node, shapes) and not _is_one_chunk(node, shapes[1], chunk):
+                chosen[position] = shapes[1] or (), chunk
         if chosen:
             _Writer(backwards).rewrite(graph, chosen)
     place = "Sub (end, i)" if backwards else "Identity (i)"
     declare(emulated, DOMAIN, _MATMUL.replace("PLACE", place), _CONV)
+
+
+def _is_one_chunk(node: NodeProto, right: Shape | None, chunk: int) -> bool:
+    """True for a MatMul of so few products that its result is rounded once, as every FP16 result is."""
+    depth = right[-2] if node.op_type == "MatMul" and right else None
+    return isinstance(depth, int) and depth <= chunk
 
 
 def _can_split(node: NodeProto, shapes: Sequence[Shape | None]) -> bool:
