@@ -187,7 +187,7 @@ def compare(
 
     def judged(name: str, limit: float, note: str = "") -> tuple[OutputComparison, ...]:
         whole = _compared(name, replace(pairs[name]), limit, note)
-        found = [part for part in parts.get(name, ()) if part.axis != 1 or not as_sets]
+        found = [part for part in parts.get(name, ()) if not (as_sets and 1 in part.axes)]
         own = _parts(whole, pairs[name], found, kinds.get(name)) if name in parts else ()
         return whole, *own
 
@@ -241,7 +241,8 @@ def _parts(
     alone = kind is not None and rows is None and not kind.partly
     for part in parts:
         scores = kind if kind is not None and (part.in_unit or not kind.partly) else None
-        if not (alone and pair.expected.ndim == 4 and (part.axis or 0) > 1):  # places in a map are no parts
+        places = any((axis or 0) > 1 for axis in part.axes)
+        if not (alone and pair.expected.ndim == 4 and places):  # places in a map are no parts
             yield _part(whole, pair, part, scores, rows)
 
 

@@ -7,7 +7,7 @@ in the original's outputs, over all samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -71,6 +71,7 @@ class Part:
         mask: Magnitude from which an entry is a mask: masks belong to no part.
         in_unit: True if all entries are from 0 to 1.
         gradual: True if the scales fall off gradually to the part's, as over classes or to the edge of a map.
+        inside: The part of another axis that it is a part of.
     """
 
     axis: int | None
@@ -81,6 +82,17 @@ class Part:
     scale: float = 0.0
     in_unit: bool = False
     gradual: bool = False
+    inside: Part | None = None
+
+    @property
+    def slices(self) -> frozenset[tuple[int | None, tuple[int, ...]]]:
+        """Its axes, with the numbers of the slices."""
+        own = frozenset({(self.axis, tuple(self.chosen.tolist()))})
+        return own | self.inside.slices if self.inside else own
+
+    @property
+    def axes(self) -> frozenset[int | None]:
+        return frozenset(axis for axis, _ in self.slices)
 
     def __str__(self) -> str:
         if self.axis is None:
@@ -91,12 +103,13 @@ class Part:
         if len(runs) > 3:
             return f"{len(self.chosen)} {kind}s from {runs[0][0]} to {runs[-1][-1]} of axis {self.axis}"
         words = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
-        return f"{kind}{plural} {words} of axis {self.axis}"
+        return f"{kind}{plural} {words} of axis {self.axis}" + (f", in {self.inside}" if self.inside else "")
 
     def of(self, array: Array) -> Array:
         """The part of an array of the output's shape."""
         if self.axis is None:
             return array
+        array = self.inside.of(array) if self.inside else array
         chosen = self.chosen[self.chosen < array.shape[self.axis]]
         return np.asarray(np.take(array, chosen, axis=self.axis))
 
@@ -143,7 +156,12 @@ def parts_of(samples: Sequence[Mapping[str, Array]]) -> dict[str, tuple[Part, ..
 
 
 def parts(arrays: Sequence[Array]) -> tuple[Part, ...]:
-    """Finds the parts of one output of floats, which has `arrays` in the samples."""
+    """Finds the parts of one output of floats, which has `arrays` in the samples.
+
+    A part may have parts along another axis: the scores of a quiet clip are behind its boxes, and behind the
+    scores of loud ones. Two levels suffice: whose values they are, and which quantity. Along other axes are
+    places, over which scales fall off gradually.
+    """
     if not arrays or not all(is_float(array) and array.ndim == arrays[0].ndim for array in arrays):
         return ()
     mask, negative = _mask_floor(arrays)
@@ -151,15 +169,26 @@ def parts(arrays: Sequence[Array]) -> tuple[Part, ...]:
         mask = math.inf  # such as boxes, beside which scores are a part
     largest = max(_largest(array, mask) for array in arrays)
     part = Part(None, arrays[0].ndim, np.arange(0), FP16_GRAIN + FP32_GRAIN * largest, mask)
-    possible = [part] if mask < math.inf else []
-    for axis, sums in enumerate(_sums(arrays, mask, largest) if largest else ()):
-        bands = _bands(sums, partial(_proportional, axis, arrays, mask))
+    possible, outer = [part] if mask < math.inf else [], [*_slices(part, arrays)]
+    inner = {inside.slices: inside for own in outer for inside in _slices(own, [own.of(a) for a in arrays])}
+    measured = (_measured(part, arrays) for part in (*possible, *outer, *inner.values()))
+    return tuple(part for part in measured if part is not None)
+
+
+def _slices(outer: Part, arrays: Sequence[Array]) -> Iterator[Part]:
+    """Slices along each axis, and for a part, whose `arrays` they are, along its other axes."""
+    largest = max(_largest(array, outer.mask) for array in arrays)
+    inside = outer if outer.axis is not None else None
+    for axis, sums in enumerate(_sums(arrays, outer.mask, largest) if largest else ()):
+        if axis == outer.axis:
+            continue
+        bands = _bands(sums, partial(_proportional, axis, arrays, outer.mask))
         if (length := sums.shape[1]) == arrays[0].size:
             bands = bands or _interleaved(sums)
         for chosen, fading in bands:
             slices = np.flatnonzero(chosen[np.arange(length) % len(chosen)])
-            possible.append(replace(part, axis=axis, chosen=slices, gradual=fading))
-    return tuple(part for part in (_measured(part, arrays) for part in possible) if part is not None)
+            gradual = fading or outer.gradual
+            yield replace(outer, axis=axis, chosen=slices, gradual=gradual, inside=inside)
 
 
 def _mask_floor(arrays: Iterable[Array]) -> tuple[float, bool]:
@@ -312,7 +341,8 @@ def _measured(part: Part, arrays: Sequence[Array]) -> Part | None:
         in_unit = in_unit and bool(np.all((values >= 0.0) & (values <= 1.0)))
         kept = np.isfinite(values) & (np.abs(values) < part.mask)
         if part.axis is not None:
-            kept &= np.any(array != 0, axis=part.axis, keepdims=True)
+            whole = part.inside.of(array) if part.inside else array
+            kept &= np.any(whole != 0, axis=part.axis, keepdims=True)
         held = values[kept].astype(np.float64)
         square, entries = square + float(held @ held), entries + held.size
     scale = math.sqrt(square / max(1, entries))
