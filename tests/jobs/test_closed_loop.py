@@ -190,6 +190,18 @@ def test_noise_in_silence_is_no_error() -> None:
     assert max(stream.errors) < 2e-4
 
 
+def test_a_mask_has_to_be_a_mask_and_hides_no_error() -> None:
+    """Two calls give -inf beside a number; the other model first has the same, then a number or 1 % more."""
+    values = np.array([-np.inf, 1.0], np.float32)
+    for changed, error in ((values, 0.0), (np.array([-9.0, 1.0], np.float32), np.inf), (1.01 * values, 0.01)):
+        original, other = Trace(), Trace()
+        for _ in range(2):
+            original.add("a.onnx", ["y"], {}, [values])
+            other.add("a.onnx", ["y"], {}, [changed])
+        stream = compared(original, None, other, frozenset())
+        assert stream.errors == pytest.approx((error, error), rel=1e-3)
+
+
 def test_engines_answer_where_one_runs(tmp_path: Path) -> None:
     """ONNX Runtime counts as an engine, whose FP16 kernels round the state, too."""
     recording, fixed = streaming(tmp_path, "0")

@@ -12,7 +12,7 @@ import numpy as np
 
 from rewriter.ir.model import Array
 from rewriter.jobs.closed_loop.result import OtherWord, OutputError, Stream
-from rewriter.runtime.metrics.pairwise_error import is_float
+from rewriter.runtime.metrics.pairwise_error import Pair, is_float
 
 MOST, FEW, MANY_CALLS = 2048, 64, 1000
 """Entries of an output that are kept of each call, evenly spread: a cache may have millions. Fewer from so
@@ -103,11 +103,12 @@ def compared(original: Trace, again: Trace | None, other: Trace, states: frozens
         worst = math.nan
         for name, value in ours.values.items():
             port = ours.file, name
-            away, size, largest = _distance(value, theirs.values.get(name))
+            pair = Pair(value, theirs.values.get(name, np.zeros(0, np.float32)))
+            away, size = pair.squares
             entry = squares[port]
-            entry[:] = entry[0] + away**2, entry[1] + size**2, max(entry[2], largest)
+            entry[:] = entry[0] + away, entry[1] + size, max(entry[2], pair.max_abs)
             if port not in states:
-                worst = max(away / max(size, usual[port], 1e-30), worst)
+                worst = max(math.sqrt(away) / max(math.sqrt(size), usual[port], 1e-30), worst)
         errors.append(worst)
     outputs = [
         OutputError(*port, float(np.sqrt(away / size)) if size else float(away > 0), largest, port in states)
@@ -123,19 +124,8 @@ def _sizes(calls: Sequence[Call]) -> dict[Port, float]:
     sizes: dict[Port, list[float]] = defaultdict(list)
     for call in calls:
         for name, value in call.values.items():
-            sizes[call.file, name].append(float(np.linalg.norm(value)))
+            sizes[call.file, name].append(float(np.linalg.norm(value[np.isfinite(value)])))
     return {port: float(np.median(norms)) for port, norms in sizes.items()}
-
-
-def _distance(ours: Array, theirs: Array | None) -> tuple[float, float, float]:
-    """L2 norms of the difference and of the original, and the largest difference; infinite if one is not."""
-    if theirs is None or theirs.shape != ours.shape:
-        return np.inf, float(np.linalg.norm(ours)), np.inf
-    finite = np.isfinite(ours)
-    if not (np.isfinite(theirs) | ~finite).all():
-        return np.inf, float(np.linalg.norm(ours[finite])), np.inf
-    away = np.abs(theirs[finite].astype(np.float64) - ours[finite])
-    return float(np.linalg.norm(away)), float(np.linalg.norm(ours[finite])), float(away.max(initial=0.0))
 
 
 def _other_word(original: Trace, other: Trace, common: int, states: frozenset[Port]) -> OtherWord | None:
