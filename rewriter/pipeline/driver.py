@@ -175,8 +175,7 @@ class Rewritten(Summary):
         return self.model.whole()
 
     def summary(self) -> Iterator[Row]:
-        changes = sum(len(step.changes) for step in self.passes)
-        yield "changed", count(changes, "place")
+        yield "changes", str(sum(len(step.changes) for step in self.passes))
         for step in self.passes:
             declined = f", {len(step.refusals)} declined" if step.refusals else ""
             yield step.name, f"{count(len(step.changes), 'change')}{declined}"

@@ -65,12 +65,7 @@ Answers = Mapping[str, Answer]
 
 
 def answering(original: Model, model: Model, run: Callable[[Feeds], Mapping[str, Array]]) -> Answer:
-    """A model that answers calls of another file, in that file's types.
-
-    Args:
-        original: Whose outputs' types the script expects.
-        run: Feeds in the types of `model` to outputs by name.
-    """
+    """A model that answers calls of `original`, in its types; `run` takes and gives the types of `model`."""
     inputs, outputs = (
         {port.name: tensor_dtype_to_np_dtype(port.dtype) for port in ports}
         for ports in (model.signature.inputs, original.signature.outputs)
@@ -159,8 +154,7 @@ class _Loop:
 class _Answers:
     """Makes what answers the calls of a file: emulations, or engines. Each is loaded once.
 
-    Args:
-        stack: Closes them. `folder`: for lowered files. `engines`: as for `closed_loop`.
+    `stack` closes them, and `folder` takes lowered files.
     """
 
     def __init__(

@@ -88,9 +88,8 @@ def key_of(file: str, feeds: Mapping[str, Any]) -> bytes:
 def compared(original: Trace, again: Trace | None, other: Trace, states: frozenset[Port]) -> Stream:
     """Compares a run with the original up to the first other word.
 
-    Args:
-        again: A second run of the original: printed words that differ from its are times or paths.
-        states: Outputs that models read again; they are reported, and not judged unless there are no others.
+    Words that differ in `again`, the original's second run, are times or paths. `states`, which models read
+    again, are reported, and not judged unless there are no other outputs.
     """
     if states.issuperset((call.file, name) for call in original.calls for name in call.values):
         states = frozenset()
