@@ -21,13 +21,7 @@ from rewriter.ir.model import Array
 from rewriter.runtime.engines.build import NO_TF32, BuildOptions, build
 from rewriter.runtime.engines.caches import gpu_turn
 from rewriter.runtime.engines.nvidia_driver import CudaFault
-from rewriter.runtime.engines.protocol import (
-    EngineOutcome,
-    Latency,
-    MeasureSettings,
-    Status,
-    Variant,
-)
+from rewriter.runtime.engines.protocol import EngineOutcome, Latency, MeasureSettings, Status, Variant
 from rewriter.runtime.engines.tensor_files import read_tensors, spans_of, values_of, write_tensors
 from rewriter.runtime.engines.this_machine import ENGINES
 
