@@ -272,7 +272,7 @@ def _windows_us(node: NodeProto, shapes: Shapes, count: float) -> float:
 def _steps(node: NodeProto, shapes: Shapes) -> int:
     """Number of steps of a recurrent node, in all directions."""
     data, weight = (_sizes(shapes.get(name)) or (TYPICAL, TYPICAL) for name in node.input[:2])
-    return data[attribute(node, "layout", 0)] * weight[0]
+    return int(data[attribute(node, "layout", 0)] * weight[0])
 
 
 def _image_us(node: NodeProto, shapes: Shapes, count: float) -> float:
