@@ -55,8 +55,9 @@ ATTENTION_US = 1.08e-8
 """Microseconds for each multiply-add of an attention that is one kernel: 139 us for both products of
 8 x 12 x 1024 x 1024 x 64."""
 
-FP32_MATMUL_US, FP32_PRODUCT_US = 4.77, 1.88e-8
-"""Extra time of a MatMul in FP32, and for each of its multiply-adds."""
+FP32_MATMUL_US, FP32_PRODUCT_US = 4.77, 1.0e-8
+"""Extra time of a MatMul in FP32, and for each of its multiply-adds, which large networks decide
+(benchmarks/README.md#deployed-sizes)."""
 
 FP32_CONV_US, FP32_DEPTH_US, FP32_CHANNEL_US = 3.42e-9, 6.10e-3, 2.61e-3
 """Extra time of a Conv in FP32 for each multiply-add, and for each term of a sum: of wide windows, and of

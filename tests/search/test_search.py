@@ -119,7 +119,8 @@ def test_out_of_reach_the_plan_comes_as_close_as_fp32_does(metric: str, limit: f
     feeds: dict[str, Array] = {"x": np.full((2, 8), 1.07, np.float32)}
     found = searched(graphs.graph(OUT_OF_REACH), ErrorLimit(limit, metric), feeds=feeds)
     assert not found.met
-    assert {"0:a", "0:s"} <= found.plan.fp32
+    assert "0:a" in found.plan.fp32
+    assert ("0:s" in found.plan.fp32) or metric == "psnr", "where FP32 is no closer, one node is as close"
     assert "cannot be met: with every node in FP32, matrix products in TF32, it is" in found.summary
     assert (found.value < 0.5 * found.before) is (metric == "relative-l2")
 
