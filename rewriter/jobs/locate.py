@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from rewriter.base.errors import UsageError
 from rewriter.base.stopwatch import Progress, silent
 from rewriter.ir.model import load
-from rewriter.jobs.fix.provenance import noted_sums
+from rewriter.jobs.fix.provenance import VERSION, noted, noted_sums
 from rewriter.jobs.fix.workload import recorded_sums
 from rewriter.jobs.verify import verify
 from rewriter.pipeline.driver import run
@@ -23,6 +23,7 @@ from rewriter.target import Target
 from rewriter.verification import locate as search
 from rewriter.verification.expected import judging
 from rewriter.verification.locate import SAME, TOLERANCE, Location
+from rewriter.verification.locate.alignment import aligned
 
 
 @documented(LocateOptions)
@@ -67,6 +68,9 @@ def locate(
         indices, names = [indices[worst.sample]], verdict.data.names
         if len(names) > 1:
             notes.append(f"on {names[worst.sample]}, the worst of {len(names)} samples by verify")
+    if not noted(models[1], VERSION):  # what `fix` made has the original's names
+        matched, note = aligned(*models)
+        models, notes = (models[0], matched), [*notes, *[note] * bool(note)]
     rules, used = search.LocateOptions(limit, parts=parts), [samples.feeds(index) for index in indices]
     if chosen is None:
         exact = run(models[0], "upgrade-opset", opset=models[1].opset).model  # both in one session

@@ -30,6 +30,7 @@ WEIGHTS = {
 
 def network(folder: Path, text: str, factor: str, **more: Array) -> Path:
     held = {name: value for name, value in (WEIGHTS | more).items() if f" {name}" in text.partition("=>")[0]}
+    folder.mkdir(exist_ok=True)
     return save(with_weights(text.replace("FACTOR", factor), held), folder / f"{factor}.onnx")
 
 
@@ -50,6 +51,40 @@ def test_destroyed_scores_beside_boxes_fail_and_are_located(tmp_path: Path) -> N
         and found.first.tensor in ("scores", "y")
         and any(scores.name in n for n in found.notes)
     )
+
+
+def test_numbered_tensors_of_another_export_are_matched_by_what_computes_them(tmp_path: Path) -> None:
+    """One more Mul gives each later tensor the name of another one, of the same shape or of another."""
+    head = "g (float[1,16,400] x, float[1,4,16] b, float[1,20,16] c) => (float[1,24,400] y) {"
+    right = (
+        head
+        + """ t1 = MatMul(b, x) t2 = Sigmoid(t1) t3 = MatMul(c, x) t4 = Sigmoid(t3)
+        t5 = Tanh(t4) y = Concat<axis = 1>(t2, t5) }"""
+    )
+    wrong = (
+        head
+        + """ k = Constant <value = float {3.0}> () t1 = MatMul(b, x) t2 = Sigmoid(t1) t3 = MatMul(c, x)
+        t4 = Mul(t3, k) t5 = Sigmoid(t4) t6 = Tanh(t5) y = Concat<axis = 1>(t2, t6) }"""
+    )
+    more = (
+        head
+        + """ k = Constant <value = float {1.0}> () t1 = Mul(x, k) t2 = MatMul(b, x) t3 = Sigmoid(t2)
+        t4 = MatMul(c, x) t5 = Sigmoid(t4) t6 = Tanh(t5) y = Concat<axis = 1>(t6, t3) }"""
+    )
+    files = [network(tmp_path / name, text, name) for name, text in (("r", right), ("w", wrong), ("m", more))]
+    found = locate(files[0], files[2], inputs=data(1, 16, 400))
+    assert found.first is not None and found.first.tensor == "y"
+    assert any("both files use names for different tensors (t2, t3, t4 ...)" in note for note in found.notes)
+    first = (
+        head
+        + """ k = Constant <value = float {3.0}> () t1 = Mul(b, k) t2 = MatMul(t1, x) t3 = Sigmoid(t2)
+        u = Mul(c, k) t4 = MatMul(u, x) t5 = Sigmoid(t4) t6 = Tanh(t5) y = Concat<axis = 1>(t3, t6) }"""
+    )
+    found = locate(files[0], network(tmp_path / "f", first, "f"), inputs=data(1, 16, 400))
+    assert found.first is not None and found.first.tensor == "y", "nothing else has a name of its own"
+    same = locate(files[0], files[1], inputs=data(1, 16, 400))
+    assert same.first is not None and same.first.tensor == "t4", "no name is another tensor's"
+    assert not any("both files use" in note for note in same.notes)
 
 
 @pytest.mark.parametrize("value", [float(np.finfo(np.float32).min), -1e9, -1e4])
