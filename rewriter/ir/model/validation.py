@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -254,10 +253,12 @@ def byte_size(tensor: onnx.TensorProto) -> int | None:
 
 def _check_text(proto: onnx.ModelProto, where: str) -> None:
     """Refuses names and other text that are not UTF-8: Python's protobuf yields them as bytes."""
-    text = deepcopy(proto)
-    for tensor in text.graph.initializer:
-        tensor.ClearField("raw_data")  # bytes, which are most of a model: 0.14 s instead of 0.84 s for 307 MB
+    text = onnx.ModelProto()  # without weights, most of a model: 0.14 s instead of 0.84 s for 307 MB
     try:
+        _copy_fields(proto, text, set(proto.DESCRIPTOR.fields_by_name) - {"graph"})
+        _copy_fields(proto.graph, text.graph, set(proto.graph.DESCRIPTOR.fields_by_name) - {"initializer"})
+        for tensor in proto.graph.initializer:
+            _copy_fields(tensor, text.graph.initializer.add(), {"name", "doc_string", "external_data"})
         _strict_model().FromString(text.SerializeToString())
     except (DecodeError, EncodeError, ValueError):  # not UTF-8, or larger than one message
         for path, content in _broken_text(proto, ""):
@@ -266,6 +267,18 @@ def _check_text(proto: onnx.ModelProto, where: str) -> None:
                 where=f"{where}: {path}",
                 hint="rename it with the program that wrote the model, and export again",
             ) from None
+
+
+def _copy_fields(source: Message, copy: Message, names: set[str]) -> None:
+    for field, value in source.ListFields():
+        if field.name not in names:
+            continue
+        if field.is_repeated:
+            getattr(copy, field.name).extend(value)
+        elif isinstance(value, Message):
+            getattr(copy, field.name).CopyFrom(value)
+        else:
+            setattr(copy, field.name, value)
 
 
 @cache
