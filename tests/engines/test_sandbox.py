@@ -295,9 +295,9 @@ def pids(tmp_path: Path) -> Path:
 
 def test_a_hang_and_its_children_are_killed_at_the_time_limit(pids: Path) -> None:
     start = time.monotonic()
-    with pytest.raises(NativeError, match="no result within 3 s") as caught:
-        run(hang_with_a_child, str(pids), limit_s=3.0)
-    assert 2.5 <= time.monotonic() - start < 30
+    with pytest.raises(NativeError, match="no result within 8 s") as caught:
+        run(hang_with_a_child, str(pids), limit_s=8.0)  # an interpreter starts in 3 s on a busy machine
+    assert 7.5 <= time.monotonic() - start < 40
     assert "hanging" in caught.value.log
     assert gone(*family(pids))
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -167,6 +168,7 @@ def test_two_writers_leave_one_whole_model(tmp_path: Path) -> None:
                 for _ in range(sized(20, 300)):
                     save(made(number), path)
             except BaseException:
+                traceback.print_exc()
                 os._exit(1)
             os._exit(0)
         forks.append(child)
